@@ -96,7 +96,7 @@ impl Contender {
         self.dialect == Dialect::Native && self.tag().ends_with(dialect::KEEP)
     }
 
-    /// Returns the mode that the contender asks for.
+    /// Returns the mode in which the contender holds or awaits the lock.
     pub fn mode(&self) -> Mode {
         self.slot.mode
     }
@@ -170,8 +170,8 @@ impl Tag {
         format!("{}{}", self.text, self.dialect.marker(mode))
     }
 
-    /// Returns the acquisition's contender before the server has assigned a number. Its number is negative, and
-    /// [`turn`](crate::queue::turn::turn) grants no negative number.
+    /// Returns the acquisition's contender before the server has assigned a number. The contender's number is negative,
+    /// and [`turn`](crate::queue::turn::turn) grants no negative number.
     pub(crate) fn unnumbered(&self, mode: Mode) -> Contender {
         Contender::of(self.prefix(mode), self.dialect, self.len(), Slot { mode, sequence: -1 })
     }

@@ -5,7 +5,7 @@
 //! ```text
 //! /locks/config/web-1~k3v9x2ma-READ-0000000007
 //!               host  id       mode sequence
-//! /locks/config/web-1~k3v9x2ma~keep-READ-0000000007     its process may keep it between uses: ask for it
+//! /locks/config/web-1~k3v9x2ma~keep-READ-0000000007     its process may keep the node: waiters ask for it
 //! ```
 //!
 //! Native names are parsed from the right, because a host may itself contain `-WRITE-`.
@@ -185,7 +185,8 @@ impl Dialect {
         self == Dialect::Kazoo
     }
 
-    /// Splits a contender's name into the tag and the slot; `None` if the name is not a contender's in this dialect.
+    /// Splits a contender's name into the tag, and the mode and number; `None` if the name is not a contender's in this
+    /// dialect.
     pub(crate) fn split(self, name: &str) -> Option<(&str, Slot)> {
         if self == Dialect::Native {
             return split_native(name);
@@ -194,7 +195,8 @@ impl Dialect {
             let (tag, mode) = self.split_mode(before)?;
             Some((tag, mode, sequence))
         })?;
-        // Curator's readers look for the marker of a writer anywhere in the name.
+        // A reader of Curator waits for every name that contains the marker of a writer, at any place. So such a name
+        // is a writer's.
         let mode = if self == Dialect::Curator && name.contains(CURATOR_WRITE) { Mode::Write } else { mode };
         Some((tag, Slot { mode, sequence }))
     }
@@ -211,7 +213,7 @@ impl Dialect {
         }
     }
 
-    /// Returns the slot of a contender; `None` if the name is not a contender's in this dialect.
+    /// Returns the mode and number of a contender; `None` if the name is not a contender's in this dialect.
     pub(crate) fn slot(self, name: &str) -> Option<Slot> {
         self.split(name).map(|(_, slot)| slot)
     }
@@ -227,9 +229,9 @@ impl Dialect {
         Dialect::ALL.into_iter().find(|dialect| dialect.has_marker(name) && dialect.split(name).is_some())
     }
 
-    /// Returns the dialect of a foreign child. A lock of this dialect is not granted beside a foreign child. The result
-    /// is the dialect in which the child is a contender; or else the dialect whose marker the child has without a number
-    /// behind it, which may be this dialect itself.
+    /// Returns the dialect of a foreign child. A lock of this dialect is not granted while it has a foreign child. The
+    /// result is the dialect in which the child is a contender; or else the dialect whose marker the child has without a
+    /// number behind it, which may be this dialect itself.
     ///
     /// `None` for this dialect's own contenders, and for children that are ignored.
     ///
@@ -241,7 +243,7 @@ impl Dialect {
     /// assert_eq!(Dialect::Native.foreign("config"), None);
     /// ```
     pub fn foreign(self, name: &str) -> Option<Dialect> {
-        // Every contender's name ends with a number.
+        // Every contender's name ends with at least nine digits. So most other names are skipped here.
         if !name.as_bytes().last_chunk::<9>().is_some_and(|digits| digits.iter().all(u8::is_ascii_digit))
             || self.split(name).is_some()
         {
@@ -339,7 +341,7 @@ const HOST_BYTES: usize = 64;
 /// The bytes of the longest native tag, `host~id~keep`.
 const OWNER_BYTES: usize = HOST_BYTES + "~k3v9x2ma".len() + KEEP.len();
 
-/// Whether a name looks like a kept contender's. Reads only the end of the name, to be fast.
+/// Whether a name looks like that of a node that its process may keep. Reads only the end of the name, to be fast.
 pub(crate) fn may_keep(name: &str) -> bool {
     let before = name.trim_end_matches(|last: char| last.is_ascii_digit() || last == '-');
     before.strip_suffix("-READ").or_else(|| before.strip_suffix("-WRITE")).is_some_and(|tag| tag.ends_with(KEEP))
@@ -368,8 +370,8 @@ fn parse_sequence(digits: &str) -> Option<i64> {
     (printed_by_server && padded).then_some(sequence)
 }
 
-/// Returns the sequence number of a native contender if it has ten digits and no sign. Reads only the end of the name,
-/// to be fast.
+/// Returns the sequence number if the name ends like a native contender's, with ten digits and no sign. Reads only the
+/// end of the name, to be fast.
 pub(crate) fn sequence_if_plain(name: &str) -> Option<i64> {
     let (before, digits) = name.as_bytes().split_last_chunk::<10>()?;
     if !(before.ends_with(b"E-") || before.ends_with(b"D-")) {

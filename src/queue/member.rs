@@ -31,8 +31,8 @@ pub struct Queue {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Member {
-    /// The mode that the member asks for. [`Mode::Write`] for a semaphore's member, because waiters for permits are
-    /// served one by one.
+    /// The mode in which the member holds or awaits the lock. [`Mode::Write`] for a semaphore's member, because waiters
+    /// for permits are served one by one.
     pub mode: Mode,
     /// The number of permits that the member holds or waits for. `None` in the queue of a lock, and if its node could
     /// not be read.
@@ -91,15 +91,15 @@ impl Member {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemberState {
-    /// No earlier contender excludes it: it holds the lock.
+    /// The member holds the lock: no earlier contender excludes it.
     Holds,
-    /// It waits behind another node.
+    /// The member waits behind another node.
     Waits {
-        /// The name of the nearest earlier node that excludes it. For the first waiter of a semaphore, `permits`: the
-        /// name of the directory of the holders.
+        /// The name of the nearest earlier node that excludes the member. For the first waiter of a semaphore,
+        /// `permits`: the name of the directory of the holders.
         behind: String,
     },
-    /// It will never hold: its sequence number is negative, or another node has the same number.
+    /// The member will never hold: its sequence number is negative, or another node has the same number.
     Stuck,
 }
 
@@ -182,7 +182,7 @@ impl fmt::Display for Member {
         }
         write_process(f, self.pid, self.label.as_ref())?;
         if let Some(since) = self.since {
-            // The clocks of two machines differ. An entry in the future counts as an entry of just now.
+            // The clocks of two machines differ. A time in the future counts as now.
             let age = SystemTime::now().duration_since(since).unwrap_or(Duration::ZERO);
             let whole_seconds = Duration::from_secs(age.as_secs());
             let age = if whole_seconds.is_zero() {

@@ -1,5 +1,5 @@
-//! The data that this library writes into nodes: a contender's metadata, and the record of a job's last success. This
-//! file also defines the paths of records and of twins.
+//! The data that this library writes into nodes: a contender's metadata, and the record of a job's last success. Also
+//! the paths of records, and of [twins](twin_of) of persistent nodes.
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -16,15 +16,15 @@ pub(crate) fn date(at: SystemTime) -> SystemTime {
     at.clamp(UNIX_EPOCH, UNIX_EPOCH + LAST_WRITTEN)
 }
 
-/// A contender's metadata, which it writes into its node for people to read. Any client may have written the data that
-/// are read.
+/// A contender's metadata, which the contender writes into its node for people to read. Metadata that were read may
+/// come from any client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Metadata {
     /// Empty if the data have no host.
     pub(crate) host: String,
     pub(crate) pid: Option<u32>,
     pub(crate) label: Option<String>,
-    /// The number of permits that it waits for, in the queue of a semaphore.
+    /// The number of permits that the contender waits for, in the queue of a semaphore.
     pub(crate) permits: Option<u32>,
 }
 
@@ -48,7 +48,7 @@ impl Metadata {
         let in_data = data.map(read).unwrap_or_default();
         match (contender.dialect(), data) {
             (Dialect::Native, _) | (_, None) => Metadata { host: contender.host().to_owned(), ..in_data },
-            // Only this library writes a process id.
+            // Only this library writes a process id. So the other fields are in its form, too.
             _ if in_data.pid.is_some() => match dialect::host_problem(&in_data.host) {
                 Some(_) => Metadata { host: String::new(), ..in_data },
                 None => in_data,

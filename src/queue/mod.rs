@@ -1,4 +1,4 @@
-//! The contenders of a lock: what [`RwLock::queue`](crate::RwLock::queue) and the errors of a waiter show.
+//! The contenders of a lock, as [`RwLock::queue`](crate::RwLock::queue) and the errors of a waiter report them.
 //
 // This folder decides whose turn it is, from names and numbers, without I/O and without a clock.
 

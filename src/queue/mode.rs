@@ -2,19 +2,20 @@
 
 use std::fmt;
 
-/// From this sequence number on, the last contender to leave a directory deletes it. That restarts the numbers.
+/// From this sequence number on, the last contender that leaves a directory deletes the directory, so that the numbers
+/// restart.
 pub const RESTART_FROM: i64 = 1 << 30;
 
 /// From this sequence number on, no contender may enter. The counter of ZooKeeper 3.6 and later sticks at 2147483647
 /// and gives this number to several contenders; the counter of 3.5 wraps to a negative number (ZOOKEEPER-4372).
 pub const REFUSED_FROM: i64 = (1 << 31) - (1 << 20);
 
-/// What a contender asks for: to share the lock with readers, or to hold it alone.
+/// How a contender uses the lock: shared with readers, or alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Shared with other readers.
+    /// The lock is shared with other readers.
     Read,
-    /// Alone.
+    /// The lock is held alone.
     Write,
 }
 

@@ -6,7 +6,7 @@
 //!                          host  id              number of permits that the holder took
 //! ```
 //!
-//! A child of `permits` with a malformed name is an error, so no permit is granted beside it.
+//! A child of `permits` with a malformed name is an error: no permit is granted while the child exists.
 
 use crate::queue::dialect;
 
@@ -74,7 +74,7 @@ pub(crate) fn taken(names: &[String]) -> Result<u64, &str> {
     doubtful.map_or(Ok(taken), Err)
 }
 
-/// The answer to whether a number of permits can be taken.
+/// Whether a number of permits can be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
     Enough,
@@ -104,7 +104,8 @@ pub(crate) fn encode(number: u32) -> Vec<u8> {
 
 /// Parses the data of a semaphore's node: its number of permits, or `None` if the node has no data yet.
 ///
-/// # Errors The data are not a number of permits. The error contains their first 40 characters.
+/// # Errors
+/// The data are not a number of permits. The error contains their first 40 characters.
 pub(crate) fn decode(data: &[u8]) -> Result<Option<u32>, String> {
     let text = String::from_utf8_lossy(data);
     let text = text.strip_suffix('\n').unwrap_or(&text);

@@ -29,13 +29,13 @@ use crate::queue::mode::{Mode, Slot};
 /// Where a contender stands in its queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// No earlier contender excludes it: it holds the lock.
+    /// The contender holds the lock: no earlier contender excludes it.
     Granted,
-    /// It waits. The next step is to watch this contender, its predecessor: the nearest earlier contender that excludes
-    /// it.
+    /// The contender waits for this contender, its predecessor: the nearest earlier contender that excludes it. The
+    /// next step is to watch the node of the predecessor.
     Behind(Contender),
-    /// It has no turn, because its node is not in the queue, its number is negative, or another node has the same
-    /// number. The next step is to give up.
+    /// The contender has no turn, because its node is not in the queue, its number is negative, or another node has the
+    /// same number. The next step is to give up.
     Evicted,
 }
 
@@ -63,7 +63,7 @@ where
     decide(me, queue, |_| {}, |_| false)
 }
 
-/// Returns the result of [`turn`], and the name of a foreign contender if there is one. Then the turn is meaningless,
+/// Returns the result of [`turn`], and the name of a foreign contender if there is one. If so, the turn is meaningless,
 /// because the rules of the foreign contender may differ.
 pub(crate) fn turn_among_foreign<'q>(me: &Contender, queue: &'q [String]) -> (Turn, Option<&'q str>) {
     let mut foreign: Option<&str> = None;
@@ -96,6 +96,10 @@ where
         let name = child.as_ref();
         // If 10,000 contenders arrive together, each reads 10,000 names. So this check skips most names by their last
         // digits.
+        //
+        // No contender of another dialect is skipped: its name has `_` or `k-` before the digits, and
+        // `sequence_if_plain` requires `E-` or `D-`. A malformed name such as `a__WRIT__D-0000000007` may be skipped,
+        // but no library makes such a name.
         if dialect == Dialect::Native
             && let Some(sequence) = dialect::sequence_if_plain(name)
             && (sequence > mine.sequence || nearest.as_ref().is_some_and(|(nearest, _)| *nearest > sequence))
@@ -224,6 +228,7 @@ pub struct Waiter<C> {
     me: C,
     /// Whether a writer that held the lock signals its release by a write to its node.
     hands_off: bool,
+    /// The predecessor that the contender waits for.
     awaited: Option<Predecessor>,
     /// Whether the contender had to wait.
     has_waited: bool,
@@ -260,7 +265,7 @@ pub enum WaiterEvent<'a> {
 /// A change of the predecessor's node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Departure {
-    /// The node's data changed.
+    /// The node's data changed. In the native dialect, this is how a writer signals its release.
     Signalled,
     /// The node may have changed in another way, perhaps before the watch was set. The waiter has to list the directory
     /// again.
@@ -355,7 +360,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
                     Mode::Write => nearest.keeps() && leaving.iter().all(|name| name != nearest.name()),
                     Mode::Read => is_reader_kept_before(self.me.borrow(), names, leaving),
                 };
-                // One change of the directory asks for every kept node that existed when ours was created.
+                // One write to the directory asks for every kept node that existed when ours was created.
                 let asks = is_kept && !self.has_asked;
                 self.has_asked |= asks;
                 self.has_waited = true;
@@ -369,8 +374,9 @@ impl<C: Borrow<Contender>> Waiter<C> {
     fn after_departure(&mut self, departure: Departure) -> Step {
         let Some(predecessor) = self.awaited.take() else { return Step::List };
         match departure {
-            // Only a writer that held the lock changes its node, just before the delete, and then no earlier contender
-            // is left. In another dialect, any client may have changed the node for any reason.
+            // In the native dialect, only a writer that held the lock changes its node, and deletes it in the same
+            // transaction. So no earlier contender is left. In another dialect, any client may have changed the node
+            // for any reason.
             Departure::Signalled if self.hands_off && predecessor.mode == Mode::Write => {
                 self.take(Some(predecessor.name))
             }

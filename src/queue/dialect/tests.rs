@@ -141,7 +141,7 @@ fn names_that_are_no_contenders_are_ignored() {
 fn odd_names_do_not_panic() {
     for name in ["é__lock__0000000001", "ü0000000001", "_c_é-lock-0000000001", "\u{200b}", "-", "--0000000001"] {
         for dialect in Dialect::ALL {
-            let _whatever = (dialect.split(name), dialect.foreign(name));
+            let _results = (dialect.split(name), dialect.foreign(name));
         }
     }
     assert_eq!(read(Dialect::Kazoo, "é__lock__0000000001"), Some(('W', 1)));
@@ -164,7 +164,8 @@ fn a_fuzzed_name_has_one_parse_and_is_written_back() {
             let contender = Contender::parse_as(name, dialect).unwrap();
             assert_eq!((contender.mode(), contender.sequence(), contender.name()), (mode, sequence, name));
             assert!(contender.host().len() + contender.id().map_or(0, str::len) <= tag.len());
-            // Curator's readers treat a name as a writer's if the writer's marker is anywhere in it.
+            // In Curator's dialect, a name with a reader's marker at its end is a writer's if it also contains a
+            // writer's marker.
             let modes = [mode, Mode::Read];
             let tag = Tag::new(dialect, tag.to_owned());
             let is_written_back = |mode: &Mode| {
