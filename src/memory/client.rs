@@ -51,7 +51,7 @@ pub struct Memory {
 
 struct Client {
     ensemble: Arc<Ensemble>,
-    /// `None` before the first use, and after the last handle is dropped. A guard keeps its session open.
+    /// `None` before the first use. A guard keeps its session open.
     session: Mutex<Option<Arc<MemorySession>>>,
     closed: AtomicBool,
 }
@@ -72,7 +72,7 @@ impl Memory {
         Memory { client: Arc::new(Client { ensemble, session: Mutex::new(None), closed: AtomicBool::new(false) }) }
     }
 
-    /// Returns whether this client is connected. It is not while it is [cut](crate::memory::Faults::cut) off.
+    /// Returns whether this client is connected. A client that is [cut](crate::memory::Faults::cut) off is not.
     pub fn state(&self) -> ConnectionState {
         if self.client.closed.load(Ordering::Acquire) {
             return ConnectionState::Closed;
@@ -110,7 +110,7 @@ impl Memory {
         self.session().map(|session| session.id())
     }
 
-    /// Changes this client's session, if it has one.
+    /// Calls `act` with the id of this client's session, if it has one, and delivers the notifications.
     pub(super) fn change(&self, act: impl FnOnce(&mut World, i64, &mut Vec<Notification>)) {
         if let Some(session) = self.session() {
             self.client.ensemble.change(|world, fired| act(world, session.id(), fired));
@@ -125,7 +125,8 @@ impl Memory {
         self.client.session.lock().clone()
     }
 
-    /// Returns the current session, or a new one if that is over. `None` if the client is closed.
+    /// Returns the current session, or a new session if there is none or the current one is over. `None` if the client
+    /// is closed.
     pub(super) fn open(&self) -> Option<Arc<MemorySession>> {
         let mut current = self.client.session.lock();
         if self.client.closed.load(Ordering::Acquire) {
@@ -212,8 +213,9 @@ impl Memory {
 }
 
 impl Faults {
-    /// Ends this client's session at the ensemble, and deletes the session's nodes. The client learns of it at once or,
-    /// if it is [cut](Self::cut) off, when it is healed. Its next acquisition opens a new session.
+    /// Ends this client's session at the ensemble, and deletes the session's nodes. The client learns of the end at
+    /// once or, while it is [cut](Self::cut) off, when its connection is [healed](Self::heal). The client's next
+    /// acquisition opens a new session.
     pub fn expire(&self) {
         self.zk.change(|world, id, fired| world.expire(id, Ending::Expired, fired));
     }
@@ -261,16 +263,16 @@ impl Faults {
         self.zk.change(World::catch_up);
     }
 
-    /// Lets this client's server forget all present watches, like a server that has lost its last moments. None of them
-    /// fires any more.
+    /// Lets this client's server forget all present watches, like a server that has lost its last moments. The
+    /// forgotten watches never fire.
     pub fn forget_watches(&self) {
         self.zk.change(|world, id, _| world.forget_watches(id));
     }
 
     /// Freezes the node at `path` and all nodes below it at this client's server: from now on the server shows them as
     /// they are now. It reports no events about them, and none about new or deleted siblings of the node. A node that
-    /// is deleted then is a ghost: only this server still has it. After a [cut](Self::cut), the client is healed by
-    /// another server.
+    /// is deleted then is a ghost: only this server still has it. After a [cut](Self::cut), the client is
+    /// [healed](Self::heal) by another server, which shows the present nodes.
     pub fn freeze(&self, path: impl AsRef<str>) {
         self.zk.change(|world, id, _| world.freeze(id, path.as_ref()));
     }

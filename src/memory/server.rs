@@ -29,9 +29,10 @@ pub(super) struct Ensemble {
 /// to the ensemble. The argument says whether a reply arrives or is lost.
 pub(super) type Notification = Box<dyn FnOnce(bool) + Send>;
 
-/// A request, executed while the session is connected.
+/// A request. Executed at once, or when the connection of its session is restored.
 type Job = Box<dyn FnOnce(&mut World, &mut Vec<Notification>) + Send>;
 
+/// The nodes and sessions of an embedded ensemble. Locked for the time of one request.
 #[derive(Default)]
 pub(super) struct World {
     tree: Arc<Tree>,
@@ -39,7 +40,7 @@ pub(super) struct World {
     pub(super) clock: Clock,
     last_session: i64,
     last_watch: u64,
-    /// Sorted, so that a test has the same effect in each run.
+    /// Sorted, so that each run of a test delivers events in the same order.
     sessions: BTreeMap<i64, SessionState>,
     index: Index,
 }
@@ -49,17 +50,19 @@ struct SessionState {
     link: Arc<Link>,
     /// When the connection was cut, if it is cut.
     cut: Option<Instant>,
-    /// Why the session is over at the ensemble, although its client does not know yet.
-    given_up: Option<Ending>,
-    /// The nodes that a lagging server shows.
+    /// Why the ensemble has ended the session, while the client does not know yet.
+    ended_as: Option<Ending>,
+    /// The nodes that a lagging server shows; `None` if the server does not lag.
     view: Option<Arc<Tree>>,
     /// The events that a lagging server has not reported yet.
     late: Vec<Change>,
     /// The replies and events that a silent server withholds; `None` if the server is not silent.
     withheld: Option<Vec<Notification>>,
-    /// The newest transaction that the client had seen when it was cut off.
+    /// The id of the newest transaction that the client had seen when it was cut off.
     seen: i64,
+    /// The requests that the client sent while it was cut off.
     waiting: Vec<Job>,
+    /// The faults of the next writes, in order.
     faults: VecDeque<Fault>,
     /// The paths of frozen nodes, each with the nodes from there on as the server still shows them.
     frozen: Vec<(String, Tree)>,
@@ -70,6 +73,7 @@ struct SessionState {
     watches: BTreeMap<String, Vec<Armed>>,
 }
 
+/// A watch that has not fired.
 struct Armed {
     number: u64,
     sender: oneshot::Sender<Event>,
@@ -190,7 +194,7 @@ impl World {
             store: Arc::clone(store),
             link: Arc::clone(&link),
             cut: None,
-            given_up: None,
+            ended_as: None,
             view: None,
             late: Vec::new(),
             withheld: None,
@@ -223,7 +227,8 @@ impl World {
             }
             None => act(self, fired),
         };
-        // A client that lost a reply may reach another server next, which need not have the write yet.
+        // An answered write brings a lagging server up to now. After a lost reply, the client may reach another server
+        // next, and that server may still lack the write.
         if is_write && fault.is_none() {
             self.refresh(session, fired);
         }
@@ -359,10 +364,10 @@ impl World {
         self.delete_all(idle, fired);
     }
 
-    /// Ends a session, and deletes its nodes. A connected client learns of it now.
+    /// Ends a session, and deletes its nodes. A connected client learns of the end now.
     pub(super) fn expire(&mut self, session: i64, why: Ending, fired: &mut Vec<Notification>) {
         let Some(state) = self.sessions.get_mut(&session) else { return };
-        state.given_up.get_or_insert(why);
+        state.ended_as.get_or_insert(why);
         // The client itself knows of a close or a failed task, also without a connection.
         let is_notified = state.is_up() || matches!(why, Ending::Closed | Ending::Failed);
         let owned = self.index.owned_by(session);
@@ -379,7 +384,7 @@ impl World {
         let Some(mut state) = self.sessions.remove(&session) else { return };
         fired.extend(state.withheld.take().into_iter().flatten());
         let store = Arc::clone(&state.store);
-        // At once, and not with the notifications: another thread may be granted the lock as soon as the world is
+        // The lease ends now, before the notifications: another thread may be granted the lock as soon as the world is
         // unlocked.
         store.lease().end(why);
         let link = state.change_link(LinkState::Over(why));
@@ -417,7 +422,7 @@ impl World {
     /// Restores a session's connection, and delivers the events that its client missed.
     pub(super) fn heal(&mut self, session: i64, fired: &mut Vec<Notification>) {
         let Some(state) = self.sessions.get_mut(&session).filter(|state| !state.is_up()) else { return };
-        if let Some(why) = state.given_up {
+        if let Some(why) = state.ended_as {
             return self.end(session, why, fired);
         }
         fired.extend([state.change_store(|it| it.steady(true)), state.change_store(|it| it.connected(true))]);

@@ -33,7 +33,7 @@ pub(super) struct MemorySession {
 impl MemorySession {
     pub(super) fn open(ensemble: &Arc<Ensemble>) -> Arc<MemorySession> {
         let opened = Instant::now();
-        // Never zero, which means that a lease has run out.
+        // The clock is never at zero, because a lease that ends at zero has run out.
         let clock = move || opened.elapsed() + Duration::from_nanos(1);
         let store = Arc::new(SessionStore::new(Lease::with_clock(SESSION_TIMEOUT, Box::new(clock))));
         store.steady(true);
@@ -191,7 +191,7 @@ fn listed(tree: &Tree, path: &str) -> Result<(Vec<String>, Option<Stat>), Failur
 /// of the library's thread.
 pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     if tokio::runtime::Handle::try_current().is_ok() {
-        // Tokio has no other way to find out whether a runtime has timers.
+        // Panics if the runtime has no timers. Tokio has no other way to find that out.
         if let Ok(sleep) = catch_unwind(AssertUnwindSafe(|| Box::pin(tokio::time::sleep(duration)))) {
             return Box::pin(Sleep(sleep));
         }

@@ -65,7 +65,7 @@ impl Executor {
     }
 }
 
-/// Lets another thread run tasks when this thread is done or has panicked.
+/// The right of this thread to run tasks. The drop, also by a panic, lets another thread run tasks.
 struct Running<'a>(&'a AtomicBool);
 
 impl Drop for Running<'_> {

@@ -71,6 +71,7 @@ pub(super) struct Committed {
 pub(super) struct Owned {
     pub(super) session: i64,
     pub(super) path: String,
+    /// Whether the node was created. Otherwise it was deleted.
     pub(super) is_there: bool,
 }
 
@@ -146,7 +147,7 @@ impl TreeTransaction<'_> {
         }
         if let Some(node) = self.tree.get_mut(parent) {
             self.undo.push((parent.to_owned(), Some(node.clone())));
-            // Sticks at its end, as in ZooKeeper 3.6 and later (ZOOKEEPER-4372).
+            // The counter stays at its maximum, as in ZooKeeper 3.6 and later (ZOOKEEPER-4372).
             node.next_sequence = node.next_sequence.saturating_add(1);
             node.pzxid = self.at.zxid;
         }
