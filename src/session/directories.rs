@@ -1,5 +1,5 @@
-//! A session's record of directories: the listings under way, which callers share, and the ghosts, which are nodes that
-//! its server shows although the ensemble no longer has them.
+//! A session's record of directories: the listings under way, which callers share, and the ghosts. A ghost is a node that the
+//! session's server lists although the ensemble has deleted it.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +10,8 @@ use crate::queue::mode::Mode;
 use crate::session::request::{Failure, Stat};
 use crate::sync::{HashMap, Mutex, watch};
 
-/// The most listings of a small directory at a time, so that a few callers do not wait for each other.
+/// The most listings of one small directory that are under way at a time. More than one, so that a few callers need not wait for
+/// each other.
 const UNDER_WAY_MAX: usize = 4;
 
 /// A directory with more names than this has one listing at a time, because several would fill memory with copies of the
@@ -20,7 +21,7 @@ pub(super) const MANY: usize = 256;
 /// The names of a directory's children.
 pub(crate) struct Children {
     pub(super) names: Vec<String>,
-    /// The stat of the directory at the same moment, if known.
+    /// The stat of the directory at the moment of the listing, if the backend gives it.
     pub(crate) directory: Option<Stat>,
 }
 
@@ -32,12 +33,12 @@ impl Deref for Children {
     }
 }
 
-/// A listing that callers share.
+/// The answer to a listing, which callers share.
 pub(crate) type Names = Arc<Children>;
 
 type Answer = Option<Result<Names, Failure>>;
 
-/// The callers that wait for the same listing.
+/// The sender of one listing's answer to all callers of that listing.
 pub(super) type Callers = watch::Sender<Answer>;
 
 /// The listings of one session.
@@ -47,9 +48,9 @@ pub(crate) struct Listings(Mutex<HashMap<Arc<str>, Directory>>);
 #[derive(Default)]
 struct Directory {
     under_way: usize,
-    /// Whether the last answer had many names.
+    /// Whether the last answer had more than [`MANY`] names.
     is_large: bool,
-    /// The callers of the next listing, which is sent when one under way is answered.
+    /// The callers that wait for the next listing. It is sent when a listing under way is answered.
     next: Option<Callers>,
 }
 
@@ -60,8 +61,8 @@ impl Directory {
 }
 
 impl Listings {
-    /// Adds a caller. Returns the callers of a new listing if the caller must send it now, and call [`Listings::end`]
-    /// afterwards.
+    /// Adds a caller. The receiver gets the answer. If the caller must send a listing now, also returns the sender of the answer;
+    /// the caller calls [`Listings::end`] once the listing is answered.
     pub(super) fn begin(&self, directory: &Arc<str>) -> (watch::Receiver<Answer>, Option<Callers>) {
         let mut all = self.0.lock();
         let listed = all.entry(Arc::clone(directory)).or_default();
@@ -73,13 +74,14 @@ impl Listings {
         (listed.next.get_or_insert_with(|| watch::channel(None).0).subscribe(), None)
     }
 
-    /// Records the answer to a listing. Returns the callers of the next listing if that must be sent now, and whether the
+    /// Records the answer to a listing. If the next listing must be sent now, returns the sender of its answer, and whether the
     /// directory is large.
     pub(super) fn end(&self, directory: &Arc<str>, is_large: bool) -> Option<(Callers, bool)> {
         let mut all = self.0.lock();
         let listed = all.get_mut(directory)?;
         listed.is_large = is_large;
-        // If more listings are under way than the limit allows, the next one waits for them.
+        // The directory may have become large, so that more listings are under way than its limit allows. The next listing is
+        // sent once fewer are under way.
         let next = if listed.under_way <= listed.most() { listed.next.take() } else { None };
         let next = next.filter(|next| next.receiver_count() > 0);
         if next.is_none() {
@@ -92,19 +94,19 @@ impl Listings {
     }
 }
 
-/// The most ghosts that a session knows.
+/// The most ghosts that a session records. At this number all are forgotten.
 const KNOWN_MAX: usize = 10_000;
 
-/// The ghosts that a session knows, by directory. If a writer was downgraded and its server shows no reader's node, the
-/// writer is a ghost only for reads.
+/// The ghosts that a session has found, by directory. If a writer was downgraded and the server lists its old node, only readers
+/// may pass over that ghost, because the reader that replaced the writer still holds.
 #[derive(Default)]
 pub(crate) struct Ghosts(Mutex<HashMap<Arc<str>, Known>>);
 
-/// Each ghost's name, and the mode of contenders that may pass over it: `Read` for readers only, `Write` for all.
+/// The name of each ghost, and who may pass over it: `Read` for readers only, `Write` for readers and writers.
 type Known = BTreeMap<Arc<str>, Mode>;
 
 impl Ghosts {
-    /// Returns the ghosts for this mode among these names of a directory.
+    /// Returns those of these names that are ghosts which a contender of this mode may pass over.
     pub(crate) fn among(&self, directory: &str, names: &[String], mode: Mode) -> Vec<Arc<str>> {
         let all = self.0.lock();
         let Some(ghosts) = all.get(directory) else { return Vec::new() };
@@ -112,8 +114,7 @@ impl Ghosts {
         known.filter(|(_, passable_by)| may_pass(mode, **passable_by)).map(|(name, _)| Arc::clone(name)).collect()
     }
 
-    /// As [`Ghosts::among`], for all names that the server shows in the directory. Forgets ghosts that are no longer
-    /// shown.
+    /// As [`Ghosts::among`], for a whole listing of the directory. Forgets every ghost that the listing lacks.
     pub(crate) fn shown(&self, directory: &str, names: &[String], mode: Mode) -> Vec<Arc<str>> {
         let mut all = self.0.lock();
         if let Some(ghosts) = all.get_mut(directory) {
@@ -127,7 +128,7 @@ impl Ghosts {
         self.among(directory, names, mode)
     }
 
-    /// Returns these names without the ghosts for this mode.
+    /// Returns these names without the ghosts that a contender of this mode may pass over.
     pub(crate) fn without<'n>(&self, directory: &str, names: &'n [String], mode: Mode) -> Cow<'n, [String]> {
         let ghosts = self.among(directory, names, mode);
         if ghosts.is_empty() {
@@ -137,7 +138,7 @@ impl Ghosts {
         Cow::Owned(names.iter().filter(|name| !is_ghost(name)).cloned().collect())
     }
 
-    /// Adds a ghost for this mode. Returns whether it is new.
+    /// Adds a ghost over which readers only (`Read`) or all contenders (`Write`) may pass. Returns whether the ghost is new.
     pub(super) fn enter(&self, directory: &str, name: &Arc<str>, passable_by: Mode) -> bool {
         let mut all = self.0.lock();
         if all.values().map(BTreeMap::len).sum::<usize>() >= KNOWN_MAX {
@@ -152,7 +153,7 @@ impl Ghosts {
     }
 }
 
-/// Returns whether a contender of this mode may pass over a ghost that was added for the mode `by`.
+/// Returns whether a contender of `mode` may pass over a ghost that `passable_by` describes, as in [`Known`].
 pub(super) fn may_pass(mode: Mode, passable_by: Mode) -> bool {
     mode == Mode::Read || passable_by == Mode::Write
 }
@@ -164,8 +165,8 @@ mod tests {
     const FEW: bool = false;
     const LARGE: bool = true;
 
-    /// Begins a listing for each of `callers` callers. Returns how many send one, and the answers that the others wait
-    /// for.
+    /// Begins a listing for each of `callers` callers. Returns how many of them must send a listing, and the receivers of the
+    /// others.
     fn begin(listings: &Listings, directory: &Arc<str>, callers: usize) -> (usize, Vec<watch::Receiver<Answer>>) {
         let all = (0..callers).map(|_| listings.begin(directory));
         let joined: Vec<_> = all.filter(|(_, sends)| sends.is_none()).map(|(answer, _)| answer).collect();
@@ -179,7 +180,7 @@ mod tests {
         assert_eq!((sent, joined.len()), (4, 2));
         let (next, is_large) = listings.end(&directory, FEW).expect("two callers wait for the next listing");
         assert_eq!((next.receiver_count(), is_large), (2, false));
-        // An answered listing makes room for the next one, and for no new caller.
+        // The next listing takes the place of the answered one, so a new caller still has to wait.
         assert_eq!(begin(&listings, &directory, 1).0, 0);
         let other = Arc::from("/other");
         assert_eq!(begin(&listings, &other, 4).0, 4, "each directory has its own limit");

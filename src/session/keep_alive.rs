@@ -18,19 +18,19 @@ use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 
-/// The number of watches that are requested before the first is answered.
+/// The most requests for a watch that are under way at a time.
 const ARMED_AT_ONCE: usize = 64;
 
-/// Keeps a session alive and watches our nodes on it until the session is over. A backend spawns this once for each
-/// session, on the thread of the sessions.
+/// Keeps a session alive and watches our nodes on it until the session is over. A backend spawns this once for each session, on
+/// the thread of the sessions.
 ///
-/// A watch is armed on each of our nodes one to two `grace` after its creation, so a hold that is shorter costs no watch.
-/// A waiter watches its own node from the first moment.
+/// A watch is armed on each of our nodes one to two `grace` after its creation, so that a shorter hold costs no watch. A waiter
+/// requests the watch on its own node itself, before it waits.
 ///
-/// While the session has nodes, a read touches the session every fifth of the session timeout. A transaction that only
-/// checks the nodes follows, and makes the touch count. While the session has no node, only the read is sent, every
-/// quarter of the session timeout, so that the next acquisition need not wait for the lease. A transaction follows that
-/// read only where reads [do not keep](Session::is_kept_by_reads) a session.
+/// While the session has nodes, a read touches the session every fifth of the session timeout. One settling time later, a
+/// transaction that only checks the nodes makes the touch count. While the session has no node, only the read is sent, every
+/// quarter of the session timeout, so that the next acquisition finds a valid lease. The transaction then follows only on a
+/// backend whose sessions [are not kept](Session::is_kept_by_reads) by reads alone.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(store) = session.upgrade().map(|session| Arc::clone(session.store())) else {
         return;
@@ -62,7 +62,7 @@ async fn watch_nodes(session: &Weak<dyn Session>, store: &SessionStore, grace: D
     }
 }
 
-/// Arms the watches on our nodes, at most [`ARMED_AT_ONCE`] at a time.
+/// Arms the watches on these nodes, at most [`ARMED_AT_ONCE`] at a time, and repeats requests whose answer is lost.
 async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<ContenderNode>>) {
     let mut tries = Tries::ENDLESS;
     while !unwatched.is_empty() {
@@ -79,7 +79,7 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<ContenderNo
             }
         }
         unwatched = unknown;
-        // A lost connection is no fault of the server, so the backoff starts again.
+        // Answers lost with the connection do not mean that the server is faulty, so the backoff starts again.
         if !session.lease().is_connected() {
             tries = Tries::ENDLESS;
         }
@@ -89,8 +89,9 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<ContenderNo
     }
 }
 
-/// Awaits the requested watch and stores it in the node. If a server denies a node that the leader has, the hold or the
-/// wait goes on.
+/// Awaits the requested watch and stores it in the node. If the server answers that the node does not exist, the leader is asked.
+/// If the leader has no such node either, the hold is lost. If it has the node, this returns [`Failure::Refused`], and the hold
+/// or the wait goes on.
 pub(crate) async fn store_watch(
     session: &Arc<dyn Session>,
     node: &Arc<ContenderNode>,
@@ -112,13 +113,15 @@ pub(crate) fn cannot_watch(node: &ContenderNode, failure: &Failure) {
     emit!(WARN, path = node.path(), %failure, "cannot watch a lock node of our own");
 }
 
-/// Checks that the node of a hand-off is gone. A hand-off is the only write to a lock node, and the same transaction
-/// deletes the node. If the node is still there, a stranger wrote to it, and the contenders that took the write for a
-/// hand-off do not hold.
+/// Checks one hand-off, by which contenders of this process were granted the lock. `path` is the node of the holder that
+/// released.
 ///
-/// A missing node alone does not prove the grant, because its owner may have held falsely, or a stranger wrote to the
-/// node of a holder that has downgraded since. So if a granted contender still holds a fifth of the session timeout
-/// later, this function also checks that no contender up to that node is left.
+/// A hand-off is one transaction that sets the data of the holder's node and deletes the node. Waiters take the lock at the event
+/// "data changed". So if the node still exists, a stranger has set its data, and the granted contenders are lost.
+///
+/// A deleted node alone does not prove the hand-off: its owner may have held falsely itself, or a stranger has set the data of a
+/// writer's node that was replaced by a downgrade since. So if a granted contender still holds a fifth of the session timeout
+/// later, this also checks that no contender with a number up to that of `path` is left.
 async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
     let Some(live) = session.upgrade() else { return };
     let mut left = match repeated(&live, Tries::ENDLESS, || live.data(&path)).await {
@@ -147,7 +150,8 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
     }
 }
 
-/// Marks these nodes as lost, because they were granted by a stranger's write.
+/// Marks these nodes as lost, because a stranger's write was taken for the hand-off that granted them. `left` is the contender in
+/// front of them that still exists.
 pub(crate) fn lose_interfered<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<ContenderNode>>) {
     emit!(ERROR, path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
     for node in granted {
@@ -155,7 +159,7 @@ pub(crate) fn lose_interfered<'n>(path: &str, left: &str, granted: impl IntoIter
     }
 }
 
-/// Returns a contender at or before this node that is still there.
+/// Returns a contender that still exists and whose number is not above that of the node at `path`.
 async fn left_before(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
     let directory = Arc::from(path.rsplit_once('/').unwrap_or_default().0);
     let names = match repeated(session, Tries::ENDLESS, || listing::list(session, &directory)).await {
@@ -165,7 +169,7 @@ async fn left_before(session: &Arc<dyn Session>, path: &str) -> Result<Option<St
     presence::first_there(session, &up_to(&names, path)).await
 }
 
-/// Returns the paths of the contenders among these names whose numbers are not above that of the node at `path`.
+/// Returns the paths of those contenders among these names whose numbers are not above that of the node at `path`.
 pub(crate) fn up_to(names: &[String], path: &str) -> Vec<String> {
     let (directory, name) = path.rsplit_once('/').unwrap_or_default();
     let number = |name: &str| Contender::parse(name).map(|it| it.sequence());
@@ -175,7 +179,7 @@ pub(crate) fn up_to(names: &[String], path: &str) -> Vec<String> {
 
 async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
     let lease = store.lease();
-    // The handshake counts at the start, so the first heartbeat is due after a whole period.
+    // The handshake that created the session counts as a touch, so the first heartbeat is due after a whole period.
     let mut due = Moment::MAX;
     let mut is_lapse_reported = true;
     loop {
@@ -184,7 +188,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
             return;
         };
         let left = lease.remaining();
-        // Every hold is lost when the lease runs out, even if no task asks.
+        // Records the loss of every hold when the lease has run out, so that holders that only wait learn of their loss.
         if left.is_none() && !std::mem::replace(&mut is_lapse_reported, true) {
             store.find_all_losses();
         }
@@ -198,12 +202,13 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
             woken.await;
             continue;
         } else if !lease.is_connected() {
-            // The heartbeat is due as soon as the connection is back.
+            // Makes the heartbeat due at the reconnect, which wakes this loop.
             due = now;
         } else if due <= now {
             due = now + period;
             live.spawn(Box::pin(heartbeat(Weak::clone(session), Arc::clone(store))));
         }
+        // A first node was added meanwhile, and needs the shorter period.
         if !store.plan_renewal(due, is_idle) {
             continue;
         }
@@ -217,7 +222,8 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
             () = &mut woken => false,
             () = pause => lease.now() < now + nap / 2,
         };
-        // A timer that fires at once belongs to a runtime that has ended.
+        // A timer that fires too early belongs to a runtime that has ended. Every further timer would do the same, so this loop
+        // waits for its wake-up instead.
         if is_timer_dead {
             store.plan_renewal(Moment::MAX, false);
             woken.await;
@@ -225,7 +231,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
     }
 }
 
-/// Touches the session, and makes the touch count if the session has nodes.
+/// Touches the session by a read. If the session has nodes, this makes the touch count by a check of the nodes.
 async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     let lease = store.lease();
     let Some(live) = session.upgrade() else { return };
@@ -245,7 +251,7 @@ async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     }
     let Some(pause) = session.upgrade().map(|session| session.sleep(lease.settling())) else { return };
     pause.await;
-    // A busy session needs no check.
+    // If other operations have made a recent touch count, no check is needed.
     if let Some(live) = session.upgrade().filter(|_| !lease.counts_since(touched.saturating_sub(soon)))
         && lease.is_connected()
     {
@@ -253,11 +259,13 @@ async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     }
 }
 
-/// Checks our nodes by a transaction. It commits through the quorum, changes nothing, and fails if a node is gone.
+/// Checks that our nodes exist, by transactions of checks only. Each commits through the quorum, and so makes earlier touches
+/// count. A node that is gone is recorded as lost.
 async fn check_own(session: &Arc<dyn Session>) {
     let store = session.store();
     let to_check = store.to_check();
-    // Without a node to check, a sync makes the touch count: all nodes are moving, or reads do not keep an idle session.
+    // If no node can be checked, a sync makes the touch count. There is none if all nodes are being replaced, or if the session
+    // is idle, where a sync is sent only if reads alone do not keep the session.
     if to_check.is_empty() && !(store.has_no_nodes() && session.is_kept_by_reads()) {
         drop(session.sync("/").await);
     }
@@ -274,32 +282,34 @@ async fn check_own(session: &Arc<dyn Session>) {
 }
 
 impl ContenderNode {
-    /// Waits until the hold is lost or given back, and returns the reason.
+    /// Waits until the hold is lost or given back, and returns the reason as a [`Loss`].
     pub(crate) async fn lost(self: &Arc<Self>, session: &Arc<dyn Session>) -> Loss {
         shielded(self.until(session, || self.find_loss())).await
     }
 
-    /// Requests a watch on this node, unless one was requested already. The request is on its way when this returns.
+    /// Requests a watch on this node. `None` if a watch was requested already, or none is needed. The request has been sent when
+    /// this returns.
     pub(crate) fn request_watch(&self, session: &Arc<dyn Session>) -> Option<OwnWatch> {
         let path = self.change(|it| it.known.begin_to_watch())?;
         Some(OwnWatch { watch: session.watch(&path), path })
     }
 
-    /// Waits until `look` returns a value. Calls `look` after every change, and when the lease would run out.
+    /// Waits until `look` returns a value. Calls `look` at once, after every change of the node, and when the lease or a limit of
+    /// the hold would end.
     pub(crate) async fn until<T>(&self, session: &Arc<dyn Session>, mut look: impl FnMut() -> Option<T>) -> T {
         loop {
-            // The task is registered before the look, so that no change in between is missed.
+            // The task is registered for changes before `look` is called, so that no change in between is missed.
             let mut changed = std::pin::pin!(self.changed());
             changed.as_mut().enable();
             if let Some(found) = look() {
                 return found;
             }
             match self.remaining() {
-                // The lease ran out, or the limit was reached, since `look` was called.
+                // The lease or a limit has ended since `look` was called, so `look` is called again at once.
                 None if self.is_holding() => {}
                 Some(left) if self.is_holding() && left < Duration::MAX => {
-                    // The task sleeps in slices, because timers stand still while the machine is suspended and the lease
-                    // does not.
+                    // The sleep is divided into slices. A timer stands still while the machine is suspended and the lease does
+                    // not, so one long sleep would end after the lease.
                     let slice = left.min(session.timeout() / 20);
                     let is_awake = tokio::select! {
                         biased;

@@ -33,18 +33,18 @@ pub type Moment = Duration;
 
 type Clock = Box<dyn Fn() -> Moment + Send + Sync>;
 
-/// The longest tick that the lease assumes if the backend gives none: ZooKeeper's own default.
+/// ZooKeeper's own default of `tickTime`. If the backend gives no tick, the lease assumes no longer one.
 const LONGEST_TICK: Duration = Duration::from_secs(3);
 
-/// The least slack for the delay of a ping between two servers.
+/// The least slack for the delay of a ping from the leader to a follower.
 const LEAST_SLACK: Duration = Duration::from_millis(100);
 
 const LEAST_MARGIN: Duration = Duration::from_millis(300);
 
-/// The most heartbeats within one session timeout.
+/// The most heartbeats that are sent within one session timeout.
 const MOST_HEARTBEATS: u32 = 20;
 
-/// The number of touches within one session timeout that are kept apart while they do not count yet.
+/// The number of touches within one session timeout that are recorded separately while they do not count yet.
 const TOUCHES: u32 = 64;
 
 /// A lease on a session: how long the session is surely alive.
@@ -56,40 +56,42 @@ pub struct Lease {
     margin: Duration,
     clock: Clock,
     state: Mutex<LeaseState>,
-    /// When the lease ends, in nanoseconds, and in which epoch: copies of the state that [`Lease::covered_at`] reads
-    /// without the lock, because a kept node is checked millions of times a second.
+    /// When the lease ends, in nanoseconds. 0 once the session is over, `u64::MAX` in steady mode. A copy of the state that
+    /// [`Lease::covered_at`] reads without the lock, because a kept node is checked millions of times a second.
     valid_until: AtomicU64,
+    /// The epoch of `valid_until`.
     valid_in: AtomicU64,
 }
 
 #[derive(Default)]
 struct LeaseState {
-    /// When the lease ends; `None` in steady mode.
+    /// When the lease ends. Zero while the lease is invalid, `None` in steady mode.
     end: Option<Moment>,
-    /// When the newest touch that counts was sent. Unlike `end`, a lapse does not reset it.
+    /// When the newest touch that counts was sent. A lapse sets `end` to zero, and does not change this.
     counted: Moment,
-    /// Touches of this connection that do not count yet, the oldest first.
+    /// The touches of this connection that do not count yet, the oldest first.
     touches: VecDeque<Touch>,
-    /// When the previous connection was lost. Requests sent since then belong to this connection.
+    /// When the previous connection was lost. A request sent since then was sent on this connection.
     connected_since: Moment,
-    /// When the newest answered request was sent, on this connection or, before its first answer, on the previous one.
+    /// When the newest answered request was sent. Before the first answer on this connection, that is a request of the previous
+    /// connection.
     answered: Moment,
-    /// How long the last answer took.
+    /// The time between the last answered request and its answer.
     lateness: Duration,
-    /// The number of lapses so far. A hold belongs to one epoch, so a renewal after a lapse does not revive it.
+    /// The number of lapses so far. A hold belongs to one epoch, so that a renewal after a lapse does not make it valid again.
     epoch: u64,
-    /// Why the session is over, and when that became known.
+    /// Why the session is over, and when this was recorded.
     over: Option<(Ending, Moment)>,
     connected: bool,
-    /// The handshake of this connection, until it counts.
+    /// The handshake of this connection. `None` for the first connection, and once the handshake counts.
     handshake: Option<Handshake>,
 }
 
 #[derive(Clone, Copy)]
 struct Handshake {
-    /// The handshake was sent at this moment or later.
+    /// A moment at or before the sending of the handshake.
     sent: Moment,
-    /// Whether the handshake is known to have resumed this session.
+    /// Whether the backend has reported that the handshake resumed this session.
     is_ours: bool,
 }
 
@@ -108,7 +110,7 @@ impl Lease {
         Lease::with_clock(timeout, Box::new(since_boot))
     }
 
-    /// Returns a lease on a clock of the backend.
+    /// Returns a lease on the given clock.
     pub fn with_clock(timeout: Duration, clock: Box<dyn Fn() -> Moment + Send + Sync>) -> Lease {
         let state = LeaseState { end: Some(Duration::ZERO), connected: true, ..LeaseState::default() };
         let lease = Lease {
@@ -152,8 +154,8 @@ impl Lease {
         (self.clock)()
     }
 
-    /// Records that the ensemble created the session, in answer to a handshake sent at `sent` or later. Returns whether
-    /// the lease lapsed since the last call.
+    /// Records that the ensemble created the session, in answer to a handshake sent at `sent` or later. Returns whether the lease
+    /// has run out, and this was not returned before.
     pub(super) fn began(&self, sent: Moment) -> bool {
         self.state.lock().answered = sent;
         self.count_touch(sent)
@@ -169,20 +171,21 @@ impl Lease {
         }
         state.answered = state.answered.max(sent);
         state.lateness = now.saturating_sub(sent);
-        // Of many touches in a short time, only the newest is kept.
-        let last_but_one = state.touches.len().checked_sub(2).and_then(|at| state.touches.get(at));
-        if last_but_one.is_some_and(|touch| now < touch.answered.saturating_add(step)) {
+        // Touches are recorded at least a `step` apart, so that their number is bounded: if the second newest was answered less
+        // than a `step` ago, this touch replaces the newest.
+        let second_newest = state.touches.len().checked_sub(2).and_then(|at| state.touches.get(at));
+        if second_newest.is_some_and(|touch| now < touch.answered.saturating_add(step)) {
             state.touches.pop_back();
         }
         state.touches.push_back(Touch { sent, answered: now });
-        // A touch older than a session timeout keeps no session alive.
+        // A touch that is older than one session timeout could extend no lease.
         while state.touches.front().is_some_and(|touch| touch.sent.saturating_add(self.timeout) <= now) {
             state.touches.pop_front();
         }
     }
 
-    /// As [`Lease::answered`], for an operation that a quorum has acknowledged. Returns whether the lease lapsed since
-    /// the last call.
+    /// As [`Lease::answered`], for an operation that a quorum has acknowledged, so that touches before it may count. Returns
+    /// whether the lease has run out, and this was not returned before.
     pub(super) fn acknowledged(&self, sent: Moment) -> bool {
         let mut newest = None;
         let mut state = self.state.lock();
@@ -201,14 +204,15 @@ impl Lease {
         lapsed
     }
 
-    /// Records that the handshake of this connection resumed this session. The handshake counts by the next operation
-    /// that a quorum acknowledges.
+    /// Records that the handshake of this connection resumed this session. The handshake counts once a quorum acknowledges the
+    /// next operation.
     pub(super) fn resumed(&self) {
         if let Some(handshake) = &mut self.state.lock().handshake {
             handshake.is_ours = true;
         }
     }
 
+    /// Extends the lease by a touch that counts. Returns whether the lease had run out, and this was not returned before.
     fn count_touch(&self, touch: Moment) -> bool {
         let now = self.now();
         let mut state = self.state.lock();
@@ -231,7 +235,7 @@ impl Lease {
         self.publish(&state);
     }
 
-    /// Records a lost connection, or a connection that is back. Returns whether this changed anything.
+    /// Records that the connection is lost (`false`) or back (`true`). Returns whether that is a change.
     pub(super) fn connected(&self, connected: bool) -> bool {
         let now = self.now();
         let mut state = self.state.lock();
@@ -239,8 +243,8 @@ impl Lease {
         if was && !connected {
             state.touches.clear();
             state.connected_since = now;
-            // The time of the handshake is not known, but it is sent after every request that the previous connection
-            // answered.
+            // The handshake's time is not known. It is sent after every request that the previous connection has answered, so the
+            // time of the newest such request is a safe bound.
             state.handshake = Some(Handshake { sent: state.answered, is_ours: false });
         }
         was != connected
@@ -250,7 +254,7 @@ impl Lease {
         self.state.lock().connected
     }
 
-    /// Records the end of the session; the first reason stays.
+    /// Records the end of the session, unless an earlier end is recorded.
     pub(crate) fn end(&self, why: Ending) {
         let now = self.now();
         let mut state = self.state.lock();
@@ -263,21 +267,23 @@ impl Lease {
         self.state.lock().over.map(|(why, _)| why)
     }
 
-    /// Returns when the last answered request was sent, and when the session was known to be over. `None` before its end.
+    /// Returns the moment of the newest answered request's sending, and the moment at which the end of the session was recorded.
+    /// `None` before the end.
     pub fn away(&self) -> Option<(Moment, Moment)> {
         let state = self.state.lock();
         state.over.map(|(_, ended)| (state.answered.min(ended), ended))
     }
 
-    /// Returns how long the session is surely still alive, or `None` if the lease has run out.
+    /// Returns how long the lease is still valid, or `None` if it has run out or the session is over.
     pub fn remaining(&self) -> Option<Duration> {
         self.validity().map(|(left, _)| left)
     }
 
-    /// Returns how long the ensemble surely keeps the session: until one session timeout after the newest touch that
-    /// counts. Zero after that time, and after the end of the session.
+    /// Returns how long the ensemble surely keeps the session: until one session timeout after the newest touch that counts. Zero
+    /// after that time, and after the end of the session.
     ///
-    /// This is longer than [`remaining`](Lease::remaining). The difference is the time in which to stop work.
+    /// This is longer than [`remaining`](Lease::remaining) by the stop margin, the time in which a holder whose lease has ended
+    /// must stop its work.
     pub fn session_left(&self) -> Duration {
         let now = self.now();
         let state = self.state.lock();
@@ -288,49 +294,51 @@ impl Lease {
         }
     }
 
-    /// Returns the time between heartbeats: a fifth of the session timeout, or less if answers come late. Also less if
-    /// the stop margin is larger than its default, so that a break finds as much of the lease left as by default.
-    ///
-    /// From the sending of a touch until it counts, two answers and the settling time pass. The next touch must count
-    /// before the lease ends.
+    /// Returns the time between heartbeats: a fifth of the session timeout. It is shorter if answers come late, so that the next
+    /// touch counts before the lease ends: from the sending of a touch until it counts, two answers and the settling time pass.
+    /// It is also shorter by any excess of the stop margin over its default, so that a lost connection finds as much of the lease
+    /// left as by default.
     pub(crate) fn heartbeat_period(&self) -> Duration {
         let usual = (self.timeout / 5).saturating_sub(self.margin.saturating_sub(default_margin(self.timeout)));
         usual.min(self.spare() / 2).max(self.timeout / MOST_HEARTBEATS)
     }
 
-    /// Returns the time between touches of a session without nodes. It leaves room for the client's own pings, which
-    /// every request postpones.
+    /// Returns the time between touches of a session without nodes. A quarter of the session timeout leaves time for the pings of
+    /// the client crate, which every request postpones.
     pub(crate) fn idle_period(&self) -> Duration {
         self.timeout / 4
     }
 
-    /// Returns how long a break of the connection may last, at any time, without the loss of a hold, if a connection
-    /// attempt during the break takes no longer than `attempt`. Zero if the lease may end even without a break.
+    /// Returns how long a connection may be lost, at any time, without the loss of a hold, if the attempt to reconnect takes at
+    /// most `attempt`. Zero if a hold may be lost even without a lost connection.
     pub(crate) fn rides_out(&self, attempt: Duration) -> Duration {
         let oldest = self.heartbeat_period() + self.settling;
         self.term().saturating_sub(oldest).saturating_sub(attempt)
     }
 
-    /// Returns the longest time between two touches at which the second counts before the lease given by the first ends.
+    /// Returns the longest time between two touches for which the second touch counts before the end of the lease that the first
+    /// touch gives.
     fn spare(&self) -> Duration {
         let lateness = self.state.lock().lateness;
         self.term().saturating_sub(self.settling).saturating_sub(lateness * 2)
     }
 
-    /// Returns whether the lease will be renewed in time for a node that was created at this moment.
+    /// Returns whether a node that was created at this moment can rely on the present lease.
     ///
-    /// If answers come very late, the touches of an idle session are too far apart. The lease then has one gap, until a
-    /// touch counts that was sent at this moment or later.
+    /// A session without nodes is touched only every [`idle_period`](Lease::idle_period). If answers come so late that the next
+    /// touch might count only after the end of the lease, the node must not rely on the lease until a touch counts that was sent
+    /// after the node's creation.
     pub(crate) fn lasts_from(&self, entered: Moment) -> bool {
         self.is_steady() || self.spare() >= self.idle_period() || self.counts_since(entered)
     }
 
-    /// Returns whether the next touch can count before the lease ends, with the most frequent heartbeats.
+    /// Returns whether a touch can count before the end of the lease that the touch before it gives, at the shortest heartbeat
+    /// period.
     pub(crate) fn is_renewable(&self) -> bool {
         self.settling + self.timeout / MOST_HEARTBEATS < self.term()
     }
 
-    /// Returns how long after a touch's answer an operation must be sent for the touch to count.
+    /// Returns the settling time: an operation that is sent this long after the answer to a touch makes the touch count.
     pub(crate) fn settling(&self) -> Duration {
         self.settling
     }
@@ -340,20 +348,19 @@ impl Lease {
         self.now().saturating_sub(self.state.lock().touches.back().map_or(Duration::ZERO, |touch| touch.sent))
     }
 
-    /// Returns whether this connection has answered a request, or is the first connection.
+    /// Returns whether a request was answered on this connection. Always true for the first connection.
     pub(crate) fn is_answered(&self) -> bool {
         let state = self.state.lock();
         state.answered >= state.connected_since
     }
 
-    /// Returns for how long no request was answered: since the newest answered request was sent, or since the last
-    /// connection was lost.
+    /// Returns the time since the newest answered request was sent, or since the previous connection was lost if that was later.
     pub(crate) fn silent_for(&self) -> Duration {
         let state = self.state.lock();
         self.now().saturating_sub(state.answered.max(state.connected_since))
     }
 
-    /// Returns whether a touch counts that was sent at this moment or later.
+    /// Returns whether a touch that was sent at this moment or later counts.
     pub(crate) fn counts_since(&self, moment: Moment) -> bool {
         self.state.lock().counted >= moment
     }
@@ -363,21 +370,20 @@ impl Lease {
         self.state.lock().end.is_none()
     }
 
-    /// Returns the current epoch, if the lease is valid now. An epoch is a time in which the lease is valid without a
-    /// gap.
+    /// Returns the current epoch, or `None` if the lease is invalid. Within one epoch the lease is valid without a gap.
     pub(crate) fn epoch(&self) -> Option<u64> {
         self.epoch_at(self.now())
     }
 
-    /// As [`Lease::epoch`], at the given present moment.
+    /// As [`Lease::epoch`], where `now` is the present moment.
     pub(crate) fn epoch_at(&self, now: Moment) -> Option<u64> {
         self.validity_at(now).map(|(_, epoch)| epoch)
     }
 
-    /// Returns the present moment if the lease is valid and was valid throughout this epoch. Takes no lock. `None` if
-    /// only [`Lease::epoch_at`] can tell.
+    /// Returns the present moment if the lease is valid and has been valid since this epoch began. Takes no lock. On `None` the
+    /// caller must call [`Lease::epoch_at`], because the copies may be older than the state.
     pub(crate) fn covered_at(&self, epoch: u64) -> Option<Moment> {
-        // Reads the end, then its epoch, then the clock, because `publish` stores the epoch before the end.
+        // The end is read before its epoch, because `publish` stores the epoch before the end. The clock is read last.
         let until = self.valid_until.load(Ordering::Acquire);
         if self.valid_in.load(Ordering::Acquire) != epoch {
             return None;
@@ -413,6 +419,7 @@ impl Lease {
         left.map(|left| (left, state.epoch))
     }
 
+    /// Returns how long the lease lasts after a touch that counts was sent.
     fn term(&self) -> Duration {
         self.timeout.saturating_sub(self.margin)
     }
@@ -422,16 +429,16 @@ fn default_margin(timeout: Duration) -> Duration {
     (timeout / 6).max(LEAST_MARGIN).min(timeout / 4)
 }
 
-/// Returns nanoseconds. More than 500 years become the maximum.
+/// Returns the moment in nanoseconds, at most `u64::MAX` (more than 500 years).
 pub(super) fn nanos(moment: Moment) -> u64 {
     u64::try_from(moment.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl LeaseState {
-    /// Ends the epoch if the lease has run out, so that a late answer that renews the lease revives no hold of that
-    /// epoch.
+    /// Ends the epoch if the lease has run out. Then a late answer may renew the lease, but no hold of the ended epoch becomes
+    /// valid again.
     ///
-    /// Returns whether the lease ran out since the last call.
+    /// Returns whether the lease has run out, and this was not returned before.
     fn lapse(&mut self, now: Moment) -> bool {
         let lapsed = self.end.is_some_and(|end| !end.is_zero() && end <= now);
         if lapsed {
@@ -448,8 +455,8 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// Returns the time since boot. On Linux `Instant` stands still while the machine is suspended, and the ensemble's clock
-/// does not.
+/// Returns the time since boot, which goes on while the machine is suspended, as the ensemble's clock does. On Linux `Instant`
+/// stands still during that time.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn since_boot() -> Moment {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
@@ -461,7 +468,7 @@ pub(crate) fn since_boot() -> Moment {
     use std::sync::OnceLock;
     use std::time::Instant;
     static START: OnceLock<Instant> = OnceLock::new();
-    // Never zero: zero means that the lease has run out.
+    // One nanosecond is added, because zero as the end of a lease means that the lease is invalid.
     START.get_or_init(Instant::now).elapsed() + Duration::from_nanos(1)
 }
 

@@ -1,9 +1,9 @@
-//! Asks the leader whether it has certain nodes, and decides when a waiter asks. Waiters, holders and hand-offs use it.
+//! Asks the leader whether certain nodes exist, and decides when a waiter asks again.
 //!
-//! A crash of a server can lose the event of a watch, and a server can show a node that the ensemble no longer has. A
-//! task that has received no event for long therefore asks the leader, by transactions that only check nodes and change
-//! nothing. The leader answers in the order of all writes, and after every event of an earlier write. A failed
-//! transaction names only the first operation that failed, so the checks behind it are asked again.
+//! A crash of a server can lose the event of a watch, and a server can show a node that the ensemble no longer has. So a task
+//! that has received no event for a long time sends the leader transactions that only check nodes and change nothing. The leader
+//! answers them in the order of all writes, and the answer comes after the events of earlier writes. A failed transaction names
+//! only its first failed operation, so the checks after that operation are sent again.
 
 use std::collections::BTreeSet;
 use std::future::pending;
@@ -28,49 +28,50 @@ use crate::telemetry::log::emit;
 const CHECKS_MAX: usize = 1_000;
 const BYTES_MAX: usize = 256 * 1024;
 
-/// The number of transactions into which the checks behind a failed one are divided, because others may fail as well.
+/// The number of transactions into which the checks after a failed one are divided. Further checks may fail, and each failure
+/// costs one more transaction.
 const PARTS: usize = 16;
 
-/// The most contenders that an error names as being in the way. The number is small, because the error must come in time.
+/// The most contenders that an error names as being in the way. The number is small, because the error must be returned in time.
 pub(crate) const NAMED: usize = 8;
 
 /// The longest pause before a check.
 pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(600);
 
-/// Whether a check holds, or the reason why that is not known.
+/// Whether a check holds, which means that the leader has the node in the given version. The failure says why that is unknown.
 pub(crate) type Holds = Result<bool, Failure>;
 
-/// Returns the operation that checks that a node is there, in this version if one is given.
+/// Returns the operation that checks that a node exists, with this version if one is given.
 pub(crate) fn check(path: impl Into<String>, version: Option<i32>) -> Operation {
     Operation::Check { path: path.into(), version }
 }
 
-/// Returns for each check whether it holds at the leader now.
+/// Returns for each check whether it holds at the leader now. Sends as many transactions as that takes.
 pub(crate) async fn run_checks(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<Holds> {
     let mut results = CheckResults::of(session, checks);
     while results.send_open(session, checks, &Tries::LOST_ANSWERS).await {}
     results.known
 }
 
-/// As [`run_checks`], but each transaction is sent once. The checks behind a failed one stay unknown.
+/// As [`run_checks`], but sends each check once. The checks after a failed one in the same transaction stay unknown.
 pub(super) async fn run_checks_once(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<Holds> {
     let mut results = CheckResults::of(session, checks);
     results.send_open(session, checks, &Tries::NONE).await;
     results.known
 }
 
-/// Returns the indices of the checks that do not hold.
+/// Returns the indices of the checks that are known not to hold.
 pub(crate) async fn failing(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<usize> {
     let known = run_checks(session, checks).await.into_iter().enumerate();
     known.filter(|(_, holds)| *holds == Ok(false)).map(|(index, _)| index).collect()
 }
 
-/// Returns whether the leader has this node, in this version if one is given.
+/// Returns whether the leader has this node, with this version if one is given.
 pub(crate) async fn is_there(session: &Arc<dyn Session>, path: impl Into<String>, version: Option<i32>) -> Holds {
     run_checks(session, &[check(path, version)]).await.swap_remove(0)
 }
 
-/// Returns the first of these nodes that is there. Asks until it is known, or the session is over.
+/// Returns the first of these nodes that exists. Repeats lost requests until the answer is known or the session is over.
 pub(crate) async fn first_there(session: &Arc<dyn Session>, paths: &[String]) -> Result<Option<String>, Failure> {
     let checks: Vec<_> = paths.iter().map(|path| check(path, None)).collect();
     let mut results = CheckResults::of(session, &checks);
@@ -81,10 +82,10 @@ pub(crate) async fn first_there(session: &Arc<dyn Session>, paths: &[String]) ->
     }
 }
 
-/// Several checks, and their results so far.
+/// The results so far of several checks.
 struct CheckResults {
     known: Vec<Holds>,
-    /// The checks that are to be asked. Each range becomes one transaction.
+    /// The checks that are to be sent, by index. Each range becomes one transaction.
     open: Vec<Range<usize>>,
 }
 
@@ -94,13 +95,13 @@ impl CheckResults {
         CheckResults::new(checks.len(), longest.unwrap_or_default())
     }
 
-    /// Returns a results of `checks` checks, each of at most `longest` bytes.
+    /// Returns the unknown results of `checks` checks, each of at most `longest` bytes.
     fn new(checks: usize, longest: usize) -> CheckResults {
         let known = vec![Err(Failure::Unknown("not checked".to_owned())); checks];
         CheckResults { known, open: divided(0..checks, CHECKS_MAX.min(BYTES_MAX / longest.max(1))) }
     }
 
-    /// Sends the open checks, and records the answers. Returns whether any check was open.
+    /// Sends the open checks, and records their results. Returns `false` if there was none to send.
     async fn send_open(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: &Tries) -> bool {
         let parts = self.parts();
         let answers =
@@ -125,7 +126,7 @@ impl CheckResults {
                 };
                 (part.start + index, holds)
             }
-            // The failure concerns no single check, so the whole range stays unknown.
+            // The whole transaction failed, and not one of its checks, so the whole range stays unknown.
             Err(failure) => return self.known[part.clone()].fill(Err(failure)),
         };
         self.known[part.start..failed].fill(Ok(true));
@@ -137,24 +138,25 @@ impl CheckResults {
     }
 }
 
-/// Divides a range into parts of at most `most`.
+/// Divides a range into parts of at most `most` elements.
 fn divided(all: Range<usize>, most: usize) -> Vec<Range<usize>> {
     let most = most.max(1);
     let starts = all.clone().step_by(most);
     starts.map(|start| start..all.end.min(start + most)).collect()
 }
 
-/// Returns the pause after this one: twice as long, from one session timeout to [`PAUSE_MAX`].
+/// Returns the pause that follows `pause`: twice as long, but at least one session timeout and at most [`PAUSE_MAX`].
 fn next(pause: Duration, session_timeout: Duration) -> Duration {
     pause.saturating_mul(2).min(PAUSE_MAX).max(session_timeout)
 }
 
-/// Returns the pause with a jitter of up to a tenth, because many waiters begin at once.
+/// Returns the pause, lengthened by up to a tenth. Without this jitter many waiters that began together would ask at the same
+/// moment.
 fn with_jitter(pause: Duration, random: u64) -> Duration {
     pause + pause / 10_000 * u32::try_from(random % 1_000).unwrap_or(0)
 }
 
-/// Decides when one waiter asks the leader again whether a node is there, with pauses that double.
+/// Decides when one waiter asks the leader again, by pauses that double.
 pub(crate) struct Recheck<'a> {
     session: &'a Arc<dyn Session>,
     pause: Duration,
@@ -165,15 +167,13 @@ impl<'a> Recheck<'a> {
         Recheck::after(session, false)
     }
 
-    /// Returns a recheck whose first check is due at once if the server has shown ghosts, because it may show more of
-    /// them.
+    /// Returns a recheck whose first pause is zero if the server has shown ghosts, because the server may show more of them.
     pub(crate) fn after(session: &'a Arc<dyn Session>, has_ghosts: bool) -> Recheck<'a> {
         let pause = if has_ghosts { Duration::ZERO } else { session.timeout() };
         Recheck { session, pause }
     }
 
-    /// Waits for the event of a watch, or until a check is due. Returns whether the watch fired. Fails if the watch
-    /// reports the end of its session.
+    /// Waits for the event of a watch (`true`), or until a check is due (`false`). Fails if the event is the end of the session.
     pub(crate) async fn wait(&mut self, watch: &mut Watch) -> Result<bool, Failure> {
         tokio::select! {
             biased;
@@ -186,8 +186,8 @@ impl<'a> Recheck<'a> {
         }
     }
 
-    /// Waits until a check is due. No check is due while the connection is lost, because events of that time come after
-    /// the reconnect.
+    /// Waits until a check is due. While the connection is lost, no check is due. After the reconnect a new pause begins, because
+    /// the server then delivers the missed events.
     pub(crate) async fn pause(&mut self) {
         loop {
             if !retry::slept(self.session, with_jitter(self.pause, random())).await {
@@ -204,7 +204,7 @@ impl<'a> Recheck<'a> {
         }
     }
 
-    /// Waits until the leader has this node (`is_there`), or no longer has it (`!is_there`).
+    /// Asks the leader again and again until it has this node (`is_there`) or does not have it (`!is_there`).
     pub(crate) async fn find(&mut self, path: &str, is_there: bool) {
         loop {
             self.pause().await;
@@ -215,8 +215,8 @@ impl<'a> Recheck<'a> {
     }
 }
 
-/// Asks the leader for these nodes, which the server shows in a directory. Returns the ghosts for this mode: the nodes of
-/// contenders that have left, except those that this mode may not pass over.
+/// Asks the leader for these nodes, which the server lists in a directory. Returns the names of the ghosts that a contender of
+/// this mode may pass over. A ghost is a node that the server lists although the ensemble has deleted it.
 pub(crate) async fn ghosts_among<N: AsRef<str>>(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -229,15 +229,15 @@ pub(crate) async fn ghosts_among<N: AsRef<str>>(
     ghosts_of(session, directory, gone, (dialect, mode)).await
 }
 
-/// As [`ghosts_among`], for names that the leader is known not to have. Logs each new ghost.
+/// As [`ghosts_among`], for names that are known to be gone at the leader. Records each ghost, and logs it if it is new.
 pub(crate) async fn ghosts_of(
     session: &Arc<dyn Session>,
     directory: &str,
     gone: Vec<Arc<str>>,
     (dialect, mode): (Dialect, Mode),
 ) -> Vec<Arc<str>> {
-    // A server that missed a downgrade shows neither the deletion of the writer nor the node of the reader. A later
-    // writer must wait for that reader, so the leader is asked for it as well.
+    // A server that missed a downgrade lists the writer's node and not the reader's node that has replaced it. Writers must wait
+    // for that reader, so the leader is asked for the reader's node too. If it exists, only readers may pass over the ghost.
     let as_reader = |name: &Arc<str>| {
         let writer = Contender::parse_as(name, dialect).filter(|it| it.mode() == Mode::Write)?;
         Some(check(format!("{directory}/{}", writer.downgraded()), None))
@@ -257,8 +257,8 @@ pub(crate) async fn ghosts_of(
         .collect()
 }
 
-/// As [`ghosts_among`], for contenders in the way in the order of arrival. Asks until [`NAMED`] of them may be there.
-/// Returns the ghosts before and between those.
+/// As [`ghosts_among`], for the contenders in front of a waiter, in their order. Stops as soon as [`NAMED`] of them are no
+/// ghosts, so the returned ghosts may not be all.
 pub(crate) async fn ghosts_ahead(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -276,12 +276,13 @@ pub(crate) async fn ghosts_ahead(
     ghosts
 }
 
-/// Logs an error if the server still shows a node differently from the leader. Called after a check found a change that
-/// no watch reported. The server's read is sent between two checks by the leader. The answer to the first check brings
-/// the server up to the leader's state, so if both checks agree and the read differs, the server errs.
+/// Logs an error if the server's answer about a node still differs from the leader's. Called after a check has shown a change
+/// that no watch reported. The read from the server is sent between two checks by the leader. The answer to the first check
+/// brings the server up to the leader's state. So if both checks agree and the read differs, the server is wrong.
 pub(crate) fn report(session: &Arc<dyn Session>, path: &str, version: Option<i32>) {
     let checks = [check(path, version)];
-    // One connection carries all three requests; another server might only lag.
+    // All three requests are sent at once, so that they go over one connection. A server that is connected later might only lag
+    // behind.
     let (before, read, after) = (session.transact(&checks), session.data(path), session.transact(&checks));
     let (on, path) = (Arc::clone(session), path.to_owned());
     session.spawn(Box::pin(async move {
@@ -291,15 +292,14 @@ pub(crate) fn report(session: &Arc<dyn Session>, path: &str, version: Option<i32
             Err(Failure::NoNode) => false,
             Err(_) => return,
         };
-        // If the two checks differ, the node changed in between.
+        // If the two checks differ, the node changed between them, and the read shows nothing.
         if before == after && before.is_some_and(|is_there| is_there != is_at_server) {
             let _logged = log_disagreement(&on, &path);
         }
     }));
 }
 
-/// As [`report`], for nodes in a directory that the leader no longer has. Logs an error for each that the server still
-/// lists.
+/// As [`report`], for nodes that the leader no longer has. Logs an error for each of them that the server still lists.
 pub(crate) fn report_listed(session: &Arc<dyn Session>, directory: &str, gone: Vec<Arc<str>>) {
     let Some(first) = gone.first() else { return };
     let checks = [check(format!("{directory}/{first}"), None)];
@@ -316,15 +316,15 @@ pub(crate) fn report_listed(session: &Arc<dyn Session>, directory: &str, gone: V
     }));
 }
 
-/// Returns whether the check holds, from the answer to a transaction of one check; `None` if that is not known.
+/// Returns whether the check holds, from the answer to a transaction of that check alone. `None` if the answer does not say.
 fn answered(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
     let mut results = CheckResults::new(1, 0);
     results.record(&(0..1), answer.map(drop));
     results.known.pop()?.ok()
 }
 
-/// Returns whether the leader has a node that the server denies. If so, the caller may ask the server again, but only a
-/// limited number of times.
+/// Returns whether the leader has a node that the server denies. If it has, this waits until the request to the server may be
+/// repeated. Fails if `tries` allows no repetition.
 pub(crate) async fn leader_still_has(session: &Arc<dyn Session>, path: &str, tries: &mut Tries) -> Holds {
     match is_there(session, path, None).await {
         Ok(true) if tries.are_over() => Err(Failure::Refused(log_disagreement(session, path))),
@@ -333,19 +333,19 @@ pub(crate) async fn leader_still_has(session: &Arc<dyn Session>, path: &str, tri
     }
 }
 
-/// The advice of an error about a node on which a server and the leader do not agree.
+/// The advice in an error about a server and a leader that do not agree.
 const NEXT: &str = "zklock check, with that node as its path, asks all servers, and says what to do";
 
-/// Logs an error: the server and the leader do not agree about this node. Returns the same in words.
+/// Logs an error that the server and the leader do not agree about this node. Returns the message for an error to the caller.
 ///
-/// Either of them may be wrong: the leader itself may be the one server that has lost the node.
+/// The message blames neither: the leader itself may be the server that has lost the node.
 pub(crate) fn log_disagreement(session: &Arc<dyn Session>, path: &str) -> String {
     let server = session.server().unwrap_or_else(|| "unknown".to_owned());
     emit!(ERROR, node = path, server, "a server and the leader do not agree about a node: {NEXT}");
     disagreement(session)
 }
 
-/// Returns the words of [`log_disagreement`].
+/// Returns the message of [`log_disagreement`] without logging.
 pub(crate) fn disagreement(session: &Arc<dyn Session>) -> String {
     let server = session.server().unwrap_or_else(|| "unknown".to_owned());
     format!("the server (address: {server}) and the leader do not agree about it: {NEXT}")

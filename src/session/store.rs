@@ -1,5 +1,5 @@
-//! The store of one session: the lease, our nodes on the session, the listings under way, and
-//! the known ghosts. The backend reports events to it; contenders and keep-alive read it.
+//! The record of one session: the lease, our nodes on the session, the hand-offs to check, the listings under way, and the known
+//! ghosts. The backend reports events to it; contenders and keep-alive read it.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -24,19 +24,20 @@ use crate::telemetry::log::emit;
 /// [`end`](SessionStore::end) when the session is over. None of these calls blocks or waits.
 pub struct SessionStore {
     lease: Arc<Lease>,
-    /// The number of the next node.
+    /// The number that the next node gets.
     next: AtomicU64,
     members: Mutex<Members>,
-    /// Wakes the renewal of the lease: the connection changed, the session is over, or the lease must be renewed sooner.
+    /// Wakes the task that renews the lease, because the connection has changed, the session is over, or the renewal must run
+    /// sooner.
     pub(super) renewal_wake: Notify,
-    /// The nodes that keep-alive will watch soon. Its waker also announces hand-offs to check.
+    /// The nodes that keep-alive has not watched yet. Its `wake` also tells keep-alive of a hand-off to check.
     pub(crate) unwatched: Arc<Unwatched>,
-    /// The number of lost connections.
+    /// How often the connection was lost.
     connection: AtomicU64,
     listings: Listings,
     ghosts: Ghosts,
     is_signal_refused: AtomicBool,
-    /// The newest zxid that an answer has shown.
+    /// The highest zxid of all answers.
     newest_zxid: AtomicI64,
 }
 
@@ -108,35 +109,35 @@ impl SessionStore {
         self.notify_all();
     }
 
-    /// Records the end of the session; the first reason stays.
+    /// Records the end of the session, unless an earlier end is recorded. All nodes are lost.
     pub fn end(&self, why: Ending) {
         self.lease.end(why);
         self.members.lock().over = true;
-        // Each node that is not lost yet is lost with the session, even if an event reports its removal later.
+        // Every node that is not lost yet gets the end of the session as its loss, before an event can report its deletion.
         self.find_all_losses();
         self.wake_renewal();
         self.unwatched.wake.notify_one();
     }
 
-    /// Records that an answer has shown this zxid.
+    /// Records the zxid of an answer.
     pub(crate) fn record_zxid(&self, zxid: i64) {
         self.newest_zxid.fetch_max(zxid, Ordering::AcqRel);
     }
 
-    /// Returns the newest zxid that an answer has shown, 0 at first. A later request of this session changes nothing
-    /// before that zxid.
+    /// Returns the highest zxid of all answers so far, 0 before the first one. Every write that this session sends later gets a
+    /// higher zxid.
     pub(crate) fn newest_zxid(&self) -> i64 {
         self.newest_zxid.load(Ordering::Acquire)
     }
 
-    /// Returns a new node for this directory. Its create is not sent yet.
+    /// Returns a new node for this directory, whose create is not sent yet.
     pub(crate) fn begin(&self, directory: &Arc<str>, tag: &Tag, mode: Mode) -> Arc<ContenderNode> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         ContenderNode::new(number, (Arc::clone(directory), tag.clone()), mode, &self.lease, &self.unwatched)
     }
 
-    /// Records that the node was created by this session, or was found after a lost answer. Keep-alive watches the node
-    /// until [`SessionStore::leave`].
+    /// Records the created node, from the answer to its create, or from a listing after that answer was lost. Keep-alive keeps
+    /// and watches the node until [`SessionStore::leave`].
     pub(crate) fn created(&self, node: &Arc<ContenderNode>, created: &Created, session: i64) -> Result<(), Failure> {
         let now = self.lease.now();
         let (answer, _unlocked) = node.change(|it| (it.known.created(created, session, now), it.creating.take()));
@@ -145,15 +146,15 @@ impl SessionStore {
         Ok(())
     }
 
-    /// Takes a node out of the session's record, because its owner gives it back or was dropped. Applies `change`, and
-    /// returns its result. The second argument of `change` is whether the node may signal its release.
+    /// Removes a node from this record, because its owner gives it back or was dropped. Applies `change` to the node, and returns
+    /// its result. The second argument of `change` says whether the node may signal its release.
     pub(crate) fn leave<T>(&self, node: &Arc<ContenderNode>, change: impl FnOnce(&mut Locked, bool) -> T) -> T {
         let removals = node.leave(|it| change(it, !self.is_signal_refused()));
         self.remove(node);
         removals
     }
 
-    /// Returns the number of lost connections. Two answers came on one connection if this number is the same at both.
+    /// Returns how often the connection was lost. If the number is the same at two answers, both came on the same connection.
     pub(crate) fn connection(&self) -> u64 {
         self.connection.load(Ordering::Acquire)
     }
@@ -166,7 +167,7 @@ impl SessionStore {
         &self.ghosts
     }
 
-    /// Records that the ensemble does not let this session write to its own nodes before it deletes them.
+    /// Records that the server refuses that this session sets the data of its own nodes. Releases are then plain deletes.
     pub(crate) fn record_signal_refused(&self) {
         self.is_signal_refused.store(true, Ordering::Relaxed);
     }
@@ -175,7 +176,7 @@ impl SessionStore {
         self.is_signal_refused.load(Ordering::Relaxed)
     }
 
-    /// Looks at every node if the lease lapsed, so that each hold is lost even if the same answer renews the lease.
+    /// Records the loss of every hold if the lease has lapsed, because the same answer may have renewed the lease.
     fn find_all_losses_if(&self, lapsed: bool) {
         if lapsed {
             self.find_all_losses();
@@ -189,8 +190,8 @@ impl fmt::Debug for SessionStore {
     }
 }
 
-/// A signal that a holder has released the lock. Another client may have forged the signal, so it is confirmed only
-/// once no contender up to the holder's node is left.
+/// A write to a holder's node that waiters take for a hand-off: the holder has released the lock. A stranger may have sent the
+/// write, so the hand-off is confirmed only once no contender with a number up to that of the holder is left.
 pub(crate) struct HandOff {
     pub(crate) path: Arc<str>,
     is_confirmed: AtomicBool,
@@ -201,7 +202,7 @@ impl HandOff {
         HandOff { path, is_confirmed: AtomicBool::new(false) }
     }
 
-    /// Records that no contender is left, so the signal was true.
+    /// Records that no contender up to the holder is left, so the holder had released the lock.
     pub(crate) fn confirm(&self) {
         self.is_confirmed.store(true, Ordering::Release);
     }
@@ -214,33 +215,34 @@ impl HandOff {
 #[derive(Default)]
 struct Members {
     all: HashMap<u64, Arc<ContenderNode>>,
-    /// Hand-offs to check, by the path of the node that must be gone.
+    /// The hand-offs to check, by the path of the node of the holder that released.
     handed_off: HashMap<Arc<str>, HandedOff>,
-    /// The last hand-off that was confirmed.
+    /// The last hand-off that was confirmed. A contender granted by it later needs no check.
     last_confirmed: Option<Arc<HandOff>>,
-    /// Nodes that are deleted after their last use.
+    /// The nodes that are no longer kept, and are deleted after their last use.
     leaving: Vec<Weak<ContenderNode>>,
     over: bool,
-    /// When the renewal of the lease runs next.
+    /// When the renewal of the lease runs next, on the session's clock.
     renewal: Moment,
 }
 
 struct HandedOff {
     signal: Arc<HandOff>,
     granted: Vec<Arc<ContenderNode>>,
+    /// Whether keep-alive has begun the check.
     is_under_check: bool,
 }
 
 impl SessionStore {
-    /// Adds a node that exists, until [`SessionStore::remove`]. Wakes the renewal of the lease if that would run too late for
-    /// the node.
+    /// Adds a created node, until [`SessionStore::remove`]. If the node is the first and the next renewal of the lease is too
+    /// late for it, this wakes the renewal.
     pub(super) fn add(&self, node: &Arc<ContenderNode>) {
         let renewed_by = self.lease.now() + self.lease.heartbeat_period();
         let mut members = self.members.lock();
         members.all.insert(node.number, Arc::clone(node));
         let is_late = members.all.len() == 1 && members.renewal > renewed_by;
         drop(members);
-        // A wake-up of the session's thread for each short hold would cost a tenth of that hold's time.
+        // Other nodes need no wake-up, which would cost a tenth of the time of a short hold.
         if is_late {
             self.wake_renewal();
         }
@@ -251,7 +253,8 @@ impl SessionStore {
         self.members.lock().all.remove(&node.number);
     }
 
-    /// Returns the signal of the holder whose node is at `path`. One signal may let in thousands of readers.
+    /// Returns the hand-off by the holder whose node is at `path`. All contenders that it grants share one value, because one
+    /// hand-off may grant the lock to thousands of readers.
     pub(crate) fn hand_off(&self, path: &Arc<str>) -> Arc<HandOff> {
         let members = self.members.lock();
         let known = members.handed_off.get(path).map(|handed| &handed.signal);
@@ -259,11 +262,13 @@ impl SessionStore {
         known.cloned().unwrap_or_else(|| Arc::new(HandOff::new(Arc::clone(path))))
     }
 
-    /// Asks keep-alive to check that the holder's node is gone, because that holder's signal let `node` in.
+    /// Requests that keep-alive check this hand-off, because it has granted the lock to `node`.
     pub(crate) fn request_check(&self, signal: &Arc<HandOff>, node: &Arc<ContenderNode>) {
         let mut members = self.members.lock();
+        // `signal` may be older than the value of `last_confirmed` for the same path, so the paths are compared too.
         let is_confirmed =
             signal.is_confirmed() || members.last_confirmed.as_ref().is_some_and(|last| last.path == signal.path);
+        // A check that is not finished also covers `node`, even if the hand-off is confirmed.
         if is_confirmed && !members.handed_off.contains_key(&signal.path) {
             return signal.confirm();
         }
@@ -276,22 +281,23 @@ impl SessionStore {
         self.unwatched.wake.notify_one();
     }
 
-    /// Records that this node is no longer kept. The node is deleted after its last use, so no contender needs to ask
-    /// that it be given up.
+    /// Records that this node is no longer kept, and is deleted after its last use. A contender behind it then need not ask that
+    /// the node be given up.
     pub(crate) fn mark_leaving(&self, node: &Arc<ContenderNode>) {
         let mut members = self.members.lock();
         members.leaving.retain(|node| node.strong_count() > 0);
         members.leaving.push(Arc::downgrade(node));
     }
 
-    /// Returns the names of the nodes in this directory that are deleted after their last use.
+    /// Returns the names of the nodes in this directory that are no longer kept, and are deleted after their last use.
     pub(crate) fn leaving_soon(&self, directory: &str) -> Vec<String> {
         let leaving: Vec<_> = self.members.lock().leaving.iter().filter_map(Weak::upgrade).collect();
         let name = |node: Arc<ContenderNode>| Some(node.path().strip_prefix(directory)?.strip_prefix('/')?.to_owned());
         leaving.into_iter().filter_map(name).collect()
     }
 
-    /// Returns the paths to check: the nodes of hand-offs that let in a contender which still holds.
+    /// Returns the paths of the hand-offs whose check must start now, each once. Forgets a hand-off if none of the contenders
+    /// that it granted holds any more.
     pub(super) fn take_unchecked(&self) -> Vec<Arc<str>> {
         let mut members = self.members.lock();
         members.handed_off.retain(|_, handed| handed.is_under_check || handed.granted.iter().any(|it| it.is_holding()));
@@ -303,14 +309,13 @@ impl SessionStore {
         paths.collect()
     }
 
-    /// Records that no contender up to the node of this hand-off is left, so contenders that it lets in later need no
-    /// check.
+    /// Records that this hand-off is confirmed, so that a contender granted by it later needs no check.
     pub(super) fn record_confirmed(&self, signal: Arc<HandOff>) {
         signal.confirm();
         self.members.lock().last_confirmed = Some(signal);
     }
 
-    /// Ends the check of a hand-off. Returns the hand-off, and our nodes that were granted by it.
+    /// Ends the check of a hand-off. Returns the hand-off, and our nodes that it granted.
     pub(super) fn finish_check(&self, path: &Arc<str>) -> Option<(Arc<HandOff>, Vec<Arc<ContenderNode>>)> {
         self.members.lock().handed_off.remove(path).map(|handed| (handed.signal, handed.granted))
     }
@@ -319,7 +324,8 @@ impl SessionStore {
         self.renewal_wake.notify_one();
     }
 
-    /// Looks at each node and reports each loss. Then wakes every task that waits for a loss.
+    /// Calls [`ContenderNode::find_loss`] on each node, which records and reports a loss. Then wakes every task that waits for a
+    /// change of a node.
     pub(crate) fn find_all_losses(&self) {
         for node in self.all() {
             node.find_loss();
@@ -327,7 +333,7 @@ impl SessionStore {
         self.notify_all();
     }
 
-    /// Logs for each hold that the connection was lost, or that it is back.
+    /// Logs for each node that is held that the connection was lost, or that it is back.
     pub(crate) fn log_link(&self, is_connected: bool) {
         if LevelFilter::current() < LevelFilter::WARN {
             return;
@@ -342,7 +348,7 @@ impl SessionStore {
         }
     }
 
-    /// Wakes every task that waits for a loss.
+    /// Wakes every task that waits for a change of a node.
     pub(crate) fn notify_all(&self) {
         for node in self.all() {
             node.wake_all();
@@ -353,7 +359,8 @@ impl SessionStore {
         self.members.lock().all.values().cloned().collect()
     }
 
-    /// Returns the nodes that a heartbeat checks: all nodes of holders, or else one node of a waiter.
+    /// Returns the nodes that a heartbeat checks, with their paths: all nodes that are held, or one node of a waiter if none is
+    /// held.
     pub(crate) fn to_check(&self) -> Vec<(Arc<ContenderNode>, String)> {
         let members = self.members.lock();
         let standing = |node: &Arc<ContenderNode>| Some((Arc::clone(node), node.standing_path()?));
@@ -369,7 +376,8 @@ impl SessionStore {
         self.members.lock().all.is_empty()
     }
 
-    /// Records when the renewal of the lease runs next. Returns false if the session was idle and now has nodes.
+    /// Records when the renewal of the lease runs next. Returns `false` if the plan is out of date: the caller took the session
+    /// for idle (`is_idle`), and a node was added since. The caller must then plan again.
     pub(super) fn plan_renewal(&self, at: Moment, is_idle: bool) -> bool {
         let mut members = self.members.lock();
         members.renewal = at;
