@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Measures what docs/performance.md compares: zk-rwlock, other libraries' locks and bare nodes, in turns. `make performance`.
 
-Everything runs in network namespaces of its own, which end with this program, so no other program can reach the servers.
+Everything runs in network namespaces that end with this program, so no other program can reach the servers.
 The first namespace has the servers and the clients on loopback. A link of TUN devices leads to the second, which has the
 far clients. The link uses the kernel's own TCP. (A proxy on loopback would acknowledge each segment at once, and so hide
 the cost of Nagle's algorithm and delayed acknowledgements.)
 
-A driver gets the arguments SERVERS KIND CONTENDERS ACQUISITIONS SESSIONS WARM-UP ONE-IN HOLD. It prints "ready" and waits
-for a line of input. Then it does its work, and prints the elapsed nanoseconds, the nanoseconds of processor time, and the
-number of errors. It waits for another line of input before the next measurement, or before its end. One acquisition in
-ONE-IN writes, or none if ONE-IN is 0. HOLD is in milliseconds.
+A driver is a program that measures one library. It gets the arguments SERVERS KIND CONTENDERS ACQUISITIONS SESSIONS WARM-
+UP ONE-IN HOLD. It prints "ready" and waits for a line of input. Then it does its work, and prints the elapsed
+nanoseconds, the nanoseconds of processor time, and the number of errors. It waits for another line of input before the
+next measurement, or before its end. One acquisition in ONE-IN writes, or none if ONE-IN is 0. HOLD is in milliseconds.
 """
 
 import argparse
@@ -35,7 +35,7 @@ JARS = f"{INTEROP}/jars/*"
 HOME = ROOT / "target/performance/servers"
 NAMESPACES = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"] + ["--map-root-user"] * (os.getuid() != 0)
 
-# The delay of the link in milliseconds, each way.
+# The delay of the link in milliseconds, in each direction.
 DELAY = 10
 NEAR, FAR = "10.77.0.2", "10.77.0.1"
 STANDALONE, ENSEMBLE = [2181], [2191, 2192, 2193]
@@ -45,8 +45,9 @@ PLACES = {
     "ensemble": (ENSEMBLE, "127.0.0.1"),
 }
 
-# A case: name, kind, contenders, ONE-IN, HOLD, acquisitions on the link, on loopback and on the ensemble (0 leaves the
-# place out), and the peers. A peer that keeps its nodes on one session gets a thousand times as many acquisitions.
+# A case: name, kind, contenders, ONE-IN, HOLD, acquisitions on the link, on loopback and on the ensemble (0: the case
+# is not measured there), and the peers, which are the libraries to compare. A peer that keeps its nodes on one session
+# gets a thousand times as many acquisitions.
 ALL = "raw zookeeper-client curator kazoo ours-apart"
 CASES = [
     ("write", "contend", 1, 1, 0, 50, 3000, 500, ALL),
@@ -72,7 +73,8 @@ CASES = [
     ("kept-mix-8", "contend", 8, 20, 1, 0, 2000, 0, "ours-apart ours-kept-apart ours ours-kept local"),
 ]
 WARM_UP = {"link": 10, "loopback": 500, "ensemble": 100}
-# The cost of a session in Java and Python would decide the case, so their contenders share at most so many sessions.
+# The contenders of a library in Java or Python share at most this number of sessions. Otherwise the cost of the
+# sessions would decide the case.
 SESSIONS_OF_OTHERS = 20
 
 
@@ -107,7 +109,7 @@ def versions():
 
 
 def commit():
-    """Returns the commit of the library. Empty outside of its repository."""
+    """Returns the commit of the library. Empty outside of a Git repository."""
     said = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True)
     return said.stdout.strip()
 
@@ -144,7 +146,7 @@ def carry(source, target):
 
 
 def link():
-    """Makes the link. Returns the prefix for the command of a far client."""
+    """Makes the link. Returns the words before the command of a far client."""
     set_interface, tun, bare = 0x400454CA, 0x0001, 0x1000
     far = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
     inside = ["nsenter", f"--net=/proc/{far.pid}/ns/net"]
@@ -199,7 +201,7 @@ COUNTERS = "packets_received", "bytes_received_count", "response_bytes"
 
 
 class Meter:
-    """Reads the servers' counters, without what reading them adds."""
+    """Measures the rise of the servers' counters. The requests that read the counters are subtracted."""
 
     def __init__(self, ports):
         self.ports = ports
@@ -210,7 +212,7 @@ class Meter:
         return counts, int(answers[0]["zk_ephemerals_count"])
 
     def wait(self, nodes, idle):
-        """Waits until so many nodes exist and the servers get almost no requests."""
+        """Waits until `nodes` nodes exist and the servers get almost no requests."""
         quiet, began = 0, time.monotonic()
         while quiet < 2:
             (before, *_), had = self.read()
@@ -219,7 +221,7 @@ class Meter:
             is_quiet = after - before <= 3 * len(self.ports) + idle // 10 and had == has >= nodes
             quiet = quiet + 1 if is_quiet else 0
             waited = time.monotonic() - began
-            # On a busy machine the heartbeats of a thousand sessions leave few quiet moments.
+            # After 20 s the wait ends without a quiet moment: on a busy machine the heartbeats of a thousand sessions leave few.
             if waited > 20 and had == has >= nodes:
                 return
             if waited > 90:
@@ -227,7 +229,7 @@ class Meter:
 
     def start(self):
         once, _ = self.read()
-        # A server counts this request itself a moment after its answer.
+        # A server counts the request that reads the counters only a moment after its answer.
         time.sleep(0.02)
         self.before, _ = self.read()
         self.asking = [two - one for one, two in zip(once, self.before)]
@@ -302,7 +304,7 @@ def run(arguments):
         "server": re.search(r"version: ([0-9.]*)", ask(STANDALONE[0], "srvr"))[1],
     }
     for place in ("loopback", "ensemble"):
-        # A server in Java becomes faster during its first ten thousand requests or so.
+        # This warm-up is not measured. A server in Java becomes faster during its first ten thousand requests or so.
         for _unused in measure_case("warm-up", "contend", 64, 1, 0, 12800, "raw", place, arguments, far):
             pass
     with open(arguments.out, "w") as out:
@@ -333,7 +335,7 @@ def main():
         try:
             return run(arguments)
         except KeyboardInterrupt:
-            # Everything else in these namespaces ends with this process.
+            # All other processes in these namespaces end with this process.
             os._exit(130)
     missing = [program for program in ("unshare", "nsenter", "ip", "java") if not shutil.which(program)]
     if missing:

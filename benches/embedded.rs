@@ -19,7 +19,8 @@ fn names(length: usize) -> Vec<String> {
     shuffled.map(|number| format!("web-{}~k3v9x2ma-{}-{number:010}", number % 7, mode(number))).collect()
 }
 
-/// The time should grow linearly with the listing, which is read once.
+/// Measures how long one contender needs to decide, from the listing of the directory, whether it holds the lock. The
+/// time should grow linearly with the listing.
 fn turns(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("turn");
     for length in [10, 100, 1_000, 10_000] {
@@ -85,12 +86,15 @@ fn hand_off(criterion: &mut Criterion) {
                     left -= measured;
                     let mut waiters = waiters.into_iter();
                     let began = Instant::now();
-                    for mut next in waiters.by_ref().take(usize::try_from(measured).expect("at most half a queue")) {
+                    for mut next in waiters
+                        .by_ref()
+                        .take(usize::try_from(measured).expect("the number of iterations fits into usize"))
+                    {
                         pollster::block_on(held.release()).expect("held");
                         held = assert_ready_ok!(next.poll());
                     }
                     elapsed += began.elapsed();
-                    // Waiters are dropped from the last on, so that none is granted the lock only to release it.
+                    // The last waiter is dropped first, so that no waiter is granted the lock and has to release it.
                     waiters.rev().for_each(drop);
                 }
                 elapsed

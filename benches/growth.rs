@@ -84,10 +84,10 @@ fn processor() -> Duration {
 }
 
 fn resident() -> u64 {
-    meter::memory("VmRSS").expect("this system says how much memory a process has")
+    meter::memory("VmRSS").expect("the system reports the memory of this process")
 }
 
-/// Measures the processor time and memory of the items that `build` makes.
+/// Measures the processor time and the memory that `build` needs to make its items.
 fn built<T>(build: impl FnOnce() -> T) -> Measured {
     let (bytes, before) = (resident(), processor());
     let all = build();
@@ -144,7 +144,7 @@ fn hand_offs(n: usize) -> Measured {
     waiting.iter_mut().for_each(|it| assert!(it.poll().is_pending()));
     done(|| {
         for mut next in waiting {
-            now(held.take().expect("held").release()).expect("held until now");
+            now(held.take().expect("held").release()).expect("the lock is held until here");
             held = Some(loop {
                 if let std::task::Poll::Ready(guard) = next.poll() {
                     break guard.expect("granted");
@@ -162,7 +162,7 @@ fn readers(n: usize) -> Measured {
     waiting.iter_mut().for_each(|it| assert!(it.poll().is_pending()));
     let mut guards = Vec::with_capacity(n);
     done(|| {
-        now(held.release()).expect("held until now");
+        now(held.release()).expect("the lock is held until here");
         for it in &mut waiting {
             while it.poll().map(|guard| guards.push(guard.expect("granted"))).is_pending() {
                 assert!(it.is_woken(), "a reader was not woken");
@@ -174,7 +174,7 @@ fn readers(n: usize) -> Measured {
 fn members(n: usize) -> Measured {
     let lock = lock(&Memory::new(), PATH);
     let _held: Vec<_> = (0..n).map(|_| read(&lock)).collect();
-    built(|| now(lock.queue()).expect("the embedded ensemble is there"))
+    built(|| now(lock.queue()).expect("the embedded ensemble answers"))
 }
 
 fn permits(n: usize) -> Measured {
@@ -188,11 +188,11 @@ fn permits(n: usize) -> Measured {
     })
 }
 
-/// Simulates a fleet that loses its server for a moment, with ten processes to a lock.
+/// Simulates that ten processes for each lock lose their server for a moment.
 fn simulated(n: usize) -> Measured {
     let habits = Habits { session_timeout: Duration::from_secs(40), pauses: true };
     let (contenders, per_lock, is_mixed, seed) = (1, 10, false, 1);
-    // The same capacity as in scale.rs.
+    // The capacity is the same as in scale.rs.
     let capacity = Capacity { writes: 30_000, reads: 120_000, names: 2_700_000 };
     let world = World { processes: n, contenders, per_lock, is_mixed, capacity, habits, seed };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();

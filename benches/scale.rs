@@ -62,7 +62,7 @@ fn all(arguments: &Arguments, contenders: usize) -> Result<()> {
             continue;
         }
         let habits = Habits { session_timeout: 40 * SECOND, pauses };
-        // Each contender is a process. Ten contenders share a lock.
+        // Each contender is a process of its own, and ten contenders share a lock.
         let world = World {
             processes: contenders,
             contenders: 1,

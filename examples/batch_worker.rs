@@ -72,7 +72,7 @@ async fn run(arguments: Arguments) -> common::Result<()> {
 
     let mut workers = JoinSet::new();
     for number in 1..=arguments.workers {
-        // A clone of worker 1's client, by which its session is expired.
+        // A clone of worker 1's client. It serves to expire the session of worker 1.
         let victim = arguments.backend.embedded().filter(|_| number == 1);
         let zk = match &victim {
             Some(memory) => Arc::new(memory.clone()),
@@ -102,7 +102,8 @@ struct Worker {
 }
 
 impl Worker {
-    /// Goes round the partitions, beginning after `first`, until all are done or the worker is asked to stop.
+    /// Goes round the partitions, beginning after `first`, until all partitions are done or the worker is asked to
+    /// stop.
     async fn run(mut self, first: u32) -> common::Result<()> {
         loop {
             let open = self.batch.open(first);
@@ -166,7 +167,7 @@ impl Worker {
     }
 }
 
-/// Does the work, which can be dropped at each `await`. Halfway, the `victim`'s session expires.
+/// Does the work of one partition. The work can be dropped at each `await`. Halfway, the session of `victim` expires.
 async fn process(work: Duration, victim: Option<Memory>) {
     sleep(work / 2).await;
     if let Some(victim) = victim {

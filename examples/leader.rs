@@ -69,7 +69,8 @@ async fn stand(zk: Client, name: String, beats: u32, interval: Duration) -> comm
 
 async fn work(name: &str, term: Term, beats: u32, interval: Duration) {
     for beat in 1..=beats {
-        // A leader sends this number along with its writes to other systems, so that they can refuse a former leader.
+        // A leader sends the number of its term along with its writes to other systems, so that these systems can
+        // refuse a former leader.
         println!("{name} leads in term {}: {beat} of {beats}", term.number());
         sleep(interval).await;
     }

@@ -138,7 +138,7 @@ async fn process(number: u32, arguments: &Arguments) -> common::Result<()> {
             let guard = config.read().timeout(LOCK_TIMEOUT).await?;
             guard.check()?;
             guard.release().await?; // an error if the lock was lost while we read
-            // A request handler would read this copy without the lock. A watch keeps the copy up to date.
+            // A request handler would read `copy` without the lock. A watch keeps `copy` up to date.
             copy.as_ref().map_or(Ok(0), |copy| copy.get().check())?;
         }
         publish(&config, &name).await?;

@@ -1,4 +1,4 @@
-//! The lock of one contender, of any library, and a count of what the contenders hold.
+//! The lock of one contender, for each of the compared libraries, and a check that the contenders exclude each other.
 
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -12,13 +12,15 @@ use zookeeper_client::{Acls, Client, CreateMode, LockPrefix};
 
 use crate::Result;
 
-/// The weight of a writer. A reader weighs 1, and a permit a quarter. More than this weight held at once is an error.
+/// The weight of a held write lock. A read lock weighs 1, and a permit a quarter of this. It is an error if the
+/// contenders together hold more than this weight.
 const ALL: u64 = 1_000_000;
 
 /// The library whose lock is measured.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub(crate) enum Peer {
-    /// No lock: a contender creates and deletes a node. Where a queue is measured, it watches the node before its own.
+    /// No lock: a contender creates and deletes a node. In the workloads with a gate, a writer also waits until the
+    /// node before its own is deleted, and a reader until the gate is deleted.
     Raw,
     ZookeeperClient,
     Ours,
@@ -40,9 +42,10 @@ pub(crate) enum Lock {
 #[derive(Clone)]
 pub(crate) struct Contender {
     pub(crate) lock: Lock,
-    /// The node of the gate, once it exists. Contenders without a lock wait for it.
+    /// The node of the gate, the first holder, behind which all contenders queue up. Empty in workloads without a gate.
+    /// Only [`Peer::Raw`] reads it.
     pub(crate) gate: Arc<OnceLock<String>>,
-    /// The weight that is held, and how often it was too much.
+    /// The weight that the contenders hold now, and how often this weight was more than [`ALL`].
     pub(crate) held: Arc<(AtomicU64, AtomicU64)>,
 }
 
@@ -64,7 +67,7 @@ impl Contender {
                 let prefix = LockPrefix::new_curator(directory, "__WRIT__")?;
                 let lock = client.lock(prefix, b"", Acls::anyone_all()).await?;
                 let node = lock.lock_path().to_owned();
-                // A drop would delete the node without an answer to wait for.
+                // The lock is leaked. Its drop would delete the node, but the release could not await the reply.
                 mem::forget(lock);
                 Guard::Node(client.clone(), node)
             }
@@ -82,7 +85,8 @@ impl Contender {
         Ok(held)
     }
 
-    /// Creates a node whose name is as long as the lock's. With a gate, waits for the node before it, or for the gate.
+    /// Creates a node with a name as long as that of the lock's nodes. In a workload with a gate, waits until the node
+    /// before it is deleted (to write), or the gate (to read).
     async fn node(&self, client: &Client, directory: &str, write: bool) -> Result<Guard> {
         let prefix = format!("{directory}/localhost~00000000-WRITE-");
         let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
@@ -111,14 +115,14 @@ impl Contender {
         Ok(())
     }
 
-    /// Returns how often too much was held.
+    /// Returns how often the contenders held more than [`ALL`].
     pub(crate) fn errors(&self) -> u64 {
         self.held.1.load(SeqCst)
     }
 
     fn weight(&self, held: &Guard) -> u64 {
         match (held, &self.lock) {
-            // Nodes without a lock exclude nobody.
+            // The nodes of [`Lock::Raw`] are no lock, so many contenders have a node at the same time.
             (Guard::Node(..), Lock::Raw(..)) => 0,
             (Guard::Node(..) | Guard::Write(_) | Guard::LocalWrite(_), _) => ALL,
             (Guard::Read(_) | Guard::LocalRead(_), _) => 1,

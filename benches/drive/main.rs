@@ -1,4 +1,5 @@
-//! Puts one library's lock through one workload. `benches/compare.py` starts this program and documents its orders.
+//! Puts one library's lock through one workload. `benches/compare.py` starts this program and documents the orders that
+//! it sends.
 //!
 //! All contenders are in this process and share the given number of sessions. Contenders of zk-rwlock on one session
 //! know of each other, as the tasks of one service do. Contenders with a session each do not know of each other, like
@@ -59,7 +60,7 @@ enum Kind {
 }
 
 impl Arguments {
-    /// Whether this acquisition writes. The answer is the same for every library.
+    /// Whether the acquisition with this number writes. The answer is the same for every library.
     fn writes(&self, turn: usize) -> bool {
         self.one_in != 0 && ((turn as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32).is_multiple_of(self.one_in)
     }
@@ -78,7 +79,8 @@ async fn open(args: &Arguments, directory: &Arc<str>, local: &Lock) -> Result<(L
         }
         Peer::Raw | Peer::ZookeeperClient => {
             let client = Client::connector().with_session_timeout(SESSION_TIMEOUT).connect(&args.servers).await?;
-            // The directory is no container node, because a server could remove an empty one during the warm-up.
+            // The directory is no container node, because a server could remove an empty container node during the
+            // warm-up.
             client.mkdir(directory, &CreateMode::Persistent.with_acls(Acls::anyone_all())).await?;
             let kind = if args.peer == Peer::Raw { Lock::Raw } else { Lock::ZookeeperClient };
             (kind(client, Arc::clone(directory)), None)
@@ -100,7 +102,7 @@ async fn close(locks: Vec<Lock>, ours: Vec<ZooKeeper>) {
     }
 }
 
-/// Prints a line, and waits for the next order.
+/// Prints a line, and waits for the next order on standard input.
 fn say(words: &str) -> Result<()> {
     println!("{words}");
     stdin().lock().read_line(&mut String::new())?;
@@ -192,7 +194,7 @@ async fn keepers(args: &Arguments, writer: &Contender, contenders: Vec<Contender
         let mut tasks = JoinSet::new();
         for me in contenders.clone() {
             tasks.spawn(async move {
-                // A node is kept once it was used a second time.
+                // zk-rwlock keeps a node only after its second use.
                 for _ in 0..2 {
                     let held = me.acquire(false).await?;
                     me.release(held).await?;

@@ -42,20 +42,20 @@ fn measured(server: &Server, work: impl FnOnce() -> Result<()>) -> Result<Measur
 pub(super) fn list(members: usize) -> Measured {
     let server = start();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let client = runtime.block_on(fill(&server.address(), members)).expect("the server makes the nodes");
+    let client = runtime.block_on(fill(&server.address(), members)).expect("the server creates the nodes");
     let listing = || {
         let mut ls = Command::new(program("zklock"));
         let output = ls.args(["ls", PATH, "--zk", &server.address()]).stderr(Stdio::inherit()).output()?;
         let lines = output.stdout.iter().filter(|byte| **byte == b'\n').count();
-        // The headings take one line.
+        // The output has one line for each member, and one for the headings.
         if output.status.success() && lines == members + 1 { Ok(()) } else { Err(format!("{lines} lines").into()) }
     };
-    let measured = measured(&server, listing).expect("all are listed");
+    let measured = measured(&server, listing).expect("ls lists every member");
     drop(client);
     measured
 }
 
-/// Creates nodes of writers and readers, as the library would.
+/// Creates nodes of writers and readers with the names that the library gives them.
 async fn fill(server: &str, members: usize) -> Result<Client> {
     let client = Client::connector().with_session_timeout(SESSION_TIMEOUT).connect(server).await?;
     client.mkdir(PATH, &CreateMode::Persistent.with_acls(Acls::anyone_all())).await?;
@@ -79,7 +79,7 @@ pub(super) fn processes(n: usize) -> Measured {
     let server = start();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        let (zk, lock) = open(&server.address()).await.expect("the server is there");
+        let (zk, lock) = open(&server.address()).await.expect("the server accepts the session");
         let held = lock.write().await.expect("free");
         let all = || -> Result<()> {
             let this = std::env::current_exe()?;
@@ -94,7 +94,8 @@ pub(super) fn processes(n: usize) -> Measured {
                 false => Err("a process failed".into()),
             })
         };
-        let measured = tokio::task::block_in_place(|| measured(&server, all)).expect("all are let in");
+        let measured =
+            tokio::task::block_in_place(|| measured(&server, all)).expect("every process is granted the lock");
         zk.close().await;
         measured
     })

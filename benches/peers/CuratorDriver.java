@@ -27,7 +27,10 @@ public class CuratorDriver {
     static final OperatingSystemMXBean SYSTEM = (OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
     static final List<CuratorFramework> SESSIONS = new ArrayList<>();
     static final String PATH = "/performance/curator-" + ProcessHandle.current().pid() + "-" + System.nanoTime();
-    /** The weight of a writer. A reader weighs 1, and a permit a quarter. More than this weight held at once is an error. */
+    /**
+     * The weight of a held write lock. A read lock weighs 1, and a permit a quarter of this. It is an error if the contenders
+     * together hold more than this weight.
+     */
     static final int ALL = 1_000_000;
     static final AtomicInteger HELD = new AtomicInteger();
     static final AtomicInteger ERRORS = new AtomicInteger();

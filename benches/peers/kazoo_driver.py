@@ -7,7 +7,8 @@ import time
 
 from kazoo.client import KazooClient
 
-# The weight of a writer. A reader weighs 1, and a permit a quarter. More than this weight held at once is an error.
+# The weight of a held write lock. A read lock weighs 1, and a permit a quarter of this. It is an error if the contenders
+# together hold more than this weight.
 ALL = 1_000_000
 held, errors, counting = 0, 0, threading.Lock()
 

@@ -26,7 +26,8 @@ pub(crate) struct Chart {
 #[allow(dead_code, reason = "each program that draws has its own choice")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Names {
-    /// At the end of each line, with its last figure, in a column of this width to the right of a panel.
+    /// At the end of each line, with the line's last figure. A column of this width to the right of a panel has room
+    /// for the names.
     AtEnds(f64),
     /// Below all panels, in columns of this width.
     Below(f64),
@@ -65,7 +66,7 @@ impl Axis {
     fn over(values: impl Iterator<Item = f64> + Clone) -> Axis {
         let logs = values.map(log);
         let (least, most) = (logs.clone().fold(f64::INFINITY, f64::min), logs.fold(f64::NEG_INFINITY, f64::max));
-        // The margin keeps lines off the edge of the panel.
+        // The margin keeps lines away from the edge of the panel.
         let margin = ((most - least) * 0.04).max(0.02);
         Axis { from: least - margin, to: most + margin }
     }
@@ -195,7 +196,7 @@ impl Chart {
         }
     }
 
-    /// Draws each name as close to the end of its line as the other names allow, and connects the two.
+    /// Draws each name as close to the end of its line as the other names allow, and connects the name with the line.
     fn name_ends(&self, drawn: &mut String, panel: &Panel, right: f64, x: &dyn Fn(f64) -> f64, y: &dyn Fn(f64) -> f64) {
         let last = |(style, line)| -> Option<(&Style, &Point)> { Some((style, <[Point]>::last(line)?)) };
         let lines = self.styles.iter().zip(panel.lines.iter().map(Vec::as_slice));
@@ -218,7 +219,8 @@ impl Chart {
     }
 }
 
-/// Moves sorted rows apart: first down, until each is far enough from the one above, and then up again from the bottom.
+/// Moves sorted rows apart: first down, until each row is far enough from the row above, and then up again from the
+/// bottom.
 fn apart(mut rows: Vec<f64>, bottom: f64) -> Vec<f64> {
     for index in 1..rows.len() {
         rows[index] = rows[index].max(rows[index - 1] + NAME_ROW);

@@ -38,7 +38,7 @@ impl Counters {
     }
 }
 
-/// Measures the rise of the servers' counters between two moments, without what reading the counters adds.
+/// Measures the rise of the servers' counters between two moments. The requests that read the counters are subtracted.
 #[derive(Debug)]
 pub(crate) struct Meter {
     servers: String,
@@ -49,7 +49,8 @@ pub(crate) struct Meter {
 impl Meter {
     pub(crate) fn start(servers: &str) -> Result<Meter> {
         let once = Counters::read(servers)?;
-        // A server counts this request itself a moment after its answer.
+        // A server counts the request that reads the counters only a moment after its answer, so the second reading
+        // waits.
         std::thread::sleep(Duration::from_millis(20));
         let twice = Counters::read(servers)?;
         Ok(Meter { servers: servers.to_owned(), once, twice })
@@ -87,7 +88,8 @@ pub(crate) async fn quiet(servers: &str, sessions: usize) -> Result<()> {
         tokio::time::sleep(Duration::from_millis(200)).await;
         let after = Counters::read(servers)?;
         let rise = |name: &str| -> Result<i64> { Ok(after.get(name)? - before.get(name)?) };
-        // The end of a session with many nodes is one request, and takes a while on a slow disk.
+        // The end of a session with many nodes is one request, but the server deletes the nodes only little by little
+        // on a slow disk.
         let is_quiet = rise("packets_received")? <= idle && rise("ephemerals_count")? == 0;
         quiet = if is_quiet { quiet + 1 } else { 0 };
     }
@@ -106,7 +108,7 @@ pub(crate) fn memory(name: &str) -> Option<u64> {
 /// Returns how many connections each server accepts from one address. `None` if there is no limit.
 #[allow(dead_code, reason = "not every program that measures opens many")]
 pub(crate) fn connections_allowed(servers: &str) -> Result<Option<usize>> {
-    /// ZooKeeper's default.
+    /// The limit without `maxClientCnxns` in the configuration.
     const USUAL: usize = 60;
     let mut least = None;
     for server in servers.split(',') {

@@ -52,7 +52,7 @@ impl Backend {
         }
     }
 
-    /// Returns a client of the embedded ensemble, whose session a test can expire. `None` on a server.
+    /// Returns a client of the embedded ensemble, which can expire its session for a demonstration. `None` on a server.
     pub(crate) fn embedded(&self) -> Option<Memory> {
         self.zookeeper.is_none().then(|| self.memory.connect())
     }
@@ -100,7 +100,7 @@ pub(crate) async fn processes(commands: impl IntoIterator<Item = Vec<OsString>>)
     all(children).await
 }
 
-/// Waits for all tasks. The first error ends the others.
+/// Waits for all tasks. After the first error the other tasks are aborted.
 pub(crate) async fn all(mut tasks: JoinSet<Result<()>>) -> Result<()> {
     while let Some(task) = tasks.join_next().await {
         task??;

@@ -63,7 +63,7 @@ async fn run(arguments: Arguments) -> common::Result<()> {
     };
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
     let directory = format!("{}/zk-rwlock-examples/herd/{since_epoch}", root.trim_end_matches('/'));
-    // This connection reports an absent server in one line.
+    // zk-rwlock connects first, because it reports an unreachable server in one line.
     ZooKeeper::builder().connect_timeout(Duration::from_secs(3)).connect(servers).await?.close().await;
     let allowed = meter::connections_allowed(servers)?;
 
@@ -76,7 +76,7 @@ async fn run(arguments: Arguments) -> common::Result<()> {
     }
     let mut all = Vec::new();
     for n in sizes {
-        // The gate has one more session, and other programs may be connected from this address, too.
+        // The gate needs one session more, and other programs may be connected from this address, too.
         let room = allowed.is_none_or(|allowed| n + 10 <= allowed);
         let sessions = arguments.sessions.map_or(if room { n } else { n.min(50) }, |sessions| n.min(sessions as usize));
         let releases = arguments.releases.map_or(n, |releases| n.min(releases as usize));
@@ -131,8 +131,8 @@ struct Cost {
     settled: Duration,
 }
 
-/// Empties the queue one release at a time. Each release follows when all woken contenders wait again, so the counts do
-/// not depend on the speed of this machine.
+/// Empties the queue one release at a time. Each release follows when all contenders that the last release woke wait
+/// again, so the counts do not depend on the speed of this machine.
 async fn measure(way: Way, scene: &Scene, releases: usize, hold: Duration) -> common::Result<Cost> {
     let mut line = ways::queue_up(way, scene).await?;
     meter::quiet(&scene.servers, scene.sessions).await?;

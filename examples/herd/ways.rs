@@ -66,14 +66,15 @@ pub(crate) struct Line {
     clients: Vec<ZooKeeper>,
 }
 
-/// A held lock, with what its release needs.
+/// A held lock, with the data that its release needs.
 enum Holder {
     Node(Client, String),
     Guard(WriteGuard),
 }
 
 impl Line {
-    /// Releases the lock. Returns the time at which the next contender was granted it, by the contender's clock.
+    /// Releases the lock. Returns the time at which the next contender was granted the lock, as this contender reports
+    /// it.
     pub(crate) async fn release_and_wait_for_the_next(&mut self) -> Result<Instant> {
         self.waiting.nobody();
         match self.holder.take().ok_or("nobody holds the lock")? {
@@ -92,7 +93,7 @@ impl Line {
     /// Waits until so many contenders have found that they must wait, and have set their watches.
     pub(crate) async fn all_wait(&mut self, contenders: usize) -> Result<()> {
         if self.way == Way::Ours {
-            // A contender that was not granted the lock got no event, and still waits.
+            // The contenders of the library that were not granted the lock got no event, so they still wait.
             return Ok(());
         }
         tokio::select! {
@@ -142,7 +143,7 @@ impl Waiting {
     }
 }
 
-/// Makes `n` contenders wait behind a holder on a session of its own.
+/// Makes `n` contenders wait behind a holder. The holder has a session of its own.
 pub(crate) async fn queue_up(way: Way, scene: &Scene) -> Result<Line> {
     let Scene { servers, directory, n, sessions } = scene;
     let directory = format!("{directory}/{}-{n}", way.name());
@@ -174,7 +175,8 @@ pub(crate) async fn queue_up(way: Way, scene: &Scene) -> Result<Line> {
         while session_slot.session().children(&directory).await?.len() <= *n {
             sleep(Duration::from_millis(20)).await;
         }
-        // Each contender has already sent its other requests behind the create. They only have to arrive.
+        // All nodes exist. Each contender has already sent the requests that follow its create, so nothing else has to
+        // be awaited.
         return Ok(line);
     }
 
@@ -232,7 +234,7 @@ async fn create_when_gone(client: &Client, node: &str, waiting: &Waiting) -> Res
         let created = created.await.map(|_| Instant::now());
         let watched = watched.await;
         match created {
-            // The holder needs no event of its own deletion. Dropping the watcher removes the watch.
+            // The holder needs no event about the deletion of its own node. Dropping the watcher removes the watch.
             Ok(at) => return Ok(at),
             Err(Error::NodeExists) => {}
             Err(error) => return Err(error.into()),
@@ -260,8 +262,8 @@ async fn list_until_first(client: &Client, directory: &str, node: &str, waiting:
     let mine = node.rsplit('/').next().unwrap_or(node);
     loop {
         let (children, watcher) = client.list_and_watch_children(directory).await?;
-        // Names differ only in their number, which has ten digits. Dropping the watcher removes the watch, because a
-        // holder needs no events.
+        // The names differ only in their number of ten digits, so their order as text is the order of the queue.
+        // Dropping the watcher removes the watch, because a holder needs no events.
         if children.iter().all(|child| child.as_str() >= mine) {
             return Ok(Instant::now());
         }

@@ -38,7 +38,7 @@ fn main() -> ExitCode {
 }
 
 fn run(Arguments { directory, pages }: &Arguments) -> Outcome<()> {
-    // A missing file counts as empty, because not every run measures everything.
+    // A missing file counts as empty, because not every run of the benchmarks makes all files.
     let lines = |file: &str| fs::read_to_string(directory.join(file)).unwrap_or_default();
     let results = Results::read(&lines("results.jsonl"), &lines("growth.jsonl"), &lines("storms.jsonl"))?;
     for (file, svg) in report::plots::svgs(&results) {

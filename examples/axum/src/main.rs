@@ -59,8 +59,8 @@ async fn run() -> Result<()> {
         failed = connect(&servers, report_takes, &offer) => match failed? {},
     }
 
-    // The end of the session frees every lock that is held, kept or waited for at once, and not one session timeout
-    // later.
+    // The end of the session frees every lock that is held, kept or waited for. Without it the locks would be free only
+    // one session timeout later.
     let service = offer.borrow().clone();
     if let Ok(service) = service {
         service.zk.close().await;
@@ -73,8 +73,8 @@ fn variable(name: &str, default: &str) -> String {
     env::var(name).unwrap_or_else(|_| default.to_owned())
 }
 
-/// Connects and offers the service, however long that takes. A process that starts while ZooKeeper is unreachable is
-/// alive, but not ready. Returns only errors that another try cannot solve, such as refused credentials or a wrong
+/// Connects for as long as that takes, and offers the service. A process that starts while ZooKeeper is unreachable is
+/// alive, but not ready. Returns only an error that another try cannot solve, such as refused credentials or a wrong
 /// address.
 async fn connect(
     servers: &str,
@@ -95,7 +95,7 @@ async fn connect(
     }
 }
 
-/// Waits for Ctrl-C or SIGTERM. Several callers may wait at once.
+/// Waits for Ctrl-C or SIGTERM. Several tasks may wait at once.
 async fn asked_to_stop() {
     let Ok(mut terminate) = signal(SignalKind::terminate()) else { return pending().await };
     tokio::select! {

@@ -20,13 +20,13 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// wants to write.
 const KEEP: Duration = Duration::from_secs(60);
 
-/// The configuration. All instances read it, and one of them changes it now and then.
+/// The configuration. All instances read it, and any instance may change it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Config {
     greeting: String,
 }
 
-/// The state that requests need. Clones share it.
+/// The state that requests need. All clones share one session and its locks.
 #[derive(Clone, Debug)]
 pub(crate) struct Service {
     pub(crate) zk: ZooKeeper,
@@ -70,8 +70,8 @@ async fn ready(State(offered): State<Offered>) -> Result<&'static str, Failure> 
     if !state.is_connected() {
         return Err(Failure::unavailable(&state.to_string())); // connecting for 7s: zk1:2181: Connection refused
     }
-    // A connection does not prove a valid lease, so the probe takes the read lock. While the kept lock is valid, this
-    // sends no request.
+    // A connection does not prove a valid lease, so the probe takes the read lock. While the kept lock is valid, taking
+    // it sends no request.
     drop(service.config.read().timeout(PROBE_TIMEOUT).await?);
     Ok("ready\n")
 }
@@ -100,13 +100,13 @@ async fn report(State(offered): State<Offered>) -> Result<String, Failure> {
     Ok(report)
 }
 
-/// Stands for the slow work of a service. Send the token along with each write to another system.
+/// Stands for the slow work of a service. A real service sends the token along with each write to another system.
 async fn write_report(token: i64, takes: Duration) -> String {
     sleep(takes).await;
     format!("report {token}\n")
 }
 
-/// A status and its message.
+/// The HTTP status and the message of an answer that reports an error.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure(StatusCode, String);
 

@@ -49,7 +49,7 @@ async fn run(Arguments { backend }: Arguments) -> common::Result<()> {
         lock.read().await?.release().await?;
     }
 
-    // The metrics are read while one contender holds the lock and one waits.
+    // The metrics are read while one contender holds the lock and another contender waits.
     let held = lock.write().await?;
     let mut waits = pin!(beside.read().into_future());
     assert!(timeout(Duration::from_millis(50), &mut waits).await.is_err());

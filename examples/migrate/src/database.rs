@@ -18,7 +18,7 @@ pub(crate) fn is_locked(error: &(dyn Error + 'static)) -> bool {
     code.is_some_and(|code| ["55P03", "5"].contains(&code.as_ref())) || error.source().is_some_and(is_locked)
 }
 
-/// The error for a database that does not answer. On a cut network a connection would otherwise wait for hours.
+/// The error for a database that does not answer. Without a limit a connection over a cut network would wait for hours.
 #[derive(Debug, thiserror::Error)]
 #[error("the database has not answered within {0:?}")]
 pub(crate) struct Silent(Duration);
@@ -98,8 +98,8 @@ impl Database {
         connection
             .begin_with(match self {
                 Database::Postgres(_) => "BEGIN",
-                // SQLite locks the file for its only writer at once. By default it would do so at the first change,
-                // which could be too late.
+                // SQLite has one writer at a time, and IMMEDIATE locks the file at once. By default SQLite would lock
+                // it at the first change, and could fail because another writer came in between.
                 Database::Sqlite(_) => "BEGIN IMMEDIATE",
             })
             .await
@@ -118,7 +118,7 @@ impl Database {
         Ok(sqlx::query_scalar::<_, i64>(tables).fetch_one(connection).await? == 2)
     }
 
-    /// Returns the versions that were applied, or none if there is no fence. Changes nothing.
+    /// Returns the migrations that were applied, or none if there is no fence. Changes nothing.
     pub(crate) async fn applied(
         &self,
         connection: &mut AnyConnection,

@@ -47,7 +47,7 @@ pub(crate) struct TooLate {
 pub(crate) struct Fence<'a> {
     pub(crate) database: &'a Database,
     pub(crate) token: i64,
-    /// How long the database may take for an answer.
+    /// The longest wait for an answer of the database.
     pub(crate) limit: Duration,
 }
 
@@ -71,7 +71,8 @@ impl Fence<'_> {
         Ok(())
     }
 
-    /// Begins a transaction that cannot overlap with another holder's. Fails if a later holder was here before.
+    /// Begins a transaction that cannot overlap with a transaction of another holder. Fails if a later holder has
+    /// already written its token.
     pub(crate) async fn begin<'c>(&self, connection: &'c mut AnyConnection) -> Result<Transaction<'c, Any>> {
         let mut transaction = self.database.begin(connection).await?;
         match sqlx::query(SHOW).bind(self.token).execute(&mut *transaction).await?.rows_affected() {
@@ -82,8 +83,9 @@ impl Fence<'_> {
 
     /// Excludes all earlier holders: they can commit nothing after this call.
     ///
-    /// Holders of the read lock call this. Several of them hold together, so the row may already have a higher token
-    /// than this one. A process that may migrate later has a higher token than all of them.
+    /// Holders of the read lock call this function. Several readers hold the lock at the same time, so the row may
+    /// already have a higher token than this one. A process that may migrate later has a higher token than all these
+    /// readers.
     pub(crate) async fn raise(&self, name: &str, connection: &mut AnyConnection) -> Result<()> {
         if self.database.is_fenced(connection).await? {
             let pid = self.pid(connection).await?;

@@ -47,11 +47,11 @@ async fn be_let_in_and_serve(
     };
     let mut connection = site.database.connect(site.timeout).await?;
     let serve = async {
-        // An earlier holder may have been cut off while its commit was on the way.
+        // An earlier holder may have lost its connection while its commit was on the way to the database.
         site.fence(guard.fencing_token()).raise(name, &mut connection).await?;
         requests(site, name, &mut connection, duration).await
     };
-    // `run` drops the work when the lock is lost, because a migration may begin then.
+    // When the lock is lost, `run` drops the work, because a migration may begin then.
     guard.run(serve).await?
 }
 

@@ -16,9 +16,9 @@ use crate::schema::version;
 /// How often a waiting process checks whether another process has migrated.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
-/// Acquires the write lock, and so waits until no instance uses the schema. Prints the instances in the way. Returns
-/// `None` as soon as there is nothing to do: another process may migrate first, serve, and hold the read lock for
-/// weeks.
+/// Acquires the write lock, and so waits until no instance uses the schema. Prints the instances that still use it.
+/// Returns `None` as soon as another process has migrated the database, because that process may hold the read lock for
+/// weeks while it serves.
 pub(crate) async fn alone(site: &Site, name: &str, lock: &RwLock) -> Result<Option<WriteGuard>> {
     let mut connection = site.database.connect(site.timeout).await?;
     let waits = format!("{name} waits:");
@@ -47,13 +47,14 @@ pub(crate) async fn alone(site: &Site, name: &str, lock: &RwLock) -> Result<Opti
 pub(crate) async fn run(site: &Site, name: &str, guard: &WriteGuard) -> Result<()> {
     let work = apply(site, name, guard.fencing_token(), || guard.is_held());
     match guard.run(work).await? {
-        // The database may refuse the token before this process notices the loss, because the next holder was there.
+        // The next holder has already written its token. So the database may refuse this token before this process
+        // notices the loss.
         Err(_) if !guard.is_held() => Err(Error::Lost(guard.lost().await).into()),
         done => done,
     }
 }
 
-/// Applies the missing migrations with this token. The token may be outdated: the database checks it.
+/// Applies the missing migrations with this token. The token may be outdated: the database refuses an outdated token.
 pub(crate) async fn apply(site: &Site, name: &str, token: i64, is_held: impl Fn() -> bool) -> Result<()> {
     let mut connection = site.database.connect(site.timeout).await?;
     let fence = site.fence(token);
@@ -76,7 +77,7 @@ async fn apply_each(
     loop {
         let mut transaction = fence.begin(&mut connection).await?;
         transaction.ensure_migrations_table().await?;
-        // The history is read behind the fence, so no earlier holder can change it any more.
+        // The history is read in the fenced transaction, so no earlier holder can change it any more.
         let applied = transaction.list_applied_migrations().await?;
         if from.is_none() {
             println!("{name} migrates, with fencing token {}", fence.token);

@@ -42,11 +42,11 @@ impl Schema {
         Schema(BUILT_IN.map(migration).into())
     }
 
-    /// Reads all files such as `0001_customers.sql`. There must be at least one.
+    /// Reads all files with names such as `0001_customers.sql`. There must be at least one.
     pub(crate) async fn read(directory: &Path) -> Result<Schema> {
         let all = Migrator::new(directory).await?;
         for file in fs::read_dir(directory)? {
-            // `sqlx` ignores such files silently.
+            // `sqlx` silently ignores a file whose name has no underscore, so the check is here.
             let name = file?.file_name().to_string_lossy().into_owned();
             if name.ends_with(".sql") && !name.contains('_') {
                 return Err(format!("{}: {name} has no name such as 0001_customers.sql", directory.display()).into());
@@ -66,8 +66,8 @@ impl Schema {
         self.0.last().map_or(0, |last| last.version)
     }
 
-    /// Returns the migrations that are not applied yet. The applied ones must be the first of this build's, in the same
-    /// order.
+    /// Returns the migrations that are not applied yet. The applied migrations must be the first migrations of this
+    /// build, in the same order.
     pub(crate) fn pending(&self, applied: &[AppliedMigration]) -> std::result::Result<&[Migration], Mismatch> {
         if let Some(Migration { version, .. }) = self.0.iter().find(|migration| migration.no_tx) {
             return Err(Mismatch::Unfenced { version: *version });

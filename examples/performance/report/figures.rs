@@ -1,4 +1,5 @@
-//! Computes figures from measurements, and formats figures and the names of drivers.
+//! Computes figures from measurements, and formats figures and the names of drivers. A driver is a program that
+//! measures one library.
 
 use super::results::{Line, Outcome, Results, in_order_of_appearance};
 use crate::chart::thousands;
@@ -6,7 +7,7 @@ use crate::chart::thousands;
 /// A round trip on the link, in seconds: `DELAY` of `benches/compare.py`, there and back.
 const ROUND_TRIP: f64 = 0.020;
 
-/// A figure that is computed from the measurements at one place.
+/// A figure, such as a time or a number of requests, with the place where it is measured and the way to compute it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Figure {
     pub(crate) place: &'static str,
@@ -30,7 +31,7 @@ pub(crate) fn bytes(line: &Line) -> Option<f64> {
     Some(line.number("bytes_in")? + line.number("bytes_out")?)
 }
 
-/// Returns the figure of this name, as tables and sentences use it.
+/// Returns the figure with the name that tables and sentences use for it.
 pub(crate) fn figure(name: &str) -> Option<Figure> {
     let figure = |place, unit, of, digits| Some(Figure { place, unit, of, digits });
     match name {
@@ -61,7 +62,8 @@ impl Figure {
         (self.digits)(value)
     }
 
-    /// Returns the spread: in nine of ten cells, the rounds differ by at most so many percent of their median.
+    /// Returns the spread: in nine of ten cells, the greatest and the least round differ by no more than this, in
+    /// percent of the median.
     pub(crate) fn spread(&self, results: &Results) -> Outcome<f64> {
         let here: Vec<&Line> = results.compared.iter().filter(|line| line.text("place") == self.place).collect();
         let mut spreads = Vec::new();

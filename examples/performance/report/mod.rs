@@ -52,7 +52,7 @@ pub(crate) fn every_table(results: &Results) -> String {
 
 struct Marker<'t> {
     before: &'t str,
-    /// The marker itself.
+    /// The marker itself, from `<!--` to `-->`.
     whole: &'t str,
     what: &'t str,
     name: &'t str,

@@ -1,4 +1,5 @@
-//! The plots of the page: one figure against one size, with a line for each driver and the range of its rounds.
+//! The plots of the page. Each shows one figure against one size, with a line for each driver and the range of the
+//! driver's rounds.
 
 use super::figures::{bytes, look, peers, seconds, title};
 use super::results::{Line, Results};
@@ -27,7 +28,7 @@ pub(crate) fn svgs(results: &Results) -> Vec<(&'static str, String)> {
     PLOTS.iter().filter_map(|plot| Some((plot.file, svg(results, plot)?))).collect()
 }
 
-/// Returns a plot, or `None` without results for it.
+/// Returns a plot, or `None` if there are no results for it.
 fn svg(results: &Results, plot: &Plot) -> Option<String> {
     let is_of_plot = |line: &Line| line.text("place") == "loopback" && line.text("case").starts_with(plot.cases);
     let mut sizes: Vec<(u64, &str)> = Vec::new();

@@ -62,7 +62,7 @@ impl Results {
 }
 
 impl Line {
-    /// Returns the text of this field. Empty if there is none.
+    /// Returns the text of this field. Empty if the line has no such field.
     pub(crate) fn text(&self, name: &str) -> &str {
         self.0[name].as_str().unwrap_or_default()
     }

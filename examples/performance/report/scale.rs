@@ -1,4 +1,5 @@
-//! Computes how much fits on an ensemble, from the library's limits and the measurements, and the figures in sentences.
+//! Computes how many contenders fit on an ensemble, from the library's limits and the measurements, and the figures in
+//! sentences.
 
 use super::figures::{figure, number, whole};
 use super::results::{Outcome, Results};
