@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(reported(1, "for a permit of", LITTLE), little, "without the path there is no `of`");
         assert_eq!(reported(1, "to write", LEAST), "waiting 9s: place 2, held by web.example \"migrate\"");
         assert_eq!(
-            reported(1, "to write", *BRIEFER.last().expect("there are levels")),
+            reported(1, "to write", *BRIEFER.last().expect("BRIEFER has levels")),
             "waiting 9s: place 2, held by web…",
             "the domain goes first"
         );

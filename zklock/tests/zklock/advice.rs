@@ -1,5 +1,5 @@
-//! Tests of the advice that `zklock check` gives about diverged servers and ghosts. Following the advice destroys no
-//! data that a majority has.
+//! Tests of the advice that `zklock check` gives about servers that disagree and about ghosts. An operator who follows
+//! the advice destroys no data that a majority has.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,12 +18,12 @@ use crate::{ended, server_lock, zklock_on};
 /// The changes that a proxy makes to a server's answers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Altered {
-    /// A session to leave out of the answers to `dump`.
+    /// The id of a session to leave out of the answers to `dump`.
     pub(crate) session: Option<i64>,
-    /// The prefix of names to leave out of each listing.
+    /// A prefix: names that begin with it are left out of each listing.
     pub(crate) names: Option<&'static str>,
-    /// Whether the proxy answers to each transaction that the first checked node does not exist, as a leader without
-    /// the node would.
+    /// Whether the proxy answers each transaction as a leader without the node would: the first node that the
+    /// transaction checks does not exist.
     pub(crate) refuses: bool,
 }
 
@@ -124,8 +124,8 @@ fn without(answer: &[u8], hidden: &str) -> Vec<u8> {
     [&answer[..16], &(names.len() as i32).to_be_bytes(), &names.concat(), &answer[at..]].concat()
 }
 
-/// Starts a proxy in front of a server of the ensemble and returns its address. If `lacks` is set, its listings lack
-/// the ghost.
+/// Starts a proxy in front of a server of the ensemble and returns its address. If `lacks` is set, the proxy leaves the
+/// nodes of the host "ghost" out of listings.
 async fn in_front_of(ensemble: &Ensemble, number: usize, lacks: bool) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let alters = Altered { names: lacks.then_some("ghost~"), ..Altered::default() };
@@ -139,8 +139,8 @@ async fn data_is_deleted_only_on_a_follower_differing_alone() {
     let zk = connect(&ensemble.addresses()).await;
     let held = RwLock::builder(&zk, path).host("ghost").build().unwrap().write().await.unwrap();
     let (leader, followers) = (ensemble.leader(), ensemble.followers());
-    // Returns what `check` says of the holder's node when it asks the servers `asked`, of which `lacking` hide the
-    // node.
+    // Returns what `check` prints about the holder's node. `asked` are the numbers of the servers that `check` asks,
+    // and `lacking` the numbers of the servers that hide the node.
     let told = async |lacking: &[usize], asked: &[usize]| {
         let mut names = Vec::new();
         for number in 0..3 {

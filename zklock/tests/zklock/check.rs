@@ -1,4 +1,5 @@
-//! Tests of `zklock check`: the servers of the connect string, and the nodes beside a lock.
+//! Tests of what `zklock check` reports about the servers of the connect string, and about a lock's record, permits and
+//! ghosts.
 
 use serde_json::Value;
 use support::ensemble::Ensemble;
@@ -44,7 +45,7 @@ async fn a_semaphore_with_an_invalid_number_is_not_free() {
     let garbage = Operation::Set { path: path.to_owned(), data: b"permits=two".to_vec(), version: None };
     let session = session(&zk).await;
     session.transact(&[garbage]).await.unwrap();
-    // The server, too, removes an empty queue, a minute after its last waiter.
+    // The test deletes the empty queue, as the server does a minute after the queue's last waiter.
     let reaped = session.delete(&format!("{path}/queue")).await;
     assert!(matches!(reaped, Ok(()) | Err(Failure::NoNode)), "{reaped:?}");
     for arguments in [&["ls", path][..], &["watch", path], &["break", "-y", path, "1"]] {
@@ -135,7 +136,7 @@ async fn each_server_is_asked_and_an_absent_one_is_named() {
 async fn servers_are_asked_below_the_chroot() {
     let (path, server) = ("/zklock/check/below", shared_server().address());
     let below = format!("{server}/zklock/root");
-    // A lock of the same path exists outside of the chroot.
+    // Outside of the chroot there is another lock with the same path.
     let (_whole, outside) = server_lock(path).await;
     let zk = connect(&below).await;
     let held = (outside.write().await.unwrap(), lock_at(&zk, path).write().await.unwrap());

@@ -1,5 +1,5 @@
-//! Tests of completion, by `zklock complete` alone and in real shells: of paths, of options, and of the command behind
-//! the lock.
+//! Tests of the completion of paths, of options, and of the command after the lock's path: by `zklock complete` alone,
+//! and in real shells.
 
 use super::*;
 
@@ -9,13 +9,13 @@ const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 /// The answer if the ensemble has no such path or is unreachable.
 const NOTHING: &str = "words\n";
 
-/// Returns the answer of `zklock complete` to these words, the last of which is being typed.
+/// Returns the answer of `zklock complete` to these words. The last word is still being typed.
 async fn answer(server: &str, words: &[&str]) -> String {
     answer_to("fish", server, words).await
 }
 
-/// Returns the answer, for a line that has candidates. Tries again if a busy machine needs more than the second that
-/// `complete` waits.
+/// Returns an answer that has candidates. Tries again if a busy machine needs more than the second that `complete`
+/// waits.
 async fn answer_to(shell: &str, server: &str, words: &[&str]) -> String {
     for _ in 0..10 {
         let answer = answer_once(shell, server, words).await;
@@ -29,7 +29,7 @@ async fn answer_to(shell: &str, server: &str, words: &[&str]) -> String {
 async fn answer_once(shell: &str, server: &str, words: &[&str]) -> String {
     let mut command = zklock_on(server, &["complete", shell]);
     command.stdin(Stdio::piped());
-    let mut child = command.spawn().expect("it can be run");
+    let mut child = command.spawn().expect("zklock can be run");
     // bash also sends the text that it replaces: here the whole last word.
     let replaced = words.last().filter(|_| shell == "bash");
     let line: String = ["zklock"].iter().chain(words).chain(replaced).map(|word| format!("{word}\0")).collect();
@@ -64,7 +64,7 @@ async fn offered_paths_are_locks_and_their_directories() {
     let _there = locks(prefix).await;
     let server = shared_server().address();
     let all = "words\n/paths-completed/deep/\n/paths-completed/done\n/paths-completed/held\n/paths-completed/hers\n/paths-completed/limit\n";
-    // `zklock complete` answers for a shell that is not installed, too.
+    // No shell is needed, because `zklock complete` also answers for a shell that is not installed.
     for shell in SHELLS {
         assert_eq!(answer_to(shell, &server, &["/paths-completed/"]).await, all);
         assert_eq!(answer_to(shell, &server, &["/l", "--", "tool", ""]).await, "command 3\n");
@@ -113,7 +113,7 @@ async fn an_absent_or_refusing_ensemble_offers_no_paths() {
     for words in [&["--zk", "::::", "/l"][..], &["--auth", "hunter2", "/l"], &["--tick-time", "x", "/l"]] {
         silence(&server, words).await;
     }
-    // A server that accepts connections and answers nothing must not delay the answer either.
+    // The answer comes as soon if the server accepts connections but answers nothing.
     let proxy = Proxy::start(shared_server().address());
     proxy.black_hole();
     silence(&proxy.address(), &["ls", "/l"]).await;
@@ -169,7 +169,7 @@ async fn bash_completes_paths_options_files_and_commands() {
     let prefix = "/completed-bash";
     let _there = locks(prefix).await;
     let commands = prepared("bash");
-    // The words as bash breaks them, at ':' and '=' too.
+    // bash also breaks words at ':' and '='.
     let server = shared_server().address();
     let (host, port) = server.split_once(':').unwrap();
     let line = format!("zklock --zk={server} ls {prefix}/d");
@@ -177,7 +177,7 @@ async fn bash_completes_paths_options_files_and_commands() {
     assert_eq!(in_bash(&commands, &line, &words).await, format!("{prefix}/deep/\n{prefix}/done\n"));
     let one = in_bash(&commands, &format!("zklock {prefix}/de"), &["zklock", &format!("{prefix}/de")]).await;
     assert_eq!(one, format!("compopt -o nospace\n{prefix}/deep/\n"));
-    // A blank in a name is escaped, also behind the cursor.
+    // A blank in a name is escaped, also in the text after the cursor.
     let line = format!("zklock {prefix}/deep/one\\ l");
     let blank = in_bash(&commands, &line, &["zklock", &format!("{prefix}/deep/one\\ lo")]).await;
     assert_eq!(blank, format!("{prefix}/deep/one\\ lock\n"));
@@ -208,8 +208,8 @@ async fn passwords_on_the_line_are_no_process_arguments() {
         // bash also sends the text that it replaces.
         let replaced = if shell == "bash" { "/l " } else { "" };
         let whole = format!("[complete][{shell}]zklock --auth me:hunter2 /l {replaced}");
-        // A process that another test has just forked may still have the stand-in open for writing. Then the stand-in
-        // cannot be run.
+        // A process that another test has just forked may still have the stand-in open for writing. Until that file is
+        // closed, the system refuses to run the stand-in.
         for _ in 0..20 {
             let mut zsh = None;
             match shell {
@@ -271,8 +271,8 @@ async fn fish_completes_paths_options_files_and_commands() {
     assert!(name.lines().any(|line| line.starts_with("tool")), "{name}");
 }
 
-/// A shell on a terminal, in which Tab completes and Ctrl-T writes the line into a file. Instead of running `zklock`,
-/// it writes the arguments into another file.
+/// A shell on a terminal. Tab completes the line, and Ctrl-T writes the line into a file. The command `zklock` is
+/// replaced by a function that writes its arguments into another file.
 struct OnKeys {
     terminal: OnTerminal,
     lines: PathBuf,
@@ -325,7 +325,8 @@ impl OnKeys {
         let mut terminal = OnTerminal::start_with(&shared_server().address(), &environment, shell, options);
         terminal.press(&set_up);
         terminal.shows("ready");
-        // After the prompt the shell reads the keys, and the terminal no longer edits lines.
+        // The prompt shows that the shell reads the keys itself from now on, and that the terminal no longer edits
+        // lines.
         terminal.shows("> ");
         OnKeys { terminal, lines: commands.path().join("lines"), ran: commands.path().join("ran"), count: 0 }
     }
@@ -362,7 +363,7 @@ async fn zsh_completes_paths_options_files_and_commands() {
     for (typed, completed) in [
         (format!("zklock ls {prefix}/he"), format!("zklock ls {prefix}/he|")),
         (format!("zklock ls {prefix}/hel"), format!("zklock ls {prefix}/held |")),
-        // After a slash no blank is inserted, because the path may continue.
+        // No blank is inserted after a slash, because the path may continue.
         (format!("zklock {prefix}/de"), format!("zklock {prefix}/deep/|")),
         (format!("zklock '{prefix}/deep/one l"), format!("zklock '{prefix}/deep/one lock' |")),
         (format!("zklock --zk={server} {prefix}/do"), format!("zklock --zk={server} {prefix}/done |")),

@@ -1,9 +1,9 @@
-//! Tests of `zklock` as the first process of a container, in a PID namespace of its own.
+//! Tests of `zklock` as the first process of a container, that is, of a PID namespace.
 
 use super::*;
 
-/// Returns the command that can make a PID namespace here: `unshare` as root, in a user namespace, or by sudo. `None`
-/// if none of them may, as in most containers.
+/// Returns the command that can make a PID namespace on this machine: `unshare` as root, in a user namespace, or by
+/// sudo. `None` if none of the three is allowed, as in most containers.
 fn unshare() -> Option<&'static [&'static str]> {
     const WAYS: [&[&str]; 3] = [
         &["unshare"],
@@ -23,8 +23,9 @@ fn unshare() -> Option<&'static [&'static str]> {
     found
 }
 
-/// Returns the command line that runs a command as the first process of a PID namespace. With `begins_session` it has
-/// the terminal as `docker run -it` gives it (`setsid -c`), otherwise as a plain `unshare` leaves it.
+/// Returns the command line that runs a command as the first process of a PID namespace. With `begins_session` the
+/// command begins a Unix session that has the terminal (`setsid -c`), as under `docker run -it`. Otherwise it stays in
+/// the session of `unshare`.
 fn first_process<'a>(unshare: &[&'a str], begins_session: bool, command: &[&'a str]) -> Vec<&'a str> {
     let session = if begins_session { &["setsid", "-c"][..] } else { &[] };
     [unshare, &["--pid", "--fork", "--mount-proc", "--kill-child"], session, command].concat()
@@ -46,7 +47,7 @@ fn on_terminal(unshare: &[&str], begins_session: bool, command: &[&str]) -> OnTe
 #[support::judged]
 async fn pid_1_passes_exit_codes_and_signals_on() {
     let Some(unshare) = unshare() else { return };
-    // 37 is RTMIN+3, which stops systemd in a container. zklock passes it on.
+    // Signal 37 is RTMIN+3, which stops systemd in a container. zklock passes it on to the command.
     let real_time = ("kill -37 1; sleep 100", 165);
     for (script, code) in [("exit 6", 6), ("kill -TERM $$", 143), ("test $PPID = 1", 0), real_time] {
         let words = first_process(unshare, false, &[binary(), "/zklock/first/codes", "-c", script]);
@@ -110,7 +111,7 @@ async fn ctrl_c_spares_the_other_processes_of_a_container() {
     terminal.rest().await;
 }
 
-/// No shell could continue the stopped processes.
+/// zklock continues a stopped command, because no shell could continue zklock and the command later.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn ctrl_z_is_undone_where_no_shell_can_continue() {
     let Some(unshare) = unshare() else { return };

@@ -32,10 +32,10 @@ use zk_rwlock::coordinator::{Failure, Kind};
 use zk_rwlock::security::{Acl, Permissions};
 use zk_rwlock::{Dialect, Loss, RwLock, ZooKeeper};
 
-/// The session timeout of commands that a test disconnects.
+/// The session timeout of a zklock that a test disconnects.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// Signals that end a waiting `zklock`, and that it passes on to its command.
+/// Signals that end a waiting `zklock`. `zklock` passes them on to a running command.
 const PASSED_ON: [Signal; 6] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2];
 
 mod advice;
@@ -95,8 +95,8 @@ fn prepare(command: &mut Command, server: &str) {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
 }
 
-/// Registers handlers without effect for the signals that this process ignores, because children inherit ignored
-/// signals, but not handled ones. Signals are ignored under nohup(1) or behind a script's `&`.
+/// Registers a handler without effect for each signal that this process ignores, as under nohup(1) or behind a script's
+/// `&`. A child inherits that a signal is ignored, but no handlers.
 fn unignore_signals() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -129,7 +129,7 @@ async fn ended(mut command: Command) -> Run {
     Run { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
-/// Awaits the end of a run, as [`ended()`] does, for runs with a long limit of their own.
+/// Awaits the end of a run as [`ended()`] does, but for a run that may take minutes.
 async fn ended_within_minutes(command: Command) -> Run {
     Running::start(command).ends_within(Duration::from_secs(120)).await
 }
@@ -192,7 +192,7 @@ async fn server_lock(path: &str) -> (ZooKeeper, RwLock) {
     (zk, lock)
 }
 
-/// Returns a directory for the files of the children. It is deleted with the test.
+/// Returns a directory for the files of the children. It is deleted when it is dropped.
 fn scratch() -> tempfile::TempDir {
     tempfile::tempdir().expect("the directory for temporary files is writable")
 }
@@ -280,7 +280,7 @@ async fn each_way_to_end_has_its_exit_code() {
         assert_eq!(run.code, Some(*code), "{arguments:?}: {run:#?}");
         let in_vain = arguments.contains(&taken) && *code != 64;
         let told = run.stderr.contains("held by WRITE") && run.stderr.contains("in the way");
-        // On a busy machine 200 ms may pass before the holder is known.
+        // On a busy machine 200 ms may pass before zklock has learned who holds the lock.
         let is_hurried = arguments.contains(&"0.2") || arguments.contains(&"200ms");
         assert!(in_vain == told || is_hurried, "{run:#?}");
         assert_eq!([64, 69, 126, 127].contains(code) || in_vain, !run.stderr.is_empty(), "{arguments:?}: {run:#?}");
@@ -530,7 +530,7 @@ async fn a_signalled_waiter_leaves_the_queue_at_once() {
         waiting.signal(signal);
         let run = waiting.ends().await;
         assert_eq!((run.code, &run.stdout[..]), (ended_by(signal), ""));
-        // The node is gone at the end of zklock, long before the session would expire.
+        // The node is gone when zklock has ended, long before the session would expire.
         assert_eq!(line(&lock).await, "W+");
     }
     held.release().await.unwrap();
@@ -548,7 +548,8 @@ async fn giving_up_does_not_wait_for_a_cut_network() {
     line_becomes(&lock, "W+ W- W-").await;
     proxy.black_hole();
     interrupted.signal(Signal::INT);
-    // The session would last three times as long as the longest wait of this test.
+    // The session timeout is three times the longest wait of this test, so neither run has waited for the end of its
+    // session.
     assert_eq!((interrupted.ends().await.code, impatient.ends().await.code), (ended_by(Signal::INT), Some(1)));
     held.release().await.unwrap();
 }
@@ -577,14 +578,14 @@ async fn a_wait_off_a_terminal_prints_a_line_per_change() {
 // ---------------------------------------------------------------------------------------------------------------
 // Losing the lock
 
-/// Returns a script that writes the time into a file again and again. So does a process that it leaves in the
-/// background. Only KILL ends them.
+/// Returns a script that writes the time into a file again and again, and that leaves a process in the background that
+/// does the same. Only KILL ends the two.
 fn immortal(file: &Path) -> String {
     let stamp = format!("while :; do date +%s%N >> {}; done", file.display());
     format!("trap '' TERM HUP INT; ({stamp}) & echo ready; {stamp}")
 }
 
-/// Returns the latest time in the file that was written completely.
+/// Returns the last time in the file, without a time that is only half written.
 fn last_stamp(file: &Path) -> u64 {
     let text = fs::read_to_string(file).unwrap();
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
@@ -630,7 +631,7 @@ async fn unread_messages_do_not_delay_killing_the_command() {
         let holder = Running::start(holder).ready().await;
         let next = Running::start(zklock(&[path, "-c", &format!("date +%s%N > {}", start.display())]));
         line_becomes(&lock, "W+ W-").await;
-        let size = fcntl_getpipe_size(&full).expect("the size of a pipe");
+        let size = fcntl_getpipe_size(&full).expect("the system reports the size of a pipe");
         let filler = thread::spawn(move || full.write_all(&vec![b'.'; 2 * size]));
         eventually("the pipe is full", || async { ioctl_fionread(&unread).expect("a pipe") > size as u64 - 4096 })
             .await;
@@ -641,7 +642,7 @@ async fn unread_messages_do_not_delay_killing_the_command() {
         assert!(last < first, "{more:?}: the old command ran {} ns into the next one", last - first);
         drop(unread);
         assert_eq!(holder.ends().await.code, Some(75));
-        assert!(filler.join().expect("the thread does not panic").is_err(), "somebody read the pipe");
+        assert!(filler.join().expect("the thread does not panic").is_err(), "nobody may read the pipe");
     }
 }
 
@@ -650,7 +651,8 @@ async fn zklock_exits_even_if_its_message_is_unread() {
     let (_zk, lock) = server_lock("/zklock/unread-end").await;
     let held = lock.write().await.expect("free");
     let (unread, mut full) = std::io::pipe().expect("a pipe");
-    full.write_all(&vec![b'.'; fcntl_getpipe_size(&full).expect("the size of a pipe")]).expect("there is room");
+    full.write_all(&vec![b'.'; fcntl_getpipe_size(&full).expect("the system reports the size of a pipe")])
+        .expect("the empty pipe has room");
     let mut command = zklock(&["-n", lock.path(), "true"]);
     command.stderr(full);
     assert_eq!(Running::start(command).ends().await.code, Some(1));
@@ -673,7 +675,7 @@ async fn a_lost_lock_sends_term_and_overrides_the_exit_code() {
     }
 }
 
-/// The session stays alive, so only the grace limits the command.
+/// The session stays alive, so only `--grace` limits the time between TERM and KILL.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_that_ignores_term_is_killed_after_the_grace() {
     let path = "/zklock/deaf";
@@ -720,8 +722,9 @@ async fn a_server_that_answers_only_pings_delays_no_command() {
     }
 }
 
-/// Starts a holder behind a proxy, cuts the connection, and waits until the holder reports it. Returns the holder and
-/// its further messages. Its command ends with 8 after a line of input.
+/// Starts a holder behind a proxy, cuts the connection, and waits until the holder reports the disconnection. Returns
+/// the proxy, the holder, and the holder's further messages. The command under the lock reads a line of input and ends
+/// with 8.
 async fn cut_off(path: &str) -> (Proxy, Running, Lines<BufReader<ChildStderr>>) {
     let proxy = Proxy::start(shared_server().address());
     let options = ["--session-timeout", "60s", path, "-c", "echo ready; read line; exit 8"];
@@ -729,7 +732,7 @@ async fn cut_off(path: &str) -> (Proxy, Running, Lines<BufReader<ChildStderr>>) 
     command.stdin(Stdio::piped());
     let mut holder = Running::start(command).ready().await;
     let mut told = BufReader::new(holder.child.stderr.take().unwrap()).lines();
-    // A short disconnection is not reported, so this one lasts until it is.
+    // zklock does not report a short disconnection, so the connection stays cut until the report.
     proxy.cut();
     let said = soon("the loss of the connection", told.next_line()).await.unwrap().unwrap();
     assert!(said.contains("the connection is lost"), "{said}");
@@ -746,7 +749,8 @@ async fn a_short_disconnection_loses_nothing() {
     assert_eq!(holder.ends().await.code, Some(8));
 }
 
-/// The session would last three times as long as the longest wait of this test.
+/// The session timeout is three times the longest wait of this test, so zklock does not wait for the end of the
+/// session.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unreachable_release_says_when_the_lock_is_free() {
     let (_proxy, mut holder, mut told) = cut_off("/zklock/unreached").await;
@@ -790,8 +794,8 @@ async fn zklock_stopped_past_its_lease_kills_its_command() {
     let run = holder.ends().await;
     assert_eq!(run.code, Some(75), "{run:#?}");
     assert!(run.stderr.contains("was killed") && run.stderr.contains("stood still"), "{run:#?}");
-    assert!(!run.stderr.contains("cut off"), "the servers worked: {run:#?}");
-    // No process of the group writes any more.
+    assert!(!run.stderr.contains("cut off"), "the message must not blame the servers: {run:#?}");
+    // No process of the command's group may write any more.
     let ended = last_stamp(&stamps);
     let length = fs::metadata(&stamps).unwrap().len();
     next.release().await.unwrap();
@@ -996,7 +1000,7 @@ async fn ls_tree_reports_circles_of_waiting_processes() {
         (of("ants", "a").write().await, of("bees", "b").write().await, of("crows", "c").write().await);
     let behind = writer(&of("ants", "b"));
     line_becomes(&of("ants", "b"), "W+ W-").await;
-    // A process that only waits is in no circle, and tasks of one process that wait for each other form none.
+    // A process that only waits is in no circle. Tasks of one process that wait for each other are no circle either.
     let (beside, own) = (writer(&of("crows", "b")), writer(&of("crows", "c")));
     line_becomes(&of("ants", "b"), "W+ W- W-").await;
     line_becomes(&of("ants", "c"), "W+ W-").await;
@@ -1297,7 +1301,7 @@ async fn a_nearly_used_up_sequence_is_odd() {
 async fn completions_and_manual_pages_know_the_subcommands() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let run = run(&["completions", shell]).await;
-        // The first three scripts call `zklock complete` when they need candidates.
+        // The scripts for bash, zsh and fish call `zklock complete` when they need candidates.
         let asks = run.stdout.contains(&format!("zklock complete {shell}"));
         assert!(run.code == Some(0) && (asks || run.stdout.contains("watch")), "{shell}");
     }
@@ -1340,7 +1344,7 @@ impl OnTerminal {
         OnTerminal::start_on(terminal, server, environment, program, arguments)
     }
 
-    /// Starts a program in a new session whose controlling terminal this is, as a login does.
+    /// Starts a program in a new Unix session whose controlling terminal is `terminal`, as a login does.
     fn start_on(
         terminal: OwnedFd,
         server: &str,
@@ -1367,7 +1371,7 @@ impl OnTerminal {
         let (sender, screen) = mpsc::channel();
         thread::spawn(move || {
             let mut piece = [0; 4096];
-            // An error means that no process has the terminal open any more.
+            // An error ends the loop, too: it means that no process has the terminal open any more.
             while let Ok(length @ 1..) = output.read(&mut piece) {
                 if sender.send(String::from_utf8_lossy(&piece[..length]).into_owned()).is_err() {
                     return;
@@ -1381,13 +1385,13 @@ impl OnTerminal {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Waits until this text has appeared, and drops everything up to its end.
+    /// Waits until this text has appeared on the screen, and drops the screen's text up to the end of it.
     #[track_caller]
     fn shows(&mut self, text: &str) {
         self.before(text);
     }
 
-    /// Does the same, and returns the text before it.
+    /// Waits for this text as [`OnTerminal::shows`] does, and returns the text before it.
     #[track_caller]
     fn before(&mut self, text: &str) -> String {
         let deadline = Instant::now() + SOON;
@@ -1449,8 +1453,8 @@ async fn a_command_on_a_terminal_reads_what_is_typed() {
 
 #[support::judged]
 async fn ctrl_c_reaches_a_command_on_a_terminal_once() {
-    // The command has the terminal once it has read a line. A trap during `sleep` is never missed, as it may be shortly
-    // before a `read`.
+    // The command has the terminal once it has read a line. The script waits by `sleep`, because `read` could miss a
+    // signal that comes shortly before it.
     let script = "read line; told=; trap 'told=1; echo caught' INT; echo ready; until [ $told ]; do sleep 0.05; done
         while ! read line; do :; done; echo got $line; exit 5";
     let mut terminal = OnTerminal::start(&["/zklock/tty/int", "--", "bash", "-c", script]);
@@ -1487,7 +1491,7 @@ async fn ctrl_c_also_ends_the_script_that_runs_zklock() {
     assert_eq!(terminal.ends().await, None);
     assert!(!terminal.seen.contains("code"), "{:?}", terminal.seen);
 
-    // The same holds while zklock waits, and if the command does not have the terminal.
+    // zklock also ends by the signal while it waits, and while the command does not have the terminal.
     let (_zk, lock) = server_lock("/zklock/tty/taken").await;
     let held = lock.write().await.unwrap();
     let script = "for i in 1 2; do \"$0\" /zklock/tty/taken true; echo code $?; done";
@@ -1558,7 +1562,7 @@ async fn a_stopped_command_does_not_go_on_without_the_lock() {
     let (_zk, lock) = server_lock(path).await;
     let files = scratch();
     let stamps = files.path().join("stamps");
-    // The script uses only built-ins: a shell is not stopped itself while its child is stopped between vfork and exec.
+    // The script uses only built-ins: a shell does not stop while a child of it is stopped between vfork and exec.
     let script = format!("echo ready; while :; do echo >> {}; done", stamps.display());
     let mut terminal = OnTerminal::start(&["--session-timeout", "1s", path, "-c", &script]);
     terminal.shows("ready");
@@ -1625,7 +1629,7 @@ async fn colours_need_a_terminal_without_no_color() {
             assert!(!rest.contains("\x1b[3") && !rest.contains("\x1b[1m"), "{task} {environment:?}: {rest:?}");
         }
     }
-    // An empty NO_COLOR does not count (<https://no-color.org>).
+    // An empty NO_COLOR does not switch the colours off (<https://no-color.org>).
     let mut terminal = OnTerminal::start_with(&shared_server().address(), &[("NO_COLOR", "")], binary(), &["ls", path]);
     terminal.shows("\x1b[32m1      holds");
 }
@@ -1639,15 +1643,15 @@ async fn watch_fits_its_screen() {
         held.push(lock.read().label("a label that is so long that not much of it is shown").await.unwrap());
     }
     let mut terminal = OnTerminal::start(&["watch", "--interval", "1h", path]);
-    // Without a size, 80 columns and 24 rows are assumed, and all nine rows fit.
+    // This terminal has no size, so zklock assumes 80 columns and 24 rows, and all nine rows fit.
     terminal.shows("\x1b[H/zklock/tty/watched ");
     terminal.shows("9      holds");
     terminal.shows("\x1b[J");
     for (columns, rows) in [(60, 8), (40, 6), (20, 12)] {
         terminal.seen.clear();
         terminal.resize(columns, rows);
-        // The screen is redrawn at once, although the next request is due in an hour. One row is the heading, one is
-        // empty, and the last row stays free.
+        // zklock redraws the screen at once, although the next request is due in an hour. One row is the heading, one
+        // is empty, and the last row stays free.
         let shown = rows - 3 - 1 - 1;
         if u32::from(shown) < 9 {
             terminal.shows(&format!("{shown}      holds"));
@@ -1722,7 +1726,7 @@ fn commands(stand_ins: &[&str]) -> tempfile::TempDir {
     directory
 }
 
-/// Returns a line for `sh` that finds `zklock` in this directory.
+/// Returns a `sh` that runs this line and finds `zklock` in the directory `commands`.
 fn typed(line: &str, commands: &tempfile::TempDir) -> Command {
     let mut command = Command::new("sh");
     prepare(&mut command, &shared_server().address());
@@ -1798,7 +1802,7 @@ async fn the_commands_in_the_docs_work_as_printed() {
     assert_eq!(next(""), "", "the docs have a command that this test does not run");
 }
 
-/// Runs each row of the page on both sides: util-linux's `flock` with a file, and `zklock` with a lock.
+/// Runs both commands of each row of the page: util-linux's `flock` with a file, and `zklock` with a lock.
 #[support::judged]
 async fn flock_and_zklock_have_equal_codes_and_output() {
     let commands = commands(&[]);

@@ -179,7 +179,7 @@ async fn an_unconfirmed_record_of_a_success_exits_with_75() {
     for (name, arrives) in [("request", false), ("answer", true), ("all-but-pings", false)] {
         let proxy = Proxy::start(shared_server().address());
         let (zk, lock) = server_lock(&format!("/zklock/once/unconfirmed-{name}")).await;
-        // The session lasts long enough for zklock to see the command's end before the loss.
+        // The session lasts so long that zklock sees the end of the command before the loss of the lock.
         let timeout = (2 * SHORT).as_secs().to_string();
         let job = "echo ready; read line; true";
         let arguments = ["--session-timeout", &timeout, "--once-in", "50m", lock.path(), "-c", job];
@@ -278,7 +278,7 @@ async fn hosts_with_different_clocks_agree_on_the_last_run() {
     };
     let once = |period| ["--once-in", period, "--host", "web-1", "--label", "report", path, "-c", "date +%s"];
 
-    // First, check that the clocks differ: each process writes the time of its own clock into its node.
+    // To show that the clocks differ, each process writes the time of its own clock into its node.
     let mut noted = Vec::new();
     let [late, right, early] = [-3_600, 0, 3_600].map(Clock::ahead_by);
     for ahead in [&early, &late] {
@@ -349,7 +349,7 @@ async fn the_crontab_of_the_guide_runs_the_job_once() {
         .partition(|line| line.contains('=') && !line.contains(" -- "));
     assert_eq!((settings.len(), jobs.len()), (1, 1), "{table}");
     assert!(settings[0].starts_with("ZK_HOSTS="), "the table must set ZK_HOSTS, which the test replaces");
-    // A row has five fields and the command. cron passes the command to `sh -c`.
+    // A row of a crontab has five fields and the command. cron passes the command to `sh -c`.
     let command = jobs[0].splitn(6, ' ').last().expect("a command");
     assert!(command.starts_with("zklock "), "{command}");
     let path = command.split(' ').find(|word| word.starts_with('/')).expect("the lock's path");

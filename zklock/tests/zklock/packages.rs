@@ -6,7 +6,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Returns `dpkg` for a system of its own in this directory. Its list of packages has no C library.
+/// Returns a `dpkg` that installs into this directory as if it were a system of its own. The list of installed packages
+/// there has no C library.
 fn dpkg(system: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new("dpkg");
     command.arg(format!("--root={}", system.display())).args([

@@ -188,7 +188,7 @@ async fn ls_shows_a_semaphore_as_a_table_and_as_json() {
     assert_eq!(json["members"][0]["token"].as_i64(), Some(two.fencing_token()));
 
     let tree = run(&["ls", "--tree", "/zklock/permits/shown"]).await.stdout;
-    // Returns the words without the ages, which change.
+    // Returns the words without the ages, because the ages change.
     let shown = |text: &str| -> Vec<String> {
         let words = text.split_whitespace().filter(|word| humantime::parse_duration(word).is_err());
         words.map(str::to_owned).collect()

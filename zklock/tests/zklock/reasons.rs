@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use super::*;
 
-/// Returns the reason in the message of a run without a session, after the part that all these messages have.
+/// Returns the reason in the message of a run without a session, without the beginning that is the same in all these
+/// messages.
 fn reason(run: &Run) -> &str {
     assert_eq!(run.code, Some(69), "{run:#?}");
     let said = run.stderr.trim_end();
@@ -17,8 +18,8 @@ fn seconds(limit: Duration) -> String {
     limit.as_secs_f64().to_string()
 }
 
-/// The message names the limit that the library was given. The test does not measure the time, because a busy machine
-/// may be late.
+/// The message names the limit that zklock gave to the library. The test does not measure the time, because a busy
+/// machine may be late.
 #[support::judged]
 async fn a_refused_connection_is_reported_within_the_limit() {
     let port = Port::reserve();
@@ -35,7 +36,8 @@ async fn a_refused_connection_is_reported_within_the_limit() {
         (&["--once-in", "1h", "-w", "1.2", "/l", "true"], "1s 200ms"),
     ] {
         let begin = format!("{address} within {waited}: {address}: ");
-        // The shortest limit leaves 150 ms for the connection, during which a busy machine may not run zklock at all.
+        // The shortest limit leaves 150 ms for the connection. On a busy machine zklock may not get to run in this
+        // time.
         eventually_says(|| zklock_on(&address, arguments), &begin, "Connection refused (os error 111)").await;
     }
 }
@@ -90,7 +92,7 @@ async fn a_cut_off_waiter_reports_since_when_and_why() {
     .await;
 }
 
-/// Runs a waiter whose server is killed, and returns its messages and the server's address.
+/// Runs a waiting zklock whose server is killed, and returns its messages and the server's address.
 async fn cut_off_while_it_waits(limit: Duration, options: &[&str]) -> (Run, String) {
     let server = Server::start();
     let zk = connect(&server.address()).await;
@@ -160,7 +162,7 @@ async fn credentials_refused_later_exit_with_77() {
     let wrong = ended(on("guess", &["/l", "true"])).await;
     assert_eq!((wrong.code, &wrong.stderr[..]), (Some(77), "zklock: the servers refuse the credentials in ZK_SASL\n"));
 
-    // The lease is long enough for the server to restart.
+    // The lease of the lock is longer than the restart of the server.
     let holder = ["--session-timeout", "60", "/l", "-c", "echo ready; exec sleep 60"];
     let holds = Running::start(on("first", &holder)).ready().await;
     let waits = Running::start(on("first", &["--session-timeout", "60", "/l", "true"]));
@@ -186,7 +188,8 @@ async fn a_loss_in_an_outage_names_its_start_and_cause() {
     server.kill();
     let (holds, waits) = tokio::join!(holds.ends(), waits.ends());
     assert_eq!((holds.code, waits.code), (Some(75), Some(76)), "{holds:#?} {waits:#?}");
-    // zklock reports the loss before the command gets TERM, in the short time that it waits for its reader.
+    // zklock prints the loss before it sends TERM to the command, because it waits a short time until the message is
+    // read.
     let before = holds.stderr.split_once("\nends\n").map(|(before, _)| before).unwrap_or_default();
     assert!(before.contains("zklock: the lock is lost: ") && before.contains("; the command is ended"), "{holds:#?}");
     let why = format!(": {}: Connection refused (os error 111))", server.address());
@@ -246,7 +249,8 @@ async fn help_and_docs_name_each_exit_code() {
     assert_eq!(named.into_iter().collect::<BTreeSet<_>>(), defined);
 }
 
-/// A library in C that is loaded before the C library: the name `moves.test` resolves to the address in a file.
+/// The source of a library that is loaded before the C library. With it, the name `moves.test` resolves to the address
+/// in a file.
 const RESOLVER: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -299,7 +303,8 @@ async fn a_server_name_with_a_new_address_is_followed() {
     drop(passed_on.await);
 }
 
-/// No thread can be started with so large a stack. The same happens under a limit of processes.
+/// The stack of threads is set so large that no thread can be started. A limit on the number of processes has the same
+/// effect.
 #[support::judged]
 async fn a_thread_that_cannot_start_exits_with_71() {
     let mut command = zklock(&["/zklock/no-thread", "true"]);

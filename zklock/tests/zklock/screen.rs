@@ -17,7 +17,7 @@ const HOSTS: [&str; 5] = [
     "web-17",
 ];
 
-/// Returns the lines that a terminal with so many columns shows until the program ends, without colours.
+/// Returns what a terminal with this number of columns shows until the program ends, as lines without colours.
 async fn shown(columns: u16, arguments: &[&str]) -> Vec<String> {
     let mut terminal = OnTerminal::start_sized((columns, 50), binary(), arguments);
     let (text, code) = terminal.rest().await;
@@ -47,7 +47,7 @@ fn assert_fits(lines: &[String], columns: u16, tokens: &[i64]) {
 }
 
 /// Makes readers and waiting writers on every host, with long and wide labels, and one kept node. Returns the tokens,
-/// and the guards and tasks to keep.
+/// and the guards and tasks that the caller must keep.
 async fn crowd(path: &str) -> (Vec<i64>, Vec<Box<dyn std::any::Any>>) {
     let label = "a label that is longer than a table has room for, 日本語のラベルも長い";
     let (zk, lock) = server_lock(path).await;
@@ -79,7 +79,7 @@ async fn ls_fits_its_terminal_and_shows_every_token() {
         assert_fits(&lines, columns, &tokens);
         assert!(!lines[0].contains("SESSION") && lines.iter().any(|line| line.contains("keeps")), "{lines:#?}");
         assert!(columns == 80 || lines[0].contains("PID") == (columns == 132), "{lines:#?}");
-        // The parts of the names that differ are shown.
+        // The table shows the parts in which the names of hosts and labels differ.
         for differs in ["x2k4j ", "q8w7e ", "30-40… ", "30-41… "] {
             let twice = lines.iter().filter(|line| line.contains(differs)).count() == 2;
             assert!(columns == 60 || twice, "{lines:#?}");
@@ -142,7 +142,7 @@ async fn watch_fits_its_terminal_and_follows_its_size() {
     assert_eq!(terminal.ends().await, None);
 }
 
-/// Waits until `watch` has read the queue so many more times.
+/// Waits until `watch` has read the queue `more` more times.
 async fn looks(proxy: &Proxy, more: u64) {
     let before = proxy.count(Op::GetChildren);
     eventually("watch reads the queue", || async { proxy.count(Op::GetChildren) >= before + more }).await;
@@ -225,7 +225,8 @@ async fn the_waiting_line_fits_80_columns_with_its_holder() {
         let mut terminal = OnTerminal::start_sized((columns, 24), binary(), &[path, "true"]);
         terminal.shows("\r\x1b[Kzklock: waiting ");
         let line = format!("zklock: waiting {}", terminal.before("\r\x1b[K"));
-        // The terminal shows Ctrl-C as two characters behind the line, which must not begin a new line.
+        // The terminal shows Ctrl-C as two characters after the line. They must fit, or the terminal would begin a new
+        // line.
         assert!(line.width() + "^C".width() < columns.into() && line.contains(&words), "{line:?}");
         assert!(line.ends_with("s ago"), "the age is cut off: {line:?}");
         for words in [": place 2, held by ", "order", " \"nightly", "\" queued "] {

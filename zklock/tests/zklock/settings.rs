@@ -85,7 +85,7 @@ async fn an_empty_variable_is_unset_and_help_needs_none() {
     }
 }
 
-/// The help of each option names its variable.
+/// The help of each option names the variable with the same setting.
 #[support::judged]
 async fn the_help_names_the_variable_of_each_setting() {
     let help = run(&["--help"]).await.stdout;
@@ -95,8 +95,8 @@ async fn the_help_names_the_variable_of_each_setting() {
     }
 }
 
-/// These options have no variable. If zklock accepted a session of a millisecond, its message would blame a working
-/// server.
+/// These options have no variable. zklock refuses a session timeout of a millisecond, because its error would blame a
+/// working server.
 #[support::judged]
 async fn a_timeout_too_short_to_connect_is_refused() {
     for (option, value, problem) in [
@@ -114,13 +114,13 @@ async fn a_time_of_any_length_is_refused_or_obeyed() {
     for time in ["0", "1ns", "500years", "18446744073709551615s", "18446744073709551615s 1000ms", "1e20"] {
         for option in ["-w", "--once-in", "--grace", "--session-timeout", "--connect-timeout", "--tick-time"] {
             let run = ended(zklock(&[option, time, &format!("/zklock/times/{option}/{time}"), "true"])).await;
-            // The command ran, the lock was not granted in time, the time was refused, or no server was reached in
-            // time.
+            // These are the allowed outcomes: the command ran, the lock was not granted in time, the time was refused,
+            // or no server was reached in time.
             assert!(
                 matches!(run.code, Some(0 | 1 | 64 | 69)) && !run.stderr.contains("panicked"),
                 "{option}: {run:#?}"
             );
-            // 1 ns may be enough, because timers count in milliseconds.
+            // With 1 ns the command may run, because timers count in milliseconds.
             if matches!((option, time), ("-w" | "--connect-timeout", "1ns")) {
                 continue;
             }
@@ -131,5 +131,5 @@ async fn a_time_of_any_length_is_refused_or_obeyed() {
     }
 }
 
-/// The short times with which a command runs on a free lock. 1 ns may be enough to wait for the lock.
+/// Options with a short time with which a command runs under a free lock.
 const RUNS: [(&str, &str); 4] = [("-w", "0"), ("--grace", "0"), ("--grace", "1ns"), ("--once-in", "1ns")];

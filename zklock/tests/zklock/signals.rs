@@ -1,5 +1,5 @@
-//! Tests with every signal that can be caught: sent to a `zklock` that waits, and to a `zklock` whose command has left
-//! a process in the background.
+//! Tests with every signal that can be caught. The signal is sent to a `zklock` that waits, or to a `zklock` whose
+//! command has left a process in the background.
 
 use futures_util::future::join_all;
 
@@ -20,10 +20,10 @@ const HARMLESS: [i32; 8] = [
     Signal::PIPE.as_raw(),
 ];
 
-/// Signals that the C library reserves.
+/// Signals that the C library reserves for itself.
 const OF_THE_LIBRARY: [i32; 2] = [32, 33];
 
-/// How many runs are tested at a time.
+/// How many runs of `zklock` are tested at the same time.
 const AT_ONCE: usize = 8;
 
 fn ending() -> Vec<i32> {
@@ -41,8 +41,8 @@ fn code(signal: i32) -> Option<i32> {
     (signal != Signal::INT.as_raw()).then_some(128 + signal)
 }
 
-/// Runs a command that leaves the process `left` in the background, and ends it by a signal to `zklock`. Returns
-/// whether that process still lived when the next contender was granted the lock.
+/// Runs a command that leaves the process `left` in the background, and sends the signal to `zklock`. Returns whether
+/// the process still lived when the next contender was granted the lock.
 async fn outlives(zk: &ZooKeeper, path: &str, signal: i32, left: &str) -> bool {
     let lock = lock_at(zk, path);
     let mut running = Running::start(zklock(&["--grace", "500ms", path, "-c", &format!("{left} & wait")]));

@@ -37,8 +37,8 @@ async fn no_command_survives_a_zklock_killed_at_its_start() {
         let path = format!("/zklock/tied-early-{round}");
         let running = Running::start(zklock(&[&path, "-c", &script]));
         let pid = running.pid().as_raw_nonzero();
-        // zklock is killed at different moments of its start: before its first child exists, when it exists, and a few
-        // spins later.
+        // The loop kills zklock at different moments of its start: before its first child exists, when the child
+        // exists, and a short time later.
         let children = format!("/proc/{pid}/task/{pid}/children");
         let _ = soon("the first child", async {
             while fs::read_to_string(&children).is_ok_and(|children| children.is_empty()) {
@@ -60,7 +60,7 @@ async fn no_command_survives_a_zklock_killed_at_its_start() {
 #[support::judged]
 async fn a_command_without_its_zklock_is_not_started() {
     let mut stage = Command::new(binary());
-    // Process 1 is not the parent of this stage.
+    // The stage must refuse to run the command, because its parent is not process 1.
     stage.args(["tied-to", "1", "echo", "ran"]).stdout(Stdio::piped()).stderr(Stdio::piped());
     let run = ended(stage).await;
     assert_eq!((run.code, &run.stdout[..], &run.stderr[..]), (Some(137), "", ""));

@@ -1,4 +1,4 @@
-//! Counts the round trips of a run.
+//! Counts the round trips of one run of `zklock`.
 
 use super::*;
 use support::wire::Op;
@@ -9,8 +9,9 @@ async fn an_uncontended_run_takes_five_round_trips() {
     assert_eq!(run(&[path, "true"]).await.code, Some(0), "the first run must create the directory");
     for (option, node) in [("-x", "WRITE"), ("-s", "READ")] {
         let proxy = Proxy::start(shared_server().address());
-        // zklock sends create and listing together, and also delete and close. The reply to the first request is held
-        // back until the second one has arrived, which proves that zklock does not wait in between.
+        // zklock sends the create and the listing together, and later the delete and the close together. The proxy
+        // holds back the reply to the first request of a pair until the second request has arrived. So the run can end
+        // only if zklock does not wait in between.
         let leaving = if node == "WRITE" { Op::Multi } else { Op::Delete };
         let (created, left) = (proxy.hold_reply(Op::Create2), proxy.hold_reply(leaving));
         let running = Running::start(zklock_on(&proxy.address(), &[option, path, "true"]));
@@ -24,8 +25,8 @@ async fn an_uncontended_run_takes_five_round_trips() {
         assert_eq!((run.code, &run.stderr[..]), (Some(0), ""));
         // The round trips are: the TCP connection, the handshake, the client's ping, the create, and the delete.
         assert_eq!((proxy.connections(), proxy.count(Op::Ping)), (1, 1), "{option} {:?}", proxy.requests());
-        // On a busy machine the command takes so long that the holder begins to watch its node meanwhile. Nothing waits
-        // for this request.
+        // On a busy machine the command runs so long that the holder begins to watch its node. The run does not wait
+        // for the reply to this request.
         let waited_for = |op: &Op| *op != Op::GetData;
         let sent: Vec<Op> = proxy.requests().into_iter().map(|(op, _)| op).filter(waited_for).collect();
         assert_eq!(sent, [Op::Create2, Op::GetChildren2, leaving, Op::CloseSession], "{node}");

@@ -1,4 +1,4 @@
-//! Tests of what zklock prints while it waits, and where.
+//! Tests of the messages that zklock prints while it waits, on a terminal and elsewhere.
 
 use super::*;
 
@@ -7,7 +7,8 @@ async fn a_short_wait_off_a_terminal_prints_nothing() {
     let path = "/zklock/short-wait";
     let (_zk, lock) = server_lock(path).await;
     let mut short = 0;
-    // On a busy machine a wait may take longer than a second, and be reported.
+    // On a busy machine a wait may take longer than a second, and then a message is right. So the test tries several
+    // times.
     for _ in 0..20 {
         let held = lock.write().await.unwrap();
         let started = Instant::now();
@@ -63,7 +64,8 @@ async fn a_wait_in_the_foreground_has_a_live_line() {
     assert_eq!(terminal.ends().await, Some(0));
 }
 
-/// Returns a shell with job control whose `zklock` was stopped by Ctrl-Z as soon as it waited. Enter continues it.
+/// Returns a shell with job control whose `zklock` was stopped by Ctrl-Z as soon as it waited. Enter lets the shell
+/// continue it.
 async fn stopped_while_it_waits(lock: &RwLock, path: &str) -> OnTerminal {
     let script = format!("set -m; \"$0\" {path} -c 'echo granted'; echo stopped; read line; fg %1; echo \"code $?\"");
     let mut terminal = OnTerminal::start_program("bash", &["-c", &script, binary()]);
