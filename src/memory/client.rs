@@ -264,7 +264,7 @@ impl Faults {
     }
 
     /// Lets this client's server forget all present watches, like a server that has lost its last moments. The
-    /// forgotten watches never fire.
+    /// forgotten watches report no change any more.
     pub fn forget_watches(&self) {
         self.zk.change(|world, id, _| world.forget_watches(id));
     }

@@ -25,8 +25,8 @@ pub(super) struct Ensemble {
     requests: AtomicU64,
 }
 
-/// A reply or event for a client. It is delivered when the world is unlocked, because a woken task may send a request
-/// to the ensemble. The argument says whether a reply arrives or is lost.
+/// A reply or event for a client. Delivered after the world is unlocked, because a woken task may send a request to the
+/// ensemble. The argument is `false` if a reply is lost instead.
 pub(super) type Notification = Box<dyn FnOnce(bool) + Send>;
 
 /// A request. Executed at once, or when the connection of its session is restored.
@@ -64,9 +64,9 @@ struct SessionState {
     waiting: Vec<Job>,
     /// The faults of the next writes, in order.
     faults: VecDeque<Fault>,
-    /// The paths of frozen nodes, each with the nodes from there on as the server still shows them.
+    /// The paths of frozen nodes, each with that node and the nodes below it, as the server still shows them.
     frozen: Vec<(String, Tree)>,
-    /// The watches that the server has forgotten. They never fire.
+    /// The watches that the server has forgotten. They fire only when the session ends.
     forgotten: Vec<Armed>,
     /// The key is the path of a node, or its [children key](crate::memory::tree::children_key) for a watch on the
     /// node's children.
@@ -210,7 +210,7 @@ impl World {
         (self.last_session, link)
     }
 
-    /// Executes a request with a fault, if there is one.
+    /// Executes a request, unless `fault` loses the request. `fault` may also lose the reply.
     fn carry_out<T>(
         &mut self,
         session: i64,
@@ -393,7 +393,7 @@ impl World {
         for armed in state.forgotten {
             fired.push(Box::new(move |_| armed.fire(Event::Over)));
         }
-        // Without a session, each of these requests fails because the session is over.
+        // The session was removed above, so each of these requests fails.
         for job in state.waiting {
             job(self, fired);
         }
@@ -430,7 +430,8 @@ impl World {
         state.frozen.clear();
         let link = state.change_link(LinkState::Up);
         let tree = Arc::clone(&self.tree);
-        // Like SetWatches, this compares the server's nodes with the newest transaction that the client has seen.
+        // Like ZooKeeper's `SetWatches`, this compares the server's nodes with the newest transaction that the client
+        // has seen.
         let missed = state.watches.keys().filter_map(|key| {
             let children_of = key.strip_suffix('/');
             match tree.get(children_of.unwrap_or(key)) {
@@ -504,7 +505,7 @@ impl World {
         self.sessions.values().map(|state| state.watches.values().map(Vec::len).sum::<usize>()).sum()
     }
 
-    /// Returns the names of a node's children at the newest server.
+    /// Returns the names of a node's children, as a server without a lag shows them.
     pub(super) fn children(&self, path: &str) -> Vec<String> {
         children_of(&self.tree, path)
     }

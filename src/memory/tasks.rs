@@ -35,7 +35,8 @@ impl Executor {
 
     fn schedule(self: &Arc<Self>, number: u64) {
         self.tasks.lock().ready.push_back(number);
-        // A thread that already runs tasks will run this one, too. A running task may wake other tasks.
+        // If a thread already runs tasks, that thread runs this task, too. It may be this thread, because a running
+        // task may wake other tasks.
         while !self.tasks.lock().ready.is_empty() && !self.running.swap(true, Ordering::AcqRel) {
             let _running = Running(&self.running);
             self.run();

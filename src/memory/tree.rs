@@ -61,9 +61,9 @@ pub(super) type Change = (String, Event);
 pub(super) struct Committed {
     /// The outcome of each operation, with the path of its node.
     pub(super) outcomes: Vec<(Outcome, String)>,
-    /// In the order in which a server reports them.
+    /// The watches to fire, in the order in which a server reports the changes.
     pub(super) changes: Vec<Change>,
-    /// The ephemeral nodes that were created or deleted, in their order.
+    /// The ephemeral nodes that were created or deleted, in the order of the operations.
     pub(super) owned: Vec<Owned>,
 }
 
@@ -190,7 +190,7 @@ impl TreeTransaction<'_> {
             self.owned.push(Owned { session, path: path.to_owned(), is_there: false });
         }
         self.undo.push((path.to_owned(), gone));
-        // In the order in which a server reports them.
+        // A server reports the changes in this order.
         self.changes.push((path.to_owned(), Event::Deleted));
         self.changes.push((children_key(path), Event::Deleted));
         self.changes.push((children_key(parent_of(path)), Event::Changed));

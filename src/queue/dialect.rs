@@ -55,7 +55,7 @@ use crate::queue::mode::{self, Mode, Slot};
 /// # What else differs from the native dialect
 /// - **Hand-off**: a client that may write to nodes, as Curator's `Revoker` does, could forge the signal by which a
 ///   writer hands over to the next. So a writer's release is a plain delete, a change of a node's data only makes a
-///   waiter list again, and a hand-off costs a listing. A request to revoke has no effect: ask
+///   waiter list again, and a hand-off costs a listing. A request to revoke has no effect: use
 ///   [`contended`](crate::Hold::contended).
 /// - **Downgrade** works in place: readers and writers of each library treat the new node as a reader's. A thread of
 ///   Curator that reads under its own write lock has two nodes of one number: readers wait for the writer's node,

@@ -93,12 +93,12 @@ const HEADING: &str = "zk-rwlock done ";
 /// The assumed limit of clock drift: two clocks that measure the same duration differ by less than one part in 100.
 const DRIFT: u32 = 100;
 
-/// The last success of a job that runs [once in a while](crate::Acquire::once_in), and who did it. Its `Display` prints
-/// it for people.
+/// The last success of a job that runs [once in a while](crate::Acquire::once_in), and the process that did
+/// it. The `Display` of a record is for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Record {
-    /// When its success was recorded, on the ensemble's clock.
+    /// When the success was recorded, on the ensemble's clock.
     pub at: SystemTime,
     /// The host of the process; empty if the record has none.
     pub host: String,

@@ -14,8 +14,8 @@
 //! The state machine skips ghosts: contenders whose nodes the leader has deleted, although this client's server still
 //! lists them.
 //!
-//! `List` can also end the wait: with `Evicted` if the waiter's own node is not in the queue, or with `Foreign` if a
-//! foreign contender is in the queue, because its rules may differ.
+//! `List` can also end the wait: with `Evicted` if the waiter's own node is not in the queue, or with `Foreign` if the
+//! queue has a foreign contender, whose rules may differ.
 //!
 //! `contend/wait.rs` carries out the steps. The exhaustive model and the property tests drive the same state machine.
 
@@ -82,8 +82,8 @@ pub(crate) fn as_seen(me: &Contender, queue: &[String]) -> Turn {
     decide(me, queue, |_| {}, |other| me.dialect().is_one_holder(other, me.slot()))
 }
 
-/// Calls `on_other_name` for each name that is not a contender's. `may_share` says whether another contender may have the
-/// same number as `me`.
+/// Decides the turn of `me`. Calls `on_other_name` for each name that is not a contender's. `may_share` says whether
+/// another contender may have the same number as `me`.
 fn decide<I>(me: &Contender, queue: I, mut on_other_name: impl FnMut(I::Item), may_share: impl Fn(Slot) -> bool) -> Turn
 where
     I: IntoIterator<Item: AsRef<str>>,
@@ -188,7 +188,7 @@ pub(crate) fn turns(dialect: Dialect, queue: &[String]) -> Vec<(Contender, Turn)
     let ordered: Vec<Contender> = ordered.filter_map(|name| Contender::parse_as(name, dialect)).collect();
     let (mut last, mut last_write): (Option<&Contender>, Option<&Contender>) = (None, None);
     let mut turns = Vec::with_capacity(ordered.len());
-    // Contenders of the same number are not before each other. They have no turn, unless they may be nodes of one
+    // Contenders of the same number do not wait for each other. They have no turn, unless they may be nodes of one
     // holder.
     for group in ordered.chunk_by(|one, next| one.sequence() == next.sequence()) {
         for contender in group {
@@ -255,7 +255,7 @@ pub enum WaiterEvent<'a> {
     Listed {
         /// The names in the directory, in any order.
         names: &'a [String],
-        /// The names among them that are about to leave anyway, and need no ask.
+        /// Those of `names` whose nodes are about to leave anyway. They need no ask.
         leaving: &'a [String],
     },
     /// The predecessor's node has changed or is gone: the answer to [`Step::Await`].
@@ -270,8 +270,8 @@ pub enum Departure {
     /// The node may have changed in another way, perhaps before the watch was set. The waiter has to list the directory
     /// again.
     ListAgain,
-    /// The leader has deleted the node, and no event has reported that. Nor has the leader a downgraded node of the
-    /// predecessor that would exclude the waiter.
+    /// The leader does not have the node any more, although no event has reported that, and has no downgraded node of
+    /// the predecessor that would exclude the waiter.
     GoneAtLeader,
 }
 
@@ -360,7 +360,8 @@ impl<C: Borrow<Contender>> Waiter<C> {
                     Mode::Write => nearest.keeps() && leaving.iter().all(|name| name != nearest.name()),
                     Mode::Read => is_reader_kept_before(self.me.borrow(), names, leaving),
                 };
-                // One write to the directory asks for every kept node that existed when ours was created.
+                // One write to the directory asks for every kept node that existed when this waiter's node was created.
+                // So one is enough.
                 let asks = is_kept && !self.has_asked;
                 self.has_asked |= asks;
                 self.has_waited = true;

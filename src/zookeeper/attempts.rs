@@ -324,18 +324,18 @@ mod tests {
         };
         let (unanswered, answered, elsewhere) = (to(&server), to(&server), to(&other));
         (&answered.1).write_all(b"x").unwrap();
-        let asking = TcpSocket::new_v4().unwrap();
-        let probe = ProbeSocket::of(&asking);
-        let asking = asking.connect(address(&server)).await.unwrap();
-        let asked = server.accept().unwrap().0;
+        let probing = TcpSocket::new_v4().unwrap();
+        let probe = ProbeSocket::of(&probing);
+        let probing = probing.connect(address(&server)).await.unwrap();
+        let probed = server.accept().unwrap().0;
         let scan = || Attempts::new(vec![address(&server)]).scan(Duration::ZERO, |_| Duration::ZERO);
         scan();
         assert_eq!([unanswered.1, answered.1, elsewhere.1].map(is_ended), [true, false, false]);
-        assert!(!is_ended(asked.try_clone().unwrap()));
+        assert!(!is_ended(probed.try_clone().unwrap()));
         drop(probe);
         scan();
-        assert!(is_ended(asked));
-        drop(asking);
+        assert!(is_ended(probed));
+        drop(probing);
     }
 
     #[test]

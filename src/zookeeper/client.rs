@@ -105,7 +105,7 @@ impl ZooKeeper {
     /// sessions the state is [`Connecting`](ConnectionState::Connecting), since the last session lost its connection.
     ///
     /// While not connected, a call has two effects, in the background and at most once a second. It replaces a session
-    /// that is over by a new one, as an acquisition would do. And it asks each server, on a connection of its own, for
+    /// that is over by a new one, as an acquisition would do. And it probes each server, on a connection of its own, for
     /// the [reason](ConnectionState::Connecting::why). So the first results may lack the reason.
     ///
     /// `Connected` says nothing about a lock. A guard's [`state`](crate::Hold::state) does.
@@ -416,7 +416,8 @@ impl Sessions {
         async move { drop(shielded(closed.wait_for(|closed| *closed)).await) }
     }
 
-    /// Connects on the library's thread, because the client crate spawns its task on the runtime that connects.
+    /// Connects on the library's thread. The client crate spawns its task on the runtime that connects, and the
+    /// caller's runtime may be blocked or end.
     ///
     /// Dropping the future gives up the attempt.
     fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {

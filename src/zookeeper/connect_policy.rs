@@ -104,7 +104,7 @@ pub fn reconnect_jitter(away: Duration, session_timeout: Duration, random: u64) 
     longest.mul_f64((random % GRAINS) as f64 / GRAINS as f64)
 }
 
-/// The number of different pauses.
+/// The number of equal steps from no pause to the longest pause.
 const GRAINS: u64 = 1 << 20;
 
 #[cfg(test)]

@@ -77,7 +77,7 @@ impl ZooKeeperBuilder {
     /// that](Self::stop_margin).
     ///
     /// The servers bound the timeout: 2 to 20 ticks, so 4 to 40 s at a tick of 2 s, and 6 to 60 s at the 3 s of servers
-    /// without `tickTime`. Give all servers the same bounds, or ask for no more than the lowest of their upper bounds.
+    /// without `tickTime`. Give all servers the same bounds, or request no more than the lowest of their upper bounds.
     /// If a server grants less on a reconnect than another server did at first, the client does not report it. A holder
     /// that is cut off after that may learn of the loss too late.
     pub fn session_timeout(mut self, timeout: Duration) -> Self {
@@ -169,8 +169,8 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Encrypts every connection, and verifies every server. Nothing is sent in clear text, even if a server asks for
-    /// it.
+    /// Encrypts every connection, and verifies every server. Nothing is sent in clear text, even if a server
+    /// requests it.
     ///
     /// The port is the servers' `secureClientPort`.
     #[cfg(feature = "tls")]

@@ -25,9 +25,9 @@ use crate::zookeeper::translate::failure;
 /// The kind of a request, which decides whether its reply renews the lease.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Request {
-    /// A reply of any server is reported to the lease as answered.
+    /// A reply of any server is reported to the lease as [answered](SessionStore::answered).
     Read,
-    /// A reply that proves a commit by a quorum is reported to the lease as acknowledged.
+    /// A reply that proves a commit by a quorum is reported to the lease as [acknowledged](SessionStore::acknowledged).
     Write,
     /// A write that removes one of the session's own nodes. A close does not wait for its reply, because the end of the
     /// session removes the node, too.
@@ -44,7 +44,8 @@ pub(super) struct Pipeline {
     pub(super) identity: Arc<Identity>,
     /// The name that the client is authenticated as, for errors.
     pub(super) whom: Arc<str>,
-    /// Each request under way owns a receiver. So `closed` completes when no request is under way.
+    /// The progress of the close. Each request under way owns a receiver, so `closed` completes when no request is
+    /// under way.
     closing: watch::Sender<Closing>,
 }
 

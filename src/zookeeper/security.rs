@@ -44,7 +44,7 @@ impl Acl {
     }
 
     /// Returns an ACL with all permissions for clients that are authenticated like this one: as the same user of digest
-    /// or SASL, or, if the servers ask for client certificates, with the same name in the certificate.
+    /// or SASL, or, if the servers request client certificates, with the same name in the certificate.
     pub fn creator() -> Acl {
         Acl::nobody().allow("auth", "", Permissions::ALL)
     }

@@ -36,11 +36,11 @@ use crate::zookeeper::servers::Servers;
 use crate::zookeeper::sockets;
 use crate::zookeeper::translate::{self, commit, event, is_removal, mode};
 
-/// The most bytes of watched paths on one session. Beyond 128 KiB a reconnect fails for good; the rest is for other
-/// watches.
+/// The most bytes of watched paths on one session. With more than 128 KiB, a reconnect fails for good. The difference
+/// is left for watches that are not counted.
 ///
-/// The paths of the session's ephemeral nodes are among them. The transaction that ends a session lists those paths,
-/// and a server that does not accept a request of that size does not start again (ZOOKEEPER-4306).
+/// The paths of the session's ephemeral nodes are among the watched paths. The transaction that ends a session lists
+/// them, and a server that does not accept a request of that size does not start again (ZOOKEEPER-4306).
 const WATCHED_BYTES_MAX: usize = 96 * 1024;
 const _: () = assert!(WATCHED_BYTES_MAX < REQUEST_LIMIT / 2);
 
@@ -60,7 +60,7 @@ pub(super) struct ZooKeeperSession {
     follower: OnceLock<Weak<()>>,
     background: Arc<BackgroundThread>,
     servers: Servers,
-    /// The address of the server that the session is connected to, if it is certain.
+    /// The address of the server that the session is connected to; `None` while the address is uncertain.
     server: Mutex<Option<SocketAddr>>,
     /// The bytes of watched paths that are still free.
     room: Arc<Semaphore>,
@@ -167,7 +167,7 @@ impl ZooKeeperSession {
         let (servers, connection, this) = (self.servers.clone(), self.store.connection(), Weak::clone(&self.this));
         self.background.handle().spawn(async move {
             let found = sockets::set_on_connections_to(&servers).await;
-            // The address counts only if the same connection was up all the time.
+            // The address counts only if the same connection was up during the whole search.
             if let Some(session) = this.upgrade().filter(|it| it.is_up() && it.store.connection() == connection) {
                 *session.server.lock() = found;
             }
@@ -205,13 +205,13 @@ impl ZooKeeperSession {
         Ok(false)
     }
 
-    /// Creates a temporary node next to `path`. The owner of that node shows which session the server continues on this
-    /// connection.
+    /// Creates a temporary node next to `path`, and deletes it. The owner of the new node shows which session the
+    /// server continues on this connection. Returns `false` if the node existed already.
     async fn confirm_by_create(&self, path: &str) -> Result<bool, Failure> {
         let own = format!("{}/session-{:x}", contract::temporary_parent(path), self.id);
         let made = self.create(&own, &[], Kind::Ephemeral).await;
-        // The node exists already if the reply to an earlier create was lost. Its owner says nothing about this
-        // connection.
+        // The node exists already if the reply to an earlier create was lost. The owner of such a node says nothing
+        // about this connection.
         if !matches!(made, Ok(_) | Err(Failure::NodeExists)) {
             return made.map(|_| true);
         }
@@ -573,7 +573,8 @@ async fn run_identity_check(session: Weak<ZooKeeperSession>) {
 async fn check_identity(session: &Weak<ZooKeeperSession>) {
     loop {
         let Some(session) = session.upgrade().filter(|session| session.store.lease().over().is_none()) else { return };
-        // The session has no node, so nothing can be lost. The next reply that could count starts the check again.
+        // The session has no node, so nothing can be lost. The next reply that could renew the lease starts the check
+        // again.
         let Some((_, path)) = session.store.to_check().into_iter().next() else { return };
         let lists = !session.abilities.ephemerals.is_lacking();
         let shown = match lists {

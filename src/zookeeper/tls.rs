@@ -75,7 +75,7 @@ impl Tls {
         Ok(Tls { certs, own: Arc::new(Mutex::new(Own { verifier, identity: None })) })
     }
 
-    /// Presents this certificate to servers that ask for one. `certificate` holds the client's own certificate first,
+    /// Presents this certificate to servers that request one. `certificate` holds the client's own certificate first,
     /// then the chain to an authority; `key` is the private key of the first.
     ///
     /// # Errors
