@@ -36,6 +36,8 @@ struct Lives {
     denies: bool,
     /// Whether the server refuses writes to lock nodes.
     refuses_signals: bool,
+    /// Whether the server may refuse a downgrade.
+    refuses_downgrades: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -58,6 +60,10 @@ struct Member {
     /// Whether its owner has dropped it.
     is_dropped: bool,
     has_held: bool,
+    /// Whether its hold was found to rest on a forged hand-off.
+    is_forged: bool,
+    /// Whether the server has refused its downgrade. An earlier try may have been carried out.
+    is_refused: bool,
     is_over: bool,
     may_signal: bool,
     /// The index of the removal by its release.
@@ -111,6 +117,8 @@ enum Action {
     Serve(usize),
     /// The server carries out the oldest request and denies that.
     Deny(usize),
+    /// The server refuses the oldest request, a downgrade.
+    Refuse(usize),
     Cut(usize),
     /// The server carries out the oldest request of a broken connection.
     Late(usize),
@@ -118,6 +126,8 @@ enum Action {
     Link(usize, usize),
     Take(usize),
     Move(usize),
+    /// The grant turns out to rest on a forged hand-off.
+    Forge(usize),
     Release(usize),
     Drop(usize),
     Expire(usize),
@@ -150,6 +160,8 @@ impl Member {
             creates: 0,
             is_dropped: false,
             has_held: false,
+            is_forged: false,
+            is_refused: false,
             is_over: false,
             may_signal: true,
             release: None,
@@ -221,9 +233,14 @@ impl Member {
             Reply::Created(Ok(path)) => self.stands_at(path),
             Reply::Created(Err(failure)) => {
                 self.node.refused(&failure);
-                if matches!(failure, Failure::Unknown(_) | Failure::NoNode) {
-                    self.node.suspect_orphan();
-                    self.send(What::List, By::Acquisition);
+                match failure {
+                    // The acquisition fails without another listing, as `take_place` does after too many lost replies.
+                    Failure::Unknown(_) if self.creates == creates => self.drops(),
+                    Failure::Unknown(_) | Failure::NoNode => {
+                        self.node.suspect_orphan();
+                        self.send(What::List, By::Acquisition);
+                    }
+                    _ => {}
                 }
             }
             Reply::Listed(Ok(names)) => match names.first() {
@@ -234,6 +251,7 @@ impl Member {
             Reply::Listed(Err(Failure::Unknown(_))) => self.send(What::List, By::Acquisition),
             Reply::Done(Ok(())) => self.move_node(),
             Reply::Done(Err(Failure::Unknown(_))) => self.moves(me),
+            Reply::Done(Err(Failure::NoAuth(_))) => self.node.cancel_move(),
             Reply::Done(Err(_)) | Reply::Listed(Err(_)) => {}
         }
     }
@@ -292,6 +310,8 @@ impl State {
                 let is_own = path.starts_with(&owner(me)) || *path == permit(me);
                 self.note_if_wrong(!is_own, "a contender deletes the node of another");
                 self.note_if_wrong(*signals && !self.members[me].has_held, "a contender that has not held signals");
+                self.note_if_wrong(*signals && path.contains("-READ-"), "a reader signals");
+                self.note_if_wrong(*signals && self.members[me].is_forged, "a contender with a forged grant signals");
                 let is_gone = !self.nodes.remove(path);
                 Reply::Done(if is_gone { Err(Failure::NoNode) } else { Ok(()) })
             }
@@ -315,7 +335,7 @@ impl State {
             (By::Removal(removal), Reply::Done(answer)) => member.removal_hears(removal, Input::Deleted(answer)),
             (By::Removal(removal), Reply::Listed(answer)) => member.removal_hears(removal, Input::Listed(answer)),
         }
-        let was_there = !member.is_over;
+        let was_there = !member.is_over && !member.is_refused;
         let says_gone =
             member.release.and_then(|at| member.removals.get(at)) == Some(&Leaving::Gone(Err(Failure::NoNode)));
         self.note_if_wrong(was_there && says_gone, "a repeated release reports that its node was already gone");
@@ -341,7 +361,8 @@ impl State {
     /// Answers every request of a connection or session with this failure.
     fn fail(&mut self, me: usize, failure: &Failure, creates: u8) {
         let failed: Vec<_> = self.members[me].sent.drain(..).collect();
-        if *failure == unknown() {
+        // A session that is over carries nothing out any more.
+        if *failure == unknown() && !self.members[me].is_over {
             let late = &mut self.members[me].late;
             for Request { what, .. } in &failed {
                 // A delete or swap that is carried out twice changes nothing more, but a second create does.
@@ -428,6 +449,14 @@ impl Model for Lives {
                 if self.denies && first.what == What::Create {
                     actions.push(Action::Deny(me));
                 }
+                if self.refuses_downgrades
+                    && member.has_held
+                    && !member.is_over
+                    && !member.is_refused
+                    && matches!(first.what, What::Swap { .. })
+                {
+                    actions.push(Action::Refuse(me));
+                }
                 if state.cuts < self.cuts {
                     actions.push(Action::Cut(me));
                 }
@@ -451,6 +480,9 @@ impl Model for Lives {
             let is_first =
                 state.nodes.iter().all(|path| path.starts_with("/permits") || contender(path).sequence() >= sequence);
             let holds = matches!(member.node.phase(), Phase::Holding(_));
+            if holds && !member.is_forged {
+                actions.push(Action::Forge(me));
+            }
             match self.goals[me] {
                 Goal::Lock(_) if !holds && is_first => actions.push(Action::Take(me)),
                 Goal::Lock(Mode::Write) if holds && member.node.contender().mode() == Mode::Write => {
@@ -468,6 +500,12 @@ impl Model for Lives {
             Action::Enter(me) => state.members[me].asks_for_node(),
             Action::Serve(me) => state.serve(me, self, false),
             Action::Deny(me) => state.serve(me, self, true),
+            Action::Refuse(me) => {
+                let refused = state.members[me].sent.pop_front()?;
+                state.members[me].is_refused = true;
+                let failure = Failure::NoAuth(Box::<Denied>::default());
+                state.answers(me, refused.by, Reply::Done(Err(failure)), self.creates);
+            }
             Action::Cut(me) => {
                 state.cuts += usize::from(self.cuts < usize::MAX);
                 state.fail(me, &unknown(), self.creates);
@@ -484,6 +522,10 @@ impl Model for Lives {
                 let outside = (self.goals[me] == Goal::Permit).then(|| permit(me));
                 member.node.begin_move(outside);
                 member.moves(me);
+            }
+            Action::Forge(me) => {
+                state.members[me].is_forged = true;
+                state.members[me].node.lose(Loss::Interfered);
             }
             Action::Release(me) => {
                 let member = &mut state.members[me];
@@ -510,7 +552,8 @@ impl Model for Lives {
         vec![
             Property::always("no rule is violated", |_: &Lives, state: &State| state.wrong.is_none()),
             Property::always("no contender loses its node by its own requests", |_, state: &State| {
-                let has_its_node = |it: &Member| !it.stands() || it.is_over || state.nodes.contains(it.node.path());
+                let has_its_node =
+                    |it: &Member| !it.stands() || it.is_over || it.is_refused || state.nodes.contains(it.node.path());
                 state.members.iter().all(has_its_node)
             }),
             Property::always("all nodes are removed in the end", |model, state: &State| state.comes_to_rest(model)),
@@ -528,7 +571,7 @@ fn search(model: Lives) -> usize {
 const ANY: usize = usize::MAX;
 
 fn right(goals: Vec<Goal>) -> Lives {
-    Lives { goals, creates: 2, cuts: ANY, expiries: 1, denies: true, refuses_signals: false }
+    Lives { goals, creates: 2, cuts: ANY, expiries: 1, denies: true, refuses_signals: false, refuses_downgrades: false }
 }
 
 const GOALS: [Goal; 3] = [Goal::Lock(Mode::Read), Goal::Lock(Mode::Write), Goal::Permit];
@@ -541,6 +584,7 @@ fn one_contender_leaves_no_node() {
         assert!(states > 500, "the search was cut short");
         search(Lives { refuses_signals: true, ..right(vec![goal]) });
     }
+    search(Lives { refuses_downgrades: true, cuts: 2, creates: 1, ..right(vec![Goal::Lock(Mode::Write)]) });
 }
 
 /// Two contenders whose connections break once, or twice with `MODEL_CONTENDERS=4`. Three breaks have 50 times as many
