@@ -1,5 +1,5 @@
-//! A leader that is cut off from its followers and does not know that they have elected another. Clients that stay with it
-//! are granted no lock, keep none beyond their session, and read no old data under a lock.
+//! A leader that is cut off from its followers and does not know that they have elected another leader. Clients of the old leader
+//! are granted no lock, keep no lock beyond their session, and read no old data under a lock.
 //!
 //! `ALONE_TIMEOUT` sets the session timeout, in seconds, of the holder whose lease ends there; `make soak` sets it high.
 
@@ -19,7 +19,8 @@ use tokio::time::{sleep, timeout};
 use zk_rwlock::coordinator::Kind;
 use zk_rwlock::{Error, Shared, ZooKeeper};
 
-/// The number of ticks after which a leader misses its followers: longer than any of these tests takes.
+/// The servers' `syncLimit`: the number of ticks for which a leader goes on without its followers. It is longer than any of these
+/// tests.
 const SYNC_LIMIT: u32 = 400;
 
 const TICK: Duration = Duration::from_millis(500);
@@ -27,10 +28,10 @@ const TICK: Duration = Duration::from_millis(500);
 /// The time for which a test waits to see that nothing happens.
 const A_WHILE: Duration = Duration::from_millis(500);
 
-/// Long enough for a reply, and shorter than the time between the two halves of a heartbeat.
+/// Long enough for a reply, and shorter than the time between the two requests of a heartbeat.
 const A_MOMENT: Duration = Duration::from_millis(50);
 
-/// The ensemble that both tests share, one at a time.
+/// Returns the ensemble, which the tests of this file use one after the other.
 async fn ensemble() -> MutexGuard<'static, Ensemble> {
     static SHARED: OnceLock<Mutex<Ensemble>> = OnceLock::new();
     let start = || shared(&SHARED, || Mutex::new(Ensemble::start_patient(SYNC_LIMIT, &[])));
@@ -50,8 +51,8 @@ fn others(ensemble: &Ensemble) -> String {
     addresses.join(",")
 }
 
-/// Found by `models::lease_model`: the deposed leader answers a handshake by itself. The answer renewed the lease, although
-/// the new leader let the session end.
+/// A fault that `models::lease_model` found: the deposed leader answers a handshake by itself. This answer renewed the lease,
+/// although the new leader let the session end.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handshake_with_a_deposed_leader_prolongs_no_lock() {
     let limit = std::env::var("ALONE_TIMEOUT").ok().map_or(3, |value| value.parse().expect("a number"));
@@ -66,7 +67,7 @@ async fn a_handshake_with_a_deposed_leader_prolongs_no_lock() {
     let next = writer(&lock);
     line_becomes(&lock, "W+ W-").await;
 
-    // A connection that breaks before each heartbeat is answered, and reconnects.
+    // The connection breaks before the reply to each heartbeat, and the client reconnects.
     let (flapping, client) = (Arc::clone(&near), session(&zk).await);
     let flaps = tokio::spawn(async move {
         loop {
@@ -101,8 +102,7 @@ async fn a_leader_alone_grants_nothing_and_serves_no_old_data() {
         session(&goes_on).await.create(path, b"1", Kind::Persistent).await.expect("created");
     }
 
-    // Locks that are held through the old leader, a lock that is kept there, and a lock that is awaited there and held
-    // elsewhere.
+    // Clients of the old leader hold locks, keep a lock between uses, and wait for a lock that is held elsewhere.
     let held = lock_at(&stays, "/alone/held").read().await.expect("free");
     let kept: Shared<u64> = Shared::builder(&stays, "/alone/kept")
         .initial(|| 1)
@@ -138,7 +138,7 @@ async fn a_leader_alone_grants_nothing_and_serves_no_old_data() {
     let old = session(&stays).await;
     assert_eq!(old.data(REGISTER).await.expect("there").0, b"1", "a read without a lock is old there");
     assert_eq!(held.read_node("/alone-held").await.expect("held").expect("there").data, b"1");
-    // From here on the old leader answers nothing, because a session's requests wait for the unanswered ones before them.
+    // The sync gets no answer. A server answers a session's requests in order, so the old leader answers nothing after the sync.
     assert!(timeout(A_WHILE, old.sync("/")).await.is_err(), "the old leader answers a sync");
     assert!(!waits_there.is_finished(), "a waiter was granted at the old leader");
     for mode in [free.try_write().timeout(A_WHILE).await, free.write().timeout(A_WHILE).await] {

@@ -1,4 +1,5 @@
-//! Short breaks of the connection: how many of them cost a holder its lock, by their length and kind.
+//! Short breaks of the connection. The tests count how many of them cost a holder its lock, by the length and the kind of the
+//! break.
 //!
 //! `BREAK_ROUNDS` sets the number of breaks of each kind and length, and adds the other lengths; `make soak` sets it.
 
@@ -25,8 +26,8 @@ enum Kind {
 
 const KINDS: [Kind; 4] = [Kind::BlackHole, Kind::RequestsLost, Kind::AnswersLost, Kind::Refused];
 
-/// A link to a server. A broken link loses the bytes sent over it, and then the connection that they were sent on. New
-/// connections over a broken link get no answer. (A real kernel would send the bytes again, after longer and longer pauses.)
+/// A link to a server. A broken link loses the bytes sent over it, and then closes their connection. New connections over a
+/// broken link get no answer. (A real kernel would send lost bytes again, after longer and longer pauses.)
 struct Link {
     port: Port,
     state: Arc<Mutex<State>>,
@@ -62,7 +63,7 @@ impl Link {
                 for (from, to, survives) in [(&near, &far, Kind::AnswersLost), (&far, &near, Kind::RequestsLost)] {
                     let (from, to) = (from.try_clone().expect("a descriptor"), to.try_clone().expect("a descriptor"));
                     let state = Arc::clone(&state);
-                    // Opening a connection needs both directions.
+                    // On a broken link, a new connection loses the bytes of both directions, because a handshake needs both.
                     thread::spawn(move || carry(from, to, survives, broken.is_some(), &state));
                 }
             }
@@ -93,12 +94,12 @@ impl Drop for Link {
             let _ = stream.shutdown(Shutdown::Both);
         }
         drop(state);
-        // Wakes the listening thread.
+        // Wakes the listening thread by a connection. The error is ignored, because the thread may have ended.
         let _ = TcpStream::connect(self.port.address());
     }
 }
 
-/// Forwards bytes until some are lost.
+/// Forwards bytes from one socket to the other until some bytes are lost.
 fn carry(mut from: TcpStream, mut to: TcpStream, survives: Kind, mut is_lost: bool, state: &Mutex<State>) {
     let mut buffer = [0; 16 * 1024];
     while let Ok(count @ 1..) = from.read(&mut buffer) {
@@ -110,7 +111,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream, survives: Kind, mut is_lost: bo
     }
     let _ = to.shutdown(Shutdown::Both);
     let _ = from.shutdown(Shutdown::Both);
-    // Drops closed connections from the list: they have no peer address.
+    // Removes closed connections from the list: a closed connection has no peer address.
     state.lock().expect("nobody panics").open.retain(|stream| stream.peer_addr().is_ok());
 }
 
@@ -118,7 +119,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream, survives: Kind, mut is_lost: bo
 struct Options {
     timeout: Duration,
     tick: Option<Duration>,
-    /// The time that `zklock` reserves for stopping its command.
+    /// The part of the lease that `zklock` reserves for stopping its command.
     margin: Option<Duration>,
 }
 
@@ -139,7 +140,7 @@ async fn lost(options: Options, kind: Kind, share: f64, rounds: u32) -> usize {
             let zk = builder.connect(&link.port.address().to_string()).await.expect("reachable");
             let path = format!("/breaks/{}", NEXT.fetch_add(1, Ordering::Relaxed));
             let guard = lock_at(&zk, &path).write().await.expect("free");
-            // At any time between two heartbeats.
+            // Each round breaks the link at another moment between two heartbeats.
             tokio::time::sleep(timeout.mul_f64(0.5 + f64::from(round) / f64::from(rounds) / 5.0)).await;
             assert!(guard.is_held());
             link.breaks(kind);
@@ -147,7 +148,8 @@ async fn lost(options: Options, kind: Kind, share: f64, rounds: u32) -> usize {
             let left = guard.session_left();
             tokio::time::sleep(timeout.mul_f64(share)).await;
             link.heal();
-            // The lease from before the break has run out by then, so a guard that still holds has renewed it.
+            // The lease from before the break runs out within `timeout`. A guard that still holds afterwards has renewed its
+            // lease.
             let lost = tokio::time::timeout(timeout, guard.lost()).await.is_ok();
             if lost {
                 println!("    lost {:?} after the break began, with {left:?} of the session", broke.elapsed());
@@ -158,8 +160,8 @@ async fn lost(options: Options, kind: Kind, share: f64, rounds: u32) -> usize {
     tasks.join_all().await.into_iter().filter(|lost| *lost).count()
 }
 
-/// Breaks of two fifths of the session timeout, of any kind and at any time, with a known tick of at most a fifth of the
-/// timeout.
+/// Breaks of two fifths of the session timeout, of any kind and at any time. The client knows the servers' tick, which is at most
+/// a fifth of the session timeout.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_break_of_two_fifths_of_the_timeout_loses_nothing() {
     let rounds: Option<u32> = std::env::var("BREAK_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
@@ -180,7 +182,7 @@ async fn a_break_of_two_fifths_of_the_timeout_loses_nothing() {
             of(10.0, None, None),
         ]);
     }
-    // The number of kinds that run at once, and the lengths.
+    // How many kinds of breaks run at once, and the lengths of the breaks as shares of the session timeout.
     let (at_once, shares) = if rounds.is_some() { (1, &shares[..]) } else { (KINDS.len(), &shares[2..3]) };
     let rounds = rounds.unwrap_or(3);
     let mut failures = Vec::new();
@@ -197,7 +199,8 @@ async fn a_break_of_two_fifths_of_the_timeout_loses_nothing() {
                 let may_lose = if options.tick.is_none() || share > 0.46 {
                     usize::MAX
                 } else if share > 0.41 {
-                    // Beyond the promise: a wider margin ends the lease earlier, and some 3 of 20 locks are lost.
+                    // These breaks are longer than the promise covers. With a margin, which ends the lease earlier, some 3 of 20
+                    // locks are lost.
                     if options.margin.is_some() { 10 } else { 4 }
                 } else {
                     0

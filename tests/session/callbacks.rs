@@ -1,6 +1,6 @@
-//! The threads on which the library calls user code: never those that keep the sessions and their timers.
+//! The library never calls user code on the threads that run the sessions and their timers.
 //!
-//! A subscriber serves a whole process, so it runs in a child process, which is this test binary itself: see
+//! A subscriber serves a whole process, so the test runs in a child process, which is this test binary itself: see
 //! [`support::process`].
 
 use std::collections::BTreeSet;
@@ -23,10 +23,10 @@ use zk_rwlock::{Leadership, RwLock, Semaphore, Shared, ZooKeeper};
 
 const SHORT: Duration = Duration::from_secs(2);
 
-/// The user code that ran on a thread of the library.
+/// The user code that ran on a thread of the library, which is a fault.
 static WRONG: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// The events seen, each once, with the crate that logged them.
+/// The logged events, each once, with the crate that logged them.
 static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 static DROPPED: AtomicUsize = AtomicUsize::new(0);
@@ -52,7 +52,7 @@ impl Visit for Words {
 }
 
 impl Subscriber for Watches {
-    /// `tracing` asks this once for each call site, on the first thread that reaches the site.
+    /// `tracing` calls this method once for each call site, on the first thread that reaches the site.
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
         Interest::sometimes()
     }
@@ -94,7 +94,7 @@ impl Subscriber for Watches {
     }
 }
 
-/// A value whose destructor, encoder and decoder note their thread.
+/// A value whose destructor, encoder and decoder record their thread.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(from = "u64", into = "u64")]
 struct Value(u64);
@@ -150,7 +150,7 @@ fn the_child_process_of_other_tests() {
     }
 }
 
-/// Waits, hand-offs, downgrades, cancelled waits, and kept nodes that are asked for.
+/// Causes waits, hand-offs, downgrades, cancelled waits, and asks for kept nodes.
 async fn locks(one: &ZooKeeper, two: &ZooKeeper) {
     let open = |zk, keep: bool| {
         let lock = RwLock::builder(zk, "/callbacks/lock").warn_after_waiting(Duration::from_millis(50));
@@ -173,7 +173,7 @@ async fn locks(one: &ZooKeeper, two: &ZooKeeper) {
     second.write().await.unwrap().release().await.unwrap();
 }
 
-/// Permits, a leader's term, and observed values.
+/// Takes permits, leads for a term, and observes values.
 async fn recipes(one: &ZooKeeper, two: &ZooKeeper) {
     let permits = |zk| Semaphore::new(zk, "/callbacks/permits", 1).unwrap();
     let permit = permits(one).acquire().await.unwrap();
@@ -193,7 +193,7 @@ async fn recipes(one: &ZooKeeper, two: &ZooKeeper) {
     drop((changes, here));
 }
 
-/// A lock that an operator removes, and a session that expires while it holds, waits and keeps nodes.
+/// Holds a lock that an operator removes, and lets a session expire while it holds, waits and keeps nodes.
 async fn losses(one: &ZooKeeper, two: &ZooKeeper) {
     let path = "/callbacks/lost";
     let (held, lock) = (lock_at(one, path).write().await.unwrap(), lock_at(two, path));

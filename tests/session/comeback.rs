@@ -13,11 +13,11 @@ const CLIENTS: usize = 12;
 /// The length of the cut. A pause takes up to a quarter of this length, and at most half a session timeout.
 const AWAY: Duration = Duration::from_secs(6);
 
-/// The spread of clients that do not pause, or that all pause for the same time.
+/// Without random pauses, all clients reconnect within this time.
 const TOGETHER: Duration = Duration::from_millis(100);
 
-/// Clients that have been cut off for a while, each behind a proxy of its own. Each held a lock, and acquires it again as
-/// soon as the lock is lost.
+/// Connects clients, each through a proxy of its own, and cuts all of them off for a while. Each client held a lock, and acquires
+/// the lock again as soon as it is lost.
 async fn cut_off(path: &str, session_timeout: Duration) -> (Vec<Proxy>, JoinSet<()>) {
     let (mut proxies, mut holders) = (Vec::new(), Vec::new());
     for number in 0..CLIENTS {
@@ -40,7 +40,7 @@ async fn cut_off(path: &str, session_timeout: Duration) -> (Vec<Proxy>, JoinSet<
     (proxies, coming)
 }
 
-/// Checks that the reconnects are spread out. Random pauses of working clients bring three quarters of them together less
+/// Checks that the reconnects are spread out. With random pauses, three quarters of the reconnects fall within `TOGETHER` less
 /// than once in ten thousand runs.
 fn assert_spread_out(mut comebacks: Vec<Duration>) {
     comebacks.sort();

@@ -1,7 +1,8 @@
-//! Faults of servers: freezes, crashes, lag, and changes of leader. There are never two holders, no contender is stuck, no
-//! node is left, and no lock is lost without need.
+//! Faults of servers: freezes, crashes, lag, and changes of leader. There are never two holders, no contender is stuck, no node
+//! is left, and no lock is lost without need.
 //!
 //! `FREEZE_ROUNDS`, `CRASH_ROUNDS` and `ROLLS` set the number of repetitions; `make soak` sets them high.
+//! Fault numbers are those of `tests/FAULTS.md`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,8 +34,8 @@ fn creates(proxies: &[&Proxy]) -> u64 {
 // ---------------------------------------------------------------------------------------------------------------
 // Servers that lag behind
 
-/// Fault 6. The create commits, its reply is lost, and the client reconnects to a server that has not applied the create.
-/// Only after a sync does a listing there surely show the node.
+/// Fault 6. The create commits, its reply is lost, and the client reconnects to a server that has not applied the create yet. A
+/// listing on that server surely shows the node only after a sync.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_create_that_the_next_server_lacks_is_found() {
     let ensemble = shared_ensemble().await;
@@ -69,8 +70,8 @@ async fn a_create_that_the_next_server_lacks_is_found() {
     becomes_empty(&operator, path).await;
 }
 
-/// Fault 6. A frozen leader is deposed, and goes on with a session's requests in its queue. The old leader answers the `sync`
-/// among them by itself, with the state of the moment when it froze.
+/// Fault 6. A frozen leader is deposed. When it continues, a session's requests are still in its queue. The old leader answers
+/// the `sync` among them by itself, with the state from before the freeze.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_deposed_leader_serves_no_synced_read() {
     let ensemble = shared_ensemble().await;
@@ -103,7 +104,8 @@ async fn a_frozen_deposed_leader_serves_no_synced_read() {
     late.delete(path).await.expect("there");
 }
 
-/// Fault 31. The create is answered, the listing is not, and the next server does not know of the create yet.
+/// Fault 31. The client receives the reply to the create, but not the reply to the listing. The next server does not show the new
+/// node yet.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listing_without_our_own_node_is_not_used() {
     let ensemble = shared_ensemble().await;
@@ -137,7 +139,7 @@ async fn a_listing_without_our_own_node_is_not_used() {
     becomes_empty(&operator, "/ensemble/lagging").await;
 }
 
-/// Fault 22. Between the hand-off and its delivery the waiter's session expires, and the next waiter is granted.
+/// Fault 22. The waiter's session expires, and the next waiter is granted, before the event of the hand-off reaches the waiter.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_expired_waiter_is_not_granted_by_an_old_event() {
     let ensemble = shared_ensemble().await;
@@ -160,8 +162,8 @@ async fn an_expired_waiter_is_not_granted_by_an_old_event() {
     becomes_empty(&at_leader, "/ensemble/old-event").await;
 }
 
-/// Fault 22 on a connection that seems healthy: the waiter's requests are lost, but events still arrive. The hand-off
-/// arrives after the waiter's lease has run out.
+/// Fault 22 on a connection that seems healthy: the waiter's requests are lost, but events still arrive. The event of the
+/// hand-off arrives after the waiter's lease has run out.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_after_the_lease_grants_no_waiter() {
     const TIMEOUT: Duration = Duration::from_secs(4);
@@ -190,7 +192,8 @@ async fn an_event_after_the_lease_grants_no_waiter() {
         if held.is_some() || lost_since.elapsed() < TIMEOUT.mul_f64(0.75) {
             soon("an event", sign).await;
         }
-        // The lease runs out after five sixths of the timeout. The server waits for the whole timeout, rounded up to ticks.
+        // The lease runs out after five sixths of the session timeout. The server ends the session after the whole timeout,
+        // rounded up to ticks.
         if expiring.is_finished()
             && let Some(held) = held.take()
         {
@@ -240,7 +243,7 @@ async fn a_server_that_stands_still_never_makes_two_holders() {
                 let next = soon("the next grant", next).await.expect("no panic");
                 match next {
                     Ok(guard) => drop(history.granted(guard, "next")),
-                    // The contender's own server may have been the frozen one.
+                    // The contender may have been connected to the frozen server, and so may have lost its session.
                     Err(error) => assert!(error.is_lost(), "{error}"),
                 }
                 let patient = connect(&ensemble.addresses()).await;
@@ -255,8 +258,8 @@ async fn a_server_that_stands_still_never_makes_two_holders() {
     println!("{kept} locks were kept through a short standstill");
 }
 
-/// A break of less than two fifths of the session timeout loses nothing, of whatever kind and at any time between two
-/// heartbeats.
+/// A break that is shorter than two fifths of the session timeout costs no lock. It may be of any kind, and come at any time
+/// between two heartbeats.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_break_below_two_fifths_loses_nothing() {
     const TIMEOUT: Duration = Duration::from_secs(6);
@@ -282,7 +285,8 @@ async fn a_break_below_two_fifths_loses_nothing() {
                 begin(&proxy);
                 tokio::time::sleep(TIMEOUT.mul_f64(0.38)).await;
                 proxy.heal();
-                // The lease from before the break has run out by then, so a guard that still holds has renewed it.
+                // The lease from before the break runs out within this time. A guard that still holds afterwards has renewed its
+                // lease.
                 tokio::time::sleep(TIMEOUT).await;
                 assert!(guard.is_held(), "{kind}, step {step}: {:?}", guard.state());
                 guard.release().await.expect("held");
@@ -294,7 +298,8 @@ async fn a_break_below_two_fifths_loses_nothing() {
     }
 }
 
-/// Found by the swarm: the client crate gives up after a session timeout, even with a longer connect timeout.
+/// A fault that a random swarm found: the client crate stops connecting after a session timeout, even if the connect timeout is
+/// longer.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connect_timeout_above_the_session_timeout_holds() {
     let proxy = Proxy::start(shared_server().address());
@@ -312,7 +317,7 @@ async fn a_connect_timeout_above_the_session_timeout_holds() {
 // ---------------------------------------------------------------------------------------------------------------
 // Servers that crash
 
-/// Fault 28: the server is killed before or after it carries out a request, and comes back with its data.
+/// Fault 28: the server is killed before or after it carries out a request, and restarts with its data.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_at_a_create_or_release_leaves_no_orphan() {
     let server = Arc::new(blocking(Server::start).await);
@@ -350,7 +355,7 @@ async fn a_crash_at_a_create_or_release_leaves_no_orphan() {
     eventually("no watch is left", async || again.watches() == 0).await;
 }
 
-/// Clients that take the lock in turns, and what each has seen.
+/// Clients that take the lock in turns, and the record of their operations.
 struct Crowd {
     history: Arc<History>,
     store: Arc<Store>,
@@ -360,7 +365,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    /// Every fourth client writes, and the others read.
+    /// Starts the clients. Every fourth client writes, and the others read.
     async fn start(addresses: &str, size: usize, timeout: Duration, path: &'static str) -> Self {
         let (history, store) = (Arc::new(History::start()), Arc::new(Store::default()));
         let (stop, mut grants, mut tasks) = (Arc::<AtomicBool>::default(), Vec::new(), JoinSet::new());
@@ -429,11 +434,11 @@ async fn take_turn(lock: &RwLock, number: usize, history: &History, store: &Stor
     }
 }
 
-/// Locks that are held all the time, one through each server, and must not be lost.
+/// Returns three holders, each of a lock of its own, which they hold all the time and must not lose.
 async fn steady_holders(ensemble: &Ensemble, timeout: Duration) -> Vec<(ZooKeeper, zk_rwlock::WriteGuard)> {
     let mut holders = Vec::new();
     for number in 0..3 {
-        // The client picks the server that it tries first.
+        // The client itself chooses the server that it tries first.
         let zk = connect_with(&ensemble.addresses(), timeout).await;
         let guard = lock_at(&zk, &format!("/ensemble/steady-{number}")).write().await.expect("free");
         holders.push((zk, guard));

@@ -13,7 +13,7 @@ use zk_rwlock::{ConnectionState, Error, HoldState, Leadership, Loss, RwLock, Sem
 
 const PATH: &str = "/forks/held";
 
-/// Longer than all calls of the child take if they are refused at once, and shorter than a call that times out.
+/// Longer than all calls of the child together if each is refused at once, and shorter than one call that times out.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
 fn open(zk: &ZooKeeper) -> RwLock {

@@ -1,8 +1,8 @@
-//! A server whose frames are garbled at random: no call hangs or panics, no contender holds beside another, no commit is
+//! A server whose frames are garbled at random: no call hangs or panics, no contender holds together with a writer, no commit is
 //! lost or done twice, and no node stays.
 //!
-//! The clients are children of this process, as in `liars.rs`, with little memory. `FUZZ_SECONDS` sets the duration, and
-//! `FUZZ_SEED` starts with the case that failed.
+//! The clients run in child processes with little memory, as in `liars.rs`. `FUZZ_SECONDS` sets the duration, and `FUZZ_SEED`
+//! starts with the case that failed.
 
 use std::backtrace::Backtrace;
 use std::collections::HashSet;
@@ -28,37 +28,38 @@ use tempfile::NamedTempFile;
 use tokio::task::JoinSet;
 use zk_rwlock::{Error, Mode, ReadGuard, RwLock, Shared, WriteGuard, ZooKeeper};
 
-/// The task of a child: the server, its first case, and the number of cases.
+/// The environment variable with a child's task: the server, the first case, and the number of cases.
 const CASES: &str = "ZK_RWLOCK_GARBLED";
 
-/// The file into which children write their traces.
+/// The environment variable with the path of the file into which children write their traces.
 const TRACE: &str = "ZK_RWLOCK_GARBLED_TRACE";
 
 /// The path of the traced cases. The other cases are not traced, because their garbled bytes can deceive a contender about
 /// the ensemble.
 const TRACED: &str = "/garbled/Shape/";
 
-/// The word of a child before the number of updates.
+/// The word by which a child reports success. The number of updates follows.
 const WELL: &str = "well";
 
-/// The prefix of a child's lines among the output of the test harness.
+/// The prefix that marks a child's own lines in the output of the test harness.
 const SAYS: &str = "child says ";
 
 const SESSION_TIMEOUT: Duration = Duration::from_secs(2);
 
 const GARBLED_FOR: Duration = Duration::from_millis(1_500);
 
-/// A call counts as hung if it exceeds its timeout by this time.
+/// A call that exceeds its timeout by this time counts as hung.
 const HANGS: Duration = Duration::from_secs(20);
 
 /// The number of cases that a child runs at once. A case that claims too much memory ends the whole child.
 const AT_ONCE: u64 = 12;
 
-/// In kilobytes of address space, as in `liars.rs`.
+/// The limit of a child's address space in kilobytes, as in `liars.rs`.
 const MEMORY: u32 = 3_000_000;
 
-/// The timeout of an acquisition or update. An update whose session seems to have ended starts again. With a timeout below
-/// the session's, the node of the old session is still in its way, so a lying server cannot make an update happen twice.
+/// The timeout of an acquisition or an update, which is shorter than the session timeout. An update starts again if its session
+/// seems to have ended. Within this timeout, the node of the old session still blocks the second try, so a lying server cannot
+/// make an update happen twice.
 const LIMIT: Duration = Duration::from_millis(400);
 
 const KEPT: Duration = Duration::from_millis(50);
@@ -95,7 +96,7 @@ impl Held {
     }
 }
 
-/// The holds of a case's two clients.
+/// The guards that a case's two clients hold now.
 type Holds = Arc<Mutex<[Option<Arc<Held>>; 2]>>;
 
 struct Case {
@@ -125,7 +126,8 @@ impl Case {
             holds[who] = Some(Arc::clone(&guard));
             let held: Vec<_> = holds.iter().flatten().filter(|guard| guard.is_held()).collect();
             let are_two = held.len() > 1 && held.iter().any(|guard| guard.writes());
-            // Garbled bytes can tell a client that a node is gone, or was never there.
+            // Other kinds of garbled bytes can tell a client that a node is gone or never existed, so two holders prove no fault
+            // then.
             if are_two && self.garbling == Garbling::Shape {
                 return Err(format!("{VIOLATED}two hold the lock"));
             }
@@ -133,8 +135,8 @@ impl Case {
         tokio::time::sleep(Duration::from_millis(10)).await;
         self.holds.lock().expect("nothing panics here")[who] = None;
         let guard = Arc::into_inner(guard).ok_or("a guard is not alone")?;
-        // A release lasts until it is certain or the session has ended. If its future is dropped, the release goes on in the
-        // background.
+        // A release lasts until it is certain or the session has ended. The result is ignored, because a release whose future is
+        // dropped goes on in the background.
         let _certain_or_not = tokio::time::timeout(LIMIT, guard.release()).await;
         Ok(Ok(()))
     }
@@ -146,7 +148,7 @@ impl Case {
         let mut updates = self.updates.lock().expect("nothing panics here");
         match answer {
             Ok(_) => updates.0 += 1,
-            // Each answer to the garbled client may be false.
+            // An error of the garbled client may be false, so its update may have been done.
             Err(error) if who == GARBLED || matches!(error, Error::OutcomeUnknown { .. }) => updates.1 += 1,
             Err(_) => {}
         }
@@ -200,13 +202,13 @@ async fn run(server: String, seed: u64) -> Result<u64, String> {
         here.and(there)?;
     }
     garbler.calm();
-    // The client may wait for the rest of a frame that never comes, and its session may last as long. Its calls still end in
+    // The client may wait for the rest of a frame that never comes, for as long as its session lasts. Its calls must still end in
     // time.
     if let Some(zk) = garbled {
         let _granted_or_not = case.turn(GARBLED, &open(&zk, LIED_TO), Mode::Write, LIMIT).await?;
         tokio::time::timeout(HANGS, zk.close()).await.map_err(|_| "closing hangs")?;
     }
-    // Garbled bytes can grant a session timeout of a minute, and the next connection asks for that timeout again.
+    // Other kinds of garbled bytes can grant a session timeout of a minute, and the next connection asks for that timeout again.
     if garbling == Garbling::Shape {
         let closed = Instant::now();
         let value = format!("{path}-value/lock");
@@ -247,7 +249,7 @@ async fn the_child_process_of_other_tests() {
     static HAS_PANICKED: AtomicBool = AtomicBool::new(false);
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        // The client crate panics on some frames, in a task of its own, which ends its session.
+        // On some frames, the client crate panics in a task of its own. The panic ends the session.
         let trace = Backtrace::force_capture().to_string();
         let (its, ours) = (trace.find("zookeeper_client::"), trace.find("zk_rwlock::"));
         if its.is_none_or(|its| ours.is_some_and(|ours| ours < its)) {
@@ -278,8 +280,8 @@ async fn the_child_process_of_other_tests() {
     std::process::exit(0);
 }
 
-/// The report of a child on these cases. `None` if the child was killed because the client crate claimed as much memory as a
-/// garbled frame announced.
+/// Runs these cases in a child and returns the child's report. Returns `None` if the child was killed because the client crate
+/// claimed as much memory as a garbled frame announced.
 fn child(server: &str, first: u64, cases: u64, traces: &Path) -> Option<String> {
     let output = Command::new("sh")
         .args(["-c", &format!("ulimit -v {MEMORY}; exec \"$0\" \"$@\"")])
@@ -337,7 +339,7 @@ fn no_garbled_frame_hangs_a_call_or_makes_two_holders() {
     println!(
         "{cases} cases from seed {seed} on, with {updates} updates; {ended} of them with one that claimed more memory than there is"
     );
-    // Every child has ended by now, and has itself judged whether its waits ended.
+    // All children have ended, and each has checked by itself that its waits ended.
     let verdict = replayed(&traces);
     println!("{:?}", verdict.seen);
     assert_eq!(verdict.faults, Vec::<String>::new(), "FUZZ_SEED={seed}");

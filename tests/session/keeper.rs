@@ -1,5 +1,5 @@
-//! Servers that differ from ZooKeeper, and old ZooKeeper servers: a request that they do not know is sent at most once, and
-//! a changed session is noticed.
+//! Servers that differ from ZooKeeper, such as ClickHouse Keeper, and old ZooKeeper servers. The client sends a request that they
+//! do not know at most once, and notices a changed session.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use support::wire::{Close, Frames, Op, Proxy, Rule};
 use zk_rwlock::coordinator::Ending;
 use zk_rwlock::{Error, Loss, Semaphore, ZooKeeper};
 
-/// Longer than any of these tests waits for a loss, so the loss cannot come from the lease.
+/// A session timeout that is longer than any of these tests waits for a loss, so that the loss cannot come from the lease.
 const LONG: Duration = Duration::from_secs(30);
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
@@ -30,7 +30,7 @@ async fn a_changed_session_is_noticed_by_its_own_node() {
         assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(Ending::Replaced));
         let error = refused(waiter).await;
         assert!(matches!(error, Error::Evicted(Loss::SessionOver(Ending::Replaced))), "{error:?}");
-        // The lost guard stays alive meanwhile.
+        // The lost guard is still there during these acquisitions.
         for _ in 0..20 {
             soon("another lock", other.write()).await.expect("free").release().await.expect("held");
         }
@@ -45,7 +45,7 @@ async fn a_changed_session_is_noticed_by_its_own_node() {
     assert_eq!(keeper.count(LIST_EPHEMERALS), 0);
 }
 
-/// The first attempt may cost the session, because Keeper closes the connection.
+/// Keeper closes the connection at the first request for a container, and this may cost the session.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_that_closes_the_connection_is_persistent() {
     let keeper = converted_keeper(shared_server().address());
@@ -58,7 +58,7 @@ async fn a_container_that_closes_the_connection_is_persistent() {
     assert!(keeper.connections() <= 3, "{} sessions", keeper.connections());
 }
 
-/// Keeper would end the session on a request for a container, or for a list of its nodes.
+/// Keeper would end the session at a request for a container, or at a request for the list of the session's nodes.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_on_keeper_keeps_its_locks() {
     let keeper = clickhouse_keeper(shared_server().address());
@@ -150,8 +150,8 @@ async fn an_acquisition_fails_where_no_node_can_be_made() {
     assert!(matches!(error, Error::OutcomeUnknown { operation: "enter", .. }), "{error}");
 }
 
-/// On Keeper, reads and pings answered by a follower keep no session alive. On ZooKeeper they do, so an idle client writes
-/// nothing.
+/// On Keeper, reads and pings that a follower answers keep no session alive, so the client must also write. On ZooKeeper they do,
+/// so an idle client writes nothing.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_empty_session_writes_only_if_reads_do_not_renew() {
     const TIMEOUT: Duration = Duration::from_secs(2);
@@ -164,7 +164,8 @@ async fn an_empty_session_writes_only_if_reads_do_not_renew() {
     };
     let (known, unknown, idle) = (connect(&follower).await, connect(&converted).await, connect(&plain).await);
     plain.reset();
-    // The server reveals itself when a client makes a directory: it replaces that client's session.
+    // When a client makes a directory, the server replaces that client's session. So the client learns which kind of server this
+    // is.
     drop(soon("a lock", lock_at(&unknown, "/keeper-unknown").write()).await.expect("free"));
     let kept =
         async |follower: &Proxy| within(3 * SOON, "a session that lives", session_survives(follower, TIMEOUT)).await;

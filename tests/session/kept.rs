@@ -1,8 +1,9 @@
-//! A kept node is lost as early as a held one: from the next contender's grant on, no use begins under the kept node,
-//! whatever the network, the servers and the process do.
+//! A kept node, which a process leaves in the queue between its uses of a lock, is lost as early as a held node. After the next
+//! contender's grant, no use begins under the kept node, despite faults of the network, the servers and the process.
 //!
-//! A user tries the lock without pause, on a thread of its own. The last moment at which the kept node served that user is
-//! compared, on one clock, with the moment of the next contender's grant. `LEASE_ROUNDS` sets the number of rounds.
+//! A user, on a thread of its own, tries the lock without pause. The last moment at which the kept node served that user is
+//! compared, on one clock, with the moment of the next contender's grant. `LEASE_ROUNDS` sets the number of rounds. Fault numbers
+//! are those of `tests/FAULTS.md`.
 
 use std::future::IntoFuture;
 use std::panic::resume_unwind;
@@ -24,7 +25,7 @@ use zk_rwlock::{RwLock, ZooKeeper};
 
 const SESSION_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Longer than any of these tests.
+/// An idle time that is longer than any of these tests.
 const IDLE: Duration = Duration::from_secs(600);
 
 fn keeping(zk: &ZooKeeper, path: &str) -> RwLock {
@@ -56,7 +57,7 @@ impl User {
         let thread = thread::spawn(move || {
             let (mut uses, mut last_let_in, mut was_refused) = (0, Instant::now(), false);
             while !stopped.load(Ordering::Relaxed) {
-                // Read before the try, so the node served the use at this moment or later.
+                // Read before the try, so the kept node served the use at this moment or later.
                 let asked = Instant::now();
                 if joins_at_once(&lock, writes, token) {
                     safe!(!was_refused, "a node that was given up lets a use in");
@@ -71,15 +72,15 @@ impl User {
         User { stop, thread }
     }
 
-    /// Returns the number of uses that the kept node served, and the moment of the last.
+    /// Stops the thread. Returns the number of uses that the kept node served, and the moment of the last use.
     fn ends(self) -> (u64, Instant) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap_or_else(|contradiction| resume_unwind(contradiction))
     }
 }
 
-/// Cuts off a process that keeps the lock by `cut`, after `offset`. Checks that its node serves no use after the next
-/// contender's grant. That contender queues up once the keeper is cut off.
+/// Calls `cut` after `offset`, which cuts off a process that keeps the lock. Then another contender queues up. Checks that the
+/// kept node serves no use after that contender's grant.
 async fn round(
     keeper: &ZooKeeper,
     other: &ZooKeeper,
@@ -131,13 +132,13 @@ async fn rounds_of(kind: &'static str, cut: fn(&Proxy)) {
     }
 }
 
-/// Fault 74, by a black hole.
+/// Fault 74, by a black hole, which loses all bytes of the connection.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_node_in_a_black_hole_is_unusable_in_time() {
     rounds_of("black-hole", Proxy::black_hole).await;
 }
 
-/// Fault 74 with events that still arrive. The event of the ask prolongs no use beyond the lease.
+/// Fault 74, while events still arrive. The event of an ask prolongs no use beyond the lease.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_node_with_lost_requests_is_unusable_in_time() {
     let server = shared_server();
@@ -156,7 +157,7 @@ async fn an_idle_node_with_lost_requests_is_unusable_in_time() {
     next.release().await.expect("held");
 }
 
-/// Fault 74, by a cut between the keeper's server and the leader.
+/// Fault 74, by a cut between the leader and the server of the process that keeps the lock.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_node_without_a_leader_is_unusable_in_time() {
     let ensemble = tokio::task::spawn_blocking(Ensemble::start).await.expect("the ensemble starts");
@@ -168,7 +169,7 @@ async fn an_idle_node_without_a_leader_is_unusable_in_time() {
     round(&keeper, &other, "/kept-lease/quorum".to_owned(), true, offset, cut).await;
 }
 
-/// Fault 72. The keeper's server lags, so the ask reaches the keeper late, and its uses go on until then.
+/// Fault 72. The server of the process that keeps the lock lags, so the ask reaches the process late. Uses go on until then.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_keeper_on_a_lagging_server_is_asked_later() {
     let ensemble = shared_ensemble().await;
@@ -197,13 +198,13 @@ async fn a_keeper_on_a_lagging_server_is_asked_later() {
 // ---------------------------------------------------------------------------------------------------------------
 // Stopped processes
 
-/// Nanoseconds of the monotonic clock, which all processes of this machine share.
+/// Returns the time of the monotonic clock, in nanoseconds. All processes of this machine share that clock.
 fn clock() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
-/// Keeps a lock and uses it all the time, without a runtime, until the kept node no longer serves a use.
+/// The child process: keeps a lock and uses it all the time, without a runtime, until the kept node no longer serves a use.
 #[test]
 fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
@@ -221,12 +222,12 @@ fn the_child_process_of_other_tests() {
             return;
         }
         last_let_in = asked;
-        // No pause: after a stop, this try comes before the library's threads run.
+        // No pause: when the process continues after a stop, this try runs before the library's threads run.
         std::hint::spin_loop();
     }
 }
 
-/// Fault 75: the process is stopped when the ask comes, and its session ends meanwhile.
+/// Fault 75: the process is stopped when the ask comes, and its session ends during the stop.
 #[support::judged]
 async fn a_stopped_process_cannot_use_its_kept_node() {
     let (server, path) = (shared_server().address(), "/kept-lease/stopped");

@@ -1,6 +1,6 @@
 //! A lock of a Kerberos user. `make kerberos` sets up the realm by `tests/kerberos.sh` and runs this test.
 
-// Without this cfg the library has no Kerberos.
+// Without this cfg, the library is built without Kerberos.
 #![cfg(zk_rwlock_gssapi)]
 
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn start() -> Server {
     )
 }
 
-/// The server's address under the host name of its principal.
+/// Returns the server's address with the host name of the server's principal.
 fn named(server: &Server) -> String {
     server.address().replace("127.0.0.1", "localhost")
 }

@@ -64,7 +64,7 @@ async fn round(holder: &ZooKeeper, other: &ZooKeeper, path: String, offset: Dura
     next.release().await.expect("the next holder's session is alive");
 }
 
-/// Runs rounds of one kind at the same time, each with its own proxy, at offsets spread over the heartbeat's period.
+/// Runs rounds of one kind at the same time, each with a proxy of its own. Their cuts are spread over the period of a heartbeat.
 async fn rounds_of(kind: &'static str, cut: fn(&Proxy)) {
     let server = shared_server();
     let rounds = rounds();
@@ -162,7 +162,7 @@ async fn a_brief_disconnect_makes_a_hold_only_suspect() {
     assert!(guard.is_held(), "suspect is not lost");
     proxy.heal();
     assert_eq!(changes.next().await, Some(HoldState::Held));
-    // The lease from before the disconnect has run out by now, so a guard that still holds has renewed it.
+    // The lease from before the disconnect runs out within this time. A guard that still holds afterwards has renewed its lease.
     tokio::time::sleep(SESSION_TIMEOUT).await;
     guard.release().await.expect("a blip loses nothing");
 }

@@ -1,7 +1,7 @@
-//! A server that lies may crash the client's process, but it never makes the client believe that it holds a lock.
+//! A server that lies may crash the client's process, but never makes the client believe that it holds a lock.
 //!
-//! The clients are children of this process, which run this test binary: [`the_child_process_of_other_tests`] reads its task
-//! from the environment and reports to its parent in lines. In an ordinary run it does nothing.
+//! Each client runs in a child process, which is this test binary: [`the_child_process_of_other_tests`] reads its task from the
+//! environment and reports to its parent in lines. In an ordinary run that test does nothing.
 
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
@@ -15,12 +15,12 @@ use zk_rwlock::{RwLock, ZooKeeper};
 
 const SERVER: &str = "ZK_RWLOCK_LIAR";
 
-/// The prefix of a child's lines among the output of the test harness.
+/// The prefix that marks a child's own lines in the output of the test harness.
 const SAYS: &str = "child says ";
 
 const SESSION_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// In kilobytes of address space, so that a claim of 2 GiB fails in the child.
+/// The limit of a child's address space in kilobytes, so that an allocation of 2 GiB fails in the child.
 const MEMORY: u32 = 3_000_000;
 
 #[tokio::test]
@@ -37,7 +37,7 @@ async fn the_child_process_of_other_tests() {
         }
         Err(error) => format!("no session {error}"),
     };
-    // A single write to standard output, which the harness does not capture.
+    // A single write to standard output, because the harness captures `println!`.
     let mut out = std::io::stdout().lock();
     out.write_all(format!("\n{SAYS}{end}\n").as_bytes()).and_then(|()| out.flush()).unwrap();
     std::process::exit(0);
@@ -46,11 +46,11 @@ async fn the_child_process_of_other_tests() {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Granted,
-    /// Connecting failed with an error.
+    /// The connection failed with an error.
     NoSession,
     Error,
     Panic,
-    /// The process was ended by a signal.
+    /// A signal ended the process.
     Death,
 }
 
@@ -76,8 +76,8 @@ fn client_of(lie: Lie) -> (End, String) {
     };
     (end, format!("{said} {} {}", output.status, String::from_utf8_lossy(&output.stderr)))
 }
-/// Two lies end in a grant. There the listing shows the session's own node, although the reply to the
-/// create does not name it.
+/// Each lie, and the end that it leads to. Two lies end in a grant: the listing shows the session's own node, although the reply
+/// to the create does not name it.
 const ENDS: [(Lie, End); 24] = [
     (Lie::None, End::Granted),
     (Lie::NoiseForAHandshake, End::NoSession),
@@ -95,7 +95,7 @@ const ENDS: [(Lie, End); 24] = [
     (Lie::CreatedBelowZero, End::Error),
     (Lie::CreatedForAnother, End::Error),
     (Lie::CreatedForNobody, End::Error),
-    // The client crate allocates room for as many names as the frame announces.
+    // The client crate allocates memory for as many names as the frame announces.
     (Lie::EndlessListing, End::Death),
     (Lie::NegativeListing, End::Error),
     (Lie::ShortListing, End::Error),
@@ -120,7 +120,8 @@ fn no_lie_of_a_server_is_taken_for_a_grant() {
     }
 }
 
-/// The reply rarely comes while its request is still being sent, so many rounds run at the same time.
+/// The fault needs a reply that comes while its request is still being sent. Such replies are rare, so many rounds run at the
+/// same time.
 #[support::judged]
 fn a_reply_of_another_session_hangs_no_client() {
     let rounds = || {

@@ -39,7 +39,7 @@ async fn a_server_is_named_only_while_it_is_connected() {
     eventually("none is named", || async { named(&session) == one_of }).await;
 }
 
-/// The client crate does not report such a break.
+/// The client crate does not report a connection that breaks before the reply to its first ping.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_broken_before_its_reply_names_no_server() {
     let proxy = Proxy::start(shared_server().address());

@@ -13,7 +13,7 @@ use support::scene::eventually;
 use support::server::Server;
 use zk_rwlock::{RwLock, ZooKeeper};
 
-/// The numbers of these system calls, which are the same on every processor.
+/// The number of a system call, which is the same on every processor.
 const PIDFD_OPEN: i64 = 434;
 const PIDFD_GETFD: i64 = 438;
 

@@ -1,4 +1,4 @@
-//! Holders whose connection is bad for long: no other contender ever holds beside them.
+//! Holders whose connection is bad for a long time: no other contender ever holds together with them.
 //!
 //! `FLAP_SECONDS` sets how long links flap, and `FLAP_SEED` the random sequence.
 
@@ -34,8 +34,8 @@ impl Guard for WriteGuard {
     }
 }
 
-/// Asks the guard without pause until it says lost or `stop` is set, on a thread of its own. Returns the guard with the last
-/// moment at which it surely held.
+/// Asks the guard without pause, on a thread of its own, until the guard says lost or `stop` is set. Returns the guard and the
+/// last moment at which it surely held.
 fn watch_closely<G: Guard>(guard: G, stop: Arc<AtomicBool>) -> thread::JoinHandle<(G, Option<Instant>)> {
     thread::spawn(move || {
         let mut last_yes = None;
@@ -55,7 +55,7 @@ fn watch_closely<G: Guard>(guard: G, stop: Arc<AtomicBool>) -> thread::JoinHandl
 // ---------------------------------------------------------------------------------------------------------------
 // Links that fail in one direction
 
-/// Events of the server still arrive, so the client believes that it is connected until the server ends its session.
+/// The server's events still arrive, so the client believes that it is connected until the server ends its session.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_that_receives_only_events_loses_in_time() {
     const NODES: usize = 200;
@@ -70,7 +70,7 @@ async fn a_holder_that_receives_only_events_loses_in_time() {
     let next = lock_at(&other, "/outages/storm").write();
     let next = tokio::spawn(async move { next.await.map(|guard| (guard, Instant::now())) });
     line_becomes(&lock_at(&other, "/outages/storm"), "W+ W-").await;
-    // The readers and the guard watch their own nodes, and the readers share a watch on the writer's.
+    // Each reader and the guard watch their own node. The readers share one watch on the node of the writer ahead of them.
     let id = format!("0x{:x}", session(&zk).await.id());
     let watched = || async { watched_by(&server.four_letter("wchc"), &id) };
     eventually("all watches", || async { watched().await == NODES + 2 }).await;
@@ -117,8 +117,8 @@ async fn a_holder_that_receives_only_events_loses_in_time() {
     becomes_empty(&other, "/outages/busy").await;
 }
 
-/// The number of paths that a session watches. In the answer to `wchc`, the session's line is followed by a line with a tab
-/// for each path.
+/// Returns the number of paths that a session watches. In the answer to `wchc`, a line for each path follows the session's line
+/// and begins with a tab.
 fn watched_by(answer: &str, session: &str) -> usize {
     let mut lines = answer.lines().skip_while(|line| line.trim() != session);
     lines.next().map_or(0, |_| lines.take_while(|line| line.starts_with('\t')).count())
@@ -146,7 +146,7 @@ impl Interval {
     }
 }
 
-/// Holds for a moment while a thread asks the guard. Returns no interval if the guard was lost before the first answer.
+/// Holds for a moment while a thread asks the guard. The interval is `None` if the guard was lost before the first answer.
 async fn hold<G: Guard>(guard: G, mode: Mode, token: i64) -> (G, Option<Interval>) {
     let (granted, stop) = (Instant::now(), Arc::new(AtomicBool::new(false)));
     let witness = watch_closely(guard, Arc::clone(&stop));
@@ -156,7 +156,7 @@ async fn hold<G: Guard>(guard: G, mode: Mode, token: i64) -> (G, Option<Interval
     (guard, last_yes.map(|last_yes| Interval { mode, granted, last_yes, token }))
 }
 
-/// Acquires again and again until `end`, and at least until the first grant. Returns the intervals of its holds.
+/// Acquires again and again until `end`, and at least until the first grant. Returns the intervals in which its guards held.
 async fn contend(lock: RwLock, mut dice: Seeded, end: Instant) -> Vec<Interval> {
     let mut held = Vec::new();
     while Instant::now() < end || held.is_empty() {
@@ -221,7 +221,7 @@ async fn nobody_holds_beside_another_on_flapping_links() {
     let mut flapping = Vec::new();
     for (number, (proxy, lock)) in (0..).zip(&clients) {
         let (proxy, seed) = (Arc::clone(proxy), seed * 1_000 + number * 2);
-        // One link in four stays sound, so that some client can always be granted what the others lose.
+        // One link in four stays sound, so that some client can always be granted a lock that the others lose.
         if number > 0 {
             flapping.push(thread::spawn(move || flap(&proxy, Seeded(seed), end)));
         }
@@ -256,8 +256,8 @@ async fn nobody_holds_beside_another_on_flapping_links() {
 // ---------------------------------------------------------------------------------------------------------------
 // Servers that come back empty
 
-/// The emptied server counts from the beginning, and its next number may follow that of our last grant. Consecutive
-/// numbers do not prove that no contender came between.
+/// The emptied server counts from the beginning, so its next sequence number may follow that of our last grant. Such consecutive
+/// numbers do not prove that no other contender came in between.
 #[support::judged]
 async fn an_uncontended_lock_lists_its_queue_after_data_loss() {
     const PATH: &str = "/outages/anew";
@@ -285,19 +285,19 @@ async fn an_uncontended_lock_lists_its_queue_after_data_loss() {
     assert!(tokio::time::timeout(Duration::from_millis(300), &mut waiter).await.is_err(), "granted beside the holder");
     held.release().await.unwrap();
     let guard = granted(waiter).await;
-    // By the numbers alone, our contender could be the successor of its last grant.
+    // Judged by the sequence numbers alone, our contender is the direct successor of its own last grant.
     assert_eq!(sequence(guard.node_path()).unwrap().sequence(), number + 1);
     assert!((1..=number + 2).contains(&(guard.fencing_token() - token)), "{} after {token}", guard.fencing_token());
 }
 
-/// The server has forgotten the holder, and the holder has not noticed yet. Only a fence at the guarded resource keeps the
-/// two holders apart, and the tokens count from the beginning.
+/// The emptied server has forgotten the holder, and the holder has not noticed the loss yet. The fencing tokens count from the
+/// beginning, too. Only a fence at the guarded resource keeps the two holders apart.
 #[support::judged]
 async fn an_emptied_server_grants_beside_a_suspect_holder() {
     const PATH: &str = "/outages/empty";
     let server = Server::start();
     let proxy = Proxy::start(server.address());
-    // Longer than a server takes to start, and short enough for a test.
+    // The session timeout is longer than a server takes to start, and short enough for a test.
     let zk = connect_with(&proxy.address(), Duration::from_secs(15)).await;
     let lock = lock_at(&zk, PATH);
     for _ in 0..8 {
@@ -310,7 +310,8 @@ async fn an_emptied_server_grants_beside_a_suspect_holder() {
     let new = soon("the grant", lock_at(&other, PATH).write()).await.unwrap();
     assert!(matches!(old.state(), HoldState::Suspect { .. }) && old.is_held() && new.is_held());
     assert!(new.fencing_token() < old.fencing_token(), "a fence refuses the new holder");
-    // A server refuses a client that has seen a later state than the server, so only the lease ends the hold.
+    // A server refuses a client that has seen a later state than its own. So no server ends the session, and only the lease ends
+    // the hold.
     proxy.heal();
     assert_eq!(soon("the loss", old.lost()).await, Loss::LeaseRanOut);
     assert!(new.is_held());

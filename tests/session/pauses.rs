@@ -1,5 +1,5 @@
-//! A server that stands still, as during a garbage collection. A stop of up to half the read timeout breaks no connection. A
-//! longer stop leaves no commit in doubt if the commit names versions.
+//! A server that stands still, as during a garbage collection. A stop of up to half the read timeout breaks no connection. After
+//! a longer stop, no commit is in doubt if the commit names the versions of its nodes.
 //!
 //! A subscriber serves a whole process, so the logs are checked in a child process, which is this test binary itself: see
 //! [`support::process`].
@@ -20,7 +20,7 @@ use zk_rwlock::coordinator::Outcome;
 const TIMEOUT: Duration = Duration::from_secs(10);
 const STOP: Duration = Duration::from_millis(1500);
 
-/// Prints each event above the level `debug`, from a set moment on.
+/// A subscriber that prints each event above the level `debug`, from a set moment on.
 struct Loud;
 
 static HEARS: AtomicBool = AtomicBool::new(false);
@@ -43,7 +43,7 @@ impl Subscriber for Loud {
     fn exit(&self, _: &Id) {}
 }
 
-/// Commits while the server stands still, and prints the outcomes.
+/// The child process: commits while the server stands still, and prints the outcomes.
 #[test]
 fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
@@ -55,7 +55,7 @@ fn the_child_process_of_other_tests() {
         let guard = lock_at(&zk, "/pauses/loud").write().await.expect("free");
         HEARS.store(true, Ordering::SeqCst);
         for round in 0..role.parse().unwrap() {
-            // At another moment between two pings in each round.
+            // Each round stops the server at another moment between two pings.
             tokio::time::sleep(STOP / 5 * (round % 5)).await;
             server.pause();
             let path = format!("/pauses/loud-{round}");
@@ -83,7 +83,7 @@ async fn a_stop_of_a_seventh_leaves_no_commit_in_doubt() {
     assert_eq!(said, expected);
 }
 
-/// The connection breaks meanwhile and is opened again.
+/// The connection breaks during the stop, and the client reconnects.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_of_two_fifths_of_the_timeout_costs_no_lock() {
     let server = Server::start();
@@ -107,7 +107,7 @@ async fn a_stop_of_half_the_read_timeout_settles_commits() {
     let zk = builder.connect(&server.address()).await.expect("reachable");
     let guard = lock_at(&zk, "/pauses/lock").write().await.expect("free");
     for round in 0..3 {
-        // At another moment between two pings in each round.
+        // Each round stops the server at another moment between two pings.
         tokio::time::sleep(stop / 5 * round).await;
         server.pause();
         let path = format!("/pauses/{round}");
@@ -135,7 +135,8 @@ async fn a_stop_with_a_disconnect_settles_versioned_commits() {
     }
 }
 
-/// The client crate does not reveal which client of a process owns a socket.
+/// The client crate does not reveal which client of a process owns a socket. So the time limit of one client's attempts must not
+/// hit the connection of another.
 #[support::judged]
 async fn an_impatient_client_costs_another_client_no_lock() {
     let server = Server::start();
@@ -144,15 +145,15 @@ async fn an_impatient_client_costs_another_client_no_lock() {
     let [sooner, other] = [of(TIMEOUT / 2).await.unwrap(), of(TIMEOUT).await.unwrap()];
     drop(lock_at(&sooner, "/pauses/sooner").write().await.unwrap());
     let held = lock_at(&other, "/pauses/later").write().await.unwrap();
-    // Longer than an attempt of the first client may take, and shorter than one of the second.
+    // The delay is longer than a connection attempt of the first client may take, and shorter than an attempt of the second.
     proxy.apply(Rule::on(Frames::from_server()).and_all_later().delay(TIMEOUT / 20));
     proxy.disconnect();
     let lost = tokio::time::timeout(TIMEOUT, held.lost()).await;
     assert!(lost.is_err(), "{lost:?}");
 }
 
-/// A client with short attempts gives up before the handshake's reply. A client with long attempts finds that other requests
-/// are answered quickly.
+/// Short attempts to connect end before the late reply to the handshake. A longer attempt gets the reply, and then finds that
+/// other requests are answered quickly.
 #[support::judged]
 async fn a_slow_handshake_alone_prevents_no_session() {
     let server = Server::start();

@@ -12,13 +12,13 @@ use support::scene::*;
 use support::server::{TICK, shared_server};
 use zk_rwlock::{RwLock, ZooKeeper};
 
-/// The session timeout. The tests' servers notice a crash at the tick after it.
+/// The session timeout. The tests' servers notice a crash at the first tick after this time.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// An allowance for a busy machine.
+/// The time that a busy machine may take in addition.
 const SLACK: Duration = Duration::from_secs(3);
 
-/// Nanoseconds of the monotonic clock, which all processes of this machine share.
+/// Returns the time of the monotonic clock, in nanoseconds. All processes of this machine share that clock.
 fn clock() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
@@ -67,7 +67,7 @@ fn watch(lock: &RwLock) {
             return say(&format!("{last_yes} {asked}"));
         }
         last_yes = asked;
-        // No pause: after a stop, this question comes before the library's threads run.
+        // No pause: when the process continues after a stop, this question runs before the library's threads run.
         std::hint::spin_loop();
     }
 }
@@ -81,7 +81,7 @@ fn drop_and_return(lock: RwLock, zk: ZooKeeper) {
     std::process::exit(0);
 }
 
-/// Releases and exits while the handles still live, as handles in a `static` do.
+/// Releases the lock and exits while the handles still exist, as handles in a `static` do.
 fn release_and_exit(lock: &RwLock) {
     let guard = lock.write().blocking().unwrap();
     say("held");
@@ -136,7 +136,7 @@ async fn a_holder_that_released_is_followed_at_once() {
             let mut holder = start(role, &path, CALM);
             assert_eq!(holder.says(), "held");
             assert!(holder.child.wait().unwrap().success());
-            // Far below the session timeout of the process that exited.
+            // The limit is far below the session timeout of the process that exited.
             let next = within(CALM / 6, role, lock_at(&zk, &path).write()).await.unwrap();
             next.release().await.unwrap();
         }
@@ -185,7 +185,7 @@ async fn a_holder_stopped_within_its_lease_still_holds() {
     holder.signal("CONT");
     assert_eq!(line(&lock).await, "W+ W-");
     assert!(!next.is_finished());
-    // The killed holder never reported a loss: it prints nothing more, and its node is still there.
+    // The holder is killed without a report of a loss: it prints nothing more, and its node is still there.
     holder.signal("KILL");
     assert_eq!(holder.said().next(), None);
     assert!(!next.is_finished());

@@ -13,12 +13,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use zk_rwlock::{Error, ZooKeeper};
 
-/// The first connect timeout for servers that give no session.
+/// The first connect timeout that the tests try with servers that give no session.
 const LIMIT: Duration = Duration::from_secs(3);
 
 const FULL: [&str; 2] = ["closes every connection at once", "maxClientCnxns allows (60 by default)"];
 
-/// The error of a `connect` with this timeout, which must fail.
+/// Returns the error of a `connect` with this timeout, which must fail.
 async fn connect_error(limit: Duration, servers: &str) -> String {
     let builder = ZooKeeper::builder().session_timeout(CALM).connect_timeout(limit);
     let error = within(SOON + limit, "the refusal", builder.connect(servers)).await.expect_err("there is no session");
@@ -28,7 +28,7 @@ async fn connect_error(limit: Duration, servers: &str) -> String {
     text.strip_prefix(&begin).unwrap_or_else(|| panic!("{text}")).to_owned()
 }
 
-/// Checks that `connect` names the reason, with a timeout long enough to learn it.
+/// Checks that the error of `connect` gives the reason, with a timeout long enough to learn the reason.
 async fn assert_reason(servers: &str, is_it: impl Fn(&str) -> bool) {
     with_time_enough(LIMIT, async |limit| {
         let why = connect_error(limit, servers).await;
@@ -118,7 +118,7 @@ async fn a_peer_that_speaks_first_is_named_by_its_banner() {
     assert_reason(&ssh.address, |why| why == expected).await;
 }
 
-/// With both connection factories of a server.
+/// The test uses both connection factories of a server: NIO and Netty.
 #[support::judged]
 async fn a_full_server_is_reported_with_its_limiting_option() {
     let netty = "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory";
@@ -165,7 +165,7 @@ async fn a_read_only_server_is_reported_as_read_only() {
     assert_reason(&left.address(), |why| why.ends_with(expected)).await;
 }
 
-/// The text of an error, without the times, if it says since when the client is cut off. Otherwise the whole error.
+/// Returns the text of a timeout error. The times are left out if the error says since when the client is cut off.
 fn cut_off(error: &Error, limit: Duration) -> String {
     let Error::Timeout { cut_off, .. } = error else { panic!("{error:?}") };
     assert!(cut_off.as_ref().is_none_or(|cut_off| cut_off.lasted > Duration::ZERO), "{cut_off:?}");
@@ -191,8 +191,7 @@ async fn a_timeout_while_disconnected_gives_start_and_reason() {
     .await;
 }
 
-/// The timeout errors with this limit where the server is gone: of a new acquisition, of one that lists the queue, and of a
-/// waiter.
+/// Returns the timeout errors of three acquisitions after the server is gone: a new one, one that lists the queue, and a waiter.
 async fn timeouts_while_disconnected(server: &Server, limit: Duration) -> [String; 3] {
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
     let (free, taken) = (lock_at(&zk, "/reasons/free"), lock_at(&zk, "/reasons/taken"));
@@ -200,7 +199,7 @@ async fn timeouts_while_disconnected(server: &Server, limit: Duration) -> [Strin
     let connected = soon("the timeout", taken.write().timeout(Duration::from_millis(100))).await.unwrap_err();
     assert!(matches!(connected, Error::Timeout { cut_off: None, .. }), "{connected:?}");
     let behind = tokio::spawn(taken.write().timeout(limit).into_future());
-    // On a busy machine the waiter's time may be over before its node is seen.
+    // On a busy machine, the waiter may time out before its node is seen.
     eventually("the waiter waits", || async { behind.is_finished() || line(&taken).await == "W+ W-" }).await;
 
     server.kill();

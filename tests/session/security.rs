@@ -1,4 +1,4 @@
-//! Access to a lock, and what an eavesdropper can read: digest, ACLs, TLS and SASL, on real servers with these turned on.
+//! Access to a lock, and the data that an eavesdropper can read: digest, ACLs, TLS and SASL, on real servers that use them.
 
 use support::scene::{
     CALM, SOON, becomes_empty, children, connect, eventually, granted, line_becomes, lock_at, reader, refused, session,
@@ -24,7 +24,7 @@ fn is_denied(error: &Error) -> bool {
     matches!(error, Error::PermissionDenied { .. })
 }
 
-/// A lock directory of the user `owner`. Everyone else has these permissions in it.
+/// Makes a lock directory of the user `owner`, in which all other clients have the permissions `guests`.
 async fn directory_for_guests(owner: &str, directory: &str, guests: Permissions) -> ZooKeeper {
     let acl = Acl::creator().allow("world", "anyone", guests);
     let owner = options().digest(owner, "secret").acl(acl).connect(&shared_server().address()).await.unwrap();
@@ -66,7 +66,7 @@ async fn a_semaphore_wider_than_its_acl_can_be_refused() {
     limit(&strict, permits).set_permits(1).await.unwrap();
     soon("a permit", limit(&wide, permits).acquire()).await.unwrap().release().await.unwrap();
     for (path, node) in [(number, number.to_owned()), (permits, format!("{permits}/permits"))] {
-        // Without the queue of the wide client, the strict client makes its own.
+        // The queue of the wide client is deleted, so that the strict client makes its own.
         let queue = format!("{path}/queue");
         session(&wide).await.delete(&queue).await.ok();
         let refused =
@@ -78,7 +78,7 @@ async fn a_semaphore_wider_than_its_acl_can_be_refused() {
     soon("by default", limit(&wide, number).acquire()).await.unwrap().release().await.unwrap();
 }
 
-/// Tries everything that would disturb the contenders in the directory. All of it must be refused.
+/// Sends every request that would disturb the contenders in the directory. The server must refuse each of them.
 async fn assert_shut_out(stranger: &ZooKeeper, directory: &str, node: &str) {
     let session = session(stranger).await;
     let forged = format!("{directory}/evil~00000000-WRITE-");
@@ -150,7 +150,7 @@ async fn anyone_can_steal_a_lock_that_is_open_to_anyone() {
 
 #[support::judged]
 async fn a_queue_member_can_steal_despite_closed_nodes() {
-    // The permissions on the directory decide, not those on the holder's node.
+    // The permissions on the directory decide who may delete the holder's node, and the node's own permissions do not.
     let directory = "/queueing/lock";
     let owner = directory_for_guests("landlord", directory, Permissions::CREATE | Permissions::DELETE).await;
     let tenant = options().digest("landlord", "secret").connect(&shared_server().address()).await.unwrap();
@@ -198,7 +198,7 @@ async fn a_guest_who_may_not_list_leaves_no_node() {
         [refused(writer(&lock_at(&guest, directory))).await, refused(reader(&lock_at(&guest, directory))).await]
     {
         assert!(matches!(&error, Error::PermissionDenied { path, .. } if path == directory), "{error:?}");
-        // The reply to the delete comes before the error.
+        // The client waits for the reply to its delete before it returns the error.
         assert_eq!(children(&owner, directory).await, Vec::<String>::new());
     }
 }
@@ -282,7 +282,8 @@ async fn a_guest_who_may_not_watch_leaves_no_node() {
 
 #[support::judged]
 async fn a_holder_denied_its_own_node_still_hands_off() {
-    // Without WRITE the transaction that signals the release is refused, and a plain delete takes its place.
+    // A release first writes a signal to its node, to tell the next waiter of the hand-off. Without WRITE that transaction is
+    // refused, and a plain delete takes its place.
     let acl = Acl::nobody().allow("world", "anyone", Permissions::READ | Permissions::CREATE | Permissions::DELETE);
     let address = shared_server().address();
     let zk = options().acl(acl).connect(&address).await.unwrap();
@@ -297,12 +298,12 @@ async fn a_holder_denied_its_own_node_still_hands_off() {
     becomes_empty(&zk, "/unwritable/lock").await;
 }
 
-/// The client's delete is under way when its next create is refused.
+/// The delete of the client's last node is under way when its next create is refused.
 #[support::judged]
 async fn a_client_that_may_not_create_again_still_leaves() {
     let (address, directory) = (shared_server().address(), "/left/lock");
     let (zk, other) = (connect(&address).await, connect(&address).await);
-    // Servers do not reap persistent directories.
+    // The directories are persistent, because servers reap empty containers.
     for path in ["/left", directory] {
         session(&other).await.create(path, b"", Kind::Persistent).await.unwrap();
     }
@@ -337,7 +338,7 @@ async fn a_signal_that_the_own_node_refuses_is_sent_once() {
     assert_eq!(signals, 1, "{requests:#?}");
 }
 
-/// A delete that one directory refuses does not stop the signals in other directories.
+/// A directory that refuses a delete does not stop the client's hand-offs in other directories.
 #[support::judged]
 async fn a_directory_without_delete_leaves_foreign_signals() {
     let address = shared_server().address();
@@ -425,7 +426,7 @@ async fn a_transaction_on_a_forbidden_node_keeps_the_lock() {
 #[support::judged]
 async fn each_refusal_names_the_right_the_node_and_the_user() {
     let (above, directory, closed) = ("/partly-7", "/partly-7/lock", "/partly-7/closed");
-    // A separate path, because a path is either a lock or a semaphore.
+    // The semaphore has a path of its own, because a path is either a lock or a semaphore.
     let pool = "/partly-7/pool";
     let address = shared_server().address();
     let owner = directory_for_guests("owner", directory, Permissions::READ).await;
@@ -485,10 +486,10 @@ mod tls {
     use support::rounds::{Ends, shared};
     use support::server::Server;
 
-    /// The first connect timeout for a connection that must be refused.
+    /// The first connect timeout that the tests try with a connection that must be refused.
     const LIMIT: Duration = Duration::from_secs(4);
 
-    /// Checks that a failed connection reports this reason, with a timeout long enough to learn it.
+    /// Checks that the error of `connect` gives this reason, with a timeout long enough to learn the reason.
     async fn assert_unreachable(options: impl Fn() -> ZooKeeperBuilder, servers: &str, reason: &str) {
         with_time_enough(LIMIT, async |limit| {
             let connecting = options().session_timeout(CALM).connect_timeout(limit).connect(servers);
@@ -602,13 +603,13 @@ mod tls {
         }
     }
 
-    /// A server that asks no client for a certificate.
+    /// Returns a server that asks no client for a certificate.
     fn open() -> &'static Secured {
         static SHARED: OnceLock<Secured> = OnceLock::new();
         shared(&SHARED, || Secured::start("none"))
     }
 
-    /// A server that asks every client for a certificate.
+    /// Returns a server that asks every client for a certificate.
     fn mutual() -> &'static Secured {
         static SHARED: OnceLock<Secured> = OnceLock::new();
         shared(&SHARED, || Secured::start("need"))
@@ -618,7 +619,7 @@ mod tls {
         options().tls(tls).connect(address).await.expect("the server can be reached")
     }
 
-    /// Checks that the connection is refused in time, after the server has answered, with the reason in the error.
+    /// Checks that connecting fails in time, after the server has answered, and that the error gives the reason.
     async fn assert_refused(tls: Tls, host: &str, secured: &Secured, reason: &str) {
         let proxy = Proxy::start_opaque(&secured.address);
         let address = proxy.address().replace("127.0.0.1", host);
@@ -695,7 +696,7 @@ mod tls {
             guard.release().await.unwrap();
             assert!(proxy.bytes_to_server() > 0 && proxy.bytes_to_client() > 0);
             for secret in secrets {
-                // Without TLS the proxy can read all of it, which shows that the proxy overhears correctly.
+                // Without TLS the proxy can read everything, which shows that `overheard` works.
                 assert_eq!(proxy.overheard(secret), !encrypted, "{secret:?}, encrypted: {encrypted}");
             }
         }
@@ -741,7 +742,7 @@ mod tls {
             let error = options().connect(&servers).await.unwrap_err();
             assert!(matches!(&error, Error::InvalidInput(problem) if problem.contains("tls")), "{error:?}");
         }
-        // The client crate would panic on these names.
+        // The client crate would panic on these names, so the library must refuse them.
         for servers in [format!("{a},-bad-.example:2281"), "under score:2281".to_owned(), "[::1%eth0]:2281".to_owned()]
         {
             let error = options().tls(open().tls()).connect(&servers).await.unwrap_err();
@@ -756,7 +757,7 @@ mod tls {
         let stranger = Tls::from_ca_pem(&Authority::new().pem).unwrap();
         assert_refused(stranger, "127.0.0.1", open(), "TLS: its certificate is not accepted: invalid peer certificate")
             .await;
-        // An authority is accepted if it is one of several.
+        // A certificate is accepted if its authority is one of several.
         let both = format!("{}{}", Authority::new().pem, open().authority.pem);
         drop(connect_with(Tls::from_ca_pem(&both).unwrap(), &open().address).await);
     }
@@ -935,7 +936,7 @@ mod sasl {
         options().sasl(Sasl::digest_md5(name, &format!("password of {name}")))
     }
 
-    /// Connects clients one after the other. ZooKeeper 3.8.0 has a single place for the user name of all logins, so two
+    /// Connects clients one after the other: ZooKeeper 3.8.0 has a single place for the user name of all logins, so two
     /// concurrent logins may get each other's reply.
     async fn login(builder: ZooKeeperBuilder, address: &str) -> Result<ZooKeeper, Error> {
         static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
@@ -947,7 +948,7 @@ mod sasl {
         login(as_user(name), address).await.expect("the server can be reached")
     }
 
-    /// The ACL of a node as a client without a login sees it, as `scheme:id`.
+    /// Returns the ACL of a node, as `scheme:id`, as a client without a login sees it.
     fn acl(address: &str, path: &str) -> Vec<String> {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
@@ -959,7 +960,7 @@ mod sasl {
             stream.read_exact(&mut answer).unwrap();
             answer
         };
-        // Version, last zxid, a timeout of 10 s, no session yet, a password of 16 zeros, not read-only.
+        // A handshake: version, last zxid, a timeout of 10 s, no session yet, a password of 16 zeros, not read-only.
         ask(&[&[0; 4][..], &[0; 8], &10_000_i32.to_be_bytes(), &[0; 8], &16_i32.to_be_bytes(), &[0; 16], &[0]].concat());
         let path_length = (path.len() as i32).to_be_bytes();
         let answer = ask(&[&1_i32.to_be_bytes()[..], &6_i32.to_be_bytes(), &path_length, path.as_bytes()].concat());
@@ -1032,7 +1033,7 @@ mod sasl {
         for (name, password) in wrong {
             let attempt = options().sasl(Sasl::digest_md5(name, password));
             let error = login(attempt, &server().address()).await.unwrap_err();
-            // A hang would have ended as unreachable.
+            // The client must not hang. A hang would end as unreachable.
             assert!(matches!(error, Error::Closed(Ending::AuthFailed)), "{name}: {error:?}");
         }
     }
@@ -1049,7 +1050,7 @@ mod sasl {
 
     #[support::judged]
     async fn many_logins_in_a_row_succeed() {
-        // Each login draws other random numbers, and one in 16 is shorter than the rest.
+        // Each login uses other random numbers. One number in 16 is shorter than the others, and must work as well.
         for _ in 0..60 {
             drop(sasl_user("bob", &server().address()).await);
         }
@@ -1100,7 +1101,7 @@ mod sasl {
 
         server.replace_file("jaas.conf", &users("a new password"));
         tokio::task::block_in_place(|| server.restart());
-        // Long before the session timeout, which is a minute.
+        // The test waits far less than the session timeout, which is a minute.
         assert_eq!(soon("the loss", held.lost()).await, Loss::SessionOver(Ending::AuthFailed));
         assert!(!held.is_held());
         let mut errors = Vec::new();

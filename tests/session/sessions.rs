@@ -25,7 +25,7 @@ async fn all_reconnect(proxy: &Proxy) {
     eventually("the sessions are back", || async { proxy.connections() >= 2 * before }).await;
 }
 
-/// The client cannot reconnect with more than 128 KiB of watched paths on one session. Each path counts with the chroot of
+/// A client cannot reconnect with more than 128 KiB of watched paths on one session. Each path counts together with the chroot of
 /// the connect string.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_below_a_long_chroot_survive_a_reconnect() {
@@ -109,7 +109,8 @@ async fn a_request_refused_by_the_client_renews_no_lease() {
     assert!(remaining() <= before);
 }
 
-/// Without this rule the handle's present session would be closed, and the session being opened would start afterwards.
+/// Closing a handle must also end a session that is still being opened. Otherwise that session would live on after the present
+/// one is closed.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_a_handle_ends_a_session_being_opened() {
     let server = Server::start();
@@ -126,15 +127,15 @@ async fn closing_a_handle_ends_a_session_being_opened() {
     let next = writer(&lock);
     eventually("a session is being opened", || async { proxy.connections() > connections }).await;
     soon("closed", zk.close()).await;
-    // At once, and not after the connect timeout.
+    // The call fails at once, and does not wait for the connect timeout.
     let error = refused(next).await;
     assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
     server.resume();
-    // The server may still open the requested session, but the client ends it.
+    // The server may still open the session that was asked for, but then the client ends that session.
     eventually("no session is left", || async { server.counter("zk_global_sessions") == 0 }).await;
 }
 
-/// The waiting call ends although nothing awaits the close.
+/// The waiting call must end although the future of `close` is dropped after its first poll.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wait_for_the_connection_ends_when_it_is_closed() {
     let proxy = Proxy::start(shared_server().address());
@@ -150,7 +151,7 @@ async fn a_wait_for_the_connection_ends_when_it_is_closed() {
     assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
 }
 
-/// The servers may be unreachable. The end of a program must not wait for one session after the other.
+/// The end of a program must not wait for one session after the other, because the servers may be unreachable.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn unconfirmed_sessions_are_given_up_together() {
     const TIMEOUT: Duration = Duration::from_secs(4);
@@ -301,7 +302,7 @@ async fn acquisitions_that_give_up_share_one_new_session() {
     assert!(proxy.connections() < TRIES as u64 / 2, "{} connections", proxy.connections());
 }
 
-/// Without this rule, one request whose reply is never polled would keep the session and all its nodes alive.
+/// Otherwise, one request whose reply is never polled would keep the session and all its nodes alive.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_ends_an_unpolled_acquisition() {
     let server = shared_server();
@@ -309,8 +310,8 @@ async fn closing_ends_an_unpolled_acquisition() {
     let lock = lock_at(&zk, "/sessions/closed");
     let guard = lock_at(&zk, "/sessions/held").write().await.expect("free");
     lock.read().await.expect("free").release().await.expect("held");
-    // The create's reply is still on its way, or has come while a busy machine polled. The acquisition is not polled again
-    // either way.
+    // The reply to the create is still on its way, or has come while a busy machine polled. In both cases the acquisition is not
+    // polled again.
     let parked = parked(lock.read());
     soon("the close", zk.close()).await;
     becomes_empty(&other, "/sessions/closed").await;
@@ -318,7 +319,8 @@ async fn closing_ends_an_unpolled_acquisition() {
     drop((parked, guard));
 }
 
-/// Pings are answered, so the server would keep such a session for as long as the process lives.
+/// The client must give the session up, because pings are still answered: the server would keep the session as long as the
+/// process lives.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_ends_despite_an_unanswered_request() {
     const TIMEOUT: Duration = Duration::from_secs(2);
@@ -344,13 +346,13 @@ async fn a_session_ends_despite_an_unanswered_request() {
     }
 }
 
-/// Another task asks for sessions meanwhile, and must not give up a session that no acquisition has used yet.
+/// Another task asks for sessions meanwhile. This must not end a session that no acquisition has used yet.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_further_session_is_kept_until_it_was_used() {
     const SESSIONS: usize = 8;
     let proxy = Proxy::start(shared_server().address());
     let zk = connect(&proxy.address()).await;
-    // More than half of the 96 KiB that a session watches at most.
+    // A session watches paths of 96 KiB at most. Each acquisition needs more than half of that, and so a session of its own.
     let room_for_one = 60 * 1024;
     let looking = tokio::spawn({
         let zk = zk.clone();
@@ -369,7 +371,7 @@ async fn a_further_session_is_kept_until_it_was_used() {
     assert_eq!(proxy.connections(), SESSIONS as u64);
 }
 
-/// A program that ends gives the server a short time to learn that its locks are free.
+/// At the end of a program, the library waits for a short time, so that the server learns that the program's locks are free.
 #[support::judged]
 async fn dropping_the_last_handle_waits_only_briefly() {
     const DIRECTORY: &str = "/locks/good-bye";
@@ -380,7 +382,7 @@ async fn dropping_the_last_handle_waits_only_briefly() {
     server.pause();
     let begun = Instant::now();
     tokio::task::spawn_blocking(move || drop((guard, lock, zk))).await.expect("no panic");
-    // The wait takes a quarter of a second, while the session would last a minute.
+    // The drop waits for a quarter of a second, while the session would last a minute.
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     server.resume();
     becomes_empty(&other, DIRECTORY).await;
@@ -421,7 +423,7 @@ async fn all_locks_and_handles_of_a_process_share_a_thread() {
     assert!(guards.iter().all(|guard| guard.is_held()));
 }
 
-/// The refusal comes before anything is sent, since nothing listens at the address.
+/// The client refuses before it sends anything: nothing listens at the address.
 #[support::judged]
 async fn an_impossible_lease_is_refused_with_the_reason() {
     let second = Duration::from_secs(1);
@@ -440,7 +442,7 @@ async fn an_impossible_lease_is_refused_with_the_reason() {
     }
 }
 
-/// Long paths, in each kind of hold.
+/// Uses long paths in each kind of hold: locks, permits and kept nodes.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn no_session_gets_more_nodes_than_its_end_can_list() {
     const EACH: usize = 30;
@@ -501,7 +503,7 @@ async fn a_client_may_try_for_ever_to_reach_a_server() {
 
 #[support::judged]
 async fn a_client_reports_the_granted_session_timeout() {
-    // The tests' servers grant a minute at most.
+    // The tests' servers grant a session timeout of a minute at most.
     for (asked, granted) in [(4, 4), (3_600, 60)] {
         let zk = connect_with(&shared_server().address(), Duration::from_secs(asked)).await;
         assert_eq!(zk.session_timeout(), Some(Duration::from_secs(granted)));

@@ -1,5 +1,6 @@
-//! A holder stands still or is not heard, and soon afterwards its server is cut off from the leader. Then only the follower
-//! knows that the session is alive, and the leader may end it although a quorum has acknowledged a request.
+//! A holder stands still, or its requests do not arrive, and soon afterwards its server is cut off from the leader. Then only
+//! that follower knows that the session is alive. The leader may end the session although a quorum has acknowledged one of its
+//! requests.
 //!
 //! `SILENCE_ROUNDS` sets the number of holders; `make soak` sets it high.
 
@@ -16,13 +17,14 @@ use support::witness::Witness;
 use zk_rwlock::ZooKeeper;
 use zk_rwlock::coordinator::Coordinator;
 
-/// After a holder stood still or was not heard for a while, only its follower knows at first that the session is alive.
+/// Runs rounds in which a holder stands still, or its requests do not arrive, for a while. Afterwards only the holder's follower
+/// knows that the session is alive.
 async fn rounds_of_silence(timeout: Duration) {
     const TICK: Duration = Duration::from_millis(500);
     const TOGETHER: u64 = 8;
     let ensemble = tokio::task::spawn_blocking(Ensemble::start).await.expect("the ensemble starts");
     let (follower, leader) = (ensemble.followers()[0], ensemble.leader());
-    // The client crate itself observes, because the library's thread is stopped.
+    // The observer uses the client crate directly, because the test stops the library's thread.
     let observer = zookeeper_client::Client::connector().with_session_timeout(Duration::from_secs(20));
     let observer = observer.connect(&ensemble.server(leader).address()).await.expect("reachable");
     let mut random = Seeded(timeout.as_micros() as u64);
@@ -40,7 +42,7 @@ async fn rounds_of_silence(timeout: Duration) {
             let zk = builder.connect(&proxy.address()).await.expect("reachable");
             let lock = lock_at(&zk, &format!("/silence-{}/{batch}-{number}", timeout.as_millis()));
             let guard = Arc::new(lock.write().await.expect("the lock is free"));
-            // Another server may lead by now, and the observer's may lag.
+            // The sync is needed, because another server may lead by now, and the observer's server may lag.
             observer.sync("/").await.expect("the observer's session goes on");
             let node = match observer.get_and_watch_data(&guard.node_path()).await {
                 Ok((_, _, node)) => node,
@@ -72,7 +74,8 @@ async fn rounds_of_silence(timeout: Duration) {
             tokio::time::sleep(silence).await;
             holders.iter().for_each(|(proxy, ..)| proxy.heal());
         }
-        // Among others, between the next heartbeat's acknowledgement and the follower's next answer to a ping.
+        // Some of these moments fall between the acknowledgement of the next heartbeat and the follower's next answer to the
+        // leader's ping.
         let after = TICK.mul_f64(1.5 * random.share());
         tokio::time::sleep(after).await;
         ensemble.cut_from_leader(follower);
@@ -96,7 +99,7 @@ async fn rounds_of_silence(timeout: Duration) {
     );
 }
 
-/// SplitMix64.
+/// A random generator: SplitMix64.
 struct Seeded(u64);
 
 impl Seeded {
@@ -113,6 +116,6 @@ impl Seeded {
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_on_a_cut_follower_loses_the_lock_in_time() {
     rounds_of_silence(Duration::from_secs(4)).await;
-    // Two ticks, the least that servers grant.
+    // The session timeout is two ticks, the shortest that servers grant.
     rounds_of_silence(Duration::from_secs(1)).await;
 }

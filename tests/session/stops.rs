@@ -24,13 +24,13 @@ const SHORT: Duration = Duration::from_secs(1);
 
 const ROUNDS: usize = 10;
 
-/// Nanoseconds of the monotonic clock, which all processes of this machine share.
+/// Returns the time of the monotonic clock, in nanoseconds. All processes of this machine share that clock.
 fn clock() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
-/// Waits for the parent's answer, and notes the time of the last poll.
+/// Waits for the parent's answer, and records the time of the last poll.
 async fn answer(parent: String, polled: &AtomicU64) {
     let work = async {
         let mut parent = TcpStream::connect(parent).await.expect("the parent listens");
@@ -76,7 +76,7 @@ async fn works(role: &str, zk: &ZooKeeper, path: &str, work: impl Future<Output 
     }
 }
 
-/// Tries to take a lock again and again until the first session has ended, and once more. Prints the outcomes.
+/// Tries to take a lock again and again until the client's first session has ended, and then once more. Prints the outcomes.
 async fn tries(zk: &ZooKeeper, path: &str) {
     let mark = lock_at(zk, &format!("{path}-mark")).write().await.expect("free");
     let lock = lock_at(zk, path);
@@ -114,8 +114,8 @@ fn the_child_process_of_other_tests() {
     });
 }
 
-/// Stops the child of this role during its work, again and again. `next` is granted when the ensemble has ended the child's
-/// session.
+/// Stops the child of this role during its work, again and again. Each time, the acquisition `next` is granted when the ensemble
+/// has ended the child's session.
 async fn stop_during_work<G>(role: &str, path: &str, next: impl AsyncFn() -> G) {
     let parent = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = parent.local_addr().expect("bound");
@@ -172,7 +172,7 @@ async fn a_try_after_a_stop_uses_a_fresh_session() {
     let mut child = Process::start(module_path!(), &format!("tries {} /stops/tries -", shared_server().address()));
     for round in 0..ROUNDS {
         assert_eq!(child.says(), "works", "round {round}");
-        // At another moment of a call in each round.
+        // Each round stops the child at another moment of a call.
         tokio::time::sleep(Duration::from_millis(7 * round as u64)).await;
         child.signal("STOP");
         let next = soon("the next grant", mark.write()).await.expect("free in time");

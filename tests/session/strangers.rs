@@ -1,5 +1,5 @@
-//! User code that blocks for ever or panics when the library calls it: `tracing` subscribers and wakers. The lock is still
-//! kept, and its loss is reported before the next grant.
+//! User code that blocks for ever or panics when the library calls it: `tracing` subscribers and wakers. The session stays alive,
+//! and the loss of the lock is reported before the next grant.
 //!
 //! A subscriber serves a whole process, so each runs in a child process, which is this test binary itself: see
 //! [`support::process`].
@@ -28,7 +28,7 @@ use zk_rwlock::{Error, Leadership, Loss, RwLock, WriteGuard, ZooKeeper};
 /// The session timeout of the children.
 const SHORT: Duration = Duration::from_secs(4);
 
-/// Nanoseconds of the monotonic clock, which all processes of this machine share.
+/// Returns the time of the monotonic clock, in nanoseconds. All processes of this machine share that clock.
 fn clock() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
@@ -43,7 +43,7 @@ fn for_ever() {
 // ---------------------------------------------------------------------------------------------------------------
 // The children
 
-/// What a subscriber or a waker does when it is called.
+/// The behaviour of a subscriber or a waker when it is called.
 #[derive(Clone, Copy, PartialEq)]
 enum Habit {
     Blocks,
@@ -59,7 +59,7 @@ impl Habit {
     }
 }
 
-/// A subscriber that misbehaves once it has seen an acquisition that takes long.
+/// A subscriber that misbehaves after the warning about an acquisition that takes long.
 struct BadSubscriber(Habit);
 
 impl BadSubscriber {
@@ -80,8 +80,8 @@ impl tracing::field::Visit for Message {
     }
 }
 
-/// Whether the subscriber blocks when `tracing` asks, once for each call site of the client crate, on the first thread that
-/// reaches it.
+/// Whether the subscriber blocks in `register_callsite` for call sites of the client crate. `tracing` calls that method once for
+/// each site, on the first thread that reaches the site.
 static BLOCKS_CALL_SITES: AtomicBool = AtomicBool::new(false);
 
 /// Whether the subscriber blocks each thread of the library that logs.
@@ -115,7 +115,7 @@ impl Subscriber for BadSubscriber {
     fn enter(&self, _: &Id) {}
     fn exit(&self, _: &Id) {}
     fn try_close(&self, _: Id) -> bool {
-        // A caller's thread may close a span, too. Blocking there blocks only that caller.
+        // A span can also close on a caller's thread. To block there would block only that caller.
         if self.0 == Habit::Panics {
             self.0.follow();
         }
@@ -174,7 +174,7 @@ fn the_child_process_of_other_tests() {
     std::process::exit(0);
 }
 
-/// Sets the subscriber while there is a session, and causes an event at once.
+/// Sets the subscriber while a session exists, and causes an event at once.
 async fn set_subscriber_late(zk: &ZooKeeper, path: &str, subscriber: BadSubscriber) {
     let leadership = Leadership::new(zk, format!("{path}-led")).unwrap();
     let mut leads = Box::pin(leadership.lead(|_| pending::<()>()));
@@ -189,7 +189,7 @@ async fn set_subscriber_late(zk: &ZooKeeper, path: &str, subscriber: BadSubscrib
     wait_for_long(zk, path);
 }
 
-/// Waits for the lock that this process itself holds, which is logged again and again.
+/// Waits for a lock that this process itself holds, so the library logs one warning after the other.
 fn wait_for_long(zk: &ZooKeeper, path: &str) {
     for _ in 0..3 {
         let lock = RwLock::builder(zk, path).warn_after_waiting(Duration::from_millis(50)).build().unwrap();
@@ -197,13 +197,13 @@ fn wait_for_long(zk: &ZooKeeper, path: &str) {
     }
 }
 
-/// Wakes the waker on the library's thread, by the grant of another lock.
+/// Lets the library's thread call a bad waker, by the grant of another lock.
 async fn be_woken(zk: &ZooKeeper, path: &str, habit: Habit) {
     let other = lock_at(zk, &format!("{path}-other"));
     let guard = other.write().await.unwrap();
     let line = other.clone();
     let ((arm, is_to_arm), (notify, armed)) = (mpsc::channel::<()>(), oneshot::channel());
-    // A thread of its own, because the waiting future must not be dropped.
+    // A thread of its own polls the waiting future and never drops it.
     thread::spawn(move || {
         let mut waits = pin!(line.write().into_future());
         while is_to_arm.try_recv().is_err() {
@@ -239,12 +239,12 @@ async fn go_on_after(zk: &ZooKeeper, path: &str, held: WriteGuard, fault: &str) 
     drop(slot);
     let waker = Waker::from(Arc::new(BadWaker(Habit::Panics)));
     let its_own = Arc::clone(&session);
-    // The task begins on this thread, and continues on the library's.
+    // The task is first polled on this thread. After the pause, it is polled on the library's thread.
     const PAUSE: Duration = Duration::from_millis(1);
     let (notify, is_called) = oneshot::channel();
     session.spawn(match fault {
         "task" => Box::pin(async { panic!("on purpose") }),
-        // A watch that fires calls the waker in the client crate's task.
+        // When the watch fires, the client crate's task calls the waker.
         "client" => Box::pin(async move {
             its_own.sleep(PAUSE).await;
             let mut watch = its_own.watch(&directory).await.expect("the node exists");
@@ -253,7 +253,7 @@ async fn go_on_after(zk: &ZooKeeper, path: &str, held: WriteGuard, fault: &str) 
             drop(its_own.transact(&[set]).await);
             std::future::pending().await
         }),
-        // An expired timer calls the waker in the loop of the library's thread, before the wakers of later timers.
+        // When the timer expires, the loop of the library's thread calls the waker, before the wakers of later timers.
         _ => Box::pin(async move {
             its_own.sleep(PAUSE).await;
             let mut sleep = its_own.sleep(Duration::from_millis(20));
@@ -293,7 +293,8 @@ async fn work_under(held: &WriteGuard) {
 // ---------------------------------------------------------------------------------------------------------------
 // The parent
 
-/// A child with such a subscriber or waker, which has been called already, and which holds the lock at this path.
+/// Starts a child with this bad subscriber or waker, and waits until the library has called that code and the child holds the
+/// lock at the returned path.
 async fn begin(what: &str, habit: &str, sessions: usize) -> (String, Proxy, Process) {
     let path = format!("/strangers/{what}-{habit}-{sessions}");
     let proxy = Proxy::start(shared_server().address());
@@ -315,7 +316,7 @@ async fn begin(what: &str, habit: &str, sessions: usize) -> (String, Proxy, Proc
     (path, proxy, child)
 }
 
-/// Contends for the child's lock. Returns the time of the grant, too.
+/// Contends for the child's lock. Returns the time of the grant and the guard.
 fn contend(lock: RwLock) -> JoinHandle<(u64, WriteGuard)> {
     tokio::spawn(async move {
         let guard = lock.write().await.expect("the session expires");
@@ -339,13 +340,13 @@ async fn ends(mut child: Process, next: JoinHandle<(u64, WriteGuard)>) -> Proces
     child
 }
 
-/// Checks that the thread of the sessions is blocked in this child.
+/// Checks that this child is disconnected, because the thread of its sessions is blocked.
 async fn assert_disconnected(mut child: Process) {
     let said = tokio::task::spawn_blocking(move || child.said().next()).await.expect("no panic");
     assert_eq!(said.as_deref(), Some("not connected"));
 }
 
-/// Checks that a child with such a subscriber or waker keeps its lock while it is connected. After a cut, the child ends its
+/// Checks that a child with this bad subscriber or waker keeps its lock while it is connected. After a cut, the child ends its
 /// work before the next grant.
 async fn round(what: &str, habit: &str, sessions: usize) {
     let (path, proxy, child) = begin(what, habit, sessions).await;
@@ -373,7 +374,7 @@ async fn standstill(sessions: usize) {
     assert_disconnected(child).await;
 }
 
-/// Checks that a child goes on after this panic.
+/// Checks that a child goes on working after this panic.
 async fn goes_on(fault: &str, sessions: usize) {
     let address = shared_server().address();
     let mut child =
@@ -421,7 +422,7 @@ async fn a_late_subscriber_that_blocks_costs_no_lease() {
     tokio::join!(round("late", "blocks", 1), round("late", "blocks", 2));
 }
 
-/// The thread of the sessions blocks at a call site that has not logged before, for example at a disconnect.
+/// The thread of the sessions blocks at the first event of a call site, for example at a disconnect.
 #[tokio::test]
 async fn a_subscriber_that_blocks_in_enabled_hides_no_loss() {
     tokio::join!(assert_blocked_call_site(1), assert_blocked_call_site(2));

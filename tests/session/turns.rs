@@ -1,5 +1,5 @@
-//! Servers that never answer: the client tries each other server before it tries such a server again, so a session is opened
-//! in time and soon reconnects.
+//! Servers that never answer. The client tries each other server before it tries such a server again, so it opens a session in
+//! time and reconnects soon.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use zk_rwlock::ZooKeeper;
 /// The connect timeout of `zklock -n`.
 const AT_ONCE: Duration = Duration::from_secs(3);
 
-/// A port that drops every packet of a new connection, as a host without power does. Its queue of waiting connections is
+/// Returns a port that drops every packet of a new connection, as a host without power does: its queue of waiting connections is
 /// full.
 async fn black_hole() -> (SocketAddr, TcpListener, Vec<TcpStream>) {
     let socket = TcpSocket::new_v4().expect("a socket");
@@ -29,7 +29,7 @@ async fn black_hole() -> (SocketAddr, TcpListener, Vec<TcpStream>) {
     (address, listener, waiting)
 }
 
-/// The errors of fifty attempts to connect with the timeout of `zklock -n`.
+/// Returns the errors of fifty attempts to connect with the timeout of `zklock -n`.
 async fn failing(servers: &str) -> Vec<String> {
     let mut failed = Vec::new();
     for _ in 0..10 {
@@ -65,7 +65,7 @@ async fn a_server_that_stands_still_fails_no_connect() {
     assert!(failed.is_empty(), "{failed:?}");
 }
 
-/// An attempt takes at most a twelfth of the session timeout, although the client crate would wait longer.
+/// One connection attempt takes at most a twelfth of the session timeout, although the client crate would wait longer.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reconnect_tries_a_silent_server_once() {
     let still = TcpListener::bind("127.0.0.1:0").await.expect("a port");

@@ -1,5 +1,5 @@
-//! Persistent nodes of ours that vanish because a server lets any client delete nodes without children (CVE-2026-79993). On
-//! servers with that fault the test sends such a request; on others a permitted client deletes them.
+//! Persistent nodes of the library that vanish, because a server lets any client delete nodes without children (CVE-2026-79993).
+//! On servers with that fault the test sends such a delete; on other servers a permitted client deletes the nodes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -81,8 +81,8 @@ async fn a_vanished_value_is_an_error_until_another_is_set() {
     assert_eq!(*here.read().await.expect("a value was set"), 8);
     eventually("the copy follows", || async { **live.get() == 8 }).await;
 
-    // A process that has seen the value knows that there was one, even if the twin node is gone as well. Other processes
-    // cannot know.
+    // A process that has read the value knows that a value existed, even after the twin node (its copy) has vanished as well.
+    // Other processes cannot know.
     vanishes(&zk, "/vanished/value/value").await;
     vanishes(&zk, "/vanished/value/value.twin").await;
     assert_eq!(value_error(here.read().await), ValueError::Vanished);
@@ -131,7 +131,7 @@ async fn a_vanished_number_of_permits_is_never_guessed() {
     assert_eq!(vanished_number(open(&other, 3).acquire().await), 5);
     assert_eq!(vanished_number(open(&zk, 6).try_acquire().await), 5);
     assert_eq!(vanished_number(any.acquire().await), 5);
-    // A handle that has set the number writes it again.
+    // A handle that has set the number before writes the number again.
     let five = open(&other, 5).acquire_many(5).await.expect("there are five");
     assert!(any.try_acquire().await.expect_err("all are taken").is_would_block());
     assert_eq!(any.permits().await.expect("readable"), Some(5));
@@ -167,13 +167,13 @@ async fn work_whose_record_vanishes_waits_for_the_period() {
             }
         }
     }
-    // The lock itself is free, and the work is due again after the period.
+    // The record is gone, but the lock works: the work is due again after the period.
     assert!(a.write().once_in(Duration::from_millis(1)).await.expect("granted").is_due());
     let forgotten = b.forget().await.expect("allowed").expect("a record exists");
     assert_eq!(forgotten.token, token);
     works(&b).await;
     assert!(!a.try_once_in(PERIOD).await.expect("free").is_due());
-    // A vanished twin changes nothing, and is made again with the next record.
+    // The twin is a copy of the record. A vanished twin changes nothing, and the next record makes it again.
     vanishes(&zk, "/vanished/cron.done.twin").await;
     assert!(!a.try_once_in(PERIOD).await.expect("free").is_due());
     let guard = a.write().once_in(Duration::from_millis(1)).await.expect("granted").due().expect("due");
