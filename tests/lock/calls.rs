@@ -1,5 +1,5 @@
-//! Calls that wait for no contender, on servers that do not answer: each ends in time, names the reason, and leaves no node
-//! behind.
+//! Calls that wait for no contender, on servers that do not answer. Each call ends in time, names the reason, and leaves no node
+//! behind. Fault numbers are those of `tests/FAULTS.md`.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,12 +15,12 @@ use zk_rwlock::{Error, Memory, Mode, MultiLock, Queue, RwLock, Semaphore, Shared
 /// The session timeout of clients whose server does not answer.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// A timeout far below the other limits, and far longer than an answered call takes.
+/// A timeout far below the other limits, and far longer than the server takes to answer a call.
 const PROMPT: Duration = Duration::from_millis(300);
 
 const SESSION_EXPIRED: i32 = -112;
 
-/// A handle of each kind, all on one session.
+/// A handle of each kind. All handles use one session.
 struct Handles {
     zk: ZooKeeper,
     lock: RwLock,
@@ -40,7 +40,7 @@ impl Handles {
         Handles { zk, lock, both, value }
     }
 
-    /// Every call of the library that waits for no contender, with this timeout or without.
+    /// Returns every call of the library that waits for no contender, with this timeout or without one.
     fn calls(&self, timeout: Option<Duration>) -> Vec<(&'static str, Outcome)> {
         macro_rules! outcome {
             ($call:expr) => {{
@@ -94,7 +94,7 @@ async fn a_server_that_answers_only_pings_blocks_no_call() {
     assert!(silence.has_happened() && proxy.connections() == 1, "the session lived on");
 }
 
-/// The server answers the listing of the queue, and no request after it.
+/// The server answers the listing of the queue, but no later request.
 #[support::judged]
 async fn a_server_that_answers_only_pings_blocks_no_permit_try() {
     let limit_of = |zk: &ZooKeeper| Semaphore::new(zk, "/calls/limit", 1).unwrap();
@@ -170,7 +170,7 @@ async fn a_connection_with_a_chroot_is_given_up_in_time() {
     assert!(matches!(connecting, Err(Error::Unreachable(_))), "{connecting:?}");
 }
 
-/// Fault 114.
+/// Fault 114: the connection breaks while the client looks for its chroot or makes it.
 #[support::judged]
 async fn a_connection_with_a_chroot_outlives_a_break() {
     let faults = [Frames::requests(Op::Exists), Frames::requests(Op::Create2), Frames::replies(Op::Create2)];
@@ -184,7 +184,7 @@ async fn a_connection_with_a_chroot_outlives_a_break() {
     }
 }
 
-/// The server has made the node, but the reply to the create does not come.
+/// The server makes the node, but the reply to the create does not come.
 #[support::judged]
 async fn a_try_that_is_given_up_leaves_nothing_behind() {
     for timeout in [None, Some(PROMPT)] {
@@ -243,7 +243,7 @@ async fn an_eviction_with_a_lost_reply_names_the_removed() {
     assert_eq!(removed.and_then(|member| member.label).as_deref(), Some("hangs"));
 }
 
-/// The session has no node of ours, so the call may move to a fresh session.
+/// The ended session has no node of ours, so the call may be repeated on a fresh session.
 #[support::judged]
 async fn a_call_on_an_ended_session_is_answered_on_a_fresh_one() {
     let proxy = Proxy::start(shared_server().address());
@@ -257,7 +257,7 @@ async fn a_call_on_an_ended_session_is_answered_on_a_fresh_one() {
     }
 }
 
-/// None of these errors tells the caller that its own place in the queue is lost.
+/// None of these errors says that the caller has lost its own place in the queue.
 #[support::judged]
 async fn each_failure_to_read_a_queue_has_its_own_error() {
     const NO_NODE: i32 = -101;
@@ -309,7 +309,7 @@ async fn contenders_of_any_local_client_are_of_this_process() {
     let (one, other) = (connect(&address).await, connect(&address).await);
     let (lock, elsewhere) = (lock_at(&one, "/calls/own"), lock_at(&other, "/calls/own"));
     let held = elsewhere.read().await.unwrap();
-    // The library has not opened this session, as it has not opened those of other processes.
+    // This session is not one of the library's, like a session of another process.
     let stranger = zookeeper_client::Client::connect(&address).await.unwrap();
     let options = zookeeper_client::CreateMode::EphemeralSequential.with_acls(zookeeper_client::Acls::anyone_all());
     stranger.create("/calls/own/web-9~k3v9x2ma-READ-", b"", &options).await.unwrap();
@@ -322,7 +322,7 @@ async fn contenders_of_any_local_client_are_of_this_process() {
         error.matches(" (this process)").count() == 1 && error.contains(" (this process) and READ web-9"),
         "{error}"
     );
-    // A dropped client ends its session, and its node goes.
+    // When a client is dropped, its session ends, and its node is deleted.
     held.release().await.unwrap();
     drop((elsewhere, other));
     assert_eq!(own(lock.queue().await.unwrap()), [false]);

@@ -1,5 +1,5 @@
-//! Transactions under a lock whose replies are lost: the library settles the outcome if a node proves it, and never commits
-//! twice.
+//! Transactions under a lock whose replies are lost. The library finds out whether the transaction was done if a node proves the
+//! outcome, and never commits twice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,13 +12,13 @@ use support::wire::{Close, Frames, Op, Proxy, Rule};
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Outcome, Session};
 use zk_rwlock::{Error, Memory, RwLock, Semaphore, Transaction, ZooKeeper};
 
-/// Drops the transaction's reply if `is_done`, or else its request, and closes the connection.
+/// Closes the connection once, and loses the transaction's reply (if `is_done`) or its request.
 fn lost_once(proxy: &Proxy, node: &str, is_done: bool) {
     let of = if is_done { Frames::replies(Op::Multi) } else { Frames::requests(Op::Multi) };
     proxy.apply(Rule::on(of.about(node)).close(0, Close::Fin));
 }
 
-/// The data and version of a node, read by an operator. `None` if the node does not exist.
+/// Returns the data and the version of a node, read by an operator. Returns `None` if the node does not exist.
 async fn seen(operator: &ZooKeeper, node: &str) -> Option<(Vec<u8>, i32)> {
     match session(operator).await.data(node).await {
         Ok((data, stat)) => Some((data, stat.version)),
@@ -47,7 +47,8 @@ async fn a_commit_with_a_lost_reply_is_settled_and_done_once() {
     let (is_set, once) = (Outcome::Set { version: 1 }, Some((b"new".to_vec(), 1)));
     let all = vec![Outcome::Created, is_set, Outcome::Set { version: 2 }];
     let old = Some((b"old".to_vec(), 0));
-    // The outcomes if the transaction was done, and if it was not. `None` if no node proves which.
+    // For each change: the outcomes that the guard reports if the transaction was done, and if it was not. `None` means that no
+    // node proves the outcome.
     for (name, change, done, undone, after) in [
         ("set", set, Some(vec![is_set]), Some(vec![is_set]), once),
         ("delete", delete, None, Some(vec![Outcome::Deleted]), None),
@@ -75,7 +76,7 @@ async fn a_commit_with_a_lost_reply_is_settled_and_done_once() {
     guard.release().await.unwrap();
 }
 
-/// Other holders may write the same data as this holder.
+/// Other holders may write the same data as this holder, so the data does not prove whose commit was done.
 #[support::judged]
 async fn a_commit_beside_other_holders_is_settled_if_not_done() {
     let (proxy, path) = (Proxy::start(shared_server().address()), "/doubts-beside");
@@ -95,7 +96,7 @@ async fn a_commit_beside_other_holders_is_settled_if_not_done() {
     }
 }
 
-/// The result of a commit to `/v` at version 0 whose request is lost. Meanwhile `stranger` acts without the lock.
+/// Returns the result of a commit to `/v` at version 0 whose request is lost. Meanwhile `stranger` writes without the lock.
 async fn forestalled(stranger: impl Fn(&Memory) + Send + Sync + 'static) -> Result<Vec<Outcome>, Error> {
     let (zk, is_lost) = (Memory::new(), AtomicBool::new(false));
     let other = zk.connect();
@@ -123,7 +124,7 @@ async fn a_commit_forestalled_without_the_lock_is_refused() {
     assert!(matches!(answer, Err(Error::TransactionRefused { reason: Failure::BadVersion, .. })), "{answer:?}");
     let twice = forestalled(move |zk| [b"a", b"b"].iter().for_each(|data| put(zk, *data))).await;
     let gone = forestalled(|zk| zk.faults().remove("/v")).await;
-    // The versions do not show that the node was deleted and created again.
+    // The versions do not show that another client has deleted the node and created it again.
     let anew = forestalled(|zk| {
         zk.faults().remove("/v");
         now(of(zk).create("/v", b"a stranger's", Kind::Persistent)).expect("the node is gone");

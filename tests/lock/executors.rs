@@ -1,4 +1,4 @@
-//! A round of calls on a real server, under each executor that the documentation names.
+//! The calls of a typical program on a real server, under each executor that the documentation names.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use zk_rwlock::leadership::Term;
 use zk_rwlock::{Error, Leadership, RwLock, ZooKeeper};
 
-/// The calls of a typical program, some of them concurrent.
+/// Makes the calls of a typical program, some of them concurrently.
 async fn round(directory: &str) -> Result<(), Error> {
     let zk = ZooKeeper::connect(&shared_server().address()).await?;
     let lock = RwLock::new(&zk, directory)?;
@@ -52,7 +52,7 @@ fn under_tokio_with_many_threads() {
     tokio::runtime::Builder::new_multi_thread().build().unwrap().block_on(round("/executors/many")).unwrap();
 }
 
-/// The lock needs neither tokio's timers nor its network.
+/// The executor gives the lock neither tokio's timers nor its network.
 #[support::judged]
 fn under_tokio_with_one_thread_and_nothing_enabled() {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(round("/executors/one")).unwrap();

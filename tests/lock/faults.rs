@@ -1,5 +1,6 @@
-//! Faults of the network during an acquisition, a wait, a release, and in a session. Each fault hits single frames between a
-//! session and a real server. Afterwards there is one node or none, and no false grant.
+//! Faults of the network during an acquisition, a wait and a release, and of the session. Each fault hits single frames between a
+//! session and a real server. Afterwards there is one node or none, and no contender holds beside a writer. Fault numbers are
+//! those of `tests/FAULTS.md`.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ const SHORT: Duration = Duration::from_secs(3);
 /// The timeout of a session whose server answers late.
 const SLOW: Duration = Duration::from_secs(4);
 
-/// The servers' tick, as configured at the clients. The default tick would make the lease too short for the pauses of a busy
+/// The servers' tick, which the clients are told. With the default tick, the lease would be too short for the pauses of a busy
 /// machine.
 const TICK: Duration = Duration::from_millis(500);
 
@@ -79,7 +80,7 @@ impl Stage {
 async fn a_create_with_a_held_reply_makes_one_node() {
     let stage = Stage::set("/faults/silence", SHORT).await;
     let answer = stage.proxy.hold_reply(Op::Create2);
-    // The client gives up a connection that has been silent for 350 ms.
+    // The client closes a connection that has been silent for 350 ms.
     let guard = soon("the grant", stage.lock.write()).await.unwrap();
     assert!(answer.has_arrived() && stage.proxy.connections() == 1);
     assert_eq!(stage.proxy.count(Op::Create2), 1);
@@ -88,7 +89,8 @@ async fn a_create_with_a_held_reply_makes_one_node() {
     assert_eq!(stage.children().await, [""; 0]);
 }
 
-/// The test cuts after more and more bytes. Once the whole frame fits, the first create takes effect.
+/// Each round lets more bytes of the create through before the cut. Once the whole frame gets through, the first create takes
+/// effect.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_create_cut_at_any_byte_makes_one_node() {
     const SESSIONS: usize = 4;
@@ -108,7 +110,7 @@ async fn a_create_cut_at_any_byte_makes_one_node() {
                         assert_eq!(stage.children().await, [""; 0], "{how:?} after {bytes} bytes");
                         assert!(creates == 1 || creates == 2, "{creates} creates after {how:?} at {bytes} bytes");
                         if creates == 1 || bytes > 400 {
-                            // A reset may overtake the whole frame.
+                            // A connection reset may overtake even a whole frame, so the create may be lost at any length.
                             assert!(bytes > 100 && (how == Close::Rst || bytes < 400), "{bytes} bytes");
                             break;
                         }
@@ -122,7 +124,7 @@ async fn a_create_cut_at_any_byte_makes_one_node() {
     }
 }
 
-/// In CURATOR-644 and CURATOR-696 such a storm of creates and deletes made millions of nodes.
+/// In CURATOR-644 and CURATOR-696, repeated creates and deletes made millions of nodes.
 #[support::judged]
 async fn each_lost_create_costs_at_most_one_more() {
     let stage = Stage::set("/faults/storm", CALM).await;
@@ -146,7 +148,7 @@ async fn a_cut_between_drop_and_acquisition_leaves_one_node() {
         stage.proxy.reset();
         let (of, how) = (round % 2, if round / 2 % 2 == 0 { Close::Fin } else { Close::Rst });
         let frames = if of == 0 { Frames::requests(Op::Multi) } else { Frames::replies(Op::Multi) };
-        // Cut before the first byte, in the middle of the frame, and after it.
+        // The cut comes before the first byte of the frame, in its middle, or after it.
         let cut = match round / 4 % 3 {
             0 => stage.proxy.apply(Rule::on(frames).close(0, how)),
             1 => stage.proxy.apply(Rule::on(frames).close(30, how)),
@@ -166,7 +168,7 @@ async fn a_cut_between_drop_and_acquisition_leaves_one_node() {
 #[support::judged]
 async fn an_acquisition_dropped_while_cut_off_leaves_nothing() {
     let stage = Stage::set("/faults/dropped", CALM).await;
-    // One acquisition sends its create before the cut, the other starts after the cut.
+    // The first acquisition sends its create before the cut. The second starts after the cut.
     stage.proxy.black_hole_to_client();
     let sent = writer(&stage.lock);
     eventually("the acquisition's create", || async { stage.proxy.count(Op::Create2) == 1 }).await;
@@ -212,7 +214,7 @@ async fn a_thousand_timeouts_in_an_outage_send_nothing_later() {
             slowest = slowest.max(took);
         }
     }
-    // A generous limit: none of the acquisitions may wait for the connection.
+    // None of the acquisitions waits for the connection, so each ends far below this limit.
     assert!(slowest < SOON / 4, "{slowest:?}");
     stage.proxy.reset();
     stage.proxy.heal();
@@ -251,12 +253,12 @@ async fn a_waiter_whose_listing_is_lost_keeps_its_place() {
     granted(last).await.release().await.unwrap();
 }
 
-/// In CURATOR-604 the new session found the old session's node by its name, took it for its own, and then deleted it.
+/// In CURATOR-604, the new session found the old session's node by its name, took the node for its own, and then deleted it.
 #[support::judged]
 async fn a_new_session_does_not_adopt_the_node_of_the_old_one() {
     let stage = Stage::set("/faults/adopted", SHORT).await;
-    // The server has created the node, but the client believes that its session has ended. The client opens another session
-    // and must look for the node there.
+    // The server creates the node, but the client receives the error that its session has expired. So the client opens another
+    // session, and must look for the node there.
     let expired = stage.proxy.apply(Rule::on(Frames::replies(Op::Create2)).claim_error(-112));
     let lost = stage.proxy.apply(Rule::on(Frames::replies(Op::Create2)).nth(2).close(0, Close::Rst));
     let guard = soon("the grant", stage.lock.write()).await.unwrap();
@@ -265,7 +267,7 @@ async fn a_new_session_does_not_adopt_the_node_of_the_old_one() {
     assert_ne!(now.id(), stage.session.id());
     let (_, stat) = session(&stage.operator).await.data(&guard.node_path()).await.unwrap();
     assert_eq!(stat.ephemeral_owner, now.id());
-    // The new session has removed the node if it found it. Otherwise the node went with the old session.
+    // Either the new session has found and removed the node, or the node went with the old session.
     assert_eq!(stage.children().await.len(), 1);
     guard.release().await.unwrap();
 }
@@ -273,7 +275,7 @@ async fn a_new_session_does_not_adopt_the_node_of_the_old_one() {
 // ---------------------------------------------------------------------------------------------------------------
 // Waiters
 
-/// In this situation helix slept for ever, and Go's client sent requests without a pause.
+/// In this situation the Helix client slept for ever, and Go's client sent requests without a pause.
 #[support::judged]
 async fn a_predecessor_gone_before_the_watch_is_noticed() {
     for released in [true, false] {
@@ -311,7 +313,7 @@ async fn a_waiter_whose_queue_was_recreated_is_evicted() {
     }
     operator.delete(stage.here.path()).await.unwrap();
     soon("the loss", holder.lost()).await;
-    // The same numbers again, in the same order.
+    // The new contenders get the same numbers as the old ones, in the same order.
     let anew = stage.here.write().await.unwrap();
     assert!(anew.node_path().ends_with("-WRITE-0000000000"), "{anew:?}");
     stage.proxy.heal();
@@ -336,13 +338,14 @@ async fn refused_credentials_end_all_waiters_and_guards() {
     assert!(fault.has_happened() && listing.is_err());
     for waiter in waiters {
         let error = refused(waiter).await;
-        // `Closed`, if the waiter was just arming its watch.
+        // The error is `Closed` if the waiter was just setting its watch.
         let typed =
             matches!(error, Error::Evicted(Loss::SessionOver(Ending::AuthFailed)) | Error::Closed(Ending::AuthFailed));
         assert!(typed, "{error:?}");
     }
     assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(Ending::AuthFailed));
-    // The server does not know that the session has ended, so a fresh session is granted after the old one's timeout.
+    // The server does not know that the client has ended the session. So a contender on a fresh session is granted only after the
+    // old session's timeout.
     soon("a fresh session", stage.lock.write()).await.unwrap().release().await.unwrap();
     stage.becomes_empty().await;
 }
@@ -360,7 +363,7 @@ async fn waiters_and_handles_dropped_together_leave_nothing() {
     for waiter in &waiters {
         waiter.abort();
     }
-    // Far below the session timeout.
+    // The nodes must go far before the session timeout.
     eventually("the waiters have left", || async { children(&operator, here.path()).await.len() == 1 }).await;
     holder.release().await.unwrap();
 }
@@ -377,7 +380,7 @@ async fn a_release_at_the_sessions_end_deletes_no_other_node() {
     let request = stage.proxy.hold_request(Op::Multi);
     let release = tokio::spawn(guard.release());
     soon("the release", request.arrives()).await;
-    // Held so that the client does not reconnect at once.
+    // The proxy holds the handshake, so that the client does not reconnect before the session is ended.
     let comes_back = stage.proxy.hold_request(Op::Handshake);
     shared_server().end_session(&stage.proxy.granted().unwrap());
     request.release();
@@ -412,7 +415,7 @@ async fn a_late_delete_spares_the_node_of_another() {
         operator.delete(&path).await.unwrap();
         operator.delete(stage.here.path()).await.unwrap();
         let anew = other.write().await.unwrap();
-        // The same host and the same number as before.
+        // The new node has the same host and the same number as the old node.
         assert!(path.ends_with("-0000000000") && anew.node_path().ends_with("-0000000000"), "{path} {anew:?}");
         request.release();
         let answer = soon("the release", release).await.unwrap();
@@ -428,7 +431,7 @@ async fn a_late_delete_spares_the_node_of_another() {
 
 #[support::judged]
 async fn a_reconnect_with_another_session_loses_the_lock() {
-    // Longer than the test waits for the loss, so the loss cannot come from the lease.
+    // The session timeout is longer than the test waits for the loss, so that the loss cannot come from the lease.
     let stage = Stage::set("/faults/replaced", SHORT * 3).await;
     let guard = stage.lock.write().await.unwrap();
     let waiter = writer(&stage.lock);
@@ -470,7 +473,8 @@ async fn a_shorter_granted_timeout_shortens_the_lease() {
     let proxy = Proxy::start(shared_server().address());
     let operator = connect(&shared_server().address()).await;
     let here = lock_at(&operator, "/faults/shorter");
-    // The server itself grants this timeout at most, and expires sessions by it.
+    // The proxy shortens the timeout that the client asks for. So the server itself grants no more than this timeout, and expires
+    // the session by it.
     let fault = proxy
         .apply(Rule::on(Frames::requests(Op::Handshake)).falsify(|hello| hello.timeout = SHORT.as_millis() as i32));
     let zk = connect_with(&proxy.address(), CALM).await;
@@ -484,7 +488,7 @@ async fn a_shorter_granted_timeout_shortens_the_lease() {
     let lost_at = Instant::now();
     let (next, granted_at) = granted(next).await;
     assert!(lost_at < granted_at);
-    // A reconnect asks for the granted timeout, so only a server that grants even less could shorten it further.
+    // A reconnect asks for the timeout granted before, so only a server that grants even less could shorten it further.
     let asked = proxy.apply(Rule::on(Frames::requests(Op::Handshake)).falsify(|hello| {
         assert_eq!(hello.timeout, SHORT.as_millis() as i32);
     }));
@@ -502,13 +506,13 @@ async fn a_holder_whose_pings_are_lost_lives_by_heartbeats() {
         let stage = Stage::set(&format!("/faults/pings-{seconds}"), timeout).await;
         let fault = stage.proxy.apply(Rule::on(Frames::requests(Op::Ping)).and_all_later().refuse(0));
         soon("a ping", fault.happens()).await;
-        // On a busy machine even heartbeats may come too late.
+        // On a busy machine, even heartbeats may come too late, so the loss is only recorded.
         let mut lost = Vec::new();
         while lost.len() < 5 {
             let guard = soon("the grant", stage.lock.write()).await.unwrap();
             let held = Instant::now();
             while guard.is_held() {
-                // A handshake keeps a session alive, too.
+                // The handshake also keeps the session alive, so the time counts from the handshake.
                 let alone = stage.proxy.arrivals(Op::Handshake).into_iter().fold(held, Instant::max);
                 if alone.elapsed() > timeout * 5 / 4 {
                     return;
@@ -522,7 +526,8 @@ async fn a_holder_whose_pings_are_lost_lives_by_heartbeats() {
     tokio::join!(is_kept_alive(2), is_kept_alive(3), is_kept_alive(4));
 }
 
-/// The next heartbeat is due before the connection counts as silent, and its reply serves as the ping's.
+/// The next heartbeat is due before the connection counts as silent. Its reply shows, as the ping's would, that the connection
+/// lives.
 #[support::judged]
 async fn a_lost_ping_costs_a_long_session_nothing() {
     let timeout = SHORT * 3;
@@ -553,7 +558,7 @@ async fn a_read_only_server_renews_no_lease() {
     let (next, granted_at) = granted(next).await;
     assert!(lost_at < granted_at);
 
-    // A read-only server does not serve new clients either.
+    // A read-only server serves no new clients either.
     let builder = ZooKeeper::builder().session_timeout(SHORT).connect_timeout(SHORT);
     let error = soon("the refusal", builder.connect(&stage.proxy.address())).await.unwrap_err();
     assert!(matches!(error, Error::Unreachable(_)), "{error:?}");
@@ -564,13 +569,13 @@ async fn a_read_only_server_renews_no_lease() {
 
 #[support::judged]
 async fn a_slow_servers_reply_counts_from_its_request() {
-    // Renewing the lease takes two late replies, so with a longer tick no lease would be left.
+    // The lease is renewed by two late replies in a row, so with a longer tick no lease would be left.
     let builder = ZooKeeper::builder().session_timeout(SLOW).tick_time(TICK).connect_timeout(SOON);
     let stage = Stage::set_with("/faults/slow", builder).await;
     let late = SLOW.mul_f64(0.3);
     stage.proxy.apply(Rule::on(Frames::from_server()).and_all_later().delay(late));
     let guard = soon("the grant", stage.lock.write()).await.unwrap();
-    // A disconnected guard shows the end of its lease.
+    // A disconnected guard reports the end of its lease, so the test cuts the connection.
     stage.proxy.cut();
     let cut_at = Instant::now();
     let state = loop {
@@ -580,24 +585,24 @@ async fn a_slow_servers_reply_counts_from_its_request() {
         }
     };
     let HoldState::Suspect { until } = state else { panic!("{state:?}") };
-    // The newest request with a reply from a quorum was sent at this moment or earlier. Requests answered at least half a
-    // tick before that moment count for the lease.
+    // The newest request that a quorum acknowledged was sent at this moment or earlier. Earlier requests count for the lease if
+    // they were answered at least half a tick before that moment.
     let arrivals = |ops: &[Op]| ops.iter().flat_map(|op| stage.proxy.arrivals(*op)).collect::<Vec<_>>();
     let writes = arrivals(&[Op::Create2, Op::Multi]).into_iter().filter(|arrival| *arrival + late <= cut_at);
     let newest = writes.max().unwrap();
     let touches = arrivals(&[Op::Create2, Op::Multi, Op::GetData, Op::GetChildren2, Op::Exists]);
     let touches = touches.into_iter().filter(|arrival| *arrival + late + TICK / 2 <= newest);
-    // A handshake counts as soon as a later request is sent.
+    // A handshake counts for the lease as soon as a later request is sent.
     let handshakes = arrivals(&[Op::Handshake]).into_iter().filter(|arrival| *arrival + late <= newest);
     let newest = touches.chain(handshakes).max().unwrap_or(newest);
     let end = newest + SLOW - SLOW / 6;
     assert!(until <= end, "{:?} too long", until - end);
     stage.proxy.heal();
-    // With such late replies the guard may be lost by now.
+    // The result of the release is ignored: with such late replies, the guard may be lost by now.
     soon("the release", guard.release()).await.ok();
     stage.becomes_empty().await;
 
-    // Without further faults such a server can hold a lock, unless a busy machine is even slower.
+    // Without further faults, a client of such a slow server can hold a lock, unless a busy machine is even slower.
     let mut lost = Vec::new();
     while lost.len() < 5 {
         let guard = soon("the grant", stage.lock.write()).await.unwrap();

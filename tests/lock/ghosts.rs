@@ -1,5 +1,5 @@
-//! A server that lists a ghost, which is a node that the ensemble has deleted. Calls and short waits have no time for a
-//! later check. A proxy plays that server.
+//! A server that lists a ghost: a node that the ensemble has deleted. Calls and short waits have no time for a later check at the
+//! leader, so they check at once. A proxy plays that server.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use zk_rwlock::{Error, Leadership, Mode, MultiLock, Semaphore, ZooKeeper};
 
 use crate::wire::{Tapped, directory};
 
-/// Shorter than the session timeout of ten seconds.
+/// A timeout shorter than the session timeout of 10 s.
 const SHORT: Duration = Duration::from_secs(5);
 
-/// Makes each later listing of this directory through the proxy contain this name as well.
+/// Adds this name to each later listing of the directory that goes through the proxy.
 fn shows(proxy: &Proxy, directory: &str, name: &str) {
     for op in [Op::GetChildren, Op::GetChildren2] {
         proxy.apply(Rule::on(Frames::replies(op).about(directory).with_error(0)).show(name).and_all_later());
@@ -24,8 +24,8 @@ fn name_of(path: &str) -> String {
     path.rsplit('/').next().expect("a path").to_owned()
 }
 
-/// A client whose server lists the node of a writer that has left the lock at this path, and another client. Returns the
-/// ghost's name, too.
+/// Returns a client whose server lists the node of a writer that has left the lock at this path, another client, and the name of
+/// that ghost.
 async fn ghosts_found(path: &str) -> (Tapped, ZooKeeper, String) {
     let tapped = Tapped::new(shared_server()).await;
     let other = connect(&shared_server().address()).await;
@@ -104,7 +104,8 @@ async fn a_ghost_permit_is_taken_at_once() {
     }
 }
 
-/// Another candidate leads. The former leader's node is shown unchanged, or is listed and denied.
+/// Another candidate leads. In the first case, the server shows the former leader's node unchanged. In the second case, it lists
+/// that node and denies that the node exists.
 #[support::judged]
 async fn no_call_returns_a_ghost_as_the_leader() {
     let path = "/ghosts/led";
@@ -117,7 +118,7 @@ async fn no_call_returns_a_ghost_as_the_leader() {
     eventually("the candidate leads", async || there.leader().await.unwrap().is_some()).await;
     assert_eq!(here.leader().await.unwrap(), there.leader().await.unwrap());
 
-    // A session that does not know the ghost yet.
+    // This session does not know the ghost yet.
     let fresh = ZooKeeper::connect(&tapped.proxy.address()).await.unwrap();
     tapped.proxy.reset();
     let mut changes = Leadership::new(&fresh, path).unwrap().changes();

@@ -31,7 +31,7 @@ const SHORT: Duration = Duration::from_secs(2);
 // ---------------------------------------------------------------------------------------------------------------
 // Exclusion
 
-/// A value whose halves differ while a writer works. Only the lock protects it.
+/// A value of two halves, which differ while a writer works. Only the lock protects the value.
 #[derive(Debug, Default)]
 struct Halves {
     left: AtomicU64,
@@ -264,7 +264,7 @@ async fn a_transaction_without_its_node_is_refused() {
     guard.transaction().create("/guarded", "1").commit().await.unwrap();
 
     session(&operator).await.delete(&guard.node_path()).await.unwrap();
-    // The transaction is sent even if the guard has not noticed the loss yet.
+    // The server refuses the transaction, even if the guard has not noticed the loss yet.
     let late = guard.transaction().set("/guarded", "2").commit().await;
 
     assert!(matches!(late, Err(Error::Lost(Loss::Removed))), "{late:?}");
@@ -303,7 +303,7 @@ async fn a_waiter_whose_node_is_deleted_is_evicted() {
 // ---------------------------------------------------------------------------------------------------------------
 // Cancellation
 
-/// Polls the future up to so many times, always after a wake-up, and then drops it.
+/// Polls the future up to this many times, always after a wake-up, and then drops the future.
 async fn poll_at_most<F: IntoFuture>(times: u64, future: F) -> Option<F::Output> {
     let mut future = pin!(future.into_future());
     let mut left = times;
@@ -314,7 +314,7 @@ async fn poll_at_most<F: IntoFuture>(times: u64, future: F) -> Option<F::Output>
         left -= 1;
         match future.as_mut().poll(context) {
             Poll::Ready(output) => Poll::Ready(Some(output)),
-            // The last poll found nothing, so end here without another wake-up.
+            // The future is pending after its last poll, so this loop ends and does not wait for another wake-up.
             Poll::Pending if left == 0 => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         }
@@ -331,7 +331,7 @@ async fn nothing_is_left(server: &Server, zk: &ZooKeeper, directory: &str) {
     }
 }
 
-/// The number of watches on the server, with those on children, which `wchp` and `wchs` leave out.
+/// Returns the number of watches on the server, including those on children, which `wchp` and `wchs` leave out.
 fn all_watches(server: &Server) -> u64 {
     let report = server.four_letter("mntr");
     let count = report.lines().find_map(|line| line.strip_prefix("zk_watch_count"));
@@ -370,7 +370,7 @@ async fn a_thousand_cancelled_acquisitions_leave_nothing() {
     let mut seeded = Seeded(7);
     let (mut cancelled, mut completed) = (0, 0);
     for batch in 0..20 {
-        // The lock is free, or held by a writer or a reader.
+        // In turn, the lock is free, held by a writer, or held by a reader.
         let (writer, reader) = match batch % 3 {
             0 => (None, None),
             1 => (Some(soon("the lock", in_the_way.write()).await.unwrap()), None),
@@ -416,7 +416,7 @@ async fn an_acquisition_dropped_at_a_poll_leaves_nothing() {
     for taken in [false, true] {
         let holder = if taken { Some(soon("the lock", in_the_way.write()).await.unwrap()) } else { None };
         for polls in 1..12 {
-            // An acquisition that waits for the holder is not woken again, because this is its last await point.
+            // An acquisition that waits for the holder gets no further wake-up. So the timeout ends the wait for more polls.
             let time = Duration::from_millis(20);
             let write = tokio::time::timeout(time, poll_at_most(polls, lock.write())).await;
             let read = tokio::time::timeout(time, poll_at_most(polls, lock.read())).await;
@@ -446,7 +446,7 @@ async fn keepers_and_askers_dropped_leave_nothing() {
             );
             assert!(!taken || (!matches!(one, Ok(Some(_))) && !matches!(two, Ok(Some(_)))));
             drop((one, two, holder));
-            // The second use is the first that can be kept.
+            // The library keeps a node from the second use on.
             for _ in 0..2 {
                 drop(soon("the kept lock", lock.read()).await.unwrap());
             }
@@ -458,7 +458,7 @@ async fn keepers_and_askers_dropped_leave_nothing() {
     nothing_is_left(&server, &other, DIRECTORY).await;
 }
 
-/// Futures that have sent their requests and are not polled again.
+/// Begins futures, which send their requests and are not polled again.
 fn idle<F: IntoFuture>(begin: impl Fn() -> F) -> Vec<Spawn<F::IntoFuture>> {
     let mut idle: Vec<_> = (0..4).map(|_| task::spawn(begin().into_future())).collect();
     idle.iter_mut().for_each(|it| assert!(it.poll().is_pending()));
@@ -495,7 +495,8 @@ async fn a_leaving_waiter_spares_its_neighbours_watch() {
     let last = writer(&lock);
     line_becomes(&lock, "W+ W- W-").await;
     let node = format!("/locks/neighbour/{}", lock.queue().await.unwrap().members[1].node);
-    // The middle waiter's node is watched twice on this session: by the waiter itself and by the last one.
+    // Two contenders of this session watch the middle waiter's node: the waiter itself and its successor. The server counts both
+    // as one watch.
     eventually("the waiter's own watch", || async { watchers_of(server, &node) == 1 }).await;
 
     last.abort();
@@ -599,7 +600,7 @@ async fn the_last_drop_of_guard_or_handle_frees_the_lock() {
             assert!(guard.is_held());
             drop(guard);
         }
-        // Far below the session timeout.
+        // The limit is far below the session timeout.
         within(CALM / 3, "the grant", next.write()).await.unwrap().release().await.unwrap();
         let named = format!("0x{id:x}");
         eventually("the session is closed", || async { !server.four_letter("cons").contains(&named) }).await;
@@ -652,7 +653,7 @@ async fn a_timeout_names_the_holder() {
     let _waiter = writer(&here);
     line_becomes(&here, "W+ W-").await;
 
-    // On a busy machine the time may be over before the members' records are read.
+    // On a busy machine, the acquisition may time out before the members' data is read.
     let error = with_time_enough(Duration::from_millis(500), async |limit| {
         let started = Instant::now();
         let error = there.write().timeout(limit).await.unwrap_err();
@@ -687,15 +688,15 @@ async fn a_timeout_while_cut_off_names_known_blockers() {
     let holder = here.write().await.unwrap();
     let limit = Duration::from_millis(700);
 
-    // The waiter is cut off while it waits, and the newcomer before it has begun.
+    // The waiter is cut off while it waits, and the newcomer before it starts.
     let waiter = tokio::spawn(cut_off.write().timeout(limit).into_future());
-    // The waiter knows its blockers once it watches its predecessor and its own node.
+    // The waiter knows the contenders in its way once it watches its predecessor and its own node.
     eventually("the waiter's watches", || async { proxy.count(Op::GetData) == 2 }).await;
     proxy.black_hole();
     let newcomer = tokio::spawn(cut_off.read().timeout(limit).into_future());
     let outcomes = (refused(waiter).await, refused(newcomer).await);
 
-    // The waiter still names the blockers that it saw before it was cut off.
+    // The waiter still names the contenders that it saw before the cut.
     let (Error::Timeout { blockers: known, .. }, Error::Timeout { blockers: unknown, .. }) = outcomes else {
         panic!("{outcomes:?}");
     };
@@ -705,7 +706,7 @@ async fn a_timeout_while_cut_off_names_known_blockers() {
     proxy.cut();
     assert!(soon("the timeout", cut_off.read().timeout(limit)).await.unwrap_err().is_timeout());
 
-    // Their nodes are deleted after the reconnect.
+    // The nodes of both are deleted after the reconnect.
     proxy.heal();
     line_becomes(&here, "W+").await;
     holder.release().await.unwrap();
@@ -877,7 +878,7 @@ async fn a_chroot_is_made_and_holds_everything() {
     let again = connect(&format!("{}/apps/billing", server.address())).await;
     let lock = lock_at(&again, "/locks/config");
     let mut guard = soon("the lock", lock.write()).await.unwrap();
-    // The release and the next create may go out as one transaction.
+    // Depending on the moment, the release and the next create are sent as one transaction.
     for _ in 0..20 {
         drop(guard);
         guard = soon("the lock again", lock.write()).await.unwrap();
@@ -968,7 +969,7 @@ async fn the_queue_shows_members_with_their_sessions() {
 // ---------------------------------------------------------------------------------------------------------------
 // Ends of sessions
 
-/// Asks the guard without pause until it says lost. Returns the guard and the time before the last call that said held.
+/// Asks the guard without pause until it says lost. Returns the guard and the time just before the last call that said held.
 fn watch_closely(guard: WriteGuard) -> thread::JoinHandle<(WriteGuard, Option<Instant>)> {
     thread::spawn(move || {
         let mut last_yes = None;
@@ -983,7 +984,7 @@ fn watch_closely(guard: WriteGuard) -> thread::JoinHandle<(WriteGuard, Option<In
     })
 }
 
-/// A write acquisition that notes the time of its grant.
+/// Starts a write acquisition, which returns its guard and the time of its grant.
 fn timed_writer(lock: &RwLock) -> JoinHandle<Result<(WriteGuard, Instant), Error>> {
     let acquisition = lock.write();
     tokio::spawn(async move { acquisition.await.map(|guard| (guard, Instant::now())) })
@@ -1010,7 +1011,7 @@ async fn a_holder_cut_off_loses_the_lock_in_time() {
     assert_eq!(guard.state(), HoldState::Lost { why: guard.lost().await });
     safe!(first_token < next.fencing_token(), "{first_token} before {}", next.fencing_token());
     proxy.heal();
-    // A late release of the lost guard does not affect its successor.
+    // A late release of the lost guard must not affect the next holder.
     assert!(matches!(soon("release", guard.release()).await, Err(Error::Lost(_))));
     assert!(next.is_held());
     next.release().await.unwrap();
@@ -1062,7 +1063,7 @@ async fn only_a_session_with_a_hold_sends_heartbeats() {
     proxy.reset();
     tokio::time::sleep(SHORT * 3).await;
     let heartbeats = proxy.count(Op::Multi);
-    // A heartbeat in each fifth of the session timeout makes fifteen.
+    // One heartbeat in each fifth of the session timeout makes fifteen.
     assert!((6..=18).contains(&heartbeats), "{heartbeats} heartbeats in three session timeouts");
     let check = format!("Check {}", guard.node_path());
     for (op, what) in proxy.requests() {
@@ -1074,8 +1075,8 @@ async fn only_a_session_with_a_hold_sends_heartbeats() {
 
     proxy.reset();
     tokio::time::sleep(SHORT).await;
-    // Only reads, one in each fifth of the session timeout. They renew the lease, so the next acquisition is granted at
-    // once.
+    // The client has sent only reads, one in each fifth of the session timeout. These reads renew the lease, so the next
+    // acquisition is granted at once.
     assert!(proxy.requests().iter().all(|(op, path)| (*op, path.as_str()) == (Op::GetData, "/")));
     assert!((1..=7).contains(&proxy.count(Op::GetData)), "{:?}", proxy.requests());
     assert!(proxy.count(Op::Ping) > 0, "the session is still alive");
@@ -1102,7 +1103,7 @@ async fn a_brief_disconnect_loses_no_lock_and_no_place() {
         proxy.rst();
         eventually("the reconnect", || async { proxy.connections() == 2 }).await;
     }
-    // These requests are answered on the new connections.
+    // The server answers these requests on the new connections.
     guard.transaction().commit().await.unwrap();
     assert!(guard.is_held() && !waiter.is_finished());
     assert_eq!(line(&calm).await, "W+ W- W-");
@@ -1150,23 +1151,23 @@ async fn a_server_that_crashes_and_returns_loses_nothing() {
 // ---------------------------------------------------------------------------------------------------------------
 // Lost requests, replies and events
 
-/// How one frame of a session is lost, together with its connection.
+/// The loss of one frame of a session, together with its connection.
 #[derive(Clone, Copy, Debug)]
 enum Mishap {
-    /// The server never sees the request; the connection is closed.
+    /// The server never receives the request, and the connection is closed.
     RequestLost,
-    /// The server has carried the request out; the connection is closed instead of the answer.
+    /// The server has carried the request out, but the connection is closed before the reply.
     ReplyLost,
-    /// As `RequestLost`, with a reset.
+    /// Like `RequestLost`, but the connection is reset.
     RequestReset,
-    /// As `ReplyLost`, with a reset.
+    /// Like `ReplyLost`, but the connection is reset.
     ReplyReset,
 }
 
 const MISHAPS: [Mishap; 4] = [Mishap::RequestLost, Mishap::ReplyLost, Mishap::RequestReset, Mishap::ReplyReset];
 
 impl Mishap {
-    /// Runs `deed` while this mishap hits the next frame of that kind, which must occur.
+    /// Runs `deed` while this mishap hits the next frame of the kind `op`. Fails if there is no such frame.
     async fn inject<F: Future>(self, proxy: &Proxy, op: Op, deed: F) -> F::Output {
         let fault = match self {
             Mishap::RequestLost => proxy.drop_request(op, 1),
@@ -1228,7 +1229,8 @@ async fn a_dropped_lost_create_leaves_nothing() {
         mishap
             .inject(&proxy, Op::Create2, async {
                 assert!(poll_at_most(4, lock.write()).await.is_none_or(|answer| answer.is_ok()));
-                // The removal goes on in the background. The reply to this listing shows that the connection is back.
+                // The node is deleted in the background after the reconnect. The reply to this listing shows that the client has
+                // reconnected.
                 eventually("the reconnect", || async { proxy.connections() >= 2 }).await;
                 lock.queue().await.unwrap();
             })
@@ -1344,7 +1346,7 @@ async fn a_waiter_that_missed_an_event_is_granted() {
     }
 }
 
-/// Otherwise each acquisition would connect by itself, one after the other.
+/// All acquisitions share a connection attempt. If each made its own attempt, one after the other, they would take far longer.
 #[support::judged]
 async fn a_crowd_without_a_server_fails_together() {
     let server = Server::start();
@@ -1359,8 +1361,8 @@ async fn a_crowd_without_a_server_fails_together() {
             tokio::spawn(async move { lock.try_write().await.map(drop) })
         })
         .collect();
-    // The time of the session's end, of one connection attempt, and of another for the acquisitions that came meanwhile.
-    // Twelve attempts would take far longer.
+    // The limit covers the end of the session, one connection attempt, and a second attempt for acquisitions that came during the
+    // first. Twelve attempts would take far longer.
     let all = async {
         for one in crowd {
             let error = one.await.unwrap().unwrap_err();

@@ -1,4 +1,6 @@
-//! Kept nodes on a real server: their cost, frame by frame, and every fault of an ask.
+//! Nodes that a process keeps between its uses of a lock, on a real server: their cost, frame by frame, and every fault of an
+//! ask. An ask is a write to the lock's directory, by which a waiter requests that such nodes are given up. Fault numbers are
+//! those of `tests/FAULTS.md`.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -17,10 +19,10 @@ use zk_rwlock::{RwLock, ZooKeeper};
 
 use super::wire::{Tapped, directory, ops};
 
-/// Longer than any of these tests.
+/// An idle time that is longer than any of these tests.
 const IDLE: Duration = Duration::from_secs(600);
 
-/// The timeout of sessions whose heartbeats fall into a test.
+/// The timeout of sessions whose heartbeats come during a test.
 const SHORT: Duration = Duration::from_secs(2);
 
 fn keeping(zk: &ZooKeeper, path: &str) -> RwLock {
@@ -35,7 +37,7 @@ async fn write(lock: &RwLock) {
     soon("a write", lock.write()).await.expect("granted").release().await.expect("held");
 }
 
-/// The version of the directory's data, which counts the asks.
+/// Returns the data version of the lock's directory. Each ask raises that version by one.
 async fn version(zk: &ZooKeeper, directory: &str) -> i32 {
     session(zk).await.data(directory).await.expect("there").1.version
 }
@@ -45,19 +47,19 @@ async fn ask_by_hand(zk: &ZooKeeper, directory: &str) {
     session(zk).await.transact(&[set]).await.expect("allowed");
 }
 
-/// The number of asks for the kept nodes below this directory.
+/// Returns the number of asks for the kept nodes below this directory.
 fn asks(tapped: &Tapped, directory: &str) -> usize {
     let set = format!("SetData {directory}");
     tapped.proxy.requests().iter().filter(|(op, parts)| *op == Op::Multi && *parts == set).count()
 }
 
-/// The requests whose paths contain this directory.
+/// Returns the requests whose paths contain this directory.
 fn about(tapped: &Tapped, directory: &str) -> Vec<(Op, String)> {
     tapped.proxy.requests().into_iter().filter(|(_, path)| path.contains(directory)).collect()
 }
 
-/// A session that keeps a node of this mode in an existing directory. Its watches on the directory and on the node are
-/// armed.
+/// Returns a session and its lock, which keeps a node of this mode in an existing directory. The session's watches on the
+/// directory and on the node are set.
 async fn keeper(directory: &str, writes: bool) -> (Tapped, RwLock) {
     let tapped = Tapped::new(shared_server()).await;
     let lock = keeping(&tapped.zk, directory);
@@ -90,7 +92,7 @@ async fn a_kept_node_costs_one_more_read_and_its_uses_nothing() {
             read(&lock).await
         }
         eventually("both watches", || async { tapped.proxy.count(Op::GetData) == 2 }).await;
-        // The watch on the directory is sent before the create.
+        // The watch on the directory is sent before the create, so that no ask is missed.
         let requests = tapped.proxy.requests();
         assert_eq!(requests[0], (Op::GetData, path.to_owned()));
         let mut ops = ops(&tapped.proxy);
@@ -134,7 +136,7 @@ async fn steady_uses_of_kept_nodes_send_only_the_heartbeat() {
         uses += 2;
         tokio::task::yield_now().await;
     }
-    // A heartbeat is a read and a transaction with checks alone, in each fifth of the timeout.
+    // In each fifth of the session timeout, a heartbeat sends a read and a transaction with checks alone.
     let requests = proxy.requests();
     let heartbeats = requests.iter().filter(|(op, _)| *op == Op::Multi).count();
     assert!(uses > 1_000 && (1..=7).contains(&heartbeats), "{uses} uses, {requests:?}");
@@ -145,8 +147,8 @@ async fn steady_uses_of_kept_nodes_send_only_the_heartbeat() {
     assert!(requests.len() <= 2 * heartbeats + 2, "{requests:?}");
 }
 
-/// A writer among processes that keep reads costs one write to the directory, an event of it for each process, and the
-/// deletes.
+/// A writer that waits for processes that keep read nodes costs one write to the directory, one event of that write for each
+/// process, and the deletes.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_writer_behind_eight_kept_readers_asks_once() {
     const KEEPERS: usize = 8;
@@ -158,8 +160,8 @@ async fn a_writer_behind_eight_kept_readers_asks_once() {
         keepers.push(keeper(path, false).await);
     }
     drop(directory(&operator, "/kept/eight-beside").await);
-    // The bystander has used the lock, keeps nothing, and waits for another lock. The neighbour keeps a node of a lock next
-    // to this one.
+    // The bystander has used this lock but keeps no node, and waits for another lock. The neighbour keeps a node of another lock,
+    // whose path only begins with this one.
     let (bystander, neighbour) = (Tapped::new(shared_server()).await, keeper("/kept/eight-beside", true).await);
     read(&lock_at(&bystander.zk, path)).await;
     let other = lock_at(&operator, "/kept/eight-other");
@@ -181,13 +183,13 @@ async fn a_writer_behind_eight_kept_readers_asks_once() {
         keeper.settle().await;
         let (asked, removed) = (asks(keeper, path), keeper.proxy.count(Op::Delete));
         assert_eq!((asked, removed), (0, 1));
-        // An event of the ask, and an event of the deletion of its own watched node.
+        // One event of the ask, and one event of the deletion of its own node, which the session watches.
         assert_eq!(keeper.proxy.notifications(), 2);
         assert_eq!(about(keeper, path).len(), 1, "{:?}", keeper.proxy.requests());
     }
     assert_eq!((asks(&tapped, path), version(&operator, path).await), (1, version_before + 1));
-    // The writer creates its node, watches it and the last reader's, asks, and lists again. The readers leave at the same
-    // time, so a listing may still show some of them.
+    // The writer creates its node, watches its own node and the last reader's, asks, and lists again. The readers leave
+    // meanwhile, so a listing may still show some of them.
     assert_eq!(requests.remove(0).0, Op::Create2);
     assert!(requests.iter().all(|(op, _)| [Op::GetChildren2, Op::GetData, Op::Multi].contains(op)), "{requests:?}");
     for calm in [&bystander, &neighbour.0] {
@@ -268,7 +270,7 @@ impl Subscriber for Warnings {
     fn exit(&self, _span: &Id) {}
 }
 
-/// A client whose ACL lets other clients write none of its nodes.
+/// Returns a client whose ACL lets no other client write its nodes.
 async fn owner(address: &str) -> ZooKeeper {
     let guests = Permissions::READ | Permissions::CREATE | Permissions::DELETE;
     let acl = Acl::creator().allow("world", "anyone", guests);
@@ -276,12 +278,13 @@ async fn owner(address: &str) -> ZooKeeper {
     owner.connect(address).await.expect("the server can be reached")
 }
 
-/// Fault 67. A contender without WRITE on the directory waits until the node has been idle for its time. The failed ask is
-/// logged once.
+/// Fault 67. A contender without WRITE on the directory cannot ask, so it waits until the kept node's idle time is over. The
+/// failed ask is logged once.
 #[support::judged]
 async fn an_ask_refused_by_an_acl_is_logged_once() {
     let path = "/kept-acl/lock";
-    // The only subscriber in this chapter. In a second round this subscriber is set already.
+    // This is the only subscriber of this test program. The error is ignored, because the subscriber is already set if the test
+    // runs again.
     let _ = tracing::subscriber::set_global_default(Warnings);
     WARNINGS.lock().expect("no panic").clear();
     let warnings = || {
@@ -305,7 +308,7 @@ async fn an_ask_refused_by_an_acl_is_logged_once() {
     assert_eq!(version(&guest, path).await, 0);
 }
 
-/// Fault 109. A node in use lists its queue only every half minute, so the test takes as long.
+/// Fault 109. While a kept node is in use, its process lists the queue only once in half a minute, so the test takes as long.
 #[support::judged]
 async fn a_busy_kept_node_is_given_up_to_a_denied_asker() {
     let path = "/kept-acl/busy";
@@ -336,7 +339,7 @@ async fn a_busy_kept_node_is_given_up_to_a_denied_asker() {
     uses.abort();
 }
 
-/// Fault 68. The directory is written after the keeper has armed its watch, and before its node exists.
+/// Fault 68. The directory is written after the watch on it is set, and before the node to be kept exists.
 #[support::judged]
 async fn a_node_asked_for_while_arming_serves_its_waiters() {
     let path = "/kept/arming";
@@ -361,7 +364,7 @@ async fn a_node_asked_for_while_arming_serves_its_waiters() {
     becomes_empty(&operator, path).await;
 }
 
-/// Fault 69. The ask comes while the keeper itself still waits.
+/// Fault 69. The ask comes while the contender that would keep its node still waits.
 #[support::judged]
 async fn a_node_asked_for_before_its_grant_is_used_once() {
     let path = "/kept/before-grant";
@@ -387,7 +390,7 @@ async fn a_node_asked_for_before_its_grant_is_used_once() {
     granted(late).await.release().await.unwrap();
 }
 
-/// Fault 70. The ask's reply is lost with the connection, or the ask is lost before it reaches the server.
+/// Fault 70. Either the reply to the ask is lost together with the connection, or the ask itself is lost.
 #[support::judged]
 async fn an_ask_whose_answer_or_request_is_lost_is_heard() {
     for (path, answers) in [("/kept/lost-answer", true), ("/kept/lost-request", false)] {
@@ -409,7 +412,7 @@ async fn an_ask_whose_answer_or_request_is_lost_is_heard() {
     }
 }
 
-/// Fault 71. The keeper is disconnected at the time of the ask, and the event comes after the reconnect.
+/// Fault 71. The process that keeps the node is disconnected at the time of the ask, and gets the event after its reconnect.
 #[support::judged]
 async fn a_disconnected_keeper_hears_of_an_ask_later() {
     let path = "/kept/disconnected";

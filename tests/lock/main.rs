@@ -1,4 +1,4 @@
-//! One lock on a server: its promises, its costs, and every fault of network, server or caller.
+//! One lock on a server: its promises, its costs, and every fault of the network, the server or the caller.
 
 mod calls;
 mod doubts;

@@ -1,4 +1,4 @@
-//! Several locks at once: on the embedded ensemble, polled by hand and in virtual time, and on a real server.
+//! Several locks at once: on the embedded ensemble, where futures are polled by hand and time is virtual, and on a real server.
 
 use std::collections::BTreeMap;
 use std::future::{Future, IntoFuture};
@@ -45,12 +45,12 @@ fn write<C: Coordinator + Clone>(zk: &C, path: &str) -> WriteGuard {
     now(RwLock::new(zk, path).expect("valid").write().into_future()).expect("free")
 }
 
-/// The number of contenders in each of these directories.
+/// Returns the number of contenders in each of these directories.
 fn queued<const N: usize>(zk: &Memory, directories: [&str; N]) -> [usize; N] {
     directories.map(|directory| zk.children(directory).len())
 }
 
-/// The path and the error of the lock that failed.
+/// Returns the path and the error of the lock that failed.
 #[track_caller]
 fn of_one(error: &Error) -> (&str, &Error) {
     match error {
@@ -59,7 +59,7 @@ fn of_one(error: &Error) -> (&str, &Error) {
     }
 }
 
-/// The reason why these locks cannot be taken together, or an empty text if they can.
+/// Returns the reason why these locks cannot be taken together, or an empty text if they can.
 fn refusal(locks: [RwLock; 2]) -> String {
     let [one, other] = &locks;
     let both = [(one, Write), (other, Read)];
@@ -86,8 +86,8 @@ fn locks_of_two_embedded_ensembles_are_refused() {
     }
 }
 
-/// Earlier versions compared relative paths, both for equality and for order. Two tasks with different roots could then wait
-/// for each other.
+/// In earlier versions, the order and the equality of locks came from paths relative to the chroot. So two tasks with different
+/// chroots could wait for each other.
 #[support::judged]
 async fn locks_of_other_paths_or_ensembles_are_refused() {
     let (server, another) = (shared_server(), Server::start());
@@ -111,7 +111,7 @@ async fn locks_of_other_paths_or_ensembles_are_refused() {
         assert!(refused.contains("no server in common"), "{refused}");
         assert!(refused.contains(&address) && refused.contains(&another.address()), "{refused}");
     }
-    // Two clients of one ensemble may have different lists of its servers.
+    // Two clients of one ensemble may have different lists of the ensemble's servers.
     assert_eq!(refusal([lock_at(&one, "/multi/a"), lock_at(&again, "/multi/b")]), "");
 }
 
@@ -129,7 +129,7 @@ fn locks_are_taken_in_the_order_of_their_paths() {
         assert_eq!(locks.paths().collect::<Vec<_>>(), ["/a", "/a/b", "/b"]);
         let [a, ab, b] = ["/a", "/a/b", "/b"].map(|path| write(&zk.connect(), path));
         let mut acquiring = acquiring(&locks);
-        // The directory /a contains /a/b as well.
+        // The count for /a includes the directory /a/b.
         for (freed, after) in [(b, [3, 1, 0]), (ab, [3, 0, 0])] {
             assert_pending!(acquiring.poll());
             now(freed.release()).expect("held");
@@ -146,7 +146,7 @@ fn locks_are_taken_in_the_order_of_their_paths() {
 
 #[test]
 fn locks_named_in_opposite_order_do_not_deadlock() {
-    // Each of the two goes first, with every lead.
+    // In turn, each of the two acquisitions starts first, ahead by any number of polls.
     for head_start in 0..30 {
         let zk = Memory::new();
         let one = multi(&Slow(zk.connect()), &[("/a", Write), ("/b", Write)]);
@@ -205,10 +205,10 @@ fn the_locks_are_given_back_from_the_last_to_the_first() {
     }
 }
 
-/// Clients take random sets of locks in random modes and order, and cancel some acquisitions. One of the clients loses
-/// requests and replies, and now and then its session.
+/// Clients take random sets of locks in random modes and order, and cancel some acquisitions. One of the clients loses requests
+/// and replies, and now and then its session.
 ///
-/// Only woken acquisitions are polled, so a lost wake-up or a deadlock leaves an acquisition pending for ever.
+/// The test polls only acquisitions that were woken. So a lost wake-up or a deadlock leaves an acquisition pending for ever.
 /// `MULTI_SCHEDULES` sets the number of schedules (`make soak`: 5,000), and `MULTI_SEED` the seed of the first.
 #[tokio::test(start_paused = true)]
 async fn random_schedules_serve_all_and_keep_exclusion() {
@@ -221,7 +221,7 @@ async fn random_schedules_serve_all_and_keep_exclusion() {
             "MULTI_SEED={seed} MULTI_SCHEDULES=1 cargo test -p zk-rwlock-tests --test lock multi::random_schedules"
         );
         let mut schedule = Scheduled::new(seed);
-        // Without tokio's budget, which would make futures return pending after many polls.
+        // The schedule runs without tokio's budget, which would make futures return pending after many polls.
         tokio::task::unconstrained(schedule.run()).await;
         let Scheduled { grants, waits, cancels, losses, .. } = schedule;
         counts = std::array::from_fn(|at| counts[at] + [grants, waits, cancels, losses][at]);
@@ -263,7 +263,7 @@ impl Scheduled {
             } else if self.left == 0 && self.holding.is_empty() {
                 idle += 1;
                 assert!(idle < PATIENCE, "{} wait for ever", self.waiting.len());
-                // After several lost replies in a row the next try follows a pause.
+                // After several lost replies in a row, the client pauses before its next try.
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
             self.check();
@@ -277,7 +277,7 @@ impl Scheduled {
         assert_eq!((queued(&self.zk, PATHS), self.zk.watches()), ([0; 4], 0));
     }
 
-    /// Does a random action. Returns whether anything was done.
+    /// Does a random action. Returns whether there was anything to do.
     fn step(&mut self) -> bool {
         let woken: Vec<usize> = (0..self.waiting.len()).filter(|at| self.waiting[*at].0.is_woken()).collect();
         match self.random.below(10) {
@@ -469,7 +469,7 @@ fn a_try_that_finds_one_taken_writes_nothing() {
     let refused = now(locks.try_lock()).unwrap_err();
     assert!(refused.is_would_block());
     assert!(refused.to_string().starts_with("/b: would block: held by WRITE "), "{refused}");
-    // The second node in /a belongs to the next contender.
+    // The second node in /a is the next contender's.
     let next = write(&zk, "/a");
     assert!(next.node_path().ends_with("-0000000001"), "{}", next.node_path());
     drop((next, held));
@@ -528,7 +528,7 @@ fn a_drop_after_any_poll_leaves_nothing() {
                 _ => task::spawn(Box::pin(async move { locks.try_lock().await })),
             };
             for poll in 0..polls {
-                // The waiter for /b is granted somewhere in the middle.
+                // After this drop, the waiter for /b is granted, in the middle of the acquisition.
                 held = held.filter(|_| acquiring.is_woken() || poll == 0);
                 if let Poll::Ready(granted) = poll_once(&mut acquiring) {
                     let mut releasing = task::spawn(granted.expect("granted").release());
@@ -595,7 +595,7 @@ fn a_lock_lost_during_the_next_wait_ends_the_waiting() {
         assert!(lost.is_lost());
         let (_, Error::Evicted(reported)) = of_one(&lost) else { panic!("{lost}") };
         assert_eq!(*reported, why);
-        // An ended session takes both locks, and the wait for /b fails first.
+        // Both locks are lost with the session, but the error names /b, because the wait for /b fails first.
         assert_eq!(of_one(&lost).0, if expire { "/b" } else { "/a" });
         drop(acquiring);
         assert_eq!(queued(&zk, ["/a", "/b"]), [0, 1]);
@@ -633,7 +633,7 @@ fn a_guard_is_lost_with_one_lock_and_keeps_the_others() {
     assert_eq!(queued(&zk, ["/a", "/b", "/c"]), [1, 0, 1]);
 
     drop((lost, working));
-    // The first loss stays the reported one when the other locks are lost as well.
+    // Later losses of the other locks do not change the loss that the guard reports.
     zk.faults().expire();
     assert_eq!(now(guard.lost()), loss);
     let released = now(guard.release()).unwrap_err();
@@ -647,7 +647,7 @@ fn a_holder_learns_at_which_lock_somebody_waits_first() {
     let other = zk.connect();
     let mut contended = task::spawn(guard.contended());
     assert_pending!(contended.poll());
-    // This reader holds beside the guard, so it does not contend with it.
+    // This reader can hold together with the guard, so the guard is not contended.
     drop(now(RwLock::new(&other, "/a").unwrap().read().into_future()).expect("shared"));
     assert_pending!(contended.poll());
     let mut reader = task::spawn(RwLock::new(&other, "/b").unwrap().read().into_future());
@@ -766,7 +766,7 @@ fn a_transaction_fails_when_any_of_the_nodes_is_gone() {
     for gone in 0..3 {
         let zk = Memory::new();
         let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Read), ("/c", Write)]));
-        // The event is late, so only the ensemble knows of the removal.
+        // The event of the removal is late, so the guard does not know of the removal yet.
         zk.faults().lag();
         zk.connect().faults().remove(guard.node_paths().nth(gone).expect("three"));
         assert!(guard.is_held());
@@ -778,7 +778,7 @@ fn a_transaction_fails_when_any_of_the_nodes_is_gone() {
         assert!(!guard.is_held() && zk.children("/x").is_empty());
         assert_eq!(now(guard.lost()).0, path);
         zk.faults().catch_up();
-        // From now on the guard refuses by itself, without a request.
+        // Now the guard knows of the loss, and refuses by itself, without a request.
         let before = zk.requests();
         assert!(now(guard.transaction().create("/x", "").commit()).unwrap_err().is_lost());
         assert_eq!(zk.requests(), before);
@@ -809,7 +809,7 @@ fn locks_of_two_sessions_share_transactions_and_losses() {
     }
 }
 
-/// The read is sent on the session of the last lock, which lives on.
+/// The read is sent on the session of the last lock. That session is alive, but another lock is lost.
 #[test]
 fn a_read_under_several_locks_ends_when_one_is_lost() {
     let zk = Memory::new();
@@ -959,7 +959,7 @@ async fn an_operator_who_breaks_one_lock_ends_the_guard() {
     let broken = guard.node_paths().last().expect("two");
     session(&operator).await.delete(&broken).await.unwrap();
 
-    // The ensemble refuses, even if the guard has not noticed the loss yet.
+    // The server refuses the transaction, even if the guard has not noticed the loss yet.
     let refused = guard.transaction().create("/from-the-broken", "").commit().await.unwrap_err();
     assert!(matches!(of_one(&refused), ("/locks/broken/b", Error::Lost(Loss::Removed))), "{refused}");
     assert_eq!(soon("the loss", guard.lost()).await, ("/locks/broken/b", Loss::Removed));

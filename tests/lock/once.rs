@@ -1,4 +1,4 @@
-//! Work that is done once in a while, on a real server: its cost, frame by frame, and faults around its record.
+//! Work that one of many processes does once in a period, on a real server: its cost, frame by frame, and faults of its record.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ async fn works(lock: &RwLock) {
     soon("the release", guard.release()).await.expect("held");
 }
 
-/// Whether there is a record with any content.
+/// Whether the node of a record exists, with any content.
 async fn is_recorded(zk: &ZooKeeper, directory: &str) -> bool {
     match session(zk).await.data(&format!("{directory}.done")).await {
         Ok((data, _)) => !data.is_empty(),
@@ -55,8 +55,8 @@ async fn once_costs_one_read_and_a_success_one_write() {
     soon("the answer", lock.forget()).await.expect("allowed").expect("a record existed");
     works(&lock).await;
 
-    // Without the watch on the own node, which comes 5 ms after the grant, and without the listing, which the session skips
-    // if it knows the queue.
+    // Two kinds of requests are left out: the watch on the own node, which comes 5 ms after the grant, and the listing, which the
+    // session skips if it knows the queue.
     let requests = || {
         let counts = |(op, path): &(Op, String)| match op {
             Op::GetChildren2 | Op::RemoveWatches => false,
@@ -144,7 +144,8 @@ async fn a_worker_that_is_cut_off_records_nothing() {
     next.done().await.unwrap();
 }
 
-/// A lock that everyone may use, and whose record only its owner may write.
+/// Returns the owner of the record, another client, and that client's lock. Everyone may use the lock, but only the owner may
+/// write its record.
 async fn guarded(path: &str) -> (ZooKeeper, ZooKeeper, RwLock) {
     let acl = Acl::creator().allow("world", "anyone", Permissions::READ);
     let builder = ZooKeeper::builder().digest("owner", "hunter2").acl(acl);
@@ -183,7 +184,7 @@ async fn a_record_that_may_not_be_made_or_read_is_an_error() {
     operator.create(parent, b"", Kind::Persistent).await.unwrap();
     let anybody = connect(&shared_server().address()).await;
 
-    // The parent is closed to all but its owner, and the lock's directory is open to everyone.
+    // Only its owner may write in the parent directory, but the lock's directory is open to everyone.
     let builder = ZooKeeper::builder().digest("owner", "hunter2").acl(Acl::anyone());
     let opened = builder.connect(&shared_server().address()).await.unwrap();
     let path = format!("{parent}/report");
@@ -193,7 +194,7 @@ async fn a_record_that_may_not_be_made_or_read_is_an_error() {
     assert!(matches!(guard.done().await, Err(Error::PermissionDenied { .. })));
     guard.release().await.unwrap();
 
-    // Now there is a record that only its owner may read.
+    // This record may be read only by its owner.
     operator.create(&format!("{path}.done"), b"", Kind::Persistent).await.unwrap();
     let refused = soon("the refusal", lock.write().once_in(PERIOD)).await.expect_err("the record may not be read");
     assert!(matches!(refused, Error::PermissionDenied { .. }), "{refused:?}");

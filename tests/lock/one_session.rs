@@ -1,4 +1,4 @@
-//! Contenders of one session: their requests have one order, and the ensemble still decides about each of them alone.
+//! Several contenders of one session. Their requests have one order, and the ensemble still decides about each contender alone.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -65,7 +65,8 @@ fn a_local_release_does_not_grant_a_removed_waiter() {
     assert_eq!((zk.children(DIRECTORY).len(), zk.watches()), (0, 0));
 }
 
-/// The waiter cannot hear of its eviction, and its session lets its successor in as soon as the holder's node is gone.
+/// The waiter is cut off, so it cannot learn of its eviction. Its session also has the holder, and must not let the waiter in by
+/// itself when the holder leaves.
 #[test]
 fn a_waiter_evicted_while_cut_off_never_holds() {
     let zk = Memory::new();
@@ -96,7 +97,7 @@ fn a_downgraded_guard_hears_of_its_removal_at_once() {
     assert!(!guard.is_held());
 }
 
-/// A standalone server that lost its last transactions in a crash hands out their sequence numbers again.
+/// A standalone server that loses its last transactions in a crash gives their sequence numbers out again.
 #[test]
 fn a_reconnect_invalidates_the_known_queue() {
     let zk = Memory::new();
@@ -107,7 +108,7 @@ fn a_reconnect_invalidates_the_known_queue() {
     }
     zk.faults().cut();
     zk.faults().heal();
-    // The server has forgotten the last create, so the same number goes to another contender.
+    // The server has forgotten the last create, so another contender gets the same number.
     zk.faults().set_next_sequence(DIRECTORY, 4);
     let other = now(RwLock::new(&there, DIRECTORY).expect("valid").write()).expect("free");
     let mut next = writing(&lock);
@@ -119,7 +120,7 @@ fn a_reconnect_invalidates_the_known_queue() {
 // ---------------------------------------------------------------------------------------------------------------
 // On a server
 
-/// One session behind a proxy, and another with a direct connection.
+/// A session behind a proxy, and another session with a direct connection.
 struct Tapped {
     proxy: Proxy,
     zk: ZooKeeper,
@@ -138,8 +139,8 @@ impl Tapped {
     }
 }
 
-/// Checks for a while that a holder and a waiter stay in the queue. The replies show that the time was enough to let the
-/// waiter in.
+/// Checks for a while that a holder and a waiter stay in the queue. Each reply to this observer shows that the waiter also had
+/// the time to be let in.
 async fn assert_queue_unchanged(observer: &RwLock) {
     for _ in 0..20 {
         line_becomes(observer, "W+ W-").await;
@@ -160,7 +161,7 @@ async fn a_waiter_without_its_own_watch_still_waits() {
     soon("the loss", held.lost()).await;
 }
 
-/// The writes of the next holder on the same session come after this transaction.
+/// The next holder is of the same session, and must not write before this transaction is answered.
 #[support::judged]
 async fn an_unanswered_transaction_keeps_the_next_out() {
     let t = Tapped::new(shared_server()).await;
@@ -183,8 +184,8 @@ async fn an_unanswered_transaction_keeps_the_next_out() {
     next.release().await.unwrap();
 }
 
-/// Another session's check of the holder's node may still be under way at the release. The check must not succeed
-/// beside the next holder.
+/// At the release, another session may still check the holder's node in a transaction. That check must not succeed while the next
+/// contender holds.
 #[support::judged]
 async fn a_node_given_out_is_gone_before_the_next_grant() {
     let t = Tapped::new(shared_server()).await;
@@ -201,7 +202,7 @@ async fn a_node_given_out_is_gone_before_the_next_grant() {
     granted(waiter).await.release().await.unwrap();
 }
 
-/// A coordinator that hands out two sessions in turn.
+/// A coordinator that returns its two sessions in turn.
 #[derive(Clone, Debug)]
 struct InTurn([ZooKeeper; 2], Arc<AtomicUsize>);
 
@@ -218,7 +219,8 @@ impl Coordinator for InTurn {
     }
 }
 
-/// A transaction under several locks goes through one of their sessions, and has no order with requests of the others.
+/// A transaction under several locks is sent on one of their sessions. It has no fixed order with the requests of the other
+/// sessions, so its reply must come before the next grant.
 #[support::judged]
 async fn a_transaction_of_another_session_delays_a_grant() {
     let t = Tapped::new(shared_server()).await;
@@ -241,7 +243,8 @@ async fn a_transaction_of_another_session_delays_a_grant() {
     assert_eq!(next.read_node(&value).await.unwrap().unwrap().data, b"1");
 }
 
-/// Safety comes before speed: a waiter watches its own node before its predecessor's release can let it in.
+/// A waiter sets the watch on its own node before the release of its predecessor can let it in. Otherwise it could be granted
+/// although its node is gone.
 #[support::judged]
 async fn a_waiter_removed_at_once_is_never_granted() {
     let t = Tapped::new(shared_server()).await;
@@ -257,7 +260,7 @@ async fn a_waiter_removed_at_once_is_never_granted() {
     }
 }
 
-/// A write to the waiter's node uses up its watch.
+/// A write to the waiter's node fires the watch on that node, and the watch is used up.
 #[support::judged]
 async fn an_evicted_waiter_with_a_used_watch_never_holds() {
     let t = Tapped::new(shared_server()).await;

@@ -30,7 +30,7 @@ async fn free(semaphore: &Semaphore) -> Permit {
     soon("a free permit", semaphore.acquire()).await.expect("free")
 }
 
-/// A semaphore whose directories exist, and whose handle has read the number of permits.
+/// Returns a semaphore whose directories exist. The handle has already read the number of permits.
 async fn used(zk: &ZooKeeper, path: &str, permits: u32) -> Semaphore {
     let semaphore = open(zk, path, permits);
     free(&semaphore).await.release().await.unwrap();
@@ -43,13 +43,13 @@ async fn nothing_is_left(zk: &ZooKeeper, path: &str) {
     }
 }
 
-/// Waits until the server has so many watches, including those on children.
+/// Waits until the server has this many watches, including those on children.
 async fn all_watches(server: &Server, count: usize) {
     let watches = || server.counter("zk_watch_count");
     eventually(&format!("{count} watches"), || async { watches() == count as u64 }).await;
 }
 
-/// The requests without the watch on the own node, which a holder sets 5 ms after the grant.
+/// Removes the watch on the own node from the requests. A holder sets that watch 5 ms after the grant.
 fn without_own_watch(ops: Vec<Op>) -> Vec<Op> {
     let mut rest = ops;
     if rest.last() == Some(&Op::RemoveWatches) {
@@ -68,14 +68,14 @@ async fn a_free_permit_costs_two_round_trips() {
     let mut all = Vec::new();
     for _ in 0..20 {
         tapped.proxy.reset();
-        // The first round trip: all of these requests are sent before any is answered.
+        // The first round trip: the client sends all of these requests before any of them is answered.
         let answer = tapped.proxy.hold_reply(Op::Create2);
         let acquisition = acquiring(&semaphore);
         soon("the answer to the create", answer.arrives()).await;
         eventually("all requests", || async { tapped.proxy.count(Op::GetData) == 1 }).await;
         let first = ops(&tapped.proxy);
         assert_eq!(first, [Op::Create2, Op::GetChildren2, Op::GetChildren, Op::GetData]);
-        // The second round trip: the transaction, and a read of the new permit behind it.
+        // The second round trip: the transaction, and a read of the new permit just after it.
         let taken = tapped.proxy.hold_reply(Op::Multi);
         answer.release();
         soon("the answer to the transaction", taken.arrives()).await;
@@ -141,8 +141,8 @@ impl Line {
             eventually("the waiter stands in line", standing).await;
             waiting.push((tapped, task));
         }
-        // A watch on each holder's node, on each waiter's node and on its predecessor's. The head watches the
-        // list of permits and their number instead of a predecessor.
+        // Each holder's node is watched, and each waiter's node and its predecessor's. The head watches the list of permits and
+        // their number instead of a predecessor.
         all_watches(&server, held.len() + 2 * waiters + 1).await;
         for (tapped, _) in &waiting {
             tapped.settle().await;
@@ -161,9 +161,10 @@ async fn a_returned_permit_wakes_one_of_forty() {
     let taking = head.proxy.hold_request(Op::Multi);
     held.remove(0).release().await.unwrap();
     soon("the transaction", taking.arrives()).await;
-    // The transaction has had no effect yet. The head has listed the permits once, with a new watch, before the transaction.
+    // The proxy holds the transaction, so it has had no effect. Before it, the head got one event and listed the permits once,
+    // with a new watch.
     assert_eq!(head.proxy.notifications(), 1);
-    // On a slow machine a heartbeat may follow.
+    // On a slow machine, a heartbeat may follow these two requests.
     assert!(ops(&head.proxy).starts_with(&[Op::GetChildren, Op::Multi]), "{:?}", ops(&head.proxy));
     let notified = async |waiting: &[(Tapped, JoinHandle<_>)]| {
         let mut all = Vec::new();
@@ -176,12 +177,13 @@ async fn a_returned_permit_wakes_one_of_forty() {
     assert_eq!(notified(&waiting).await, [0; 39]);
     taking.release();
     held.push(granted(task).await);
-    // The exchange lets the next waiter become the head, which lists the permits and waits.
+    // The exchange makes the next waiter the head. The new head lists the permits and waits.
     all_watches(&server, held.len() + 2 * waiting.len() + 1).await;
     assert_eq!(notified(&waiting).await[..2], [1, 0]);
     assert_eq!(notified(&waiting).await.iter().sum::<u64>(), 1);
     let requests = without_settle(&waiting[0].0);
-    // The list of permits with a watch, the predecessor's permit, the number of permits, and that number again with a watch.
+    // The requests of the new head: the list of permits with a watch, the predecessor's permit, the number of permits, and that
+    // number again with a watch.
     assert_eq!(requests, [Op::GetChildren, Op::GetData, Op::GetData, Op::GetData]);
     assert!(waiting.iter().skip(1).all(|(tapped, _)| without_settle(tapped).is_empty()));
     assert!(waiting.iter().all(|(_, task)| !task.is_finished()));
@@ -208,12 +210,12 @@ async fn a_head_with_a_departed_predecessor_lists_once() {
     permit.release().await.unwrap();
 }
 
-/// The requests, without those of `settle`.
+/// Returns the requests, without those that `settle` sends.
 fn without_settle(tapped: &Tapped) -> Vec<Op> {
     tapped.proxy.requests().into_iter().filter(|(_, path)| path != "Check /").map(|(op, _)| op).collect()
 }
 
-/// A whole queue of contenders, each of which takes a permit and gives it back.
+/// A hundred contenders of one session queue up. Each takes a permit and gives it back.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_contenders_of_a_session_leave_no_watch() {
     const CONTENDERS: usize = 100;
@@ -250,7 +252,7 @@ async fn an_exchange_cut_at_any_byte_takes_one_permit() {
                 let here = used(&operator, &path, 1).await;
                 let tapped = Tapped::new(shared_server()).await;
                 let semaphore = used(&tapped.zk, &path, 1).await;
-                // No frame of an acquisition is longer than all its frames together.
+                // The sum of all bytes of an acquisition is an upper limit for the length of its longest frame.
                 tapped.proxy.reset();
                 free(&semaphore).await.release().await.unwrap();
                 let longest = usize::try_from(tapped.proxy.bytes_to_server()).unwrap();
@@ -400,7 +402,8 @@ async fn deleted_nodes_of_a_semaphore_end_its_holders() {
     assert!(free(&b).await.is_held());
 }
 
-/// The contender may not write its own node. Its exchange cannot signal, and its successor finds the free place by itself.
+/// The contender may not write its own node. So it cannot signal to its successor that it has left the queue, and the successor
+/// finds the free place by itself.
 #[support::judged]
 async fn a_contender_denied_its_own_place_takes_permits() {
     let path = "/permits/unwritable";
@@ -507,7 +510,7 @@ async fn a_permit_denied_by_its_server_does_not_stay() {
     let others = used(&well, PATH, 3).await;
     let semaphore = open(&zk, PATH, 3);
     let replies = Frames::replies(Op::GetData).about("/denied/permits/");
-    // Only the first reply is false, and the permit is taken.
+    // Only the first reply is falsified, so the contender takes the permit.
     proxy.apply(Rule::on(replies.clone()).claim_error(NO_NODE));
     let permit = free(&semaphore).await;
     assert!(permit.is_held());

@@ -1,5 +1,5 @@
-//! Error codes on every request, true and false. Whatever code a server answers, an acquisition has at most one node, no
-//! grant is beside another, and the call's result says what happened.
+//! Error codes in reply to every request, true and false. Whatever code a server answers, an acquisition has at most one node, no
+//! contender holds together with a writer, and the call returns an error that says what happened.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use zk_rwlock::coordinator::Ending;
 use zk_rwlock::{Error, Loss, RwLock, ZooKeeper};
 
-/// Short, so that a node left behind by a false reply is soon gone.
+/// The session timeout is short, so that a node left behind by a false reply is soon gone.
 const SHORT: Duration = Duration::from_secs(2);
 
 /// SessionExpired, SessionMoved, RequestTimeout, ConnectionLoss, Throttled, NoAuth, QuotaExceeded, EphemeralOnLocalSession,
@@ -21,29 +21,29 @@ const CODES: [i32; 9] = [-112, -118, -122, -4, -127, -102, -125, -120, -999];
 
 const NO_NODE: i32 = -101;
 
-/// Whether the server did what it reported as failed.
+/// Whether the server carried out the request that it reported as failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Truth {
     Refused,
-    /// The server did the request, and reports that it did not.
+    /// The server carried the request out, although it reports a failure.
     Done,
 }
 
-/// The result of the call that met the error. Unless said otherwise, its node is gone soon after, while the session lives
-/// on.
+/// The result of the call that met the error. Unless the variant says otherwise, the call's node is deleted soon afterwards, and
+/// the session lives on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// As without the error.
+    /// The same result as without the error.
     Well,
     Denied,
     Refused,
-    /// The session has ended for the client. The node goes when the server ends the session, too.
+    /// For the client, the session has ended. The node goes when the server ends the session as well.
     Expired,
-    /// The node was gone before the call, which is true after [`Truth::Done`].
+    /// The call found that its node was gone, which is true after [`Truth::Done`].
     Gone,
-    /// As `Denied`; the node stays until the session ends.
+    /// Like `Denied`, but the node stays until the session ends.
     DeniedAndStays,
-    /// As `Refused`; the node stays until the session ends.
+    /// Like `Refused`, but the node stays until the session ends.
     RefusedAndStays,
 }
 
@@ -61,7 +61,7 @@ impl End {
         }
     }
 
-    /// Whether the node stays until the session ends, and the result that the caller sees.
+    /// Returns whether the node stays until the session ends, and the result that the caller sees.
     fn stays(self) -> (bool, End) {
         match self {
             End::DeniedAndStays => (true, End::Denied),
@@ -76,9 +76,9 @@ impl End {
 enum Request {
     Create,
     List,
-    /// The watch on the predecessor, which also reads that node.
+    /// The read of the predecessor's node that sets a watch.
     Watch,
-    /// The sync after the reply to a create was lost.
+    /// The sync after a lost reply to a create.
     Sync,
     /// The transaction with which a writer releases.
     HandOff,
@@ -86,7 +86,7 @@ enum Request {
     Delete,
 }
 
-/// A session behind a proxy that falsifies replies, in a directory that another contender uses too.
+/// A session behind a proxy that falsifies replies, in a directory that another contender also uses.
 struct Case {
     name: String,
     proxy: Proxy,
@@ -117,7 +117,7 @@ impl Case {
         children(&self.operator, self.here.path()).await
     }
 
-    /// Acquires behind a holder, which releases once the error has had its effect.
+    /// Acquires behind a holder. The holder releases after the error has had its effect.
     async fn acquire(self, request: Request, code: i32, truth: Truth, stays: bool) -> End {
         let holder = self.here.write().await.unwrap();
         let node = holder.node_path();
@@ -159,7 +159,7 @@ impl Case {
         end
     }
 
-    /// Releases with a waiter behind.
+    /// Releases while another contender waits.
     async fn release(self, request: Request, code: i32, truth: Truth, stays: bool) -> End {
         let (answer, next) = if request == Request::HandOff {
             let guard = self.lock.write().await.unwrap();
@@ -188,7 +188,8 @@ impl Case {
         tokio::spawn(async move { granted(next).await.release().await.unwrap() })
     }
 
-    /// Checks that the waiter is granted and the directory becomes empty, while the session lives or after its end.
+    /// Checks that the waiter is granted and that the directory becomes empty: after the session's end if `stays`, and otherwise
+    /// while the session lives.
     async fn settle(self, stays: bool, next: Option<JoinHandle<()>>) {
         if stays {
             assert!(!self.children().await.is_empty(), "{}", self.name);
@@ -205,7 +206,7 @@ impl Case {
 /// Tries every code at the same time, and compares the results with the table.
 async fn each_code(request: Request, truth: Truth) {
     let (.., expected) = ENDS.into_iter().find(|row| (row.0, row.1) == (request, truth)).expect("a row of the table");
-    // As many cases as a small machine can serve in time.
+    // The semaphore limits the cases at a time to as many as a small machine can serve.
     let turnstile = Arc::new(Semaphore::new(6));
     let cases: Vec<_> = (CODES.into_iter().zip(expected))
         .map(|(code, expected)| {
@@ -254,7 +255,8 @@ async fn a_create_done_but_reported_refused() {
     each_code(Request::Create, Truth::Done).await;
 }
 
-/// Both the directory and the contender's node exist. A second node would wait behind the first.
+/// Both the directory and the contender's node exist, although the server reports that the directory is missing. A second node
+/// would wait behind the first.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_create_done_but_reported_without_a_directory() {
     let case = Case::set(Request::Create, NO_NODE, Truth::Done).await;

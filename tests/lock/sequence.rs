@@ -1,7 +1,7 @@
 //! The end of the sequence numbers, on a real server whose counter is set by the test.
 //!
-//! From ZooKeeper 3.6 on the counter stops at 2147483647, and several contenders get that number. A lock that grants the
-//! lowest number would then grant twice, so no contender may come near it.
+//! From ZooKeeper 3.6 on, the counter stops at 2147483647, and several contenders get that number. A lock that grants the lowest
+//! number would grant twice, so the library refuses contenders long before that number.
 
 use std::sync::Arc;
 
@@ -14,16 +14,16 @@ use zk_rwlock::coordinator::{Failure, Kind, Session};
 use zk_rwlock::queue::{Contender, MemberState};
 use zk_rwlock::{Error, Loss, Mode, RwLock, ZooKeeper};
 
-/// From this number on, the last contender to leave deletes the directory.
+/// From this sequence number on, the last contender to leave deletes the directory, so that the numbers start again at 0.
 const RESTART_FROM: i32 = 1 << 30;
 
-/// The first number with which no contender may queue up.
+/// From this sequence number on, the lock refuses new contenders.
 const REFUSED_FROM: i32 = i32::MAX - (1 << 20) + 1;
 
 const DIRECTORY: &str = "/locks/old";
 
-/// A server on which the next contender gets the number `next`. With `kept`, a foreign node keeps the directory from being
-/// deleted.
+/// Returns a server on which the next contender gets the number `next`. If `kept`, a foreign node prevents the deletion of the
+/// directory.
 async fn server_at(next: i32, kept: bool) -> Server {
     let server = Server::start_with(&[], &WITHOUT_DIGESTS);
     let zk = connect(&server.address()).await;
@@ -50,7 +50,7 @@ async fn numbers(zk: &ZooKeeper) -> Vec<(Mode, i64)> {
     numbers.iter().map(|contender| (contender.mode(), contender.sequence())).collect()
 }
 
-/// Takes the next number, as a client without this library does.
+/// Makes a node with the next number, as a client without this library does.
 async fn join(session: &Arc<dyn Session>, prefix: &str) -> Result<String, Failure> {
     let created = session.create(&format!("{DIRECTORY}/{prefix}"), &[], Kind::EphemeralSequential).await?;
     Ok(created.path.rsplit('/').next().unwrap_or_default().to_owned())
@@ -98,7 +98,7 @@ async fn newcomers_near_the_last_number_are_refused() {
     first.release().await.expect("held");
     granted(second).await.release().await.expect("held");
     granted(third).await.release().await.expect("held");
-    // The last contender to leave restarted the numbers, so the lock works again without an operator.
+    // The last contender to leave has deleted the directory, so the numbers start again without an operator.
     let fresh = soon("the numbers start again", b.write()).await.expect("free");
     assert_eq!(numbers(&zk).await, [(Mode::Write, 0)]);
     fresh.release().await.expect("held");
@@ -110,7 +110,7 @@ async fn several_contenders_with_the_last_number_all_fail() {
     let (zk, a, other, b) = two(&server).await;
     let (one, two) = (session(&zk).await, session(&other).await);
 
-    // The fact behind this test: the server gives several contenders the same number.
+    // This is the reason for the limit: the server gives several contenders the same number.
     let names = [
         join(&one, "x-WRITE-").await.expect("a number"),
         join(&two, "y-WRITE-").await.expect("a number"),
@@ -131,7 +131,7 @@ async fn several_contenders_with_the_last_number_all_fail() {
     let states: Vec<_> = queue.members.iter().map(|member| member.state.clone()).collect();
     assert_eq!(states, [MemberState::Holds, MemberState::Stuck, MemberState::Stuck]);
 
-    // The first holder of the number is gone, and still no contender with that number may have the lock.
+    // The first holder of the number has gone. Still no other contender with that number may be granted.
     one.delete(&format!("{DIRECTORY}/{}", names[0])).await.expect("the node exists");
     let queue = soon("the queue", b.queue()).await.expect("readable");
     assert_eq!(queue.holders().count(), 0);

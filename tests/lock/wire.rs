@@ -39,17 +39,17 @@ pub(super) async fn directory(zk: &ZooKeeper, path: &str) -> RwLock {
     lock
 }
 
-/// The requests in the order of sending, without paths.
+/// Returns the operations of the requests, in the order of sending.
 pub(super) fn ops(proxy: &Proxy) -> Vec<Op> {
     proxy.requests().into_iter().map(|(op, _)| op).collect()
 }
 
-/// As [`ops`], without the watch on the own node, which a holder sets 5 ms after the grant.
+/// Like [`ops`], but without the watch on the own node, which a holder sets 5 ms after the grant.
 fn ops_without_own_watch(proxy: &Proxy) -> Vec<Op> {
     ops(proxy).into_iter().filter(|op| !matches!(op, Op::GetData | Op::RemoveWatches)).collect()
 }
 
-/// The size of a transaction, according to the error that refuses it.
+/// Returns the size of a transaction, which the error that refuses the transaction names.
 async fn size_of(transaction: Transaction<'_>) -> usize {
     let error = transaction.size_limit(0).commit().await.expect_err("too large").to_string();
     let size = error.strip_prefix("invalid input: a transaction of ").and_then(|rest| rest.split(' ').next());
@@ -82,7 +82,7 @@ async fn a_transaction_of_the_largest_size_is_accepted() {
     assert_eq!(proxy.connections(), 1);
 }
 
-/// The requests of one write lock and its release.
+/// Acquires and releases a write lock. Returns the requests.
 async fn a_write(tapped: &Tapped, lock: &RwLock) -> Vec<Op> {
     tapped.proxy.reset();
     lock.write().await.unwrap().release().await.unwrap();
@@ -95,7 +95,7 @@ async fn a_read(tapped: &Tapped, lock: &RwLock) -> Vec<Op> {
     ops(&tapped.proxy)
 }
 
-/// The shortest list: a slow holder also watches its own node.
+/// Returns the shortest list. A slow holder's list is longer, because it also has the watch on the holder's own node.
 fn least(mut all: Vec<Vec<Op>>) -> Vec<Op> {
     all.sort_by_key(Vec::len);
     all.swap_remove(0)
@@ -116,7 +116,7 @@ async fn an_uncontended_write_and_release_cost_3_requests() {
     assert_eq!([least(reads), least(others)], [[Op::Create2, Op::GetChildren2, Op::Delete]; 2]);
 }
 
-/// Each request of a waiter delays the server's work for the contender that is next.
+/// The count matters, because each request of a waiter delays the server's work for the next holder.
 #[support::judged]
 async fn a_contended_write_and_release_cost_5_requests() {
     let (server, mut waits) = (shared_server(), Vec::new());
@@ -148,7 +148,7 @@ async fn the_listing_is_sent_before_the_create_is_answered() {
     answer.release();
     let guard = granted(acquisition).await;
 
-    // The second round trip is the release: one request, answered.
+    // The second round trip is the release, which is one request.
     let answer = tapped.proxy.hold_reply(Op::Multi);
     let release = tokio::spawn(guard.release());
     soon("the answer to the release", answer.arrives()).await;
@@ -192,7 +192,7 @@ async fn a_hand_off_to_a_writer_is_one_transaction_and_no_read() {
     eventually("all watches", || async { server.watches() == 3 }).await;
     from.proxy.reset();
     to.proxy.reset();
-    // From now on the waiter gets no replies, so only the event can let it in.
+    // From now on, the server does not get the waiter's requests, so only the event can let the waiter in.
     to.proxy.black_hole_to_server();
 
     holder.release().await.unwrap();
@@ -202,14 +202,14 @@ async fn a_hand_off_to_a_writer_is_one_transaction_and_no_read() {
     assert_eq!(from.proxy.requests(), [(Op::Multi, format!("SetData {node}, Delete {node}"))]);
     assert_eq!(to.proxy.notifications(), 1);
     to.proxy.heal();
-    // After the grant, the waiter checks once that the holder's node is really gone.
+    // After the grant, the waiter checks once that the former holder's node is really gone.
     eventually("the check", || async { to.proxy.count(Op::GetData) == 1 }).await;
     to.settle().await;
     assert_eq!(to.proxy.requests(), [(Op::GetData, node), (Op::Multi, "Check /".to_owned())]);
     assert!(guard.is_held());
 }
 
-/// A holder behind one proxy, and writers behind another proxy that wait in line. Each has armed its watches.
+/// A holder behind one proxy, and writers behind another proxy that wait in line and have set their watches.
 struct Line {
     server: Server,
     from: Tapped,
@@ -225,15 +225,15 @@ impl Line {
         let lock = directory(&from.zk, "/wire/line").await;
         let holder = lock.write().await.unwrap();
         let theirs = lock_at(&to.zk, "/wire/line");
-        // One after the other, so that the list has the order of the queue.
+        // The waiters start one after the other, so that the list has the order of the queue.
         let mut waiters = Vec::new();
         for already in 1..=count {
             waiters.push(writer(&theirs));
             let standing = || async { children(&from.zk, "/wire/line").await.len() == already + 1 };
             eventually("the waiter stands in line", standing).await;
         }
-        // Two watches on the holder's node, and one on each waiter's: the waiter's own watch and its successor's are one, as
-        // they belong to one session.
+        // The holder's node has two watches. Each waiter's node has one: its own watch and its successor's count as one, because
+        // both belong to one session.
         eventually("all watches", || async { server.watches() == count as u64 + 2 }).await;
         from.settle().await;
         to.settle().await;
@@ -254,8 +254,8 @@ async fn one_writer_that_leaves_two_hundred_wakes_exactly_one() {
     assert_eq!(to.proxy.notifications(), 1);
     assert!(rest.iter().all(|waiter| !waiter.is_finished()));
 
-    // Two more releases, by writers that have waited. The releaser and its successor get the same event of the releaser's
-    // node, as a single notification of their session.
+    // Two more writers of the line release. The releasing writer and its successor get the same event of the releaser's node, as
+    // one notification to their session.
     let mut holder = first;
     for waiter in rest.into_iter().take(2) {
         to.proxy.reset();
@@ -263,13 +263,13 @@ async fn one_writer_that_leaves_two_hundred_wakes_exactly_one() {
         holder = granted(waiter).await;
         to.settle().await;
         assert_eq!(to.proxy.notifications(), 1);
-        // The release, and the transaction of `settle`.
+        // The two transactions are the release and the request of `settle`.
         assert_eq!((to.proxy.count(Op::GetChildren2), to.proxy.count(Op::Multi)), (0, 2));
     }
     assert!(from.proxy.count(Op::GetChildren2) == 0 && server.watches() > 0);
 }
 
-/// A whole queue of writers, each of which holds and releases.
+/// Five hundred writers wait in line. Each holds and releases.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn five_hundred_writers_drain_with_one_event_each() {
     const WRITERS: usize = 500;
@@ -292,13 +292,14 @@ async fn five_hundred_writers_drain_with_one_event_each() {
     eventually("no watch is left", || async { server.watches() == 0 }).await;
     to.settle().await;
 
-    // The first release came from another session. Each later release sends one notification to the releaser and the next
-    // writer, and the last to the releaser alone.
+    // The first release comes from another session and sends one notification. Each later release also sends one: to the
+    // releasing writer and its successor together, and at the end to the last writer alone.
     assert_eq!(to.proxy.notifications(), 1 + WRITERS as u64);
     assert_eq!((to.proxy.count(Op::GetChildren2), to.proxy.count(Op::Multi)), (0, WRITERS as u64 + 1));
 }
 
-/// Each contender lists the directory after its create. Contenders that come during a listing share the next one.
+/// Each contender lists the directory after its create. Contenders whose creates are done during a listing share the next
+/// listing.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_contenders_share_a_few_listings() {
     const CROWD: u64 = 200;
@@ -321,7 +322,8 @@ async fn two_hundred_contenders_share_a_few_listings() {
     answers.release();
     eventually("all watch the writer and themselves", || async { two.proxy.count(Op::GetData) == 2 * CROWD }).await;
     two.settle().await;
-    // One listing for the contenders that came meanwhile, and a few for those that came just after a listing was sent.
+    // The contenders that came during the first listing share one. A few more listings serve contenders that came just after a
+    // listing was sent.
     let listings = two.proxy.count(Op::GetChildren2);
     assert!((5..=8).contains(&listings), "{listings}");
     holder.release().await.unwrap();
@@ -329,7 +331,7 @@ async fn two_hundred_contenders_share_a_few_listings() {
     assert_eq!(two.proxy.count(Op::GetChildren2), listings);
 }
 
-/// A contender that shares a listing with others goes on when the others give up.
+/// Contenders share a listing. When the first of them give up, the others must still get its reply.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crowd_whose_first_contenders_give_up_is_served() {
     let server = Server::start();
@@ -381,7 +383,8 @@ async fn a_crowded_directory_is_listed_once_per_event() {
     line_becomes(&lock, "W+ W-").await;
     let last = writer(&theirs);
     line_becomes(&lock, "W+ W- W-").await;
-    // All three watch their own nodes, and each waiter its predecessor's. Two watches of one session on a node count as one.
+    // All three contenders watch their own nodes, and each waiter also watches its predecessor's. Two watches of one session on a
+    // node count as one.
     eventually("all watches", || async { server.watches() == 4 }).await;
     two.settle().await;
     two.proxy.reset();
@@ -437,11 +440,10 @@ async fn a_thousand_readers_are_let_in_without_a_request() {
     for i in 0..READERS {
         readers.push(reader(&lock_at(&sessions[i % SESSIONS].zk, "/wire/readers")));
     }
-    // All watch their own nodes, and each session has one watch on the writer's node for all its readers.
+    // All contenders watch their own nodes. Each session has one watch on the writer's node for all its readers.
     eventually("all watches", || async { server.watches() == (1 + READERS + SESSIONS) as u64 }).await;
     for tapped in &sessions {
-        // Each reader has armed its watch and got the reply. The server receives nothing more from the readers until all of
-        // them hold.
+        // Each reader has set its watch and got the reply. Until all readers hold, they send no further request to the server.
         tapped.settle().await;
         let asked = |tapped: &Tapped| tapped.proxy.count(Op::GetData) == 2 * (READERS / SESSIONS) as u64;
         eventually("every reader's watches", || async { asked(tapped) }).await;
@@ -464,7 +466,7 @@ async fn a_thousand_readers_are_let_in_without_a_request() {
         tapped.proxy.heal();
     }
     for tapped in &sessions {
-        // One read of the writer's node for all readers of a session.
+        // The session reads the writer's node once for all its readers.
         eventually("the check", || async { tapped.proxy.count(Op::GetData) == 1 }).await;
         tapped.settle().await;
         assert_eq!(ops(&tapped.proxy), [Op::GetData, Op::Multi]);
@@ -481,7 +483,7 @@ async fn a_reader_that_leaves_wakes_only_the_writer_behind_it() {
     let second = lock_at(&two.zk, "/wire/readers-leave").read().await.unwrap();
     let waiter = writer(&lock_at(&three.zk, "/wire/readers-leave"));
     line_becomes(&lock, "R+ R+ W-").await;
-    // All three watch their own nodes, and the writer watches the second reader's.
+    // All three contenders watch their own nodes, and the writer also watches the second reader's.
     eventually("all watches", || async { server.watches() == 4 }).await;
     for tapped in [&two, &three] {
         tapped.settle().await;
@@ -511,8 +513,8 @@ async fn trying_a_taken_lock_writes_nothing() {
     assert!(theirs.try_read().await.unwrap_err().is_would_block());
     let guard = guard.downgrade().await.unwrap();
     assert!(theirs.try_write().await.unwrap_err().is_would_block());
-    // Each attempt lists the queue, asks the leader about the holders, which changes nothing, and reads their nodes for the
-    // error.
+    // Each try lists the queue, asks the leader in a transaction of checks whether the holders exist, and reads their nodes for
+    // the error.
     assert_eq!(ops(&tapped.proxy), [Op::GetChildren, Op::Multi, Op::GetData].repeat(3));
     let mut asked = tapped.proxy.requests();
     asked.retain(|(op, _)| *op == Op::Multi);
