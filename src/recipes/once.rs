@@ -154,7 +154,7 @@ impl Guard for Work {
     }
 }
 
-/// The check of whether the work is due, which runs once the lock is granted.
+/// The options of `once_in`, and the check whether the work is due, which runs after the grant.
 struct DueCheck {
     host: String,
     label: Option<String>,
@@ -176,7 +176,7 @@ impl DueCheck {
         Ok(DueCheck { host: handle.host.clone(), label: label.or_else(|| handle.label.clone()), period })
     }
 
-    /// Returns the guard if the work is due. Otherwise gives the lock back.
+    /// Returns the guard if the work is due. Otherwise gives the lock back, and returns the record.
     async fn run(self, guard: WriteGuard) -> Result<Work, Error> {
         let hold = guard.held();
         let (session, path) = (hold.session(), metadata::record_path(hold.shown()));
@@ -184,12 +184,12 @@ impl DueCheck {
         let (last, is_there) = match seen.map_err(|failure| refused(failure, &path))? {
             RecordNode::Foreign => return Err(Error::ForeignRecord { path }),
             RecordNode::None { is_there: true } => (None, true),
-            // The record was never made, or is gone. If it is gone, its twin is still there.
+            // The server shows no record. Its twin, a second copy, shows whether the record was made and then deleted.
             RecordNode::None { is_there: false } => {
                 let twin = hold.run(RecordNode::read(session, &metadata::twin_of(&path))).await?;
                 let twin = twin.map_err(|failure| refused(failure, &path))?;
                 let last = twin.done().map(|(last, _)| last.clone());
-                // Our server may have missed the record. So the leader is asked.
+                // The server may have missed the record, so the leader is asked.
                 let is_there = match last {
                     Some(_) => hold.run(presence::is_there(session, &path, None)).await? == Ok(true),
                     None => false,
@@ -208,7 +208,7 @@ impl DueCheck {
         }
         let at = humantime::format_rfc3339_millis(date(last.at));
         emit!(DEBUG, path = hold.shown(), host = last.host, %at, "the work is not due: it was done within the period");
-        // The work was done, so this answer stays right even if our lock is lost, or the period ends now.
+        // The work was done within the period before the grant. This stays true if the lock is lost now.
         drop(guard);
         Ok(Work::Done(last))
     }
@@ -221,7 +221,7 @@ fn refused(failure: Failure, path: &str) -> Error {
     }
 }
 
-/// The operation that an error names.
+/// The name of the operation in errors.
 const OPERATION: &str = "record the success in";
 
 /// Whether the work under a lock is due. Given by [`Acquire::once_in`](crate::Acquire::once_in) and
@@ -260,7 +260,7 @@ pub struct OnceGuard {
     guard: WriteGuard,
     host: String,
     label: Option<String>,
-    /// Whether a record existed at the grant.
+    /// Whether the record existed at the grant.
     had_record: bool,
 }
 
@@ -305,8 +305,8 @@ impl OnceGuard {
             (self.record(), metadata::record_text(&self.host, self.label.as_deref(), self.fencing_token()));
         let session = self.guard.held().session();
         let (mut in_doubt, mut tries, twin) = (false, Tries::LOST_ANSWERS, metadata::twin_of(&path));
-        // One transaction writes both. A twin that may not be made is left out: an operator may have made the record
-        // alone.
+        // One transaction writes the record and its twin. A twin that may not be created is left out, because an operator may
+        // have made the record alone.
         let (mut is_there, mut has_twin) = (self.had_record, Some(self.had_record));
         loop {
             let transaction = write(self.guard.transaction(), &path, &text, is_there);
@@ -333,7 +333,7 @@ impl OnceGuard {
                 Error::TransactionRefused { reason: Failure::NodeExists, .. } if !is_there && !tries.are_over() => {
                     is_there = true;
                 }
-                // Recording the success twice does no harm.
+                // The retry may record the success a second time, which does no harm.
                 Error::OutcomeUnknown { .. } if !tries.are_over() => {
                     in_doubt = true;
                     if tries.pause(session).await.is_err() {

@@ -27,10 +27,10 @@ use crate::error::value::{ValueError, Written};
 use crate::queue::metadata::date;
 use crate::validation::REQUEST_LIMIT;
 
-/// The part of a request that is sent besides the value: two paths, an ACL, and the frames of the transaction.
+/// The bytes of a commit's request besides the value: two paths, an ACL, and the frames of the transaction.
 pub(crate) const OVERHEAD: usize = 4096;
 
-/// The default limit of a value: the servers' default limit of a request, less `OVERHEAD`.
+/// The default maximum size of a value with its header, in bytes: the servers' default limit of a request, less [`OVERHEAD`].
 const SIZE_LIMIT: usize = REQUEST_LIMIT - OVERHEAD;
 
 /// A value, with its writer and the time of the write. Derefs to the value.
@@ -60,10 +60,10 @@ impl<T> Deref for Stored<T> {
     }
 }
 
-/// The conditions that the bytes of a value must meet, whatever its type.
+/// The conditions that the bytes of a value must meet, for any type of the value.
 pub(crate) struct Form {
-    /// The name of the format, asked for once: the thread that keeps the sessions alive also checks bytes, and runs no
-    /// user code.
+    /// The name of the format. The user's code is called for it only once, because the thread that keeps the sessions alive also
+    /// checks bytes, and runs no user code.
     pub(crate) name: String,
     pub(crate) schema: u32,
     pub(crate) size_limit: usize,
@@ -133,7 +133,7 @@ impl<T: 'static> Codec<T> {
         Ok(Stored { value: value?, written })
     }
 
-    /// Encodes a value. Decodes the bytes again, so that nobody commits bytes that nobody can read.
+    /// Encodes a value. Fails if the bytes cannot be decoded again, so that no commit writes an unreadable value.
     pub(crate) fn payload(&self, value: &T) -> Result<Vec<u8>, ValueError> {
         let payload = self.format.encode(value).map_err(unwritable)?;
         self.format.decode(&payload).map_err(unwritable)?;
@@ -149,7 +149,7 @@ const MAGIC: &str = "zk-rwlock value ";
 
 const VERSION: &str = "1";
 
-/// The identity of one commit.
+/// The identity of one commit: the fencing token of its lock, and its number under that lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub(crate) token: i64,
@@ -172,13 +172,13 @@ impl Mark {
 pub(crate) struct Envelope {
     pub(crate) format: String,
     pub(crate) written: Written,
-    /// The commit that this one replaced. With it, a writer that reconnects late can still find the outcome of its own
-    /// commit.
+    /// The commit that this commit replaced. It shows the outcome of the replaced commit to a writer that reconnects after the
+    /// next commit.
     pub(crate) after: Option<Mark>,
 }
 
 impl Envelope {
-    /// Returns the bytes of a node: this header and the value's own bytes.
+    /// Returns the bytes of a node: this header, followed by the value's own bytes.
     pub(crate) fn seal(&self, payload: &[u8]) -> Vec<u8> {
         let Written { host, label, token, commit, at, schema } = &self.written;
         let mut header = format!("{MAGIC}{VERSION}\nformat={}\nschema={schema}\nhost={host}\n", self.format);
@@ -195,8 +195,8 @@ impl Envelope {
         bytes
     }
 
-    /// Splits a node's bytes into the header and the value's own bytes. Otherwise returns the reason why the bytes are
-    /// foreign.
+    /// Splits a node's bytes into the header and the value's own bytes. The error is the reason why the bytes are not from this
+    /// library.
     pub(crate) fn open(bytes: &[u8]) -> Result<(Envelope, &[u8]), String> {
         let foreign = || format!("they begin with {:?}", String::from_utf8_lossy(&bytes[..bytes.len().min(24)]));
         if !bytes.starts_with(MAGIC.as_bytes()) {
@@ -227,7 +227,7 @@ impl Envelope {
     }
 }
 
-/// Returns the present time, with the precision of the header.
+/// Returns the present time, rounded to the precision of the header.
 pub(crate) fn now() -> SystemTime {
     let since = date(SystemTime::now()).duration_since(UNIX_EPOCH).unwrap_or_default();
     UNIX_EPOCH + Duration::from_millis(u64::try_from(since.as_millis()).unwrap_or_default())
@@ -429,8 +429,8 @@ mod tests {
         fuzz(&samples, |bytes| match Envelope::open(bytes) {
             Ok((envelope, payload)) => {
                 assert!(bytes.ends_with(payload));
-                // Encodes once more before the comparison, because foreign bytes may spell numbers and times in another
-                // way.
+                // The header is encoded once more before the comparison, because foreign bytes may spell numbers and times
+                // differently.
                 let written = envelope.seal(payload);
                 let (again, same) = Envelope::open(&written).unwrap();
                 assert_eq!((again.seal(same), same), (written.clone(), payload));

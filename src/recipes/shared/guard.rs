@@ -143,19 +143,19 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn commit(&mut self) -> Result<Written, Error> {
-        let (node, held, loaded) = (&self.store.node, self.guard.held(), &mut self.loaded);
+        let (node, hold, loaded) = (&self.store.node, self.guard.held(), &mut self.loaded);
         if self.in_doubt {
-            loaded.base = node.next_base(held, loaded.base).await?;
+            loaded.base = node.next_base(hold, loaded.base).await?;
         }
         let payload = self.store.payload(&loaded.value)?;
         self.in_doubt = true;
-        let answer = node.write(held, &payload, &self.label, loaded.base).await;
+        let answer = node.write(hold, &payload, &self.label, loaded.base).await;
         self.in_doubt = matches!(answer, Err(Error::OutcomeUnknown { .. }));
         let committed = answer?;
         let NewValue { version, written, .. } = &committed;
         loaded.base = Base { version: Some(*version), mark: Some(Mark::of(written)), ..loaded.base };
         loaded.written = Some(written.clone());
-        self.store.record_commit(held.session().lease(), &committed);
+        self.store.record_commit(hold.session().lease(), &committed);
         Ok(committed.written)
     }
 

@@ -1,4 +1,4 @@
-//! The known state of a value's node, updated by reads and commits: the newest value, and the events for subscribers.
+//! The copy of a value's node, updated by reads and commits: the newest value, and the events for the streams.
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
@@ -27,15 +27,15 @@ pub enum CopyState {
 }
 
 pub(crate) struct Known<T> {
-    /// The newest bytes that have a valid header.
+    /// The newest content of the node with a valid header.
     pub(crate) newest: Option<Arc<Seen<T>>>,
-    /// The error that the node's present content gives, with the number of its event.
+    /// The number of an event and its error, while the node's present content is no value.
     pub(super) trouble: Option<(u64, Error)>,
-    /// The event of the newest value if the node was later seen without it. 0 if it was not.
+    /// The number of the event of the newest value, if the node later had no value. 0 otherwise.
     pub(super) vanished: u64,
-    /// The number of the last event. A new value is an event, and so is a new error.
+    /// The number of the last event. Each new value is an event, and so is each new error.
     pub(super) last_event: u64,
-    /// The event of a commit of our own that no read has shown yet. 0 if there is none.
+    /// The number of the event of our last commit, if no read has shown that commit yet. 0 otherwise.
     own_commit: u64,
     /// The lease of the session that has read the node and watches it.
     pub(super) lease: Option<Arc<Lease>>,
@@ -51,7 +51,7 @@ pub(crate) struct Seen<T> {
     czxid: i64,
     pub(super) version: i32,
     digest: u64,
-    /// Emptied once the value is decoded.
+    /// The node's bytes. Empty once the value is decoded.
     pub(super) bytes: Mutex<Arc<Vec<u8>>>,
     pub(super) decoded: OnceLock<Result<Arc<Stored<T>>, Error>>,
 }
@@ -75,21 +75,22 @@ impl<T> Known<T> {
         }
     }
 
-    /// Returns the first event after the event `seen`: the newest value before the present error.
+    /// Returns the first event after the event `seen`. If the newest value and the present error are both later, returns the
+    /// value.
     pub(crate) fn event_after(&self, seen: u64) -> Option<ValueEvent<T>> {
         let value = self.newest.iter().map(|newest| (newest.event, Ok(Arc::clone(newest))));
         let trouble = self.trouble.iter().map(|(event, error)| (*event, Err(error.clone())));
         value.chain(trouble).find(|(event, _)| *event > seen)
     }
 
-    /// Returns whether the node has no value, and had none after the event `before`.
+    /// Returns whether the node has no value now, and no value came after the event `before`.
     pub(super) fn is_unset_since(&self, before: u64) -> bool {
         let is_unset = |(_, error): &(u64, Error)| error.value_error().is_some_and(ValueError::is_no_value);
         self.newest.as_ref().is_none_or(|newest| newest.event <= before) && self.trouble.as_ref().is_some_and(is_unset)
     }
 
     pub(super) fn set_trouble(&mut self, error: Error) -> bool {
-        // The same error as before is no event.
+        // An error equal to the last one is no event.
         if self.trouble.as_ref().is_some_and(|(_, before)| before.to_string() == error.to_string()) {
             return false;
         }
@@ -101,12 +102,12 @@ impl<T> Known<T> {
         true
     }
 
-    /// Records the content that a server has shown. `synced` is the last event that was known when the server was
-    /// synced. Returns whether anything has changed.
+    /// Records the content of a read. `synced` is the number of the last event before the server's last sync. Returns whether
+    /// anything has changed.
     ///
-    /// The reads of one session never go back, and the first one comes after a sync. So a read of an older value than
-    /// the last one counts: the ensemble was restored from a backup. The exception is a commit of our own, which may be
-    /// newer than what a lagging server shows.
+    /// The reads of one session never go back, and the first one follows a sync. So an older value than the newest one is
+    /// recorded, too: the ensemble was restored from a backup. The exception is a commit of our own after the sync, because a
+    /// lagging server may not show it yet.
     pub(super) fn record_read(&mut self, bytes: Vec<u8>, czxid: i64, version: i32, synced: u64) -> bool {
         let cleared = self.trouble.take().is_some();
         self.vanished = 0;
@@ -117,7 +118,7 @@ impl<T> Known<T> {
                 return cleared;
             }
             self.own_commit = 0;
-            // A value that could not be read for a while is an event when it can be read again.
+            // The same value as before is no event, unless an error came in between.
             if !cleared && (czxid, version, digest(&bytes)) == (newest.czxid, newest.version, newest.digest) {
                 return false;
             }
@@ -126,8 +127,8 @@ impl<T> Known<T> {
         true
     }
 
-    /// Records a commit of our own. `czxid` is known unless this holder has made the node. A commit to another node
-    /// than the newest value's is ignored: after a restore of the ensemble, that node may be the older one.
+    /// Records a commit of our own. `czxid` is `None` if the holder of the commit's lock created the node. Ignores a commit to a
+    /// node with another czxid than the newest value's: after a restore of the ensemble, that node may be the older one.
     pub(super) fn record_commit(&mut self, bytes: &[u8], czxid: Option<i64>, version: i32) -> bool {
         let is_before = |newest: &Seen<T>| Some(newest.czxid) == czxid && version.wrapping_sub(newest.version) > 0;
         let Some(czxid) = self.newest.as_ref().filter(|it| is_before(it)).map(|it| it.czxid) else { return false };
@@ -144,8 +145,8 @@ impl<T> Known<T> {
     }
 }
 
-/// Returns a number that differs for different contents. The `mzxid` does not work here, because a commit does not
-/// return its own.
+/// Returns a number that differs for different contents. The `mzxid` cannot be used, because the reply to a commit does not
+/// contain it.
 fn digest(bytes: &[u8]) -> u64 {
     BuildHasherDefault::<DefaultHasher>::default().hash_one(bytes)
 }
@@ -160,7 +161,7 @@ mod tests {
         Error::Unreachable(reason.to_owned())
     }
 
-    /// Returns what is known after one read from a server that was synced.
+    /// Returns a copy after one read from a synced server.
     fn known_at(czxid: i64, version: i32) -> Known<u8> {
         let mut known = Known::default();
         assert!(known.record_read(b"a".to_vec(), czxid, version, 0));
@@ -254,7 +255,7 @@ mod tests {
         assert!(known.set_trouble(trouble("a")) && !known.set_trouble(trouble("a")) && known.set_trouble(trouble("b")));
         let seen = known.last_event;
         assert!(matches!(known.event_after(seen - 1), Some((event, Err(_))) if event == seen));
-        // A value older than our own commit ends the trouble, but is no event.
+        // A read of an older value than our own commit clears the error, but is no event.
         assert!(known.record_read(b"a".to_vec(), 10, 3, 1) && known.event_after(seen).is_none());
         assert!(known.set_trouble(trouble("b")) && known.record_read(b"b".to_vec(), 10, 4, 1));
         assert!(matches!(known.event_after(known.last_event - 1), Some((_, Ok(value))) if value.version == 4));

@@ -1,7 +1,7 @@
-//! The copy of a value that follows the node: a handle on the newest value, and a stream of all values.
+//! The copy of a value in this process: a handle on the newest value, and a stream of all values.
 //!
-//! The caller that follows makes the initial value, which is then written in the background. So a caller that is not
-//! polled blocks no writer.
+//! The caller makes the initial value, and a background task writes it. So a caller that is not polled does not block the writers
+//! of the lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::sync::watch;
 /// The watch lasts as long as the handle. A handle is cheap to clone, and clones share the copy.
 pub struct Live<T> {
     store: Arc<Store<T>>,
-    /// The value that `get` returns if the copy had none, which does not happen once a value has come.
+    /// The first value. `get` returns it only if the copy has no value, which cannot happen after the first value has come.
     first: Arc<Stored<T>>,
 }
 
@@ -228,16 +228,16 @@ fn changes<T: Send + Sync + 'static>(store: &Arc<Store<T>>) -> ValueChanges<T> {
     }))
 }
 
-/// The position of one stream in the events.
+/// One stream of values, and its position in the events of the copy.
 struct Subscriber<T> {
     store: Arc<Store<T>>,
     known: watch::Receiver<Known<T>>,
     /// Whether the stream has yielded nothing yet.
     is_new: bool,
-    /// The event of the last value that was gone before the stream began.
+    /// The number of the event of the last value that had vanished before the first item. 0 if there was none.
     before: u64,
     seen: u64,
-    /// The write of the initial value, while the node has none.
+    /// The result of the background write of the initial value, while the node has no value.
     initial_write: Option<InitialWrite>,
 }
 
@@ -255,7 +255,7 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
                 (known.event_after(self.seen), known.is_unset_since(self.before), known.over.is_some())
             };
             if !is_unset {
-                // Another client wrote the first value, or foreign bytes.
+                // The node has a value now, or foreign bytes. Dropping the receiver stops the write of the initial value.
                 self.initial_write = None;
             }
             self.seen = event.as_ref().map_or(self.seen, |(number, _)| *number);
@@ -272,13 +272,13 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
                 None if is_over => return None,
                 None => tokio::select! {
                     biased;
-                    // The sender is dropped only together with the store.
+                    // An error is impossible, because `store` owns the sender.
                     _ = self.known.changed() => {}
                     Some(answer) = OptionFuture::from(self.initial_write.as_mut()) => {
                         self.initial_write = None;
                         match answer {
                             Ok(error) => return Some(Err(error)),
-                            // A value existed for a short time.
+                            // The background write has ended because it saw a value, and the value is gone again.
                             Err(_) => self.initial_write = self.start_initial_write(),
                         }
                     }
@@ -287,10 +287,10 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
         }
     }
 
-    /// Starts to write the initial value. Returns `None` if there is none. Dropping the returned receiver stops the
-    /// write.
+    /// Starts a background task that writes the initial value. Returns `None` if the user gave no initial value. Dropping the
+    /// returned receiver stops the write.
     ///
-    /// The caller makes the value here, so that no user code runs on the thread that keeps the sessions alive.
+    /// Encodes the value here, because it is user code, which must not run on the thread that keeps the sessions alive.
     fn start_initial_write(&self) -> Option<InitialWrite> {
         let payload = self.store.payload(&self.store.codec.initial.as_ref()?());
         let ((mut failed, initial_write), node) = (oneshot::channel(), Arc::clone(&self.store.node));
@@ -305,7 +305,8 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
             tokio::select! {
                 biased;
                 () = failed.closed() => {}
-                // The caller may be polled again much later. `known` must not be borrowed when the write is dropped.
+                // Stops once the node has a value, because the stream may be polled again much later. `drop` ends the borrow of
+                // the copy before the write is dropped.
                 () = known.wait_for(|known| !known.is_unset_since(before)).map(drop) => {}
                 error = write => drop(failed.send(error)),
             }

@@ -15,7 +15,7 @@ use crate::session::presence::{self, PAUSE_MAX};
 use crate::session::request::{Failure, Loss, Outcome};
 use crate::session::retry::{self, Tries};
 
-/// The path of a value's node, its lock, and the form of the value.
+/// The path of a value's node, its lock, and the conditions for its bytes.
 pub(crate) struct ValueNode {
     pub(crate) lock: RwLock,
     pub(crate) path: String,
@@ -25,7 +25,7 @@ pub(crate) struct ValueNode {
 /// The result of a commit.
 pub(crate) struct NewValue {
     pub(crate) bytes: Vec<u8>,
-    /// `None` if this holder has made the node.
+    /// The czxid of the node. `None` if this holder created the node, because the reply of a transaction has no czxid.
     pub(crate) czxid: Option<i64>,
     pub(crate) version: i32,
     pub(crate) written: Written,
@@ -44,23 +44,24 @@ impl ValueNode {
         Error::Value { path: self.path.clone(), error }
     }
 
-    /// Reads the node's content, which is empty if there is no node. `is_known` says whether a value was seen there
-    /// before. If `is_needed`, the leader is asked about a node that the server does not show.
+    /// Reads the node's content, which is empty if there is no node. `is_known` says whether a value was seen there before. If
+    /// `is_needed`, asks the leader about a node that the server does not show, because the caller has no initial value for a
+    /// missing node.
     pub(crate) async fn read(
         &self,
-        held: &ContenderHandle,
+        hold: &ContenderHandle,
         is_known: bool,
         is_needed: bool,
     ) -> Result<(Vec<u8>, Base), Error> {
-        let (session, mut denials) = (held.session(), Tries::DENIALS);
+        let (session, mut denials) = (hold.session(), Tries::DENIALS);
         loop {
-            let node = held.data(&self.path).await?;
+            let node = hold.data(&self.path).await?;
             let absence = match node {
                 Some(_) => Absence::default(),
-                None => held.run(absence_of(session, &self.path, is_known)).await?.unwrap_or_default(),
+                None => hold.run(absence_of(session, &self.path, is_known)).await?.unwrap_or_default(),
             };
             if node.is_none() && is_needed && !absence.is_gone {
-                match held.run(presence::leader_still_has(session, &self.path, &mut denials)).await? {
+                match hold.run(presence::leader_still_has(session, &self.path, &mut denials)).await? {
                     Ok(true) => continue,
                     Err(failure @ Failure::Refused(_)) => {
                         return Err(Error::from_failure(failure, "read", &self.path));
@@ -76,12 +77,12 @@ impl ValueNode {
 
     pub(crate) async fn write(
         &self,
-        held: &ContenderHandle,
+        hold: &ContenderHandle,
         payload: &[u8],
         label: &Option<String>,
         base: Base,
     ) -> Result<NewValue, Error> {
-        let (node, handle) = (held.node(), self.lock.handle());
+        let (node, handle) = (hold.node(), self.lock.handle());
         let written = Written {
             host: handle.host.clone(),
             label: label.clone(),
@@ -97,18 +98,18 @@ impl ValueNode {
             node.commit_not_sent(mark.commit);
             return Err(self.fault(ValueError::TooLarge { bytes: bytes.len(), limit: Some(self.form.size_limit) }));
         }
-        let version = Commit { node: self, held, bytes: &bytes, mark, base }.put().await?;
+        let version = Commit { node: self, hold, bytes: &bytes, mark, base }.put().await?;
         Ok(NewValue { bytes, czxid: base.czxid, version, written: envelope.written })
     }
 
-    /// Writes the first value. Returns `None` if another reader was faster, or an operator's empty node has gone.
+    /// Writes the initial value. Returns `None` if another client has created, changed or deleted the node meanwhile.
     pub(crate) async fn write_initial(
         &self,
-        held: &ContenderHandle,
+        hold: &ContenderHandle,
         payload: &[u8],
         base: Base,
     ) -> Result<Option<NewValue>, Error> {
-        match self.write(held, payload, self.label(), base).await {
+        match self.write(hold, payload, self.label(), base).await {
             Err(Error::TransactionRefused {
                 reason: Failure::NodeExists | Failure::BadVersion | Failure::NoNode,
                 ..
@@ -117,9 +118,9 @@ impl ValueNode {
         }
     }
 
-    /// Writes the first value under the read lock, and repeats the write if the value disappears, until the caller
-    /// drops this future. A server may have missed the value, so the pauses between the checks grow. Returns only an
-    /// error that a retry cannot fix.
+    /// Writes the initial value under the read lock whenever the node has no value, until the caller drops this future. The
+    /// pauses between the tries grow, because the caller's server may never show the value. Returns only an error that no retry
+    /// can fix.
     pub(crate) async fn write_initial_until_seen(&self, payload: &[u8]) -> Error {
         let mut pause = PAUSE;
         loop {
@@ -147,19 +148,19 @@ impl ValueNode {
         }
     }
 
-    /// Returns what our next commit may replace after a commit of ours with an unknown outcome: the node's content if
-    /// we wrote it. The commit must not replace what an earlier holder, or a client without the lock, has written.
-    pub(crate) async fn next_base(&self, held: &ContenderHandle, before: Base) -> Result<Base, Error> {
-        if let Some(loss) = held.find_loss() {
+    /// Returns the state of the node that our next commit may replace, after a commit of ours with an unknown outcome. This is
+    /// the present state if our commit made it, and otherwise `before`: the commit must not replace a write of another client.
+    pub(crate) async fn next_base(&self, hold: &ContenderHandle, before: Base) -> Result<Base, Error> {
+        if let Some(loss) = hold.find_loss() {
             return Err(Error::Lost(loss));
         }
-        let node = match read_node(held.session(), &self.path).await {
+        let node = match read_node(hold.session(), &self.path).await {
             Ok(node) => node,
             Err(Failure::Over(ending)) => return Err(Error::Lost(Loss::SessionOver(ending))),
             Err(failure) => return Err(Error::from_failure(failure, "read", &self.path)),
         };
         let now = Base::of(node.as_ref());
-        if now.mark.is_some_and(|mark| mark.token == held.node().token()) {
+        if now.mark.is_some_and(|mark| mark.token == hold.node().token()) {
             return Ok(now);
         }
         if now.czxid.is_some_and(|czxid| before.is_replaced(czxid)) {
@@ -170,8 +171,8 @@ impl ValueNode {
     }
 }
 
-/// The number of lost replies in a row that are put down to the size of the request, if smaller requests pass
-/// meanwhile.
+/// How often a commit is sent whose replies are lost although smaller requests get replies. After that, the size of the commit is
+/// taken for the cause.
 const TRIES: u32 = 4;
 
 /// The state of the node before a commit.
@@ -179,17 +180,17 @@ const TRIES: u32 = 4;
 pub(crate) struct Base {
     /// `None` if there is no node.
     pub(crate) version: Option<i32>,
-    /// `None` if there is no node, or if this holder has made it: the reply of a transaction has no czxid.
+    /// `None` if there is no node, or if this holder created the node, because the reply of a transaction has no czxid.
     pub(crate) czxid: Option<i64>,
     /// `None` if the content is not a value of this library.
     pub(crate) mark: Option<Mark>,
     pub(crate) absence: Absence,
 }
 
-/// What is known about a missing node.
+/// The history of a missing node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Absence {
-    /// Whether the node existed before.
+    /// Whether the node existed before, and was deleted.
     pub(crate) is_gone: bool,
     /// Whether the twin of the node still exists.
     has_twin: bool,
@@ -210,7 +211,8 @@ impl Base {
         self.version.is_none() && self.absence.is_gone
     }
 
-    /// Returns whether the present node was made after this one was deleted. The versions do not show that.
+    /// Returns whether the node with this czxid was created after the node of this state was deleted. The versions do not show
+    /// that.
     pub(crate) fn is_replaced(&self, czxid: i64) -> bool {
         self.czxid.is_some_and(|before| before != czxid)
     }
@@ -220,21 +222,21 @@ impl Base {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CommitOutcome {
     Done(i32),
-    /// The commit was not done, and cannot be done any more.
+    /// The commit was not carried out, and never will be.
     Undone,
     Unknown,
 }
 
 struct Commit<'a> {
     node: &'a ValueNode,
-    held: &'a ContenderHandle,
+    hold: &'a ContenderHandle,
     bytes: &'a [u8],
     mark: Mark,
     base: Base,
 }
 
 impl Commit<'_> {
-    /// Writes the bytes if the lock is held and the node is unchanged. Returns the node's new version.
+    /// Writes the bytes if the lock is held and the node is still in the state `base`. Returns the node's new version.
     async fn put(self) -> Result<i32, Error> {
         let mut tries = 0;
         loop {
@@ -253,7 +255,7 @@ impl Commit<'_> {
                     return Err(Error::OutcomeUnknown { operation: "commit a value", reason: error.to_string() });
                 }
                 CommitOutcome::Undone if is_unknown => {
-                    if let Some(loss) = self.held.find_loss() {
+                    if let Some(loss) = self.hold.find_loss() {
                         return Err(Error::Lost(loss));
                     }
                 }
@@ -268,7 +270,7 @@ impl Commit<'_> {
 
     fn transaction(&self) -> Transaction<'_> {
         let (path, limit) = (&self.node.path, self.node.form.size_limit.saturating_add(OVERHEAD));
-        let transaction = Transaction::under(self.held).size_limit(limit);
+        let transaction = Transaction::under(self.hold).size_limit(limit);
         match self.base.version {
             None if self.base.absence.has_twin => transaction.create(path, self.bytes),
             None => transaction.create(path, self.bytes).create(metadata::twin_of(path), []),
@@ -276,10 +278,10 @@ impl Commit<'_> {
         }
     }
 
-    /// Finds the outcome of the commit by reading the node on the same session. After a reconnect, an earlier commit is
-    /// done before this read, or is never done: servers refuse requests that the session sent to another server before.
+    /// Finds the outcome of the commit by a read on the same session. After a reconnect, the commit was carried out before this
+    /// read, or never will be, because servers refuse requests that the session sent to another server before.
     async fn find_outcome(&self) -> CommitOutcome {
-        let session = self.held.session();
+        let session = self.hold.session();
         let read = async {
             session.connected().await.map_err(Failure::Over)?;
             read_node(session, &self.node.path).await
@@ -291,23 +293,24 @@ impl Commit<'_> {
         seen.map_or(CommitOutcome::Unknown, |node| outcome_of(node.as_ref(), self.base, self.mark))
     }
 
-    /// Reads the node after our session has ended. Deletes our lock's node first: then a late transaction is refused.
-    /// Returns `None` if the delete fails.
+    /// Reads the node after the end of our session. First deletes our lock's node, so that a late transaction fails at its check
+    /// of that node. Returns `None` if the delete or the read fails.
     async fn read_after_session_end(&self) -> Option<Option<NodeData>> {
         let session_slot = self.node.coordinator().session_slot(0).await.ok()?;
-        let (session, node) = (session_slot.session(), self.held.node().path());
+        let (session, node) = (session_slot.session(), self.hold.node().path());
         match retry::until_known(session, || session.delete(&node)).await {
-            Ok(()) | Err(Failure::NoNode) => self.held.node().lose(Loss::Removed),
+            Ok(()) | Err(Failure::NoNode) => self.hold.node().lose(Loss::Removed),
             Err(_) => return None,
         }
         read_node(session, &self.node.path).await.ok()
     }
 }
 
-/// Returns the outcome of the commit `mark` on `base`, as the node's content shows it.
+/// Returns the outcome of the commit `mark`, which was to replace the state `base`, as the content of the node shows it.
 fn outcome_of(node: Option<&NodeData>, base: Base, mark: Mark) -> CommitOutcome {
     let Some(NodeData { data, version, czxid }) = node else {
-        // The node existed before. Another client deleted it, before or after the commit.
+        // If there was no node before, the commit would have created the node. Otherwise another client has deleted the node,
+        // before or after the commit.
         return if base.version.is_none() { CommitOutcome::Undone } else { CommitOutcome::Unknown };
     };
     let envelope = Envelope::open(data).ok().map(|(envelope, _)| envelope);
@@ -318,12 +321,14 @@ fn outcome_of(node: Option<&NodeData>, base: Base, mark: Mark) -> CommitOutcome 
     if base.is_replaced(*czxid) {
         return CommitOutcome::Unknown;
     }
-    // The number of writes since `base`. The create counts.
+    // The number of writes since `base`, including a create.
     let since = version.wrapping_sub(base.version.unwrap_or(-1));
     match since {
-        // The node is unchanged, or another client has written first: then the commit's version is outdated.
+        // No client has written since, or another client has written once. In both cases the commit was not carried out, and its
+        // version check fails from now on or its request was never received.
         0 | 1 => CommitOutcome::Undone,
-        // The first of these two writes was another client's, so the commit's version is outdated.
+        // The last write names another commit than ours as its predecessor. So the first of the two writes was another client's,
+        // and the version check of our commit fails.
         2 if after.is_some() => CommitOutcome::Undone,
         _ => CommitOutcome::Unknown,
     }
@@ -336,15 +341,15 @@ fn version_of(outcomes: &[Outcome]) -> i32 {
     }
 }
 
-/// Returns whether a node that our server does not show existed before: a value was seen there, or its twin exists. The
-/// leader is asked, because the server may have missed the node, and another client may have made it since.
+/// Returns whether a node that our server does not show existed before: a value was seen there, or its twin exists. Asks the
+/// leader whether the node is gone, because our server may lag behind a create.
 pub(crate) async fn absence_of(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Absence, Failure> {
     let has_twin = retry::data(session, &metadata::twin_of(path), false).await?.is_some();
     let is_gone = (is_known || has_twin) && presence::is_there(session, path, None).await == Ok(false);
     Ok(Absence { is_gone, has_twin: is_gone && has_twin })
 }
 
-/// Reads the node, no older than this call. Repeats the read if its reply is lost.
+/// Reads the node after a sync, so the result is at most as old as this call. Repeats the read if its reply is lost.
 pub(crate) async fn read_node(session: &Arc<dyn Session>, path: &str) -> Result<Option<NodeData>, Failure> {
     Ok(retry::data(session, path, true).await?.map(NodeData::of))
 }
@@ -359,7 +364,7 @@ mod tests {
     const OURS: Mark = Mark { token: 7, commit: 1 };
     const OTHERS: Mark = Mark { token: 8, commit: 1 };
 
-    /// Returns a value written by the commit `by`, which replaced the commit `after`.
+    /// Returns the bytes of a value that the commit `by` wrote in place of the commit `after`.
     fn value(by: Mark, after: Option<Mark>) -> Vec<u8> {
         let Mark { token, commit } = by;
         let written = Written { host: "h".to_owned(), label: None, token, commit, at: UNIX_EPOCH, schema: 1 };

@@ -29,40 +29,40 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock, watch};
 use crate::telemetry::user_thread::{self, UserThread};
 
-/// The operation that an error names.
+/// The name of the operation in errors.
 const WATCH: &str = "watch";
 
-/// The maximum number of times that one read writes the first value, if the value disappears each time.
+/// How often one read writes the initial value at most, if other clients delete the value each time.
 const MAX_INITIAL_WRITES: u32 = 64;
 
 /// The state that all clones of a [`Shared`](crate::Shared) share.
 pub(crate) struct Store<T> {
-    /// Stops the follower of the node when dropped. Declared first, and so dropped first: the watch and its session
-    /// slot are released before the coordinator.
+    /// Stops the follower of the node when dropped. This field is the first, and so is dropped first: the follower's watch and
+    /// session slot are then released before the coordinator.
     stop_follower: OnceLock<oneshot::Sender<()>>,
     known: watch::Sender<Known<T>>,
     last_good: Mutex<LastGood<T>>,
     kept: Mutex<Option<KeptValue<T>>>,
-    /// Whether a clone has read or written a value.
+    /// Whether a clone of the handle has read or written a value.
     is_known: AtomicBool,
     pub(crate) codec: Codec<T>,
     pub(crate) node: Arc<ValueNode>,
 }
 
-/// The newest value of the copy that could be decoded, and the number of its event.
+/// The number of an event, and its value: the newest value that could be decoded.
 type LastGood<T> = Option<(u64, Arc<Stored<T>>)>;
 
-/// A value that was read under a kept node.
+/// The value that was read under a kept node.
 struct KeptValue<T> {
     value: Arc<Stored<T>>,
-    /// The kept node. Its token does not identify it, because an ensemble that is restored from a backup gives the same
+    /// The kept node. A token would not identify the node, because an ensemble that is restored from a backup gives the same
     /// tokens again.
     under: Weak<ContenderNode>,
-    /// The number of transactions that were sent under the node before the read.
+    /// The number of transactions under the node that had their replies before the read.
     writes: usize,
 }
 
-/// The value and the node's state at the start of a write.
+/// The value at the start of a write, and the state of its node.
 pub(crate) struct Loaded<T> {
     pub(crate) value: T,
     pub(crate) written: Option<Written>,
@@ -81,8 +81,8 @@ impl<T> Store<T> {
         Arc::clone(&self.node.lock.lock)
     }
 
-    /// Returns the value that an earlier read has found under the same kept node. The value cannot have changed since:
-    /// another writer would need the lock, and a transaction of this process would have been counted.
+    /// Returns the value that an earlier read found under the same kept node. The value cannot have changed since: another client
+    /// cannot write it without the lock, and each transaction of this process under the node is counted.
     fn kept_value(&self, guard: &ReadGuard) -> Option<Arc<Stored<T>>> {
         let node = guard.held().node();
         let writes = node.settled_writes().filter(|_| guard.is_kept())?;
@@ -95,7 +95,7 @@ impl<T> Store<T> {
         if let Some(writes) = writes.filter(|_| guard.is_kept()) {
             let kept = KeptValue { value: Arc::clone(value), under: Arc::downgrade(guard.held().node()), writes };
             let before = self.kept.lock().replace(kept);
-            // The old value is dropped without the lock, because its destructor is user code.
+            // The old value is dropped after the mutex is unlocked, because its destructor is user code.
             drop(before);
         }
     }
@@ -107,18 +107,18 @@ impl<T: Send + Sync + 'static> Store<T> {
         if let Some(value) = self.kept_value(guard) {
             return Ok(value);
         }
-        let (held, Store { node, codec, .. }) = (guard.held(), self);
+        let (hold, Store { node, codec, .. }) = (guard.held(), self);
         let mut tries = 0;
         loop {
-            let writes = held.node().settled_writes();
+            let writes = hold.node().settled_writes();
             let is_needed = codec.initial.is_none() || tries == MAX_INITIAL_WRITES;
-            let (bytes, base) = node.read(held, self.is_known(), is_needed).await?;
+            let (bytes, base) = node.read(hold, self.is_known(), is_needed).await?;
             match (self.open(&bytes, &base), &codec.initial) {
                 (Err(ValueError::Unset), Some(initial)) if tries < MAX_INITIAL_WRITES => {
                     tries += 1;
                     let payload = self.payload(&initial())?;
-                    if let Some(committed) = node.write_initial(held, &payload, base).await? {
-                        self.record_commit(held.session().lease(), &committed);
+                    if let Some(committed) = node.write_initial(hold, &payload, base).await? {
+                        self.record_commit(hold.session().lease(), &committed);
                     }
                 }
                 (Ok(value), _) => {
@@ -133,10 +133,10 @@ impl<T: Send + Sync + 'static> Store<T> {
 
     /// Returns the value at the start of a write: `instead` if that is given, otherwise the present value, otherwise
     /// the initial value, which is not in the node yet.
-    pub(crate) async fn load(&self, held: &ContenderHandle, instead: Option<T>) -> Result<Loaded<T>, Error> {
+    pub(crate) async fn load(&self, hold: &ContenderHandle, instead: Option<T>) -> Result<Loaded<T>, Error> {
         let Store { node, codec, .. } = self;
         let is_needed = codec.initial.is_none() && instead.is_none();
-        let (bytes, base) = node.read(held, self.is_known(), is_needed).await?;
+        let (bytes, base) = node.read(hold, self.is_known(), is_needed).await?;
         if let Some(value) = instead {
             let written = Envelope::open(&bytes).ok().map(|(envelope, _)| envelope.written);
             return Ok(Loaded { value, written, base });
@@ -148,8 +148,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         }
     }
 
-    /// Returns whether a value was ever seen. A deleted value may have lost its twin, too, but this process still
-    /// remembers it.
+    /// Returns whether this process has seen a value. Another client may have deleted the value together with its twin.
     fn is_known(&self) -> bool {
         self.is_known.load(Ordering::Relaxed) || self.known.borrow().newest.is_some()
     }
@@ -215,10 +214,10 @@ impl<T: Send + Sync + 'static> Store<T> {
         });
     }
 
-    /// Returns the decoded value of `seen`. The first caller decodes the bytes.
+    /// Returns the decoded value of `seen`. The first caller decodes the bytes, and later callers get the same value.
     ///
-    /// A format is user code: it may take long, panic, or use this copy. So no lock is held during the decoding, and a
-    /// second caller does not wait for the first one, but decodes the bytes, too.
+    /// The format is user code: it may take long, panic, or use this copy. So no mutex is locked during the decoding, and a
+    /// second caller does not wait for the first, but decodes the bytes, too.
     pub(crate) fn value_of(&self, seen: &Seen<T>) -> Result<Arc<Stored<T>>, Error> {
         if let Some(decoded) = seen.decoded.get() {
             return decoded.clone();
@@ -227,33 +226,31 @@ impl<T: Send + Sync + 'static> Store<T> {
         let decoded = self.codec.open(&self.node.form, &bytes).map(Arc::new).map_err(|error| self.node.fault(error));
         let decoded = seen.decoded.get_or_init(|| decoded).clone();
         *seen.bytes.lock() = Arc::default();
-        // This is the value that all callers share. `last_good` keeps it alive, so it is not dropped on the session's
-        // thread when a newer value replaces it.
+        // `last_good` keeps the shared value alive. So the session's thread does not run the destructor of the value when a newer value replaces it in the copy.
         if let Ok(value) = &decoded {
             let mut last = self.last_good.lock();
             let is_newer = last.as_ref().is_none_or(|(before, _)| *before < seen.event);
             let before = is_newer.then(|| last.replace((seen.event, Arc::clone(value))));
             drop(last);
-            // The old value is dropped without the lock, because its destructor is user code.
+            // The old value is dropped after the mutex is unlocked, because its destructor is user code.
             drop(before);
         }
         decoded
     }
 
-    /// Puts a commit of our own into the copy before the watch reports it. `lease` is the lease of the session of the
-    /// commit.
+    /// Stores a commit of our own in the copy before the watch reports it. `lease` belongs to the session that sent the commit.
     pub(crate) fn record_commit(&self, lease: &Lease, NewValue { bytes, czxid, version, .. }: &NewValue) {
         self.is_known.store(true, Ordering::Relaxed);
         if self.stop_follower.get().is_none() {
             return;
         }
-        // After the end of the session the ensemble may have been restored to a state without the commit.
+        // After the end of the session, the ensemble may have been restored to a state without the commit.
         self.known.send_if_modified(|known| lease.over().is_none() && known.record_commit(bytes, *czxid, *version));
     }
 
     fn record_read(&self, bytes: Vec<u8>, stat: Stat, lease: &Arc<Lease>, synced: u64) {
         if bytes.is_empty() {
-            // An operator has made an empty node for a later value.
+            // An empty node counts as no value: an operator has made the node for a later value.
             return self.set_trouble(self.node.fault(ValueError::Unset));
         }
         self.known.send_if_modified(|known| {
@@ -278,7 +275,7 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 }
 
-/// Watches the node as long as a handle exists, without keeping the handle alive.
+/// The follower of a value's node. It watches the node as long as a handle exists, and does not keep the handle alive.
 struct Follower<T> {
     store: Weak<Store<T>>,
     path: String,
@@ -301,19 +298,17 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
         let mut look = Recheck::new(session);
-        // The number of the last event when the server was last synced. The server may lag behind another server that
-        // showed us later events.
+        // The number of the last event before the server was last synced. A later commit of our own may be missing on this
+        // server.
         let mut synced = self.last_event()?;
         retry::until_known(session, || session.sync(&self.path)).await?;
-        // A state of the node that this server still showed when the leader no longer had it.
+        // The stat that this server still showed when the leader no longer had it.
         let (mut outdated, mut denials) = (None, Tries::DENIALS);
         loop {
-            // Taken before the read of the node. Otherwise a commit during the read would make the node's earlier
-            // absence look like a deletion.
+            // Read before the node. Otherwise a commit during the read would make a node that the read did not find look deleted.
             let is_known = self.with(|store| store.is_known())?;
             let answers = retry::until_known(session, || {
-                // The watch is sent first, so a change between the two requests is in the data, and the watch reports
-                // it, too.
+                // The watch is sent first. So a change between the two requests is in the data, and also fires the watch.
                 let (change, node) = (session.watch(&self.path), session.data(&self.path));
                 Box::pin(async move { Ok((change.await?, node.await?)) })
             });
@@ -337,8 +332,8 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
             if look.wait(&mut change).await? {
                 continue;
             }
-            // The node is read again even if the leader has it: a node that a server has lost may have come again with
-            // the same version. The leader's answer syncs the server.
+            // The node is read again even if the leader has this version: a server may have missed that the node was deleted and
+            // created again with the same version. The leader's reply has synced the server.
             let known = self.last_event()?;
             if let Ok(is_there) = presence::is_there(session, &self.path, Some(stat.version)).await {
                 (synced, outdated) = (known, (!is_there).then_some(stat));
@@ -348,13 +343,13 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
 }
 
 impl<T: Send + Sync + 'static> Follower<T> {
-    /// Calls `work` with the store. Fails if the last handle is gone.
+    /// Calls `work` with the store. Fails if no handle exists any more.
     fn with<R>(&self, work: impl FnOnce(&Store<T>) -> R) -> Result<R, Failure> {
         with_upgraded(&self.store, work).ok_or(Failure::Over(Ending::Closed))
     }
 
-    /// Handles a server that shows no node. Returns whether to wait for a node. Otherwise the leader has the node, and
-    /// its answer has synced the server.
+    /// Handles the reply that there is no node. Returns whether to wait until the node is created. Returns `false` if the leader
+    /// has the node: the caller then reads again, because the leader's reply has synced the server.
     async fn handle_missing(
         &self,
         session: &Arc<dyn Session>,
@@ -383,17 +378,17 @@ impl<T: Send + Sync + 'static> Follower<T> {
     }
 }
 
-/// A thread that drops the user's values, because their destructors may block or panic.
+/// The thread that drops the user's values, because their destructors may block or panic.
 static VALUE_DROPPER: UserThread = UserThread::new("zk-rwlock-values");
 
-/// Starts work in the background: on the session's own thread, with a slot of the session, or on the library's thread
-/// if there is no session yet. The embedded ensemble has no thread: the client that wakes the work runs it.
+/// Starts work in the background: on the session's thread, with a slot of the session, or on the library's thread if there is no
+/// session yet. The embedded ensemble has no thread of its own: there the client that wakes the work also runs it.
 pub(crate) fn start_in_background(
     coordinator: &Arc<dyn Coordinator>,
     watched_bytes: usize,
     work: impl FnOnce(Option<SessionSlot>) -> Task,
 ) -> Result<(), Error> {
-    // A slot is usually free at once.
+    // If a session is connected, its slot is usually ready at the first poll.
     if let Some(Ok(session_slot)) = coordinator.session_slot(watched_bytes).now_or_never() {
         let session = Arc::clone(session_slot.session());
         session.spawn(work(Some(session_slot)));
@@ -408,8 +403,9 @@ pub(crate) fn start_in_background(
     Ok(())
 }
 
-/// Upgrades the weak pointer for the duration of `work`. The object contains user code: values, and the functions that
-/// make them. If the last other owner is dropped during `work`, no thread of the library drops the object.
+/// Calls `work` with the object, or returns `None` if the object was dropped. The object contains user code: values, and the
+/// functions that make them. If `work` outlives the last other owner, and this is a thread of the library, another thread drops
+/// the object.
 pub(crate) fn with_upgraded<S: Send + Sync + 'static, T>(shared: &Weak<S>, work: impl FnOnce(&S) -> T) -> Option<T> {
     let shared = shared.upgrade()?;
     let result = work(&shared);
