@@ -1,4 +1,4 @@
-//! The recipes: tools built on the lock. No recipe imports another.
+//! The recipes: tools built on the lock. No recipe imports another recipe.
 
 /// Leader election on the write lock.
 pub(crate) mod leadership {

@@ -23,12 +23,12 @@ pub(crate) type Check = Box<dyn Fn() -> Pin<Box<dyn Future<Output = bool> + Send
 /// The state of one candidate. All clones of its handle share it.
 pub(crate) struct Candidate {
     pub(crate) lock: RwLock,
-    /// The interval of the health checks, and the check.
+    /// The interval between two health checks, and the check.
     pub(crate) health: Option<(Duration, Check)>,
     pub(crate) status: watch::Sender<Status>,
-    /// The backoff, and the end of the present pause.
+    /// The backoff, and the end of the pause that was scheduled last.
     pub(crate) next_pause: Mutex<(Pauses, Option<Instant>)>,
-    /// The time of the first failed health check since the last success.
+    /// The time of the first failed health check since the last success. `None` while the candidate is healthy.
     pub(crate) unhealthy_since: Mutex<Option<Instant>>,
 }
 
@@ -43,14 +43,14 @@ pub(crate) struct Status {
 }
 
 impl Status {
-    /// Returns whether `term` is the present term. Compares guards and not numbers, because an ensemble that came back
-    /// empty, or was restored, gives the same numbers again.
+    /// Returns whether `term` is the present term. Compares the guards and not the term numbers, because an ensemble that was
+    /// emptied, or restored from a backup, gives the same numbers again.
     pub(crate) fn is_in(&self, term: &Term) -> bool {
         self.term.as_ref().is_some_and(|it| Arc::ptr_eq(&it.guard, &term.guard))
     }
 }
 
-/// The reason why a term ends before its work.
+/// The reason why a term ends before its work has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Lost,
@@ -58,7 +58,7 @@ pub(crate) enum End {
     Unhealthy,
 }
 
-/// The limit of a pause, so that adding it to a time cannot overflow.
+/// The maximum length of a pause. Adding it to an `Instant` does not overflow.
 const MAX_PAUSE: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 impl Candidate {
@@ -76,7 +76,7 @@ impl Candidate {
         }
     }
 
-    /// Waits until this candidate leads. Retries as long as a retry can help.
+    /// Waits until this candidate leads. Tries again after an error that a retry can fix.
     async fn wait_to_lead(&self) -> Result<WriteGuard, Error> {
         loop {
             self.wait_for_pause().await;
@@ -103,9 +103,10 @@ impl Candidate {
         }
     }
 
-    /// Schedules a pause before the next campaign if the term was short or was lost, or if the try failed.
+    /// Schedules a pause before the next campaign, if the last term was short or was lost, or if the campaign failed. `lasted` is
+    /// the length of the term, or zero without a term.
     fn schedule_pause(&self, lasted: Duration, ended: Result<(), Loss>) {
-        // The next try fails for good, so it needs no pause.
+        // After these losses the next campaign fails with an error that no retry can fix, so no pause is needed.
         if matches!(ended, Err(Loss::SessionOver(Ending::Closed | Ending::AuthFailed | Ending::Forked))) {
             return;
         }
@@ -114,7 +115,7 @@ impl Candidate {
         next_pause.1 = longest.map(|longest| Instant::now() + random_pause(longest.min(MAX_PAUSE), random()));
     }
 
-    /// Waits until a health check returns `is_wanted`.
+    /// Runs health checks until one returns `is_wanted`. Without a health check, the candidate counts as healthy.
     async fn until_healthy(&self, is_wanted: bool) {
         let Some((interval, check)) = &self.health else {
             match is_wanted {
@@ -122,7 +123,7 @@ impl Candidate {
                 false => return pending().await,
             }
         };
-        // The last check has just returned the opposite.
+        // Callers that wait for a failure have just seen a success, so the first check is an interval later.
         if !is_wanted {
             self.lock.handle().coordinator.sleep(*interval).await;
         }
@@ -131,7 +132,7 @@ impl Candidate {
         }
     }
 
-    /// Runs the health check. A check that does not answer within `interval` has failed.
+    /// Runs the health check. A check that takes longer than `interval` counts as failed.
     async fn is_healthy(&self, interval: Duration, check: &Check) -> bool {
         let is_healthy = call::unless(self.lock.handle().coordinator.sleep(interval), check()).await.unwrap_or(false);
         let mut unhealthy_since = self.unhealthy_since.lock();
@@ -189,8 +190,8 @@ impl Drop for Campaign {
     }
 }
 
-/// A boxed step of a campaign. It borrows nothing, so the compiler can prove that the future of `lead` is `Send`,
-/// whatever the work borrows.
+/// A boxed future of one step of a campaign. The future owns everything that it uses. So the compiler can prove that the future
+/// of `lead` is `Send`, even if the caller's work borrows.
 type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// A term while its work runs. Dropping it ends the term, even if clones of the [`Term`] exist.
@@ -198,7 +199,7 @@ pub(crate) struct RunningTerm {
     candidate: Arc<Candidate>,
     term: Term,
     began: Instant,
-    /// The reason of the end, for the log.
+    /// The reason of the term's end, for the log.
     why: &'static str,
 }
 
@@ -221,21 +222,21 @@ impl RunningTerm {
         })
     }
 
-    /// Returns a function that checks whether the term was lost.
+    /// Returns a function that returns [`End::Lost`] once the term is lost.
     pub(crate) fn loss(&self) -> impl Fn() -> Option<End> + use<> {
         let term = self.term();
         move || term.guard.held().find_loss().map(|_| End::Lost)
     }
 
-    /// Ends the term after its work. Returns the output of the work, or `None` if the work was dropped.
+    /// Ends the term after its work has ended or was dropped. Returns the output of the work, or `None` if the work was dropped.
     pub(crate) async fn finish<T>(self, ended: Result<T, End>) -> Result<Option<T>, Error> {
         let given_back: Task<Result<(), Error>> = Box::pin(self.give_back(ended.as_ref().err().copied()));
         given_back.await?;
         Ok(ended.ok())
     }
 
-    /// Gives the lock back. `why` is `None` if the work has ended by itself. Returns once the next candidate can lead,
-    /// and does not wait if the lock was lost.
+    /// Gives the lock back, and returns once the next candidate can lead. Returns at once if the lock is lost. `why` is `None` if
+    /// the work has ended by itself.
     async fn give_back(mut self, why: Option<End>) -> Result<(), Error> {
         let (loss, lasted) = (self.term.guard.held().find_loss(), self.began.elapsed());
         self.why = match (loss, why) {
@@ -263,7 +264,7 @@ impl Drop for RunningTerm {
         let (path, data, lasted, why) =
             (self.candidate.lock.path(), self.candidate.data(), self.began.elapsed(), self.why);
         emit!(INFO, path, term = self.term.number(), data, ?lasted, why, "a term ends");
-        // Dropping this future does not stop the removal, which goes on in the background.
+        // The reply is dropped, because the removal goes on in the background.
         drop(self.term.guard.held().leave());
         let mut ended = None;
         self.candidate.status.send_modify(|status| ended = status.term.take());
@@ -314,7 +315,7 @@ impl fmt::Debug for Term {
 
 const MAX_DOUBLINGS: u32 = 5;
 
-/// The backoff of the pauses: counts the terms in a row that were short, and the tries that failed.
+/// The backoff between campaigns. It counts the failed campaigns and the short terms in a row.
 pub(crate) struct Pauses {
     pause: Duration,
     short: u32,
@@ -325,8 +326,8 @@ impl Pauses {
         Pauses { pause, short: 0 }
     }
 
-    /// Returns the longest pause before the next campaign. `lasted` is the length of the last term, or zero if the try
-    /// failed. Returns `None` after a long term whose end was wanted.
+    /// Returns the longest pause before the next campaign. `lasted` is the length of the last term, or zero if the campaign
+    /// failed. `is_wanted` is false if the term was lost. Returns `None` after a long term that was not lost.
     pub(crate) fn after(&mut self, lasted: Duration, is_wanted: bool) -> Option<Duration> {
         let longest = self.pause.saturating_mul(1 << self.short);
         if lasted > longest {
@@ -338,8 +339,8 @@ impl Pauses {
     }
 }
 
-/// Returns a random time between half of `longest` and all of it, so that candidates that lost together do not come
-/// back together.
+/// Returns a random time between half of `longest` and `longest`. Without the jitter, candidates that lost their connections
+/// together would campaign again together.
 pub(crate) fn random_pause(longest: Duration, random: u64) -> Duration {
     let half = longest / 2;
     half + half.mul_f64((random % 1_000) as f64 / 1_000.0)

@@ -66,16 +66,16 @@ impl fmt::Display for Leader {
     }
 }
 
-/// Returns the contender in the queue that leads. If the first contender is a reader, nobody leads.
+/// Returns the contender that leads: the first in the queue. If the first contender is a reader, nobody leads.
 pub(crate) fn leading(dialect: Dialect, names: &[String]) -> Option<Contender> {
     let first = turn::turns(dialect, names).into_iter().next();
     first.filter(|(contender, turn)| contender.mode() == Mode::Write && *turn == Turn::Granted).map(|(first, _)| first)
 }
 
-/// The operation that an error names.
+/// The name of the operation in errors.
 const OPERATION: &str = "read the leader of";
 
-/// The maximum length of a node's name, in bytes.
+/// The length that is reserved for the name of the watched node, in bytes.
 const NAME_BYTES: usize = 128;
 
 pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
@@ -101,7 +101,8 @@ pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
     })
 }
 
-/// Reads the node of this candidate. Returns `None` if the candidate has left, even if the server still shows the node.
+/// Reads the node of the candidate `it`. Returns `None` if the ensemble's leader no longer has the node, even if this client's
+/// server still shows it.
 async fn node_of(session: &Arc<dyn Session>, path: &str, it: &Contender) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
     let node = format!("{path}/{}", it.name());
     let (read, has_left) = read_and_ask_leader(session, &node, call::answered(session, || session.data(&node))).await;
@@ -116,15 +117,15 @@ async fn node_of(session: &Arc<dyn Session>, path: &str, it: &Contender) -> Resu
     }
 }
 
-/// Returns the output of `read`, and whether the ensemble's leader no longer has the node. If the ensemble's leader
-/// does not answer in time, the server's view counts.
+/// Returns the output of `read`, and whether the ensemble's leader no longer has the node. If the ensemble's leader does not
+/// answer within a session timeout, the node counts as present.
 async fn read_and_ask_leader<T>(session: &Arc<dyn Session>, node: &str, read: impl Future<Output = T>) -> (T, bool) {
     let asked = call::unless(session.sleep(session.timeout()), presence::is_there(session, node, None));
     let (read, is_there) = tokio::join!(read, asked);
     (read, is_there == Some(Ok(false)))
 }
 
-/// Returns the contender that leads, without counting the known ghosts among `names`.
+/// Returns the contender that leads, according to `names` without the known ghosts.
 fn leading_without_ghosts(session: &Arc<dyn Session>, handle: &Handle, names: &[String]) -> Option<Contender> {
     leading(handle.dialect, &session.store().ghosts().without(&handle.queue, names, Mode::Write))
 }
@@ -159,8 +160,8 @@ struct Observer {
 #[derive(Default)]
 struct SeenLeaders {
     update: Option<LeaderUpdate>,
-    /// The last item that was yielded, so that none is yielded twice. The whole leader is compared, because an ensemble
-    /// that was restored gives the same term number again. Errors are compared by their text.
+    /// The last item of the stream. An equal item is not yielded again. The whole leader is compared, because an ensemble that
+    /// was restored from a backup gives the same term number again. Errors are compared by their text.
     last: Option<Result<Option<Leader>, String>>,
 }
 
@@ -179,7 +180,7 @@ impl Followed for Observer {
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
         let path = &self.handle.queue;
-        // This server may lag behind the one that showed the last item.
+        // This server may lag behind the server whose reply led to the last item.
         if self.seen.lock().last.is_some() {
             retry::until_known(session, || session.sync(path)).await?;
         }
@@ -206,9 +207,10 @@ impl Followed for Observer {
                 None => self.watch_directory(session).await,
             };
             match waited {
-                // A candidate has come or left.
+                // The leader, or the first candidate, may have changed. The next round lists the queue.
                 Ok(()) => {}
-                // The leader has left just now. If the server lists it again, the ensemble's leader is asked.
+                // The leader's node went between the listing and the watch. If the server lists the node again, the ensemble's
+                // leader is asked.
                 Err(Failure::NoNode) => {
                     let is_again = first.as_ref().is_some_and(|it| missing.as_deref() == Some(it.name()));
                     missing = first.as_ref().map(|it| it.name().to_owned());
@@ -229,7 +231,7 @@ impl Observer {
         self.seen.lock().update = Some(update);
     }
 
-    /// Takes what was seen since the last call, unless it equals the last item.
+    /// Takes the newest update, unless it equals the last item of the stream.
     fn take_update(&self) -> Option<LeaderUpdate> {
         let mut seen = self.seen.lock();
         let update = seen.update.take()?;
@@ -237,7 +239,7 @@ impl Observer {
         (seen.last.replace(last.clone()) != Some(last)).then_some(update)
     }
 
-    /// Waits until a candidate has come, even if the watch's event never arrives.
+    /// Waits until a candidate leads. Also lists the queue in intervals, because the watch's event may be lost.
     async fn watch_directory(&self, session: &Arc<dyn Session>) -> Result<(), Failure> {
         let path = &self.handle.queue;
         let (names, mut change) = retry::until_known(session, || session.watch_children(path)).await?;
@@ -257,8 +259,9 @@ impl Observer {
         }
     }
 
-    /// Waits until the leading candidate has left, even if the watch's event never arrives. Sets `has_ghosts` if the
-    /// server showed a leader that had left already, because that server may show other ghosts.
+    /// Waits until the leader's node is gone. Also asks the ensemble's leader in intervals, because the watch's event may be
+    /// lost. Sets `has_ghosts` if the server showed a node that the ensemble's leader no longer had: that server may show other
+    /// ghosts.
     async fn watch_leader(
         &self,
         session: &Arc<dyn Session>,
@@ -281,7 +284,7 @@ impl Observer {
                 () = look.find(&node, false) => {}
             }
         }
-        // The candidate has left, although the server shows it.
+        // The ensemble's leader no longer has the node, although the server shows it.
         *has_ghosts = true;
         presence::ghosts_of(session, &self.handle.queue, vec![first.name().into()], first.kind()).await;
         Ok(())

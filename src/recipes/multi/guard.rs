@@ -17,7 +17,7 @@ use crate::session::request::{HoldState, Loss};
 use crate::sync::OnceLock;
 use crate::validation;
 
-/// Returns the error of an acquisition that lost an earlier lock before the last was granted.
+/// Returns the error of an acquisition that lost one of its locks before the last lock was granted.
 fn evicted((path, why): (&str, Loss)) -> Error {
     Error::Evicted(why).of_one(path)
 }
@@ -27,8 +27,8 @@ fn lost_error((path, why): (&str, Loss)) -> Error {
     Error::Lost(why).of_one(path)
 }
 
-/// Returns the output of the first future that is ready. If several are ready together, the first in the list counts.
-/// Never returns if the list is empty.
+/// Returns the output of the first future that is ready. If several are ready at one poll, the first in the list counts. Never
+/// returns if the list is empty.
 async fn first_of<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
     let futures: Vec<_> = futures.map(Box::pin).collect();
     match futures.is_empty() {
@@ -45,7 +45,7 @@ async fn first_of<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
 /// [`release`](Self::release) the guard: see [`WriteGuard`](crate::WriteGuard).
 #[must_use = "if unused, the locks are given back at once"]
 pub struct MultiGuard {
-    /// In the order of their paths, in which they were taken. Not empty once all locks are taken.
+    /// The locks in the order of their paths, in which they were acquired. Not empty in a complete guard.
     locks: Vec<ContenderHandle>,
     first_loss: OnceLock<(String, Loss)>,
     life: GuardLife,
@@ -79,7 +79,8 @@ impl MultiGuard {
         }
     }
 
-    /// Returns the path of the lost lock, and the reason. The loss that was found first stays the answer.
+    /// Returns the path of the lost lock, and the reason. If several locks are lost, always returns the loss that was found
+    /// first.
     fn loss(&self) -> Option<(&str, Loss)> {
         let lost = self.first_loss.get().or_else(|| {
             let found = self.locks.iter().find_map(|held| Some((held.shown().to_owned(), held.find_loss()?)))?;
@@ -286,7 +287,7 @@ impl MultiGuard {
     pub async fn read_node(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
         validation::check(path.as_ref())?;
         let Some(last) = self.locks.last() else { return Ok(None) };
-        // The last lock's node was created last. So its session sees everything that was written before any of the
+        // The last lock's node was created last. So the session of that lock sees everything that was written before any of the
         // locks was granted.
         self.run(last.data(path.as_ref())).await?.map_err(|error| match (error, self.loss()) {
             (Error::Lost(_), Some(first)) => lost_error(first),

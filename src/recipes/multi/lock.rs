@@ -51,7 +51,7 @@ use crate::session::contract::Coordinator;
 /// ```
 #[derive(Clone, Debug)]
 pub struct MultiLock {
-    /// In the order of their paths, in which they are acquired.
+    /// The locks in the order of their paths, in which they are acquired.
     locks: Arc<[(RwLock, Mode)]>,
     coordinator: Arc<dyn Coordinator>,
 }
@@ -81,7 +81,7 @@ impl MultiLock {
         if let [(first, _), others @ ..] = &locks[..] {
             others.iter().try_for_each(|(other, _)| check_for_one_place(first, other))?;
         }
-        // A node has only one valid path, so two different paths are two different locks.
+        // A node has only one valid path. So equal paths are the same lock, and different paths are different locks.
         if let Some(twice) = locks.windows(2).find(|pair| pair[0].0.path() == pair[1].0.path()) {
             let path = twice[0].0.path();
             return Err(Error::invalid(format!("path {path:?} comes twice; a lock can be held in one mode only")));
@@ -169,7 +169,7 @@ impl MultiLock {
     }
 
     async fn attempt(&self) -> Result<MultiGuard, Error> {
-        // A kept node of our own process would be in the way: these locks do not join it.
+        // A kept node of this process would be in the way, because a `MultiLock` does not join kept nodes.
         self.locks.iter().for_each(|(lock, _)| lock.let_go());
         let checks = self.locks.iter().map(|(lock, mode)| check_free(lock, *mode));
         let mut limit = Duration::MAX;
@@ -197,7 +197,7 @@ impl MultiLock {
                     Some(Duration::ZERO) => Err(report_refusal(lock, *mode, Error::late(Duration::ZERO, None))),
                     timeout => take(lock, *mode, Options { timeout, ..options.clone() }).await,
                 };
-                // The error names the timeout of all the locks together.
+                // Each lock had only the rest of the timeout. The error names the whole timeout.
                 answer.map_err(|error| error.of_the_whole(timeout))
             };
             taken.add(lock, granted).await?;
@@ -206,7 +206,7 @@ impl MultiLock {
     }
 }
 
-/// Fails if it is certain that the two locks are of different ensembles or below different paths.
+/// Fails if the two locks are certainly of different ensembles or below different paths.
 fn check_for_one_place(one: &RwLock, other: &RwLock) -> Result<(), Error> {
     let namespace = |lock: &RwLock| lock.handle().coordinator.namespace();
     let (Some((servers, root)), Some((others, other_root))) = (namespace(one), namespace(other)) else { return Ok(()) };
@@ -240,7 +240,7 @@ async fn take(lock: &RwLock, mode: Mode, options: Options) -> Result<Box<Contend
     span.around(pin!(acquisition.acquire())).await
 }
 
-/// Takes a lock that was free a moment ago. Waits for no contender, and for the servers no longer than `limit`.
+/// Acquires a lock that was free a moment ago. Waits for no contender, and at most `limit` for replies of the ensemble.
 async fn take_now(lock: &RwLock, mode: Mode, limit: Duration) -> Result<Box<ContenderHandle>, Error> {
     let mut acquisition = Acquisition::new(Arc::clone(lock.handle()), mode, Options::default());
     let span = acquisition.begin();
@@ -253,7 +253,7 @@ async fn check_free(lock: &RwLock, mode: Mode) -> Result<Duration, Error> {
     Acquisition::new(Arc::clone(lock.handle()), mode, Options::default()).fail_if_taken().await
 }
 
-/// Reports an error of one of the locks, which means that none is granted.
+/// Logs the error of one lock, because of which no lock is granted. Returns the error.
 fn report_refusal(lock: &RwLock, mode: Mode, error: Error) -> Error {
     trace::not_granted(lock.path(), Aim::Lock(mode), &error);
     error

@@ -419,7 +419,7 @@ impl Semaphore {
     pub fn evict(&self, token: i64) -> Call<Option<Member>> {
         let state = Arc::clone(&self.state);
         Call::in_time(&self.state.handle.coordinator, async move {
-            // A server that lags may not show a member yet that other clients already see.
+            // The listing is synced, because a lagging server may not show yet a member that other clients see.
             state.handle.evict(queue(&state, true).await?, token).await
         })
     }
@@ -475,7 +475,7 @@ impl Semaphore {
     }
 }
 
-/// Reads the queue. If `is_synced`, the result is no older than this call.
+/// Reads the queue. If `is_synced`, the result is at most as old as this call.
 async fn queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> {
     let number = number(state, "read the queue of", is_synced).await?.or(state.limit.known());
     let (queue, taken) = state.handle.queue(is_synced, number).await?;
@@ -514,7 +514,7 @@ async fn try_to_set(
     let (path, mut is_made) = (state.handle.shown(), false);
     loop {
         let Some((data, stat)) = retry::data(session, path, true).await? else {
-            // The server may still not show a node that was made.
+            // A lagging server may not show the new node yet. The leader's reply syncs the server.
             if is_made {
                 presence::leader_still_has(session, path, &mut Tries::NONE.clone()).await?;
             }
@@ -522,7 +522,7 @@ async fn try_to_set(
             directory::make(session, path, true, |_| {}).await?;
             continue;
         };
-        // A node that was never a semaphore may have data that another program needs.
+        // A node without permits and without a number may hold the data of another program.
         if let Err(error) = state.parse_number(&data)
             && retry::data(session, &format!("{path}/{PERMITS}"), false).await?.is_none()
         {

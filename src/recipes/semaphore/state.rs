@@ -1,9 +1,9 @@
-//! The state that all clones of a semaphore's handle share: its paths, the number of its permits, and whether its path
-//! is known to have no lock.
+//! The state that all clones of a semaphore's handle share: its paths, the number of its permits, and whether its path is known
+//! to have no lock.
 //!
-//! One path cannot be both a lock and a semaphore. Each side writes before it reads: a contender of the lock makes its
-//! node, then reads whether the path has a number of permits; a semaphore writes its number, then lists the nodes of
-//! the lock. If both sides come at the same time, at least one of them sees the other.
+//! One path cannot be both a lock and a semaphore. Each side writes before it reads. A contender of the lock creates its node,
+//! and then reads whether the path has a number of permits. A semaphore writes its number, and then lists the lock's nodes. If
+//! both start at the same time, at least one side sees the other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,11 +21,10 @@ use crate::session::retry;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// The operation that an error names.
+/// The name of the operation in errors.
 pub(super) const TAKE: &str = "take a permit of";
 
-/// How often a semaphore lists its path to see whether contenders of a lock are there, and the pause between two
-/// listings.
+/// The maximum number of listings that look for contenders of a lock at the semaphore's path, and the pause between two of them.
 const LISTINGS: u32 = 4;
 const LISTING_PAUSE: Duration = Duration::from_millis(100);
 
@@ -36,22 +35,22 @@ pub struct SemaphoreState {
     pub(crate) limit: PermitLimit,
     /// The directory of the permit nodes.
     pub(crate) taken: Arc<str>,
-    /// Whether no lock was found at the path after the number was written. A later contender of the lock sees the
-    /// number.
+    /// Whether a listing after the write of the number showed no lock at the path. A contender of a lock that comes after that
+    /// listing sees the number, and leaves.
     pub(super) has_no_lock: AtomicBool,
 }
 
-/// The number of permits and their holders, as they were read.
+/// The result of one read: the number of permits, and the permits that are taken.
 pub(super) struct SeenPermits {
     pub(super) number: u32,
     /// The version of the semaphore's node, whose data is the number.
     pub(super) version: i32,
-    /// The names of the holders' permit nodes.
+    /// The names of the permit nodes, one for each holder.
     pub(super) names: Vec<String>,
 }
 
 impl SemaphoreState {
-    /// Like [`SemaphoreState::find_lock`], but fails if a lock is there.
+    /// Fails if contenders of a lock are at the path. See [`SemaphoreState::find_lock`].
     pub(super) async fn check_for_lock(
         &self,
         session: &Arc<dyn Session>,
@@ -60,8 +59,8 @@ impl SemaphoreState {
         self.find_lock(session, children).await.map_err(|failure| self.take_error(failure))?.map_or(Ok(()), Err)
     }
 
-    /// Returns an error if contenders of a lock are at the path, according to `children` or to a listing. A contender
-    /// of the lock that finds a semaphore leaves at once, so only nodes that stay for several listings count.
+    /// Returns an error if contenders of a lock are at the path. `children` is a listing of the path, if the caller has one. A
+    /// contender of a lock leaves as soon as it finds a semaphore, so only nodes that stay for several listings count.
     pub(super) async fn find_lock(
         &self,
         session: &Arc<dyn Session>,
@@ -84,8 +83,8 @@ impl SemaphoreState {
         Ok(None)
     }
 
-    /// Like [`SemaphoreState::check_for_lock`], but does nothing once no lock was found. The semaphore must have its
-    /// number already.
+    /// Fails if contenders of a lock are at the path. Lists only until one listing showed no lock. Must be called after the
+    /// semaphore's number was written.
     pub(super) async fn ensure_no_lock(
         &self,
         session: &Arc<dyn Session>,
@@ -98,7 +97,7 @@ impl SemaphoreState {
         Ok(())
     }
 
-    /// Fails if the ACL lets others change the number or take permits, and this client refuses such ACLs.
+    /// Fails if other clients may change the number or take permits according to the ACL, and this client refuses such ACLs.
     pub(super) async fn check_rights(&self, session: &Arc<dyn Session>) -> Result<(), Error> {
         let nodes = [self.handle.shown(), &self.taken];
         for node in nodes.into_iter().filter(|_| session.refuses_wider_rights()) {
@@ -120,13 +119,12 @@ impl SemaphoreState {
         session.store().ghosts().without(&self.taken, names, Mode::Write).into_owned()
     }
 
-    /// Asks the leader for these permits. Returns the ghosts: permits that the server shows, and the leader no longer
-    /// has.
+    /// Asks the leader for these permits. Returns the ghosts: permits that the server shows and the leader no longer has.
     pub(super) async fn find_ghosts(&self, session: &Arc<dyn Session>, names: &[String]) -> Vec<Arc<str>> {
         presence::ghosts_among(session, &self.taken, names, (self.handle.dialect, Mode::Write)).await
     }
 
-    /// Reports the holders when too few permits are free. Fails if the acquisition must not wait.
+    /// Reports the holders because too few permits are free. Returns an error if the acquisition must not wait.
     pub(super) async fn report_shortage(
         &self,
         entry: &ContenderHandle,
@@ -165,16 +163,16 @@ impl SemaphoreState {
     }
 }
 
-/// The number of permits, as far as this handle knows it. All clones of the handle share it.
+/// The number of permits as far as the handle knows it. All clones of the handle share this value.
 #[derive(Debug)]
 pub(crate) struct PermitLimit(Mutex<KnownNumber>);
 
 #[derive(Clone, Copy, Debug)]
 enum KnownNumber {
     Unknown,
-    /// The user has given this number. It has not been compared with the ensemble's yet.
+    /// The user's number, before the first read of the ensemble's number.
     Given(u32),
-    /// The ensemble had this number at the last read.
+    /// The ensemble's number at the last read.
     Seen(u32),
 }
 
@@ -183,7 +181,7 @@ impl PermitLimit {
         PermitLimit(Mutex::new(given.map_or(KnownNumber::Unknown, KnownNumber::Given)))
     }
 
-    /// Returns the number to write if the ensemble has none.
+    /// Returns the number that the handle knows. The handle writes it if the ensemble has none.
     pub(crate) fn known(&self) -> Option<u32> {
         match *self.0.lock() {
             KnownNumber::Unknown => None,
@@ -212,8 +210,8 @@ impl PermitLimit {
         *self.0.lock() = KnownNumber::Seen(number);
     }
 
-    /// Fails if the number that the user gave is too small for this request. Returns whether the ensemble must be asked
-    /// first, because it may have fewer permits than requested.
+    /// Fails if the user's number is too small for this request. Returns whether the caller must read the ensemble's number
+    /// before it enters the queue, because the ensemble may have fewer permits than requested.
     pub(crate) fn check(&self, path: &str, wanted: u32) -> Result<bool, Error> {
         if wanted == 0 {
             return Err(Error::invalid("an acquisition needs at least one permit"));
@@ -235,11 +233,11 @@ pub(crate) fn too_few(path: &str, wanted: u32, permits: u32) -> Error {
     permits_error(path, PermitsError::TooFew { wanted, permits })
 }
 
-/// The number in the twin node, a second copy of the semaphore's number.
+/// The content of the twin node, which stores a second copy of the semaphore's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Twin {
     Missing,
-    /// The twin has no number.
+    /// The twin exists and holds no number.
     NoNumber,
     Number(u32),
 }
@@ -261,8 +259,8 @@ impl SemaphoreState {
             let twin = self.read_twin(session).await.map_err(|failure| self.take_error(failure))?;
             match (self.limit.known(), twin) {
                 (known, Twin::Number(was)) if known != Some(was) => {
-                    // Our server may have missed the number, and another client may have written it since. So the
-                    // leader is asked.
+                    // The server may have missed the number, and another client may have changed it since. So the leader is
+                    // asked.
                     match presence::is_there(session, &**path, Some(stat.version)).await {
                         Ok(true) => return Err(self.permits_error(PermitsError::Vanished { was })),
                         _ => SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await,
@@ -270,14 +268,14 @@ impl SemaphoreState {
                 }
                 (None, _) => return Err(self.permits_error(PermitsError::Unset)),
                 (Some(number), twin) => {
-                    // A number written to the path of a lock would keep the lock's users out.
+                    // A number at the path of a lock would keep the lock's users out.
                     self.check_for_lock(session, None).await?;
                     match self.write_number(session, number, stat.version, twin).await {
                         Ok(()) => {
                             self.limit.set(number);
                             return Ok((number, stat.version.wrapping_add(1)));
                         }
-                        // Another contender, or an earlier try of ours, wrote the number first.
+                        // Another client, or an earlier try of ours, wrote the number first.
                         Err(Failure::BadVersion) => {
                             SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await;
                         }
@@ -303,8 +301,8 @@ impl SemaphoreState {
         })
     }
 
-    /// Writes the number to the semaphore's node, if that still has this version, and to the twin. Leaves out a twin
-    /// that may not be written: an operator may have made the semaphore's node alone.
+    /// Writes the number to the semaphore's node, if the node still has this version, and to the twin. If the twin may not be
+    /// written, writes the node alone, because an operator may have made the node without a twin.
     pub(super) async fn write_number(
         &self,
         session: &Arc<dyn Session>,
@@ -323,7 +321,7 @@ impl SemaphoreState {
             match retry::until_known(session, || session.transact(&set)).await {
                 Ok(_) => return Ok(()),
                 Err(Failure::Operation { index: 1, failure }) => match *failure {
-                    // The twin was made or deleted meanwhile.
+                    // Another client created or deleted the twin meanwhile. The caller reads both nodes again.
                     Failure::NodeExists | Failure::NoNode => return Err(Failure::BadVersion),
                     _ => set.truncate(1),
                 },
@@ -333,8 +331,8 @@ impl SemaphoreState {
         }
     }
 
-    /// Counts a round in which the leader's node differed from the one that our server showed. The first such round may
-    /// be due to a change at this moment. Each later round is reported, and followed by a pause.
+    /// Counts a round in which this client's server and the leader disagreed about a node. The first round may be due to a change
+    /// at this moment. Each later round is logged, and followed by a pause.
     pub(super) async fn before_next_round(
         session: &Arc<dyn Session>,
         path: &str,
@@ -353,8 +351,8 @@ impl SemaphoreState {
 mod tests {
     use super::*;
 
-    /// Returns whether a request for `wanted` permits must ask the ensemble first. Fails with the known number of
-    /// permits if `wanted` is more.
+    /// Returns whether a request for `wanted` permits must read the ensemble's number first. Fails with the known number of
+    /// permits if the request is for more.
     fn check(limit: &PermitLimit, wanted: u32) -> Result<bool, u32> {
         limit.check("/s", wanted).map_err(|error| match error {
             Error::Permits { reason: PermitsError::TooFew { wanted: asked, permits }, .. } if asked == wanted => {

@@ -1,13 +1,14 @@
 //! How the head of a semaphore's queue takes its permits.
 //!
-//! Only the head of the queue takes permits. So from the moment when a contender becomes the head, the number of taken
-//! permits can only fall, and a count made after that moment is never too low. Two rules keep this true:
-//! - The head reads the permits after it became the head, on the connection that told it so, because another server may
-//!   not show yet what the predecessor took. After a reconnect it sends a sync before the read. A newcomer sends an
-//!   early read right behind its create and its listing. The early read counts if the listing shows the newcomer as the
-//!   head. It also counts after a reconnect, because no read of a session is older than the read before it.
-//! - The head gives up its place and takes its permits in one transaction. The ensemble refuses the transaction if the
-//!   place is lost, or if the number of permits has changed.
+//! Only the head of the queue takes permits. So from the moment at which a contender becomes the head, the number of taken
+//! permits can only fall, and a count from after that moment is never too low. Two rules keep this true:
+//! - The head reads the permits after it has become the head, on the connection whose reply or event showed that. Another server
+//!   may not show yet the permits that the predecessor took. After a reconnect the head sends a sync before the read. A new
+//!   contender sends an early read right behind its create and its listing. The early read counts if the listing shows the
+//!   contender as the head. It also counts after a reconnect, because no read of a session is older than an earlier read of the
+//!   session.
+//! - The head gives up its place and takes its permits in one transaction. The ensemble refuses the transaction if the place is
+//!   gone, or if the number of permits has changed.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -44,7 +45,7 @@ pub(crate) struct PermitRequest {
     early_read: Mutex<EarlyRead>,
 }
 
-/// The early read of the permits, which is sent together with the create of the node in the queue.
+/// The early read of the permits, which is sent behind the create of the node in the queue.
 #[derive(Default)]
 enum EarlyRead {
     #[default]
@@ -52,7 +53,7 @@ enum EarlyRead {
     Sent {
         names: Reply<Vec<String>>,
         number: Reply<(Vec<u8>, Stat)>,
-        /// The children of the semaphore's own node, unless no lock is known to be there.
+        /// The children of the semaphore's own node. `None` if no lock is known to be there.
         children: Option<Reply<Vec<String>>>,
     },
     Done(SeenPermits),
@@ -75,7 +76,7 @@ impl PermitRequest {
         std::mem::replace(&mut *self.early_read.lock(), read)
     }
 
-    /// Takes the result of the early read, if the contender became the head without waiting.
+    /// Takes the result of the early read. `None` if the contender had to wait before it became the head.
     fn take_early_read(&self, grant: &Grant) -> Option<SeenPermits> {
         match self.replace(EarlyRead::None) {
             EarlyRead::Done(seen) if !grant.has_waited => Some(seen),
@@ -83,8 +84,8 @@ impl PermitRequest {
         }
     }
 
-    /// Exchanges the place in the queue for the permits. Returns `false` if the permits must be read again. `refused`
-    /// is the version of the semaphore's node that the leader refused last time.
+    /// Exchanges the place in the queue for the permits. Returns `false` if the caller must read the permits again. `version` is
+    /// the expected version of the semaphore's node. `refused` is the version that the leader refused last.
     async fn try_exchange(
         &self,
         entry: &ContenderHandle,
@@ -129,7 +130,7 @@ impl ExchangeTarget for PermitRequest {
         self.count
     }
 
-    /// The head watches the semaphore's node and the directory of the permits.
+    /// Returns the length of the two paths that the head watches: the semaphore's node and the directory of the permits.
     fn watched_bytes(&self) -> usize {
         self.state.handle.shown().len() + self.state.taken.len()
     }
@@ -149,18 +150,18 @@ impl ExchangeTarget for PermitRequest {
         });
         match read.await? {
             (session, Some(node)) => self.check_number(self.state.agree_on_number(&session, node).await?.0),
-            // The first acquisition makes the node together with the queue.
+            // The node is missing. The first acquisition creates it, and then checks the number again.
             (_, None) => Ok(()),
         }
     }
 
-    /// Sends an early read only behind the listing: an early read from before the listing does not count.
+    /// Sends the early read, if this acquisition has sent its listing. An early read from before the listing does not count.
     fn send_early_read(&self, entry: &ContenderHandle, is_listed: bool) {
         let (session, path) = (entry.session(), self.state.handle.shown());
         let asked = || {
             let (names, number) = (session.children(&self.state.taken), session.data(path));
-            // This listing is sent after the read of the number, because it proves something only if the number was
-            // there first.
+            // The children are listed after the read of the number. A listing without a lock is no proof if the number was
+            // written later.
             let has_no_lock = self.state.has_no_lock.load(Ordering::Acquire);
             EarlyRead::Sent { names, number, children: (!has_no_lock).then(|| session.children(path)) }
         };
@@ -176,7 +177,7 @@ impl ExchangeTarget for PermitRequest {
         let (names, number, children) = (names.await, number.await, OptionFuture::from(children).await);
         let node = match number {
             Ok(node) => node,
-            // The head reads again.
+            // The contender reads the number again when it is the head.
             Err(Failure::Unknown(_) | Failure::NoNode) => return Ok(()),
             Err(failure) => return Err(self.state.take_error(failure)),
         };
@@ -227,8 +228,8 @@ impl ExchangeTarget for PermitRequest {
         let mut grant = Grant::by(turn, entry);
         let mut view = View::new(&self.state, entry, &mut grant);
         let mut refused = None;
-        // A ghost has left the queue, perhaps with permits that the server did not show yet. Then the early read does
-        // not count.
+        // The early read does not count if the contender passed over a ghost: the ghost may have left the queue with permits that
+        // the server did not show yet.
         let mut seen = self.take_early_read(&grant).filter(|_| view.ghosts.is_empty());
         loop {
             let mut now = match seen.take() {
@@ -245,7 +246,8 @@ impl ExchangeTarget for PermitRequest {
                     if self.try_exchange(entry, now.version, &mut refused, &mut view.rounds, wait.if_taken).await? {
                         break;
                     }
-                    // The number may have changed before the watch reported the change.
+                    // The number may have changed although the event of its watch has not come. So the next round reads the
+                    // number again.
                     view.number = None;
                 }
                 Ok(Room::Short) => {
@@ -262,31 +264,32 @@ impl ExchangeTarget for PermitRequest {
                 }
             }
         }
-        // The transaction has just confirmed the place in the queue, so no quorum is asked.
+        // The transaction has just confirmed the place in the queue, so a quorum is asked only if the lease is invalid.
         if acquisition.take(entry, &grant)? { Ok(()) } else { acquisition.grant_once_confirmed(entry, grant).await }
     }
 }
 
-/// The permits and the number as the head of the queue sees them, with the watches on both.
+/// The reads of the head of the queue: the permits and the number, with the watches on both.
 struct View<'a> {
     state: &'a SemaphoreState,
     entry: &'a ContenderHandle,
-    /// The connection on which the head learned that it is the head, or on which it has read after a sync.
+    /// The connection, by its number, on which the head learned that it is the head, or on which it has read after a sync.
     connection: u64,
     /// The number of permits, the version of the semaphore's node, and the watch on that node.
     number: Option<(u32, i32, Watch)>,
-    /// The watch on the directory of the permits.
+    /// The watch on the directory of the permits. `None` until the first read.
     names: Option<Watch>,
-    /// The hand-off signal that made this contender the head, until the signal is confirmed. Another client can forge
-    /// one.
+    /// The hand-off that made this contender the head, until [`View::confirm_signal`] confirms it. Another client can forge a
+    /// hand-off.
     signal: Option<Arc<HandOff>>,
-    /// The contenders that have left the queue although our server shows them, or has shown them.
+    /// The names in the queue that our server shows, or has shown, after their contenders had left.
     ghosts: Vec<Arc<str>>,
-    /// The number of `ghosts` that the server showed last time.
+    /// The number of `ghosts` that the server showed at the last check.
     shown_ghosts: usize,
-    /// The permit nodes that are gone at the leader although no watch has reported it. A name never comes again.
+    /// The names of the permit nodes that the leader no longer has, although our server shows them. No later node has one of
+    /// these names.
     gone: Vec<Arc<str>>,
-    /// How often a listing found no directory of the permits although a create found one.
+    /// How often the server denied the directory of the permits, although a create of the directory failed because it exists.
     rounds: u32,
 }
 
@@ -315,8 +318,8 @@ impl<'a> View<'a> {
                     session.store().ghosts().shown(&self.state.taken, &names, Mode::Write);
                     self.remove_ghosts(&mut names);
                     let is_whole = self.add_unseen(&mut names).await.map_err(|failure| self.fault(failure))?;
-                    // This listing may be from before a ghost left the queue, and so lack its permits. List again if
-                    // the connection has changed, or if the server has stopped showing a ghost.
+                    // This listing may be from before a ghost left the queue, and so lack the ghost's permits. The permits are
+                    // read again if the connection has changed, or if the server has stopped showing a ghost.
                     if !is_whole || session.store().connection() != self.connection {
                         continue;
                     }
@@ -334,8 +337,9 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Lists the permit nodes, and reads the semaphore's own node unless it is watched. Returns `None` if the
-    /// connection was lost meanwhile, because then the answers may come from a server that lags behind.
+    /// Lists the permit nodes, and reads the semaphore's own node unless it is watched. Returns `None` if the caller must read
+    /// again: the connection was lost meanwhile, so a server that lags behind may have replied, or the directory was missing, or
+    /// the hand-off is not confirmed.
     async fn try_read(
         &mut self,
         session: &Arc<dyn Session>,
@@ -343,7 +347,7 @@ impl<'a> View<'a> {
         let (path, store) = (self.state.handle.shown(), session.store());
         let directory = &self.state.taken;
         let connection = store.connection();
-        // All requests are sent before any is answered.
+        // All requests are sent before the first reply is awaited.
         let synced = (connection != self.connection).then(|| session.sync(path));
         let lists = self.signal.is_some() && self.names.is_some();
         let queue = lists.then(|| session.children(self.entry.queue()));
@@ -372,9 +376,12 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Returns whether the signal was true. The signal is true if our predecessor has a permit among `names`, because
-    /// only the head takes permits. Otherwise the predecessor has released its permits already, or another client
-    /// forged the signal: the listing `queue`, sent before `names`, tells which.
+    /// Confirms that the predecessor sent the hand-off signal. If the predecessor has a permit among `names`, the signal is true,
+    /// because only the head takes permits. Otherwise the predecessor may have released its permits already, or another client
+    /// forged the signal. Therefore the leader is asked for the contenders that `queue` lists up to the predecessor. If one of
+    /// them still exists, the signal is forged, and this contender loses its place.
+    ///
+    /// `queue` is a listing of the queue that was sent before the listing `names`. Returns `false` if the decision needs `queue` and it is `None`. The next read then includes it.
     async fn confirm_signal(&mut self, names: &[String], queue: Option<Vec<String>>) -> Result<bool, Failure> {
         let Some(signal) = self.signal.clone() else { return Ok(true) };
         let predecessor = signal.path.rsplit_once('/').and_then(|(_, name)| Contender::parse(name));
@@ -392,16 +399,16 @@ impl<'a> View<'a> {
         Ok(true)
     }
 
-    /// Removes the known ghosts from `names`.
+    /// Removes the permits that the leader no longer has from `names`.
     fn remove_ghosts(&mut self, names: &mut Vec<String>) {
         let known = self.entry.session().store().ghosts().among(&self.state.taken, names, Mode::Write);
         self.gone.extend(known);
         names.retain(|name| !self.gone.iter().any(|gone| **gone == **name));
     }
 
-    /// Adds the permits of the ghosts that our server shows in the queue, because the server may not show their permits
-    /// yet. Returns `false` if the server shows fewer ghosts than before: then it may have learned of their permits
-    /// after it listed `names`.
+    /// Adds to `names` the permits of the ghosts that our server still shows in the queue, because that server may not show these
+    /// permits yet. Returns `false` if the server shows fewer ghosts than at the last check: the server may have learned of their
+    /// permits only after it listed `names`.
     async fn add_unseen(&mut self, names: &mut Vec<String>) -> Result<bool, Failure> {
         let (session, mut shown) = (self.entry.session(), 0);
         for ghost in self.ghosts.iter().filter_map(|name| Contender::parse(name)) {
@@ -420,7 +427,8 @@ impl<'a> View<'a> {
         Ok(shown >= std::mem::replace(&mut self.shown_ghosts, shown))
     }
 
-    /// Sets the watch on the number of permits, unless the number has changed since `now`.
+    /// Sets the watch on the semaphore's node, whose data is the number of permits. Leaves the watch out if the node has changed
+    /// since the read `now`.
     async fn watch_number(&mut self, now: &SeenPermits) -> Result<(), Error> {
         let (session, path) = (self.entry.session(), self.state.handle.shown());
         let (watch, node) = (session.watch(path), session.data(path));
@@ -429,13 +437,13 @@ impl<'a> View<'a> {
                 self.number = Some((now.number, stat.version, watch));
                 Ok(())
             }
-            // The number has changed, or the next read reports why it cannot be read.
+            // The caller reads again. That read returns the new number, or the error.
             (Ok(_), Ok(_)) | (Err(Failure::Unknown(_)), _) | (_, Err(Failure::Unknown(_))) => Ok(()),
             (Err(failure), _) | (_, Err(failure)) => Err(self.state.take_error(failure)),
         }
     }
 
-    /// Waits until permits may have been released, or the number may have changed, since `now`.
+    /// Waits until permits may have been released since the read `now`, or the number may have changed.
     async fn wait_for_change(&mut self, now: &SeenPermits, wait: &mut WaitState<'_>) -> Result<(), Error> {
         if self.number.is_none() {
             self.watch_number(now).await?;
@@ -447,16 +455,16 @@ impl<'a> View<'a> {
             let holders = now.names.iter().map(|name| check(node(name), None));
             std::iter::once(check(&**path, Some(now.version))).chain(holders).collect()
         };
-        let mut look = Recheck::after(session, !self.gone.is_empty());
+        let mut recheck = Recheck::after(session, !self.gone.is_empty());
         let (paths, me) = (&self.state.handle.paths, &*self.entry.contender());
         let ghosts_found = wait.waiting.map(|waiting| Box::pin(waiting.ghosts_found()));
         let looking = wait.on_wait.as_mut().map(|on_wait| on_wait.keep_looking(session, paths, me));
         tokio::select! {
             biased;
-            // The session is over. The loss of the acquisition's own node reports that.
+            // The session is over. The caller ends the acquisition with the loss of its own node.
             event = number => if event == Event::Over { pending().await } else { self.number = None },
             event = names => if event == Event::Over { pending().await } else { self.names = None },
-            missed = self.entry.find_missed(&mut look, checks) => {
+            missed = self.entry.find_missed(&mut recheck, checks) => {
                 let missed = missed.map_err(|loss| self.state.handle.evicted(loss))?;
                 if missed.contains(&0) {
                     presence::report(session, path, Some(now.version));
@@ -474,7 +482,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// Makes the directory of the permits. It is persistent, like the semaphore's own node.
+/// Creates the directory of the permits as a persistent node, like the semaphore's own node.
 async fn make_directory(session: &Arc<dyn Session>, directory: &str, rounds: &mut u32) -> Result<(), Failure> {
     match retry::until_known(session, || session.create(directory, &[], Kind::Persistent)).await {
         Ok(_) => Ok(()),
