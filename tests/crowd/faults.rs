@@ -1,4 +1,5 @@
-//! The faults around a swarm: links of clients break, servers crash or freeze, and links between servers fall silent.
+//! Random faults during a swarm: connections of clients break, servers crash or freeze, and links between servers fall
+//! silent.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,13 +16,13 @@ pub(super) fn setting(name: &str) -> Option<u64> {
     Some(value.parse().unwrap_or_else(|_| panic!("{name}={value} is not a number")))
 }
 
-/// Returns the setting of this name, or a seed from the clock.
+/// Returns the seed in the environment variable `name`, or a seed from the clock.
 pub(super) fn seed(name: &str) -> u64 {
     let fresh = || std::time::UNIX_EPOCH.elapsed().expect("the clock is right").as_nanos() as u64 % 1_000_000_000;
     setting(name).unwrap_or_else(fresh)
 }
 
-/// The servers under test.
+/// The servers of a swarm: one server, or an ensemble of three.
 #[derive(Debug)]
 pub(super) enum Site {
     One(Server),
@@ -63,7 +64,8 @@ impl Site {
         }
     }
 
-    /// Causes a fault of the servers, chosen by these numbers, for this time. Returns its name.
+    /// Causes a fault of the servers that lasts for `lasts`, or for three times as long between servers. `kind` and
+    /// `which` select the fault and the server. Returns the name of the fault.
     fn fail(&self, kind: u64, which: usize, lasts: Duration) -> &'static str {
         let servers = self.servers();
         let server = servers[which % servers.len()];
@@ -92,22 +94,23 @@ impl Site {
                 _ => ensemble.hold_from_leader(*follower),
             }
         }
-        // Servers give each other up after 5 s.
+        // Three times longer than other faults, because servers close a silent connection only after 5 s.
         std::thread::sleep(3 * lasts);
         ensemble.heal_links();
         name
     }
 }
 
-/// Breaks links of clients until the end. Each client has a proxy for each server.
+/// Breaks connections of clients at random until `end`. Each client has a proxy for each server.
 pub(super) async fn fail_links(clients: &[&[Proxy]], saw: &(impl Fn(&str) + Sync), mut dice: Seeded, end: Instant) {
-    // Requests whose loss leaves a doubt are more frequent here.
+    // The kinds of requests whose reply or request is lost. Those whose loss leaves the outcome unknown occur more than
+    // once.
     const OPS: [Op; 8] =
         [Op::Create2, Op::Create2, Op::Create2, Op::Multi, Op::Multi, Op::Delete, Op::GetChildren2, Op::GetData];
     while Instant::now() < end {
         let proxies = clients[dice.below(clients.len() as u64) as usize];
         let op = OPS[dice.below(OPS.len() as u64) as usize];
-        // Some faults end before anything is lost, some cost the lease, some the session.
+        // The shortest faults cost nothing, some cost the lease, and the longest cost the session.
         let lasts = Duration::from_millis([100, 500, 2_000, 6_000][dice.below(4) as usize]);
         let lasts = lasts.mul_f64(0.2 + dice.below(100) as f64 / 100.0);
         let kind = dice.below(12);

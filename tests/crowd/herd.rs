@@ -1,5 +1,5 @@
-//! The requests of a fleet that reconnects all at once, counted in virtual time. `make scale` counts a hundred thousand
-//! clients.
+//! The requests of a fleet whose clients all reconnect at the same time, counted in virtual time. `make scale` counts a
+//! hundred thousand clients.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use support::storm::{Measured, Storm, World, storm};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Heartbeats are half of the ensemble's capacity, as in the largest fleet that an ensemble should have.
+/// Heartbeats use half of the ensemble's capacity. No larger fleet should use one ensemble.
 const FLEET: World = World {
     processes: 300,
     contenders: 1,
@@ -19,7 +19,7 @@ const FLEET: World = World {
     seed: 7,
 };
 
-/// A quarter of the processes each take a lock, keep a read lock, take a permit, or campaign.
+/// Of the contenders, a quarter each take a lock, keep a read lock, take a permit, and campaign.
 #[tokio::test(start_paused = true)]
 async fn clients_come_back_spread_out_after_a_mass_expiry() {
     let Measured { before, peak, longest_wait, back_after, sessions, lost_elsewhere, .. } =
@@ -27,7 +27,7 @@ async fn clients_come_back_spread_out_after_a_mass_expiry() {
     assert!((60..120).contains(&before), "{before}");
     assert!(peak < 3 * before, "{peak} requests in a second, and {before} before");
     assert!(longest_wait < SECOND, "a request waited for {longest_wait:?}");
-    // The jitter is up to a quarter of the time away, and the rest is the time to reconnect.
+    // The clients are away for 60 s. The jitter is at most a quarter of that, 15 s; reconnecting takes the rest.
     assert!(back_after < 18 * SECOND, "{back_after:?}");
     assert_eq!((sessions, lost_elsewhere), (300, 0));
 }

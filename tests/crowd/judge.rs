@@ -1,7 +1,7 @@
-//! The judge of reads and writes of one register. It checks whether the replies are possible at their times, with
-//! stateright's testers of linearizability and of sequential consistency.
+//! The judge of the reads and writes of one register. It checks, with stateright's testers of linearizability and of
+//! sequential consistency, whether the replies are possible at their times.
 //!
-//! Each write has a value of its own. So a write of unknown outcome matters only if its value was read, and the search
+//! No two writes have the same value. So a write of unknown outcome matters only if its value was read, and the judge
 //! leaves the others out.
 
 use std::collections::BTreeSet;
@@ -16,18 +16,18 @@ struct Register(u64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
-    /// The value was read.
+    /// A read returned this value.
     Read { saw: u64 },
-    /// The value was read and then replaced, with no other write in between.
+    /// A client read one value and then wrote another, with no other write in between.
     Swap { saw: u64, wrote: u64 },
-    /// The value was replaced, whatever it was.
+    /// A client wrote this value without reading first.
     Put { wrote: u64 },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     Done,
-    /// The value had changed, so the write was refused.
+    /// The register had another value than the operation saw, so nothing was done.
     Refused,
 }
 
@@ -61,14 +61,15 @@ impl Op {
     }
 }
 
-/// One operation, with times on one clock for all.
+/// One operation. The times of all operations are of the same clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Event {
-    /// The client. A client does one operation at a time.
+    /// The number of the client. A client does one operation at a time.
     pub(super) who: usize,
     pub(super) op: Op,
     pub(super) from: Duration,
-    /// The end of the operation, or `None` for an unknown outcome: it may have been done at any later time.
+    /// The end of the operation. `None` is an unknown outcome: the operation may take effect at any later time, or
+    /// never.
     pub(super) until: Option<Duration>,
 }
 
@@ -78,13 +79,14 @@ pub(super) fn serialized(events: &[Event]) -> Option<Vec<u64>> {
     let mut names = BTreeSet::new();
     let mut moments = Vec::new();
     for event in noticed(events) {
-        // A client does one operation at a time. After an unknown outcome it continues under another name.
+        // The tester refuses a second operation of a client that is in the middle of one. So an operation of unknown
+        // outcome gets a client of its own.
         let name = (event.who, if event.until.is_none() { names.len() + 1 } else { 0 });
         names.insert(name);
         moments.push((event.from, false, name, event.op));
         moments.extend(event.until.map(|until| (until, true, name, event.op)));
     }
-    // At equal times, beginnings come before ends.
+    // At equal times, an operation begins before another ends, so that the two overlap.
     moments.sort_by_key(|(moment, is_answer, ..)| (*moment, *is_answer));
     for (_, is_answer, name, op) in moments {
         let noted = if is_answer { tester.on_return(name, Answer::Done) } else { tester.on_invoke(name, op) };
@@ -110,9 +112,10 @@ fn noticed(events: &[Event]) -> Vec<Event> {
     }
 }
 
-/// Returns whether a copy that lags but never goes back can have shown these values, given this order of writes.
+/// Returns whether a copy can have shown the values `looks` in this order, if the writes were done in the order
+/// `written`. A copy may lag, but never shows an older value after a newer one.
 pub(super) fn is_followed(written: &[u64], looks: &[u64]) -> bool {
-    // Looks have the lower number and are tried first, so that the search ends at once.
+    // The tester tries the client with the lower number first. With the reads first, the search needs no backtracking.
     const LOOKS: usize = 0;
     const WRITES: usize = 1;
     let mut tester = SequentialConsistencyTester::new(Register::default());
@@ -123,7 +126,7 @@ pub(super) fn is_followed(written: &[u64], looks: &[u64]) -> bool {
     tester.is_consistent()
 }
 
-/// Returns the same history with one wrong reply, in each of several ways.
+/// Returns copies of the history, each with one wrong reply and the name of the fault.
 pub(super) fn falsified(events: &[Event]) -> Vec<(&'static str, Vec<Event>)> {
     let with = |at: usize, op: Op| {
         let mut events = events.to_vec();
@@ -131,7 +134,7 @@ pub(super) fn falsified(events: &[Event]) -> Vec<(&'static str, Vec<Event>)> {
         events
     };
     let done = || events.iter().enumerate().filter(|(_, event)| event.until.is_some());
-    // The values that were certainly overwritten before the event began.
+    // Returns a value that was certainly overwritten before the event began.
     let overwritten = |event: &Event| {
         let before = done().filter(|(_, earlier)| earlier.until < Some(event.from));
         before
@@ -154,14 +157,14 @@ pub(super) fn falsified(events: &[Event]) -> Vec<(&'static str, Vec<Event>)> {
     wrong
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The judge is tried
+// --------------------------------------------------------------------------------------------------------------- Tests
+// of the judge
 
 fn event(who: usize, op: Op, from: u64, until: impl Into<Option<u64>>) -> Event {
     Event { who, op, from: Duration::from_millis(from), until: until.into().map(Duration::from_millis) }
 }
 
-/// Increments and reads by three clients, some of which overlap.
+/// Returns a correct history: increments and reads by three clients, some at the same time.
 fn right() -> Vec<Event> {
     vec![
         event(0, Op::Swap { saw: 0, wrote: 1 }, 0, 5),
@@ -193,7 +196,7 @@ fn an_unknown_write_is_done_once_at_any_time_or_never() {
     let old = event(0, Op::Read { saw: 3 }, 50, 51);
     let new = event(0, Op::Read { saw: 4 }, 60, 61);
     assert_eq!(with(&[old, new]), Some(vec![1, 2, 3, 4]));
-    // A client with an unknown outcome continues with another operation.
+    // A client may begin another operation after one of unknown outcome.
     assert!(with(&[new, event(2, Op::Swap { saw: 4, wrote: 5 }, 62, 63)]).is_some());
     let back = event(1, Op::Read { saw: 3 }, 70, 71);
     assert_eq!(with(&[new, back]), None, "a value that was read may not vanish");

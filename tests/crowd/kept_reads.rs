@@ -9,8 +9,8 @@ async fn kept_reads_send_no_requests_without_writers() {
     assert_eq!(minutes(100, &[false, false]).await, [idle, idle]);
 }
 
-/// The five requests of a client: the delete, then the watch, the create and the listing again, and the read by which
-/// the owner watches its node. The writer needs one more request to ask all clients.
+/// An ask costs each client five requests: the delete of its node, then again the watch, the create and the listing,
+/// and the read by which it watches its own node. The writer sends one more request to ask all clients.
 #[tokio::test(start_paused = true)]
 async fn a_write_costs_each_keeping_client_five_requests() {
     for clients in [1, 2, 10, 100] {

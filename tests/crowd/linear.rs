@@ -1,10 +1,11 @@
-//! A swarm that reads and writes under locks while everything fails. Each path is judged as a register: reads through a
-//! guard, guarded transactions, and shared values, some of them kept.
+//! A swarm of clients that read and write under locks while faults occur. Each path is judged as a register. It is read
+//! through a guard and written by guarded transactions, or it is a shared value. Some clients keep their nodes.
 //!
-//! A value that was read under a lock must be the newest one for as long as the guard says that it holds. So the judged
-//! operations are the moments of holding, not the waits.
+//! A value that was read under a lock must be the newest value for as long as the guard says "held". So the judge gets
+//! an operation for each moment at which a guard was held, and no operation for a wait.
 //!
-//! `SWARM_SEED`, `LINEAR_SECONDS` and `SWARM_SERVERS` (1 or 3) set what is run; `make soak` runs both for five minutes.
+//! `SWARM_SEED`, `LINEAR_SECONDS` and `SWARM_SERVERS` (1 or 3) configure the run. `make soak` runs five minutes with
+//! one server and five with three.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
@@ -28,37 +29,39 @@ use crate::judge::{Event, Op, falsified, is_followed, serialized};
 use crate::swarm::cut_short;
 use crate::traces::replayed;
 
-/// The prefix of the queues and of the guarded paths.
+/// The prefix of the paths whose acquisitions are traced.
 const TRACED: [&str; 1] = ["/linear/"];
 const GUARDED: [&str; 2] = ["/linear/shared-", "/linear-"];
 const CLIENTS: usize = 5;
 /// The number of concurrent operations of each client.
 const HANDS: usize = 2;
 const LINK_STRANDS: usize = 2;
-/// The number of paths in use at the same time, so that a holder that is cut off does not block all clients.
+/// The number of cells in use at the same time. With only one, a holder that is cut off would block all clients.
 const LANES: usize = 4;
-/// The number of operations on a path, after which all clients use the next one. The search for an order takes longer
-/// than the operations.
+/// The number of operations on a cell, after which all clients go on to the next cell. It is small, because the judge's
+/// search takes longer than the operations themselves.
 const OPERATIONS: usize = 60;
 const PATIENCE: Duration = Duration::from_secs(3);
 const JUDGED_WITHIN: Duration = Duration::from_secs(300);
-/// The number of operations that are enough for a judgement.
+/// The number of operations that a run must have, so that its result means something.
 const ENOUGH: usize = 100;
-/// A placeholder for the value that an update reads, until the update reports it.
+/// The value that an update has read, as long as the update has not read one.
 const NOTHING: u64 = u64::MAX;
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One path of each kind: a node that is written only under its lock, and a shared value.
+/// Two registers with their histories: a node that is written only under its lock (`bare`), and a shared value
+/// (`shared`).
 #[derive(Default)]
 struct Cell {
-    /// The cells of one lane have the same remainder modulo the number of lanes.
+    /// The number of the cell. Modulo [`LANES`], it is the number of the cell's lane: a series of cells that are used
+    /// one after another.
     number: usize,
     bare: Mutex<Vec<Event>>,
     shared: Mutex<Vec<Event>>,
-    /// The values that the copies of each client have shown.
+    /// The values that each client's local copy has shown, in order, by the number of the client.
     looks: Mutex<BTreeMap<usize, Vec<u64>>>,
 }
 
@@ -68,7 +71,7 @@ impl Cell {
     }
 }
 
-/// A cell with one client's handles.
+/// A cell, and one client's handles of its lock and its shared value.
 struct Open {
     cell: Arc<Cell>,
     lock: RwLock,
@@ -80,9 +83,9 @@ struct Client {
     number: usize,
     proxies: Vec<Proxy>,
     zk: ZooKeeper,
-    /// How long the client keeps its nodes, if it keeps them.
+    /// How long the client keeps an idle node, or `None` if it keeps no nodes.
     keeps: Option<Duration>,
-    /// The open cell of each lane.
+    /// The client's handles for the current cell of each lane.
     open: Mutex<[Option<Arc<Open>>; LANES]>,
 }
 
@@ -110,7 +113,7 @@ struct World {
     clients: Vec<Client>,
     began: Instant,
     cells: Mutex<Vec<Arc<Cell>>>,
-    /// The next value to write.
+    /// The next value to write. No value is written twice.
     values: AtomicU64,
     seen: Mutex<BTreeMap<String, u64>>,
     surprises: Mutex<Vec<String>>,
@@ -150,7 +153,7 @@ impl World {
         self.values.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Returns the present cell of this lane.
+    /// Returns the current cell of this lane. Begins the next cell if the current one is full.
     fn cell(&self, lane: usize) -> Arc<Cell> {
         let mut cells = locked(&self.cells);
         let last = cells.iter().rfind(|cell| cell.number % LANES == lane).expect("each lane has a cell");
@@ -166,7 +169,7 @@ impl World {
         *locked(&self.seen).entry(what.to_string()).or_default() += 1;
     }
 
-    /// Counts an error. An error that no fault of the swarm explains is a finding.
+    /// Counts an error by its kind. Also records the error as a surprise if no fault of the swarm explains it.
     fn failed(&self, doing: &str, error: &Error) {
         let kind = match error {
             Error::Timeout { .. } => "timeout",
@@ -216,7 +219,7 @@ impl Hand<'_> {
         Duration::from_millis(20 + self.dice.below(3_000))
     }
 
-    /// Awaits an acquisition, or drops it at one of its suspensions.
+    /// Awaits an acquisition, or drops it at a random one of its awaits.
     async fn acquired<G>(&mut self, doing: &str, acquisition: impl Future<Output = Result<G, Error>>) -> Option<G> {
         let polls = if self.dice.below(8) == 0 { self.dice.below(6) } else { u64::MAX };
         match cut_short(acquisition, polls).await {
@@ -230,7 +233,7 @@ impl Hand<'_> {
         None
     }
 
-    /// Records an operation that began at `from` and has ended by now.
+    /// Records an operation that began at `from` and ends now.
     fn did(&self, book: &Mutex<Vec<Event>>, op: Op, from: Duration) {
         locked(book).push(Event { who: self.who, op, from, until: Some(self.world.now()) });
     }
@@ -240,7 +243,8 @@ impl Hand<'_> {
         locked(book).push(Event { who: self.who, op, from, until: None });
     }
 
-    /// Records reads of this value for as long as the lock is held: nothing may change it meanwhile.
+    /// Records some reads of this value, each at a moment at which the lock is held: no other client may change the
+    /// value meanwhile.
     async fn holds(&mut self, book: &Mutex<Vec<Event>>, saw: u64, is_held: impl Fn() -> bool) {
         for _ in 0..1 + self.dice.below(3) {
             let from = self.world.now();
@@ -252,7 +256,7 @@ impl Hand<'_> {
         }
     }
 
-    /// Records the outcome of a commit. Returns whether it was done.
+    /// Records a write by the outcome of its commit. Returns whether the write was done.
     fn committed<T>(
         &self,
         book: &Mutex<Vec<Event>>,
@@ -361,7 +365,7 @@ impl Hand<'_> {
         }
     }
 
-    /// Looks at the copy, which may lag. The looks of a client are recorded in their order.
+    /// Records the value that the client's local copy shows now. A copy may lag, so these values are judged apart.
     fn look(&self, open: &Open, client: usize) {
         let mut looks = locked(&open.cell.looks);
         if let Some(value) = open.shared.latest() {
@@ -401,17 +405,17 @@ async fn safety_phase(world: &Arc<World>, dice: &mut Seeded, end: Instant) {
     }
 }
 
-/// The judge's verdict on all histories.
+/// The verdict on all cells.
 #[derive(Default)]
 struct Verdict {
-    /// The history that is being searched. A search may never end.
+    /// The name of the history that is being searched, for the message if the search does not end in time.
     searched: Arc<Mutex<String>>,
     faults: Vec<String>,
     histories: usize,
     operations: usize,
     unknown: usize,
     looks: usize,
-    /// For each kind of falsification: how many histories were refused.
+    /// The number of falsified histories that the judge refused, by the kind of falsification.
     refused: BTreeMap<&'static str, usize>,
 }
 
@@ -423,7 +427,7 @@ impl Verdict {
             let shared = locked(&cell.shared);
             let written = verdict.judge(&format!("shared value {}", cell.number), &shared);
             for (client, looks) in &*locked(&cell.looks) {
-                // A commit of unknown outcome that only a copy has shown is in no order.
+                // A write of unknown outcome is not in `written` if only a copy has shown its value.
                 let looks: Vec<u64> = looks.iter().copied().filter(|saw| *saw == 0 || written.contains(saw)).collect();
                 verdict.looks += looks.len();
                 *locked(&verdict.searched) = format!("client {client}: {looks:?} of {written:?}");
@@ -436,7 +440,7 @@ impl Verdict {
         verdict
     }
 
-    /// Judges one history. Returns its writes in order.
+    /// Judges one history. Returns the values of its writes in order.
     fn judge(&mut self, what: &str, events: &[Event]) -> Vec<u64> {
         self.histories += 1;
         self.operations += events.len();
@@ -447,7 +451,7 @@ impl Verdict {
             self.faults.push(format!("no order of the operations explains {what}:\n{}", lines.concat()));
             return Vec::new();
         };
-        // Some of the histories also test the judge, by a falsification.
+        // Some histories also serve to test the judge: it must refuse them when they are falsified.
         let few = self.histories <= 12 || self.refused.len() < 3;
         for (how, wrong) in falsified(events).into_iter().filter(|_| few) {
             *locked(&self.searched) = format!("{how} in {what}: {wrong:#?}");
@@ -505,7 +509,7 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
     safe!(verdict.faults.is_empty(), "{}", report(&verdict.faults));
     let surprises = locked(&world.surprises).clone();
     assert!(surprises.is_empty(), "{}", report(&surprises));
-    // A kept node is removed with its handle.
+    // Dropping a handle removes its kept node.
     world.clients.iter().for_each(|client| *locked(&client.open) = Default::default());
     eventually("all waits end", async || trace::waits(&TRACED) == 0).await;
     let mut run = Run::of(&TRACED, world.site.transactions(), Vec::new(), HashSet::new());

@@ -1,5 +1,5 @@
-//! Crowds: thousands of waiters, random swarms of clients under faults, and the judges of what they did. These tests
-//! keep every core busy.
+//! Thousands of waiters, random swarms of clients under faults, and the judges of their histories. These tests keep
+//! every core busy.
 
 mod faults;
 mod herd;

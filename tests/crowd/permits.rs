@@ -1,8 +1,8 @@
-//! Swarms that use one semaphore while everything fails, or while their processes are killed. More permits than exist
-//! are never held, and in the end every client gets one.
+//! Swarms that use one semaphore while faults occur, or while their processes are killed. No more permits are ever held
+//! than exist, and after the faults every client gets permits.
 //!
-//! All decisions come from a seed, which is printed. `SWARM_SEED`, `SWARM_SECONDS` and `SWARM_SERVERS` (1 or 3) set
-//! what is run, as for `swarm.rs`.
+//! All decisions come from a seed, which is printed. `SWARM_SEED`, `SWARM_SECONDS` and `SWARM_SERVERS` (1 or 3)
+//! configure the run, as for `swarm.rs`.
 
 use std::collections::BTreeMap;
 use std::future::IntoFuture;
@@ -33,10 +33,11 @@ use crate::traces::replayed;
 const PATH: &str = "/swarm/permits";
 const PERMITS: u32 = 4;
 const CLIENTS: u64 = 6;
-/// The limit for all grants after the faults: expired sessions last 4 s and a tick longer, and machines may be slow.
+/// The time limit for all grants after the faults. Sessions that must expire live up to 4 s and a tick longer, and
+/// machines may be slow.
 const LIVENESS_LIMIT: Duration = Duration::from_secs(60);
 
-/// Returns the seed, the duration in seconds, the number of servers, and the command that repeats the run.
+/// Returns the seed, the duration in seconds, the number of servers, and a command that repeats the run.
 fn settings() -> (u64, u64, u64, String) {
     let (seed, seconds) = (seed("SWARM_SEED"), setting("SWARM_SECONDS").unwrap_or(12));
     let servers = setting("SWARM_SERVERS").unwrap_or(1);
@@ -69,7 +70,7 @@ impl World {
         *self.seen.lock().unwrap_or_else(PoisonError::into_inner).entry(what.into()).or_default() += 1;
     }
 
-    /// Counts an error. An error that no fault of the swarm explains is a finding.
+    /// Counts an error by its kind. Also records the error as a surprise if no fault of the swarm explains it.
     fn failed(&self, error: &Error) {
         let expected = error.is_lost()
             || error.is_timeout()
@@ -117,7 +118,7 @@ async fn hold(world: &World, client: &Client, permit: Permit, dice: &mut Seeded)
     }
 }
 
-/// Deletes nodes of holders and of waiters, as an operator can.
+/// Deletes random nodes of holders and of waiters until `end`, as an operator can.
 async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
     while Instant::now() < end {
         sleep(Duration::from_millis(300 + dice.below(900))).await;
@@ -128,7 +129,7 @@ async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
         }
         let node = format!("{directory}/{}", names[dice.below(names.len() as u64) as usize]);
         let asked = world.history.now();
-        // Only a clear refusal rules out that the node was deleted.
+        // After any other outcome the node may have been deleted.
         if !matches!(session(&world.operator).await.delete(&node).await, Err(Failure::NoNode)) {
             world.history.operator_deleted(&node, asked);
             world.saw("a node was deleted by an operator");
@@ -136,7 +137,7 @@ async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
     }
 }
 
-/// After the faults: every client must get all permits at once.
+/// Checks after the faults that every client is granted all permits at once.
 async fn liveness_phase(world: &Arc<World>) {
     for proxy in world.clients.iter().flat_map(|client| &client.proxies) {
         proxy.forget_rules();
@@ -147,7 +148,7 @@ async fn liveness_phase(world: &Arc<World>) {
         let world = Arc::clone(world);
         tasks.spawn(async move {
             let client = &world.clients[number];
-            // A request from the time of the faults may still cost a session.
+            // A client may still lose its session through a fault, so it tries again.
             while let Err(error) = gets_all(&world, client).await {
                 world.failed(&error);
             }
@@ -165,7 +166,7 @@ async fn gets_all(world: &World, client: &Client) -> Result<(), Error> {
     world.history.granted(permit, &client.name).leave().release().await
 }
 
-/// Lets the clients use the semaphore for this time, while everything fails.
+/// Lets the clients use the semaphore for this time, while faults occur.
 async fn swarm_phase(world: &Arc<World>, dice: &mut Seeded, lasts: Duration) {
     let end = Instant::now() + lasts;
     let mut tasks = JoinSet::new();
@@ -220,7 +221,8 @@ async fn a_random_swarm_never_holds_too_many_permits() {
         grants: AtomicU64::new(0),
     });
     let stint = Stint::begin(Duration::from_secs(seconds));
-    // Some seeds leave almost no time without a fault, and even less on a busy machine.
+    // Runs further phases until there are enough grants: with some seeds, and on a busy machine, a phase has almost no
+    // time without a fault.
     loop {
         swarm_phase(&world, &mut dice, Duration::from_secs(seconds)).await;
         liveness_phase(&world).await;
@@ -258,7 +260,8 @@ fn clock() -> u64 {
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
-/// Takes and returns permits until it is killed. Reports from when until when it surely held how many.
+/// A child process that takes and returns permits until it is killed. It reports each interval in which it certainly
+/// held permits, with their number.
 #[test]
 fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
@@ -276,7 +279,8 @@ fn the_child_process_of_other_tests() {
                 loop {
                     let count = 1 + dice.below(2) as u32;
                     match take(&semaphore, count, &mut dice).await {
-                        // A session of two seconds ends if the machine stands still for longer.
+                        // A loss is no fault here: the session of two seconds ends whenever the machine stands still
+                        // for longer.
                         Err(error) if !(error.is_lost() || matches!(error, Error::OutcomeUnknown { .. })) => {
                             say(&format!("fails {error}"));
                         }
@@ -289,12 +293,12 @@ fn the_child_process_of_other_tests() {
     });
 }
 
-/// Takes this many permits, and holds them for a moment.
+/// Takes `count` permits, holds them for some milliseconds, and returns them.
 async fn take(semaphore: &Semaphore, count: u32, dice: &mut Seeded) -> Result<(), Error> {
     let permit = semaphore.acquire_many(count).await?;
     let from = clock();
     let mut until = None;
-    // A permit that is held now was held at every moment since its grant.
+    // If the permit is held now, it was held during the whole time since its grant.
     let mut look = || {
         let asked = clock();
         if permit.is_held() {
@@ -310,7 +314,8 @@ async fn take(semaphore: &Semaphore, count: u32, dice: &mut Seeded) -> Result<()
     permit.release().await
 }
 
-/// Starts a process and kills it after this time. Returns when it took and returned how many permits.
+/// Starts a process and kills it after this time. Returns the changes of the number of permits that it held, each with
+/// its time in nanoseconds.
 fn life(server: &str, path: &str, seed: u64, lasts: Duration) -> Vec<(u64, i64)> {
     let mut process = Process::start(module_path!(), &format!("{server} {path} {seed}"));
     std::thread::sleep(lasts);
@@ -319,7 +324,7 @@ fn life(server: &str, path: &str, seed: u64, lasts: Duration) -> Vec<(u64, i64)>
     for line in process.said() {
         let words: Vec<&str> = line.split(' ').collect();
         assert!(words[0] != "fails", "{line}");
-        // The last line may be cut off.
+        // The last line of a killed process may be truncated, so lines that cannot be parsed are skipped.
         let ["held", from, until, count] = words[..] else { continue };
         let (Ok(from), Ok(until), Ok(count)) = (from.parse::<u64>(), until.parse::<u64>(), count.parse::<i64>()) else {
             continue;
@@ -331,7 +336,7 @@ fn life(server: &str, path: &str, seed: u64, lasts: Duration) -> Vec<(u64, i64)>
 
 #[support::judged(flavor = "multi_thread", worker_threads = 4)]
 async fn killed_processes_never_hold_too_many_permits() {
-    /// The number of takings that are enough for a judgement.
+    /// The number of grants that a run must have, so that its result means something.
     const ENOUGH: usize = 50;
     let (seed, seconds, servers, _) = settings();
     let site = Site::start(servers).await;
@@ -357,7 +362,7 @@ async fn killed_processes_never_hold_too_many_permits() {
     while let Some(life) = lives.join_next().await {
         changes.extend(life.unwrap_or_else(|failed| resume_unwind(failed.into_panic())));
     }
-    // At equal times, returns come before takings.
+    // At equal times, returned permits (negative changes) come before taken ones.
     changes.sort_unstable();
     let mut held = 0;
     for (at, count) in changes {

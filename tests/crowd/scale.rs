@@ -1,6 +1,7 @@
-//! Thousands of waiters in one process: they survive a reconnect, keep their order, and cost little.
+//! Thousands of waiters in one process. They survive a reconnect, keep their order, and use little memory and few
+//! requests.
 //!
-//! `SCALE_WAITERS` sets their number; `make soak` sets 10,000.
+//! `SCALE_WAITERS` sets their number. `make soak` sets 10,000.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -22,8 +23,8 @@ async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// The client crate cannot restore more than 128 KiB of watched paths on one session. So the waiters use several
-/// sessions; on one session none of them would survive a reconnect.
+/// The client crate cannot restore more than 128 KiB of watched paths on one session. So the library spreads the
+/// waiters over several sessions. On a single session, no waiter would survive a reconnect.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn thousands_of_waiters_keep_their_order_at_a_reconnect() {
     let count = waiters();
@@ -55,7 +56,7 @@ async fn thousands_of_waiters_keep_their_order_at_a_reconnect() {
         .collect();
     eventually("everyone is queued", async || gate.queue().await.is_ok_and(|queue| queue.members.len() == count + 1))
         .await;
-    // Every waiter watches its predecessor and its own node.
+    // Every waiter watches two nodes: its predecessor's and its own.
     let all_watch = count as u64;
     eventually("everyone watches", async || server.watches() > all_watch).await;
 

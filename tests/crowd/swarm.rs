@@ -1,9 +1,9 @@
-//! A random swarm on real servers. Clients use the lock in every way while links, sessions, nodes and servers fail.
-//! Then the faults stop, and every client must be granted the lock.
+//! A random swarm of clients on real servers. The clients use locks in every way while connections, sessions, nodes and
+//! servers fail. After the faults, every client must be granted each lock.
 //!
-//! All decisions come from a seed, and a failure prints the command that repeats them. Time is real, so the repetition
-//! has the same mix of faults, but another interleaving. `SWARM_SEED`, `SWARM_SECONDS` and `SWARM_SERVERS` (1 or 3) set
-//! what is run; `make soak` runs both for ten minutes.
+//! All decisions come from a seed, and a failure prints the command that repeats the run with the seed. The repetition
+//! has the same mix of faults, but real time gives it another interleaving. `SWARM_SEED`, `SWARM_SECONDS` and
+//! `SWARM_SERVERS` (1 or 3) configure the run. `make soak` runs ten minutes with one server and ten with three.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -31,25 +31,26 @@ use crate::faults::{Site, fail_links, fail_servers, pause, seed, setting};
 use crate::traces::replayed;
 
 const CLIENTS: u64 = 8;
-/// The number of clients that also wait without a timeout, all the time.
+/// The number of clients that also have a task which always waits without a timeout.
 const PATIENT_CLIENTS: usize = 4;
-/// The number of concurrent faults of links, besides those of servers and operators.
+/// The number of tasks that break connections of clients at the same time.
 const LINK_STRANDS: u64 = 3;
 const PATHS: [&str; 2] = ["/swarm/a", "/swarm/b"];
-/// The traced paths: the queues.
+/// The paths of the locks whose acquisitions are traced.
 const TRACED: [&str; 4] = [PATHS[0], PATHS[1], ONCE, LED];
-/// The prefixes of the paths that only holders write.
+/// The prefixes of the paths that only holders of a lock write.
 const GUARDED: [&str; 2] = ["/count-", "/swarm/once.done"];
-/// The paths of `once_in` and of the leadership. Each has this many clients of its own.
+/// The lock paths of `once_in` and of the leadership, and the number of clients that use each.
 const ONCE: &str = "/swarm/once";
 const LED: &str = "/swarm/led";
 const OTHERS: u64 = 2;
-/// The path of the numbers that leaders write.
+/// The node in which leaders count.
 const LEDGER: &str = "/count-led";
 const COUNTERS: [&str; 2] = ["/count-a", "/count-b"];
-/// The limit for all grants after the faults: expired sessions last 4 s and a tick longer, and machines may be slow.
+/// The time limit for all grants after the faults. Sessions that must expire live up to 4 s and a tick longer, and
+/// machines may be slow.
 const LIVENESS_LIMIT: Duration = Duration::from_secs(60);
-/// The timeout of an operation while the network is down.
+/// The time limit of an operation during the faults.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 struct Client {
@@ -67,7 +68,7 @@ struct World {
     stores: [Store; 2],
     clients: Vec<Client>,
     operator: ZooKeeper,
-    /// For each lock: the transactions that are known to be done, and those of unknown outcome.
+    /// For each lock, the number of transactions that were committed, and of those with an unknown outcome.
     committed: [AtomicU64; 2],
     in_doubt: [AtomicU64; 2],
     seen: Mutex<BTreeMap<String, u64>>,
@@ -89,7 +90,7 @@ impl World {
         *longest = longest.max(waited);
     }
 
-    /// Counts an error. An error that no fault of the swarm explains is a finding.
+    /// Counts an error by its kind. Also records the error as a surprise if no fault of the swarm explains it.
     fn failed(&self, doing: &str, error: &Error) {
         let kind = match error {
             Error::Timeout { .. } => "timeout",
@@ -147,7 +148,8 @@ async fn use_locks(world: &World, client: &Client, mut dice: Seeded, end: Instan
     }
 }
 
-/// Waits without a timeout. A waiter that is left when the faults stop must be granted.
+/// Acquires the lock again and again without a timeout. The last acquisition, begun before `end`, must be granted after
+/// the faults.
 async fn wait_patiently(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
     while Instant::now() < end {
         let which = dice.below(2) as usize;
@@ -179,7 +181,7 @@ async fn wait_patiently(world: &World, client: &Client, mut dice: Seeded, end: I
     }
 }
 
-/// Awaits an acquisition, or drops it at one of its suspensions.
+/// Awaits an acquisition, or drops it at a random one of its awaits.
 async fn acquired<G>(
     world: &World,
     doing: &str,
@@ -198,7 +200,8 @@ async fn acquired<G>(
     None
 }
 
-/// Drops the future at its suspension number `polls`, counted from 0, or after a while.
+/// Polls the future at most `polls` times more after the first poll, or until a time limit, and drops it then. Returns
+/// the output if the future has ended before.
 pub(super) async fn cut_short<F: Future>(future: F, polls: u64) -> Option<F::Output> {
     let mut future = std::pin::pin!(future);
     let mut left = polls;
@@ -257,7 +260,7 @@ async fn use_reader(world: &World, holding: Holding<ReadGuard>, which: usize, di
     }
 }
 
-/// Keeps a lock for as long as faults last. Some holders go on working after a loss.
+/// Holds a lock until the current faults are over. Some holders go on working after a loss.
 async fn hold_on<G: Guard>(world: &World, holding: &Holding<G>, dice: &mut Seeded) {
     let end = Instant::now() + Duration::from_millis(dice.below(4_000));
     let heeds = dice.below(2) == 0;
@@ -285,7 +288,7 @@ async fn leave<G: Guard>(
     }
 }
 
-/// Increments a number in ZooKeeper, which only transactions under the lock change.
+/// Increments a number in ZooKeeper. Only transactions under the lock change this number.
 async fn count_in_zookeeper(world: &World, holding: &Holding<WriteGuard>, which: usize) {
     let Ok(Ok(Some(node))) = timeout(PATIENCE, holding.read_node(COUNTERS[which])).await else {
         return world.saw("transaction: could not read");
@@ -313,7 +316,7 @@ fn number(data: &[u8]) -> u64 {
     std::str::from_utf8(data).ok().and_then(|text| text.parse().ok()).expect("a number was written")
 }
 
-/// Does work with `once_in`, again and again.
+/// Does work with `once_in` again and again until `end`.
 async fn do_once(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
     let lock = RwLock::builder(&client.zk, ONCE).host(&client.name).build().expect("valid");
     while Instant::now() < end {
@@ -331,9 +334,9 @@ async fn do_once(world: &World, client: &Client, mut dice: Seeded, end: Instant)
     }
 }
 
-/// Leads, and records each term.
+/// Campaigns until `end`, and records each term as a hold.
 async fn lead(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
-    // A short pause, because a candidate waits longer by default after so short a term.
+    // Sets a short pause, because by default a candidate pauses longer after terms as short as these.
     let leadership =
         Leadership::builder(&client.zk, LED).pause(Duration::from_millis(1)).lock(|lock| lock.host(&client.name));
     let leadership = leadership.build().expect("valid");
@@ -355,9 +358,9 @@ async fn lead(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// What fails
+// Faults
 
-/// Deletes nodes of holders and of waiters, as an operator can.
+/// Deletes random nodes of holders and of waiters until `end`, as an operator can.
 async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
     while Instant::now() < end {
         pause(Duration::from_millis(500 + dice.below(1_000)), end).await;
@@ -369,7 +372,7 @@ async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
         }
         let node = format!("{path}/{}", children[dice.below(children.len() as u64) as usize]);
         let asked = world.history.now();
-        // Only a clear refusal rules out that the node was deleted.
+        // After any other outcome the node may have been deleted.
         if !matches!(session_slot.session().delete(&node).await, Err(Failure::NoNode)) {
             world.history.operator_deleted(&node, asked);
             world.saw("fault: node deleted by an operator");
@@ -396,7 +399,7 @@ async fn build(site: Arc<Site>, dice: &mut Seeded) -> World {
         let builder = ZooKeeper::builder().session_timeout(session_timeout).connect_timeout(CALM);
         let zk = builder.connect(&through.join(",")).await.expect("nothing fails yet");
         let name = format!("client-{number}");
-        // Every second client keeps its nodes: for so short a time that they are given up when idle, or for ever.
+        // Every second client keeps its nodes: up to 100 ms or 2 s when idle, or without a limit.
         let idle = [Duration::from_millis(100), Duration::from_secs(2), Duration::MAX][dice.below(3) as usize];
         let open = |path: &str| {
             let lock = RwLock::builder(&zk, path).host(&name);
@@ -419,7 +422,7 @@ async fn build(site: Arc<Site>, dice: &mut Seeded) -> World {
     }
 }
 
-/// Lets everything fail at random until `end`. Returns the remaining waiters.
+/// Runs the clients and random faults until `end`. Returns the tasks that still wait for the lock.
 async fn safety_phase(world: &Arc<World>, dice: &mut Seeded, end: Instant) -> JoinSet<()> {
     let mut waiters = JoinSet::new();
     let mut tasks = JoinSet::new();
@@ -459,7 +462,8 @@ async fn safety_phase(world: &Arc<World>, dice: &mut Seeded, end: Instant) -> Jo
     waiters
 }
 
-/// After the faults: every client must be granted both locks, in both modes, and nothing may be left.
+/// Checks after the faults that every client is granted both locks in both modes, and that no node stays. Returns how
+/// long this took.
 async fn liveness_phase(world: &Arc<World>, mut tasks: JoinSet<()>) -> Duration {
     for proxy in world.clients.iter().flat_map(|client| &client.proxies) {
         proxy.forget_rules();
@@ -471,7 +475,7 @@ async fn liveness_phase(world: &Arc<World>, mut tasks: JoinSet<()>) -> Duration 
             let world = Arc::clone(world);
             tasks.spawn(async move {
                 let client = &world.clients[number];
-                // A request from the time of the faults may still cost a session.
+                // A client may still lose its session through a fault, so it tries again.
                 loop {
                     client.attempts.fetch_add(2, Ordering::Relaxed);
                     let gets = async {
@@ -513,7 +517,7 @@ async fn nothing_is_left(world: &World) {
     eventually("no watch is left", async || world.site.watches() == 0).await;
 }
 
-/// Returns the faults of what was held and written, in words.
+/// Checks the recorded holds and writes. Returns the faults, in words.
 async fn judge(world: &World) -> Vec<String> {
     let mut faults = world.history.faults();
     let deletions = world.history.deletions();
@@ -532,11 +536,11 @@ async fn judge(world: &World) -> Vec<String> {
     faults
 }
 
-/// Returns the operations that sent more requests than necessary.
+/// Returns the clients that sent more requests than necessary, in words.
 fn wastes(world: &World) -> Vec<String> {
     let mut faults = Vec::new();
-    // One create for each attempt, and one more only if a connection broke under one of up to four attempts at a
-    // time, or the directory was missing.
+    // An attempt needs one create. It needs another if its connection broke (a client has up to four attempts at a
+    // time) or if the directory was missing.
     for client in world.clients.iter().take(CLIENTS as usize) {
         let count = |op| client.proxies.iter().map(|proxy| proxy.count(op)).sum::<u64>();
         let connections: u64 = client.proxies.iter().map(Proxy::connections).sum();
@@ -571,7 +575,8 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
     let took = loop {
         let waiters = safety_phase(&world, &mut dice, Instant::now() + Duration::from_secs(seconds)).await;
         let took = liveness_phase(&world, waiters).await;
-        // The last phase alone grants the lock four times to every client.
+        // The phase without faults alone grants the lock four times to every client. So a run needs more than eight
+        // grants for each client.
         let grants = world.history.holds().len() as u64;
         if !surprises(&world).is_empty() || stint.is_over(grants > 8 * CLIENTS, || format!("only {grants} grants")) {
             break took;
@@ -596,19 +601,19 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
         format!("{} faults, the first of them:\n{first}\nreplay: {replay}", faults.len())
     };
     if !faults.is_empty() {
-        // The first forbidden step is nearer to the cause.
+        // The log of the servers may show an earlier forbidden step, which is nearer to the cause.
         println!("by the servers' log: {:#?}", support::replay::judge(&traced(&world)).faults.first());
         violated!("{}", report(&faults));
     }
     let others = [wastes(&world), surprises(&world)].concat();
     assert!(others.is_empty(), "{}", report(&others));
     let mut world = Arc::into_inner(world).expect("all tasks have ended");
-    // A kept node is removed with its handle.
+    // Dropping a handle removes its kept node.
     world.clients.iter_mut().for_each(|client| client.locks.clear());
     nothing_is_left(&world).await;
     eventually("all waits end", async || trace::waits(&TRACED) == 0).await;
     let mut steps = vec!["Enter", "List", "See", "Release", "Commit"];
-    // In a shorter run, one long cut may prevent the rare steps.
+    // These steps are rare. A shorter run may lack them, because one long fault can last for most of it.
     if seconds >= 60 {
         steps.extend(["UseAgain", "Downgrade", "Expire"]);
         let seen = world.seen.lock().unwrap_or_else(PoisonError::into_inner);

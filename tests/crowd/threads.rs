@@ -1,5 +1,5 @@
-//! Threads that share a kept node, while others ask for it all the time, on the embedded ensemble and without a
-//! runtime.
+//! Threads that share a kept node, while other contenders ask for the node all the time. The tests use the embedded
+//! ensemble without a tokio runtime.
 //!
 //! `KEPT_SECONDS` sets the duration.
 
@@ -17,7 +17,7 @@ use zk_rwlock::{Error, Memory, RwLock};
 const DIRECTORY: &str = "/lock";
 const WRITES: i64 = -1_000_000;
 
-/// The present holders: the number of readers, or [`WRITES`].
+/// The current holders: the number of readers, or [`WRITES`] for a writer.
 #[derive(Default)]
 struct Holders {
     now: AtomicI64,
@@ -44,7 +44,7 @@ impl Holders {
     }
 }
 
-/// Uses the lock in all ways until the end.
+/// Uses the lock in all ways until `is_over` is set.
 fn use_lock(lock: &RwLock, holders: &Holders, mut dice: Seeded, is_over: &AtomicBool) {
     while !is_over.load(Ordering::Relaxed) {
         match dice.below(16) {
@@ -58,7 +58,7 @@ fn use_lock(lock: &RwLock, holders: &Holders, mut dice: Seeded, is_over: &Atomic
                 Err(error) if error.is_would_block() => {}
                 granted => holders.write(granted),
             },
-            // The acquisition is dropped after its first poll, granted or not.
+            // The acquisition is dropped after its first poll, whether granted or not.
             14 => drop(task::spawn(lock.read().into_future()).poll()),
             _ => drop(task::spawn(lock.write().into_future()).poll()),
         }
@@ -76,7 +76,8 @@ fn threads_with_a_kept_node_exclude_and_never_hang() {
     };
     let other = zk.connect();
     let kept = open(&zk, true);
-    // One asker shares the session, and asks without a request to the ensemble.
+    // The first of these contenders shares the session of the kept node, so it asks for the node without a request to
+    // the ensemble.
     let askers = [open(&zk, false), open(&other, false), open(&other, true)];
     let (ended, ends) = mpsc::channel();
     thread::scope(|scope| {
@@ -95,7 +96,7 @@ fn threads_with_a_kept_node_exclude_and_never_hang() {
         for number in 0..threads {
             if ends.recv_timeout(limit.saturating_duration_since(Instant::now())).is_err() {
                 eprintln!("only {number} of {threads} threads came to an end: {:?}", zk.children(DIRECTORY));
-                // Nothing else can end the remaining threads.
+                // The threads that hang can only be ended with the process.
                 std::process::exit(1);
             }
         }

@@ -1,5 +1,6 @@
-//! Real runs, checked against the rules by their server's log with `support::replay`. A scene brings about every step.
-//! Each other test falsifies the scene's trace in its own way, and the check must refuse the trace.
+//! Real runs, checked by `support::replay` against their server's transaction log. One scripted run, the scene,
+//! contains every step of the protocol. Each other test changes the scene's trace in one way, and the check must refuse
+//! the changed trace.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -15,8 +16,8 @@ use support::txn_log::{Op as Write, Txn};
 use support::wire::{Op, Proxy};
 use zk_rwlock::{Mode, RwLock, Semaphore, ZooKeeper};
 
-/// Checks a swarm's run, in which each of these steps must occur. A failure prints `replay`, the command that repeats
-/// the swarm.
+/// Checks the run of a swarm. Each of `steps` must occur in the run. A failure prints `replay`, the command that
+/// repeats the swarm.
 pub(super) fn replayed(run: &Run, steps: &[&str], replay: &str) {
     let verdict = judge(run);
     println!("{} transactions and {} events replayed: {:?}", run.log.len(), run.events.len(), verdict.seen);
@@ -36,7 +37,7 @@ pub(super) fn replayed(run: &Run, steps: &[&str], replay: &str) {
 
 const PATH: &str = "/traced/lock";
 const LIMIT: &str = "/traced/limit";
-/// The timeout of a session that is to end soon after its client is cut off.
+/// The session timeout of a client whose session must end soon after the client is cut off.
 const SHORT: Duration = Duration::from_secs(4);
 
 struct Scene {
@@ -55,7 +56,7 @@ impl Scene {
         Scene { server, history: History::start(), operator, locks }
     }
 
-    /// Plays a hand-off to a writer, which downgrades; a waiter that gives up; and a commit.
+    /// Plays a commit by a holder, a hand-off to a writer that then downgrades, and a waiter that gives up.
     async fn wait(&self) {
         let [one, other] = &self.locks;
         let first = self.history.granted(one.write().await.expect("free"), "one");
@@ -76,8 +77,8 @@ impl Scene {
         second.leave().release().await.expect("held");
     }
 
-    /// Plays a node that is kept and used again, requested by a contender and by an operator, and given up after its
-    /// idle time.
+    /// Plays a kept node: it is used again, given up after an ask of a contender and of an operator, and given up after
+    /// its idle time.
     async fn keep(&self) {
         let zk = connect(&self.server.address()).await;
         let keep = |idle| RwLock::builder(&zk, PATH).keep(idle).build().expect("valid");
@@ -94,7 +95,8 @@ impl Scene {
         becomes_empty(&self.operator, PATH).await;
     }
 
-    /// Plays a lost request and a lost reply; a session that ends while it holds; and an operator who deletes a node.
+    /// Plays a lost reply and a lost request of a create, a session that ends during a hold, and an operator who
+    /// deletes a holder's node.
     async fn lose(&self) {
         let proxy = Proxy::start(self.server.address());
         let zk = connect(&proxy.address()).await;
@@ -121,7 +123,7 @@ impl Scene {
         eventually("the loss", async || !next.is_held()).await;
     }
 
-    /// Plays two permits, and two waiters for them.
+    /// Plays a semaphore with two permits and two waiters.
     async fn limit(&self) {
         let zk = [connect(&self.server.address()).await, connect(&self.server.address()).await];
         let limits = zk.map(|zk| Semaphore::new(&zk, LIMIT, 2).expect("valid"));
@@ -154,14 +156,14 @@ async fn play() -> Run {
     run
 }
 
-/// Returns the trace of the scene, which is played once, or again after a standstill of the machine.
+/// Returns the trace of the scene. The scene is played once for all tests, and again only if the machine stood still.
 fn scene() -> Run {
     static SCENE: OnceLock<Option<Run>> = OnceLock::new();
     let played = SCENE.get_or_init(|| {
         let played = Mutex::default();
         let play = async || *played.lock().unwrap_or_else(PoisonError::into_inner) = Some(play().await);
         let how = How { has_threads: true, worker_threads: None };
-        // The message of a failure is already printed.
+        // The panic is ignored here, because its message is printed already and the missing trace fails the test below.
         let _told = catch_unwind(AssertUnwindSafe(|| rounds::judge(how, play)));
         played.into_inner().unwrap_or_else(PoisonError::into_inner)
     });
@@ -183,7 +185,8 @@ fn every_step_of_the_model_occurs_in_a_real_run() {
 // ---------------------------------------------------------------------------------------------------------------
 // Falsified traces
 
-/// Changes the scene's trace with `falsify`. The check must report all words that it returns in one message.
+/// Changes the scene's trace by `falsify`, which returns words, and checks that one fault in the verdict contains all
+/// these words.
 #[track_caller]
 fn assert_found(falsify: impl FnOnce(&mut Run) -> Vec<String>) {
     let mut run = scene();
@@ -202,7 +205,7 @@ fn at_zxid(txn: &Txn) -> String {
     format!("{:#x}", txn.zxid)
 }
 
-/// Returns the path of the node that this transaction deletes, if it is in this directory.
+/// Returns the path of the node that this transaction deletes in `directory`, or `None`.
 fn left<'t>(txn: &'t Txn, directory: &str) -> Option<&'t str> {
     let deleted = txn.ops.iter().find_map(|op| match op {
         Write::Delete { path } => Some(path.as_str()),
@@ -211,7 +214,7 @@ fn left<'t>(txn: &'t Txn, directory: &str) -> Option<&'t str> {
     deleted.filter(|path| path.rsplit_once('/').is_some_and(|(parent, _)| parent == directory))
 }
 
-/// Returns whether the transaction is a writer's release.
+/// Returns whether the transaction is a writer's release, which signals a hand-off.
 fn signals(txn: &Txn) -> bool {
     left(txn, PATH).is_some() && matches!(txn.ops[..], [Write::Set { .. }, Write::Delete { .. }])
 }
@@ -231,7 +234,7 @@ fn takes_permits(txn: &Txn) -> bool {
     left(txn, &format!("{LIMIT}/queue")).is_some()
 }
 
-/// Returns the index of the grant by the first hand-off, and the transaction of the hand-off.
+/// Returns the index of the first event of a grant by a hand-off, and the transaction of that hand-off.
 fn hand_off(run: &Run) -> (usize, Txn) {
     let is_it = |event: &Event| event.what == What::Granted && event.how == "hand-off" && event.path == PATH;
     let at = run.events.iter().position(is_it).expect("a contender was granted by a hand-off");
@@ -255,7 +258,8 @@ fn find(run: &mut Run, wanted: impl Fn(&Txn) -> bool) -> &mut Txn {
     run.log.iter_mut().find(|txn| wanted(txn)).expect("the scene has such a transaction")
 }
 
-/// Swaps the operations of two transactions. Returns the first of them.
+/// Swaps the operations and sessions of the first two transactions that `wanted` selects. Returns the first one after
+/// the swap.
 fn swap(run: &mut Run, wanted: impl Fn(&Txn) -> bool) -> Txn {
     let mut found = run.log.iter().enumerate().filter(|(_, txn)| wanted(txn)).map(|(at, _)| at);
     let (one, other) = (found.next().expect("two transactions"), found.next().expect("two transactions"));
@@ -265,7 +269,7 @@ fn swap(run: &mut Run, wanted: impl Fn(&Txn) -> bool) -> Txn {
     run.log[one].clone()
 }
 
-/// Inserts a transaction of the same session after this one.
+/// Inserts a transaction of the same session with these operations right after `after`.
 fn then(run: &mut Run, after: &Txn, ops: Vec<Write>) {
     let at = run.log.iter().position(|txn| txn.zxid == after.zxid).expect("the transaction is in the log");
     run.log.insert(at + 1, Txn { ops, ..after.clone() });
@@ -372,7 +376,7 @@ fn a_writer_that_releases_without_a_signal_is_found() {
 #[test]
 fn two_releases_in_the_wrong_order_are_found() {
     assert_found(|run| {
-        // The holder's release, and the downgrade by the waiter behind it.
+        // Selects the release of a holder, and the downgrade by the waiter behind the holder.
         let is_one = |txn: &Txn| left(txn, PATH).is_some() && txn.ops.len() == 2;
         let first = swap(run, is_one);
         let path = left(&first, PATH).expect("the node was deleted").to_owned();
@@ -403,7 +407,7 @@ fn a_write_to_a_node_that_stays_is_found() {
 fn an_ask_without_a_kept_node_ahead_is_found() {
     assert_found(|run| {
         run.operators.remove(PATH);
-        // The operator's request is the last one.
+        // The operator asked last.
         let asks: Vec<i64> = run.log.iter().filter(|txn| asks(txn)).map(|txn| txn.zxid).collect();
         assert_eq!(asks.len(), 2, "a contender and an operator asked");
         words(["Ask", PATH, &format!("{:#x}", asks[1]), "only a contender behind a kept node"])
@@ -435,8 +439,8 @@ fn a_second_node_of_one_contender_is_found() {
     second_node_is_found(|_, _, _| {});
 }
 
-/// Checks that a second node of one contender is found. `excuse` may add an event; it gets the transaction of the
-/// second node and the name of its contender.
+/// Checks that a second node of one contender is found. `excuse` may add an event to the run. It gets the transaction
+/// that creates the second node, and the name of the contender.
 fn second_node_is_found(excuse: impl FnOnce(&mut Run, &Txn, &str)) {
     assert_found(|run| {
         let (at, by) = hand_off(run);
@@ -584,7 +588,7 @@ fn a_permit_taken_without_giving_up_its_place_is_found() {
 #[test]
 fn a_permit_taken_behind_the_head_is_found() {
     assert_found(|run| {
-        // The last two contenders waited at the same time.
+        // The last two contenders that took permits waited at the same time, so their transactions can be swapped.
         let taken: Vec<i64> = run.log.iter().filter(|txn| takes_permits(txn)).map(|txn| txn.zxid).collect();
         let last = taken[taken.len() - 2..].to_vec();
         let first = swap(run, |txn| last.contains(&txn.zxid));
@@ -592,7 +596,7 @@ fn a_permit_taken_behind_the_head_is_found() {
     });
 }
 
-/// Returns the hold with this name and mode.
+/// Returns the hold with this host and mode.
 fn hold<'r>(run: &'r mut Run, host: &str, mode: Mode) -> &'r mut Hold {
     run.holds.iter_mut().find(|hold| hold.host == host && hold.mode == mode).expect("the contender held")
 }

@@ -1,4 +1,4 @@
-//! `docs/architecture.md` and `CONTRIBUTING.md` name folders, files, tests and commands that exist.
+//! Checks that the folders, files, tests and commands that `docs/architecture.md` and `CONTRIBUTING.md` name exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +11,7 @@ use crate::{fault_table, layers};
 const PAGE: &str = include_str!("../../docs/architecture.md");
 const CONTRIBUTING: &str = include_str!("../../CONTRIBUTING.md");
 
-/// Returns the texts in backticks without a space.
+/// Returns the texts in backticks that contain no space.
 fn spans(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2).filter(|span| !span.contains(char::is_whitespace))
 }

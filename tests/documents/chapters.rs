@@ -1,5 +1,5 @@
-//! `tests/chapters.sh`, which runs the chapters of `make test`: chapters that fail, hang or prove nothing. Small programs replace the
-//! real chapters.
+//! Tests of `tests/chapters.sh`, which runs the test binaries ("chapters") of `make test`: with chapters that fail,
+//! hang or run no test. Small programs stand in for the real chapters.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,8 @@ use tempfile::TempDir;
 
 use crate::snippets::root;
 
-/// A chapter that starts a server, as every run must.
+/// A chapter, by name and source, whose test starts a ZooKeeper server. `chapters.sh` fails unless some chapter starts
+/// a server.
 const SERVER: (&str, &str) = (
     "lock",
     r#"#[test]
@@ -24,7 +25,7 @@ const SERVER: (&str, &str) = (
     }"#,
 );
 
-/// A repository with chapters, in a path with a space.
+/// A small repository with chapters, in a directory whose path has a space.
 struct Chapters {
     _home: TempDir,
     root: PathBuf,
@@ -36,7 +37,8 @@ fn executable(file: &Path, text: &str) {
 }
 
 impl Chapters {
-    /// Builds a program for each pair of a name and its tests. The documentation has two tests, which pass.
+    /// Compiles a chapter from each pair of a name and a source. The fake `cargo` reports two passing tests of the
+    /// documentation.
     fn new(programs: &[(&str, &str)]) -> Chapters {
         let home = TempDir::new().unwrap();
         let root = home.path().join("a b");
@@ -64,7 +66,7 @@ impl Chapters {
         chapters
     }
 
-    /// Sets the command that `cargo` runs to build the tests.
+    /// Replaces `cargo` by a script that runs `build` when it is asked to build the tests.
     fn cargo(&self, build: &str) {
         let documentation =
             "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s";
@@ -74,7 +76,7 @@ impl Chapters {
         executable(&self.root.join("bin/cargo"), &cargo);
     }
 
-    /// Runs `chapters.sh`, and returns the lines of its output and its exit code.
+    /// Runs `chapters.sh` with these arguments, and returns the lines of its output and its exit code.
     fn run(&self, words: &[&str]) -> (Vec<String>, Option<i32>) {
         let path = format!("{}:{}", self.root.join("bin").display(), std::env::var("PATH").unwrap());
         let mut run = Command::new("bash");
@@ -250,7 +252,7 @@ fn a_compile_error_ends_the_run_at_once() {
     assert_eq!((code, &lines[1..]), (Some(101), &["error[E0425]: cannot find value".to_owned()][..]), "{lines:#?}");
 }
 
-/// The user is not root, and `sudo` fails.
+/// Stand-ins for `id` and `sudo` say that the user is not root and that `sudo` fails.
 #[test]
 fn without_root_the_install_command_is_printed() {
     let bin = TempDir::new().unwrap();

@@ -1,4 +1,4 @@
-//! The output and the exit codes of the examples, on the embedded ensemble and on a server.
+//! Tests of the output and the exit codes of the examples, on the embedded ensemble and on a server.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -13,14 +13,14 @@ use support::port::Port;
 use support::program::example;
 use support::server::{Server, shared_server};
 
-/// The examples that are run with a wrong command line, and without a server.
+/// The examples that are run with a wrong command line and without a server.
 const ALL: [&str; 8] =
     ["quickstart", "shared_config", "migrate", "batch_worker", "leader", "kept_reads", "herd", "metrics"];
 
-/// The limit for one example; no example comes near it.
+/// The time limit for one example, far above what any example needs.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Where an example keeps its lock.
+/// The backend that an example uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum On {
     Embedded,
@@ -35,7 +35,8 @@ struct Run {
 }
 
 impl On {
-    /// Returns the arguments that select the backend. On the server, each check has a path of its own.
+    /// Returns the command-line arguments that select the backend. On the server, each check has a lock path of its
+    /// own.
     fn arguments(self, check: &str) -> Vec<String> {
         match self {
             On::Embedded => Vec::new(),
@@ -95,7 +96,7 @@ async fn shared_config(on: On) {
         .says("no change was lost");
 }
 
-/// Without the lock changes are lost, so the check with the lock proves something.
+/// Without the lock, changes are lost. So the check with the lock shows that the lock prevents this.
 async fn shared_config_without_the_lock(on: On) {
     let mut arguments = on.arguments("shared_config_without_the_lock");
     arguments.extend(["--without-lock", "--changes", "20"].map(str::to_owned));
@@ -139,7 +140,7 @@ async fn leader(on: On) {
     run.succeeded().says_in_lines("steps down", 3).says("now leads: ").says("\"candidate 1\" in term ");
     let terms: Vec<_> = run.stdout.lines().filter_map(|line| line.split_once(" leads in term ")).collect();
     assert_eq!(terms.len(), 9, "three candidates do their work three times: {terms:?}");
-    // A term is over before the next begins.
+    // Each term has ended before the next begins, so the numbers rise.
     let numbers = terms.iter().map(|(_, rest)| rest.split_once(':').expect("a number").0.parse::<i64>().expect("one"));
     assert!(numbers.is_sorted(), "{terms:?}");
 }
@@ -324,7 +325,7 @@ async fn a_stopped_batch_worker_frees_its_partitions() {
             assert!(queue.members.is_empty(), "after SIG{signal}: {queue}");
         }
         assert!(status.success(), "SIG{signal}: {status}");
-        // Half of the session timeout: no example waited for an expiry.
+        // The limit is half of the session timeout, so no example waited for a session to expire.
         assert!(took < Duration::from_secs(5), "it took {took:?} to stop");
         let mut last = String::new();
         while let Some(line) = lines.next_line().await.unwrap() {
@@ -334,10 +335,10 @@ async fn a_stopped_batch_worker_frees_its_partitions() {
     }
 }
 
-/// The cost of a release grows with the waiters in the naive ways, and is constant in ours.
+/// In the naive locks the cost of a release grows with the number of waiters. In ours the cost is constant.
 #[support::judged]
 async fn only_watching_the_predecessor_wakes_no_herd() {
-    // A server of its own, because a server counts the requests of all its clients together.
+    // Starts a server of its own, because a server counts the requests of all its clients together.
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
     let directory = tempfile::tempdir().expect("a directory can be made");
     let plot = directory.path().join("herd.svg");
@@ -353,23 +354,24 @@ async fn only_watching_the_predecessor_wakes_no_herd() {
     for cost in &costs {
         let number = |name: &str| cost[name].as_f64().unwrap_or_else(|| panic!("no {name} in {cost}"));
         assert_eq!((number("sessions"), number("releases")), (number("n"), number("n")), "{cost}");
-        // The first release leaves n to wait, the last one 1.
+        // The mean number of waiters: the first release leaves n, the last one 1.
         let waiting = f64::midpoint(number("n"), 1.0);
         match cost["way"].as_str() {
-            // The waiters, and at most the winner, if its watch on its own node still stands.
+            // All waiters are notified, and perhaps the winner too, if it still watches its own node.
             Some("one-node") => {
                 assert!((waiting..=waiting + 1.0).contains(&number("notifications")), "{cost}");
-                // A woken waiter sends a create and a read of the node.
+                // Each waiter that is notified sends a create and a read of the node.
                 assert!(number("requests") >= 2.0 * waiting, "{cost}");
             }
             Some("children") => {
                 assert!((waiting..=waiting + 1.0).contains(&number("notifications")), "{cost}");
                 assert!(number("reads") >= waiting, "{cost}");
             }
-            // The next contender, and the contender that releases, which watches its own node.
+            // Two contenders are notified: the next one, and the one that releases, which watches its own node.
             _ => {
                 assert!((1.0..=2.0).contains(&number("notifications")), "{cost}");
-                // A transaction, and on a slow machine a read of the predecessor's node.
+                // A release is one transaction. On a slow machine, the next contender also reads its predecessor's
+                // node.
                 assert!(number("requests") <= 3.0, "{cost}");
                 assert!(number("bytes_in") + number("bytes_out") < 1_000.0, "{cost}");
             }
@@ -378,7 +380,7 @@ async fn only_watching_the_predecessor_wakes_no_herd() {
     is_well_formed(&std::fs::read_to_string(plot).expect("the plot was written"));
 }
 
-/// Returns whether the tags are balanced, with one root element.
+/// Checks that the tags of an SVG picture are balanced below one root element.
 #[track_caller]
 fn is_well_formed(svg: &str) {
     assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"), "{svg}");
@@ -400,7 +402,8 @@ fn is_well_formed(svg: &str) {
     assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
 }
 
-/// Checks the output that `benches/compare.py` reads. Without commands on its input the driver goes on at once.
+/// Checks the driver's output, which `benches/compare.py` reads. If its input is empty, the driver starts its
+/// measurement at once.
 #[support::judged]
 async fn the_driver_runs_every_workload_without_errors() {
     let server = tokio::task::spawn_blocking(|| shared_server().address()).await.expect("the server starts");

@@ -1,9 +1,10 @@
-//! `FAULTS.md` and `planted.txt` name tests that exist, and `FAULTS.md` misses no number.
+//! Checks that the tests named in `FAULTS.md` and `planted.txt` exist, and that the faults in `FAULTS.md` are numbered
+//! without gaps.
 
 use std::fs;
 use std::path::Path;
 
-/// Returns every `file::test` in backticks. Commands and types are spelt otherwise.
+/// Returns every `file::test` in backticks. Commands and types in backticks have another form.
 pub(super) fn named(table: &str) -> Vec<&str> {
     let of_tests = |name: &&str| {
         name.contains("::") && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:".contains(c))
@@ -11,7 +12,8 @@ pub(super) fn named(table: &str) -> Vec<&str> {
     table.split('`').skip(1).step_by(2).filter(of_tests).collect()
 }
 
-/// Returns whether the test exists. `lock::faults::NAME` is in `tests/lock/faults.rs`, `threads::locks::NAME` in `threads/locks.rs`, and
+/// Returns whether the test exists. `lock::faults::NAME` is in `tests/lock/faults.rs`, `threads::locks::NAME` in
+/// `threads/locks.rs`, and
 /// `recipes::shared::codec::tests::NAME` is a unit test in `src/recipes/shared/codec.rs`.
 pub(super) fn exists(name: &str) -> bool {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -39,8 +41,9 @@ fn every_test_in_the_catalogue_exists() {
     assert!(!exists("lock::faults::there_is_no_such_test"));
 }
 
-/// The third cell has the tests that find the fault, as `chapter file::test`, `unit NAME` or `shuttle NAME`; of a fault that lives, the
-/// reason.
+/// A line of `planted.txt` is one fault that was planted in the code. The third cell names the tests that find the
+/// fault, as `chapter file::test`, `unit NAME` or `shuttle NAME`. If no test finds the fault, the cell says `lives` and
+/// the next one gives the reason.
 #[test]
 fn planted_faults_name_code_and_tests_that_exist() {
     for line in include_str!("../planted.txt").lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -74,7 +77,7 @@ fn each_fault_has_its_number_and_a_test() {
     assert!(rows.count() >= 62);
 }
 
-/// Returns the cells of the table whose first line begins with these columns.
+/// Returns the rows of the table whose heading has these columns, as cells.
 fn rows<'a>(text: &'a str, columns: &str) -> Vec<Vec<&'a str>> {
     let table = text.lines().skip_while(|line| !line.starts_with(columns)).skip(2);
     table.take_while(|line| line.starts_with('|')).map(|row| row.split('|').map(str::trim).collect()).collect()
@@ -104,8 +107,8 @@ fn every_promise_names_instruments_that_exist() {
     assert!(unknown.is_empty() && unused.is_empty() && words.len() == 9, "{unknown:?} {unused:?}");
 }
 
-/// Returns the parts of `tests/` that a recipe of the Makefile runs, as `chapter::module`. The recipe has the forms
-/// `session::{lease,silence} lock::multi` and `--test crowd swarm::`.
+/// Returns the modules of `tests/` that a recipe of the Makefile runs, as `chapter::module`. The recipe names them as
+/// `session::{lease,silence} lock::multi` or `--test crowd swarm::`.
 fn stages(recipe: &str) -> Vec<String> {
     let words: Vec<&str> = recipe.split([' ', ';', '\n', '\t']).filter(|word| !word.is_empty()).collect();
     let of_a_chapter = |word: &&str| word.contains("::") && !word.ends_with("::");
@@ -121,7 +124,8 @@ fn stages(recipe: &str) -> Vec<String> {
     listed.chain(single.map(|it| format!("{}::{}", it[1], it[2].trim_end_matches(':')))).collect()
 }
 
-/// `make soak` sets each variable of an instrument, and runs each of its tests.
+/// The recipe of `make soak` must set each environment variable that lengthens a test, and run each test that reads
+/// such a variable.
 #[test]
 fn every_instrument_is_part_of_the_soak() {
     let soak = include_str!("../../Makefile").split("\nsoak:").nth(1).and_then(|rest| rest.split("\n\n").next());

@@ -1,8 +1,9 @@
-//! The figures and the servers on `README.md` are those of the guide, of the catalogue of faults and of `make versions`.
+//! Checks the figures and the server versions in `README.md` against the guide, the catalogue of faults and `make
+//! versions`.
 
 use crate::snippets::{read, root};
 
-/// The row of the guide is checked against the lease by `guide`.
+/// `guide.rs` checks the guide's row against the code of the lease.
 #[test]
 fn the_figures_are_those_of_guide_and_catalogue() {
     let page = read(&root().join("README.md"));
@@ -16,7 +17,7 @@ fn the_figures_are_those_of_guide_and_catalogue() {
     assert!(said.parse::<usize>().expect("a number") < faults.count(), "{said}");
 }
 
-/// The numbers of releases in a text, such as `3.9.6`.
+/// Returns the version numbers in a text, such as `3.9.6`.
 fn releases(text: &str) -> Vec<&str> {
     let words = text.split(|c: char| !c.is_ascii_digit() && c != '.').map(|word| word.trim_matches('.'));
     words.filter(|word| word.starts_with("3.") && word.matches('.').count() == 2).collect()

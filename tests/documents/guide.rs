@@ -1,5 +1,5 @@
-//! The SQL, figures and tables of `docs/guide.md` and `docs/coming-from.md`. `tests/pages` runs their Rust, and `zklock/tests/` their
-//! shell commands.
+//! Checks the SQL, figures and tables of `docs/guide.md` and `docs/coming-from.md`. `tests/pages` runs the Rust code of
+//! these pages, and `zklock/tests/` their shell commands.
 
 use std::collections::BTreeSet;
 
@@ -12,13 +12,13 @@ use zk_rwlock::{Memory, RwLock};
 const GUIDE: &str = include_str!("../../docs/guide.md");
 const COMING_FROM: &str = include_str!("../../docs/coming-from.md");
 
-/// Returns the statements of a block, without comments.
+/// Returns the SQL statements of a fenced block, without comments.
 fn statements(block: &str) -> Vec<String> {
     let code: Vec<&str> = block.lines().filter(|line| !line.starts_with("--")).collect();
     code.join("\n").split(';').map(str::trim).filter(|statement| !statement.is_empty()).map(str::to_owned).collect()
 }
 
-/// Returns a database that the block has set up, and the statements that a holder sends.
+/// Returns a database that the first statements of the block have set up, and the statements that a holder sends.
 fn set_up(block: &str) -> (Connection, Vec<String>) {
     let database = Connection::open_in_memory().expect("SQLite is bundled");
     let mut of_holders = Vec::new();
@@ -32,7 +32,7 @@ fn set_up(block: &str) -> (Connection, Vec<String>) {
     (database, of_holders)
 }
 
-/// Returns the tokens of two holders, one after the other.
+/// Returns the fencing tokens of two successive holders.
 fn tokens() -> (i64, i64) {
     let lock = RwLock::new(&Memory::new(), "/locks/orders").expect("valid");
     let token = || lock.write().blocking().expect("free").fencing_token();
@@ -107,7 +107,8 @@ fn all_sql_is_sql_of_the_database_it_is_for() {
     assert!(Parser::parse_sql(&PostgreSqlDialect {}, "UPDATE lock_fence SET WHERE").is_err());
 }
 
-/// `<` would refuse a holder's second transaction. In MySQL an update must always change something.
+/// The fence must compare by `<=`, because `<` would refuse a holder's second transaction. In MySQL an update must
+/// change something, or it counts as no row.
 #[test]
 fn every_fence_compares_with_at_most() {
     for (words, token) in [("sql postgres", "$1"), ("sql mysql", "?"), ("sql sqlite", "?1")] {
@@ -129,7 +130,8 @@ fn the_table_of_session_timeouts_follows_from_the_lease() {
         let seconds = |share: f64| format!("{:.1} s", timeout * share);
         assert_eq!(row[1], row[0]);
         assert_eq!(row[2], seconds(0.4));
-        // The rest of the lease when a break begins, less the time until the next attempt to connect.
+        // The longest break of the network without a loss: the shortest rest of the lease when a break begins, less the
+        // time until the next attempt to connect.
         let (tick, again) = (f64::min(3.0, timeout / 2.0), f64::max(timeout / 12.0, 0.35));
         let untold = 5.0 / 6.0 * timeout - timeout / 5.0 - tick / 2.0 - f64::max(tick / 8.0, 0.1) - again;
         assert_eq!(row[3], format!("{:.1} s", untold.min(timeout * 0.4)));
@@ -158,7 +160,8 @@ fn every_error_and_every_loss_has_a_row() {
     assert_eq!(told, expected);
 }
 
-/// Each reason of the table is a text of the library or of the system, and occurs in a test with a real peer.
+/// Each reason in the table must be a text of the library or of the operating system, and must occur in a test with a
+/// real server.
 #[test]
 fn every_reason_for_no_session_occurs_in_a_test() {
     let words = |source: &str| source.replace("\\\n     ", "");
@@ -171,7 +174,8 @@ fn every_reason_for_no_session_occurs_in_a_test() {
     for row in &rows {
         let reason = row[0].trim_matches('`');
         assert!(said.contains(reason) || reason == "Connection refused", "the library does not say {reason:?}");
-        // No test has a dead machine, or a running server that gives no session.
+        // These two reasons are exempt: no test has a machine that does not answer, or a running server that gives no
+        // session.
         let needs_more = ["does not answer", "has not given a session"].contains(&reason);
         assert!(heard.contains(reason) || needs_more, "no test has {reason:?}");
     }
@@ -195,7 +199,7 @@ fn our_column_is_in_the_example_below_each_table() {
             if call.starts_with("zklock ") {
                 continue;
             }
-            // The call must occur in the example, which is compiled; its surroundings may differ.
+            // The call must occur literally in the example, which is compiled. The code around the call may differ.
             assert!(
                 example.contains(call),
                 "{call} is not in the example of: {}",

@@ -1,7 +1,7 @@
-//! The files for Kubernetes: their containers run as processes on a real server.
+//! Tests of the Kubernetes manifests: the containers run as processes, with a real ZooKeeper server.
 //!
-//! A process has the command and the environment of its container. The test replaces ZooKeeper's address, the programs of the image and
-//! the directory of a secret.
+//! A process has the command and the environment of its container. The test replaces the address of ZooKeeper, the
+//! programs in the image, and the directory of a secret.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,8 +19,8 @@ use zk_rwlock::{RwLock, ZooKeeper};
 
 use crate::snippets::{read, root};
 
-// ---------------------------------------------------------------------------------------------------------------
-// The files
+// --------------------------------------------------------------------------------------------------------------- The
+// manifests
 
 fn value(yaml: &Yaml<'_>) -> Value {
     match yaml {
@@ -36,7 +36,7 @@ fn value(yaml: &Yaml<'_>) -> Value {
     }
 }
 
-/// Returns the only object of a file.
+/// Returns the only object of a manifest.
 fn manifest(name: &str) -> Value {
     let text = read(&root().join("examples/kubernetes").join(name));
     let documents = Yaml::load_from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -53,7 +53,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_else(|| panic!("{value} is no text"))
 }
 
-/// Returns the spec of the object's pods.
+/// Returns the pod spec of an object.
 fn pod(object: &Value) -> &Value {
     match text(&object["kind"]) {
         "CronJob" => &object["spec"]["jobTemplate"]["spec"]["template"]["spec"],
@@ -73,7 +73,7 @@ fn environment(container: &Value) -> BTreeMap<String, String> {
     env.map(|it| (text(&it["name"]).to_owned(), text(&it["value"]).to_owned())).collect()
 }
 
-/// Returns the container's command line, as the kubelet reads it.
+/// Returns the container's command line, with variables replaced as the kubelet does.
 fn words(container: &Value, environment: &BTreeMap<String, String>) -> Vec<String> {
     let words = list(&container["command"]).iter().chain(list(&container["args"]));
     let filled = |word: &Value| {
@@ -82,16 +82,16 @@ fn words(container: &Value, environment: &BTreeMap<String, String>) -> Vec<Strin
     words.map(filled).collect()
 }
 
-/// The environment that a cluster gives to a container.
+/// A stand-in for the cluster: it gives each container its environment.
 struct Cluster<'server> {
     object: Value,
     server: &'server Server,
-    /// Has `bin` with the image's programs, a directory for each secret, and the programs' output.
+    /// A directory with `bin` (the image's programs), a directory for each secret, and the output of the programs.
     place: tempfile::TempDir,
 }
 
 impl Cluster<'_> {
-    /// Makes the secret by the command in the file.
+    /// Makes a cluster. Creates the secret by the command that is in the manifest's comment.
     fn new<'server>(file: &str, server: &'server Server) -> Cluster<'server> {
         let place = tempfile::tempdir().expect("a directory can be made");
         fs::create_dir(place.path().join("bin")).expect("writable");
@@ -107,7 +107,7 @@ impl Cluster<'_> {
         Cluster { object: manifest(file), server, place }
     }
 
-    /// Adds a program to the image.
+    /// Adds a program to the image, as a shell script.
     fn install(&self, name: &str, script: &str) {
         let file = self.place.path().join("bin").join(name);
         fs::write(&file, format!("#!/bin/sh\ncd '{}'\n{script}", self.place.path().display())).expect("writable");
@@ -120,7 +120,7 @@ impl Cluster<'_> {
         log.lines().map(str::to_owned).collect()
     }
 
-    /// Starts the container of a new pod, and replaces some variables.
+    /// Starts the container of a new pod, with some environment variables replaced.
     fn start(&self, container: &str, instead: &[(&str, &str)]) -> Child {
         let pod = pod(&self.object);
         let container = containers(pod).find(|it| it["name"] == container).expect("it is in the file");
@@ -148,7 +148,7 @@ async fn ended(pod: Child) -> (Option<i32>, String) {
 
 #[support::judged]
 async fn one_of_three_pods_migrates_and_no_later_pod() {
-    // Sessions of two seconds at most, so that the lock of a killed pod is soon free.
+    // Limits sessions to two seconds, so that the lock of a killed pod is soon free.
     let server = tokio::task::spawn_blocking(|| Server::start_with(&["maxSessionTimeout=2000"], &[])).await.unwrap();
     let cluster = Cluster::new("deployment.yaml", &server);
     cluster.install("orders-migrate", "echo began >>log; while [ ! -e go-on ]; do sleep 0.02; done; echo done >>log");
@@ -160,7 +160,7 @@ async fn one_of_three_pods_migrates_and_no_later_pod() {
     line_becomes(&lock, "W+ W- W-").await;
     eventually("the first migrates", || async { cluster.log() == ["began"] }).await;
 
-    // The node of the pod that migrates dies.
+    // Kills the pod that migrates.
     let queue = lock.queue().await.unwrap();
     let holder = queue.holders().next().expect("one migrates").pid;
     let killed = pods.iter().position(|pod| pod.id() == holder).expect("it is one of them");
@@ -177,14 +177,15 @@ async fn one_of_three_pods_migrates_and_no_later_pod() {
         skipped += usize::from(said.contains("not run, because it was done"));
     }
     assert_eq!(skipped, 1, "one has migrated, the other has waited for it");
-    // A replacement for the dead pod, and a pod of a later day.
+    // Starts a replacement for the killed pod, and a pod of a later day.
     for _ in 0..2 {
         let (code, said) = ended(cluster.start("migrate", &[])).await;
         assert!(code == Some(0) && said.contains("not run, because it was done"), "{code:?} {said}");
     }
     assert_eq!(cluster.log(), ["began", "began", "done"]);
 
-    // The next version has a failing migration. Its container is started again, and its pods go on after a fix.
+    // The next version has a migration that fails. Kubernetes restarts the container, and after a fix the pod
+    // continues.
     cluster.install("orders-migrate", "echo fails >>log; exit 3");
     for _ in 0..2 {
         assert_eq!(ended(cluster.start("migrate", &[("VERSION", "v43")])).await.0, Some(3));
@@ -218,7 +219,8 @@ async fn one_of_three_clusters_does_the_job() {
     let cluster = Cluster::new("cronjob.yaml", &server);
     let zk = ZooKeeper::builder().sasl(Sasl::digest_md5("report", "PASSWORD")).connect_timeout(SOON);
     let lock = RwLock::new(&zk.connect(&server.address()).await.unwrap(), "/cron/report").unwrap();
-    // They start while another contender holds, so that all of them wait. Servers of 3.8.0 confuse simultaneous logins.
+    // The pods start one after another, while another contender holds the lock, so that all of them wait. ZooKeeper
+    // 3.8.0 confuses simultaneous SASL logins.
     let held = lock.write().await.unwrap();
     cluster.install("report", "echo \"$@\" >>log; mkdir tried 2>/dev/null && exit 3; echo done >>log");
     let mut pods = Vec::new();
@@ -260,6 +262,6 @@ async fn the_job_fails_without_retry_on_a_permanent_error() {
     fs::write(&secret, "no colon").unwrap();
     ends_with(64).await;
     assert!([64, 65, 77, 126, 127].into_iter().all(hopeless), "{policy}");
-    // A failed command, no server, a lost lock: the next pod may succeed.
+    // After a failed command, without a server, or after a lost lock, the next pod may succeed.
     assert!(![1, 69, 71, 75, 76].into_iter().any(hopeless), "{policy}");
 }

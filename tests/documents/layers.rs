@@ -1,10 +1,11 @@
-//! The layers of `src/`: no folder imports a later folder, and no two files import each other in a circle.
+//! Checks the layers of `src/`: no folder imports a folder above it, and no two files import each other in a circle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// The folders and files of `src/`, each with its allowed imports, which come earlier in this list.
+/// The folders and files of `src/` from the lowest to the highest, each with the folders that it may import. These
+/// stand earlier in this list.
 pub(super) const STREET: [(&str, &[&str]); 18] = [
     ("sync", &[]),
     ("queue", &["sync"]),
@@ -35,7 +36,7 @@ pub(super) const STREET: [(&str, &[&str]); 18] = [
     ),
 ];
 
-/// Returns the files of the library, each with the modules that its code imports.
+/// Returns the files of the library, each with the files that it imports.
 fn imports() -> BTreeMap<String, BTreeSet<String>> {
     let mut files = BTreeMap::new();
     visit(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), "", &mut files);
@@ -43,7 +44,7 @@ fn imports() -> BTreeMap<String, BTreeSet<String>> {
     let imports = |code: String| -> BTreeSet<String> {
         let paths = code.lines().filter(|line| !line.trim_start().starts_with("//"));
         let paths = paths.flat_map(|line| line.split("crate::").skip(1).map(str::to_owned).collect::<Vec<_>>());
-        // The longest prefix of the path that is a file.
+        // The file is the longest prefix of the path that is the name of a file.
         let module = |path: String| {
             let path: String = path.chars().take_while(|c| c.is_ascii_alphanumeric() || "_:".contains(*c)).collect();
             let parts: Vec<&str> = path.split("::").collect();
@@ -51,12 +52,12 @@ fn imports() -> BTreeMap<String, BTreeSet<String>> {
         };
         paths.filter_map(module).collect()
     };
-    // A macro names its own file.
+    // A macro names the file in which it is defined, so a file does not count as its own import.
     let others = |name: &str, all: BTreeSet<String>| all.into_iter().filter(|it| it != name).collect();
     files.into_iter().map(|(name, code)| (name.clone(), others(&name, imports(code)))).collect()
 }
 
-/// Reads the files below a folder, without their unit tests.
+/// Reads the files below a folder into `files`, without their unit tests.
 fn visit(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
     for entry in fs::read_dir(folder).expect("a folder of the project").flatten() {
         let (path, name) = (entry.path(), entry.file_name().into_string().expect("a plain name"));
@@ -65,7 +66,7 @@ fn visit(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
         } else if let Some(stem) = name.strip_suffix(".rs").filter(|stem| !matches!(*stem, "lib" | "tests")) {
             let code = fs::read_to_string(&path).expect("a source file");
             let code = code.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-            // Most folders' `mod.rs` only names the other files.
+            // Skips `mod.rs`, because it mostly only lists the other files of its folder.
             if stem != "mod" {
                 files.insert(format!("{prefix}{stem}"), code.to_owned());
             } else if code.contains("\npub use ") || code.contains("\npub(crate) use ") {
@@ -75,11 +76,12 @@ fn visit(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
     }
 }
 
-/// Returns the files of the library, each with the files whose methods it calls on `self`. An `impl` may be spread over several files.
+/// Returns the files of the library, each with the files whose methods it calls on `self`. Such a call needs no import,
+/// if the `impl`s of a type are in several files.
 fn calls_through_self() -> BTreeMap<String, BTreeSet<String>> {
     let mut files = BTreeMap::new();
     visit(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), "", &mut files);
-    // The type of each inherent `impl`, with the text of that `impl`.
+    // Each inherent `impl`: its type and its text.
     let impls = |code: &str| -> Vec<(String, String)> {
         let blocks = code.split("\nimpl").skip(1).filter_map(|block| block.split_once("\n}").map(|(block, _)| block));
         let own = blocks.filter_map(|block| block.split_once('{').filter(|(head, _)| !head.contains(" for ")));
@@ -90,7 +92,8 @@ fn calls_through_self() -> BTreeMap<String, BTreeSet<String>> {
         };
         own.map(|(head, body)| (named(head), body.to_owned())).collect()
     };
-    // Two types of one name cannot be told apart.
+    // Whether only one type has this name. The text of the code does not tell types of the same name apart, so they are
+    // left out.
     let is_one = |name: &str| {
         let types = [format!("struct {name}"), format!("enum {name}")];
         let defines = |line: &str| {
@@ -119,7 +122,7 @@ fn calls_through_self() -> BTreeMap<String, BTreeSet<String>> {
     files.iter().map(|(file, code)| (file.clone(), called(file, code))).collect()
 }
 
-/// Returns the folder of a file, or its recipe's folder.
+/// Returns the folder of a file. A file of a recipe is in the folder `recipes/NAME`.
 fn folder(module: &str) -> String {
     let parts: Vec<&str> = module.split("::").collect();
     parts[..if parts[0] == "recipes" { 2 } else { 1 }].join("/")
@@ -149,7 +152,7 @@ fn no_folder_imports_what_stands_after_it() {
 #[test]
 fn no_two_files_import_each_other_in_a_circle() {
     let mut imports = imports_and_calls();
-    // A file that imports no other file is in no circle, and neither is a file that imports only such files.
+    // Removes each file that imports no remaining file, because it is in no circle.
     while let Some(done) = imports.iter().find(|(_, imported)| imported.is_empty()).map(|(file, _)| file.clone()) {
         imports.remove(&done);
         imports.values_mut().for_each(|imported| imported.retain(|other| *other != done));
@@ -166,12 +169,13 @@ fn the_street_is_in_order() {
     }
 }
 
-/// The tests in `threads/` replace this file, to decide at each lock and atomic which thread goes on.
+/// Locks, atomics and random numbers come from `src/sync`. The tests in `threads/` replace it, in order to decide at
+/// each lock and atomic which thread runs next.
 #[test]
 fn locks_atomics_and_chance_come_from_one_file() {
     let mut files = BTreeMap::new();
     visit(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), "", &mut files);
-    // These start threads of the system.
+    // These files start threads of the operating system, so they use the standard library's locks.
     let apart = ["sync", "session::thread", "telemetry::user_thread"];
     let names =
         ["Mutex", "RwLock", "Condvar", "Barrier", "Once", "atomic", "mpsc", "HashMap", "HashSet", "Notify", "watch"];
@@ -184,7 +188,8 @@ fn locks_atomics_and_chance_come_from_one_file() {
     assert_eq!(wrong.map(|(file, _)| file).collect::<Vec<_>>(), Vec::<&String>::new());
 }
 
-/// Other files check a node only in a transaction that changes something, or before reads that must be current.
+/// The check of a node by the leader is in `session::presence`. The other files send a check only within a transaction
+/// that changes something, or before reads that must be current.
 #[test]
 fn one_place_asks_the_leader_about_a_node() {
     let mut files = BTreeMap::new();
@@ -196,7 +201,7 @@ fn one_place_asks_the_leader_about_a_node() {
     assert_eq!(asking.collect::<Vec<_>>(), others);
 }
 
-/// A user's subscriber may block or panic. So only `telemetry` calls the subscriber and holds spans.
+/// A user's `tracing` subscriber may block or panic. So only `telemetry` calls the subscriber and holds spans.
 #[test]
 fn events_and_spans_go_one_way() {
     let mut files = BTreeMap::new();
@@ -219,7 +224,7 @@ fn no_hosts_time_of_day_decides_whether_work_is_due() {
     assert!(asks("contend::flow"), "the time in a node's data is from the host's clock");
 }
 
-/// Once such a call hid a circle of two files.
+/// A call on `self` of a method in another file needs no import, and once hid a circle of two files.
 #[test]
 fn a_call_through_self_counts_as_an_import() {
     let calls = calls_through_self();

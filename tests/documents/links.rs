@@ -1,4 +1,5 @@
-//! Links and pictures of the pages lead to files and headings that exist, also in the library's own documentation.
+//! Checks that the links and pictures of the pages, and of the library's own documentation, lead to files and headings
+//! that exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -73,7 +74,8 @@ fn every_link_by_name_is_defined() {
     }
 }
 
-/// Returns the pages that `src/lib.rs` includes, each with the lines before it, which define its links for docs.rs.
+/// Returns the pages that `src/lib.rs` includes, each with the lines of `src/lib.rs` before it. Those lines define the
+/// links of the page for docs.rs.
 fn included() -> Vec<(&'static str, &'static str)> {
     let mut included = Vec::new();
     for module in LIB.split("pub mod ") {
@@ -86,7 +88,7 @@ fn included() -> Vec<(&'static str, &'static str)> {
     included
 }
 
-/// docs.rs has no files next to the documentation, so a relative link would be broken there.
+/// docs.rs has only the documentation, and no files next to it. So a relative link to a file would be broken there.
 #[test]
 fn a_page_of_the_crate_docs_has_no_relative_link() {
     let included = included();
@@ -107,7 +109,7 @@ fn a_page_of_the_crate_docs_has_no_relative_link() {
     }
 }
 
-/// Returns a picture as a `data:` link.
+/// Returns a picture as the text of a `data:` link.
 fn data(picture: &Path) -> String {
     let encoded = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' | b':' | b';' | b'=' | b',' => {

@@ -1,4 +1,4 @@
-//! The pages, and the programs that they show.
+//! Tests of the pages in `docs/`, and of the programs that the pages show.
 
 mod architecture;
 mod chapters;
@@ -15,12 +15,12 @@ mod performance_doc;
 mod service;
 mod snippets;
 
-// Makes the tables and plots of `docs/performance.md`.
+// The code that makes the tables and plots of `docs/performance.md`.
 #[path = "../../examples/common/chart.rs"]
 mod chart;
 #[path = "../../examples/performance/report/mod.rs"]
 mod report;
 
-// The results of `make nemesis`, and their table.
+// The code that reads the results of `make nemesis` and makes their table.
 #[path = "../nemesis/results.rs"]
 mod nemesis_results;

@@ -1,5 +1,6 @@
-//! `examples/migrate` on PostgreSQL and SQLite with a real ZooKeeper server: killed, stopped and cut off at every step of a migration. The
-//! tests see the example's output and exit codes, and the databases' contents.
+//! Tests of `examples/migrate` on PostgreSQL and SQLite, with a real ZooKeeper server. Its processes are killed,
+//! stopped and cut off at every step of a migration. The tests check the output, the exit codes and the contents of the
+//! databases.
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,7 +19,8 @@ use support::scene::*;
 use support::server::shared_server;
 use support::wire::{Frames, Op, Proxy, Rule};
 
-/// The session timeout of the processes. A holder says lost after five sixths of it, and a successor is granted after all of it.
+/// The session timeout of the processes, in seconds. A holder reports the loss of the lock after five sixths of this
+/// time, and the next contender is granted the lock after all of it.
 const SESSION_TIMEOUT: &str = "4";
 
 /// The exit codes of the processes.
@@ -29,7 +31,8 @@ const MISMATCH: Option<i32> = Some(65);
 const NOT_IN_TIME: Option<i32> = Some(69);
 const LOST: Option<i32> = Some(75);
 
-/// The versions of the schema. Each adds a line to a ledger; a version that ran twice adds two.
+/// The versions of the schema, each a file name and its SQL. Each adds a row to the table `ledger`, so a version that
+/// ran twice has two rows.
 const VERSIONS: [(&str, &str); 3] = [
     ("0001_ledger.sql", "CREATE TABLE ledger (version BIGINT NOT NULL); INSERT INTO ledger VALUES (1);"),
     ("0002_note.sql", "ALTER TABLE ledger ADD COLUMN note TEXT; INSERT INTO ledger VALUES (2, 'two');"),
@@ -52,7 +55,7 @@ impl On {
     }
 }
 
-/// A database and a lock of a test's own, and builds of the program with different versions.
+/// A test's own database and lock, and builds of the example with different migrations.
 struct World {
     on: On,
     database: String,
@@ -83,14 +86,14 @@ impl World {
             On::Sqlite => {
                 let url = format!("sqlite:{}?mode=rwc", self.database);
                 let mut connection = AnyConnection::connect(&url).await.expect("a file");
-                // A locked file must be reported, and not waited for.
+                // SQLite must report a locked file at once instead of waiting.
                 connection.execute("PRAGMA busy_timeout = 0").await.expect("a setting");
                 connection
             }
         }
     }
 
-    /// Returns a build with these versions.
+    /// Returns the directory of a build with these versions of the schema.
     fn build(&self, name: &str, versions: &[(&str, &str)]) -> PathBuf {
         let directory = self.directory.path().join(name);
         fs::create_dir(&directory).expect("a new name");
@@ -100,12 +103,12 @@ impl World {
         directory
     }
 
-    /// Returns the build with the first `last` versions.
+    /// Returns a build with the first `last` versions.
     fn up_to(&self, last: usize) -> PathBuf {
         self.build(&format!("up-to-{last}"), &VERSIONS[..last])
     }
 
-    /// Returns the build whose migration to this version never ends.
+    /// Returns a build whose migration to this version never ends.
     fn stuck_in(&self, version: usize) -> PathBuf {
         let stuck = format!("{} {}", VERSIONS[version - 1].1, self.on.endless());
         let mut versions = VERSIONS;
@@ -126,7 +129,7 @@ impl World {
         self.start_on(&shared_server().address(), &self.database, build, role)
     }
 
-    /// Runs the deploy job of this build.
+    /// Runs the deploy job of this build to its end.
     async fn up(&self, build: &PathBuf) -> Ended {
         self.start(build, &["up"]).ends().await
     }
@@ -135,14 +138,14 @@ impl World {
         sqlx::query_scalar(query).fetch_all(&mut self.connect().await).await.unwrap_or_default()
     }
 
-    /// Asserts that every version was applied once and as a whole, without remains of aborted migrations.
+    /// Asserts that every version was applied once and completely, and that nothing of an aborted migration is left.
     async fn is_whole(&self) {
         assert_eq!(self.numbers("SELECT version FROM ledger ORDER BY version").await, [1, 2, 3]);
         assert_eq!(self.numbers("SELECT version FROM _sqlx_migrations ORDER BY version").await, [1, 2, 3]);
         assert_eq!(self.numbers("SELECT count(*) FROM ledger WHERE note IN ('two', 'three')").await, [2]);
     }
 
-    /// Waits until a migration runs its endless statement, or, in SQLite, has at least begun.
+    /// Waits until a migration runs its endless statement. In SQLite, waits only until the migration has begun.
     async fn is_in_the_middle(&self) {
         eventually("a migration is open", || async {
             let mut connection = self.connect().await;
@@ -159,7 +162,7 @@ impl World {
     }
 }
 
-/// A running process of the example.
+/// A running process of the example, and its output.
 struct Process {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -174,7 +177,7 @@ struct Ended {
 }
 
 impl Process {
-    /// Waits for a line of output with these words.
+    /// Waits for a line of output that contains these words.
     async fn says(&mut self, words: &str) -> &mut Process {
         loop {
             let line = soon(words, self.lines.next_line()).await.expect("it prints text");
@@ -241,7 +244,7 @@ async fn killed_before_its_first_transaction(on: On) {
     let mut connection = world.connect().await;
     connection.execute("CREATE TABLE lock_fence (name TEXT PRIMARY KEY, token BIGINT NOT NULL)").await.unwrap();
     connection.execute("INSERT INTO lock_fence VALUES ('schema', 0)").await.unwrap();
-    // No process can write the fence for now.
+    // A transaction locks the row of the fence, so that no process can write it until the rollback.
     let mut fence = connection.begin_with(if on == On::Sqlite { "BEGIN IMMEDIATE" } else { "BEGIN" }).await.unwrap();
     fence.execute("UPDATE lock_fence SET token = token").await.unwrap();
     let build = world.up_to(3);
@@ -286,7 +289,7 @@ async fn killed_between_the_last_commit_and_the_release(on: On) {
     first.says("has migrated from version 0 to 3").await;
     soon("the release", lost.happens()).await;
     first.killed().await;
-    // The second process need not wait for the end of the first session.
+    // The database has the last version already, so the second process does not wait until the first session ends.
     world.up(&build).await.with(DONE).saying("nothing to do");
     let instance = world.start(&build, &["serve", "--for", "0"]).ends().await;
     instance.with(DONE).saying("held by WRITE").saying("serves on version 3");
@@ -315,7 +318,7 @@ async fn a_deploy_that_gets_term_releases_the_lock_at_once(on: On) {
 // ---------------------------------------------------------------------------------------------------------------
 // Stopped and cut off
 
-/// A process is stopped in a migration until its session ends and the next process is granted the lock.
+/// Stops a process during a migration, until its session ends and the next process is granted the lock.
 async fn stopped_past_its_session(on: On) {
     let world = World::new(on, "stopped").await;
     let lock = lock_of(&world).await;
@@ -328,14 +331,14 @@ async fn stopped_past_its_session(on: On) {
 
     first.signal("STOP");
     if on == On::Postgres {
-        // The stopped process's transaction stays open; the next process does not wait for its end.
+        // The transaction of the stopped process stays open, and the next process does not wait for its end.
         let second = second.ends().await.with(DONE);
         second.saying("has ended what an earlier holder left open").saying("has migrated from version 1 to 3");
         world.is_whole().await;
         first.signal("CONT");
         first.ends().await.with(LOST);
     } else {
-        // The stopped process has locked the file, and no other process can make SQLite release it.
+        // The stopped process has locked the SQLite file, and no other process can release that lock.
         line_becomes(&lock, "W+").await;
         assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1]);
         first.signal("CONT");
@@ -345,7 +348,7 @@ async fn stopped_past_its_session(on: On) {
     world.is_whole().await;
 }
 
-/// The connection of the process to the database lives on.
+/// Cuts a process off from ZooKeeper during a migration. Its connection to the database stays open.
 async fn cut_off_from_zookeeper_in_the_middle(on: On) {
     let world = World::new(on, "cut_off").await;
     let proxy = Proxy::start(shared_server().address());
@@ -356,12 +359,12 @@ async fn cut_off_from_zookeeper_in_the_middle(on: On) {
     second.says("waits: held by WRITE").await;
 
     proxy.black_hole();
-    // The process stops by itself, before the next process is granted the lock.
+    // The process ends by itself before the next process is granted the lock.
     let first = first.ends().await.with(LOST).saying("the lock was lost");
     assert!(!first.said.contains("has applied version 2"), "{first:#?}");
     let second = second.ends().await.with(DONE).saying("has migrated from version 1 to 3");
     if on == On::Postgres {
-        // The server did not notice the end of its client, and the statement went on.
+        // PostgreSQL has not noticed that its client is gone, so the endless statement still runs.
         second.saying("has ended what an earlier holder left open");
     }
     world.is_whole().await;
@@ -370,7 +373,8 @@ async fn cut_off_from_zookeeper_in_the_middle(on: On) {
 // ---------------------------------------------------------------------------------------------------------------
 // Earlier holders that do not stop
 
-/// Begins a transaction of an earlier holder, and returns it with the number of rows that its fence changed.
+/// Begins a transaction with the token of an earlier holder. Returns the transaction, and the number of rows that its
+/// update of the fence changed: 0 if the fence refuses the token.
 async fn stale<'c>(connection: &'c mut AnyConnection, token: i64) -> (Transaction<'c, Any>, u64) {
     let begin = if connection.backend_name() == "SQLite" { "BEGIN IMMEDIATE" } else { "BEGIN" };
     let mut transaction = connection.begin_with(begin).await.expect("no other process writes");
@@ -379,7 +383,8 @@ async fn stale<'c>(connection: &'c mut AnyConnection, token: i64) -> (Transactio
     (transaction, shown)
 }
 
-/// A transaction like that of `psql -f` under `zklock`, which the example cannot recognize as an earlier holder's.
+/// The earlier holder's transaction is like that of `psql -f` under `zklock`. The example cannot recognize it as an
+/// earlier holder's, so it waits.
 async fn an_earlier_holders_transaction_is_waited_for(on: On) {
     let world = World::new(on, "others").await;
     world.up(&world.up_to(1)).await.with(DONE);
@@ -396,7 +401,7 @@ async fn an_earlier_holders_transaction_is_waited_for(on: On) {
     }
     assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1]);
     if on == On::Sqlite {
-        // The later process reads again and again, and SQLite's commit waits for a reader only with this setting.
+        // With this setting SQLite's commit waits for readers. The later process reads the file again and again.
         earlier.execute("PRAGMA busy_timeout = 10000").await.unwrap();
     }
     earlier.commit().await.unwrap();
@@ -407,7 +412,7 @@ async fn an_earlier_holders_transaction_is_waited_for(on: On) {
     world.is_whole().await;
 }
 
-/// Neither a migration nor an instance begins while an earlier holder may still change the schema.
+/// No migration and no instance begins while an earlier holder may still change the schema.
 #[support::judged]
 async fn an_earlier_holder_cannot_commit() {
     for (name, role) in [("before_a_job", &["up"][..]), ("before_an_instance", &["serve", "--for", "0"])] {
@@ -439,7 +444,7 @@ async fn an_instance_that_serves_keeps_out_earlier_holders(on: On) {
     let (transaction, shown) = stale(&mut connection, token).await;
     assert_eq!(shown, 1, "no holder has come since");
     transaction.rollback().await.unwrap();
-    // In any order, but all after the process that migrated.
+    // The instances start in any order, but all after the process that migrated.
     let mut instances = [world.start(&build, &["serve"]), world.start(&build, &["serve"])];
     for instance in &mut instances {
         instance.says("serves on version 3").await;
@@ -453,7 +458,7 @@ async fn an_instance_that_serves_keeps_out_earlier_holders(on: On) {
     }
 }
 
-/// Statements of an earlier holder arrive while the next process migrates.
+/// Sends statements of an earlier holder while the next process migrates.
 #[support::judged]
 async fn statements_that_arrive_late_change_nothing() {
     let world = World::new(On::Postgres, "late").await;
@@ -480,7 +485,8 @@ async fn statements_that_arrive_late_change_nothing() {
     world.is_whole().await;
 }
 
-/// The session lives on, so without a timeout the process would hold the lock for as long as the database is out of reach.
+/// The session with ZooKeeper stays alive. So without a timeout the process would hold the lock for as long as the
+/// database does not answer.
 #[support::judged]
 async fn a_process_without_its_database_releases_the_lock() {
     let world = World::new(On::Postgres, "silent").await;
@@ -505,7 +511,7 @@ async fn a_process_without_its_database_releases_the_lock() {
     instance.says("serves on version 3").await;
     postgres.black_hole();
     instance.ends().await.with(NOT_IN_TIME).saying("the database has not answered");
-    // A new instance cannot reach the database either.
+    // A new process cannot reach the database either.
     start(&build, &["up"]).ends().await.with(NOT_IN_TIME).saying("the database has not answered");
     assert_eq!(line(&lock_of(&world).await).await, "");
 }
@@ -542,7 +548,7 @@ async fn instances_stop_before_a_migration_and_start_after_it(on: On) {
     late_old.ends().await.with(MISMATCH).saying("too old to serve");
     late_new.says("serves on version 3").await;
 
-    // While an instance serves, a deploy job without a new version need not wait.
+    // While an instance serves, a deploy job without a new version is done at once.
     world.up(&new).await.with(DONE).saying("nothing to do");
     late_new.signal("TERM");
     late_new.ends().await.with(DONE);
@@ -559,7 +565,7 @@ async fn an_instance_that_is_cut_off_stops_before_the_migration(on: On) {
     let mut job = world.start(&world.up_to(3), &["up"]);
     job.says("waits: held by READ").await;
     proxy.black_hole();
-    // After a request on another version, the exit code would differ.
+    // This exit code shows that no request of the instance met another version of the schema.
     instance.ends().await.with(LOST).saying("the lock was lost");
     job.ends().await.with(DONE).saying("has migrated from version 1 to 3");
     world.is_whole().await;
@@ -570,7 +576,7 @@ async fn instances_that_migrate_by_themselves_all_serve_in_the_end(on: On) {
     let build = world.up_to(3);
     let mut instances: Vec<Process> = (0..3).map(|_| world.start(&build, &["serve", "--migrate"])).collect();
     for instance in &mut instances {
-        // The instance that migrated goes on to serve, so no process can take the write lock again.
+        // The instance that migrated now holds a read lock to serve, so no process is granted the write lock.
         instance.says("serves on version 3").await;
     }
     let mut migrated = 0;
@@ -618,7 +624,7 @@ async fn a_mismatched_database_or_build_is_refused(on: On) {
     world.is_whole().await;
 }
 
-/// The tokens of the new ensemble begin anew, so the fence refuses every holder.
+/// The tokens of a new ensemble begin with low numbers, so the fence refuses every holder.
 async fn after_the_loss_of_the_ensemble_the_fence_is_lowered_by_hand(on: On) {
     let world = World::new(on, "anew").await;
     world.up(&world.up_to(1)).await.with(DONE);
@@ -654,7 +660,7 @@ async fn a_refused_process_names_the_holder(on: On) {
     assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1]);
 }
 
-/// Another program, such as a long report without a fence, uses the table.
+/// Another program uses the table without a fence, such as a long report.
 #[support::judged]
 async fn a_wait_for_a_busy_table_ends_at_its_limit() {
     let world = World::new(On::Postgres, "in_use").await;
@@ -670,7 +676,7 @@ async fn a_wait_for_a_busy_table_ends_at_its_limit() {
     world.is_whole().await;
 }
 
-/// Otherwise a deploy would report success although it has done nothing, or half.
+/// If such input were accepted, a deploy would report success although it has migrated nothing, or only a part.
 #[support::judged]
 async fn a_wrong_command_line_or_directory_is_refused() {
     let world = World::new(On::Sqlite, "not_meant").await;

@@ -1,4 +1,5 @@
-//! The table of `docs/comparison.md` shows the results of `make nemesis` in `docs/nemesis.jsonl`. `make pages` writes the table.
+//! Checks the table of `docs/comparison.md` against the results of `make nemesis` in `docs/nemesis.jsonl`. `make pages`
+//! writes the table.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,10 +10,10 @@ use crate::snippets::{WRITE, read, root};
 const BEGIN: &str = "<!-- table: nemesis -->\n";
 const END: &str = "<!-- end -->";
 
-/// The session timeout of the rounds.
+/// The session timeout of the rounds, in milliseconds.
 const TIMEOUT_MS: f64 = 4_000.0;
 
-/// The default of `make nemesis`.
+/// The default number of rounds of `make nemesis`.
 const ROUNDS: usize = 20;
 
 fn rounds() -> Vec<Round> {
@@ -59,7 +60,7 @@ fn a_falsified_round_is_refused() {
     assert!(is_refused(results::BREAK, &|round| (round.lost, round.granted) = (Some(1.0), Some(2.0))));
 }
 
-/// The page names this as better in the other libraries.
+/// The page names this as a point in which the other libraries are better.
 #[test]
 fn the_page_says_how_early_our_holder_gives_up() {
     let away = [results::BLACK_HOLE, results::ANSWERS_LOST, results::REQUESTS_LOST, results::CUT_ALONE];

@@ -1,4 +1,5 @@
-//! The tables, plots and figures of `docs/performance.md` are made from the raw results in `docs/performance/`.
+//! Checks that the tables, plots and figures of `docs/performance.md` are made from the raw results in
+//! `docs/performance/`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -34,7 +35,7 @@ fn the_figures_are_those_of_the_results() {
     let results = results();
     for file in files("docs", "md").into_iter().chain([root().join("README.md")]) {
         let (name, page) = (file.display(), read(&file));
-        // `nemesis` checks the table of `docs/comparison.md`.
+        // The table of `docs/comparison.md` has no such marks. `nemesis.rs` checks it.
         if !page.contains("<!-- value: ") {
             continue;
         }
@@ -43,7 +44,7 @@ fn the_figures_are_those_of_the_results() {
             assert_eq!(shown, made, "{name}: {AGAIN}");
         }
         assert_eq!(page, filled, "{name}: {AGAIN}");
-        // Markdown would treat the whole line as HTML.
+        // If a line begins with a comment, Markdown treats the whole line as HTML.
         assert!(!page.contains("\n<!-- value"), "{name}: a value must not begin a line");
     }
 }
@@ -72,7 +73,7 @@ fn the_plots_show_the_results() {
     assert_eq!(there, drawn);
 }
 
-/// No result is left out because it looks bad.
+/// Every result in the directory must be in a table, however bad it is.
 #[test]
 fn every_case_that_was_measured_is_in_a_table() {
     let page = text(PAGE);
@@ -83,7 +84,7 @@ fn every_case_that_was_measured_is_in_a_table() {
     assert!(["growth", "storms"].iter().all(|name| on_page.contains(name)), "{on_page:?}");
 }
 
-/// `make performance` writes the tables in this way.
+/// Writes the tables as `make performance` does.
 #[test]
 fn all_tables_can_be_made_without_a_page() {
     let all = report::every_table(&results());
@@ -107,7 +108,7 @@ fn a_marker_that_means_nothing_is_an_error() {
     assert_eq!(report::fill("<!-- a remark -->", &results).expect("no marker"), "<!-- a remark -->");
 }
 
-/// The page's arithmetic uses the real length of names.
+/// The page calculates with the real length of node names.
 #[support::judged]
 async fn a_waiter_reserves_the_stated_bytes() {
     let (zk, reserved) = Hindered::noting(&Memory::new());
@@ -117,7 +118,7 @@ async fn a_waiter_reserves_the_stated_bytes() {
     assert_eq!(reserved, scale::watched_bytes("/locks/config".len(), "web-1".len()));
 }
 
-/// A ratio of two runs means nothing: the machine may differ.
+/// The results of two runs cannot be compared, because the machine may differ between the runs.
 #[test]
 fn lines_of_two_runs_are_refused() {
     let line = |run: &str| format!(r#"{{"run":"{run}","case":"write"}}"#);
@@ -141,7 +142,8 @@ fn medians_lie_in_the_middle() {
     let (odd, even) = (of("odd"), of("even"));
     assert_eq!((odd.value, odd.least, odd.most, even.value), (2.0, 1.0, 9.0, 2.5));
     assert!(results.median(["link", "c", "nobody"], |line| line.number("seconds")).is_none());
-    // Two seconds for two acquisitions, at twenty milliseconds a round trip.
+    // The median of the first peer is 2 s for two acquisitions. At 20 ms a round trip, an acquisition takes 50 round
+    // trips.
     assert_eq!(scale::value(&results, "trips c odd").expect("a value"), "50.00");
     assert_eq!(scale::value(&results, "trips c even / odd").expect("a value"), "1.25");
 }

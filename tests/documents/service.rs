@@ -1,4 +1,4 @@
-//! `examples/axum` as a process on a real server: the answers of its probes, and a clean stop.
+//! Tests of `examples/axum` as a process on a real server: the answers of its probes, and a clean stop.
 
 use std::process::Stdio;
 
@@ -18,7 +18,7 @@ struct Instance {
 }
 
 impl Instance {
-    /// Starts an instance, and does not wait until it is ready. Its report takes longer than any test.
+    /// Starts an instance without waiting until it is ready. Its report takes longer than any test.
     async fn start(server: &Server, drain: &str) -> Instance {
         let mut command = example("axum-service");
         command.env("ZK_HOSTS", server.address()).env("LISTEN", "127.0.0.1:0");
@@ -30,7 +30,7 @@ impl Instance {
         Instance { child, lines, address }
     }
 
-    /// Returns the status and the text of the answer.
+    /// Sends an HTTP request, and returns the status and the body of the response.
     async fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         soon("an answer", answer(self.address.clone(), method, path, body)).await
     }
@@ -90,7 +90,7 @@ async fn a_service_is_ready_and_stops_cleanly() {
     server.start_again();
     service.becomes_ready().await;
 
-    // The instance is stopped during a request that holds one lock, while it keeps another.
+    // The instance is stopped while a request holds one lock and the instance keeps the node of another.
     let address = service.address.clone();
     let request = tokio::spawn(async move { answer(address, "POST", "/report", "").await });
     line_becomes(&report, "W+").await;

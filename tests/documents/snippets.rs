@@ -1,12 +1,12 @@
-//! The Rust of each page is a snippet of a file in `tests/pages`, which is compiled and run. `make pages` runs this test to write the
-//! snippets into the pages.
+//! Checks that the Rust code of each page is a snippet of a file in `tests/pages`, which is compiled and run. `make
+//! pages` runs this test in order to write the snippets into the pages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use support::page::{Snippet, filled, snippets};
 
-/// The variable that `make pages` sets.
+/// The environment variable with which `make pages` makes the test write the pages.
 pub(super) const WRITE: &str = "WRITE_PAGES";
 
 pub(super) fn root() -> PathBuf {
@@ -24,7 +24,8 @@ pub(super) fn read(file: &Path) -> String {
     fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
 }
 
-/// Returns the pages with their snippets. `docs/coming-from.md` shows `tests/pages/coming_from.rs`.
+/// Returns the pages with Rust code, each with its snippets. For example, the snippets of `docs/coming-from.md` are in
+/// `tests/pages/coming_from.rs`.
 fn pages() -> Vec<(PathBuf, Vec<Snippet>)> {
     let mut pages = files("docs", "md");
     pages.retain(|page| !page.ends_with("README.md"));
@@ -69,7 +70,7 @@ fn every_file_of_snippets_is_compiled_and_has_a_page() {
     }
 }
 
-/// A snippet that is not run gives the reason in an attribute.
+/// A snippet that is compiled and not run must give the reason in an attribute of its function.
 #[test]
 fn every_snippet_is_run_or_needs_a_server() {
     const NEEDS: &str = "#[expect(dead_code, reason = \"it needs a server\")]";

@@ -29,7 +29,7 @@ public class CuratorPeer {
         String node();
     }
 
-    /** Gives access to the node's path. */
+    /** A lock whose node path can be read. */
     static final class Mutex extends InterProcessMutex implements Lock {
         Mutex(CuratorFramework client, String path) {
             super(client, path);

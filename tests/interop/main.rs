@@ -1,11 +1,12 @@
-//! Our lock together with those of Curator, kazoo and zookeeper-client, each in a process of its own, on a real server:
-//! `make interop`.
+//! `make interop`: our lock together with those of Curator, kazoo and zookeeper-client, each in a process of its own,
+//! on a real server.
 //!
-//! The test is not part of `cargo test`, because it needs what `tests/interop/setup.sh` installs. `INTEROP_SECONDS`
-//! (180) is shared by the fleets that contend.
+//! The test is not part of `cargo test`, because it needs the programs that `tests/interop/setup.sh` installs. The
+//! fleets that contend share the time `INTEROP_SECONDS` (180).
 //!
-//! The drivers in other languages are in `tests/interop/`. The drivers in Rust are this test binary itself:
-//! [`the_child_process_of_other_tests`], in an environment that says so. All take the same commands on standard input.
+//! A driver is a process that uses one library's lock by commands on its standard input. All drivers take the same
+//! commands. The drivers in other languages are in `tests/interop/`. A driver in Rust is this test binary:
+//! [`the_child_process_of_other_tests`], selected by an environment variable.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::OpenOptions;
@@ -26,31 +27,32 @@ use zk_rwlock::coordinator::Kind;
 use zk_rwlock::{Dialect, Error, ReadGuard, RwLock, WriteGuard, ZooKeeper};
 use zookeeper_client as zk;
 
-/// The session timeout of every process. It is long enough for a busy machine, and each kill delays the waiters by this
-/// time.
+/// The session timeout of every process. It is long enough for a busy machine. After each kill, the waiters wait for
+/// this time.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Each contender continues until it has held this often, even after the time is over. So a starved contender never
-/// ends.
+/// The number of times that each contender must hold the lock. A contender continues until then, even after the time is
+/// over. So a test with a starved contender never ends.
 const HOLDS_AT_LEAST: u64 = 3;
 
-/// The environment variable that makes this test binary a driver.
+/// The environment variable that makes this test binary run as a driver.
 const CHILD: &str = "ZK_RWLOCK_INTEROP_CHILD";
 
 fn seconds() -> u64 {
     std::env::var("INTEROP_SECONDS").map_or(180, |seconds| seconds.parse().expect("INTEROP_SECONDS is a number"))
 }
 
-/// Lets one fleet run at a time: each needs all cores of a small machine.
+/// Waits until no other fleet runs, because each needs all cores of a small machine. Dropping the returned value lets
+/// the next fleet run.
 fn alone() -> impl Drop {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The children in Rust
+// --------------------------------------------------------------------------------------------------------------- The
+// drivers in Rust
 
-/// The guard of a driver.
+/// The guard that a driver in Rust holds.
 enum Guard {
     Read(ReadGuard),
     Write(WriteGuard),
@@ -79,10 +81,10 @@ impl Guard {
     }
 }
 
-/// A driver in Rust, with the commands of the other drivers.
+/// A driver in Rust.
 struct Driver {
     client: zk::Client,
-    /// `None` stands for zookeeper-client's own lock.
+    /// Our lock, or `None` for a driver that uses zookeeper-client's own lock.
     lock: Option<RwLock>,
     dialect: Dialect,
     path: String,
@@ -154,7 +156,7 @@ impl Driver {
         } else {
             self.value().await
         };
-        // A contender that downgrades still holds, and reads the value that it wrote.
+        // A contender that downgrades still holds, so it must read the value that it wrote.
         match guard {
             Guard::Write(guard) if chance.below(3) == 0 => {
                 self.note(&format!("D {} {before} {after}", self.name));
@@ -197,7 +199,7 @@ impl Driver {
     }
 }
 
-/// Returns the file of our library's traces, next to the common log.
+/// Returns the file for our library's traces, which is next to the log that all drivers share.
 fn traces(log: &Path) -> PathBuf {
     log.with_extension("traces")
 }
@@ -227,8 +229,8 @@ fn the_child_process_of_other_tests() {
     std::process::exit(0);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The processes, as their parent sees them
+// --------------------------------------------------------------------------------------------------------------- The
+// handles of the processes
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Library {
@@ -238,13 +240,13 @@ enum Library {
     ZookeeperClient,
 }
 
-/// A path that a fleet contends for, with its server, log and processes.
+/// A fleet: the path for which it contends, its server, its log and its processes.
 struct Field {
     zk: ZooKeeper,
     dialect: Dialect,
     path: String,
     value: String,
-    /// The directory of the log and the traces.
+    /// The temporary directory of the log and the traces.
     files: tempfile::TempDir,
 }
 
@@ -253,14 +255,14 @@ impl Field {
         let zk = connect(&shared_server().address()).await;
         let (path, value) = (format!("/interop-{what}-{dialect}"), format!("/value-{what}-{dialect}"));
         let session = session(&zk).await;
-        // Our directories are persistent only for kazoo, which never checks again whether Curator's directories still
-        // exist.
+        // Makes the directory persistent, because kazoo checks only once that it exists. A container would disappear
+        // when empty.
         if dialect == Dialect::Curator {
             session.create(&path, b"", Kind::Persistent).await.unwrap();
         }
         session.create(&value, b"0", Kind::Persistent).await.unwrap();
         let field = Field { zk, dialect, path, value, files: tempfile::tempdir().unwrap() };
-        // The drivers append to this file.
+        // Creates the log, to which the drivers append.
         std::fs::File::create(field.log()).unwrap();
         field
     }
@@ -294,7 +296,7 @@ impl Field {
         process
     }
 
-    /// Logs that a process is dead: from now on the server may grant its lock to another.
+    /// Writes into the log that a process is dead: from then on the server may grant its lock to another process.
     fn note_end(&self, name: &str) {
         let mut log = OpenOptions::new().append(true).open(self.log()).unwrap();
         log.write_all(format!("K {name}\n").as_bytes()).unwrap();
@@ -311,9 +313,9 @@ fn release(process: &mut Peer, mode: &str) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// One after the other
+// Contenders in turn
 
-/// Returns the libraries of a dialect, and whether each can also read.
+/// Returns the libraries that use this dialect, each with whether it also has a read lock.
 fn fleet(dialect: Dialect) -> Vec<(Library, bool)> {
     match dialect {
         Dialect::Curator => vec![
@@ -330,7 +332,8 @@ fn fleet(dialect: Dialect) -> Vec<(Library, bool)> {
     }
 }
 
-/// Checks that contenders that queue up behind a writer are granted in that order, readers together.
+/// Checks that contenders that queue up behind a writer are granted in the order of their arrival, and adjacent readers
+/// together.
 async fn turns_are_taken_in_the_order_of_arrival(dialect: Dialect) {
     let _alone = alone();
     let field = Field::set("turns", dialect).await;
@@ -353,7 +356,7 @@ async fn turns_are_taken_in_the_order_of_arrival(dialect: Dialect) {
     gate.release().await.unwrap();
     let mut next = 0;
     while next < processes.len() {
-        // A writer alone, or all readers up to the next writer.
+        // The next group is one writer, or all readers before the next writer.
         let together = processes[next..].iter().take_while(|(_, mode)| *mode == "read").count().max(1);
         let (now, later) = processes[next..].split_at_mut(together);
         for (process, _) in now.iter_mut() {
@@ -535,7 +538,8 @@ async fn a_frozen_waiter_queues_up_at_the_end_or_fails() {
         gate.release().await.unwrap();
         let next = granted(next).await;
         if goes_on {
-            // Curator may not have noticed its eviction before its predecessor left.
+            // Curator makes a new node once it notices that its old one is gone. It may notice only after the release
+            // above.
             line_becomes(&lock, "W+ W-").await;
             assert!(frozen.is_silent(), "{library:?} overtakes");
             next.release().await.unwrap();
@@ -549,16 +553,16 @@ async fn a_frozen_waiter_queues_up_at_the_end_or_fails() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// All at once, and some of them killed
+// Contenders at random, some of them killed
 
 /// The judge of a fleet's log, line by line.
 #[derive(Default)]
 struct Judge {
-    /// The processes that hold, and whether each writes.
+    /// The processes that hold, each with whether it writes.
     holders: BTreeMap<String, bool>,
     last_token: i64,
     last_write_token: i64,
-    /// The value, as far as it is known: a killed writer may have written or not.
+    /// The protected value. After the kill of a writer it is uncertain, because the writer may have written or not.
     value: u64,
     unsure: u64,
     holds: BTreeMap<String, u64>,
@@ -599,7 +603,7 @@ impl Judge {
         }
     }
 
-    /// Checks the value that a holder read or wrote.
+    /// Checks the value that a holder read before, and wrote after, its work.
     fn see(&mut self, line: &str, writes: bool, before: &str, after: &str) {
         let (before, after): (u64, u64) = (before.parse().unwrap(), after.parse().unwrap());
         assert!((self.value..=self.value + self.unsure).contains(&before), "{line}: the value is {}", self.value);
@@ -625,7 +629,7 @@ async fn contend(dialect: Dialect) {
     };
     let mut killed = Vec::new();
     let mut processes: Vec<_> = fleet.iter().chain(&fleet).map(|(library, _)| enlist(*library)).collect();
-    // Kills the processes in turn. A new process takes the place of each.
+    // Kills the processes in turn, and starts a new process in place of each.
     for (i, (library, _)) in fleet.iter().enumerate() {
         let at = time * (i as u32 + 1) / (fleet.len() as u32 + 2);
         tokio::time::sleep(at.saturating_sub(begun.elapsed())).await;

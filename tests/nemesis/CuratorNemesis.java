@@ -36,7 +36,7 @@ public class CuratorNemesis {
         System.out.flush();
     }
 
-    /** One hold, and what its API has said of it, and when. Zero means never. */
+    /** One hold, and the times of the answers of its API. Zero means never. */
     final class Hold extends Thread {
         private final CuratorFramework client;
         private final InterProcessReadWriteLock.WriteLock lock;

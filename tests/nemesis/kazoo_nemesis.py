@@ -14,12 +14,12 @@ from kazoo.protocol.states import KazooState
 
 
 def say(words):
-    # One write, because several threads report.
+    # One write for each line, because several threads write lines.
     os.write(1, f"child says {words}\n".encode())
 
 
 class Hold(threading.Thread):
-    """One hold, and what its API has said of it, and when. Zero means never."""
+    """One hold, and the times of the answers of its API. Zero means never."""
 
     def __init__(self, client, path, timeout, pause):
         super().__init__(daemon=True)

@@ -1,10 +1,10 @@
-//! One holder, one waiting writer and one fault, for this library, Curator and kazoo in turn, on the same three
-//! servers: `make nemesis`.
+//! `make nemesis`: one holder, one waiting writer and one fault, for this library, Curator and kazoo in turn, on the
+//! same three servers.
 //!
-//! The test measures for how long the holder's own API says that it holds after another contender was granted the lock.
-//! It is not part of `cargo test`, because it needs what `tests/interop/setup.sh` installs. `NEMESIS_ROUNDS` (20) is
-//! the number of rounds of each library under each fault. All rounds of one fault run at the same time, each with a
-//! path, a process and a link of its own; they mostly sleep.
+//! The test measures how long the holder's own API still says "held" after another contender was granted the lock. It
+//! is not part of `cargo test`, because it needs the programs that `tests/interop/setup.sh` installs. `NEMESIS_ROUNDS`
+//! (20) is the number of rounds of each library under each fault. All rounds of one fault run at the same time, because
+//! they mostly sleep. Each has its own path, process and connection.
 
 mod peer;
 mod results;
@@ -22,22 +22,24 @@ use support::wire::Proxy;
 use tokio::runtime::{Handle, Runtime};
 use zk_rwlock::ZooKeeper;
 
-/// The number of ticks of 500 ms after which servers give each other up: 10 s, as in ZooKeeper's sample configuration.
+/// The number of ticks (500 ms) after which servers close a silent connection between them: 10 s, as in ZooKeeper's
+/// sample configuration.
 const SYNC_LIMIT: u32 = 20;
 
-/// How many rounds of a library share a cut between servers, which affects all of them at once.
+/// The number of rounds of a library that run during one cut between servers. Such a cut affects all rounds on the
+/// servers.
 const ROUNDS_IN_A_CUT: usize = 5;
 
-/// How often a round is started at most.
+/// The largest number of starts of a round. A round is started again if it is void.
 const TRIES: usize = 5;
 
-/// How long a cut between servers lasts: longer than the servers' limit.
+/// The duration of a cut between servers. It is longer than the servers' sync limit.
 const CUT_LASTS: Duration = Duration::from_secs(16);
 
-/// How long a fault lasts if it has no duration of its own.
+/// The duration of all other faults.
 const LONG: Duration = Duration::from_secs(12);
 
-/// How long a round goes on after its fault.
+/// The time for which a round is observed after its fault.
 const AFTERWARDS: Duration = Duration::from_secs(4);
 
 fn rounds() -> usize {
@@ -48,9 +50,9 @@ fn rounds() -> usize {
 struct Field {
     ensemble: Ensemble,
     leader: usize,
-    /// The follower that every holder is connected to.
+    /// The number of the follower to which every holder is connected.
     follower: usize,
-    /// The addresses at which holders find the other servers, once these proxies are healed.
+    /// Proxies before the other servers. While they are cut, a holder can reach only its follower.
     doors: Vec<Proxy>,
     operator: ZooKeeper,
     runtime: Handle,
@@ -66,7 +68,7 @@ impl Field {
         Field { ensemble, leader, follower, doors, operator, runtime: runtime.handle().clone() }
     }
 
-    /// Runs `each` for every round of the fault, all at the same time.
+    /// Calls `each` for the contenders of every round, all at the same time.
     fn all<'c, T: Send>(contenders: Vec<Contenders<'c>>, each: impl Fn(Contenders<'c>) -> T + Sync) -> Vec<T> {
         let each = &each;
         thread::scope(|scope| {
@@ -79,7 +81,7 @@ impl Field {
         Field::all(contenders, |contenders| {
             let link = Proxy::start(self.ensemble.server(self.follower).address());
             let held = self.held(fault, contenders, &link.address());
-            // Each fault begins at another moment between two heartbeats.
+            // Each fault begins at a different time between two heartbeats.
             thread::sleep(TIMEOUT.mul_f64(held.contenders.round as f64 * 0.618 % 0.5));
             self.suffer(held, &link)
         })
@@ -115,7 +117,7 @@ impl Field {
         rounds
     }
 
-    /// Waits until the holder holds and the other contender waits.
+    /// Starts the contenders of a round. Returns when the holder holds and the other contender waits.
     fn held<'c>(&self, fault: &'static str, contenders: Contenders<'c>, servers: &str) -> Held<'c> {
         let Contenders { library, round, void, .. } = contenders;
         let path = format!("/nemesis-{}-{library}-{round}-{void}", fault.replace([' ', ','], "-"));
@@ -156,7 +158,7 @@ impl Field {
         self.ended(held, begun, resumed)
     }
 
-    /// Ends a round whose fault began at `begun`, after the other contender has the lock.
+    /// Waits until the other contender has the lock, ends the round, and returns its times. The fault began at `begun`.
     fn ended(&self, held: Held<'_>, begun: u64, resumed: Option<u64>) -> Round {
         let Held { fault, path, contenders: Contenders { library, round, void, holder, waiters }, .. } = held;
         let (end, granted) = (clock(), waiters.granted(&path));
@@ -192,17 +194,17 @@ impl Field {
     }
 }
 
-/// The contenders of a round.
+/// The processes of the two contenders of a round.
 struct Contenders<'c> {
     library: &'static str,
     round: usize,
-    /// How often this round was void.
+    /// The number of void starts of this round so far.
     void: usize,
     holder: &'c mut Peer,
     waiters: &'c Waiters,
 }
 
-/// A round before its fault.
+/// A round whose holder holds, before the fault.
 struct Held<'c> {
     fault: &'static str,
     path: String,
@@ -218,7 +220,8 @@ struct Company {
 }
 
 impl Company {
-    /// Starts the processes, and lets each hold once: at its first hold, a virtual machine loads many classes.
+    /// Starts the processes, and lets each acquire once before the rounds, because a Java virtual machine loads many
+    /// classes at its first acquisition.
     fn enlist(library: &'static str, rounds: usize, server: &str) -> Company {
         let mut peers: Vec<Peer> = (0..=rounds).map(|_| peer::start(library)).collect();
         for (number, peer) in peers.iter_mut().enumerate() {

@@ -1,11 +1,14 @@
-//! The processes: a holder, or all waiters, of one library. A process reads commands from its standard input:
+//! The processes of one library: a process for each holder, and one for all waiters. A process reads commands from its
+//! standard input:
 //!
-//! - `hold SERVERS PATH` acquires, says `held NODE`, and then asks again and again whether it still holds;
-//! - `end` says `ended SIGNAL LOST HELD_UNTIL DENIED_FROM RESUMED ANSWER`, and closes the holder's session;
-//! - `wait SERVERS PATH` says `granted PATH TIME` when it has the lock, and keeps it.
+//! - `hold SERVERS PATH` acquires the lock, prints `held NODE`, and then asks the API again and again whether the lock
+//!   is held.
+//! - `end` prints `ended SIGNAL LOST HELD_UNTIL DENIED_FROM RESUMED ANSWER`, and closes the holder's session.
+//! - `wait SERVERS PATH` acquires the lock, prints `granted PATH TIME`, and keeps the lock.
 //!
-//! All times are nanoseconds on the machine's monotonic clock, and 0 means never. After a pause of more than a session
-//! timeout between two questions, `RESUMED` is the end of the pause, and `ANSWER` the first answer after it.
+//! All times are nanoseconds on the machine's monotonic clock. 0 means never. If more than a session timeout passes
+//! between two questions, the process was stopped: `RESUMED` is then the time of the second question, and `ANSWER` its
+//! answer.
 
 use std::collections::HashMap;
 use std::io::BufRead;
@@ -29,7 +32,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(4);
 /// The tick of the servers.
 const TICK: Duration = Duration::from_millis(500);
 
-/// The pause between two questions.
+/// The pause between two questions to the API.
 const PAUSE: Duration = Duration::from_millis(5);
 
 const CHILD: &str = "ZK_RWLOCK_NEMESIS_CHILD";
@@ -42,7 +45,7 @@ pub(crate) fn clock() -> u64 {
 // ---------------------------------------------------------------------------------------------------------------
 // Ours
 
-/// What the API has said of a hold, and when. Zero means never.
+/// The answers of the API about one hold, as times in nanoseconds. Zero means never.
 #[derive(Debug, Default)]
 struct Report {
     signal: AtomicU64,
@@ -151,10 +154,10 @@ fn the_child_process_of_other_tests() {
     std::process::exit(0);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The processes, as their parent sees them
+// --------------------------------------------------------------------------------------------------------------- The
+// handles of the processes
 
-/// Starts a process, and waits until it says `ready`.
+/// Starts a process of this library, and waits until it prints `ready`.
 pub(crate) fn start(library: &'static str) -> Peer {
     let mut command = match library {
         "Curator" => java("CuratorNemesis"),
@@ -169,7 +172,7 @@ pub(crate) fn start(library: &'static str) -> Peer {
     Peer::start(command, library)
 }
 
-/// The process of all waiters of a library.
+/// The process of all waiters of a library, and the time of each grant by path.
 pub(crate) struct Waiters(Mutex<(Peer, HashMap<String, u64>)>);
 
 impl Waiters {
@@ -181,7 +184,7 @@ impl Waiters {
         self.0.lock().unwrap().0.send(&format!("wait {servers} {path}"));
     }
 
-    /// Returns when the lock at this path was granted to its waiter.
+    /// Returns the time at which the waiter of this path was granted the lock, or `None` if it still waits.
     pub(crate) fn granted(&self, path: &str) -> Option<u64> {
         let mut waiters = self.0.lock().unwrap();
         let (peer, granted) = &mut *waiters;

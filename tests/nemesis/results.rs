@@ -17,75 +17,78 @@ pub(crate) const FAULTS: [&str; 8] = [BLACK_HOLE, ANSWERS_LOST, REQUESTS_LOST, P
 pub(crate) const OURS: &str = "zk-rwlock";
 pub(crate) const LIBRARIES: [&str; 3] = [OURS, "Curator", "kazoo"];
 
-/// In each library: the question to the API, the first signal that something is wrong, and the signal of a loss.
+/// For each library: the call that asks whether the lock is held, the first signal of trouble, and the signal of a
+/// loss.
 const CALLS: [&str; 3] = [
     "`is_held()`, `changes()`, `lost()`",
     "`isAcquiredInThisProcess()`, `SUSPENDED`, `LOST`",
     "`is_acquired`, `SUSPENDED`, `LOST`",
 ];
 
-/// For how many milliseconds our lock may be held together with another, by any of its calls. After an operator's
-/// deletion, the servers notify both contenders at the same moment. After a pause, each signal has to wake a task
-/// first; a direct question gets the answer `lost` at once.
+/// The longest time in milliseconds for which our lock may still be reported as held after another grant. After an
+/// operator's deletion, the servers notify both contenders at the same time. After a pause of the process, a signal
+/// first has to wake a task, while a direct question is answered with `lost` at once.
 const IN_THE_ACT: f64 = 200.0;
 
-/// One round. All times are milliseconds from the beginning of the fault. `None` means never during the round.
+/// The results of one round. All times are milliseconds since the beginning of the fault. `None` means never during the
+/// round.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Round {
     pub(crate) fault: String,
     pub(crate) library: String,
     pub(crate) round: usize,
-    /// How often this round was started before and was void, because the holder was in trouble before the fault.
+    /// The number of earlier starts of this round that were void, because the holder was in trouble before the fault.
     pub(crate) void: usize,
-    /// When the other contender had the lock, by its own API.
+    /// The time at which the other contender's API reported its grant.
     pub(crate) granted: Option<f64>,
-    /// When the holder was resumed, if it was stopped.
+    /// The time at which the holder's process was resumed, if it was stopped.
     pub(crate) resumed: Option<f64>,
-    /// The answer to the first question after that: `held` or `lost`.
+    /// The answer to the first question after `resumed`: `held` or `lost`.
     pub(crate) first_answer: Option<String>,
-    /// When the holder last answered that it holds.
+    /// The time of the last question to which the holder's API answered that the lock is held.
     pub(crate) held_until: f64,
-    /// When it first answered that it does not.
+    /// The time of the first question to which it answered that the lock is not held.
     pub(crate) denied_from: Option<f64>,
-    /// The first signal that something is wrong.
+    /// The time of the first signal of trouble.
     pub(crate) signal: Option<f64>,
-    /// The signal that the lock is lost.
+    /// The time of the signal that the lock is lost.
     pub(crate) lost: Option<f64>,
     /// The time of the last question.
     pub(crate) end: f64,
 }
 
 impl Round {
-    /// Returns how long the holder said that it holds after another contender's grant. `None` if it did so until the
-    /// end.
+    /// Returns for how many milliseconds after another contender's grant the holder's API still said "held". Returns
+    /// `None` if it said so until the end.
     pub(crate) fn held_overlap(&self) -> Option<f64> {
-        // Only a question after the grant counts: the answer to an earlier one may be older.
+        // `held_until` is the time of a question, so an answer counts only if it was asked for after the grant.
         self.overlap(self.denied_from.map(|_| self.held_until))
     }
 
-    /// As [`Round::held_overlap`], but until the first signal.
+    /// As [`Round::held_overlap`], but until the first signal of trouble.
     pub(crate) fn unsignalled_overlap(&self) -> Option<f64> {
         self.overlap(self.signal)
     }
 
-    /// As [`Round::held_overlap`], but until the signal of the loss.
+    /// As [`Round::held_overlap`], but until the signal of a loss.
     pub(crate) fn unreported_overlap(&self) -> Option<f64> {
         self.overlap(self.lost)
     }
 
-    /// Returns whether the holder kept the lock: no other grant, and no report of a loss.
+    /// Returns whether the holder kept the lock: the other contender was not granted, and no loss was reported.
     fn is_kept(&self) -> bool {
         [self.granted, self.denied_from, self.lost] == [None; 3]
     }
 
-    /// Returns whether the holder's API reported trouble before the fault. That happens on a busy machine.
+    /// Returns whether the round is void: the holder's API reported trouble before the fault, as happens on a busy
+    /// machine.
     pub(crate) fn is_void(&self) -> bool {
         [self.denied_from, self.signal, self.lost].into_iter().flatten().any(|time| time < 0.0)
     }
 
     fn overlap(&self, until: Option<f64>) -> Option<f64> {
         let Some(granted) = self.granted else { return Some(0.0) };
-        // A stopped process says nothing.
+        // A stopped process cannot answer, so the overlap begins when it is resumed.
         let from = self.resumed.map_or(granted, |resumed| granted.max(resumed));
         until.map(|until| (until - from).max(0.0))
     }
@@ -100,7 +103,7 @@ pub(crate) fn of<'r>(rounds: &'r [Round], fault: &str, library: &str) -> Vec<&'r
     rounds.iter().filter(|round| round.fault == fault && round.library == library).collect()
 }
 
-/// Checks that `number` rounds of each library under each fault are there, that each fault had an effect, and that our
+/// Checks that there are `number` rounds of each library under each fault, that each fault had an effect, and that our
 /// library keeps its promises.
 pub(crate) fn judge(rounds: &[Round], number: usize) {
     for (fault, library) in FAULTS.iter().flat_map(|fault| LIBRARIES.map(|library| (*fault, library))) {
@@ -108,7 +111,7 @@ pub(crate) fn judge(rounds: &[Round], number: usize) {
         let numbers: Vec<usize> = rounds.iter().map(|round| round.round).collect();
         assert_eq!(numbers, (0..number).collect::<Vec<_>>(), "{library}, {fault}");
         for round in rounds {
-            // If the holder can reach another server, the other contender may never be granted.
+            // If the holder can reach another server, it may keep the lock until the end of the round.
             let is_granted = round.granted.is_some_and(|granted| (0.0..round.end).contains(&granted));
             assert!(is_granted || [CUT, BREAK].contains(&fault), "the fault has no effect: {round:?}");
             assert!(!round.is_void(), "{round:?}");
@@ -168,7 +171,7 @@ pub(crate) fn table(rounds: &[Round]) -> String {
     table
 }
 
-/// Returns the median and the maximum, in seconds, as one word.
+/// Returns the median and the maximum in seconds, as one text.
 fn middle_and_worst(all: impl Iterator<Item = Option<f64>>) -> String {
     let mut all: Vec<f64> = all.map(|milliseconds| milliseconds.unwrap_or(f64::INFINITY)).collect();
     all.sort_by(f64::total_cmp);
@@ -186,7 +189,7 @@ fn seconds(milliseconds: f64) -> String {
     match milliseconds {
         f64::INFINITY => "never".to_owned(),
         0.0 => "0".to_owned(),
-        // Rounded up to whole milliseconds.
+        // Short times are rounded up to whole milliseconds.
         short if short < 100.0 => format!("{:.3}", short.ceil() / 1000.0),
         long => format!("{:.1}", long / 1000.0),
     }
