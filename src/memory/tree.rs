@@ -215,7 +215,7 @@ pub(super) fn parent_of(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(parent, _)| parent)
 }
 
-/// Whether the path, or the key of a watch, belongs to the node at `top` or to a node below it.
+/// Returns whether the path, or the key of a watch, belongs to the node at `top` or to a node below it.
 pub(super) fn is_from(path: &str, top: &str) -> bool {
     path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }

@@ -84,8 +84,8 @@ impl Contender {
         (!id.is_empty()).then_some(id)
     }
 
-    /// Whether the contender's process may [keep](crate::RwLockBuilder::keep) the node between uses. A holder that
-    /// keeps its node may be idle. Such a holder gives the lock up as soon as another contender asks.
+    /// Returns whether the contender's process may [keep](crate::RwLockBuilder::keep) the node between uses. A holder
+    /// that keeps its node may be idle. Such a holder gives the lock up as soon as another contender asks.
     ///
     /// ```
     /// use zk_rwlock::queue::Contender;
@@ -107,8 +107,8 @@ impl Contender {
         self.slot.sequence
     }
 
-    /// Whether the two contenders may be nodes of one holder. Such nodes have the same number: a Curator thread that
-    /// holds the write lock may take the read lock as well.
+    /// Returns whether the two contenders may be nodes of one holder. Such nodes have the same number: a Curator thread
+    /// that holds the write lock may take the read lock as well.
     ///
     /// ```
     /// use zk_rwlock::queue::Contender;
@@ -176,7 +176,7 @@ impl Tag {
         Contender::of(self.prefix(mode), self.dialect, self.len(), Slot { mode, sequence: -1 })
     }
 
-    /// Whether `name` is a node of this acquisition, in either mode.
+    /// Returns whether `name` is a node of this acquisition, in either mode.
     pub(crate) fn is_on(&self, name: &str) -> bool {
         self.dialect.split(name).is_some_and(|(tag, _)| *tag == *self.text)
     }

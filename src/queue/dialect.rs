@@ -174,13 +174,13 @@ impl Dialect {
         if self == Dialect::Native { ours.max(OWNER_BYTES) } else { ours }
     }
 
-    /// Whether a writer signals its release to waiters by a write to its node. This is safe only where no other program
-    /// writes to nodes.
+    /// Returns whether a writer signals its release to waiters by a write to its node. This is safe only where no other
+    /// program writes to nodes.
     pub(crate) fn hands_off(self) -> bool {
         self == Dialect::Native
     }
 
-    /// Whether a lock's directory must stay when it is empty.
+    /// Returns whether a lock's directory must stay when it is empty.
     pub(crate) fn keeps_directories(self) -> bool {
         self == Dialect::Kazoo
     }
@@ -253,9 +253,9 @@ impl Dialect {
         Dialect::of(name).or_else(by_marker)
     }
 
-    /// Whether a name has the marker of this dialect's contenders. The marker of a mutex, `lock-`, is a common word, so a
-    /// letter or digit before it rules the name out. `split` has no such condition: a lock of that dialect waits for
-    /// every name that ends with the marker and a number.
+    /// Returns whether a name has the marker of this dialect's contenders. The marker of a mutex, `lock-`, is a common
+    /// word, so a letter or digit before it rules the name out. `split` has no such condition: a lock of that dialect
+    /// waits for every name that ends with the marker and a number.
     fn has_marker(self, name: &str) -> bool {
         let stands_alone = |at: usize| !name[..at].ends_with(|before: char| before.is_alphanumeric());
         match self {
@@ -281,8 +281,8 @@ impl Dialect {
         format!("a contender {whose} (a lock that is opened with Dialect::{other:?} would queue with it)")
     }
 
-    /// Whether two nodes of the same number may belong to one holder. A Curator thread that holds the write lock may
-    /// take the read lock as well, which makes a second node of the same number.
+    /// Returns whether two nodes of the same number may belong to one holder. A Curator thread that holds the write
+    /// lock may take the read lock as well, which makes a second node of the same number.
     pub(crate) fn is_one_holder(self, one: Slot, other: Slot) -> bool {
         self == Dialect::Curator && one.mode != other.mode && (0..mode::REFUSED_FROM).contains(&one.sequence)
     }
@@ -314,7 +314,7 @@ fn letters_and_digits(mut number: u64) -> String {
     std::array::from_fn::<char, 8, _>(|_| digit()).iter().collect()
 }
 
-/// Whether a tag is exactly `_c_<uuid>-`.
+/// Returns whether a tag is exactly `_c_<uuid>-`.
 fn is_protection(tag: &str) -> bool {
     let uuid = tag.strip_prefix(PROTECTED).and_then(|rest| rest.strip_suffix('-'));
     uuid.is_some_and(|uuid| uuid.len() == 36 && uuid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-'))
@@ -341,7 +341,8 @@ const HOST_BYTES: usize = 64;
 /// The bytes of the longest native tag, `host~id~keep`.
 const OWNER_BYTES: usize = HOST_BYTES + "~k3v9x2ma".len() + KEEP.len();
 
-/// Whether a name looks like that of a node that its process may keep. Reads only the end of the name, to be fast.
+/// Returns whether a name looks like that of a node that its process may keep. Reads only the end of the name, to be
+/// fast.
 pub(crate) fn may_keep(name: &str) -> bool {
     let before = name.trim_end_matches(|last: char| last.is_ascii_digit() || last == '-');
     before.strip_suffix("-READ").or_else(|| before.strip_suffix("-WRITE")).is_some_and(|tag| tag.ends_with(KEEP))

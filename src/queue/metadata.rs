@@ -153,7 +153,7 @@ impl Now {
         Now { earliest: then.checked_add(least).unwrap_or(then), latest: then.checked_add(most).unwrap_or(then) }
     }
 
-    /// Whether less than `period` lies between `at` and now.
+    /// Returns whether less than `period` lies between `at` and now.
     ///
     /// If `at` is in the future, the ensemble's clock was set back: a leader with another clock took over. The true age
     /// is unknown. Then `at` counts as recent only while it is less than `period` ahead. So a small step of the clock

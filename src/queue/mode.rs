@@ -20,7 +20,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Whether two contenders of these modes cannot hold the lock together.
+    /// Returns whether two contenders of these modes cannot hold the lock together.
     ///
     /// ```
     /// use zk_rwlock::Mode;

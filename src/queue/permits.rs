@@ -32,7 +32,7 @@ pub(crate) fn name(owner: &str, count: u32) -> String {
     format!("{owner}{MARKER}{count}")
 }
 
-/// Whether `name` is the name of a node of the holder `owner`.
+/// Returns whether `name` is the name of a node of the holder `owner`.
 pub(crate) fn is_of(name: &str, owner: &str) -> bool {
     name.rsplit_once(MARKER).is_some_and(|(it, _)| it == owner)
 }
@@ -116,7 +116,7 @@ pub(crate) fn decode(data: &[u8]) -> Result<Option<u32>, String> {
     number.map(Some).ok_or_else(|| text.chars().take(40).collect())
 }
 
-/// Whether data of this length may be a number of permits.
+/// Returns whether data of this length may be a number of permits.
 pub(crate) fn may_be_number(length: usize) -> bool {
     (NUMBER.len() + 1..=encode(u32::MAX).len() + 1).contains(&length)
 }

@@ -129,9 +129,9 @@ where
     }
 }
 
-/// Whether `me`, a writer that waits for readers, has to ask readers to give up kept nodes. `me` asks only the readers
-/// behind the last earlier writer: that writer asks the readers before it. Nodes in `leaving` are about to leave
-/// anyway, so `me` does not ask for them.
+/// Returns whether `me`, a writer that waits for readers, has to ask readers to give up kept nodes. `me` asks only the
+/// readers behind the last earlier writer: that writer asks the readers before it. Nodes in `leaving` are about to
+/// leave anyway, so `me` does not ask for them.
 pub(crate) fn is_reader_kept_before(me: &Contender, queue: &[String], leaving: &[String]) -> bool {
     // `may_keep` rejects most names by their last characters: a waiter may list 10,000 names.
     let kept = queue.iter().filter(|name| dialect::may_keep(name) && !leaving.contains(name));
@@ -321,12 +321,12 @@ impl<C: Borrow<Contender>> Waiter<C> {
         }
     }
 
-    /// Whether the contender has had to wait.
+    /// Returns whether the contender has had to wait.
     pub fn has_waited(&self) -> bool {
         self.has_waited
     }
 
-    /// Whether there are ghosts to skip.
+    /// Returns whether there are ghosts to skip.
     pub fn has_ghosts(&self) -> bool {
         !self.ghosts.is_empty()
     }

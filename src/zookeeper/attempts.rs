@@ -36,7 +36,7 @@ use crate::zookeeper::servers::Servers;
 /// The number of scans of the sockets within the time that an attempt may take.
 const SCANS: u32 = 8;
 
-/// Scans use at most one part in this many of one processor's time, even with very many open files.
+/// Scans use at most a quarter (one part in `SHARE`) of one processor's time, even with very many open files.
 const SHARE: u32 = 4;
 
 /// How long an attempt may take, for each client of this process, with the ports of the client's servers. The key is
@@ -71,7 +71,7 @@ impl Drop for Limit {
     }
 }
 
-/// Whether this system shows which attempts are unanswered, so that they can be ended.
+/// Returns whether this system shows which attempts are unanswered, so that they can be ended.
 pub(super) fn can_end_attempts() -> bool {
     #[cfg(target_os = "linux")]
     return *system::TABLES_SHOW_REPLIES;
@@ -303,7 +303,7 @@ mod tests {
         of.local_addr().unwrap()
     }
 
-    /// Whether the other end of this connection was shut down.
+    /// Returns whether the other end of this connection was shut down.
     fn is_ended(mut accepted: TcpStream) -> bool {
         accepted.set_nonblocking(true).unwrap();
         match accepted.read(&mut [0]) {

@@ -143,8 +143,8 @@ impl ZooKeeper {
         sessions.iter().find(|session| session.lease().over().is_none()).map(|session| session.timeout())
     }
 
-    /// Ends every session, and with it all nodes of the session. Returns when the server has confirmed it, or after one
-    /// session timeout without a confirmation.
+    /// Ends every session, and with it all nodes of the session. Returns when the server has confirmed the end, or after
+    /// one session timeout without a confirmation.
     ///
     /// Guards are lost, waiting acquisitions fail, and new ones are refused with [`Error::Closed`].
     ///

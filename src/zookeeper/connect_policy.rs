@@ -76,13 +76,13 @@ impl ConnectPolicy {
         if took > ConnectPolicy::quick(session_timeout) { self.after_silence() } else { self }
     }
 
-    /// Whether a session that this policy opened is tested with one request before it is used.
+    /// Returns whether a session that this policy opened is tested with one request before it is used.
     pub fn is_tried(self) -> bool {
         self == ConnectPolicy::Patient
     }
 
-    /// Whether a tested session is used. `took` is the time until the answer to the test. A quick answer means that the
-    /// server was unreachable before, and not slow. So the session is dropped, and the next attempt is quick.
+    /// Returns whether a tested session is used. `took` is the time until the answer to the test. A quick answer means
+    /// that the server was unreachable before, and not slow. So the session is dropped, and the next attempt is quick.
     pub fn suits(took: Duration, session_timeout: Duration) -> bool {
         took > ConnectPolicy::quick(session_timeout) / 4
     }

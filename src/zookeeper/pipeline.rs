@@ -231,9 +231,9 @@ impl Identity {
         self.is_checking.store(false, Ordering::Release);
     }
 
-    /// Whether the server continued this session when it created a node with this owner; otherwise the server has
-    /// replaced the session. An owner of 0 shows neither, and counts as continued. `connection` is the connection on
-    /// which the create was sent.
+    /// Returns whether the server continued this session when it created a node with this owner; otherwise the server
+    /// has replaced the session. An owner of 0 shows neither, and counts as continued. `connection` is the connection
+    /// on which the create was sent.
     pub(super) fn confirm_by_create(&self, ephemeral_owner: i64, connection: u64) -> bool {
         if ephemeral_owner == self.session {
             self.mark_confirmed_on(connection);
@@ -242,12 +242,12 @@ impl Identity {
     }
 }
 
-/// Whether the reply certainly came from a server, and not from the client crate.
+/// Returns whether the reply certainly came from a server, and not from the client crate.
 fn is_from_server<T>(answer: &Result<T, Failure>) -> bool {
     matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_)))
 }
 
-/// Whether a quorum committed the request, which proves that the session was alive.
+/// Returns whether a quorum committed the request, which proves that the session was alive.
 fn is_from_quorum<T>(answer: &Result<T, Failure>) -> bool {
     match answer {
         Ok(_) => true,

@@ -94,7 +94,7 @@ impl OwnRights {
         wider.collect()
     }
 
-    /// Whether a new node of this kind is refused if the ACL of its directory gives wider rights.
+    /// Returns whether a new node of this kind is refused if the ACL of its directory gives wider rights.
     pub(super) fn is_refusing(&self, kind: Kind) -> bool {
         self.refuses && matches!(kind, Kind::Ephemeral | Kind::EphemeralSequential)
     }
@@ -121,7 +121,7 @@ impl OwnRights {
         }
     }
 
-    /// Whether this client's own ACL also gives `right` to the user of `entry`.
+    /// Returns whether this client's own ACL also gives `right` to the user of `entry`.
     fn gives(&self, right: zk::Permission, entry: &zk::Acl) -> bool {
         let about = |mine: &zk::Acl| match mine.scheme() {
             "world" => true,
@@ -131,7 +131,7 @@ impl OwnRights {
         self.acl.entries.iter().any(|mine| mine.permission().has(right) && about(mine))
     }
 
-    /// Whether the entry is about one of this client's users. In the scheme `digest`, a hash follows the name.
+    /// Returns whether the entry is about one of this client's users. In the scheme `digest`, a hash follows the name.
     fn is_own(&self, entry: &zk::Acl) -> bool {
         let is_name = |name: &String| entry.id().split(':').next() == Some(name);
         self.users.iter().any(|(scheme, name)| *scheme == entry.scheme() && name.as_ref().is_none_or(is_name))

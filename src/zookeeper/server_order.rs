@@ -1,8 +1,8 @@
 //! Makes the client crate try each server before it tries one twice, and reports when the crate's task ends.
 //!
 //! The crate shuffles its list of names after each connection, for the next one. The list names each server several
-//! times. If a silent server is first several times in a row, it takes the whole time of several attempts, which may
-//! cost a lock. The crate has no option for the order, and no patch in `docs/upstream/` adds one.
+//! times. If a silent server is first several times in a row, that server takes the whole time of several attempts, which
+//! may cost a lock. The crate has no option for the order, and no patch in `docs/upstream/` adds one.
 //!
 //! The crate shuffles with `fastrand`, whose numbers depend only on the thread's seed. So before each poll of the
 //! crate, this module sets a seed whose shuffle puts each server once at the front. After the poll, the seed shows
@@ -23,8 +23,9 @@ use crate::sync::{Mutex, random};
 /// Fires when the client crate's task has ended or panicked.
 pub(super) type ClientEnded = oneshot::Receiver<()>;
 
-/// Polls `connecting`, and all that the crate spawns, with this order of servers. Returns the client, and a receiver
-/// that fires when the crate's task has ended. The crate's own state watcher does not fire when that task panics.
+/// Polls `connecting`, and all tasks that the crate spawns, with this order of servers. Returns the output of
+/// `connecting`, and a receiver that fires when the crate's task has ended. The crate's own state watcher does not fire
+/// when that task panics.
 pub(super) async fn connect_in_order<T>(
     tasks: &Tasks,
     order: ServerOrder,
@@ -67,7 +68,7 @@ pub(super) struct ServerOrder {
     /// The index of each name's server, in the crate's present order. Empty if the order is unknown.
     order: Vec<usize>,
     servers: usize,
-    /// The chosen seed, until a poll of the crate uses it.
+    /// The seed that was chosen for the next shuffle, until a poll of the crate uses it.
     seed: Option<u64>,
 }
 
@@ -78,7 +79,7 @@ impl ServerOrder {
         ServerOrder { order: if servers > 1 { names } else { Vec::new() }, servers, seed: None }
     }
 
-    /// Polls the crate with a chosen seed.
+    /// Polls the crate with the chosen seed, and notes a shuffle.
     pub(super) fn poll_crate<T>(&mut self, poll: impl FnOnce() -> T) -> T {
         if self.order.is_empty() {
             return poll();

@@ -145,7 +145,7 @@ fn is_name(host: &str) -> bool {
     !host.is_empty() && host.chars().all(|c| c.is_alphanumeric() || "-._".contains(c))
 }
 
-/// Whether this is an IPv6 address. The name of an interface may follow it.
+/// Returns whether this is an IPv6 address. The name of an interface may follow it.
 fn is_ipv6(host: &str) -> bool {
     let (address, interface) = host.split_once('%').map_or((host, None), |(address, it)| (address, Some(it)));
     address.parse::<Ipv6Addr>().is_ok() && interface.is_none_or(is_name)

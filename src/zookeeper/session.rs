@@ -241,7 +241,7 @@ impl ZooKeeperSession {
         Err(self.pipeline.failure("CREATE", above)(error))
     }
 
-    /// Whether the session has a user: a slot with reserved room, or the acquisition that opened the session.
+    /// Returns whether the session has a user: a slot with reserved room, or the acquisition that opened the session.
     pub(super) fn is_needed(&self) -> bool {
         self.room.available_permits() < WATCHED_BYTES_MAX || self.is_fresh.load(Ordering::Acquire)
     }

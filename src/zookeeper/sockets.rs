@@ -2,7 +2,7 @@
 //!
 //! Without the option, a small request waits until the previous one is acknowledged (Nagle's algorithm), which takes a
 //! round trip. So two requests that are sent together would cost two round trips. The client crate neither sets the
-//! option nor exposes its sockets. `docs/upstream/nodelay.patch` makes the option's half of this file unnecessary.
+//! option nor exposes its sockets. With `docs/upstream/nodelay.patch`, this file need not set the option.
 //!
 //! This module scans the sockets of this process for those that lead to a server's port. These include sockets of other
 //! clients in the process, whose small requests are then also sent at once. Where the system does not allow the scan,

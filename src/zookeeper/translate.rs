@@ -1,8 +1,8 @@
 //! Conversions between the client crate's types and this library's.
 //!
 //! The crate has many errors after which the outcome of a request is unknown, and its watchers panic when their
-//! session's task is gone. No patch in `docs/upstream/` changes that. This file maps both to the failures and events of
-//! the contract.
+//! session's task is gone. No patch in `docs/upstream/` changes that. This file maps such errors to
+//! [`Failure::Unknown`], and such panics to [`Event::Over`].
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -168,7 +168,7 @@ pub(super) async fn event(watcher: impl Future<Output = zk::WatchedEvent>) -> Ev
     }
 }
 
-/// Whether the transaction touches only the node that it deletes.
+/// Returns whether the transaction touches only the node that it deletes.
 pub(super) fn is_removal(operations: &[Operation]) -> bool {
     let Some(Operation::Delete { path, .. }) = operations.last() else { return false };
     operations.iter().all(|operation| match operation {
