@@ -6,8 +6,8 @@ The first namespace has the servers and the clients on loopback. A link of TUN d
 far clients. The link uses the kernel's own TCP. (A proxy on loopback would acknowledge each segment at once, and so hide
 the cost of Nagle's algorithm and delayed acknowledgements.)
 
-A driver is a program that measures one library. It gets the arguments SERVERS KIND CONTENDERS ACQUISITIONS SESSIONS WARM-
-UP ONE-IN HOLD. It prints "ready" and waits for a line of input. Then it does its work, and prints the elapsed
+A driver is a program that measures one library. It gets the arguments SERVERS KIND CONTENDERS ACQUISITIONS SESSIONS WARM-UP
+ONE-IN HOLD. It prints "ready" and waits for a line of input. Then it does its work, and prints the elapsed
 nanoseconds, the nanoseconds of processor time, and the number of errors. It waits for another line of input before the
 next measurement, or before its end. One acquisition in ONE-IN writes, or none if ONE-IN is 0. HOLD is in milliseconds.
 """

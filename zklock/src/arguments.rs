@@ -16,7 +16,7 @@ const USAGE: &str = "zklock [OPTIONS] PATH [--] COMMAND [ARGUMENTS]...
        zklock [OPTIONS] PATH -c 'SHELL COMMAND'
        zklock [OPTIONS] ls|watch|ask|forget|permits|break|check ...";
 
-/// The hint for options whose value is a file.
+/// The completion hint of options whose value is the name of a file.
 const FILE: ValueHint = ValueHint::FilePath;
 
 /// The text after the help. Its lines fit into a manual page on a terminal of 80 columns.
@@ -182,7 +182,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Parses the command line. A path may follow `-j`, and is not read as its number.
+    /// Parses the command line. A path after `-j` is not read as the number of permits.
     pub(crate) fn read(mut words: Vec<OsString>) -> Result<Arguments, clap::Error> {
         let lacks_number = |pair: &[OsString]| {
             let is_j = || Arguments::try_parse_from([&words[0], &pair[0]]).is_ok_and(|it| it.run.takes_any_number());
@@ -592,7 +592,8 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let numbers = || text.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
     let time = match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
-        // humantime panics over some sums of more than 2^64 s.
+        // Long texts are refused before humantime parses them, because humantime panics over some sums of more than
+        // 2^64 s.
         Err(_) if text.len() > 64 || (numbers().count() > 1 && numbers().any(|digits| digits.len() > 9)) => None,
         Err(_) => humantime::parse_duration(text).ok(),
     };
@@ -694,7 +695,7 @@ mod tests {
         let texts: Vec<String> = texts.into_iter().flatten().collect();
         assert!(texts.len() > 2);
         for line in texts.iter().flat_map(|text| text.lines()) {
-            // `man` indents them by seven columns.
+            // `man` indents these lines by seven columns.
             assert!(line.len() + 7 <= 80, "{line}");
         }
     }

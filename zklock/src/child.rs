@@ -57,9 +57,9 @@ impl Reaped {
     }
 }
 
-/// Ends zklock by the signal if it is SIGINT. A shell that runs zklock in a loop leaves the loop only after an end by
-/// SIGINT, not after an exit code. Returns for every other signal. Also returns if zklock is the first process of a
-/// container: such a process cannot end by its own signal, and exits with a code instead.
+/// Ends zklock by the signal if it is SIGINT: a shell that runs zklock in a loop ends the loop only if zklock ends by
+/// SIGINT, not if it exits with a code. Returns for every other signal. Also returns if zklock is the first process of
+/// a container: such a process cannot end by its own signal, and exits with a code instead.
 pub(crate) fn end_by(signal: Signal) {
     if signal == Signal::INT && !getpid().is_init() {
         output::finish();

@@ -41,7 +41,7 @@ pub(crate) async fn connect_within(limit: Duration, connection: &Connection) -> 
     connected.map_err(|error| exit_for(error, connection))
 }
 
-/// Returns the connect string.
+/// Returns the connect string: from `--zk`, from `ZK_HOSTS`, or the default.
 pub(crate) fn hosts(connection: &Connection) -> Result<String, Exit> {
     let hosts = settings::HOSTS.given(connection.zk.as_ref());
     hosts.as_ref().map_or(Ok(DEFAULT_HOSTS), Given::text).map(str::to_owned)

@@ -235,7 +235,9 @@ async fn skipped(place: &Place, run: &Run) {
 async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeeper, stood_still: Duration) -> Exit {
     let exit = exit_for(error.clone(), connection);
     let message = match &error {
-        Error::Lost(why) | Error::Evicted(why) if is_over(*why) && stood_still > connection.session_timeout / 4 => {
+        Error::Lost(why) | Error::Evicted(why)
+            if can_follow_a_stop(*why) && stood_still > connection.session_timeout / 4 =>
+        {
             format!("{}{STOOD_STILL}", exit.message())
         }
         Error::Lost(why) | Error::Evicted(why) => format!("{}{}", exit.message(), cut_off(*why, zk).await),
@@ -251,8 +253,8 @@ async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeepe
     Exit::new(code, if is_silent { String::new() } else { message })
 }
 
-/// Whether the cause of this loss can be a stop of zklock, or unreachable servers.
-fn is_over(why: Loss) -> bool {
+/// Whether zklock can lose the lock for this reason because zklock was stopped.
+fn can_follow_a_stop(why: Loss) -> bool {
     matches!(why, Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired))
 }
 

@@ -17,7 +17,7 @@ use crate::{signals, terminal::our_group};
 #[cfg(target_os = "linux")]
 const STAGE: &str = "tied-to";
 
-/// A name of this program that stays valid when its file is replaced.
+/// A path of this program that stays valid when the program's file is replaced.
 #[cfg(target_os = "linux")]
 const OURSELVES: &str = "/proc/self/exe";
 

@@ -11,7 +11,7 @@ use crate::output::{self, escape_controls, shorten, shorten_in_the_middle, width
 use crate::place::Place;
 use crate::{layout, table, terminal};
 
-/// How much detail the line has about the wait and about the holders.
+/// How many details of the wait and of the holders the line shows.
 #[derive(Clone, Copy, Debug)]
 struct Detail {
     /// The maximal number of holders that are named.
