@@ -1,5 +1,5 @@
-//! The library's metrics on the embedded ensemble: what each one counts, and what a recorder that blocks or panics can
-//! do.
+//! The library's metrics on the embedded ensemble: the meaning of each metric, and the effects of a recorder that blocks or
+//! panics.
 
 use std::cell::Cell;
 use std::future::IntoFuture;
@@ -21,7 +21,7 @@ use zk_rwlock::{Leadership, Memory, Mode, RwLock, Semaphore, Shared};
 
 const DIRECTORY: &str = "/lock";
 
-/// The recorder of the process. It passes everything on to the recorder of the running test.
+/// The recorder of the process. It passes every metric on to the recorder of the running test.
 struct Current;
 
 static CURRENT: Guarded<Option<Arc<dyn Recorder + Send + Sync>>> = Guarded::new(None);
@@ -346,7 +346,7 @@ fn a_lease_expiry_is_counted_though_nobody_looks() {
         tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
             let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
             let zk = connect_with(&server.address(), Duration::from_secs(2)).await;
-            // A wait of more than half of the session timeout, after which a heartbeat would be due.
+            // The wait is longer than half of the session timeout, so a heartbeat would fall into it.
             tokio::time::sleep(Duration::from_millis(1_200)).await;
             assert_eq!(seen.value("zk_rwlock_heartbeats_total"), 0.0, "nothing is held");
             let guard = lock_at(&zk, "/locks/nobody-looks").write().await.expect("free");
@@ -430,7 +430,7 @@ fn every_name_is_described_and_no_gauge_has_a_unit() {
     assert!(gauges.len() == 4 && gauges.iter().all(|(_, unit)| unit.is_none()), "{gauges:?}");
 }
 
-/// The described gauges with their units.
+/// The described gauges, each with its unit.
 #[derive(Default)]
 struct Described(Mutex<Vec<(KeyName, Option<Unit>)>>);
 
@@ -579,7 +579,7 @@ fn permits_multi_locks_and_terms_count_while_held() {
         let dropped = leadership.term().expect("the candidate leads");
         assert_eq!(seen.at("/leader", "write"), [0.0, 1.0]);
         drop(campaign);
-        // A past term holds nothing, even if the program still has the value.
+        // A past term does not count as held, even if the program still has the term's value.
         assert_eq!(seen.at("/leader", "write"), [0.0, 0.0]);
         let done = now(leadership.lead(async |term| term)).expect("the candidate leads");
         assert_eq!(seen.at("/leader", "write"), [0.0, 0.0]);
@@ -617,7 +617,7 @@ fn an_acquisition_dropped_at_any_poll_leaves_no_gauge() {
     });
 }
 
-/// What a recorder may do to its caller.
+/// The behaviour of a bad recorder when it is called.
 enum BadRecorder {
     /// Blocks until the test ends.
     Waits(Mutex<mpsc::Receiver<()>>),
@@ -629,7 +629,7 @@ impl BadRecorder {
     fn does(&self) {
         match self {
             BadRecorder::Waits(until) => assert!(until.lock().expect("no panic").recv().is_err()),
-            // Panics without a message on the terminal.
+            // Panics without printing a message.
             BadRecorder::Panics => std::panic::resume_unwind(Box::new("as recorders may")),
             BadRecorder::Locks(lock) => drop(lock.write().blocking()),
         }
@@ -700,7 +700,7 @@ fn a_stuck_recorder_costs_no_lease_and_no_count() {
             let rude = Arc::new(BadRecorder::Waits(Mutex::new(gate)));
             let recorder = CURRENT.write().expect("no panic").replace(rude);
             let guard = lock_at(&zk, "/locks/measured").write().await.expect("free");
-            // Heartbeats are counted on the thread that sends them.
+            // The thread that sends a heartbeat also counts it.
             for _ in 0..4 {
                 let least = Cell::new(Duration::MAX);
                 let is_renewed = || async { least.replace(guard.session_left()) < guard.session_left() };

@@ -1,6 +1,6 @@
 //! The contract of `coordinator::Session`, clause by clause, on each backend.
 
-// The macro in `main.rs` names these functions from outside the module.
+// These functions are public, because a macro in `main.rs` calls them.
 #![allow(unreachable_pub)]
 
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl<C: Coordinator + Clone> Stage<C> {
         format!("{}/{name}", self.directory)
     }
 
-    /// Makes a node with data in session `a`.
+    /// Makes a node with data on session `a`.
     async fn node(&self, name: &str, kind: Kind) -> String {
         let created = self.a.create(&self.path(name), b"data", kind).await.expect("created");
         self.b.sync(&self.directory).await.expect("connected");
@@ -74,7 +74,7 @@ fn create(path: &str) -> Operation {
     Operation::Create { path: path.to_owned(), data: b"new".to_vec(), kind: Kind::Persistent }
 }
 
-/// Removes a node in one of the two ways in which a contender leaves: with a hand-off or by a plain delete.
+/// Removes a node as a contender does: with a hand-off or by a plain delete.
 fn removal(session: &Arc<dyn Session>, path: &str, hands_off: bool) -> Reply<Vec<Outcome>> {
     if hands_off {
         return session.transact(&[set(path), delete(path)]);
@@ -92,7 +92,7 @@ fn refused_at(index: usize, failure: Failure) -> Result<Vec<Outcome>, Failure> {
 pub async fn a_request_is_sent_although_its_reply_is_dropped<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     drop(stage.a.create(&stage.path("sent"), b"", Kind::Persistent));
-    // The next request of the session takes effect after the create.
+    // The session's next request takes effect after the create, so this reply shows that the create was sent.
     assert!(stage.a.data(&stage.path("sent")).await.is_ok());
 }
 
@@ -112,7 +112,7 @@ pub async fn requests_take_effect_in_the_order_of_the_calls<H: Harness>(h: &H) {
     let listed = stage.a.children(&stage.directory);
     let deleted = stage.a.delete(&path);
     let listed_again = stage.a.children(&stage.directory);
-    // The replies are awaited in another order than the requests were sent.
+    // The replies are awaited in another order than that of the requests.
     assert_eq!(listed_again.await, Ok(Vec::new()));
     assert_eq!(listed.await, Ok(vec!["order".to_owned()]));
     assert!(created.await.is_ok() && deleted.await.is_ok());
@@ -453,7 +453,7 @@ pub async fn a_disconnected_session_reconnects_after_the_cut<H: Harness>(h: &H) 
     assert_eq!(stage.a.data(&path).await.map(|(_, stat)| stat.ephemeral_owner), Ok(stage.a.id()));
 }
 
-// 10. What a failure says
+// 10. An unknown outcome is never guessed
 
 pub async fn a_refusal_says_why<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;

@@ -1,6 +1,6 @@
 //! The promises of leadership, through its public interface, on each backend.
 
-// The macro in `main.rs` names these functions from outside the module.
+// These functions are public, because a macro in `main.rs` calls them.
 #![allow(unreachable_pub)]
 
 use std::time::Duration;
@@ -13,7 +13,7 @@ use support::candidate::Candidate;
 use support::harness::Harness;
 use support::scene::{eventually, soon};
 
-/// Too short to slow down a test.
+/// The pause between two terms of a candidate, too short to slow down a test.
 const PAUSE: Duration = Duration::from_millis(10);
 
 fn candidate<C: Coordinator + Clone>(client: &C, path: &str, host: &str) -> Leadership {
@@ -117,11 +117,11 @@ pub async fn a_transaction_of_a_past_term_is_refused(h: &impl Harness) {
     assert!(term.is_leader() && term.session_left() > Duration::ZERO);
     soon("the resignation", stage.a.leadership.resign()).await;
     let next = stage.b.leads().await;
-    // A handle on the past term does not delay the next leader.
+    // The handle of the past term still exists, and must not delay the next leader.
     assert!(!term.is_leader() && term.session_left().is_zero());
     let refused = soon("the refusal", term.transaction().set(&node, "too late").commit()).await.unwrap_err();
     assert!(refused.is_lost(), "{refused}");
-    // The end of the term is no loss, even if the session ends later.
+    // A term that has ended counts as given back, even if its session ends later.
     let given_back = || term.state() == HoldState::Lost { why: Loss::GivenBack };
     assert!(given_back() && soon("the end", term.lost()).await == Loss::GivenBack);
     h.expire(&stage.mine).await;
@@ -151,7 +151,7 @@ pub async fn an_evicted_leader_campaigns_again(h: &impl Harness) {
     assert_eq!(stage.a.is_dropped().await, stage.first);
     let second = stage.b.leads().await;
     stage.becomes(2).await;
-    // A waiting candidate is evicted in the same way.
+    // An operator evicts a waiting candidate in the same way as a leader.
     let waits = stage.lock().queue().await.unwrap().members[1].token.expect("readable");
     soon("the removal", stage.lock().evict(waits)).await.unwrap().expect("the node existed");
     eventually("the candidate is queued again", || async {
@@ -289,11 +289,11 @@ pub async fn an_observer_sees_each_leader_and_none(h: &impl Harness) {
         }
         assert_eq!(next(&mut changes).await, None);
     }
-    // A reader of the same lock is no leader.
+    // A reader of the same lock is not a leader.
     let reader = RwLock::new(&mine, &path).unwrap().read().await.unwrap();
     assert_eq!(candidate(&others, &path, "host-c").leader().await.unwrap(), None);
     reader.release().await.unwrap();
-    // Changes during a cut are reported afterwards.
+    // Changes that happen during a cut are reported after the cut.
     h.cut(&others).await;
     let mut a = Candidate::campaigns(candidate(&mine, &path, "host-a"));
     let term = a.leads().await.number();

@@ -1,7 +1,7 @@
 //! Limits on how long a lock may be held, on each backend: the holder learns of the loss before the next contender is
 //! granted.
 
-// The macro in `main.rs` names these functions from outside the module.
+// These functions are public, because a macro in `main.rs` calls them.
 #![allow(unreachable_pub)]
 
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! The promises of the lock, through its public interface, on each backend.
 
-// The macro in `main.rs` names these functions from outside the module.
+// These functions are public, because a macro in `main.rs` calls them.
 #![allow(unreachable_pub)]
 
 use std::future::IntoFuture;
@@ -25,7 +25,7 @@ use support::scene::{
     SOON, eventually, granted, line, line_becomes, reader, refused, soon, with_time_enough, within, writer,
 };
 
-/// Two processes that use one lock, and an operator that works on bare nodes.
+/// Two processes that use one lock, and an operator that makes and deletes nodes directly.
 struct Stage<C> {
     directory: String,
     mine: C,
@@ -83,7 +83,7 @@ impl<C: Coordinator + Clone> Stage<C> {
         self.operator.transact(&[set]).await.expect("allowed");
     }
 
-    /// Asks for kept nodes, and waits until no node is left.
+    /// Asks both processes to give up kept nodes, and waits until no node is left.
     async fn becomes_empty(&self) {
         if self.keeps {
             self.ask().await;
@@ -95,7 +95,7 @@ impl<C: Coordinator + Clone> Stage<C> {
         format!("{}-{name}", self.directory)
     }
 
-    /// The data at `path`, read by the operator.
+    /// Returns the data at `path`, read by the operator.
     async fn data(&self, path: &str) -> Option<Vec<u8>> {
         let synced = self.operator.sync(path);
         let data = self.operator.data(path);
@@ -107,7 +107,7 @@ impl<C: Coordinator + Clone> Stage<C> {
         }
     }
 
-    /// Queues up a writer behind the queue `after`, and waits until it is there.
+    /// Starts a writer, adds it to the expected queue `after`, and waits until the queue is as expected.
     async fn queue_writer(&self, lock: &RwLock, after: &mut String) -> JoinHandle<Result<WriteGuard, Error>> {
         let task = writer(lock);
         after.push_str(" W-");
@@ -134,7 +134,7 @@ fn is_invalid<T>(answer: Result<T, Error>) -> bool {
     matches!(answer, Err(Error::InvalidInput(_)))
 }
 
-// Which contenders hold together, and in which order.
+// Contenders that may hold together, and the order of grants.
 
 pub async fn readers_hold_together<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
@@ -248,7 +248,8 @@ pub async fn a_contender_that_lost_the_lock_can_get_it_again<H: Harness>(h: &H) 
             (held.node_path(), Box::new(held))
         } else {
             let held = soon("a free lock", s.a.write()).await.expect("free");
-            // A kept WRITE node would serve the next use until the event of its removal arrives.
+            // The foreign transaction keeps the WRITE node from being kept. A kept node would serve the next use until the event
+            // of its removal arrives.
             (held.prepare_foreign_transaction(), Box::new(held))
         };
         s.operator.delete(&path).await.expect("the node existed");
@@ -346,7 +347,7 @@ pub async fn a_timeout_names_the_holder_and_leaves_no_node<H: Harness>(h: &H) {
     assert_eq!((holder.label.as_deref(), waiter.label.as_deref()), (Some("nightly report"), Some("migrate")));
     assert_eq!((&holder.state, waiter.mode), (&MemberState::Holds, Mode::Write));
     assert!(matches!(waiter.state, MemberState::Waits { .. }));
-    // The machine's two clocks differ, and one of them counts milliseconds.
+    // The two timestamps come from different clocks, and one of them counts whole milliseconds.
     let since = holder.since.expect("the holder's node can be read");
     let slack = Duration::from_secs(2);
     assert!(since + slack >= entered && since <= SystemTime::now() + slack, "{since:?}");
@@ -376,7 +377,7 @@ pub async fn a_cancelled_waiter_leaves_no_node_and_wakes_nobody<H: Harness>(h: &
     line_becomes(&s.a, "W+ W- W-").await;
     cancel(first).await;
     line_becomes(&s.a, "W+ W-").await;
-    // After a call by each of the other contenders, the effects of the cancellation have come to an end.
+    // The reply to a call by each other contender shows that the effects of the cancellation are over.
     for lock in [&s.a, &s.b] {
         assert!(lock.try_write().await.is_err_and(|error| error.is_would_block()));
     }
@@ -450,7 +451,7 @@ pub async fn a_shared_guard_keeps_the_node_until_the_last_one<H: Harness>(h: &H)
     assert_eq!(s.children().await.len(), 1);
     let write = writer(&s.b);
     line_becomes(&s.a, "R+ W-").await;
-    // A share does not queue up behind the writer.
+    // A share of a guard holds at once, and does not queue up behind the writer.
     let four = three.share();
     drop(one);
     two.release().await.expect("held");
@@ -471,11 +472,11 @@ pub async fn shared_guards_are_lost_together<H: Harness>(h: &H) {
     assert!(matches!(two.release().await, Err(Error::Lost(Loss::Removed))));
 }
 
-/// Longer than any check that does not set the idle time itself.
+/// An idle time that is longer than any check that does not set its own.
 const IDLE: Duration = Duration::from_secs(60);
 
 impl<C: Coordinator + Clone> Stage<C> {
-    /// A lock of the first process that keeps its node between uses.
+    /// Returns a lock of the first process that keeps its node between uses.
     fn keeping(&self) -> RwLock {
         RwLock::builder(&self.mine, &self.directory).host("keeper").keep(IDLE).build().expect("valid")
     }
@@ -512,10 +513,10 @@ pub async fn uses_of_a_kept_node_share_its_loss<H: Harness>(h: &H) {
 pub async fn an_idle_node_is_given_up_to_a_waiter<H: Harness>(h: &H) {
     let s = Stage::set(h).await.with_directory().await;
     let kept = s.keeping();
-    // The waiter is of another session, or of the same.
+    // The waiter belongs to another session first, and then to the session that keeps the node.
     for other in [&s.b, &s.a] {
         for writes in [false, true] {
-            // After two uses under one node, the next node is kept as well.
+            // After two uses, the library keeps the node.
             for _ in 0..2 {
                 if writes {
                     soon("the lock", kept.write()).await.expect("free").release().await.expect("held");
@@ -538,7 +539,7 @@ pub async fn a_node_that_was_asked_for_admits_no_new_use<H: Harness>(h: &H) {
     let (one, two) = (soon("a free lock", kept.read()).await.expect("free"), kept.read().await.expect("kept"));
     let write = writer(&s.b);
     line_becomes(&s.a, "R+ W-").await;
-    // The event of the ask arrives before later replies to the same session.
+    // The event of the ask reaches the session before the replies to its later requests.
     eventually("the node is asked for", || async { kept.try_read().await.is_err_and(|error| error.is_would_block()) })
         .await;
     let (three, four) = (reader(&kept), reader(&kept));
@@ -572,7 +573,7 @@ pub async fn an_operators_ask_call_ends_a_kept_node_after_its_use<H: Harness>(h:
             one.release().await.expect("held");
             None
         };
-        // The ask comes from another session, or from the same.
+        // The ask comes from another session first, and then from the session that keeps the node.
         let asks = if is_used { &s.b } else { &s.a };
         soon("an answer", asks.ask()).await.expect("allowed");
         if let Some(one) = one {
@@ -609,7 +610,7 @@ pub async fn each_use_restarts_the_idle_time<H: Harness>(h: &H) {
     let idle = Duration::from_secs(1);
     let kept = RwLock::builder(&s.mine, &s.directory).keep(idle).build().expect("valid");
     let (mut granted, mut late_uses) = (None, 0);
-    // A busy machine may pause for longer than the idle time, and a new node follows.
+    // A busy machine may pause for longer than the idle time. Then a new node follows, and the count starts again.
     for _ in 0..100 {
         let guard = soon("a free lock", kept.write()).await.expect("free");
         let (token, now) = (guard.fencing_token(), Instant::now());
@@ -688,7 +689,8 @@ pub async fn a_removed_node_loses_the_lock_and_stops_the_work<H: Harness>(h: &H)
     soon("a free lock", s.b.write()).await.expect("free").release().await.expect("held");
 }
 
-/// The waiter learns of the loss from its own session, and must not wait until the lost guard is dropped.
+/// The waiter and the lost node belong to one session. The waiter learns of the loss from that session, and must not wait until
+/// the lost guard is dropped.
 pub async fn a_waiter_behind_a_lost_local_node_is_granted<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let held = soon("a free lock", s.a.write()).await.expect("free");
@@ -696,7 +698,7 @@ pub async fn a_waiter_behind_a_lost_local_node_is_granted<H: Harness>(h: &H) {
     line_becomes(&s.b, if s.keeps { "W+" } else { "W+ W-" }).await;
     s.operator.delete(&held.node_path()).await.expect("there");
     let next = granted(waits).await;
-    // A node can be removed before its watch is armed. Then the loss is noticed when the watch is armed.
+    // If a node is removed before the watch on it is set, the guard notices the loss when the watch is set.
     eventually("the guard is lost", || async { !held.is_held() }).await;
     drop((held, next));
 }
@@ -738,7 +740,7 @@ impl Wake for InlineTask {
     fn wake(self: Arc<Self>) {
         self.is_woken.store(true, Ordering::SeqCst);
         while self.is_woken.load(Ordering::SeqCst) && !self.is_over.load(Ordering::SeqCst) {
-            // The call that polls the task now polls it again.
+            // If the task is being polled, the call that polls it now polls it once more.
             let Ok(mut work) = self.work.try_lock() else { return };
             self.is_woken.store(false, Ordering::SeqCst);
             let waker = Waker::from(Arc::clone(&self));
@@ -760,13 +762,13 @@ pub async fn a_waker_may_poll_its_task_inside_a_request<H: Harness>(h: &H) {
         let work = Mutex::new(Box::pin(async move {
             let guard = write.await.expect("the lock is granted");
             report.send((number, guard.is_held())).expect("the test waits for it");
-            // The release wakes the next task, perhaps before it returns.
+            // The release may wake the next task before `drop` returns.
             drop(guard);
         }) as Pin<Box<dyn Future<Output = ()> + Send>>);
         let (is_woken, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
         Waker::from(Arc::new(InlineTask { work, is_woken, is_over })).wake();
         queue.push_str(" W-");
-        // Acquisitions of one handle that keeps its node share one.
+        // With `keep`, the acquisitions of one handle share one node.
         if !s.keeps {
             line_becomes(&s.b, &queue).await;
         }
@@ -786,7 +788,7 @@ pub async fn a_guard_dropped_in_a_panic_frees_the_lock<H: Harness>(h: &H) {
     let held = soon("a free lock", s.a.write()).await.expect("free");
     let panics = thread::spawn(move || {
         let _held = held;
-        // Like a panic, but without its message in the output of the tests.
+        // This unwinds like a panic, but prints no message.
         panic::resume_unwind(Box::new("meant to be"));
     });
     assert!(joined(panics).await.is_err());
@@ -1200,7 +1202,7 @@ pub async fn evicting_by_token_removes_that_member_only<H: Harness>(h: &H) {
     assert_eq!(soon("the loss", held.lost()).await, Loss::Removed);
     let next = granted(waits).await;
     assert_eq!(Some(next.fencing_token()), tokens[1]);
-    // The token of the former holder evicts no contender any more.
+    // The former holder's token no longer evicts any contender.
     assert!(s.b.evict(held.fencing_token()).await.expect("reachable").is_none());
     assert!(next.is_held());
     next.release().await.expect("held");

@@ -27,7 +27,7 @@ macro_rules! conformance {
     };
 }
 
-/// Tests of node names, run in the dialects of other libraries.
+/// Makes tests of node names, which run in the dialects (the naming schemes) of other libraries.
 macro_rules! dialects {
     ($($module:ident: $dialect:ident),* $(,)?; $names:tt) => {
         $(mod $module {
@@ -49,7 +49,8 @@ macro_rules! dialects {
     };
 }
 
-/// Tests that also run with a lock that keeps its nodes between uses. Tests that count the nodes of one handle are left out.
+/// Makes tests that also run with a lock that keeps its nodes between uses. Tests that count the nodes of one handle are left
+/// out.
 macro_rules! keeping {
     ($names:tt) => {
         mod keeping {

@@ -1,6 +1,6 @@
-//! Work that is done once in a while, on each backend.
+//! Work that one of many processes does once in a period, on each backend.
 
-// The macro in `main.rs` names these functions from outside the module.
+// These functions are public, because a macro in `main.rs` calls them.
 #![allow(unreachable_pub)]
 
 use std::future::IntoFuture;
@@ -141,7 +141,7 @@ pub async fn the_record_outlives_the_directory<H: Harness>(h: &H) {
     assert_eq!((&done.host[..], done.label.as_deref(), done.at), ("host-a", Some("report"), stat.mtime));
     assert_eq!((done.pid, stat.ephemeral_owner), (Some(std::process::id()), 0));
 
-    // One survey of a free lock and a held one.
+    // A survey reads the lock while it is free, and while it is held.
     let survey = |prefix: String| Survey::below(&stage.operators, prefix);
     let parent = stage.directory.rsplit_once('/').expect("a path").0.to_owned();
     for prefix in [parent, stage.directory.clone()] {

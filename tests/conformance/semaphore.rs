@@ -1,6 +1,6 @@
 //! The promises of the semaphore, through its public interface, on each backend.
 
-// The macro in `main.rs` names these functions from outside the module.
+// These functions are public, because a macro in `main.rs` calls them.
 #![allow(unreachable_pub)]
 
 use std::future::IntoFuture;
@@ -18,7 +18,7 @@ use zk_rwlock::{Error, HoldState, Loss, Mode, RwLock, Semaphore, Survey, block_o
 use support::harness::Harness;
 use support::scene::{SOON, eventually, granted, refused, soon, with_time_enough};
 
-/// Two processes that use one semaphore, and an operator that works on bare nodes.
+/// Two processes that use one semaphore, and an operator that makes and deletes nodes directly.
 struct Stage<C> {
     path: String,
     mine: C,
@@ -70,7 +70,7 @@ impl<C: Coordinator + Clone> Stage<C> {
         }
     }
 
-    /// Acquires in a task of its own, and waits until that contender is in the queue.
+    /// Acquires permits in a task of its own, and waits until that contender is in the queue.
     async fn queue_up(&self, semaphore: &Semaphore, permits: u32) -> JoinHandle<Result<Permit, Error>> {
         let before = self.children("queue").await.len();
         let task = tokio::spawn(semaphore.acquire_many(permits).into_future());
@@ -87,7 +87,7 @@ async fn take_all(semaphore: &Semaphore, count: usize) -> Vec<Permit> {
     permits
 }
 
-/// The members in order, each with its number of permits and `+` for a holder or `-` for a waiter.
+/// Returns the members in order, each with its number of permits and `+` for a holder or `-` for a waiter.
 async fn line(semaphore: &Semaphore) -> String {
     let queue = semaphore.queue().await.expect("readable");
     let word = |state: &MemberState| if *state == MemberState::Holds { '+' } else { '-' };
@@ -108,7 +108,7 @@ async fn cancel(task: JoinHandle<Result<Permit, Error>>) {
     assert!(task.await.is_err_and(|stop| stop.is_cancelled()), "ended before it was cancelled");
 }
 
-// Which contenders hold together, and in which order.
+// Contenders that may hold together, and the order of grants.
 
 pub async fn there_are_never_more_holders_than_permits<H: Harness>(h: &H) {
     let s = Stage::set(h, 3).await;
@@ -197,7 +197,7 @@ pub async fn a_try_for_a_permit_overtakes_no_waiter<H: Harness>(h: &H) {
 pub async fn a_timeout_names_holders_and_leaves_no_node<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
     let held = soon("free permits", s.b.acquire_many(2).label("import")).await.expect("free");
-    // On a busy machine the time may be over before the members' records are read.
+    // On a busy machine, the acquisition may time out before the members' data is read.
     let times_out = async |limit: Duration, ending: &str| {
         let late = s.a.acquire().timeout(limit).await.expect_err("taken");
         let (text, begin) = (late.to_string(), format!("not granted within {limit:?}: held by 2 PERMITS host-b pid "));
@@ -241,7 +241,7 @@ pub async fn a_different_number_of_permits_is_an_error<H: Harness>(h: &H) {
     assert_eq!(error.to_string(), format!("{} has 3 permits, and was opened here with 4", s.path));
     let error = soon("the refusal", other.try_acquire()).await.expect_err("another number");
     assert!(matches!(error, Error::Permits { reason: PermitsError::Other { ours: 4, theirs: 3 }, .. }), "{error}");
-    // The same error comes while no permit is free and others wait, because this acquisition could never be granted.
+    // The same error comes even while no permit is free and other contenders wait: this acquisition could never be granted.
     let rest = soon("free permits", s.a.acquire_many(2)).await.expect("free");
     let refused = async || {
         let error = soon("the refusal", other.try_acquire()).await.expect_err("another number");
@@ -311,7 +311,7 @@ pub async fn a_raised_number_of_permits_lets_in_waiters<H: Harness>(h: &H) {
     let (one, two) = (granted(one).await, granted(two).await);
     assert!(held.is_held() && one.is_held() && two.is_held());
     assert_eq!(s.a.queue().await.expect("readable").free(), Some(0));
-    // A handle that has used the old number goes on. A new handle with the old number is refused.
+    // A handle that has used the old number still works. A new handle with the old number is refused.
     drop((held, one, two));
     s.becomes_empty().await;
     assert_eq!(soon("free permits", s.a.acquire_many(5)).await.expect("free").count(), 5);
@@ -358,7 +358,8 @@ pub async fn a_waiter_for_more_permits_than_are_left_fails<H: Harness>(h: &H) {
 
 pub async fn a_number_of_permits_changed_by_hand_is_noticed<H: Harness>(h: &H) {
     let s = Stage::set(h, 1).await;
-    // A handle that first sees another number than its own is refused, so this handle is used before the change.
+    // A handle is refused if its own number is wrong when it first reads the semaphore's. So this handle is used before the
+    // change.
     soon("a free permit", s.b.acquire()).await.expect("free").release().await.expect("held");
     let held = soon("a free permit", s.a.acquire()).await.expect("free");
     let waits = s.queue_up(&s.b, 1).await;
@@ -491,7 +492,7 @@ pub async fn a_foreign_node_among_permits_is_an_error<H: Harness>(h: &H) {
         assert!(matches!(s.b.queue().await, Err(Error::Permits { .. })));
         s.operator.delete(&foreign).await.expect("there");
     }
-    // A permit's node of another program counts with the number in its name.
+    // The permit of another program counts as many permits as the number in its node's name.
     let other = format!("{}/h~a-PERMIT-2", s.in_it("permits"));
     s.operator.create(&other, &[], Kind::Ephemeral).await.expect("created");
     assert!(s.a.try_acquire().await.is_err_and(|error| error.is_would_block()));
@@ -515,13 +516,13 @@ pub async fn an_unreadable_number_of_permits_is_an_error<H: Harness>(h: &H) {
     assert!(soon("a free permit", s.a.acquire()).await.expect("free").is_held());
     assert_eq!(s.b.permits().await.expect("readable"), Some(2));
     s.becomes_empty().await;
-    // Without a permit ever taken, the directory's data may belong to another program.
+    // As long as no permit was ever taken, the directory's data may belong to another program.
     let never = Stage::set(h, 2).await;
     never.operator.create(&never.path, b"theirs", Kind::Persistent).await.expect("created");
     assert!(matches!(never.a.set_permits(3).await, Err(Error::Permits { .. })));
 }
 
-// The queue as people see it.
+// The queue as the public interface shows it.
 
 pub async fn a_permits_tokens_rise_with_every_grant<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
@@ -693,7 +694,7 @@ pub async fn a_survey_shows_holders_of_a_damaged_semaphore<H: Harness>(h: &H) {
         assert_eq!(seen().await, [(s.path.clone(), Some(0), 1)], "{data:?}");
     }
     held.release().await.expect("held");
-    // Here a lock uses the path `permits`, and nothing else marks a semaphore.
+    // Here a lock uses the path `permits`, and no other node shows that there is a semaphore.
     let lock = RwLock::new(&s.mine, s.in_it("permits")).expect("valid").write().await.expect("free");
     for data in ["config", ""] {
         s.set_data(&s.path, data.as_bytes()).await;

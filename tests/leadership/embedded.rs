@@ -217,7 +217,7 @@ fn an_observer_sees_each_leader_once_at_any_poll() {
         let is_watching = poll_up_to(&mut watching, polls).is_none();
         let leader = write(&lock(&zk));
         assert!(poll_up_to(&mut watching, POLLS).is_none(), "an unchanged leader was reported");
-        // Another contender is no change of the leader.
+        // A new waiter does not change the leader, so the observer reports nothing.
         drop(writing(&lock(&zk)));
         assert!(poll_up_to(&mut watching, POLLS).is_none());
         let term = leader.fencing_token();
@@ -474,7 +474,7 @@ fn a_loss_at_the_end_of_the_work_repeats_the_work() {
     assert_eq!((zk.children(PATH).len(), zk.watches()), (0, 0));
 }
 
-/// If this transaction were sent, it could take effect before the repeated delete of our node, and under the next leader.
+/// The server could carry this transaction out late: after the term, and under the next leader. So the client must not send it.
 #[test]
 fn a_transaction_of_a_past_term_is_not_sent() {
     let zk = Memory::new();
@@ -492,7 +492,7 @@ fn a_transaction_of_a_past_term_is_not_sent() {
     assert!(zk.children("/").iter().all(|name| name != "late"));
 }
 
-/// The campaign ends at that moment in another thread.
+/// The campaign ends in another thread while the transaction is being sent.
 #[test]
 fn a_transaction_sent_after_the_term_is_refused() {
     let memory = Memory::new();
@@ -515,7 +515,7 @@ fn a_transaction_sent_after_the_term_is_refused() {
     assert_eq!(now(term.lost()), Loss::GivenBack);
 }
 
-/// The read might see writes of the next leader, and take them for those of earlier leaders.
+/// The read might return writes of the next leader, and the caller would take them for writes of an earlier leader.
 #[test]
 fn a_read_of_a_past_term_is_not_sent() {
     let zk = Memory::new();
@@ -532,7 +532,8 @@ fn a_read_of_a_past_term_is_not_sent() {
     assert_eq!(zk.requests(), before);
 }
 
-/// A leader runs in one thread, and its handle is asked in others. The answers never contradict the term that is shown.
+/// Each leader works in one thread, and other threads ask its handle. Their answers never contradict the term that the handle
+/// shows.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn at_most_one_of_many_candidates_leads() {
     let zk = Memory::new();

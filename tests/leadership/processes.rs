@@ -1,4 +1,4 @@
-//! Leaders that are killed, are stopped, or exit: see [`support::process`].
+//! Leaders that are killed, are stopped, or exit. Each leader is a child process: see [`support::process`].
 
 use std::future::pending;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn leadership(zk: &ZooKeeper, path: &str) -> Leadership {
     Leadership::builder(zk, path).lock(|lock| lock.host(host)).pause(Duration::from_millis(10)).build().expect("valid")
 }
 
-/// Leads, reports the term, and then acts by its role.
+/// The child process: leads, reports the term, and then acts by its role.
 #[test]
 fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
@@ -54,12 +54,12 @@ fn the_child_process_of_other_tests() {
             }
         };
         leadership.lead(work).await.unwrap();
-        // Exits without closing the client, as at the end of `main`.
+        // The process exits without closing the client, as at the end of `main`.
         std::process::exit(0);
     });
 }
 
-/// Asks without pause whether this process leads. Notes the term, and prints the first term for which the answer is no.
+/// Asks without pause whether this process leads. Records the current term, and prints the first term for which the answer is no.
 fn asks(leadership: &Leadership, seen: &AtomicI64) {
     let mut led = None;
     loop {
@@ -78,7 +78,7 @@ fn asks(leadership: &Leadership, seen: &AtomicI64) {
     }
 }
 
-/// A child that leads, and the number of its term.
+/// Starts a child that leads. Returns the child and the number of its term.
 async fn child(role: &str, path: &str, session_timeout: Duration) -> (Process, i64) {
     let role = format!("{role} {} {path} {}", shared_server().address(), session_timeout.as_millis());
     let start = spawn_blocking(move || {
@@ -120,7 +120,7 @@ async fn a_leader_that_exits_is_followed_at_once() {
     let zk = connect(&shared_server().address()).await;
     let mut last = 0;
     for _ in 0..3 {
-        // The session outlasts the test.
+        // The session outlives the test, so the term does not end by itself.
         let (_child, term) = child("stops", PATH, CALM).await;
         let mut next = Candidate::campaigns(leadership(&zk, PATH));
         let second = next.leads().await.number();

@@ -22,7 +22,7 @@ async fn next(changes: &mut LeaderChanges) -> Option<Leader> {
     soon("the next leader", changes.next()).await.expect("open").expect("readable")
 }
 
-/// The requests, without the watches of owners on their own nodes.
+/// Returns the requests, without the watches of contenders on their own nodes.
 fn requests(wire: &Proxy, own: &str) -> Vec<Op> {
     let sent = wire.requests().into_iter();
     sent.filter(|(op, path)| *op != Op::GetData || !path.contains(own)).map(|(op, _)| op).collect()
@@ -48,7 +48,7 @@ async fn an_observer_costs_four_requests_a_change() {
     assert_eq!(leadership(&observer, PATH).leader().await.unwrap().map(|leader| leader.term), Some(first));
     assert_eq!(requests(&tapped, "none"), [Op::GetChildren, Op::GetData, Op::Multi], "the ensemble's leader is asked");
 
-    // Candidates that join or leave the queue are no change of the leader.
+    // Candidates that join or leave the queue do not change the leader.
     tapped.reset();
     let mut b =
         Candidate::campaigns(Leadership::builder(&waits, PATH).lock(|lock| lock.host("host-b")).build().unwrap());
@@ -76,7 +76,7 @@ async fn an_observer_costs_four_requests_a_change() {
     }
     let asked = requests(&tapped, "none");
     assert_eq!((asked.len(), tapped.notifications()), (21 * 4, 1), "{asked:?}");
-    // The leaving leader hands over in one transaction, and the next leader gets one notification.
+    // The leader that leaves hands over in one transaction, and the next leader gets one notification.
     assert_eq!(requests(&watched, "host-a"), [Op::Multi]);
     assert_eq!(waiting.notifications(), 1);
     let woken = requests(&waiting, "none");
@@ -92,7 +92,7 @@ async fn an_observer_survives_a_session_that_ends_at_once() {
     let observer = connect(&format!("{}/leaders-of", proxy.address())).await;
     let mut changes = leadership(&observer, "/sessions").changes();
     assert_eq!(next(&mut changes).await.map(|leader| leader.term), Some(term));
-    // The client sends this request to look for the path of the connect string.
+    // The client sends this request to look up the chroot of the connect string.
     let lookup = proxy.hold_request(Op::Exists);
     let ends = || {
         proxy.cut();
@@ -121,10 +121,10 @@ async fn dropped_observers_leave_no_watch() {
     for changes in &mut watchers {
         next(changes).await;
     }
-    // While the directory is missing, the watch is armed by the next wait for a change.
+    // While the directory is missing, the observer has no watch. It sets one when it next waits for a change.
     let waiting = tokio::time::timeout(Duration::from_millis(200), watchers[0].next()).await;
     assert!(waiting.is_err(), "{waiting:?}");
-    // Watches on nodes and on children. The holder also watches its own node, a moment after the grant.
+    // This counts watches on nodes and on children. The holder sets the watch on its own node a moment after the grant.
     let watches = || async { server.counter("zk_watch_count") };
     eventually("all watch", || async { watches().await == 4 }).await;
     drop(watchers);
@@ -195,7 +195,7 @@ async fn a_server_that_restarts_has_one_leader_again() {
     eventually("one candidate leads and the other waits", both_are_there).await;
     for _ in 0..2 {
         server.kill();
-        // Longer than a lease.
+        // The wait is longer than a lease.
         tokio::time::sleep(SHORT + SHORT / 2).await;
         assert!(!a.is_leader() && !b.is_leader());
         server.start_again();
@@ -214,7 +214,7 @@ async fn a_resigned_candidate_leads_on_an_emptied_server() {
     let zk = connect_with(&server.address(), SHORT).await;
     let mut candidate = Candidate::campaigns(leadership(&zk, "/leaders/empty"));
     let first = candidate.leads().await.number();
-    // These uses raise the numbers, so that the numbers of the emptied server stay below them for long.
+    // These uses raise the fencing tokens, so that the tokens of the emptied server stay lower for a long time.
     let others = lock_at(&zk, "/leaders/others");
     for _ in 0..50 {
         others.write().await.expect("free").release().await.expect("held");

@@ -52,7 +52,7 @@ pub(crate) async fn session(client: &impl Coordinator) -> Arc<dyn Session> {
     Arc::clone(client.session_slot(0).await.expect("the session is alive").session())
 }
 
-/// The data of the value's node, read by an operator. `None` if the node does not exist.
+/// Returns the data of the value's node, read by an operator. Returns `None` if the node does not exist.
 pub(crate) async fn bytes(client: &impl Coordinator, path: &str) -> Option<Vec<u8>> {
     let (session, node) = (session(client).await, format!("{path}/value"));
     session.sync(&node).await.expect("synced");
@@ -404,7 +404,7 @@ pub(crate) async fn only_values_within_the_size_limit_are_written(h: &impl Harne
     let beside = write(&blob, Vec::new()).await;
     let mut guard = blob.write().await.unwrap();
     let (head, tail) = (bytes(&one, &path).await.unwrap().len(), |token: i64| token.to_string().len());
-    // The header lines contain two tokens, which may get longer.
+    // The header lines contain two tokens, whose texts may become longer.
     let head = head + tail(guard.lock().fencing_token()) - tail(first.token);
     guard.resize(ALLOWED - head + 1, 7);
     let error = guard.commit().await.unwrap_err();
@@ -506,7 +506,8 @@ pub(crate) async fn a_dropped_commit_is_settled_by_the_next_one(h: &impl Harness
         }
         *guard += 10;
         let written = guard.commit().await.unwrap();
-        // A commit first settles the commit before it, and sends nothing if it is dropped meanwhile.
+        // A commit first finds out whether the commit before it was done. If it is dropped during that time, it sends nothing, so
+        // the number of commits varies.
         assert!((2..=4).contains(&written.commit), "{written:?}");
         assert_eq!(*guard.downgrade().await.unwrap(), 13);
     }
@@ -599,7 +600,7 @@ pub(crate) async fn wrong_options_are_refused_unsent(h: &impl Harness) {
     assert_eq!(bytes(&zk, &path).await, None);
 }
 
-/// JSON under another name.
+/// JSON, as a format with another name.
 struct Named(String);
 
 impl Format<u64> for Named {

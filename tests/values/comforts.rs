@@ -1,5 +1,5 @@
-//! Calls that replace a program's own loop, on every backend: initial values, live copies, updates, and waits for a value.
-//! Each test has a fresh path.
+//! Calls that replace a loop of the program, on every backend: initial values, live copies, updates, and waits for a value. Each
+//! test has a fresh path.
 
 use std::collections::HashSet;
 use std::future::IntoFuture;
@@ -27,12 +27,12 @@ use support::slow::Slow;
 /// A timeout that is long enough and never reached.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A handle without an initial value.
+/// Returns a handle without an initial value.
 fn bare<C: Coordinator + Clone>(client: &C, path: &str) -> Shared<u64> {
     Shared::new(client, path).expect("a valid path")
 }
 
-/// Runs a future in a place where only synchronous code may run.
+/// Blocks on a future, in a place where only synchronous code may run.
 fn block_on_here<T>(work: impl Future<Output = T>) -> T {
     block_in_place(|| Handle::current().block_on(work))
 }
@@ -62,7 +62,7 @@ pub(crate) async fn changes_and_copies_write_the_initial_value(h: &impl Harness)
     assert!(first.iter().all(|value| value == &first[0]), "{first:?}");
     assert_eq!(first[0].written().commit, 1);
     assert_eq!(*handles[0].read().await.unwrap(), **first[0]);
-    // Later observers write no further initial value.
+    // Later observers do not write the initial value again.
     let before = made.load(Ordering::Relaxed);
     assert_eq!(**next(&mut open(&two).changes()).await, **first[0]);
     assert_eq!(made.load(Ordering::Relaxed), before);
@@ -80,7 +80,7 @@ pub(crate) async fn the_initial_value_gives_way_to_a_writers_value(h: &impl Harn
     eventually("the reader waits", || async { there.lock().queue().await.unwrap().waiters().count() == 1 }).await;
     writer.commit().await.unwrap();
     assert_eq!(soon("the writer's value", first).await.unwrap(), 5);
-    // The contender for the initial value has left the queue, although the writer still holds.
+    // The contender that wrote the initial value has left the queue, although the writer still holds.
     eventually("the reader has left", || async { there.lock().queue().await.unwrap().members.len() == 1 }).await;
     writer.release().await.unwrap();
 }
@@ -175,7 +175,7 @@ pub(crate) async fn an_update_is_repeated_after_a_write_without_lock(h: &impl Ha
     });
     assert_eq!(soon("the update", updated).await.unwrap().output, 2);
     assert_eq!((calls.load(Ordering::Relaxed), *shared.read().await.unwrap()), (3, 2));
-    // The update is not repeated for ever.
+    // The update must not be repeated for ever.
     let (called, operator, node) = (Arc::clone(&calls), two.clone(), path.clone());
     let stranger = bytes(&two, &path).await.expect("a value");
     let updated = shared.update(move |_| {
@@ -266,7 +266,7 @@ pub(crate) async fn waits_and_updates_end_in_time(h: &impl Harness) {
     let (here, there) = (counter(&one, &path), counter(&two, &path));
     let limit = Duration::from_millis(100);
     let reader = there.read().label("reads on").await.unwrap();
-    // On a busy machine the time may be over before the holder is known.
+    // On a busy machine, the call may time out before the holder is known.
     with_time_enough(limit, async |limit| {
         let text = here.update(|value| *value += 1).timeout(limit).await.unwrap_err().to_string();
         let is_told =
@@ -325,7 +325,7 @@ fn an_update_dropped_at_any_poll_is_done_once_or_not() {
     assert_eq!(done, [true; 2], "{POLLS} polls are too few");
 }
 
-/// The work runs on a thread of its own, so this test drops the call at moments in time, not at polls.
+/// The work runs on a thread of its own, so the test drops the call after a length of time and not after a number of polls.
 #[support::judged]
 async fn a_dropped_live_value_or_wait_leaves_nothing() {
     let mut done = [0; 2];
@@ -375,7 +375,7 @@ fn the_last_handle_ends_the_initial_write() {
     assert_nothing_left(&zk, "/cut", "in the end");
 }
 
-/// A program may wait for other futures first, and write in between.
+/// A program may leave its changes unpolled while it waits for other futures and writes.
 #[tokio::test(start_paused = true)]
 async fn unpolled_changes_block_no_writer() {
     let zk = Memory::new();
@@ -403,7 +403,7 @@ async fn a_kept_read_does_not_block_the_first_value() {
     assert_eq!(**live.get(), 1);
 }
 
-/// Numbers as text. Each method first reads the copy of the value that this format decodes, and notes the thread.
+/// Numbers as text. Each method first reads the copy of the value that this format decodes, and records the thread.
 #[derive(Clone, Default)]
 struct Curious {
     copy: Arc<std::sync::Mutex<Option<Copied<u64>>>>,
@@ -413,7 +413,7 @@ struct Curious {
 impl Curious {
     fn observe(&self) {
         self.threads.lock().unwrap().insert(thread::current().id());
-        // The copy is taken out block_on_here, because reading it may call the format again.
+        // The copy is taken out of its mutex, because reading the copy may call the format again.
         let copy = self.copy.lock().unwrap().take();
         if let Some(copy) = copy {
             drop((copy.latest(), copy.copy_state()));
@@ -439,7 +439,7 @@ impl Format<u64> for Curious {
     }
 }
 
-/// A lock held during a call of the format would hang the test, so the uses run on a thread of their own.
+/// If the library held a lock while it called the format, the test would hang. So the uses run on a thread of their own.
 pub(crate) async fn a_format_runs_on_callers_threads_without_locks(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (format, other) = (Curious::default(), Curious::default());

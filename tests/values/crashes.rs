@@ -15,7 +15,7 @@ use support::wire::{Close, Fault, Frames, Proxy, Rule};
 /// The session timeout of the children. The next contender is granted after that time.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// The number of frames of a few commits, in each direction.
+/// The number of frames that a few commits need in each direction.
 const POINTS: u64 = 16;
 
 /// Two matching halves, with enough data between them to need several packets.
@@ -69,7 +69,7 @@ async fn killed_at(path: &str, fault: impl FnOnce(&Proxy) -> Fault) {
     let said = tokio::task::spawn_blocking(move || child.said().last().map_or(0, |said| said.parse().unwrap()));
     let said: u64 = said.await.unwrap();
 
-    // Granted once the ensemble has expired the child's session, if the child held the lock.
+    // If the child held the lock, the grant comes after the ensemble has expired the child's session.
     let mut guard = within(SOON, path, shared.write()).await.unwrap();
     let found = guard.number();
     safe!(found == said || found == said + 1, "{path}: it said {said}, and left {found}");
@@ -84,7 +84,7 @@ async fn killed_at_each_point(name: &'static str, rule: fn(u64) -> Rule) {
         points.spawn(async move {
             killed_at(&format!("/shared/{name}-{point}"), |wire| wire.apply(rule(point))).await;
         });
-        // Four children at a time are enough for two cores.
+        // Four children at a time are as many as two cores can run.
         if point % 4 == 0 {
             while let Some(ended) = points.join_next().await {
                 ended.unwrap();

@@ -1,5 +1,5 @@
-//! Commits with an unknown outcome, and initial values that are removed at once: on the embedded backend, where a test can
-//! lose each reply.
+//! Commits with an unknown outcome, and initial values that another client removes at once. The tests use the embedded backend,
+//! where they can lose each reply.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -45,8 +45,8 @@ async fn a_commit_with_lost_messages_is_done_at_most_once() {
     }
 }
 
-/// A client that calls `fault` with the number of each commit, before the commit is done. A returned failure replaces the
-/// reply.
+/// Returns a client that calls `fault` with the number of each commit before the commit is done. If `fault` returns a failure,
+/// that failure replaces the reply.
 fn line(zk: &Memory, fault: impl Fn(usize) -> Option<Failure> + Send + Sync + 'static) -> Hindered {
     let commits = AtomicUsize::new(0);
     Hindered::new(zk, move |asked| {
@@ -59,8 +59,8 @@ fn no_answer() -> Option<Failure> {
     Some(Failure::Unknown("nobody has answered".to_owned()))
 }
 
-/// The error of a commit whose first request is lost. At the request with number `at`, a client without the lock writes the
-/// value `writes` times.
+/// Returns the error of a commit whose first request is lost. At the request with number `at`, another client writes the value
+/// `writes` times without the lock.
 async fn disturbed(at: usize, writes: usize) -> Error {
     let (zk, path) = (Memory::new(), "/doubts");
     write(&counter(&zk, path), 7).await;
@@ -128,7 +128,8 @@ async fn a_commit_in_doubt_is_settled_on_the_next_session() {
     }
 }
 
-/// With this field, a commit in doubt is found even if another commit has replaced it: see [`Error::OutcomeUnknown`].
+/// By this field, the library can find a commit in doubt even if another commit has replaced its value: see
+/// [`Error::OutcomeUnknown`].
 #[support::judged]
 async fn each_value_names_the_commit_before_it() {
     let (zk, path) = (Memory::new(), "/doubts");
@@ -150,7 +151,7 @@ async fn a_removed_initial_value_is_written_again() {
             Request::Transact([_, Operation::Create { path, .. }]) if path.ends_with("/value") => {
                 was_written.store(!is_second.swap(true, Ordering::Relaxed), Ordering::Relaxed);
             }
-            // The copy reads the value after its event, but too late.
+            // The copy reads the value after the event, but the value is deleted before that read.
             Request::Data(path) if path.ends_with("/value") && was_written.swap(false, Ordering::Relaxed) => {
                 now(now(session(&stranger)).delete(path)).expect("the value was just written");
             }
@@ -186,7 +187,7 @@ async fn an_initial_value_waits_until_foreign_bytes_are_gone() {
         let (zk, path) = (Memory::new(), "/doubts");
         let stranger = zk.connect();
         let (line, contenders) = Hindered::counting(&zk, move |before| {
-            // Before the lock's directory exists.
+            // The stranger writes before the lock's directory exists.
             if before == 0 {
                 now(put(&stranger, path, b"a stranger's"));
             }

@@ -15,7 +15,7 @@ use support::server::shared_server;
 use support::slow::Slow;
 use support::wire::{Close, Frames, Op, Proxy, Rule};
 
-/// Longer than any of these tests.
+/// An idle time that is longer than any of these tests.
 const IDLE: Duration = Duration::from_secs(600);
 
 fn kept(client: &ZooKeeper, path: &str) -> Shared<u64> {
@@ -36,11 +36,11 @@ async fn kept_reads_send_nothing_and_see_the_newest_value() {
         *guard = value;
         guard.commit().await.unwrap();
         guard.release().await.unwrap();
-        // The second read is the first that can be kept.
+        // The library keeps a node from the second read on.
         for _ in 0..2 {
             assert_eq!(*soon("a read", reader.read()).await.unwrap(), value);
         }
-        // The watch on the own node is armed a moment after the grant.
+        // The watch on the own node is set a moment after the grant.
         if value == 20 {
             eventually("the node is watched", || async { wire.count(Op::GetData) > 0 }).await;
         }
@@ -48,7 +48,7 @@ async fn kept_reads_send_nothing_and_see_the_newest_value() {
         for _ in 0..1_000 {
             assert_eq!(*reader.read().await.unwrap(), value);
         }
-        // A heartbeat may come in between: one read and one check.
+        // One heartbeat may come in between: a read and a check.
         assert!(wire.requests().len() - before <= 3, "{:?}", &wire.requests()[before..]);
     }
 }
@@ -110,8 +110,8 @@ async fn the_next_kept_read_sees_a_manual_transaction() {
     assert_eq!(*shared.read().await.unwrap(), "two");
 }
 
-/// The write comes at every poll of the read. The read's reply may show the value from before the write, and arrive after
-/// the write's event.
+/// The write comes at each poll of the read in turn. The read's reply may show the value from before the write, and arrive after
+/// the event of the write.
 #[support::judged]
 async fn a_read_that_races_a_manual_write_is_not_cached() {
     let mut was_between = false;
@@ -123,7 +123,7 @@ async fn a_read_that_races_a_manual_write_is_not_cached() {
             .build()
             .unwrap();
         drop(shared.write().replacing("one".to_owned()).await.unwrap().commit().await.unwrap());
-        // This guard makes the lock's node known, but reads no value.
+        // This guard makes the handle keep the lock's node, but reads no value.
         let beside = shared.lock().read().await.unwrap();
         let bytes = beside.read_node(shared.value_path()).await.unwrap().unwrap().data;
         let mut reading = spawn(shared.read().into_future());
@@ -150,7 +150,8 @@ async fn no_read_sees_the_cached_value_after_a_restore() {
     zk.faults().restore(&backup);
     drop(read);
     write(&shared, 1).await;
-    // The node has the same token as the one before the restore, and has sent as many writes.
+    // The new node has the same token as the node before the restore, and as many writes were sent under it. The read must still
+    // return the new value.
     assert_eq!(*shared.read().await.unwrap(), 1);
 }
 

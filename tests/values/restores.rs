@@ -1,4 +1,5 @@
-//! An ensemble that is restored to an earlier state: copies of the value, and observers of its changes, go back as well.
+//! An ensemble that is restored to an earlier state. Copies of the value, and observers of its changes, go back to that state as
+//! well.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +18,7 @@ use support::wire::Proxy;
 /// The timeout of sessions that expire in a test.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// The timeout of sessions whose next check at the leader a test awaits.
+/// The timeout of sessions in tests that wait for the next check at the leader.
 const CHECKED: Duration = Duration::from_secs(10);
 
 #[support::judged]
@@ -43,7 +44,7 @@ async fn a_copy_goes_back_with_a_restored_ensemble() {
         here.update(|value| *value += 1).await.unwrap();
         assert_eq!(**live.get(), 21);
         assert_eq!(**soon("the commit", here.wait_for(|value| *value == 21)).await.unwrap(), 21);
-        // The next restore takes these commits away.
+        // The next restore undoes these commits.
         zk.faults().restore(&backup);
         assert_eq!(**soon("the value", here.wait_for(|value| *value == 20)).await.unwrap(), 20);
     }
@@ -109,8 +110,8 @@ async fn a_copy_goes_back_with_a_restored_server() {
     eventually("the copy is current", || async { matches!(live.state(), CopyState::Current) }).await;
 }
 
-/// The copy is cut off during the restore, and its session lives on. No event reports the new commit if its transaction's
-/// number is among those that the copy has seen of the lost ones.
+/// The copy is cut off during the restore, and its session lives on. If the new commit's transaction has the number of a lost
+/// transaction that the copy has seen, no event reports the new commit.
 #[support::judged]
 async fn a_copy_rolls_back_to_another_commit_of_its_version() {
     tokio::join!(follows_a_server_that_lost_a_commit(false), follows_a_server_that_lost_a_commit(true));
@@ -135,7 +136,7 @@ async fn follows_a_server_that_lost_a_commit(is_silent: bool) {
     if is_silent {
         write(&counter(&there, PATH), 3).await;
     }
-    // The numbers of later transactions are higher than all that the copy has seen.
+    // The numbers of later transactions are higher than all numbers that the copy has seen.
     for _ in 0..20 {
         other.write().await.unwrap().release().await.unwrap();
     }
@@ -144,6 +145,6 @@ async fn follows_a_server_that_lost_a_commit(is_silent: bool) {
     }
     proxy.heal();
     eventually("the copy follows", || async { **live.get() == 3 }).await;
-    // A busy machine may let the shorter session expire.
+    // On a busy machine, the session with the shorter timeout may expire.
     assert!(is_silent || session(&zk).await.id() == before, "the same session");
 }

@@ -30,7 +30,7 @@ async fn version(client: &impl Coordinator, shared: &Shared<u64>) -> i32 {
     session.data(shared.value_path()).await.expect("a value").1.version
 }
 
-/// The requests about the value and those about the lock, without the watches of owners on their own nodes.
+/// Returns the requests about the value and those about the lock, without the watches of contenders on their own nodes.
 fn requests(wire: &Proxy) -> (Vec<Op>, Vec<Op>) {
     let (about_value, about_lock): (Vec<_>, Vec<_>) =
         wire.requests().into_iter().partition(|(_, path)| path.contains("/value"));
@@ -38,7 +38,7 @@ fn requests(wire: &Proxy) -> (Vec<Op>, Vec<Op>) {
     (about_value.into_iter().map(|(op, _)| op).collect(), about_lock.map(|(op, _)| op).collect())
 }
 
-/// The requests of `work`. Most of ten runs in a row must agree; a run with a heartbeat in it differs.
+/// Returns the requests of `work`. Most of ten runs in a row must agree: a run with a heartbeat in it differs.
 async fn usual(wire: &Proxy, work: impl AsyncFn()) -> (Vec<Op>, Vec<Op>) {
     let mut costs: Vec<(Vec<Op>, Vec<Op>)> = Vec::new();
     for _ in 0..100 {
@@ -121,7 +121,7 @@ async fn a_commit_whose_request_or_answer_is_lost_is_done_once() {
     let (zk, operator) = (connect(&wire.address()).await, connect(&shared_server().address()).await);
     let shared = counter(&zk, "/shared/lost");
     let frames = |request: bool| if request { Frames::requests(Op::Multi) } else { Frames::replies(Op::Multi) };
-    // The first commit creates the node.
+    // The first of these commits creates the node.
     for (round, (request, how)) in
         [(true, Close::Fin), (false, Close::Fin), (true, Close::Rst), (false, Close::Rst)].into_iter().enumerate()
     {
@@ -142,7 +142,7 @@ async fn a_commit_whose_request_or_answer_is_lost_is_done_once() {
     assert_eq!(*shared.read().await.unwrap(), 4);
 }
 
-/// The recreated node has the same version as the first one.
+/// Another client deletes the node and creates it again, with the same version as before.
 #[support::judged]
 async fn a_commit_in_doubt_does_not_overwrite_a_recreated_node() {
     let (zk, path) = (Memory::new(), "/shared/anew");
@@ -332,7 +332,7 @@ async fn the_first_value_survives_a_lost_connection_and_session() {
         let first = tokio::spawn(async move { shared.live().await });
         soon("the fault", fault.happens()).await;
         if number == 0 {
-            // Longer than the session lives.
+            // The cut lasts longer than the session lives.
             wire.cut();
             tokio::time::sleep(3 * SHORT).await;
             wire.heal();
