@@ -111,8 +111,8 @@ impl Options {
     }
 }
 
-/// A function that starts to watch over a node that is to be kept. The acquisition calls the function once the node exists. The
-/// watch fires when another contender asks for the node. It is `None` if it is not known to be armed.
+/// A function that the acquisition of a node to be kept calls once the node exists. The watch fires when another contender asks
+/// for the node. The argument is `None` if that watch is not known to be armed.
 pub(crate) type Sharing = Box<dyn Fn(&ContenderHandle, Option<Watch>) + Send + Sync>;
 
 /// The permits for which the head of a semaphore's queue exchanges its node. An acquisition of a lock has no target: the head of
@@ -307,7 +307,7 @@ pub(crate) struct WaitState<'a> {
     pub(crate) on_wait: Option<Box<OnWait>>,
     /// The answer to the listing that was sent with the create. `None` if the answer to the create was lost.
     pub(crate) listing: Option<Result<Names, Failure>>,
-    /// The stat of the directory in the last listing, if the next step asks for a kept node.
+    /// The stat of the directory in the last listing. `None` unless the next step asks for a kept node.
     pub(crate) directory: Option<Box<Stat>>,
     /// Counts the listings that lacked our node although the leader had it.
     pub(crate) denials: Tries,

@@ -100,8 +100,8 @@ pub(crate) fn states_of(holds: impl IntoIterator<Item = OneHold>, ended: GuardEn
     Changes::of(states.take_until(ended))
 }
 
-/// The lifetime of a guard: dropping it ends the streams of the guard's states. The node may outlive the guard if the node is
-/// kept or shared.
+/// A part of a guard whose drop ends the streams of the guard's states. The node may outlive the guard if the node is kept or
+/// shared.
 #[derive(Debug, Default)]
 pub(crate) struct GuardLife(OnceLock<watch::Sender<()>>);
 
@@ -111,7 +111,8 @@ pub(crate) type GuardEnded = Pin<Box<dyn Future<Output = ()> + Send>>;
 impl GuardLife {
     pub(crate) fn ended(&self) -> GuardEnded {
         let mut life = self.0.get_or_init(|| watch::Sender::new(())).subscribe();
-        // The sender sends nothing. The error after its drop is the end of the guard.
+        // Nothing is sent on this channel. `changed` returns its error when the guard and its sender are dropped, so the result
+        // is ignored.
         Box::pin(async move { drop(life.changed().await) })
     }
 }
@@ -209,8 +210,8 @@ impl ContenderHandle {
             }
             // A long listing would take memory during the wait for the watch.
             drop(names);
-            // Returns after the event of the watch, or after a while without one, because an event may be lost. An error means
-            // that the session is over: the caller then reports the loss of the hold.
+            // `wait` returns after the event of the watch, and also after a while without an event, because an event may be lost.
+            // An error means that the session is over. The caller then reports the loss of the hold.
             if recheck.wait(&mut change).await.is_err() {
                 return std::future::pending().await;
             }

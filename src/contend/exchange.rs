@@ -33,7 +33,7 @@ pub(crate) enum NotExchanged {
     Failed(Failure),
 }
 
-/// The index of each operation in the transaction of [`ContenderHandle::exchange`].
+/// The index of each operation in the transaction of an exchange.
 const OWN_PLACE: usize = 0;
 const UNCHANGED: usize = 1;
 const NEW_NODE: usize = 2;

@@ -27,8 +27,8 @@ use crate::session::{follow, listing, presence};
 use crate::sync::random;
 use crate::telemetry::log::emit;
 
-/// How often one acquisition tries to enter again after it found the sequence numbers of the directory used up. Several
-/// contenders may delete and recreate the directory at once.
+/// How often one acquisition enters the queue again because the sequence numbers of the directory are used up. One try may not
+/// suffice, because other contenders may delete and recreate the directory at the same time.
 const RESTARTS: u32 = 8;
 
 /// How often the directory may vanish between its creation and the create of our node. The acquisition fails after that.

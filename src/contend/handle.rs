@@ -172,7 +172,7 @@ impl ContenderHandle {
 
     /// Starts the time limit of the hold, and stores the trace of the hold until the hold ends.
     pub(crate) fn limit_and_trace(&self, holding: HoldTrace) {
-        // This hold is the only one by its node, so its limit is never ended before the node is gone.
+        // The node has no other hold, so the limit lasts until the node is gone, and its end is not stored.
         _ = self.node.limits().begin(self.now());
         *self.holding.lock() = holding;
     }

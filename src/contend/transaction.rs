@@ -166,9 +166,9 @@ impl<'guard> Transaction<'guard> {
         let mut operations: Vec<_> = locks.iter().map(position).collect();
         let checks = operations.len();
         operations.extend(wanted);
-        // The nodes count an unsettled write until the reply comes. After an unsettled write, the next use of a kept node takes
-        // another node, because the write may still be carried out. If another session than the node's own sends the transaction,
-        // the write stays unsettled: the requests of two sessions have no common order.
+        // `begin_write` counts an unsettled write on each node until the reply comes. After an unsettled write, the next use of a
+        // kept node takes another node, because the write may still be carried out. If another session than the node's own sends
+        // the transaction, the write stays unsettled: the requests of two sessions have no common order.
         let session = last.session();
         let bytes = session.request_bytes(&operations);
         if bytes > size_limit {

@@ -34,7 +34,7 @@ struct Behind<'a> {
     directory: Option<Box<Stat>>,
     /// Whether the server has shown a ghost, and may show other ghosts.
     has_ghosts: bool,
-    /// Notifies this wait when the timeout's question to the leader has found ghosts.
+    /// Notifies this wait if the leader shows ghosts ahead of us shortly before the timeout.
     waiting: Option<&'a QueueView>,
 }
 
@@ -142,8 +142,8 @@ impl Acquisition {
         Err(Error::Evicted(entry.find_loss().unwrap_or(Loss::Removed)))
     }
 
-    /// Fails if the lock's path is that of a semaphore. A semaphore's node has data. The data are read only if the stat of the
-    /// node, or else its children, may be those of a semaphore.
+    /// Fails if the lock's path is that of a semaphore. A semaphore's node has data. Reads the data only if the stat of the node,
+    /// or without a stat the names of its children, may be those of a semaphore.
     pub(crate) async fn check_for_semaphore(
         &self,
         session: &Arc<dyn Session>,
@@ -161,7 +161,8 @@ impl Acquisition {
             Ok(Some((data, _))) if matches!(permits::decode(&data), Ok(Some(_))) => {
                 Err(Error::Permits { path: path.to_string(), reason: PermitsError::NoLock })
             }
-            // The node may not be read. This client has no rights at a semaphore there either.
+            // The node is missing, or has other data, or may not be read. A client that may not read the node could not use a
+            // semaphore there either.
             Ok(_) | Err(Failure::NoAuth(_)) => Ok(()),
             Err(failure) => Err(self.handle.stop(failure)),
         }
@@ -200,7 +201,8 @@ impl Behind<'_> {
         watch
     }
 
-    /// Waits until the predecessor's node changes or goes. Meanwhile calls the caller's `on_wait` listener at each progress.
+    /// Waits until the predecessor's node changes or goes. Meanwhile calls the user's `on_wait` listener when the progress
+    /// changes.
     async fn departure(&self, on_wait: &mut Option<Box<OnWait>>) -> Result<Departure, Error> {
         let (session, paths, me) = (self.entry.session(), &self.handle.paths, &*self.entry.contender());
         // Boxed, because few of thousands of waiters have a listener.
@@ -228,7 +230,7 @@ impl Behind<'_> {
             // asked.
             Err(Failure::NoNode) if self.is_again => match Box::pin(self.check_at_leader(true)).await? {
                 Some(departure) => return Ok(departure),
-                // The leader has the node. The periodic checks of `check_in_intervals` end the wait.
+                // The leader has the node. `check_in_intervals`, which is polled together with this future, ends the wait.
                 None => return std::future::pending().await,
             },
             Err(Failure::NoNode) => return Ok(Departure::ListAgain),

@@ -57,7 +57,8 @@ impl Acquisition {
 }
 
 /// The registration of a waiting acquisition for a warning, until this is dropped. A background task logs the warning, because
-/// the acquisition's own future may not be polled. An unpolled future blocks all contenders behind it once its turn has come.
+/// the acquisition's own future may not be polled. If the future is not polled when the acquisition's turn comes, all contenders
+/// behind it wait.
 pub(crate) struct Lateness<'a> {
     acquisition: &'a Acquisition,
     began: Instant,
@@ -72,7 +73,7 @@ impl<'a> Lateness<'a> {
         Lateness { acquisition, began, is_warned_of, number: None }
     }
 
-    /// Registers the acquisition, because it may have to wait from now on. Starts the warning task if none runs.
+    /// Registers the acquisition, because from now on the acquisition may have to wait. Starts the warning task if none runs.
     pub(crate) fn begin(&mut self, entry: &ContenderHandle) {
         let Acquisition { handle, options, trace, target, .. } = self.acquisition;
         let (Some(limit), None) = (handle.warn_waiting, self.number) else { return };

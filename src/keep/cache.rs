@@ -255,8 +255,8 @@ impl Drop for KeptUse {
     }
 }
 
-/// A use that waits until the node is acquired, or until other uses of the node end. Dropping it ends the wait. If no other use
-/// waits for the acquisition of the node, the drop ends the acquisition, too.
+/// A use that waits until the node is acquired, or until other uses of the node end. Dropping the use ends the wait. If no other
+/// use waits for the acquisition of the node, the drop ends the acquisition, too.
 pub(crate) struct PendingUse {
     kept: Arc<Kept>,
     number: u64,

@@ -53,7 +53,7 @@ impl Lock {
         Ok((joined, timeout))
     }
 
-    /// Acquires the lock. `joined` is the result of [`Lock::join`], which did not run at once: waits for the kept node, or
+    /// Acquires the lock. `joined` is the result of [`Lock::join`]. If its use does not run yet, waits for the kept node, or
     /// acquires a new node.
     pub(crate) async fn acquire(
         &self,

@@ -309,7 +309,7 @@ impl Kept {
         settle(state, woken)
     }
 
-    /// Returns the time until the node is idle for too long. A node with uses may be idle for the whole idle time.
+    /// Returns the time until the node has been idle for too long. For a node with a use, this is the whole idle time.
     fn may_idle(&self, now: Moment) -> Duration {
         let state = self.state.lock();
         if state.granted.is_some() && state.uses.is_idle() {
@@ -421,8 +421,8 @@ pub(super) fn wake(woken: Vec<Waker>) {
 /// The shortest time between two checks whether a node is idle.
 const IDLE_PAUSE: Duration = Duration::from_millis(10);
 
-/// The shortest and the longest time between two listings of the queue that look for a contender behind the node whose ask was
-/// not received.
+/// The shortest and the longest time between two listings of the queue. The listings find contenders that wait behind the node
+/// and whose asks were not received.
 const QUEUE_PAUSES: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 
 /// How many checks in a row must find the same use waiting before a warning is logged.

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Uses run first come, first served, by the rules of the lock: reads run together, a write runs alone. The node is closed when
-//! another contender asks for it, and in other cases. No use joins a closed node, and its waiting uses are refused. A refused use
-//! enters the queue behind the contender that asked.
+//! another contender asks for the node, or when this process gives the node up. No use joins a closed node, and its waiting uses
+//! are refused. A refused use enters the queue behind the contender that asked.
 
 use std::collections::BTreeMap;
 
@@ -44,7 +44,7 @@ struct QueuedUse<W> {
     waker: Option<W>,
 }
 
-/// The result of joining a node as a use that runs or waits.
+/// Whether a use of a node runs, waits or is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Joined<R, W> {
     Runs(R),

@@ -20,7 +20,7 @@ fn entering(uses: usize) -> (Arc<Kept>, Vec<Joined<KeptUse, PendingUse>>, Arc<At
 }
 
 #[test]
-fn a_node_is_kept_in_vain_that_is_asked_for_before_it_was_used_again() {
+fn an_ask_before_the_second_use_means_kept_in_vain() {
     for (uses, is_in_vain) in [(1, true), (2, false), (3, false)] {
         let (kept, _uses, in_vain) = entering(uses);
         in_vain.store(!is_in_vain, Ordering::Release);
@@ -30,7 +30,7 @@ fn a_node_is_kept_in_vain_that_is_asked_for_before_it_was_used_again() {
 }
 
 #[test]
-fn a_node_that_is_given_up_already_is_not_judged_again() {
+fn an_ask_for_a_closed_node_changes_no_flag() {
     for why in [Why::Idle, Why::Lost, Why::Closed, Why::Replaced, Why::Unsure, Why::Asked] {
         let (kept, _uses, in_vain) = entering(1);
         kept.give_up(why);
@@ -40,7 +40,7 @@ fn a_node_that_is_given_up_already_is_not_judged_again() {
 }
 
 #[test]
-fn a_node_is_abandoned_once_the_last_use_that_waits_has_gone() {
+fn an_acquisition_without_a_waiting_use_is_abandoned() {
     let (kept, mut uses, _) = entering(2);
     assert!(!kept.is_abandoned());
     uses.pop();
@@ -50,14 +50,14 @@ fn a_node_is_abandoned_once_the_last_use_that_waits_has_gone() {
 }
 
 #[test]
-fn a_node_that_is_not_granted_yet_is_not_idle() {
+fn a_node_before_its_grant_is_not_idle() {
     let (kept, uses, _) = entering(1);
     drop(uses);
     assert_eq!(kept.may_idle(Moment::ZERO.saturating_add(10 * IDLE)), IDLE);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_no_use_waits_for_wakes_nobody_to_warn_of_them() {
+async fn the_warning_task_sleeps_while_no_use_waits() {
     let ((kept, _uses, _), slot) = (entering(0), Memory::new().session_slot(0).await.unwrap());
     let seen = Arc::downgrade(&kept);
     let mut warns = tokio_test::task::spawn(warn_of_slow_uses(&seen, slot.session()));
@@ -73,7 +73,7 @@ async fn a_node_that_no_use_waits_for_wakes_nobody_to_warn_of_them() {
 
 /// The warning task must not own the node: a node owns the client, so the program could not close its client.
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_to_warn_of_uses_keeps_no_node() {
+async fn the_warning_task_does_not_own_the_node() {
     let ((kept, ..), slot) = (entering(0), Memory::new().session_slot(0).await.unwrap());
     let seen = Arc::downgrade(&kept);
     let mut warns = tokio_test::task::spawn(warn_of_slow_uses(&seen, slot.session()));
@@ -84,7 +84,7 @@ async fn whoever_waits_to_warn_of_uses_keeps_no_node() {
 
 /// The session's thread uses the node, and must not drop the last pointer to the client.
 #[test]
-fn a_node_keeps_no_client() {
+fn a_kept_node_does_not_own_the_client() {
     let lock = RwLock::new(&Memory::new(), "/a").unwrap();
     let (handle, in_vain) = (Arc::downgrade(lock.handle()), Arc::default());
     let kept = Kept::new(lock.handle(), Mode::Read, IDLE, &in_vain);
@@ -95,7 +95,7 @@ fn a_node_keeps_no_client() {
 
 /// The documentation lists these values of the label `cause` of `zk_rwlock_kept_given_up_total`.
 #[test]
-fn every_reason_to_give_a_node_up_has_its_name_in_the_metrics() {
+fn each_reason_has_its_label_in_the_metrics() {
     let closed = Why::by(Loss::SessionOver(Ending::Closed));
     let names = [Why::Asked, Why::Idle, Why::by(Loss::Removed), closed, Why::Replaced, Why::Unsure].map(Why::label);
     assert_eq!(names, ["asked", "idle", "lost", "closed", "replaced", "unsure"]);

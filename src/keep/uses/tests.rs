@@ -8,9 +8,9 @@ const WAITS: Joined<(), ()> = Joined::Waits(());
 
 /// One step of a sequence.
 #[derive(Clone, Copy, Debug)]
-enum Happens {
+enum Step {
     Joins(Mode),
-    /// The waiting use at this index of `Story::left` is polled.
+    /// The waiting use at this index of `Sequence::left` is polled.
     IsPolled(usize),
     Leaves(usize),
     Granted,
@@ -30,30 +30,30 @@ struct Use {
 }
 
 #[derive(Clone)]
-struct Story {
+struct Sequence {
     /// The node under test. The waker of each use is the use's number.
     uses: Uses<u64>,
     left: Vec<Use>,
     is_granted: bool,
     is_closed: bool,
     has_failed: bool,
-    steps: Vec<Happens>,
+    steps: Vec<Step>,
 }
 
-impl Story {
-    fn of(mode: Mode) -> Story {
+impl Sequence {
+    fn of(mode: Mode) -> Sequence {
         let (uses, left, steps) = (Uses::new(mode), Vec::new(), Vec::new());
-        Story { uses, left, is_granted: false, is_closed: false, has_failed: false, steps }
+        Sequence { uses, left, is_granted: false, is_closed: false, has_failed: false, steps }
     }
 
     /// Returns whether this step is possible now.
-    fn allows(&self, step: Happens) -> bool {
+    fn allows(&self, step: Step) -> bool {
         match step {
-            Happens::Joins(_) | Happens::Closed => true,
-            Happens::IsPolled(place) => self.left.get(place).is_some_and(|it| !it.is_polled),
-            Happens::Leaves(place) => place < self.left.len(),
-            Happens::Granted | Happens::Failed => !self.is_granted && !self.has_failed,
-            Happens::Downgraded => self.writer().is_some(),
+            Step::Joins(_) | Step::Closed => true,
+            Step::IsPolled(place) => self.left.get(place).is_some_and(|it| !it.is_polled),
+            Step::Leaves(place) => place < self.left.len(),
+            Step::Granted | Step::Failed => !self.is_granted && !self.has_failed,
+            Step::Downgraded => self.writer().is_some(),
         }
     }
 
@@ -62,38 +62,42 @@ impl Story {
         self.left.iter().copied().find(|it| it.mode == Mode::Write && it.standing == RUNS)
     }
 
-    fn take(&mut self, step: Happens) {
+    fn take(&mut self, step: Step) {
         self.steps.push(step);
         let before = self.left.clone();
         let woken = match step {
-            Happens::Joins(mode) => return self.join(mode),
-            Happens::IsPolled(place) => {
+            Step::Joins(mode) => return self.join(mode),
+            Step::IsPolled(place) => {
                 let polled = &mut self.left[place];
-                assert_eq!(self.uses.standing(polled.number, &polled.number), polled.standing, "it changed unseen");
+                assert_eq!(
+                    self.uses.standing(polled.number, &polled.number),
+                    polled.standing,
+                    "the state changed without a wake-up"
+                );
                 polled.is_polled = true;
                 return;
             }
-            Happens::Leaves(place) => self.uses.leave(self.left.remove(place).number),
-            Happens::Granted => {
+            Step::Leaves(place) => self.uses.leave(self.left.remove(place).number),
+            Step::Granted => {
                 self.is_granted = true;
                 self.uses.grant()
             }
-            Happens::Closed => {
+            Step::Closed => {
                 self.is_closed = true;
                 self.uses.close()
             }
-            Happens::Failed => {
+            Step::Failed => {
                 (self.is_closed, self.has_failed) = (true, true);
                 self.uses.fail()
             }
-            Happens::Downgraded => {
+            Step::Downgraded => {
                 let writer = self.writer().expect("allowed");
                 let at = self.left.iter().position(|it| *it == writer).expect("it is left");
                 self.left[at].mode = Mode::Read;
                 self.uses.downgraded(writer.number)
             }
         };
-        self.look(step, &before, &woken);
+        self.compare(step, &before, &woken);
     }
 
     fn join(&mut self, mode: Mode) {
@@ -101,36 +105,40 @@ impl Story {
         let is_covered = mode == Mode::Read || self.uses.mode() == Mode::Write;
         let standing = match self.uses.join(mode) {
             Joined::Refused => {
-                assert!(self.is_closed || !is_covered, "refused for no reason: {:?}", self.steps);
+                assert!(self.is_closed || !is_covered, "a use was refused for no reason: {:?}", self.steps);
                 return;
             }
             Joined::Runs(number) => Use { number, mode, standing: RUNS, is_polled: true },
             Joined::Waits(number) => Use { number, mode, standing: WAITS, is_polled: false },
         };
-        assert!(!self.is_closed && is_covered, "a use joined: {:?}", self.steps);
+        assert!(
+            !self.is_closed && is_covered,
+            "a use joined a closed node, or a mode that the node does not cover: {:?}",
+            self.steps
+        );
         assert!(standing.standing == WAITS || !waits, "a use overtook another: {:?}", self.steps);
         self.left.push(standing);
         self.check();
     }
 
     /// Compares the state of each use with its state before the step. Exactly the uses whose state changed must have been woken.
-    fn look(&mut self, step: Happens, before: &[Use], woken: &[u64]) {
+    fn compare(&mut self, step: Step, before: &[Use], woken: &[u64]) {
         let mut uses = self.uses.clone();
         // If the node is asked for before its grant, the reads at the front stay, or else the first write.
         let stay = before.iter().take_while(|it| it.mode == Mode::Read).count().max(1);
         let stays = |it: &Use| before.iter().take(stay).any(|other| other.number == it.number);
         let refusable = |it: &Use| match step {
-            Happens::Closed if self.is_granted => true,
-            Happens::Closed => !stays(it),
-            Happens::Failed => true,
-            Happens::Downgraded => it.mode == Mode::Write,
+            Step::Closed if self.is_granted => true,
+            Step::Closed => !stays(it),
+            Step::Failed => true,
+            Step::Downgraded => it.mode == Mode::Write,
             _ => false,
         };
         let mut changed = Vec::new();
         for it in &mut self.left {
             let standing = uses.standing(it.number, &it.number);
             if standing != it.standing {
-                assert_eq!(it.standing, WAITS, "a use that ran or was refused: {:?}", self.steps);
+                assert_eq!(it.standing, WAITS, "the state of a running use changed: {:?}", self.steps);
                 assert!(standing == RUNS || refusable(it), "{it:?} was refused: {:?}", self.steps);
                 changed.extend(it.is_polled.then_some(it.number));
                 it.standing = standing;
@@ -139,13 +147,13 @@ impl Story {
         let refused = self.left.iter().filter(|it| it.standing == Joined::Refused).count();
         let expected = self.left.iter().zip(before).filter(|(_, was)| was.standing == WAITS);
         let must_be = match step {
-            Happens::Closed | Happens::Failed | Happens::Downgraded => expected.filter(|(it, _)| refusable(it)).count(),
+            Step::Closed | Step::Failed | Step::Downgraded => expected.filter(|(it, _)| refusable(it)).count(),
             _ => 0,
         };
         assert_eq!(refused, must_be, "{:?}", self.steps);
         let mut woken = woken.to_vec();
         woken.sort_unstable();
-        assert_eq!(woken, changed, "those whose standing changed are woken, and no others: {:?}", self.steps);
+        assert_eq!(woken, changed, "exactly the uses whose state changed are woken: {:?}", self.steps);
         self.left.retain(|it| it.standing != Joined::Refused);
         self.check();
     }
@@ -156,17 +164,17 @@ impl Story {
         let (running, mut waiting) = (of(RUNS), of(WAITS));
         let running: Vec<_> = running.copied().collect();
         let has_write = running.iter().any(|it| it.mode == Mode::Write);
-        assert!(running.len() < 2 || !has_write, "a write runs alone: {:?}", self.steps);
-        assert!(!has_write || self.uses.mode() == Mode::Write, "a READ node covers no write: {:?}", self.steps);
-        assert!(running.is_empty() || self.is_granted, "nothing runs before the grant: {:?}", self.steps);
-        let told: Vec<_> = self.uses.running.iter().map(|it| it.mode).collect();
-        assert_eq!(told, running.iter().map(|it| it.mode).collect::<Vec<_>>(), "{:?}", self.steps);
+        assert!(running.len() < 2 || !has_write, "a write runs with another use: {:?}", self.steps);
+        assert!(!has_write || self.uses.mode() == Mode::Write, "a write runs under a READ node: {:?}", self.steps);
+        assert!(running.is_empty() || self.is_granted, "a use runs before the grant: {:?}", self.steps);
+        let modes: Vec<_> = self.uses.running.iter().map(|it| it.mode).collect();
+        assert_eq!(modes, running.iter().map(|it| it.mode).collect::<Vec<_>>(), "{:?}", self.steps);
         if let Some(first) = waiting.next() {
             let is_in_turn = running.iter().all(|it| it.number < first.number);
-            assert!(is_in_turn, "first come, first served: {:?}", self.steps);
+            assert!(is_in_turn, "a later use runs before the first waiting use: {:?}", self.steps);
             let is_kept_out = running.iter().any(|it| it.mode.excludes(first.mode));
-            assert!(!self.is_granted || is_kept_out, "the first waits for nothing: {:?}", self.steps);
-            assert!(!(self.is_granted && self.is_closed), "it waits for a node to be given up: {:?}", self.steps);
+            assert!(!self.is_granted || is_kept_out, "the first waiting use could run: {:?}", self.steps);
+            assert!(!(self.is_granted && self.is_closed), "a use waits for a closed node: {:?}", self.steps);
         }
         let is_over = self.is_granted && self.is_closed && self.left.is_empty();
         assert_eq!(self.uses.is_over(), is_over, "{:?}", self.steps);
@@ -175,49 +183,49 @@ impl Story {
 
     /// Ends the sequence: grants the node unless it has failed, ends each running use, and asks for the node. Fails if a use
     /// waits for ever, or the node is not given up.
-    fn comes_to_rest(mut self) {
+    fn finish(mut self) {
         if !self.is_granted && !self.has_failed {
-            self.take(Happens::Granted);
+            self.take(Step::Granted);
         }
         while let Some(running) = self.left.iter().position(|it| it.standing == RUNS) {
-            self.take(Happens::Leaves(running));
+            self.take(Step::Leaves(running));
         }
         assert_eq!(self.left, [], "a use waits for ever: {:?}", self.steps);
-        self.take(Happens::Closed);
+        self.take(Step::Closed);
         assert_eq!(self.uses.is_over(), !self.has_failed, "{:?}", self.steps);
     }
 }
 
 /// Returns each possible step of a node with this many uses.
-fn all_that_happens(uses: usize) -> impl Iterator<Item = Happens> {
-    let always = [Happens::Joins(Mode::Read), Happens::Joins(Mode::Write)].into_iter();
-    let once = [Happens::Granted, Happens::Closed, Happens::Failed, Happens::Downgraded].into_iter();
-    always.chain(once).chain((0..uses).flat_map(|place| [Happens::IsPolled(place), Happens::Leaves(place)]))
+fn possible_steps(uses: usize) -> impl Iterator<Item = Step> {
+    let always = [Step::Joins(Mode::Read), Step::Joins(Mode::Write)].into_iter();
+    let once = [Step::Granted, Step::Closed, Step::Failed, Step::Downgraded].into_iter();
+    always.chain(once).chain((0..uses).flat_map(|place| [Step::IsPolled(place), Step::Leaves(place)]))
 }
 
 /// Runs every sequence that continues this one by at most `steps` steps. Returns the number of sequences.
-fn tell_all(story: &Story, steps: usize) -> u64 {
-    story.clone().comes_to_rest();
+fn run_all(sequence: &Sequence, steps: usize) -> u64 {
+    sequence.clone().finish();
     if steps == 0 {
         return 1;
     }
-    let next = all_that_happens(story.left.len()).filter(|step| story.allows(*step));
-    let told = next.map(|step| {
-        let mut story = story.clone();
-        story.take(step);
-        tell_all(&story, steps - 1)
+    let next = possible_steps(sequence.left.len()).filter(|step| sequence.allows(*step));
+    let count = next.map(|step| {
+        let mut sequence = sequence.clone();
+        sequence.take(step);
+        run_all(&sequence, steps - 1)
     });
-    1 + told.sum::<u64>()
+    1 + count.sum::<u64>()
 }
 
 #[test]
-fn every_short_story_of_a_node_keeps_its_rules() {
-    let told: u64 = [Mode::Read, Mode::Write].iter().map(|mode| tell_all(&Story::of(*mode), 6)).sum();
-    assert!(told > 40_000, "only {told} stories were told");
+fn every_short_sequence_of_steps_keeps_the_rules() {
+    let count: u64 = [Mode::Read, Mode::Write].iter().map(|mode| run_all(&Sequence::of(*mode), 6)).sum();
+    assert!(count > 40_000, "only {count} sequences were run");
 }
 
 #[test]
-fn long_stories_of_a_node_keep_its_rules() {
+fn long_random_sequences_keep_the_rules() {
     for seed in 0..2_000_u64 {
         let mut random = seed;
         let mut below = |limit: usize| {
@@ -225,30 +233,30 @@ fn long_stories_of_a_node_keep_its_rules() {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (random >> 33) as usize % limit
         };
-        let mut story = Story::of(if seed % 3 == 0 { Mode::Read } else { Mode::Write });
+        let mut sequence = Sequence::of(if seed % 3 == 0 { Mode::Read } else { Mode::Write });
         for _ in 0..60 {
-            let mut next: Vec<_> = all_that_happens(story.left.len()).filter(|step| story.allows(*step)).collect();
+            let mut next: Vec<_> = possible_steps(sequence.left.len()).filter(|step| sequence.allows(*step)).collect();
             // A node that is asked for, or has failed, soon has no uses. So these two steps are rare.
-            next.retain(|step| !matches!(step, Happens::Closed | Happens::Failed) || below(10) == 0);
-            story.take(next[below(next.len())]);
+            next.retain(|step| !matches!(step, Step::Closed | Step::Failed) || below(10) == 0);
+            sequence.take(next[below(next.len())]);
         }
-        story.comes_to_rest();
+        sequence.finish();
     }
 }
 
 #[test]
-fn uses_that_joined_are_counted_and_those_refused_are_not() {
+fn only_uses_that_joined_are_counted() {
     let mut uses: Uses<u64> = Uses::new(Mode::Read);
     assert_eq!((uses.join(Mode::Write), uses.count()), (Joined::Refused, 0));
     assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Waits(0), 1));
-    assert!(uses.grant().is_empty() && uses.wakers().is_empty(), "it was never polled");
+    assert!(uses.grant().is_empty() && uses.wakers().is_empty(), "a waker of a use that was never polled");
     assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Runs(1), 2));
     assert!(!uses.is_closed() && uses.close().is_empty() && uses.is_closed());
     assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Refused, 2));
 }
 
 #[test]
-fn a_use_that_is_shared_ends_when_its_last_share_leaves() {
+fn a_shared_use_ends_with_its_last_share() {
     let mut uses: Uses<u64> = Uses::new(Mode::Write);
     assert!(uses.grant().is_empty());
     assert_eq!(uses.join(Mode::Read), Joined::Runs(0));
@@ -256,5 +264,5 @@ fn a_use_that_is_shared_ends_when_its_last_share_leaves() {
     assert_eq!((uses.join(Mode::Write), uses.standing(1, &7)), (Joined::Waits(1), WAITS));
     assert_eq!((uses.leave(0), uses.standing(1, &7)), (vec![], WAITS));
     assert_eq!((uses.leave(0), uses.standing(1, &7)), (vec![7], RUNS));
-    assert_eq!(uses.count(), 2, "a share is no use of its own");
+    assert_eq!(uses.count(), 2, "a share was counted as a use");
 }
