@@ -17,8 +17,8 @@ use crate::session::request::{
 };
 use crate::session::store::SessionStore;
 
-/// Returns the directory for a temporary node of the session whose own node is at `path`. For a permit, this is the
-/// parent of the directory of permits, because a foreign node among permits would stop every task that counts them.
+/// Returns the directory in which the owner of the node at `path` creates a temporary node. For a permit this is the parent of
+/// the directory of permits, because a node with another name among the permits would make every count of the permits fail.
 pub(crate) fn temporary_parent(path: &str) -> &str {
     let (directory, name) = path.rsplit_once('/').unwrap_or_default();
     if permits_of(name).is_some() { request::parent(directory) } else { directory }
@@ -293,7 +293,7 @@ impl ConnectionState {
         *self == ConnectionState::Connected
     }
 
-    /// Returns for how long the connection has been lost.
+    /// Returns how long ago the connection was lost, and why. `None` if it is not lost.
     pub(crate) fn cut_off(self) -> Option<CutOff> {
         match self {
             ConnectionState::Connecting { since, why } => Some(CutOff { lasted: since.elapsed(), why }),
@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn each_connection_state_has_its_words() {
-        // A moment in the future shows "0s" however slowly the test runs.
+        // A moment in the future, so that the elapsed time is shown as "0s" even if the test is slow.
         let later = Instant::now() + Duration::from_secs(3600);
         let connecting = |why: Option<&str>| ConnectionState::Connecting { since: later, why: why.map(str::to_owned) };
         for (state, words) in [

@@ -1,5 +1,5 @@
-//! Follows a node by watches, on one session after another, and waits for a node that does not exist yet. [`follow`]
-//! serves the copies of shared values and the observers of elections.
+//! Watches a node for as long as the client is open, on one session after another ([`follow`]), for the copies of shared values
+//! and the observers of elections. [`possible`] waits for a node that does not exist yet.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -11,25 +11,25 @@ use crate::session::presence::{self, Recheck, unless_over};
 use crate::session::request::Failure;
 use crate::session::retry;
 
-/// The pause before the next try, after a refusal, a lost connection, or a request that could not be sent.
+/// The pause before another try, after a request failed.
 pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 
-/// A target of [`follow`].
+/// The node or directory that [`follow`] watches.
 pub(crate) trait Followed: Sync {
-    /// Returns the coordinator, or `None` to stop following.
+    /// Returns the client, or `None` if nobody needs the target any more.
     fn coordinator(&self) -> Option<Arc<dyn Coordinator>>;
 
-    /// Returns how many bytes of paths are watched.
+    /// Returns the length of the watched paths in bytes, for [`Coordinator::session_slot`].
     fn watched_bytes(&self) -> usize;
 
-    /// Watches the target on one session, until a request fails.
+    /// Watches the target on one session until a request fails.
     fn watch(&self, session: &Arc<dyn Session>) -> impl Future<Output = Result<Infallible, Failure>> + Send;
 
-    /// Reports that watching was refused, for now, or for good because the coordinator was closed.
+    /// Reports a failure of a request, or of [`Coordinator::session_slot`]. After [`Failure::Over`] there is no further try.
     fn refused(&self, failure: Failure);
 }
 
-/// Follows the target until the coordinator is closed, or [`Followed::coordinator`] returns `None`.
+/// Watches the target until the client is closed, or [`Followed::coordinator`] returns `None`.
 pub(crate) async fn follow(it: &impl Followed, mut session_slot: Option<SessionSlot>) {
     loop {
         let failure = match &session_slot {
@@ -54,7 +54,7 @@ pub(crate) async fn follow(it: &impl Followed, mut session_slot: Option<SessionS
                 }
             }
         };
-        // A lost connection or answer says nothing about the target.
+        // A lost connection or answer is no failure of the target, so such a failure is not reported.
         if !matches!(failure, Failure::Unknown(_) | Failure::Unreachable(_)) {
             it.refused(failure);
         }
@@ -63,8 +63,8 @@ pub(crate) async fn follow(it: &impl Followed, mut session_slot: Option<SessionS
     }
 }
 
-/// Waits until the session is known to be over. Its requests fail a moment earlier, and until then the coordinator hands
-/// the session out again.
+/// Waits until the backend has recorded the end of the session, for up to a twentieth of the session timeout. Requests fail a
+/// moment before that, and the coordinator would return the same session again.
 pub(crate) async fn wait_until_known_to_be_over(session: &Arc<dyn Session>) {
     tokio::select! {
         biased;
@@ -73,18 +73,19 @@ pub(crate) async fn wait_until_known_to_be_over(session: &Arc<dyn Session>) {
     }
 }
 
-/// The shortest time between two listings of a directory that other clients also use.
+/// The shortest time between two listings of a directory that other clients may change often.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
-/// Waits until the node may exist, by a watch on the children of its nearest existing ancestor. A watch on the missing
-/// node itself could never be removed.
+/// Waits until the node at `path` may exist. It watches the children of the nearest ancestor that exists, because a watch on the
+/// missing node itself could never be removed.
 pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> {
     let (mut wanted, mut look) = (path, Recheck::new(session));
     loop {
         let (directory, name) = wanted.rsplit_once('/').unwrap_or_default();
         let directory = if directory.is_empty() { "/" } else { directory };
         match retry::until_known(session, || session.watch_children(directory)).await {
-            // The node was created just now, or the server lists a node that it denies.
+            // Either the node was created just now, or the server lists the node and denies it. The pause keeps the caller from
+            // trying in a tight loop.
             Ok((names, _)) if names.iter().any(|it| it == name) => {
                 session.sleep(LOOK_PAUSE).await;
                 return Ok(());
@@ -94,7 +95,8 @@ pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(
                 tokio::select! {
                     biased;
                     event = change => unless_over(session, event).await?,
-                    // This server may have the node by now. If not, the next check comes after a longer pause.
+                    // The leader has the node, and no event has come. The server may have the node by now. If it does not, the
+                    // next check of `look` comes after a longer pause.
                     () = look.find(path, true) => {
                         presence::report(session, path, None);
                         wanted = path;

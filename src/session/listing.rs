@@ -1,9 +1,9 @@
-//! Listings of a directory that several callers share, so that a crowd costs a session few requests. Contenders
-//! call [`list`].
+//! Listings of a directory that several callers share, so that many contenders cost a session few requests. Contenders call
+//! [`list`].
 //!
-//! Each contender lists the directory once, so n contenders that arrive together would read n times n names. But one
-//! listing serves every caller that asked before it was *sent*. While listings are under way, new callers therefore join
-//! the next one.
+//! Each contender lists the directory once, so n contenders that arrive together would read n times n names. But one listing
+//! serves every caller that called before the listing was *sent*. So while the allowed number of listings is under way, new
+//! callers wait for the next one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::session::request::{Failure, Reply, Stat};
 use crate::session::retry;
 use crate::session::shield::shielded;
 
-/// The longest wait of a large listing for the large listings of other sessions.
+/// How long a large listing waits at most for the large listings of other sessions.
 const TURN_MAX: Duration = Duration::from_millis(250);
 
 /// Lists the children of a directory. The answer shows the children at a moment after this call, and after every earlier
@@ -25,7 +25,7 @@ pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Na
     list_or_join(session, directory).0
 }
 
-/// As [`list`]. Also returns whether the request was sent now, or will be sent later.
+/// As [`list`]. Also returns `true` if the request was sent now, and `false` if it will be sent later.
 pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> (Reply<Names>, bool) {
     let (mut answer, first) = session.store().listings().begin(directory);
     let is_sent = first.is_some();
@@ -44,7 +44,7 @@ pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> 
 
 type Answer = Result<(Vec<String>, Option<Stat>), Failure>;
 
-/// Passes on the answer of a listing, and sends the next listing while callers wait.
+/// Gives the answer of a listing to its callers, and sends the next listing if callers wait for one.
 async fn follow(
     session: Arc<dyn Session>,
     directory: Arc<str>,
@@ -66,7 +66,8 @@ async fn follow(
         };
         match answer {
             Some(answer) => send(answer),
-            // The answer may never come. Only the callers of this listing wait for it.
+            // No answer came within the session timeout, and none may ever come. The callers of this listing go on waiting in a
+            // task of their own, and the next listing is sent.
             None => session.spawn(Box::pin(async move { send(reply.await) })),
         }
         let Some((waiting, is_large)) = next else { return };
@@ -75,8 +76,8 @@ async fn follow(
     }
 }
 
-/// Makes large listings of all sessions take turns. No listing waits longer than [`TURN_MAX`], because another may never
-/// be answered.
+/// Waits until no other session has a large listing under way, but at most [`TURN_MAX`], because the other listing may never be
+/// answered. The turn ends when the permit is dropped.
 async fn its_turn(session: &Arc<dyn Session>) -> Option<SemaphorePermit<'static>> {
     static TURN: Semaphore = Semaphore::const_new(1);
     tokio::select! {

@@ -13,7 +13,7 @@ use thiserror::Error;
 /// Dropping it does not take the request back.
 pub type Reply<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
-/// Returns the answer, or `None` if the node does not exist or this client may not read it.
+/// Returns the answer, or `None` if the node does not exist or this client may not read the node.
 pub(crate) fn shown<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
     match answer {
         Ok(it) => Ok(Some(it)),
@@ -22,7 +22,7 @@ pub(crate) fn shown<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure>
     }
 }
 
-/// Waits for all replies. The answer for a node that does not exist, or that this client may not read, becomes `None`.
+/// Waits for all replies. For a node that does not exist, or that this client may not read, the answer is `None`.
 pub(crate) fn each_that_is_there<T: Send + 'static>(replies: Vec<Reply<T>>) -> Reply<Vec<Option<T>>> {
     Box::pin(async move {
         let mut all = Vec::with_capacity(replies.len());
@@ -119,9 +119,11 @@ pub enum Operation {
     },
 }
 
-/// Returns the size of one request with these operations. Each path has `root` bytes more, and an ACL takes `acl` bytes.
+/// Returns the size in bytes of one request with these operations. The backend prepends `root` bytes to each path, and the ACL of
+/// a created node takes `acl` bytes.
 pub(crate) fn bytes(operations: &[Operation], root: usize, acl: usize) -> usize {
-    // A length or a version takes four bytes. A header of nine bytes stands before each operation and after the last one.
+    // ZooKeeper's wire format: a length or a version takes four bytes; a header of nine bytes stands before each operation, and
+    // after the last one.
     let text = |text: &str| 4 + root + text.len();
     let each = operations.iter().map(|operation| match operation {
         Operation::Create { path, data, .. } => text(path) + 4 + data.len() + acl + 4,
@@ -131,7 +133,7 @@ pub(crate) fn bytes(operations: &[Operation], root: usize, acl: usize) -> usize 
     8 + each.map(|bytes| 9 + bytes).sum::<usize>() + 9
 }
 
-/// The size of an ACL that allows everything to anyone.
+/// The size in bytes of an ACL with one entry, which allows everything to anyone.
 pub(crate) const ACL_OF_ANYONE: usize = 4 + 4 + 4 + "world".len() + 4 + "anyone".len();
 
 impl Operation {
@@ -316,7 +318,7 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// Returns the reason's name in the metrics.
+    /// Returns the value of the label `cause` in the metrics.
     pub(super) fn label(self) -> &'static str {
         match self {
             Loss::SessionOver(_) => "session-over",

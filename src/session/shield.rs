@@ -1,5 +1,5 @@
-//! Protects the library's threads from the wakers of callers' tasks. A waker that panics or blocks for ever delays only
-//! its own task and one thread. Every future that a caller polls and a library thread wakes is wrapped in [`shielded`].
+//! Protects the library's threads from the wakers of callers' tasks. Every future that a caller polls and a library thread wakes
+//! is wrapped in [`shielded`]. A waker that panics then stops no other waker, and a waker that blocks for ever blocks one thread.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -12,12 +12,14 @@ use crate::sync::{Mutex, thread_local};
 use crate::telemetry::user_thread::{guarded, is_library_thread};
 
 thread_local! {
-    /// The address of the shielded waker with which this thread polls now.
+    /// The data pointer of the shielded waker that this thread polls with now, so that a nested shield adds no second wrapper.
+    /// Null outside a shield.
     static SHIELDED: Cell<*const ()> = const { Cell::new(ptr::null()) };
 }
 
-/// Wraps a task's waker for as long as the task polls with the same one. Dropping the shield drops the task's waker, on
-/// the task's thread. A library thread that still keeps the wrapper therefore never runs the waker's destructor.
+/// The wrapper around a task's waker, made anew when the task polls with another waker. Dropping the shield drops the task's
+/// waker on the thread of the task. A library thread may keep the wrapper for longer, and never runs the destructor of the task's
+/// waker.
 #[derive(Default)]
 pub(crate) struct Shield(Option<Arc<Shielded>>);
 
@@ -25,11 +27,11 @@ struct Shielded(Mutex<Slot>);
 
 enum Slot {
     Waker(Waker),
-    /// The waker is being called.
+    /// A thread is calling the waker.
     Called,
-    /// The waker is being called, and must be called once more.
+    /// A thread is calling the waker, and must call it again afterwards.
     CalledAgain,
-    /// The task no longer waits.
+    /// The shield was dropped, so there is no task to wake.
     Gone,
 }
 
@@ -51,7 +53,7 @@ impl Wake for Shielded {
 
     fn wake_by_ref(self: &Arc<Self>) {
         let mut slot = self.0.lock();
-        // At most one thread calls the waker, so a waker that blocks for ever takes only that thread.
+        // At most one thread calls the waker at a time, so a waker that blocks for ever blocks only that thread.
         let waker = match std::mem::replace(&mut *slot, Slot::Called) {
             Slot::Waker(waker) => waker,
             Slot::Called | Slot::CalledAgain => return *slot = Slot::CalledAgain,
@@ -77,7 +79,7 @@ impl Drop for Shield {
     }
 }
 
-/// Marks this thread as polling with a shielded waker, until dropped.
+/// Restores [`SHIELDED`] to the previous value when dropped.
 struct Inside(*const ());
 
 impl Drop for Inside {
@@ -87,7 +89,8 @@ impl Drop for Inside {
 }
 
 impl Shield {
-    /// Polls with a shielded waker.
+    /// Calls `poll` with a shielded waker in place of the task's waker. Library threads, and nested shields, use the waker as it
+    /// is.
     pub(crate) fn poll<T>(
         &mut self,
         context: &mut Context<'_>,
@@ -110,7 +113,7 @@ impl Shield {
     }
 }
 
-/// Awaits a future that library threads wake, behind a shield.
+/// Awaits a future with a shielded waker, because library threads wake it.
 pub(crate) async fn shielded<F: Future>(work: F) -> F::Output {
     let (mut work, mut shield) = (pin!(work), Shield::default());
     poll_fn(|context| shield.poll(context, |context| work.as_mut().poll(context))).await
@@ -125,7 +128,7 @@ mod tests {
 
     use super::*;
 
-    /// Panics when it is called, and when it is dropped.
+    /// A waker that panics when it is called and when it is dropped.
     struct Panics;
 
     impl Wake for Panics {
@@ -190,7 +193,8 @@ mod tests {
             move || shielded.wake()
         });
         receiver.recv().expect("the waker is called");
-        // The call on this thread returns at once, and makes the blocked thread call the waker again.
+        // The waker is blocked in its first call on the other thread. This call returns at once, and makes the other thread call
+        // the waker again.
         shielded.wake_by_ref();
         go_on.send(()).expect("the waker is blocked");
         receiver.recv().expect("the waker is called again");

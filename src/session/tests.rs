@@ -1,5 +1,4 @@
-//! A stub of a session for unit tests. It gives the answers that the test's [`Answers`] define, and never answers other
-//! requests.
+//! A stub of a session for unit tests. It answers the requests for which the test's [`Answers`] give an answer, and no others.
 
 use std::fmt;
 use std::future::pending;
@@ -18,7 +17,7 @@ use crate::session::node::ContenderNode;
 use crate::session::request::{Created, Ending, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
 use crate::session::store::SessionStore;
 
-/// The answers of a test. By default a request is never answered.
+/// The answers that a test gives to requests. By default a request is never answered.
 pub(super) trait Answers: fmt::Debug + Send + Sync + 'static {
     fn store(&self) -> &Arc<SessionStore>;
 
@@ -44,7 +43,7 @@ pub(super) trait Answers: fmt::Debug + Send + Sync + 'static {
 }
 
 impl SessionStore {
-    /// Adds a node of ours that waits at this path.
+    /// Adds a waiting node of ours at this path.
     pub(super) fn enter(&self, path: String) -> Arc<ContenderNode> {
         let tag = Tag::new(Dialect::Native, "host~id".to_owned());
         let node = self.begin(&Arc::from("/lock"), &tag, Mode::Write);

@@ -1,8 +1,8 @@
-//! The two threads of the library. One runs the sessions: their heartbeats, removals and the sockets of the client crate.
+//! The two threads of the library. One runs the tasks of the sessions (heartbeats, removals) and the sockets of the client crate.
 //! The other runs timers.
 //!
-//! A program that blocks its own runtime, or has none, therefore loses no lock and leaves no node behind. An answer needs
-//! no switch between threads, because one thread reads the sockets and runs the sessions.
+//! Because of these threads, a program that blocks its own runtime, or has none, loses no lock and leaves no node behind. One
+//! thread reads the sockets and runs the sessions, so that no answer has to switch threads.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -27,33 +27,35 @@ use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use crate::telemetry::{relay, user_thread};
 
-/// How long the thread runs after its last user has gone, for sessions that are still being closed.
+/// How long the thread of the sessions still runs after its last user has gone, so that sessions can be closed.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The background thread of this process, while it has a user.
 static BACKGROUND: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
 
-/// The id of the process that connected first. The client crate runs a thread there until the process ends. A forked
-/// process lacks that thread, so nothing would serve its connections.
+/// The id of the process that connected first, 0 before that. A child that the process forks lacks the threads of the client
+/// crate and of this library, so its connections would not be served.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Returns whether this process was forked after its parent had connected.
+/// Returns whether this process was forked after its parent had connected. Reads the clock, because [`since_boot_here`] makes the
+/// check, and calls the system for it only once in [`FORK_CHECK_EVERY`].
 pub(crate) fn is_forked() -> bool {
     since_boot_here() == FORKED
 }
 
-/// The reading of a lease's clock in a forked process, later than the end of any lease.
+/// The time that [`since_boot_here`] returns in a forked process. It is later than the end of any lease, so every lease that was
+/// copied by the fork is invalid there.
 pub(crate) const FORKED: Moment = Duration::from_secs(1 << 40);
 
-/// The shortest time between two calls of `std::process::id`, in nanoseconds. No process forks faster, and a hold is
-/// checked millions of times a second.
+/// The shortest time between two calls of `std::process::id`, in nanoseconds. The call enters the kernel, and a hold is checked
+/// millions of times a second. A fork takes longer than this time.
 const FORK_CHECK_EVERY: u64 = 20_000;
 
-/// The time of the last such call, in nanoseconds since boot.
+/// When `std::process::id` was last called, in nanoseconds since boot.
 static FORK_CHECKED_AT: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the time since boot, or [`FORKED`] in a forked process: the clock of a lease whose session only this process
-/// has.
+/// Returns the time since boot, or [`FORKED`] in a process that was forked after its parent had connected. This is the clock of
+/// the leases on real sessions, because a forked process cannot serve its parent's sessions.
 pub(crate) fn since_boot_here() -> Moment {
     let now = since_boot();
     let at = nanos(now);
@@ -72,16 +74,16 @@ pub(crate) struct BackgroundThread {
     tasks: Tasks,
     id: ThreadId,
     is_running: Arc<AtomicBool>,
-    /// When the present run of tasks without a pause began, in nanoseconds; 0 while the thread is idle.
+    /// When the thread began to run tasks without a pause, in nanoseconds since boot. 0 while the thread is idle.
     busy_since: Arc<AtomicU64>,
-    /// The thread of timers. Its timers fire even if the thread of the sessions is blocked.
+    /// The thread of timers. Timers fire even if the thread of the sessions is blocked.
     timers: Arc<Timers>,
     tenants: mpsc::Sender<()>,
     sessions: Mutex<BTreeSet<i64>>,
     _stop: oneshot::Sender<()>,
 }
 
-/// Clears the flag when it is dropped, at the end of its thread.
+/// Sets the flag to `false` when its thread ends, also by a panic.
 struct Alive(Arc<AtomicBool>);
 
 impl Drop for Alive {
@@ -90,7 +92,7 @@ impl Drop for Alive {
     }
 }
 
-/// Starts a thread that runs no code of the user's except wakers.
+/// Starts a thread of the library. Of the user's code, such a thread runs only wakers.
 fn start(name: &str, is_running: &Arc<AtomicBool>, run: impl FnOnce(Alive) + Send + 'static) -> io::Result<ThreadId> {
     let alive = Alive(Arc::clone(is_running));
     let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
@@ -100,8 +102,8 @@ fn start(name: &str, is_running: &Arc<AtomicBool>, run: impl FnOnce(Alive) + Sen
     Ok(thread.thread().id())
 }
 
-/// The thread of timers, which ends when this is dropped. Its runtime also serves the sockets on which servers are asked
-/// why they refuse a connection.
+/// The thread of timers, which ends when this value is dropped. Its tokio runtime also serves the sockets by which the library
+/// asks a server why it refuses a connection.
 struct Timers {
     handle: Handle,
     is_running: Arc<AtomicBool>,
@@ -111,8 +113,8 @@ struct Timers {
 impl Timers {
     fn start() -> io::Result<Timers> {
         let (stop, stopped) = oneshot::channel::<()>();
-        // The runtime is built once the thread exists, so that no failure drops it here: a runtime must not be dropped in
-        // an async context.
+        // The runtime is built after the thread was started. If the thread cannot be started, there is then no runtime to drop
+        // here, where a drop may panic: the caller may be in an async context.
         let (give, given) = std::sync::mpsc::channel::<Runtime>();
         let is_running = Arc::new(AtomicBool::new(true));
         start("zk-rwlock-timer", &is_running, move |_alive| {
@@ -120,7 +122,7 @@ impl Timers {
             drop(runtime.block_on(stopped));
         })?;
         let mut builder = Builder::new_current_thread();
-        // A subscriber may be set at any time, so each park and unpark tries to set the relay.
+        // The user may set a subscriber at any time, so the thread tries to install the relay at every park and unpark.
         builder.enable_all().on_thread_park(relay::relay_this_thread).on_thread_unpark(relay::relay_this_thread);
         let runtime = builder.build()?;
         let handle = runtime.handle().clone();
@@ -129,7 +131,7 @@ impl Timers {
     }
 }
 
-/// The tasks on the thread of the sessions. They end with the thread.
+/// Spawns tasks on the thread of the sessions. The tasks are dropped when the thread ends.
 #[derive(Clone)]
 pub(crate) struct Tasks(Weak<Executor<'static>>);
 
@@ -139,8 +141,8 @@ impl Tasks {
         self.begin(task).into_iter().for_each(FallibleTask::detach);
     }
 
-    /// Runs a task until the returned handle is dropped. The handle's output is that of the task, or its panic, or `None`
-    /// after the end of the thread.
+    /// Runs a task until the returned handle is dropped. The handle returns the output of the task or its panic, and `None` once
+    /// the thread has ended.
     pub(crate) fn begin<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
@@ -149,7 +151,8 @@ impl Tasks {
     }
 }
 
-/// A task whose panics become its output, because the executor would abort the process if a destructor panics.
+/// A task that returns its panic as an error. A panic of its destructor is caught too, because the executor would abort the
+/// process.
 struct Guarded<F>(Option<Pin<Box<F>>>);
 
 impl<F: Future> Future for Guarded<F> {
@@ -157,7 +160,7 @@ impl<F: Future> Future for Guarded<F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(task) = &mut self.0 else { return Poll::Pending };
-        // A subscriber may be set at any time, and must not run on this thread.
+        // The user may set a subscriber at any time. The relay keeps the subscriber's code off this thread.
         relay::relay_this_thread();
         let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
         polled.map_or_else(|panicked| Poll::Ready(Err(panicked)), |polled| polled.map(Ok))
@@ -170,7 +173,7 @@ impl<F> Drop for Guarded<F> {
     }
 }
 
-/// Returns the message of a panic, with advice if the process lacks file descriptors.
+/// Returns the message of a panic. If the process lacks file descriptors, the message says so.
 pub(crate) fn panic_message(panicked: &(dyn Any + Send)) -> String {
     let message = panicked.downcast_ref::<String>().map(String::as_str).or(panicked.downcast_ref::<&str>().copied());
     let message = message.and_then(|message| message.lines().next()).unwrap_or_default();
@@ -183,7 +186,7 @@ pub(crate) fn panic_message(panicked: &(dyn Any + Send)) -> String {
 }
 
 impl BackgroundThread {
-    /// Returns the background thread of this process, and starts it if necessary.
+    /// Returns the background thread of this process. Starts it if there is none.
     pub(crate) fn get() -> io::Result<Arc<BackgroundThread>> {
         let _result = PROCESS.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
         relay::prepare_and_wait();
@@ -191,7 +194,7 @@ impl BackgroundThread {
         if let Some(background) = current.upgrade().filter(|background| background.is_running()) {
             return Ok(background);
         }
-        // The reactors panic if the system gives them no file descriptor.
+        // The reactors of tokio and `async-io` panic if the process has no file descriptor left.
         let started = catch_unwind(BackgroundThread::start);
         let background = Arc::new(started.unwrap_or_else(|panicked| Err(io::Error::other(panic_message(&*panicked))))?);
         *current = Arc::downgrade(&background);
@@ -201,7 +204,7 @@ impl BackgroundThread {
     fn start() -> io::Result<BackgroundThread> {
         let (stop, stopped) = oneshot::channel::<()>();
         let (tenants, mut all_gone) = mpsc::channel::<()>(1);
-        // The reactor of the sockets starts here, where its panic becomes an error.
+        // This starts the reactor of `async-io` now, so that its panic is caught by the caller and becomes an error.
         let _started = Timer::after(FAREWELL).now_or_never();
         let (timers, executor) = (Arc::new(Timers::start()?), Arc::new(Executor::new()));
         let (is_running, busy_since) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
@@ -215,8 +218,7 @@ impl BackgroundThread {
         };
         let id = start("zk-rwlock", &is_running, move |alive| {
             let _context = of_tokio.handle.enter();
-            // The flag is cleared before the tasks are dropped, because the drop of a task may wake code that reads the
-            // flag.
+            // `alive` is dropped before `executor`, so that the flag is `false` before the tasks are dropped. The drop of a task may wake code that reads the flag.
             let (executor, _alive) = (executor, alive);
             let mut running = pin!(executor.run(until_stopped));
             async_io::block_on(poll_fn(|context| {
@@ -230,13 +232,13 @@ impl BackgroundThread {
         Ok(BackgroundThread { tasks, id, is_running, busy_since, timers, tenants, sessions, _stop: stop })
     }
 
-    /// Returns whether tasks run. If a thread ended by a panic, its sessions are over.
+    /// Returns whether both threads run. If one of them ended by a panic, its sessions are over.
     pub(crate) fn is_running(&self) -> bool {
         !is_forked() && [&self.is_running, &self.timers.is_running].iter().all(|it| it.load(Ordering::Acquire))
     }
 
-    /// Returns for how long the thread of the sessions has run tasks without a pause. A long time means that a task
-    /// blocks the thread.
+    /// Returns for how long the thread of the sessions has run tasks without a pause. After a long time, a task is probably
+    /// blocking the thread.
     pub(crate) fn busy_for(&self) -> Duration {
         match self.busy_since.load(Ordering::Relaxed) {
             0 => Duration::ZERO,
@@ -248,26 +250,26 @@ impl BackgroundThread {
         &self.tasks
     }
 
-    /// Runs a task. The thread waits a little for its end.
+    /// Runs a task. After its last user has gone, the thread waits for the end of the task for up to one second ([`FAREWELL`]).
     pub(crate) fn run(&self, task: impl Future<Output = ()> + Send + 'static) {
         let tenant = self.tenant();
         self.tasks.spawn(task.map(move |()| drop(tenant)));
     }
 
-    /// Returns a token. After its last user has gone, the thread waits a little for the drop of all tokens.
+    /// Returns a token. After its last user has gone, the thread goes on for up to one second ([`FAREWELL`]) while tokens exist.
     pub(crate) fn tenant(&self) -> mpsc::Sender<()> {
         self.tenants.clone()
     }
 
-    /// Returns the sessions of all clients of this process.
+    /// Returns the ids of the sessions of all clients in this process.
     pub(crate) fn sessions(&self) -> MutexGuard<'_, BTreeSet<i64>> {
         self.sessions.lock()
     }
 
-    /// Sleeps on a timer that fires on any executor, and even if the thread of the sessions is blocked.
+    /// Sleeps for `duration`. The timer fires on any executor, and even if the thread of the sessions is blocked.
     pub(crate) fn sleep(self: &Arc<Self>, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         if is_forked() {
-            // In a forked process no timer fires.
+            // A forked process lacks the threads of timers, so this would never end.
             return Box::pin(std::future::pending());
         }
         let background = Arc::clone(self);

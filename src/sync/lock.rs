@@ -1,9 +1,9 @@
-//! Locks that ignore poisoning, for all other files. The file is compiled twice: with the locks of the standard library,
-//! and with those of a test of schedules (`threads/`).
+//! Locks that ignore poisoning, used by all other files. This file is compiled twice: with the locks of the standard library, and
+//! with the locks of the test `threads/`, which decides every switch between threads.
 //!
-//! A lock of the standard library is poisoned by a panic under it, and then refuses every caller. Here the protected
-//! state is whole at each release, because code that can panic, the user's code, is called without a lock, or under a
-//! lock whose state only that code reads. A task that panics must not take the lock from others.
+//! A lock of the standard library is poisoned if a thread panics while it holds the lock, and then returns an error to every
+//! caller. Here the protected state is consistent even after a panic, because code that can panic (the user's code) runs without
+//! a lock, or under a lock whose state only that code reads. So a panic in one task must not take the lock from the others.
 
 #![allow(dead_code, reason = "what is used depends on the features")]
 
@@ -27,7 +27,7 @@ impl<T: ?Sized> Mutex<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns `None` while another thread holds the lock.
+    /// Returns `None` if another thread holds the lock.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(guard) => Some(guard),
@@ -41,7 +41,7 @@ impl<T: ?Sized> Mutex<T> {
     }
 }
 
-/// A lock for one writer or several readers. The name `RwLock` belongs to the lock that this library offers.
+/// A lock for one writer or several readers. It is not called `RwLock`, because that is the name of the library's own lock.
 #[derive(Debug, Default)]
 pub(crate) struct SharedMutex<T>(raw::RwLock<T>);
 

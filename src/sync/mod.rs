@@ -1,7 +1,7 @@
 //! The locks, atomics and maps that the library's threads share, and its random numbers.
 //!
-//! These types come from the standard library and tokio. All other files import them from here, because a test of
-//! schedules replaces them (`threads/sync.rs`) and then decides each switch from one thread to another.
+//! All other files import these types from here, and not from the standard library or tokio. The test `threads/` replaces this
+//! file by `threads/sync.rs`, whose types let the test decide every switch between threads.
 
 mod lock;
 
@@ -16,7 +16,8 @@ pub(crate) use tokio::sync::{Notify, futures::Notified, watch};
 pub(crate) use lock::Condvar;
 pub(crate) use lock::{Mutex, SharedMutex};
 
-/// For state that the whole process shares, which no schedule replaces, because a test runs several schedules at once.
+/// Types for state that the whole process shares. The test `threads/` does not replace them, because it runs several schedules in
+/// one process at a time.
 pub(crate) mod of_process {
     pub(crate) use std::sync::atomic::AtomicBool;
 }
@@ -27,6 +28,6 @@ mod raw {
 
 /// Returns a random number.
 pub(crate) fn random() -> u64 {
-    // The operating system has random numbers on each platform that the library supports.
+    // Without an answer of the operating system, this hashes the process id with the random keys of the standard library.
     getrandom::u64().unwrap_or_else(|_| RandomState::new().hash_one(std::process::id()))
 }

@@ -1,8 +1,8 @@
 //! The library's own events and spans of `tracing`, and the thread on which the user's subscriber receives them.
 //!
-//! On a caller's thread, spans and events below INFO are emitted at once. All others are emitted by the [log
-//! thread](LOG_THREAD), because a subscriber, or without one a logger of the crate `log`, may block or panic. That must
-//! cost no lease, and must not keep a caller from learning of a loss.
+//! The subscriber may block or panic, and so may a logger of the crate `log`, which is used without a subscriber. That must cost
+//! no lease, and must not keep a caller from learning of a loss. So the [log thread](LOG_THREAD) emits the events of library
+//! threads, and the events of level INFO and above. Only spans, and events below INFO, are emitted on a caller's thread.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -20,10 +20,10 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::of_process::AtomicBool;
 use crate::telemetry::user_thread::{UserThread, guarded, is_library_thread};
 
-/// How long the end of a client waits for the subscriber.
+/// How long closing or dropping a client waits at most for the subscriber.
 pub(crate) const FAREWELL: Duration = Duration::from_millis(250);
 
-/// The most events that wait for the subscriber. Further events are counted and dropped.
+/// The most events that wait for the log thread. Further events are counted and dropped.
 const EVENTS: usize = 4_096;
 
 pub(super) static LOG_THREAD: UserThread = UserThread::new("zk-rwlock-log");
@@ -33,11 +33,11 @@ static DROPPED: AtomicU64 = AtomicU64::new(0);
 static HAS_SESSIONS: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// On a library thread: the span of its events.
+    /// On a library thread: the span in which its events are emitted.
     static INSIDE: RefCell<OwnSpan> = const { RefCell::new(OwnSpan(None)) };
 }
 
-/// Records that this process has sessions, which a library thread keeps alive.
+/// Records that this process has connected, so that it has leases which a blocked thread could cost.
 pub(crate) fn mark_sessions_begun() {
     HAS_SESSIONS.store(true, Ordering::Relaxed);
 }
@@ -52,17 +52,17 @@ pub fn flush_events(limit: Duration) -> bool {
     LOG_THREAD.flush(limit)
 }
 
-/// Returns whether events wait for the subscriber.
+/// Returns whether events wait for the log thread.
 pub(crate) fn is_behind() -> bool {
     LOG_THREAD.waiting() > 0
 }
 
-/// Emits an event. Takes its level, and the arguments of the macro of `tracing` for that level.
+/// Emits an event. The arguments are the level, and then those of the macro of `tracing` for this level.
 macro_rules! emit {
     ($level:ident, $($event:tt)+) => {{
         use tracing::level_filters::LevelFilter;
         let most = LevelFilter::current();
-        // Without a subscriber, the event goes to a logger of the crate `log`, if there is one.
+        // Without a subscriber, `tracing` passes the event to the logger of the crate `log`, if there is one.
         if most == LevelFilter::OFF && !$crate::telemetry::log::is_deferred(tracing::Level::$level) {
             let _panicked = $crate::telemetry::user_thread::guarded(|| tracing::event!(tracing::Level::$level, $($event)+));
         } else if most == LevelFilter::OFF || tracing::Level::$level <= most {
@@ -71,7 +71,8 @@ macro_rules! emit {
     }};
 }
 
-/// Emits the event with owned values. Takes one field after the other.
+/// Makes each field of an event an owned value, one after the other, and then emits the event, so that another thread can emit
+/// it.
 macro_rules! owned {
     ($level:ident [$($fields:tt)*] $message:literal $(,)?) => {
         $crate::telemetry::log::later(tracing::Level::$level, move || {
@@ -102,12 +103,12 @@ macro_rules! owned {
 }
 pub(crate) use {emit, owned};
 
-/// Returns whether the log thread emits events of this level from this thread.
+/// Returns whether an event of this level on this thread is left to the log thread.
 pub(crate) fn is_deferred(level: Level) -> bool {
     is_library_thread() || level <= Level::INFO && HAS_SESSIONS.load(Ordering::Relaxed)
 }
 
-/// Runs `emit`, which emits an event of this level, here or on the log thread.
+/// Calls `emit`, which emits an event of this level, on this thread or on the log thread.
 pub(crate) fn later(level: Level, emit: impl FnOnce() + Send + 'static) {
     if is_library_thread() {
         event(|| {
@@ -117,7 +118,8 @@ pub(crate) fn later(level: Level, emit: impl FnOnce() + Send + 'static) {
     } else if !is_deferred(level) {
         let _panicked = guarded(emit);
     } else if LevelFilter::current() == LevelFilter::OFF {
-        // No subscriber is set temporarily either, because `tracing` then ends its output to the crate `log` for good.
+        // Without a subscriber, the log thread must not set one either, not even for one event: `tracing` would then stop passing
+        // events to the crate `log` for good.
         event(|| emit);
     } else {
         event(|| {
@@ -127,7 +129,7 @@ pub(crate) fn later(level: Level, emit: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Gives an event to the log thread, or drops it if too many events wait.
+/// Sends an event to the log thread, or drops it if too many events wait there.
 pub(super) fn event<F: FnOnce() + Send + 'static>(make: impl FnOnce() -> F) {
     if LOG_THREAD.waiting() >= EVENTS {
         DROPPED.fetch_add(1, Ordering::Relaxed);
@@ -143,7 +145,8 @@ pub(super) fn event<F: FnOnce() + Send + 'static>(make: impl FnOnce() -> F) {
     });
 }
 
-/// A span of the user's subscriber, which any thread may use and drop. Empty by default.
+/// A span of the user's subscriber that any thread may use and drop. On a library thread, the log thread calls the subscriber.
+/// Empty by default.
 #[derive(Clone, Default)]
 pub(crate) struct OwnSpan(Option<Arc<Entered>>);
 
@@ -172,7 +175,7 @@ impl OwnSpan {
         }
     }
 
-    /// Runs the work with the library's events in this span.
+    /// Runs `work` in this span, so that the library's events belong to the span.
     pub(crate) fn inside<T>(&self, work: impl FnOnce() -> T) -> T {
         if is_library_thread() {
             let before = INSIDE.replace(self.clone());
@@ -187,7 +190,7 @@ impl OwnSpan {
         work()
     }
 
-    /// Emits the event in this span, to the span's subscriber.
+    /// Calls `emit` in this span, with the subscriber of the span.
     fn emit(&self, emit: impl FnOnce()) {
         match self.0.as_ref().and_then(|own| own.0.with_subscriber(|(_, subscriber)| subscriber.clone())) {
             Some(subscriber) => dispatcher::with_default(&subscriber, || self.inside(emit)),
@@ -195,7 +198,7 @@ impl OwnSpan {
         }
     }
 
-    /// Returns a future that polls the work in this span.
+    /// Returns a future that polls `work` in this span.
     pub(crate) fn around<F: Future + Unpin>(self, work: F) -> Around<F> {
         Around { span: self, work: Some(work) }
     }
@@ -258,7 +261,7 @@ mod tests {
 
     use super::*;
 
-    /// A logger of the crate `log` may block, as a subscriber may.
+    /// The event is left to the log thread even without a subscriber, because a logger of the crate `log` may block as well.
     #[test]
     fn without_a_subscriber_a_loss_is_still_logged_later() {
         struct Asked(Cell<u32>);

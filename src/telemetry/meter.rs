@@ -1,5 +1,4 @@
-//! Counters, gauges and histograms of the library, with the feature `metrics`. Without the feature these functions do
-//! nothing.
+//! Counters, gauges and histograms of the library. Without the feature `metrics` these functions do nothing.
 
 #![cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
 
@@ -12,20 +11,20 @@ use crate::telemetry::{metrics, names};
 #[cfg(feature = "metrics")]
 use {::metrics::Key, tokio::time::Instant};
 
-/// One unit of a gauge, taken back on drop. Empty by default.
+/// Adds one to a gauge, until dropped. The default adds nothing.
 #[derive(Default)]
 pub(crate) struct GaugeGuard(#[cfg(feature = "metrics")] Option<Raised>);
 
 #[cfg(feature = "metrics")]
 struct Raised {
     gauge: &'static str,
-    /// The labels of a gauge of locks.
+    /// The values of the labels `mode` and `path`, for a gauge that has them.
     lock: Option<(Aim, Arc<str>)>,
     began: Instant,
 }
 
 impl GaugeGuard {
-    /// Adds one to the gauge, with the labels of this lock if the gauge has any.
+    /// Adds one to the gauge. `lock` has the values of its labels, if the gauge has labels.
     pub(crate) fn new(gauge: &'static str, lock: Option<(Aim, &Arc<str>)>) -> GaugeGuard {
         GaugeGuard(
             #[cfg(feature = "metrics")]
@@ -40,13 +39,13 @@ impl GaugeGuard {
         false
     }
 
-    /// Measures how long the acquisition waited, at its grant.
+    /// Records how long the acquisition has waited. Called at its grant.
     pub(crate) fn granted(&self) {
         #[cfg(feature = "metrics")]
         self.0.iter().for_each(|raised| raised.measure(names::ACQUIRE_WAIT_SECONDS));
     }
 
-    /// Moves a hold from `write` to `read` after a downgrade.
+    /// Counts the hold as one of mode `read` and no longer of mode `write`, after a downgrade.
     pub(crate) fn change_to_read(&mut self) {
         #[cfg(feature = "metrics")]
         if let Some((_, path)) = self.0.as_ref().and_then(|held| held.lock.clone()) {
@@ -95,7 +94,7 @@ pub(crate) fn count(name: &'static str, labels: &[(&'static str, &'static str)])
     metrics::count(Key::from_parts(name, labels));
 }
 
-/// Measures how many other contenders are in the queue that a contender has entered.
+/// Records the number of other contenders that a contender finds in the queue.
 pub(crate) fn entered(aim: Aim, others: usize) {
     #[cfg(feature = "metrics")]
     metrics::measure(Key::from_parts(names::QUEUE_LENGTH, &[("mode", label(aim))]), others as f64);

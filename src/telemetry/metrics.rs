@@ -35,8 +35,8 @@ use metrics::{Key, Level, Metadata, Recorder, Unit, describe_counter, describe_g
 use crate::sync::{Condvar, Mutex};
 pub use crate::telemetry::names::*;
 
-// A recorder is the user's code: it may wait for a lock, take long, or panic. So the library only records changes here,
-// and one thread, which holds no lock and does nothing else, calls the recorder.
+// A recorder is the user's code: it may wait for a lock, take long, or panic. So the library only records changes, and a thread
+// of its own, which holds no lock meanwhile, calls the recorder.
 
 /// Describes each metric and its unit to the recorder, and reports the present gauges. Call it once, after the recorder
 /// was installed. It also creates the counters of losses with zero, so that an alert sees the first loss.
@@ -58,7 +58,7 @@ pub fn describe() {
     describe_counter!(RECOVERIES, Unit::Count, "Nodes found whose create had lost its answer");
     describe_counter!(HEARTBEATS, Unit::Count, "Heartbeats sent to renew a lease");
     describe_gauge!(REMOVALS_PENDING, "Nodes whose removal is not confirmed yet");
-    // A counter that begins at one hides its first step from Prometheus' `increase()`.
+    // The counters start at zero: Prometheus' `increase()` does not see the first step of a counter that starts at one.
     let causes = ["session-over", "lease-ran-out", "held-too-long", "removed", "interfered"];
     let counters = causes.map(|cause| Key::from_parts(LOSSES, &[("cause", cause)]));
     note(|pending| {
@@ -67,10 +67,11 @@ pub fn describe() {
     });
 }
 
-/// How long the thread collects changes before it reports them together. In a unit test, only `flush` ends the wait.
+/// How long the thread collects changes before it reports them together. In unit tests this is so long that only `flush` ends the
+/// wait.
 const COLLECTS_FOR: Duration = if cfg!(test) { Duration::from_secs(3_600) } else { Duration::from_millis(20) };
 
-/// The most measurements that wait for the recorder.
+/// The most measurements of histograms that wait for the recorder. Further ones are dropped.
 const MEASUREMENTS: usize = 100_000;
 
 static METADATA: Metadata<'static> = Metadata::new("zk_rwlock", Level::INFO, None);
@@ -84,7 +85,7 @@ static PENDING: Mutex<Pending> = Mutex::new(Pending {
     reported: 0,
 });
 
-/// Notified when there is something to report, and when all was reported.
+/// Notified when the first change is recorded, when a caller calls `flush`, and when the thread has reported all changes.
 static CHANGED: Condvar = Condvar::new();
 
 struct Pending {
@@ -92,9 +93,10 @@ struct Pending {
     /// The value of each gauge that is not zero.
     gauges: BTreeMap<Key, i64>,
     has_thread: bool,
-    /// Whether a caller waits until all is reported.
+    /// Whether a caller of `flush` waits until all changes are reported.
     is_awaited: bool,
-    /// How often the thread has taken the changes, and how often it has reported them.
+    /// How often the thread has taken the changes to report them. `reported` is the value of `taken` at the end of the last
+    /// report.
     taken: u64,
     reported: u64,
 }
@@ -141,7 +143,8 @@ pub(super) fn measure(key: Key, value: f64) {
     });
 }
 
-/// Changes a gauge. The recorder gets the sum and not the change, because it may have missed an earlier change.
+/// Adds `by` to a gauge. The recorder gets the value of the gauge and not the change, because the recorder may have been
+/// installed after earlier changes.
 pub(super) fn raise(key: Key, by: i64) {
     note(|pending| {
         let value = pending.gauges.get(&key).copied().unwrap_or_default() + by;
@@ -171,7 +174,7 @@ fn note(what: impl FnOnce(&mut Pending)) {
     let mut pending = PENDING.lock();
     if !pending.has_thread {
         let thread = thread::Builder::new().name("zk-rwlock-metrics".to_owned());
-        // If the thread cannot be started, the changes wait, and the next change tries again.
+        // If the thread cannot be started, the changes stay recorded, and the next change tries to start it again.
         pending.has_thread = thread.spawn(run_thread).is_ok();
     }
     let is_first = pending.changes.is_empty();

@@ -1,9 +1,9 @@
-//! A subscriber of `tracing` for the library's own threads. It records the events of the client crate and of tokio there,
-//! and the [log thread](crate::telemetry::user_thread) passes them to the user's subscriber, so that no code of the
-//! user's runs on the library's threads.
+//! A subscriber of `tracing` for the library's own threads, called the relay. It receives the events of the client crate and of
+//! tokio on these threads. The [log thread](crate::telemetry::user_thread) then passes the events to the user's subscriber, so
+//! that the subscriber's code does not run on the library's threads.
 //!
-//! For each place that emits an event, `tracing` calls `register_callsite` of every subscriber once, on the first thread
-//! that reaches the place. On a library thread that is this subscriber.
+//! For each place that emits an event, `tracing` calls `register_callsite` of every subscriber once, on the first thread that
+//! reaches the place. On a library thread, this is the relay.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -19,25 +19,25 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{HashMap, Mutex};
 use crate::telemetry::log::{FAREWELL, LOG_THREAD, event};
 
-/// The most fields of an event or span that are passed on.
+/// The most fields of one event or span that are passed to the user's subscriber.
 const FIELDS: usize = 32;
 
 static RELAY: Mutex<Option<Dispatch>> = Mutex::new(None);
 
-/// The number of handles of each span that this subscriber has made.
+/// How many handles each span of the relay has.
 static SPANS: Mutex<Option<HashMap<u64, usize>>> = Mutex::new(None);
 
 thread_local! {
-    /// The spans that this thread is in, the innermost last.
+    /// The numbers of the spans that this thread has entered, the innermost last.
     static INSIDE: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-    /// Keeps the relay set as this thread's subscriber.
+    /// While this guard exists, the relay is this thread's subscriber.
     static IN_FORCE: Cell<Option<DefaultGuard>> = const { Cell::new(None) };
-    /// On the log thread: the span of the user's subscriber for each span that this subscriber has made.
+    /// On the log thread: the span of the user's subscriber, for the number of each span of the relay.
     static USER_SPANS: RefCell<HashMap<u64, Span>> = RefCell::new(HashMap::default());
 }
 
-/// Creates the relay. It must exist before the user's subscriber does, to be in force from the first event that the user
-/// could receive.
+/// Creates the relay, if it does not exist yet. This must happen before the user sets a subscriber, so that the relay is in force
+/// from the first event that this subscriber could receive.
 pub(crate) fn prepare() {
     if RELAY.lock().is_some() {
         return;
@@ -49,18 +49,19 @@ pub(crate) fn prepare() {
         }
     };
     match has_subscriber() {
-        // Creating a subscriber makes `tracing` call all other subscribers on the same thread.
+        // `tracing` calls all other subscribers when a subscriber is created, on the same thread, so this runs on the log thread.
         true => LOG_THREAD.run(make),
         false => make(),
     }
 }
 
-/// Returns whether there is a subscriber. Without one, the relay would hide events from a logger of the crate `log`.
+/// Returns whether the user has set a subscriber. Without one there must be no relay, which would keep events from a logger of
+/// the crate `log`.
 fn has_subscriber() -> bool {
     LevelFilter::current() != LevelFilter::OFF
 }
 
-/// As [`prepare`], and waits for its end, at most for [`FAREWELL`].
+/// As [`prepare`], but also waits until the relay is created, at most for [`FAREWELL`].
 pub(crate) fn prepare_and_wait() {
     prepare();
     if RELAY.lock().is_none() {
@@ -68,7 +69,7 @@ pub(crate) fn prepare_and_wait() {
     }
 }
 
-/// Sets the relay as this thread's subscriber, once the user has set one.
+/// Makes the relay this thread's subscriber, if the user has set a subscriber.
 pub(crate) fn relay_this_thread() {
     let in_force = IN_FORCE.take().or_else(|| {
         if !has_subscriber() {
@@ -84,7 +85,7 @@ pub(crate) fn relay_this_thread() {
 struct Relay;
 
 impl Subscriber for Relay {
-    /// An event that no other subscriber wants is not recorded.
+    /// The relay itself wants no event, so an event that the user's subscriber does not want is never recorded.
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
         Interest::never()
     }
@@ -181,17 +182,17 @@ fn innermost() -> Option<u64> {
     INSIDE.with_borrow(|inside| inside.last().copied())
 }
 
-/// On the log thread: returns the user's span for a span that this subscriber has made.
+/// On the log thread: returns the id of the user's span for the span of the relay with this number.
 fn user_span(number: Option<u64>) -> Option<Id> {
     USER_SPANS.with_borrow(|all| all.get(&number?)?.id())
 }
 
-/// On the log thread: asks the user's subscriber, as the macros of `tracing` do.
+/// On the log thread: returns whether the user's subscriber wants this event or span. Calls it as the macros of `tracing` do.
 fn is_wanted(metadata: &'static Metadata<'static>) -> bool {
     dispatcher::get_default(|user| !user.register_callsite(metadata).is_never() && user.enabled(metadata))
 }
 
-/// The values of fields, kept until the event is passed on.
+/// The owned values of an event's or span's fields, to be passed to another thread.
 struct Fields(Vec<(Field, Box<dyn Value + Send>)>);
 
 impl Fields {

@@ -1,7 +1,8 @@
-//! Threads that run the user's code in place of the library's threads: subscribers of `tracing`, and destructors.
+//! Threads on which the user's code runs, so that it does not run on the library's threads: subscribers of `tracing`, and
+//! destructors of values.
 //!
-//! Such code may block for ever, or panic. On the library's threads it would cost a lease; on a caller's thread it could
-//! keep the caller from learning of a loss.
+//! Such code may block for ever, or panic. On a library thread that would cost a lease; on a caller's thread it could keep the
+//! caller from learning of a loss.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,7 +19,7 @@ thread_local! {
     static IS_LIBRARY_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Marks this thread as one of the library's, which runs no code of the user's from now on.
+/// Marks this thread as one of the library's, so that [`is_library_thread`] returns `true` on it.
 pub(crate) fn mark_library_thread() {
     IS_LIBRARY_THREAD.set(true);
 }
@@ -27,15 +28,16 @@ pub(crate) fn is_library_thread() -> bool {
     IS_LIBRARY_THREAD.get()
 }
 
-/// Runs the user's code on this thread, and catches its panic.
+/// Runs the user's code on this thread, and catches its panic. Returns `None` after a panic.
 pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }
 
-/// A thread for the user's code. It starts with its first work, and runs as long as the process.
+/// A thread for the user's code. It starts with the first work, and runs until the process ends.
 pub(crate) struct UserThread {
     name: &'static str,
-    /// The sender of work, and the process in which the thread runs, because a forked process needs a thread of its own.
+    /// The sender of work, and the id of the process in which the thread runs. A forked process lacks the thread, and starts its
+    /// own.
     queue: Mutex<Option<(Sender<Work>, u32)>>,
     waiting: AtomicUsize,
 }
@@ -45,7 +47,7 @@ impl UserThread {
         UserThread { name, queue: Mutex::new(None), waiting: AtomicUsize::new(0) }
     }
 
-    /// Runs the work after all earlier work. Returns at once.
+    /// Queues `work` behind all earlier work, and returns at once.
     pub(crate) fn run(&'static self, work: impl FnOnce() + Send + 'static) {
         let mut queue = self.queue.lock();
         let process = std::process::id();
@@ -53,24 +55,24 @@ impl UserThread {
             self.waiting.store(0, Ordering::Relaxed);
             let (give, given) = mpsc::channel();
             let started = thread::Builder::new().name(self.name.to_owned()).spawn(move || self.work_off(&given));
-            // Without a thread, this work is lost with the channel, and the next work tries to start one.
+            // If the thread cannot be started, this work is not run. The next call tries again.
             *queue = started.is_ok().then_some((give, process));
         }
         if let Some((queue, _)) = &*queue {
             self.waiting.fetch_add(1, Ordering::Relaxed);
             let _sent = queue.send(Box::new(work));
         } else {
-            // Dropping the work runs the user's code, which might block this thread for ever.
+            // The work is leaked, because its destructor is the user's code and might block this thread for ever.
             std::mem::forget(work);
         }
     }
 
-    /// Returns how many pieces of work are not done yet.
+    /// Returns how many pieces of work are queued or running.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Waits until all earlier work is done, at most for `limit`. Returns whether it is done.
+    /// Waits until all earlier work is done, at most for `limit`. Returns `false` at the end of `limit`.
     pub(crate) fn flush(&'static self, limit: Duration) -> bool {
         if self.waiting() == 0 {
             return true;

@@ -21,14 +21,13 @@ const fn ms(milliseconds: u64) -> Duration {
 
 const GRACE: Duration = ms(100);
 
-/// A session of 6 s on servers with a tick of 2 s, so that an operation makes touches count that were answered 1250 ms
-/// before it. Records each request.
+/// A session that records each request. Its timeout is 6 s, and the tick of its servers 2 s, so the settling time is 1,250 ms.
 #[derive(Debug)]
 struct Noted {
     store: Arc<SessionStore>,
     start: Instant,
     notes: Mutex<Vec<(u128, String)>>,
-    /// The failures of checks, by path.
+    /// The failures of checks, by the path of the checked node.
     wrong: Mutex<Vec<(String, Failure)>>,
     /// Whether every request fails with an unknown outcome.
     is_cut_off: Mutex<bool>,
@@ -36,7 +35,7 @@ struct Noted {
 }
 
 impl Noted {
-    /// Returns a session that has begun now, and its keep-alive task.
+    /// Returns a session that begins now, and its running keep-alive task.
     fn kept_alive() -> (Arc<Stub<Noted>>, tokio::task::JoinHandle<()>) {
         let start = Instant::now();
         let lease = Lease::with_clock(ms(6_000), Box::new(move || ms(100_000) + start.elapsed()));
@@ -57,7 +56,7 @@ impl Noted {
         node
     }
 
-    /// Waits until `milliseconds` after the start. Returns the requests since the last call.
+    /// Waits until `milliseconds` after the start of the test. Returns the requests since the last call, each with its time.
     async fn after(&self, milliseconds: u64) -> Vec<(u128, String)> {
         tokio::time::sleep_until(self.start + ms(milliseconds)).await;
         std::mem::take(&mut *self.notes.lock().unwrap())
@@ -197,7 +196,7 @@ async fn steady_mode_sends_no_heartbeat() {
     assert_eq!(session.after(61_240).await, notes([(60_000, "read /"), (61_200, "read /")]));
 }
 
-/// A task that waits for a loss sleeps until it is woken.
+/// A holder that waits for its loss sends nothing and sleeps, so keep-alive must wake it.
 #[tokio::test(start_paused = true)]
 async fn a_lapse_of_the_lease_wakes_the_holder_at_once() {
     let (session, _task) = Noted::kept_alive();
@@ -227,7 +226,7 @@ async fn a_heartbeat_ends_only_the_hold_of_a_missing_node() {
     }
 }
 
-/// A server closes the connection at a request of 1 MiB, and would do so again after each reconnect.
+/// A server closes the connection when it receives a request of 1 MiB. The request would be repeated after each reconnect.
 #[tokio::test(start_paused = true)]
 async fn heartbeats_stay_below_the_request_limit() {
     let (session, _task) = Noted::kept_alive();
@@ -243,7 +242,7 @@ async fn heartbeats_stay_below_the_request_limit() {
     drop(own_nodes);
 }
 
-/// Without the watch, the holder would learn of a removal only by the next heartbeat.
+/// Without the repeated request, the holder would learn of its node's removal only by the next heartbeat.
 #[tokio::test(start_paused = true)]
 async fn a_watch_request_with_a_lost_answer_is_repeated() {
     let (session, _task) = Noted::kept_alive();
@@ -262,7 +261,7 @@ async fn watch_retries_back_off_and_end_with_the_node() {
     *session.is_cut_off.lock().unwrap() = true;
     let mut watches = session.after(60_000).await;
     watches.retain(|(_, what)| what == "watch /a/1");
-    // From the twelfth pause on, each has 1,440 ms.
+    // The pauses grow for twelve tries, by 120 ms each. Each further pause is 1,440 ms.
     assert_eq!(watches.len(), 4 + 12 + (60_000 - 200 - 120 * 78) / 1_440, "{watches:?}");
     node.leave(|it| it.known.leave(true));
     session.after(62_000).await;
@@ -282,7 +281,7 @@ async fn a_denied_watch_ends_a_hold_if_the_leader_agrees() {
     assert_eq!(holder.find_loss(), Some(Loss::Removed));
 }
 
-/// A session that answers nothing.
+/// A session that answers no request.
 #[derive(Debug)]
 struct Silent(Arc<SessionStore>);
 
@@ -323,7 +322,7 @@ fn a_lapse_during_a_look_is_found_by_the_next_look() {
     assert_eq!(found, Poll::Ready(Loss::LeaseRanOut));
 }
 
-/// Timers stand still while the machine is suspended, and the lease does not.
+/// A tokio timer stands still while the machine is suspended, and the lease does not.
 #[tokio::test(start_paused = true)]
 async fn a_holder_learns_of_a_suspend_within_300_ms() {
     let (node, session, forward) = holding();

@@ -14,7 +14,7 @@ fn the_longest_safe_break_depends_on_timeout_and_tick() {
         }
         lease.rides_out(Duration::from_millis(attempt)).as_millis() / 100
     };
-    // In tenths of a second, as in docs/operating.md.
+    // `rides_out` in tenths of a second, with the values that docs/operating.md gives.
     assert_eq!(rides_out(10_000, Some(2_000), 833), 42);
     assert_eq!(rides_out(10_000, None, 833), 36);
     assert_eq!(rides_out(4_000, Some(2_000), 350), 9);
@@ -34,7 +34,7 @@ const fn ms(milliseconds: u64) -> Duration {
 /// The stop margin of a lease of 6 s.
 const MARGIN: Duration = ms(1_000);
 
-/// Half a tick of 2 s, and an eighth.
+/// The settling time: half a tick of 2 s, plus an eighth of a tick.
 const SETTLING: Duration = ms(1_250);
 
 struct Stage {
@@ -43,7 +43,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// Returns a session of 6 s that has begun now, on a clock in milliseconds.
+    /// Returns a session of 6 s that begins now, and its clock in milliseconds.
     fn begun() -> Stage {
         let stage = Stage::before_the_session();
         stage.lease.began(stage.lease.now());
@@ -61,18 +61,18 @@ impl Stage {
         self.clock.fetch_add(u64::try_from(time.as_millis()).unwrap(), Ordering::SeqCst);
     }
 
-    /// Sends a read that is answered at once. Returns when it was sent.
+    /// Sends a read, which is answered at once. Returns when the read was sent.
     fn touch(&self) -> Moment {
         self.lease.answered(self.lease.now());
         self.lease.now()
     }
 
-    /// Sends a write that is acknowledged at once.
+    /// Sends a write, which a quorum acknowledges at once.
     fn write(&self) {
         self.lease.acknowledged(self.lease.now());
     }
 
-    /// Returns whether this touch is the newest that counts.
+    /// Returns whether this touch is the newest touch that counts.
     fn counts(&self, touch: Moment) -> bool {
         self.lease.remaining() == (touch + ms(6_000) - MARGIN).checked_sub(self.lease.now())
     }
@@ -104,7 +104,7 @@ fn a_touch_counts_by_an_operation_a_settling_time_later() {
     assert!(stage.counts(began));
     stage.lease.acknowledged(in_time);
     assert!(stage.counts(sent));
-    // An operation itself extends the lease no more than a read does.
+    // A write is a touch like a read: it does not count at once.
     stage.advance(ms(300));
     stage.write();
     assert!(stage.counts(sent));
@@ -134,7 +134,7 @@ fn the_newest_touch_that_is_old_enough_counts() {
     let newest = stage.lease.now() + stage.lease.remaining().unwrap() + MARGIN - ms(6_000);
     assert!(newest <= old_enough && newest + ms(6_000) / TOUCHES >= old_enough, "{newest:?} of {old_enough:?}");
     assert!(stage.lease.state.lock().touches.len() <= TOUCHES as usize + 2);
-    // A single operation is enough to make the last touch count.
+    // One operation makes all touches up to the last one count.
     let last = *touches.last().unwrap();
     stage.advance(SETTLING);
     stage.write();
@@ -152,7 +152,7 @@ fn requests_of_an_old_connection_make_nothing_count() {
     stage.advance(ms(1));
     stage.lease.connected(false);
     stage.lease.connected(true);
-    // The operation waited for the connection, or its answer comes late.
+    // An operation that was sent before the connection was lost, and whose answer is reported afterwards.
     stage.lease.acknowledged(sent);
     stage.lease.answered(sent);
     stage.advance(SETTLING);
@@ -181,7 +181,7 @@ fn a_handshake_counts_from_the_last_answered_request() {
     assert!(stage.counts(began), "an operation sent before the handshake makes nothing count");
     stage.write();
     assert!(stage.counts(last));
-    // A handshake counts only once.
+    // The handshake counts by the first operation, and a later operation does not count it again.
     let newer = stage.touch();
     stage.lease.resumed();
     stage.write();
@@ -214,7 +214,7 @@ fn renewals_in_time_keep_the_epoch() {
     assert_eq!(stage.lease.epoch(), Some(epoch));
 }
 
-/// No call takes the lock in between, so only the clock shows the end.
+/// No call updates the lease after its end, so only the clock shows that the lease has run out.
 #[test]
 fn the_atomics_agree_with_the_locked_state() {
     let stage = Stage::begun();
@@ -317,7 +317,7 @@ fn a_repeated_connection_report_changes_nothing() {
     assert!(stage.lease.connected(false) && !stage.lease.is_connected());
     assert!(!stage.lease.connected(false));
     assert!(stage.lease.connected(true));
-    // A request sent at the moment of the loss may have been sent after it.
+    // A request that was sent at the moment of the loss may have been sent on the new connection.
     stage.touch();
     assert_eq!(stage.lease.since_touch(), Duration::ZERO);
     stage.advance(ms(700));
@@ -375,7 +375,7 @@ fn the_session_outlasts_the_lease_by_the_margin() {
     assert_eq!(stage.lease.session_left(), Duration::ZERO);
 }
 
-/// The caller that gets `true` reports the loss of the holds.
+/// A caller that gets `true` must report the loss of the holds, so only one caller may get `true`.
 #[test]
 fn an_answer_after_a_lapse_reports_the_lapse_once() {
     let stage = Stage::begun();
@@ -396,7 +396,7 @@ fn the_lease_clock_advances_with_the_standard_clock() {
     assert!(first > Duration::ZERO && since_boot() - first >= passed);
 }
 
-/// By the servers' clock the session lasts 6 s. By the holder's slower clock, less time has passed by then.
+/// The servers keep the session for 6 s by their clock. The holder's clock is slower, and shows less time by then.
 #[test]
 fn a_clock_may_be_slow_by_at_most_the_stop_margin() {
     for (passed, is_borne) in [(ms(6_000), true), (ms(6_000) - MARGIN, true), (ms(6_000) - MARGIN - ms(1), false)] {

@@ -21,7 +21,7 @@ fn in_transaction(index: usize, failure: Failure) -> Failure {
     Failure::Operation { index, failure: Box::new(failure) }
 }
 
-/// Returns the next request, in short.
+/// Returns the next request as a short text.
 fn next_request_of(leaving: &Leaving) -> String {
     match leaving.next_request() {
         Ok(RemovalRequest::Created) => "created?".to_owned(),
@@ -35,7 +35,7 @@ fn next_request_of(leaving: &Leaving) -> String {
     }
 }
 
-/// Checks the next request after each of these answers.
+/// Gives the removal these answers, and checks the next request after each.
 #[track_caller]
 fn goes(mut leaving: Leaving, steps: impl IntoIterator<Item = (Input, &'static str)>) {
     for (answer, expected) in steps {
@@ -87,7 +87,7 @@ fn a_refused_signal_is_followed_by_a_plain_delete() {
         assert_eq!(next_request_of(&plain), "delete /lock/host~id-WRITE-0000000003");
         assert_eq!(plain.on(deleted(no_auth())), (Leaving::Gone(Err(no_auth())), None));
     }
-    // The second operation, the delete, was refused, so the signal counts as allowed.
+    // The second operation (the delete) was refused, and not the first (the write), so the session may still signal.
     let refused = deleting(true, false).on(deleted(in_transaction(1, no_auth())));
     assert_eq!(refused, (Leaving::Gone(Err(no_auth())), None));
 }

@@ -15,9 +15,9 @@ use crate::session::tests::{Answers, Stub};
 struct Directory {
     begun: Instant,
     names: usize,
-    /// How long the ensemble takes to answer.
+    /// How long the server takes to answer a listing.
     takes: Duration,
-    /// When each listing was sent, in milliseconds.
+    /// When each listing was sent, in milliseconds after the start of the test.
     sent: Mutex<Vec<u128>>,
 }
 
@@ -98,10 +98,11 @@ async fn an_unanswered_listing_delays_others_one_timeout() {
     assert_eq!(Directory::new(256, ms(10_000)).listed(1, 5).await, [0, 0, 0, 0, 6_000]);
 }
 
-/// Both cases are in one test, because all sessions of a process take turns, also those of different tests.
+/// Both cases are in one test, because all sessions of a process share the turn of large listings, and tests run at the same
+/// time.
 #[tokio::test(start_paused = true)]
 async fn large_listings_take_turns_and_wait_at_most_250_ms() {
-    // A session learns only from its first answers that the directory is large.
+    // The first listings are sent together, because a session knows only after its first answer that the directory is large.
     let sent = Directory::new(257, ms(100)).listed(3, 5).await;
     assert_eq!(sent[12..], [100, 200, 300]);
     let sent = Directory::new(257, ms(5_000)).listed(3, 5).await;

@@ -1,4 +1,4 @@
-//! Tests of one own node, without a backend.
+//! Tests of one node of ours, without a backend.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -26,11 +26,11 @@ fn holding() -> (Arc<ContenderNode>, Arc<SessionStore>) {
     (node, store)
 }
 
-/// The two ends of a hold: it is given back, or lost.
+/// The two ways in which a hold ends: it is given back, or lost.
 const ENDS: [fn(&Arc<ContenderNode>); 2] =
     [|node| drop(node.leave(|it| it.known.leave(true))), |node| node.lose(Loss::Removed)];
 
-/// `is_held` reads only an atomic, so the atomic must change together with the node.
+/// `held_at` reads only an atomic, so the atomic must change together with the node.
 #[test]
 fn held_at_is_none_once_the_node_is_lost_or_left() {
     for end in ENDS {
@@ -40,7 +40,7 @@ fn held_at_is_none_once_the_node_is_lost_or_left() {
     }
 }
 
-/// A waker that looks at the node at once, like an executor that polls a task where it is woken.
+/// A waker that checks the node when it is called, as an executor does that polls the task inside `wake`.
 struct Looks {
     node: Arc<ContenderNode>,
     has_seen: AtomicBool,
@@ -67,7 +67,8 @@ fn a_task_woken_by_a_loss_finds_it_at_once() {
     }
 }
 
-/// The server removes the node of an expired session. An owner that wakes up receives the event of the removal first.
+/// A server deletes the node when the session expires. If the process was stopped until then, the event of the deletion comes
+/// before the owner has looked at its lease.
 #[test]
 fn a_removal_after_a_lapse_counts_as_the_lapse() {
     for (stopped_for, why) in [(0, Loss::Removed), (6_000, Loss::LeaseRanOut)] {
@@ -99,7 +100,7 @@ fn requested(watch: Result<Watch, Failure>) -> OwnWatch {
     OwnWatch { path: "/lock/node".to_owned(), watch: Box::pin(std::future::ready(watch)) }
 }
 
-/// Stores the answer to a watch request.
+/// Stores this answer to a request for a watch.
 fn watched(node: &Arc<ContenderNode>, watch: Result<Watch, Failure>) -> Result<(), Failure> {
     let mut outcome = pin!(node.store_watch(requested(watch)));
     let Poll::Ready(outcome) = outcome.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
@@ -157,7 +158,7 @@ fn a_hold_is_suspect_while_its_connection_is_lost() {
     assert_eq!(node.hold_state(), HoldState::Lost { why });
 }
 
-/// A path that was given to the caller may be used at any time.
+/// The caller may use its path in a transaction at any time, so the writes are never settled.
 #[test]
 fn writes_are_settled_once_each_has_an_outcome() {
     let (node, _store) = holding();

@@ -1,8 +1,8 @@
-//! Tests of the checks that are asked, of their answers, and of the pauses.
+//! Tests of the checks that are sent, of their results, and of the pauses.
 
 use super::*;
 
-/// Returns the leader's answer to these checks, each of which fails in its own way.
+/// Returns the leader's answer to the transaction of the checks `part`, where `fails` gives the failure of each check.
 fn answer(part: &Range<usize>, fails: &dyn Fn(usize) -> Option<Failure>) -> Result<(), Failure> {
     let first = part.clone().find_map(|check| Some((check, fails(check)?)));
     first.map_or(Ok(()), |(check, failure)| {
@@ -10,7 +10,7 @@ fn answer(part: &Range<usize>, fails: &dyn Fn(usize) -> Option<Failure>) -> Resu
     })
 }
 
-/// Asks `checks` checks until all results are known. Returns the results, and the numbers of rounds and transactions.
+/// Sends `checks` checks until all results are known. Returns the results, and the numbers of rounds and transactions.
 fn run_all(checks: usize, fails: &dyn Fn(usize) -> Option<Failure>) -> (Vec<Holds>, usize, usize) {
     let (mut results, mut rounds, mut transactions) = (CheckResults::new(checks, 100), 0, 0);
     loop {
@@ -74,7 +74,7 @@ fn transactions_stay_below_256_kib() {
     }
 }
 
-/// Three cases: all nodes are there, all are gone, one of a thousand is gone.
+/// The cases: all nodes exist, none exists, and one of a thousand does not.
 #[test]
 fn each_failing_check_costs_one_more_transaction() {
     let (_, rounds, transactions) = run_all(CHECKS_MAX, &|_| None);

@@ -1,4 +1,4 @@
-//! Tests of the record of a session, without a backend.
+//! Tests of a session's store, without a backend.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use super::*;
 use crate::session::request::{Ending, Loss};
 use crate::sync::atomic::AtomicU64;
 
-/// Returns the store of a session that has just begun, and its clock in seconds.
+/// Returns the store of a session that begins now, and its clock in seconds.
 fn begun() -> (Arc<SessionStore>, Arc<AtomicU64>) {
     let clock = Arc::new(AtomicU64::new(1_000));
     let hands = Arc::clone(&clock);

@@ -5,7 +5,7 @@ use crate::queue::contender::Tag;
 use crate::queue::dialect::Dialect;
 
 impl NodeState {
-    /// Returns a node that waits at this path since this moment.
+    /// Returns a node that waits at this path since `now`.
     pub(in crate::session) fn waiting_at(path: String, now: Moment) -> NodeState {
         let tag = Tag::new(Dialect::Native, "host~id".to_owned());
         let mut record = NodeState::new("/lock", tag.unnumbered(Mode::Write));
@@ -37,7 +37,7 @@ fn created(path: &str) -> Created {
     Created { path: path.to_owned(), czxid: 40, ctime: SystemTime::UNIX_EPOCH, ephemeral_owner: SESSION }
 }
 
-/// Returns a writer in the queue.
+/// Returns a waiting writer.
 fn waiting() -> NodeState {
     let mut record = absent(Mode::Write);
     record.create_sent(NOW, 0);
@@ -51,7 +51,7 @@ fn holding() -> NodeState {
     record
 }
 
-/// Returns a node of each phase, in order.
+/// Returns one node in each phase, in the order of [`Phase`].
 fn of_each_phase() -> Vec<NodeState> {
     let (mut coming, mut moving, mut changing, mut left) = (absent(Mode::Write), waiting(), holding(), holding());
     coming.create_sent(NOW, 0);
@@ -61,7 +61,7 @@ fn of_each_phase() -> Vec<NodeState> {
     vec![absent(Mode::Write), coming, waiting(), holding(), moving, changing, left]
 }
 
-/// Returns the path that is removed, and whether by a signal.
+/// Returns the path of the deleted node, and whether the deletion signals the release.
 fn removed(leaving: &Leaving) -> (&str, bool) {
     match leaving {
         Leaving::Coming { lists_after: false } => ("the created node", false),
@@ -72,7 +72,7 @@ fn removed(leaving: &Leaving) -> (&str, bool) {
     }
 }
 
-/// Checks that the end of the node removes these paths, in this order.
+/// Checks that the end of the node removes these paths, in this order, each with or without a signal.
 #[track_caller]
 fn ends_with<const N: usize>(mut record: NodeState, expected: [(&str, bool); N]) {
     let removals = record.end(true);
