@@ -1,6 +1,7 @@
-//! Random tests of queues, names, values and schedules.
+//! Property tests of queues, names, values and schedules, with random input.
 //!
-//! A failing case is written to `proptest-regressions` next to this file. Later runs replay it first.
+//! A failing input of a property is written to `proptest-regressions` next to this file. Later runs begin with these
+//! inputs.
 
 mod names;
 mod queues;

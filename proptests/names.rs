@@ -1,4 +1,4 @@
-//! A formatted name parses back to the same contender, and no text makes the parser panic.
+//! A name that was formatted parses back to the same contender, and no text makes the parser panic.
 
 use proptest::prelude::*;
 use zk_rwlock::Mode;
@@ -9,7 +9,7 @@ fn mode() -> impl Strategy<Value = Mode> {
     prop_oneof![Just(Mode::Read), Just(Mode::Write)]
 }
 
-/// Text that is almost a name, so that every branch of the parser is reached.
+/// Generates texts that are almost a name, so that every branch of the parser is reached.
 fn nearly_a_name() -> impl Strategy<Value = String> {
     let piece = prop_oneof!["[a-zA-Z0-9._~-]{0,8}", "-(READ|WRITE)-", "-?[0-9]{9,12}", "\\PC{0,3}"];
     prop::collection::vec(piece, 0..6).prop_map(|pieces| pieces.concat())

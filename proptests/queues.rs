@@ -1,4 +1,4 @@
-//! The turns in every queue, exhaustively for up to six contenders and sampled for large queues.
+//! The turns of contenders: in every queue of up to six contenders, and in random large queues.
 
 use std::collections::HashMap;
 
@@ -25,7 +25,8 @@ fn turns(queue: &[Contender]) -> Vec<Turn> {
     queue.iter().map(|me| turn(me, &names)).collect()
 }
 
-/// Checks exclusion, progress, that there is no cycle, and that no contender overtakes another.
+/// Checks that the contenders whose turn it is do not exclude each other, that there is one, that no contenders wait
+/// for each other in a circle, and that none overtakes another.
 fn check_turns(queue: &[Contender]) {
     let turns = turns(queue);
     let granted: Vec<_> = queue.iter().zip(&turns).filter(|(_, turn)| **turn == Turn::Granted).collect();
@@ -45,8 +46,8 @@ fn check_turns(queue: &[Contender]) {
     }
 }
 
-/// Checks that a departure causes no herd and loses no wake-up: if it changes a contender's turn, that contender
-/// watched the node that left.
+/// Checks the departure of one contender. At most one writer watched its node, no reader that watched the node is still
+/// behind another writer, and every contender whose turn changes watched the node.
 fn check_departure(queue: &[Contender], leaver: usize) {
     let before: HashMap<&str, Turn> = names(queue).into_iter().zip(turns(queue)).collect();
     let mut rest = queue.to_vec();
@@ -72,7 +73,7 @@ fn check_departure(queue: &[Contender], leaver: usize) {
 struct Waits {
     me: Contender,
     waiter: Waiter<Contender>,
-    /// The waiter's last decision: the node to wait for, or `None` to take the lock.
+    /// The last decision of the waiter: the node to wait for, or `None` to take the lock.
     awaits: Option<String>,
 }
 
@@ -96,8 +97,9 @@ impl Waits {
     }
 }
 
-/// Checks turns and departures through time: contenders leave one after the other, and every waiter acts exactly at its
-/// turn. If `vanishes` has the writer's bit, that writer vanishes instead of releasing.
+/// Checks the waiters of a queue until it is empty: contenders leave one after another in `order`, and every waiter
+/// takes the lock exactly at its turn. If the bit of a writer is set in `vanishes`, its node disappears without the
+/// signal of a hand-off.
 fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
     let mut names: Vec<String> = queue(modes).iter().map(|it| it.name().to_owned()).collect();
     let begin = |me: Contender| Waits { waiter: Waiter::new(me.clone(), true), me, awaits: None };
@@ -127,7 +129,7 @@ fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
     }
 }
 
-/// Checks that the order of the listing and foreign names never change the answer.
+/// Checks that neither the order of a listing nor names of other libraries change a decision.
 fn check_indifference(queue: &[Contender], listing: &[&str]) {
     let straight = turns(queue);
     for (me, expected) in queue.iter().zip(straight) {
@@ -135,7 +137,8 @@ fn check_indifference(queue: &[Contender], listing: &[&str]) {
     }
 }
 
-/// Checks that no contender with a shared or a negative number is granted, and that later contenders wait.
+/// Checks that a contender whose sequence number is negative, or shared with another contender, is not granted, and
+/// that later contenders wait.
 fn check_doubt(modes: &[Mode], sequences: &[i64]) {
     let name = |(i, (mode, sequence)): (usize, (&Mode, &i64))| format!("h~{i}-{mode}-{sequence:010}");
     let names: Vec<String> = modes.iter().zip(sequences).enumerate().map(name).collect();
@@ -173,8 +176,7 @@ fn permutations<T>(items: &mut [T], size: usize, visit: &mut impl FnMut(&[T])) {
     }
 }
 
-/// Returns every vector of `size` numbers, from a small range, so that ties and negative numbers occur in every
-/// position.
+/// Returns every vector of `size` numbers from a small range. So equal and negative numbers occur in every position.
 fn number_vectors(size: usize) -> impl Iterator<Item = Vec<i64>> {
     const NUMBERS: [i64; 3] = [-1, 3, 4];
     let digit = |n: usize, i: u32| NUMBERS[n / NUMBERS.len().pow(i) % NUMBERS.len()];

@@ -1,9 +1,9 @@
-//! Random schedules of the [world](crate::world), each from a seed of its own. The schedules in `corpus/`, which once
-//! failed, run first.
+//! Random schedules of a simulated [world](crate::world), each from its own seed. A schedule is a list of steps of
+//! contenders, faults and servers. The schedules in `corpus/` failed once, and run first.
 //!
-//! `SCHEDULES` sets the number of schedules (`make soak`: 1,000,000), and `SCHEDULE_SEED` the seed of the first. With a
-//! seed alone, only that schedule is run, several times. A schedule that fails is made as small as possible and printed
-//! as a file for `corpus/`.
+//! `SCHEDULES` is the number of schedules (`make soak`: 1,000,000), and `SCHEDULE_SEED` the seed of the first. If only
+//! `SCHEDULE_SEED` is set, only its schedule is run, several times. A schedule that fails is made as small as possible,
+//! and printed as a file for `corpus/`.
 
 use std::cell::Cell;
 use std::collections::hash_map::RandomState;
@@ -20,16 +20,16 @@ use crate::world::plan::Schedule;
 use crate::world::run;
 use crate::world::shrink::shrunk;
 
-/// The default number of schedules.
+/// The default of `SCHEDULES`.
 const SCHEDULES: u64 = 5_000;
 
-/// How often a schedule from the corpus is run. The order in which tasks are woken is random.
+/// The number of runs of each schedule in the corpus. Runs differ, because tasks are woken in random order.
 const AGAIN: usize = 5;
 
-/// For how long a failing schedule is made smaller.
+/// The time that is spent to make a failing schedule smaller.
 const SHRINKING: Duration = Duration::from_secs(30);
 
-/// A schedule that takes longer than this does not end. Schedules take milliseconds; the margin is for a machine that
+/// The time after which a schedule counts as endless. A schedule takes milliseconds; the rest is for a machine that
 /// stands still.
 const ENDLESS: Duration = Duration::from_secs(90);
 
@@ -38,11 +38,11 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 thread_local! {
-    /// Whether panics of this thread print nothing: making a schedule smaller causes thousands of them.
+    /// Whether this thread prints nothing for a panic. Thousands of panics occur while a schedule is made smaller.
     static IS_QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `work` with silent panics.
+/// Runs `work` without the output of panics.
 fn quietly<T>(work: impl FnOnce() -> T) -> T {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -59,15 +59,15 @@ fn quietly<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Runs a schedule. Returns the message of its failure.
+/// Runs a schedule. Returns the message of its failure, or `None` if it succeeds.
 fn failure(schedule: &Schedule) -> Option<String> {
     let panic = quietly(|| catch_unwind(AssertUnwindSafe(|| run(schedule)))).err()?;
     let words = panic.downcast_ref::<String>().cloned();
     words.or_else(|| panic.downcast_ref::<&str>().map(|&words| words.to_owned())).or_else(|| Some("a panic".to_owned()))
 }
 
-/// Runs the schedule of a seed `runs` times. If a run fails, returns the message and the schedule, made as small as
-/// possible.
+/// Runs the schedule of a seed `runs` times. If a run fails, returns its message, and the schedule, made as small as
+/// possible, as text.
 fn failure_of_seed(seed: u64, runs: usize) -> Option<String> {
     let schedule = draw(seed);
     let failed = |schedule: &Schedule, runs: usize| (0..runs).find_map(|_| failure(schedule));
@@ -82,7 +82,7 @@ fn failure_of_seed(seed: u64, runs: usize) -> Option<String> {
     ))
 }
 
-/// Returns the schedule as a file of the corpus: one line for each handle and for each step.
+/// Returns the schedule in the format of `corpus/`, with one line for each handle and each step.
 fn written(schedule: &Schedule) -> String {
     let lines = |lines: Vec<String>| lines.iter().map(|line| format!("\n    {line}")).collect::<Vec<_>>().join(",");
     format!(
@@ -130,7 +130,7 @@ fn first_failure(first: u64, schedules: u64, runs: usize) -> Option<String> {
                     let why = failure_of_seed(seed, runs);
                     drop(watched);
                     if let Some(why) = why {
-                        // Makes the other workers stop.
+                        // No seed is left, so the other workers stop.
                         next.store(schedules, Ordering::Relaxed);
                         let after = format!("after {} of {schedules} schedules", i + 1);
                         failed.lock().expect("nothing panics here").get_or_insert(format!("{after}: {why}"));
@@ -142,7 +142,7 @@ fn first_failure(first: u64, schedules: u64, runs: usize) -> Option<String> {
     failed.into_inner().expect("nothing panics here")
 }
 
-/// Watches a schedule. If it does not end, the whole process is ended, after printing the schedule's seed.
+/// A time limit for the schedule of a seed. After [`ENDLESS`] it prints the seed and ends the process.
 struct Watchdog(u64);
 
 static WATCHED: Mutex<Vec<(u64, Instant)>> = Mutex::new(Vec::new());
@@ -173,7 +173,7 @@ impl Drop for Watchdog {
     }
 }
 
-/// No schedule breaks a promise, and every schedule ends with all waiters granted and nothing left.
+/// No schedule breaks a promise. At the end of each, every waiter has been granted, and no node is left.
 #[test]
 fn every_schedule_keeps_all_promises_and_ends() {
     let began = Instant::now();
@@ -187,7 +187,7 @@ fn every_schedule_keeps_all_promises_and_ends() {
         }
     }
     let (schedules, runs) = if is_one { (1, AGAIN) } else { (schedules.unwrap_or(SCHEDULES), 1) };
-    // Each run tries other schedules.
+    // By default the first seed is random, so that each run tries other schedules.
     let first = first.unwrap_or_else(|| RandomState::new().hash_one(schedules));
     if let Some(why) = first_failure(first, schedules, runs) {
         panic!("{why} ({:.1?})", began.elapsed());
@@ -198,7 +198,7 @@ fn every_schedule_keeps_all_promises_and_ends() {
     );
 }
 
-/// Each file of the corpus is a complete schedule in the canonical form.
+/// Each file in `corpus/` must be a complete schedule, formatted as [`written`] does.
 #[test]
 fn the_corpus_is_read_back_as_it_was_written() {
     let files = corpus();

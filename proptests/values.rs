@@ -13,7 +13,7 @@ use zk_rwlock::error::ValueError;
 use zk_rwlock::format::{Format, FormatError, Json, Raw};
 use zk_rwlock::{Memory, Shared};
 
-/// A nested value, as in a configuration.
+/// A nested value, such as a configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 enum Tree {
     Nothing,
@@ -44,7 +44,8 @@ fn trees() -> impl Strategy<Value = Tree> {
     })
 }
 
-/// Writes the value through one handle and reads it through another. Twice, because the first write creates the node.
+/// Writes the value through one handle and reads it through another. Does so twice, because only the first write
+/// creates the node.
 fn comes_back<T>(format: impl Format<T> + Copy, value: &T) -> Result<(), TestCaseError>
 where
     T: Clone + Debug + PartialEq + Send + Sync + 'static,
@@ -131,7 +132,7 @@ proptest! {
         comes_back(Raw, &text)?;
     }
 
-    /// Any bytes in the node are an error or a value when read, and never a panic.
+    /// For any bytes in the node, a read returns a value or an error, and never panics.
     #[test]
     fn any_bytes_in_the_node_are_read_or_refused(head in "(zk-rwlock value [0-9]\n)?([a-z]{1,6}=[^\n]{0,12}\n){0,8}\n?", tail in vec(any::<u8>(), 0..40)) {
         let zk = Memory::new();
@@ -149,7 +150,7 @@ proptest! {
     }
 }
 
-/// A format that fails for some values, in both directions.
+/// A format that fails to write some values, and to read others.
 #[derive(Clone, Copy)]
 struct Odd;
 
@@ -168,7 +169,7 @@ impl Format<u8> for Odd {
 }
 
 proptest! {
-    /// A read always returns the last value that could be written.
+    /// A read always returns the value of the last write that succeeded.
     #[test]
     fn a_read_gives_the_last_value_that_could_be_written(values in vec(any::<u8>(), 1..40)) {
         let shared = Shared::with_format(&Memory::new(), "/proptests/odd", Odd).initial(|| 1).build().expect("valid");

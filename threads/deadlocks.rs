@@ -1,4 +1,4 @@
-//! Tests of the report of a deadlock.
+//! Tests of the report that a deadlock prints.
 
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::Arc;

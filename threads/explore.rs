@@ -1,4 +1,5 @@
-//! Runs a test under many schedules, or a failed schedule again.
+//! Runs a test under many schedules, or runs one failed schedule again. A schedule is the order in which the threads of
+//! the test run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,15 +11,16 @@ use shuttle::scheduler::{
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 use tokio::runtime::Builder;
 
-/// More steps than any schedule needs. A schedule with more has a thread that never ends.
+/// The largest number of steps of a schedule. No test needs as many, so a schedule that reaches this number has a
+/// thread that never ends.
 const STEPS_MAX: usize = 200_000;
 
-/// Runs `test` under this many schedules, and then under more for `THREADS_SECONDS`; or under the one schedule in the
-/// file that `SCHEDULE` names.
+/// Runs `test` under `schedules` schedules, and then under more for `THREADS_SECONDS`. If `SCHEDULE` names a file, runs
+/// only the schedule in that file.
 ///
-/// Half of the schedules draw the next thread at each step. The others give each thread a priority and change a few
-/// priorities at random steps. Most faults need few changes, with one thread that runs for long while another one
-/// rests.
+/// In half of the schedules, the next thread is random at each step. In the others, each thread has a priority, and a
+/// few priorities change at random steps (PCT). Most faults need few such changes: one thread runs for long while
+/// another one waits.
 pub(crate) fn explore(schedules: usize, test: impl Fn() + Send + Sync + 'static) {
     let tally = Tally { begun: Instant::now(), ran: Arc::default() };
     let ran = Arc::clone(&tally.ran);
@@ -44,7 +46,7 @@ pub(crate) fn explore(schedules: usize, test: impl Fn() + Send + Sync + 'static)
     }
 }
 
-/// Prints at the end how many schedules were run, also after a failure.
+/// A counter of schedules. It prints their number when it is dropped, also after a failure.
 struct Tally {
     begun: Instant,
     ran: Arc<AtomicUsize>,
@@ -56,15 +58,15 @@ impl Drop for Tally {
     }
 }
 
-/// Runs each of this many schedules twice. The runs differ if anything but the scheduler decides what happens, and then
-/// no failed schedule could be run again.
+/// Runs each of `schedules` schedules twice. Panics if the two runs differ: then something other than the scheduler
+/// decides what happens, and a failed schedule could not be run again.
 pub(crate) fn replay_each(schedules: usize, test: impl Fn() + Send + Sync + 'static) {
     let scheduler = UncontrolledNondeterminismCheckScheduler::new(RandomScheduler::new(schedules));
     run_under(scheduler, test);
 }
 
 fn run_under<S: Scheduler + 'static>(scheduler: S, test: impl Fn() + Send + Sync + 'static) {
-    // Time stands still, so that it decides nothing.
+    // The clock is paused, so that time decides nothing.
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
     let _in_its_time = runtime.enter();
     Runner::new(scheduler, config()).run(test);

@@ -1,5 +1,5 @@
-//! Several uses of one kept node, on several threads: while its session is lost, while another contender asks for it
-//! before its grant, and by uses that give up.
+//! Several uses of one kept node on several threads: its session is lost, another contender asks for the node before
+//! its grant, or a use gives up.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ fn no_use_begins_under_a_node_whose_session_is_over() {
             spawn(move || {
                 for _ in 0..3 {
                     let_others_run(32);
-                    // The session may end at any moment.
+                    // The result is ignored, because the session may end at any moment.
                     let _ = block_on(reads_or_writes(&lock, &witness));
                 }
             })
@@ -49,7 +49,7 @@ fn no_use_begins_under_a_node_whose_session_is_over() {
                 0 => block_on(lock.read().into_future()).map(|guard| guard.is_held()),
                 _ => block_on(lock.write().into_future()).map(|guard| guard.is_held()),
             };
-            // This acquisition may have joined another one from before the end of the session.
+            // The acquisition may have joined an earlier one that failed because the session ended.
             assert!(matches!(is_held, Ok(true) | Err(Error::Evicted(_))), "{is_held:?}");
         }
         users.into_iter().for_each(|user| user.join().expect("no panic"));
@@ -58,11 +58,12 @@ fn no_use_begins_under_a_node_whose_session_is_over() {
     });
 }
 
-/// Another contender asks for the node while it waits for its turn. So it is kept only for the uses that wait for it.
+/// Another contender asks for a node that still waits for its turn. The node is then kept only for the uses that
+/// already wait for it.
 #[test]
 fn cancelled_uses_leave_a_granted_node_to_the_asker() {
     explore(500, || {
-        // No timer ends a node that the owner does not give up.
+        // Without timers, only the owner can give the node up.
         let (world, witness) = (World::with_timers(false), Witness::of_lock());
         let (ours, theirs) = (world.client(), world.client());
         let (kept, plain) = (
@@ -90,7 +91,7 @@ fn cancelled_uses_leave_a_granted_node_to_the_asker() {
     });
 }
 
-/// A use that waits for the kept node, and not for a contender, also gets the error of its acquisition.
+/// If the acquisition of a kept node fails, each use that waits for that acquisition gets its error.
 #[test]
 fn every_use_gets_the_error_of_its_failed_node() {
     explore(500, || {
@@ -120,11 +121,12 @@ fn every_use_gets_the_error_of_its_failed_node() {
     });
 }
 
-/// A contender of the same session finds a WRITE node, which may be a READ node when it asks for the node.
+/// A contender of the same session sees a WRITE node. The owner may downgrade it to a READ node before the contender
+/// asks for it.
 #[test]
 fn a_kept_node_may_be_asked_for_during_a_downgrade() {
     explore(1_500, || {
-        // No timer ends a node that no contender asks for.
+        // Without timers, only an ask can make the owner give the node up.
         let (world, witness) = (World::with_timers(false), Witness::of_lock());
         let client = world.client();
         let (kept, plain) = (

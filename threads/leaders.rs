@@ -1,4 +1,4 @@
-//! Candidates on many threads: they lead, step down, are stopped and lose their sessions, at any moment.
+//! Candidates on many threads that lead, step down, are stopped and lose their sessions at any moment.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ fn candidate(client: &Client) -> Leadership {
     Leadership::builder(client, PATH).lock(|lock| lock.host("h")).build().expect("a candidate")
 }
 
-/// Leads this often, for some steps each time. The witness keeps the term and asks it also after its end.
+/// Leads `times` times, for some steps each time. The witness keeps each term, and asks it also after the end.
 async fn leads(candidate: &Leadership, witness: &Witness, times: usize) -> Result<(), Error> {
     for _ in 0..times {
         let work = |term: Term| async {
@@ -93,7 +93,7 @@ fn two_candidates_never_lead_despite_lost_sessions() {
     explore(300, || candidates_lead(true));
 }
 
-/// A leader that has stepped down has released the lock: `resign` waits for that.
+/// After `resign` returns, the lock is released.
 #[test]
 fn a_leader_that_has_resigned_has_no_node() {
     explore(300, || {
@@ -115,7 +115,7 @@ fn a_leader_that_has_resigned_has_no_node() {
         let_others_run(32);
         assert!(block_on(resigns.resign()));
         assert!(!term.is_leader());
-        // The candidate campaigns again already, with another node.
+        // The candidate already campaigns again with another node.
         assert!(
             client.memory.children(PATH).iter().all(|name| !nodes.contains(name)),
             "a node of an ended term is left"
@@ -127,8 +127,8 @@ fn a_leader_that_has_resigned_has_no_node() {
     });
 }
 
-/// A candidate campaigns once at a time, also if two threads ask at the same moment. The leading campaign waits until
-/// the other one is refused.
+/// A candidate campaigns once at a time, even if two threads start campaigns at the same moment. The campaign that
+/// leads waits until the other campaign has been refused.
 #[test]
 fn a_second_campaign_of_a_candidate_is_refused() {
     explore(200, || {

@@ -1,5 +1,5 @@
-//! Readers, writers and owners of kept nodes on many threads: in one session and in several, dropped at any poll, with
-//! timeouts, downgrades, shares and losses.
+//! Readers, writers and owners of kept nodes on many threads, in one session and in several. Acquisitions are dropped
+//! at any poll and time out; guards are downgraded, shared and lost.
 
 use std::future::Future;
 use std::pin::pin;
@@ -16,16 +16,16 @@ use crate::witness::Witness;
 use crate::world::{Client, World, draw, let_others_run, spawn, warned};
 
 const PATH: &str = "/lock";
-/// Timers fire when the schedule lets them, whatever their duration.
+/// The duration of all timers. A timer fires when the schedule lets it, whatever its duration.
 pub(crate) const LONG: Duration = Duration::from_secs(3600);
 
-/// Polls a future this many times, and drops it if it is not ready.
+/// Polls a future up to `polls` times, and drops it if it is not ready then.
 pub(crate) async fn cut_short<T>(polls: usize, future: impl IntoFuture<Output = T>) -> Option<T> {
     let (mut future, mut left) = (pin!(future.into_future()), polls);
     std::future::poll_fn(move |context| match future.as_mut().poll(context) {
         Poll::Ready(output) => Poll::Ready(Some(output)),
         Poll::Pending if left == 0 => {
-            // The event that the future waits for may arrive before the drop.
+            // Other threads run before the drop, so that the event for which the future waits may arrive first.
             let_others_run(8);
             Poll::Ready(None)
         }
@@ -38,10 +38,10 @@ pub(crate) async fn cut_short<T>(polls: usize, future: impl IntoFuture<Output = 
     .await
 }
 
-/// The number of kinds of uses.
+/// The number of ways to use the lock: see [`one_use`].
 const KINDS: usize = 11;
 
-/// Uses the lock once. `kind` selects the way.
+/// Uses the lock once, in the way with the number `kind`.
 async fn one_use(kind: usize, lock: &RwLock, witness: &Witness) -> Result<(), Error> {
     match kind {
         0 => drop(witness.works(lock.write().await?)),
@@ -74,7 +74,7 @@ async fn one_use(kind: usize, lock: &RwLock, witness: &Witness) -> Result<(), Er
     Ok(())
 }
 
-/// Causes faults of one kind in the clients' sessions, and repairs them.
+/// Causes faults of one random kind in the clients' sessions, and repairs them.
 pub(crate) fn troubles(clients: &[Client; 2]) {
     let kind = draw(5);
     for _ in 0..3 {
@@ -100,13 +100,13 @@ fn trouble(kind: usize, memory: &Memory) {
     }
 }
 
-/// Threads that use one lock this often each, through handles that some of them share.
+/// The plan of a test: several threads that each use one lock several times. Some threads share a handle.
 struct Plan {
     threads: usize,
     uses: usize,
-    /// Whether every other handle keeps its node between uses.
+    /// Whether every second handle keeps its node between uses.
     keeps: bool,
-    /// Whether sessions and replies are lost, and servers lag.
+    /// Whether sessions and replies are lost and servers lag.
     has_losses: bool,
 }
 
@@ -114,7 +114,7 @@ impl Plan {
     fn runs(&self) {
         let (world, witness) = (World::with_timers(self.has_losses || draw(2) == 0), Witness::of_lock());
         let clients = [world.client(), world.client()];
-        // Several threads share a handle, so that uses of one node meet.
+        // Several threads share a handle, so that they use one node at the same time.
         let handles: Vec<RwLock> = (0..3)
             .map(|number| {
                 let builder = RwLock::builder(&clients[number % 2], PATH).host("h").warn_after_waiting(warned());
@@ -122,7 +122,7 @@ impl Plan {
                 if keeps { builder.keep(LONG).build() } else { builder.build() }.expect("a lock")
             })
             .collect();
-        // Each schedule has few kinds of uses, so that they meet often.
+        // Each schedule has at most three kinds of uses, so that each pair of kinds meets often.
         let (has_losses, kinds) = (self.has_losses, [draw(KINDS), draw(KINDS), draw(KINDS)]);
         let workers = (0..self.threads).map(|_| {
             let (lock, witness, uses) = (handles[draw(handles.len())].clone(), Arc::clone(&witness), self.uses);
@@ -166,7 +166,8 @@ fn lost_kept_nodes_break_no_exclusion() {
 #[test]
 fn a_holder_is_notified_of_a_blocked_contender() {
     explore(1_000, || {
-        // If a timer ended a kept node, the waiter would create a node of its own, which also notifies the holder.
+        // Mostly without timers: a timer that ends a kept node makes the waiter create a node of its own, which also
+        // notifies the holder and so hides a lost wake-up.
         let (world, witness) = (World::with_timers(draw(4) == 0), Witness::of_lock());
         let client = world.client();
         let builder = RwLock::builder(&client, PATH).host("h").warn_after_waiting(warned());

@@ -1,5 +1,5 @@
-//! Nodes that an operator removes, on many threads: a holder learns of the loss in each way in which it can listen, and
-//! a waiter gets an error.
+//! An operator removes nodes, on many threads. A holder learns of the loss by each way to learn of it, and a waiter
+//! gets an error.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::world::{Client, World, draw, let_others_run, spawn, warned};
 
 const PATH: &str = "/lock";
 
-/// Listens in one of the ways that all guards have, until the loss is reported.
+/// Waits for the report of the loss, in one of the ways that all guards have.
 macro_rules! hears {
     ($guard:expr, $granted:expr) => {{
         let guard = $guard.expect("a guard");
@@ -28,7 +28,7 @@ macro_rules! hears {
             }
             _ => {}
         }
-        // A later question also reports the loss.
+        // A guard that is asked only after the loss must report the loss too.
         let _loss = block_on(guard.lost());
         assert!(!guard.is_held());
     }};

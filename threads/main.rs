@@ -1,6 +1,6 @@
-//! The lock on many threads, under random schedules of shuttle, which chooses the next thread at each lock and each
-//! atomic of the library. The tests find two conflicting holders, and a thread that waits for ever. CONTRIBUTING.md
-//! says how to run a failed schedule again.
+//! Tests of the lock on many threads, under random schedules of shuttle. Shuttle chooses the next thread at each lock
+//! and each atomic of the library. The tests find two conflicting holders, and threads that wait for ever.
+//! CONTRIBUTING.md says how to run a failed schedule again.
 
 extern crate zk_rwlock_threads as zk_rwlock;
 

@@ -1,9 +1,9 @@
-//! The small types that two threads share without a lock, under loom, which tries every order of their steps and every
-//! value that the memory model allows. Shuttle does not try all of them.
+//! Tests, under loom, of the small types that threads share without a lock. Loom tries every order of the threads'
+//! steps and every value that the memory model allows an atomic to return. Shuttle does not try such values.
 //!
-//! The files of these types are compiled here again, with loom's atomics instead of the standard library's.
+//! The files of these types are compiled here again, with loom's atomics in place of the standard library's.
 
-/// The part of `src/sync/mod.rs` that is used here. A lock of loom is never poisoned.
+/// The part of `src/sync/mod.rs` that these types use. Loom's locks are never poisoned.
 mod sync {
     pub(crate) use loom::sync::{MutexGuard, atomic};
 

@@ -1,4 +1,4 @@
-//! Permits of a semaphore on many threads: single ones and many at once, dropped at any poll, with losses.
+//! Permits of a semaphore on many threads: one or several at once, dropped at any poll, and lost.
 
 use std::sync::Arc;
 

@@ -1,13 +1,13 @@
-//! The pipeline of a ZooKeeper session on many threads, without a socket: requests, a reply that shows another session,
-//! and the close.
+//! The pipeline of requests of a ZooKeeper session on many threads, without a socket: with requests, with a reply that
+//! shows another session, and with a close.
 //!
-//! The pipeline's file is compiled here again, with a client that records requests and answers them at once or later,
-//! as the schedule draws.
+//! The file of the pipeline is compiled here again, with a client that records requests and answers them at once or
+//! later, as the schedule decides.
 
 #![allow(dead_code, unused_imports, unreachable_pub, reason = "only what is tried here is used")]
 #![allow(missing_docs, missing_debug_implementations, reason = "the client is nobody's interface")]
 
-// This crate stands for the client crate.
+// The pipeline imports the client crate by this name. This crate takes its place.
 extern crate self as zookeeper_client;
 
 mod explore;
@@ -27,19 +27,19 @@ fn draw(of: usize) -> usize {
     shuttle::rand::thread_rng().gen_range(0..of)
 }
 
-/// The requests to a server, and whether the session was closed.
+/// A record of the requests to the server, and whether the session was closed.
 #[derive(Default)]
 struct ServerLog {
     requests: Vec<String>,
     is_closed: bool,
 }
 
-/// Replaces the client crate's client. Dropping the last clone closes the session.
+/// A stand-in for the client of the client crate. Dropping the last clone closes the session.
 pub struct Client {
     log: Arc<Mutex<ServerLog>>,
-    /// The session that the server reports.
+    /// The id of the session that the server reports.
     session: i64,
-    /// One in this many requests is never answered; deletes always are.
+    /// If set, one in this many requests is never answered. Deletes are always answered.
     ignores_one_in: Option<usize>,
 }
 
@@ -58,7 +58,7 @@ pub struct Stat {
 }
 
 impl Client {
-    /// Sends the request in the first poll. The reply arrives at once or later.
+    /// Records the request in the first poll. The reply arrives at once or later.
     async fn sends(&self, request: String) {
         let is_ignored = !request.contains("delete") && self.ignores_one_in.is_some_and(|some| draw(some) == 0);
         self.log.lock().expect("no panic").requests.push(request);
@@ -101,7 +101,7 @@ mod session {
     pub(crate) mod request;
 
     pub(crate) mod shield {
-        /// No waker panics here, so nothing is caught.
+        /// Runs `work`. The library's function of this name also catches panics of wakers; no waker panics here.
         pub(crate) async fn shielded<F: Future>(work: F) -> F::Output {
             work.await
         }
@@ -112,7 +112,7 @@ mod session {
 
         use crate::session::request::Ending;
 
-        /// The part of the library's `SessionStore` that a pipeline needs.
+        /// The part of the library's `SessionStore` that the pipeline uses.
         #[derive(Default)]
         pub(crate) struct SessionStore;
 
@@ -148,7 +148,7 @@ mod session {
 
         use shuttle::future::{JoinHandle, spawn, yield_now};
 
-        /// Runs its tasks whenever the schedule lets them.
+        /// A stand-in for the library's background thread. It runs its tasks when the schedule lets them run.
         #[derive(Default)]
         pub(crate) struct BackgroundThread {
             running: Arc<()>,
@@ -175,7 +175,7 @@ mod session {
                 })
             }
 
-            /// Returns whether all its tasks have ended.
+            /// Returns whether all tasks have ended.
             pub(crate) fn is_idle(&self) -> bool {
                 Arc::strong_count(&self.running) == 1
             }
@@ -212,7 +212,7 @@ mod zookeeper {
         }
     }
 
-    /// A session that consists of a pipeline.
+    /// A session that consists only of a pipeline.
     pub(crate) mod driven {
         use std::sync::{Arc, Weak};
 
@@ -225,8 +225,8 @@ mod zookeeper {
 
         pub(crate) struct Session {
             pipeline: Arc<Pipeline>,
-            /// Whether it closes its pipeline as soon as it learns that it was replaced, possibly under the pipeline's
-            /// lock.
+            /// Whether the session closes its pipeline as soon as it learns that it was replaced. It may learn that
+            /// while the pipeline's lock is held.
             is_rash: bool,
         }
 
@@ -281,11 +281,12 @@ mod zookeeper {
     }
 }
 
-/// Runs two threads that delete, create and read, and one that closes the session. The server may report another
-/// session.
+/// Runs two threads that delete, create and read, and a thread that closes the session. If `is_replaced`, the server
+/// reports another session.
 fn a_session_is_used_and_closed(is_replaced: bool, is_rash: bool) {
     let log = Arc::new(Mutex::new(ServerLog::default()));
-    // A request that is never answered ends with the session, and must not keep the session alive.
+    // The session is closed before or after the threads end. A request that is never answered must end with the close,
+    // and must not keep the session alive.
     let is_closed_early = draw(2) == 0;
     let client = Client {
         log: Arc::clone(&log),
@@ -318,7 +319,7 @@ fn a_session_is_used_and_closed(is_replaced: bool, is_rash: bool) {
     }
 }
 
-/// Sends the requests of one thread. Returns whether all were done.
+/// Sends the requests of one thread. Returns whether all of them were answered.
 fn uses(session: &Session, name: &str) -> bool {
     let removed = session.remove(&format!("/lock/{name}"));
     let (read, created) = match draw(3) {
@@ -328,7 +329,8 @@ fn uses(session: &Session, name: &str) -> bool {
     };
     let answers = [Some(block_on(removed)), read.map(block_on), created.map(|it| block_on(it).map(drop))];
     let failures: Vec<_> = answers.into_iter().flatten().filter_map(Result::err).collect();
-    // The server carries out all requests. A panic during a send is caught, and the outcome is then unknown.
+    // If a send panics, the panic is caught and the outcome is unknown, although the server has carried the request
+    // out.
     let is_closed =
         |it: &Failure| matches!(it, Failure::Over(_)) || it.to_string().ends_with("closed before the answer came");
     assert!(failures.iter().all(is_closed), "{failures:?}");
@@ -345,7 +347,7 @@ fn a_reply_for_another_session_hangs_no_thread() {
     explore::explore(2_000, || a_session_is_used_and_closed(true, false));
 }
 
-/// A former fault, which the test must find.
+/// Plants a former fault again. The test must find it.
 #[test]
 #[should_panic = "is malformed"]
 fn a_close_of_the_pipeline_during_a_send_is_found() {

@@ -1,4 +1,4 @@
-//! Several locks at once, on many threads, among threads that take one of them.
+//! Guards of several locks at once, on many threads, among threads that take only one of these locks.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::world::{Client, World, draw, let_others_run, spawn, warned};
 
 const PATHS: [&str; 3] = ["/a", "/b", "/c"];
 
-/// One of the locks of a guard.
+/// One of the locks that a guard holds.
 struct Part {
     guard: Arc<MultiGuard>,
     mode: Mode,
@@ -28,7 +28,7 @@ impl Says for Part {
     }
 }
 
-/// Returns a lock over two or three of the locks, in any order.
+/// Returns a [`MultiLock`] over two or three of the locks in random order, and their numbers and modes.
 fn some_of_them(client: &Client) -> (MultiLock, Vec<(usize, Mode)>) {
     let mut which = vec![0, 1, 2];
     which.swap(0, draw(3));

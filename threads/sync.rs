@@ -1,5 +1,5 @@
-//! Replaces `src/sync/mod.rs` when the library is built for these tests: shuttle switches threads at these types, and
-//! nothing differs from run to run.
+//! Stands in for `src/sync/mod.rs` when the library is built for these tests. Shuttle switches threads at these types,
+//! and the same schedule gives the same run.
 
 #[path = "../src/sync/lock.rs"]
 mod lock;
@@ -16,7 +16,7 @@ pub(crate) use shuttle::thread_local;
 
 pub(crate) use lock::{Mutex, SharedMutex};
 
-/// State of the process, which no schedule depends on.
+/// State that all schedules of a process share. No schedule depends on it.
 pub(crate) mod of_process {
     pub(crate) use std::sync::atomic::AtomicBool;
 }
@@ -27,17 +27,17 @@ mod raw {
     pub(super) use super::waits::{Mutex, RwLock};
 }
 
-/// A map whose order is the same in every run.
+/// A map whose iteration order is the same in every run.
 pub(crate) type HashMap<K, V> = std::collections::HashMap<K, V, BuildHasherDefault<DefaultHasher>>;
 
-/// Returns a number that the schedule draws.
+/// Returns a random number that depends only on the schedule.
 pub(crate) fn random() -> u64 {
     shuttle::rand::thread_rng().next_u64()
 }
 
-/// Replaces tokio's `Notified`, and switches threads before each step. Without the switch, no other thread could run
-/// between a look under a lock and the wait for a notification. Tokio's `oneshot` needs no switch: a task that polls
-/// one does nothing else.
+/// Stands in for tokio's `Notified`, and lets shuttle switch threads before each poll. Without the switch, no other
+/// thread could run between a check under a lock and the wait for a notification. Tokio's `oneshot` needs no switch,
+/// because a task that polls it does nothing else.
 pub(crate) type Notified<'a> = waits::Awaited<tokio::sync::futures::Notified<'a>>;
 
 impl Notified<'_> {
@@ -81,13 +81,13 @@ impl Default for Notify {
     }
 }
 
-/// Lets shuttle switch threads, as it may before any access to an atomic.
+/// Lets shuttle switch to another thread, as it does before each access to an atomic.
 fn switch() {
     let _ = atomic::AtomicBool::new(false).load(atomic::Ordering::Relaxed);
 }
 
-/// Replaces the standard library's `OnceLock`. The second thread waits by shuttle's lock, because all threads of a test
-/// are one thread of the system.
+/// Stands in for the standard library's `OnceLock`. A second thread waits on shuttle's lock. It must not block the
+/// operating system's thread, which runs all threads of a test.
 pub(crate) struct OnceLock<T> {
     begun: Mutex<()>,
     value: std::sync::OnceLock<T>,
@@ -126,8 +126,8 @@ impl<T: std::fmt::Debug> std::fmt::Debug for OnceLock<T> {
     }
 }
 
-/// The part of tokio's `watch` that the library uses, with shuttle's lock. A value stays locked while it is read or
-/// changed, and the reader may take other locks.
+/// The part of tokio's `watch` that the library uses, built on shuttle's lock. The value stays locked while it is read
+/// or changed, and the reader may take other locks meanwhile.
 pub(crate) mod watch {
     use std::ops::Deref;
     use std::panic::Location;
@@ -172,7 +172,7 @@ pub(crate) mod watch {
     #[derive(Debug)]
     pub(crate) struct Sender<T>(Arc<Open<T>>);
 
-    /// The channel, open until the last sender is dropped.
+    /// The state of a channel, which is open until the last sender is dropped.
     #[derive(Debug)]
     struct Open<T>(Arc<Channel<T>>);
 
@@ -258,7 +258,7 @@ pub(crate) mod watch {
         }
     }
 
-    /// The sender was dropped.
+    /// The error of a receiver whose sender was dropped.
     #[derive(Debug)]
     pub(crate) struct Closed;
 

@@ -1,4 +1,4 @@
-//! A value behind the lock, on many threads: commits, reads and copies, kept and not, with losses.
+//! A value behind the lock on many threads: commits, reads and local copies, with and without kept nodes, with losses.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::world::{Client, World, draw, let_others_run, spawn, warned};
 const PATH: &str = "/value";
 const LOCK: &str = "/value/lock";
 
-/// A format that writes decimal numbers.
+/// A format that writes numbers in decimal.
 struct Decimal;
 
 impl Format<u64> for Decimal {
@@ -38,7 +38,7 @@ fn shared(client: &Client) -> Shared<u64> {
     if draw(2) == 0 { builder.lock(|lock| lock.keep(LONG)) } else { builder }.build().expect("a value")
 }
 
-/// The numbers that were certainly committed. Each commit writes the number after the one that it has read.
+/// The numbers whose commit was reported as done. Each commit writes the number that it has read, plus one.
 #[derive(Default)]
 struct Register(Mutex<Vec<u64>>);
 
@@ -91,7 +91,7 @@ async fn one_use(kind: usize, shared: &Shared<u64>, register: &Register) -> Resu
             register.has(number.await?.output);
         }
         7 => {
-            // A dropped update may have been done.
+            // The outcome is not recorded, because a dropped update may have been done or not.
             let _ = cut_short(draw(12), shared.update(|value| *value += 1)).await.transpose()?;
         }
         _ => drop(cut_short(draw(10), shared.read()).await.transpose()?),
@@ -99,7 +99,7 @@ async fn one_use(kind: usize, shared: &Shared<u64>, register: &Register) -> Resu
     Ok(())
 }
 
-/// Reads the copy again and again. It must never go back.
+/// Reads the copy again and again, and fails if its number becomes lower.
 fn follows(shared: &Shared<u64>) {
     let mut last = 0;
     let mut sees = |saw: u64| {
@@ -117,8 +117,8 @@ fn follows(shared: &Shared<u64>) {
 }
 
 fn threads_share_a_value(has_losses: bool) {
-    // A task that waits for the first value looks again after a pause, so timers must fire for it. All others are
-    // woken.
+    // While no value exists, a task that waits for the first one retries after a pause, so timers must fire. With a
+    // value, tasks are notified of changes.
     let is_new = !has_losses && draw(2) == 0;
     let (world, register) = (World::with_timers(has_losses || is_new), Arc::new(Register::default()));
     let clients = [world.client(), world.client()];
@@ -127,7 +127,8 @@ fn threads_share_a_value(has_losses: bool) {
         block_on(values[0].update(|_| {}).into_future()).expect("nothing fails yet");
     }
     if has_losses {
-        // Work that is begun without a session continues on a thread of the library, which does not exist here.
+        // Begins the local copies here, while there is a session. Without a session they would begin on a thread of the
+        // library, and the tests have no such thread.
         values.iter().for_each(|value| drop(value.changes()));
     }
     let kinds = [draw(KINDS), draw(KINDS), draw(KINDS)];
@@ -149,7 +150,7 @@ fn threads_share_a_value(has_losses: bool) {
         troubles(&clients);
     }
     workers.into_iter().for_each(|worker| worker.join().expect("no panic"));
-    // Each copy receives the last value.
+    // Each copy must receive the last value.
     let written = loop {
         match block_on(values[2].read().into_future()) {
             Ok(value) => break *value,

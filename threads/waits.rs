@@ -1,5 +1,5 @@
-//! Shuttle's locks with a record of who waits for them, where, and who took them last, and futures that say what they
-//! wait for. A deadlock report prints all of it.
+//! Shuttle's locks, with a record of the tasks that wait for them, and futures that say what they wait for. If a
+//! schedule deadlocks, a report of all waits is printed.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -13,21 +13,22 @@ use std::task::{Context, Poll};
 use shuttle::current::{self, TaskId};
 use shuttle::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
-/// A task, and the line at which it takes a lock.
+/// A task, and the line of code at which it takes a lock.
 type At = (TaskId, &'static Location<'static>);
 
 /// The last task that took a lock, and the tasks that wait for it.
 type Lock = (Option<At>, Vec<At>);
 
 thread_local! {
-    /// The locks by their addresses. All tasks of a schedule are one thread.
+    /// The state of the locks, by address. A thread-local, because all tasks of a schedule run on one thread of the
+    /// operating system.
     static LOCKS: RefCell<BTreeMap<usize, Lock>> = const { RefCell::new(BTreeMap::new()) };
 
-    /// By a future's address: the last task that polled it, and what it waits for.
+    /// For each future, by address: the last task that polled it, and what it waits for.
     static FUTURES: RefCell<BTreeMap<usize, (TaskId, String)>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Returns the report: which task waits for which lock, or for what else.
+/// Returns a report: for each waiting task, the lock or the event for which it waits.
 pub(crate) fn report() -> String {
     let line = |(task, at): &At| format!("{task:?} at {}:{}", at.file(), at.line());
     let waits = |(taken, waiting): &Lock| {
@@ -42,7 +43,7 @@ pub(crate) fn report() -> String {
     FUTURES.with_borrow(|futures| locks + &futures.values().map(awaits).collect::<String>())
 }
 
-/// Makes a deadlock print this report.
+/// Makes a deadlock also print the [`report`].
 fn report_deadlocks() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -71,9 +72,9 @@ fn taken<G>(address: usize, take: impl FnOnce() -> G) -> G {
     guard
 }
 
-/// A future that says what it waits for.
+/// A future, with a description of what it waits for.
 pub(crate) struct Awaited<F> {
-    /// The future, in a box so that it has an address of its own.
+    /// The future. It is boxed, so that its address does not change.
     pub(crate) future: Pin<Box<F>>,
     what: String,
 }
@@ -84,7 +85,7 @@ impl<F> Awaited<F> {
         Awaited { future: Box::pin(future), what }
     }
 
-    /// Creates a future that began to wait at this line.
+    /// Wraps a future that waits for `what` since the line `at`.
     pub(crate) fn since(at: &Location<'_>, what: impl Display, future: F) -> Awaited<F> {
         Awaited::new(format!("{what} at {}:{}", at.file(), at.line()), future)
     }

@@ -1,5 +1,4 @@
-//! A witness that keeps guards and checks that no two of them say at the same moment that they hold, if they exclude
-//! each other.
+//! A witness that keeps guards. It fails if two guards that exclude each other say "held" at the same moment.
 
 use std::sync::Arc;
 
@@ -8,9 +7,10 @@ use shuttle::thread;
 use zk_rwlock::semaphore::Permit;
 use zk_rwlock::{ReadGuard, WriteGuard};
 
-/// A guard's own statements.
+/// A guard of any kind, as the witness asks it.
 pub(crate) trait Says: Send + Sync + 'static {
-    /// Returns how much of the lock the guard takes: a writer takes all, a reader the smallest part.
+    /// Returns the share of the lock that the guard takes: a writer takes `whole`, a reader 1, and a permit's guard its
+    /// number of permits.
     fn weight(&self, whole: usize) -> usize;
 
     fn says_held(&self) -> bool;
@@ -48,7 +48,7 @@ impl Says for Permit {
 
 /// The guards of one lock or semaphore.
 pub(crate) struct Witness {
-    /// More than the number of readers, or the number of permits.
+    /// The sum of weights that may be held at a time: more than the number of readers, or the number of permits.
     whole: usize,
     present: Mutex<Vec<Arc<dyn Says>>>,
 }
@@ -62,7 +62,7 @@ impl Witness {
         Arc::new(Witness { whole, present: Mutex::new(Vec::new()) })
     }
 
-    /// Works for a moment under the guard, and returns it.
+    /// Shows the guard to the witness while other threads run, and returns it.
     pub(crate) fn works<G: Says>(&self, guard: G) -> G {
         let guard = Arc::new(guard);
         self.comes(Arc::clone(&guard) as Arc<dyn Says>);
@@ -74,7 +74,7 @@ impl Witness {
         Arc::into_inner(guard).expect("the last clone")
     }
 
-    /// Adds a guard that others may keep for longer than it is held. [`Witness::forgets`] drops it.
+    /// Adds a guard that stays with the witness even after its loss, until [`Witness::forgets`].
     pub(crate) fn stays(&self, guard: impl Says) {
         self.comes(Arc::new(guard));
     }
@@ -87,7 +87,7 @@ impl Witness {
     fn comes(&self, me: Arc<dyn Says>) {
         let mut present = self.present.lock().expect("no panic");
         let held: usize = present.iter().filter(|it| it.says_held()).map(|it| it.weight(self.whole)).sum();
-        // The new guard is asked last: if it is held now, it was held while the others were asked.
+        // The new guard is asked after the others. If it is held now, it was held when they were asked.
         if me.says_held() {
             assert!(held + me.weight(self.whole) <= self.whole, "held at once: {held} and {}", me.weight(self.whole));
         }

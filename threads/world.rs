@@ -1,4 +1,4 @@
-//! An embedded ensemble for many threads. Its replies and timers arrive when the schedule says.
+//! An embedded ensemble for tests with many threads. The schedule decides when its replies and timers arrive.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,7 +22,7 @@ use zk_rwlock::coordinator::{
 
 use crate::waits::Awaited;
 
-/// Spawns a thread that is named after the line of the call.
+/// Spawns a thread, and names it after the line of the call.
 #[track_caller]
 pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     let from = Location::caller();
@@ -30,50 +30,53 @@ pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static
     named.spawn(work).expect("shuttle's")
 }
 
-/// Returns a number below `of`, drawn by the schedule.
+/// Returns a random number below `of`, which depends only on the schedule.
 pub(crate) fn draw(of: usize) -> usize {
     shuttle::rand::thread_rng().gen_range(0..of)
 }
 
-/// Lets other threads run for fewer than `most` steps. Without this, two threads that begin together advance at about
-/// the same pace, and a late step of one never meets an early step of the other.
+/// Lets other threads run for a random number of steps below `most`. Without this, two threads that begin together
+/// advance at the same pace, and a late step of one never meets an early step of the other.
 pub(crate) fn let_others_run(most: usize) {
     for _ in 0..draw(most) {
         let _ = AtomicBool::new(false).load(Ordering::Relaxed);
     }
 }
 
-/// An ensemble with its couriers. [`World::ends`] checks that nothing is left of it.
+/// An ensemble, and the threads ("couriers") that deliver its replies and timers. [`World::ends`] checks that nothing
+/// is left in the ensemble.
 pub(crate) struct World {
     memory: Memory,
     routes: Arc<Routes>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What the sessions of an ensemble share.
+/// The state that all sessions of an ensemble share.
 struct Routes {
-    /// Whether a courier delivers the replies, or they arrive at once.
+    /// Whether a courier delivers the replies. Otherwise they arrive at once.
     is_late: bool,
     answers: Courier,
     timers: Courier,
-    /// Whether background tasks run concurrently with their callers, as on a real ensemble, or on the threads that wake
-    /// them.
+    /// Whether background tasks run on threads of their own, as with a real ensemble. Otherwise each runs on the thread
+    /// that wakes it.
     is_concurrent: bool,
     tasks: Tasks,
 }
 
-/// Draws whether a handle warns of its waiters: at once, because time stands still.
+/// Returns at random the option of a handle to warn of long waits. The limit is zero, because time stands still.
 pub(crate) fn warned() -> Option<Duration> {
     (draw(2) == 0).then_some(Duration::ZERO)
 }
 
 impl World {
-    /// Returns a world of one of four kinds, as the schedule draws it.
+    /// Returns a random world: with replies at once or by courier, and with background tasks on threads of their own or
+    /// not.
     pub(crate) fn new() -> World {
         World::with_timers(true)
     }
 
-    /// Returns a world as [`World::new`] does. Without timers, a lost wake-up is never hidden by a timer.
+    /// Returns a random world as [`World::new`] does. If not `fire`, no timer fires, so that no timer hides a lost
+    /// wake-up.
     pub(crate) fn with_timers(fire: bool) -> World {
         let (is_late, is_concurrent) = (draw(2) == 0, draw(2) == 0);
         let (answers, timers, tasks) = (Courier::default(), Courier::default(), Tasks::default());
@@ -92,7 +95,7 @@ impl World {
         Client { memory: self.memory.connect(), routes: Arc::clone(&self.routes) }
     }
 
-    /// Waits for the background tasks. Then no node may be left in these directories, and no watch.
+    /// Waits until the background tasks have ended. Fails if a node is left in these directories, or a watch.
     pub(crate) fn ends(self, directories: &[&str]) {
         self.routes.tasks.all_end();
         for directory in directories {
@@ -105,7 +108,7 @@ impl World {
     }
 }
 
-/// Delivers messages in the order of sending, each as soon as the schedule lets it.
+/// A thread that delivers messages in the order of sending, each when the schedule lets it run.
 #[derive(Default)]
 struct Courier {
     state: Mutex<Bag>,
@@ -131,7 +134,8 @@ impl Courier {
             if let Some(waker) = waker {
                 waker.wake();
             }
-            // Otherwise a courier of high priority would deliver everything before any other step.
+            // Yields, because a courier with the highest priority would otherwise deliver everything before any other
+            // thread runs.
             thread::yield_now();
         }
     }
@@ -153,7 +157,7 @@ impl Courier {
 
 type Which = fn(&Routes) -> &Courier;
 
-/// Ready once the courier has delivered the message.
+/// A future that is ready once the courier has delivered its message.
 struct Arrival {
     routes: Arc<Routes>,
     which: Which,
@@ -188,7 +192,7 @@ impl Drop for Arrival {
     }
 }
 
-/// The background tasks that have not ended.
+/// The background tasks that have not ended yet.
 #[derive(Default)]
 struct Tasks {
     count: Mutex<usize>,
@@ -204,7 +208,7 @@ impl Tasks {
     }
 }
 
-/// One process's client of the ensemble. Clones share one session.
+/// The client of one process. Clones share one session.
 #[derive(Clone)]
 pub(crate) struct Client {
     pub(crate) memory: Memory,
@@ -242,7 +246,7 @@ impl Coordinator for Client {
     }
 }
 
-/// A session whose replies and timers arrive by courier.
+/// A session whose replies and timers are delivered by couriers.
 #[derive(Clone)]
 struct OnRoutes {
     session: Arc<dyn Session>,
@@ -250,7 +254,7 @@ struct OnRoutes {
 }
 
 impl OnRoutes {
-    /// The request was carried out by the call. Its reply arrives later, after the earlier replies.
+    /// Returns a reply that arrives after all earlier replies. Its request was carried out by the call already.
     fn brought<T: Send + 'static>(&self, kind: &str, path: &str, reply: Reply<T>) -> Reply<T> {
         let what = format!("the answer to {kind} {path}");
         if !self.routes.is_late {

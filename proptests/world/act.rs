@@ -1,4 +1,4 @@
-//! The steps of an actor.
+//! The steps of a schedule, carried out by an actor: a simulated user of one handle.
 
 use std::future::IntoFuture;
 use std::task::Poll;
@@ -21,7 +21,7 @@ impl World {
             self.forget_queue();
         }
         if let Action::Drop | Action::Release | Action::Unshare = action {
-            // The listener ends with its guard.
+            // The actor's listener ends with the guard.
             self.listeners[i] = None;
         }
         match action {
@@ -29,7 +29,8 @@ impl World {
             Action::TryRead | Action::TryWrite | Action::Update => self.ask(i, action),
             Action::Acquire(_) | Action::AcquireBriefly(_) | Action::TryAcquire(_) => self.ask(i, action),
             Action::SetPermits(number) => {
-                // A commit whose client is cut off never finishes, and may be carried out later.
+                // The call is polled once and dropped. If the client is cut off, the change may be carried out later or
+                // never.
                 self.ledger.may_have(number);
                 let limit = &self.handles[self.handle_of[i]].limit;
                 let _now_or_later = task::spawn(limit.set_permits(number).into_future()).poll();
@@ -94,7 +95,7 @@ impl World {
         }
     }
 
-    /// Begins a write under the hold.
+    /// Begins a write under the lock that the actor holds.
     fn commit(&mut self, i: usize) {
         let actor = &mut self.actors[i];
         match actor {
@@ -114,7 +115,7 @@ impl World {
                     Ok(Held::ValueWriter(guard))
                 });
             }
-            // The write is on its way, and is carried out or refused as a whole.
+            // The commit is polled once and dropped. It is carried out or refused as a whole.
             Actor::Holding(Held::Writer(guard)) => {
                 let write = guard.transaction().set(RECORD, guard.fencing_token().to_string());
                 let _now_or_later = task::spawn(write.commit()).poll();
@@ -126,7 +127,7 @@ impl World {
         }
     }
 
-    /// Reads the record under the lock, if the reply arrives at once.
+    /// Reads the record under the lock, and checks it if the reply arrives at once.
     fn look(&mut self, i: usize) {
         let read: Poll<Result<Option<NodeData>, Error>> = match &self.actors[i] {
             Actor::Holding(Held::Reader(guards)) => task::spawn(guards[0].read_node(RECORD)).poll(),
@@ -140,7 +141,7 @@ impl World {
 
     fn look_at_copy(&mut self, i: usize) {
         let handle = self.handle_of[i];
-        // Without a session, the copy would be begun on a thread of the library, which uses real time.
+        // Without a session, the local copy would begin on a thread of the library, and that thread uses real time.
         if self.cut[self.client_of(i)] {
             return;
         }
@@ -181,9 +182,11 @@ impl World {
     async fn disturb(&mut self, client: usize, i: usize, action: Action) {
         let wired = &self.clients[client];
         let memory = &wired.memory;
-        // A holder that cannot learn of its loss may hold together with the next one. No client can prevent that.
+        // A holder that cannot learn of its loss may hold together with the next contender, and no client can prevent
+        // that. So actions that need informed holders are skipped meanwhile.
         let is_held_up = self.is_held_up() || self.clients.iter().any(Wired::has_requests);
-        // So may a contender that takes an old reply for its grant later, before it watches its own node.
+        // The same is true of a contender that has an old reply and takes it for its grant only later, before it
+        // watches its own node.
         let is_late = |actor: &Actor| matches!(actor, Actor::Busy(work) if work.is_woken());
         let are_late = self.actors.iter().any(is_late);
         let all_hear = !self.are_unheard && !self.lagging.contains(&true) && !is_held_up && !are_late;
@@ -205,7 +208,7 @@ impl World {
             }
             Action::Expire => {
                 if self.cut[client] {
-                    // The ensemble waits for the whole session timeout, and the lease is shorter.
+                    // The ensemble expires the session after the whole session timeout. The lease has ended before.
                     tokio::time::advance(LONG).await;
                 }
                 memory.faults().expire();
@@ -241,8 +244,8 @@ impl World {
                 memory.faults().forget_watches();
                 self.are_unheard = true;
             }
-            // A server that lags may not show the node yet. A server that never shows a contender lets others hold
-            // together with it.
+            // Only a server that does not lag is frozen. A server that lags may not show the node yet, and a server
+            // that never shows a contender lets other contenders hold together with it.
             Action::Freeze(part) if !self.lagging[client] => {
                 if let Some(node) = self.node_in(part, i) {
                     memory.faults().freeze(node);
@@ -264,13 +267,13 @@ impl World {
     fn node_in(&self, part: Part, i: usize) -> Option<String> {
         let directory = World::directory(part);
         let mut children = self.children(directory);
-        // Sorted by number: the names begin with a random id.
+        // Sorts by sequence number, because the names begin with a random id.
         children.sort_by_key(|name| name.rsplit(|c: char| !c.is_ascii_digit()).next().map(str::to_owned));
         children.get(i % children.len().max(1)).map(|child| format!("{directory}/{child}"))
     }
 
-    /// Restores the ensemble's backup. Such servers give no session to a client that has seen a newer zxid, so all its
-    /// sessions are over.
+    /// Restores the backup of the ensemble. All sessions end, because restored servers refuse a client that has seen a
+    /// newer zxid.
     async fn restore(&mut self) {
         let Some(backup) = self.backup.take() else { return };
         for client in &self.clients {
@@ -279,7 +282,7 @@ impl World {
         tokio::time::advance(LONG).await;
         self.clients[0].memory.faults().restore(&backup);
         self.observer = World::observe(&self.outsider).await;
-        // All holds are lost. An actor that is about to learn that releases its guard.
+        // All holds are lost now. An actor whose listener was notified releases its guard.
         self.check_all_lost();
         for actor in &mut self.actors {
             let holds = match actor {
@@ -304,7 +307,7 @@ impl World {
     }
 }
 
-/// Returns whether this action may remove a contender from its queue, or end its wait.
+/// Returns whether this action may remove a node from a queue, or end an acquisition.
 fn may_put_out(action: Action) -> bool {
     use Action::*;
     matches!(
@@ -357,7 +360,7 @@ fn value_of(value: &Shared<u64>, action: Action) -> Option<Actor> {
     begun(action, reading, writing)
 }
 
-/// The ways to get one kind of guard. No request is sent before the first poll.
+/// The three ways to acquire one kind of guard. None sends a request before its first poll.
 struct Kind<G: Guard> {
     mode: Mode,
     acquire: Acquire<G>,

@@ -1,4 +1,4 @@
-//! An actor of a world: its present work, and its claims to hold.
+//! The actors of a world: the work in progress of each, and what its guards say.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,24 +17,25 @@ pub(crate) enum Actor {
     Holding(Held),
 }
 
-/// The work that an actor has begun. It is polled only after its waker has fired, so that a lost wake-up is found.
+/// A call of an actor that is in progress. It is polled only after its waker has fired, so that the tests find a lost
+/// wake-up.
 pub(crate) struct Work {
     task: Spawn<Doing>,
     is_new: bool,
-    /// Whether it was begun with a hold.
+    /// Whether the actor held the lock or permits when the work began.
     holds: bool,
-    /// What it waits for, or `None` if it never waits.
+    /// The lock mode or the permits that the work acquires, or `None` if the work never waits for a contender.
     wish: Option<Claimed>,
-    /// The contenders that waited in the queue when it was begun.
+    /// The contenders that were in the queue when the work began.
     pub(crate) behind: Vec<Waits>,
-    /// The number of this work among all work that waits in a queue. `None` while something moves, and after a change
-    /// of a node in the queue.
+    /// The work's place among all that has ever queued. `None` if the place is not known: before the first check at
+    /// which nothing moves, and after a node in the queue was changed.
     pub(crate) queued: Option<u64>,
-    /// How often the ensemble had been restored when it was begun.
+    /// How often the ensemble had been restored when the work began.
     pub(crate) age: u32,
 }
 
-/// A contender in a queue, and what it waits for.
+/// A contender in a queue, and what it acquires.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waits {
     pub(crate) queued: u64,
@@ -47,14 +48,14 @@ pub(crate) enum Held {
     ValueReader(Box<SharedReadGuard<u64>>),
     ValueWriter(Box<SharedWriteGuard<u64>>),
     Permit(Box<Permit>),
-    /// An update, which releases its lock when it ends.
+    /// The result of an update, which has released its lock.
     Nothing,
 }
 
-/// What a guard says of its hold.
+/// The answers of one guard.
 pub(crate) struct Claim {
     pub(crate) state: HoldState,
-    /// The guard's answer to `is_held`, right after `state`.
+    /// The answer to `is_held`, which was asked right after `state`.
     pub(crate) says_held: bool,
     pub(crate) token: i64,
     pub(crate) what: Claimed,
@@ -67,7 +68,7 @@ pub(crate) enum Claimed {
 }
 
 impl Claimed {
-    /// Returns whether one of the two must wait for the other in the queue.
+    /// Returns whether two contenders for these wait for each other in a queue.
     pub(crate) fn excludes(self, other: Claimed) -> bool {
         match (self, other) {
             (Claimed::Lock(mode), Claimed::Lock(other)) => mode.excludes(other),
@@ -84,13 +85,13 @@ impl Claim {
 }
 
 impl Actor {
-    /// Returns its place in a queue, if it is known.
+    /// Returns the actor's place in a queue, if it is known.
     pub(crate) fn waits(&self) -> Option<Waits> {
         let Actor::Busy(work) = self else { return None };
         Some(Waits { queued: work.queued?, wish: work.wish()? })
     }
 
-    /// Begins work that waits for `wish`, or work that never waits.
+    /// Returns an actor that begins work. The work acquires `wish`, or never waits if there is none.
     pub(crate) fn begin(
         wish: Option<Claimed>,
         doing: impl Future<Output = Result<Held, Error>> + Send + 'static,
@@ -98,7 +99,7 @@ impl Actor {
         Actor::Busy(Work::new(doing, false, wish))
     }
 
-    /// As [`Actor::begin`], for a holder.
+    /// Returns an actor that begins work as a holder.
     pub(crate) fn go_on(doing: impl Future<Output = Result<Held, Error>> + Send + 'static) -> Actor {
         Actor::Busy(Work::new(doing, true, None))
     }
@@ -114,17 +115,17 @@ impl Work {
         Work { task, is_new: true, holds, wish, behind: Vec::new(), queued: None, age: 0 }
     }
 
-    /// Returns whether it was never polled.
+    /// Returns whether the work was never polled.
     pub(crate) fn is_new(&self) -> bool {
         self.is_new
     }
 
-    /// Returns whether its waker has fired since the last poll.
+    /// Returns whether the work's waker has fired since the last poll.
     pub(crate) fn is_woken(&self) -> bool {
         self.task.is_woken()
     }
 
-    /// Returns whether a poll may make progress.
+    /// Returns whether a poll of the work may make progress.
     pub(crate) fn is_ready(&self) -> bool {
         self.is_new || self.is_woken()
     }
@@ -148,7 +149,7 @@ impl Work {
 
 impl Held {
     pub(crate) fn claims(&self) -> Vec<Claim> {
-        // Reads the state first, because that notices a loss. `is_held` must then agree.
+        // Asks `state` first, because that call notices a loss. `is_held` must then give the same answer.
         macro_rules! claim {
             ($guard:expr, $token:expr, $what:expr) => {{
                 let state = $guard.state();
@@ -166,7 +167,7 @@ impl Held {
         }
     }
 
-    /// Subscribes to the changes of the hold.
+    /// Returns a stream of the changes of the hold.
     pub(crate) fn changes(&self) -> Option<Changes> {
         match self {
             Held::Reader(guards) => guards.first().map(|guard| guard.changes()),
@@ -190,13 +191,13 @@ impl Held {
     }
 }
 
-/// Starts a release, which continues in the background if it cannot finish now.
+/// Polls a release once. The library continues the release in the background.
 fn give_back(release: impl Future<Output = Result<(), Error>>) {
     let mut release = task::spawn(release);
     let _in_time_or_later = release.poll();
 }
 
-/// Waits for the changes of a hold, as a program does that works meanwhile. It is polled only after its waker has
+/// A task that reads the changes of a hold, as a program does beside its work. It is polled only after its waker has
 /// fired.
 pub(crate) struct Listener {
     next: Spawn<Changes>,
@@ -209,7 +210,7 @@ impl Listener {
         Listener { next: task::spawn(changes), is_new: true, has_heard: false }
     }
 
-    /// Returns whether it has learned of the loss of the hold.
+    /// Polls the task if it was woken. Returns whether it has learned of the loss of the hold.
     pub(crate) fn has_heard(&mut self) -> bool {
         while std::mem::take(&mut self.is_new) || self.next.is_woken() {
             while let std::task::Poll::Ready(Some(state)) = self.next.poll_next() {
@@ -220,15 +221,15 @@ impl Listener {
     }
 }
 
-/// The commits of the value, as their writers know them.
+/// Counts of the commits of the value, as reported to their writers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Commits(Arc<Mutex<Counts>>);
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
-    /// The commits that were reported as done.
+    /// The number of commits that were reported as done.
     pub(crate) done: u64,
-    /// The commits that are in progress, were dropped, or have an unknown outcome.
+    /// The number of commits that are in progress, were dropped, or have an unknown outcome.
     pub(crate) maybe: u64,
     under_way: u64,
     /// How often the ensemble was restored.
@@ -244,7 +245,7 @@ impl Commits {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Resets the counts. A commit in progress may still be done.
+    /// Resets the counts after a restore. Commits in progress may still be done, so they stay in `maybe`.
     pub(crate) fn forget(&self) {
         self.change(|it| *it = Counts { done: 0, maybe: it.under_way, under_way: it.under_way, age: it.age + 1 });
     }

@@ -1,4 +1,5 @@
-//! The checks of a world: what must hold at every moment, by the claims of the guards and by the ensemble's nodes.
+//! The checks of a world. They compare the answers of all guards with each other and with the nodes of the ensemble,
+//! after every step.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -16,38 +17,40 @@ use crate::world::actor::{Actor, Claim, Claimed, Held, Listener, Waits, Work};
 use crate::world::plan::{Action, Schedule, Step};
 use crate::world::{LIMIT, LOCK, PERMITS, QUEUE, RECORD, VALUE_NODE, World};
 
-/// The number of consecutive lost replies after which the next try waits.
+/// The number of consecutive lost replies after which the library waits before its next try.
 pub(super) const PATIENT: usize = 3;
 
-/// How late an idle node may be given up.
+/// How long after its idle time a node may still be kept.
 const IDLE_LOOK: Duration = Duration::from_millis(10);
 
-/// The facts that the checks remember from one moment to the next.
+/// The facts that the checks remember between steps, and which events the schedule can cause.
 pub(crate) struct Ledger {
-    /// The handle of each granted token. Only that handle may use its kept node again.
+    /// The handle to which each token was granted. Only that handle may use the token's node again.
     owners: HashMap<i64, usize>,
-    /// The tokens of permits. Each is granted once.
+    /// The tokens of all permits so far. No token is granted twice.
     permits: HashSet<i64>,
-    /// The tokens of lost holds.
+    /// The tokens of all holds that were lost.
     lost: HashSet<i64>,
-    /// The highest token of any grant of the lock, and of any grant to a writer.
+    /// The highest token of any grant of the lock, and the highest of a grant to a writer.
     highest: i64,
     highest_writer: i64,
-    /// The largest number of permits so far: a holder keeps its permits when the number is reduced.
+    /// The largest number of permits that the semaphore ever had. Holders keep their permits when the number is
+    /// reduced.
     most: u32,
-    /// The contenders in the queue for permits at the last check: the sequence number of each id.
+    /// The queue for permits at the last check: the sequence number of each contender, by its id.
     queued: HashMap<String, i64>,
-    /// Whether the lock's queue had a reader without a kept node when nothing moved.
+    /// Whether the queue of the lock had a reader without a kept node when nothing moved last.
     had_plain_reader: bool,
-    /// The newest token in the record, and its value when each actor was granted.
+    /// The newest token in the record, and the token in the record when each actor was granted the lock.
     written: i64,
     found: HashMap<usize, i64>,
-    /// The value, and its amount when commits were last reset.
+    /// The value now, and at the last reset of the counts of commits.
     value: u64,
     value_before: u64,
-    /// The newest value in the copy of each handle.
+    /// The newest value that the local copy of each handle has shown.
     copies: HashMap<usize, u64>,
-    /// The possible events of this schedule.
+    /// Whether some handles use the dialect of another library. Like this field, the fields `has_` and `may_` say what
+    /// this schedule can cause.
     has_strangers: bool,
     has_stalls: bool,
     has_forgotten: bool,
@@ -58,23 +61,26 @@ pub(crate) struct Ledger {
     may_remove: bool,
     may_expire: bool,
     may_cut: bool,
-    /// A stranger may cause false grants, until they are found out.
+    /// Whether a stranger may forge a hand-off, so that a guard may say "held" without a right until the forgery is
+    /// noticed.
     may_forge: bool,
-    /// Whether all actors use one handle that never gives up a node in use. A handle does so in two cases: a write is
-    /// dropped before its grant and leaves its WRITE node to the reads behind it, or a write asks for the READ node
-    /// before it and thereby for its own node, which uses may still join while no background task runs.
+    /// Whether all actors use one handle that never gives up a node in use. A handle gives up such a node in two cases:
+    ///
+    /// - A write is dropped before its grant. It leaves its WRITE node to the reads that wait for the node.
+    /// - A write asks for the kept READ node of the same handle. Without background tasks the ask takes effect late, so
+    ///   other uses may still join the node.
     has_one_node: bool,
-    /// The number of permits in the semaphore's node, and the permits taken at the last check.
+    /// The number in the semaphore's node, and the nodes of the permits that were taken at the last check.
     number: u32,
     taken: HashSet<String>,
-    /// When each node was last held, by its token.
+    /// When a guard of each token was last held.
     used: HashMap<i64, Instant>,
-    /// The nodes that were idle when time last passed, and until when each is kept. `None` means for ever.
+    /// The nodes that were idle when time last passed, each with the end of its idle time, or `None` without a limit.
     idle: Vec<(String, Option<Instant>)>,
-    /// Whether only an ask makes a process give up a node before its time.
+    /// Whether nothing except an ask makes a process give up a kept node before the end of its idle time.
     is_calm: bool,
-    /// Whether every request is carried out at once. Otherwise the node of a contender that has left may remain for a
-    /// while, and its session knows better than the ensemble.
+    /// Whether every request is carried out at once. Otherwise a contender may have left although the ensemble still
+    /// has its node.
     is_settled: bool,
 }
 
@@ -91,7 +97,7 @@ impl Ledger {
             let lags = matches!(action, Lag | Forget | Freeze(_) | Forge(_));
             lags || matches!(action, Expire | Reap | Remove(_) | Clear(_) | Reopen | Restore | Commit)
         });
-        // A copy of a value acquires the lock by itself.
+        // A local copy of a value acquires the lock on its own.
         let has_value = schedule.handles.iter().any(|handle| handle.has_value);
         let used: HashSet<_> = schedule.steps.iter().map(|Step(actor, ..)| schedule.handle_of[*actor]).collect();
         let losses = schedule.steps.iter().filter(is_loss).count();
@@ -115,8 +121,8 @@ impl Ledger {
             age: 0,
             may_change_number: has(&|action| matches!(action, Action::SetPermits(_))),
             may_lose_often: losses >= PATIENT,
-            // A new directory numbers its nodes from 0 again. If a server still shows an old node with the same number,
-            // the tie evicts both.
+            // The numbers of a new directory begin with 0 again. If a server still shows an old node with the same
+            // number as a new one, both contenders are evicted.
             may_remove: has(&|action| matches!(action, Action::Remove(_) | Action::Clear(_) | Action::Restore))
                 || (has(&|action| matches!(action, Action::Freeze(_))) && has(&|action| action == Action::Reap)),
             may_expire: has(&|action| matches!(action, Action::Expire | Action::Restore)),
@@ -136,7 +142,7 @@ impl Ledger {
         self.most = self.most.max(number);
     }
 
-    /// Resets all facts after a restore: tokens and values begin again.
+    /// Resets all facts after a restore, because tokens and values begin again.
     pub(super) fn forget(&mut self) {
         self.owners.clear();
         self.permits.clear();
@@ -150,7 +156,7 @@ impl Ledger {
         self.age += 1;
     }
 
-    /// Notes the end of an actor's work.
+    /// Records the result of an actor's work. Returns the actor's next state.
     pub(super) fn came(&mut self, answer: Result<Held, Error>, handle: usize, age: u32) -> Actor {
         let held = match answer {
             Ok(Held::Nothing) => return Actor::Idle,
@@ -160,19 +166,20 @@ impl Ledger {
                 return Actor::Idle;
             }
         };
-        // A restored ensemble may give an old token again, to any contender.
+        // After a restore, a token that was granted before may be granted to another contender.
         if age < self.age && held.claims().iter().any(|claim| !claim.is_held()) {
             return Actor::Idle;
         }
         for claim in held.claims().iter().take(1) {
             match claim.what {
                 Claimed::Permits(_) => assert!(self.permits.insert(claim.token), "a token was given twice"),
-                // A commit may end after another contender was granted the lock that its guard has lost.
+                // A commit may end after its guard was lost and another contender was granted the lock, so only guards
+                // that are held are checked.
                 Claimed::Lock(mode) if claim.is_held() => self.rises(mode, claim.token, handle),
                 Claimed::Lock(_) => {}
             }
         }
-        // A value that was read under the lock is the newest one.
+        // If the guard is held, the value that was read under it must be the newest one.
         if held.claims().iter().all(|claim| claim.is_held()) {
             match &held {
                 Held::ValueReader(guard) => self.check_newest(***guard),
@@ -203,7 +210,7 @@ impl Ledger {
         assert!(self.may_forge || read == self.value, "a holder has {read}, and the newest commit is {}", self.value);
     }
 
-    /// Notes that an actor drops its work.
+    /// Records that an actor drops its work.
     pub(super) fn gives_up(&mut self, actor: &Actor) {
         let Actor::Busy(work) = actor else { return };
         self.has_one_node &= work.wish() != Some(Claimed::Lock(Mode::Write));
@@ -215,7 +222,7 @@ impl Ledger {
         self.has_one_node = false;
     }
 
-    /// Checks that a loss has a cause.
+    /// Checks that this schedule can cause such a loss.
     fn check_loss(&self, loss: Loss) {
         let may_be = match loss {
             Loss::Removed => self.may_remove || self.may_expire,
@@ -227,31 +234,31 @@ impl Ledger {
         assert!(may_be, "lost without a cause: {loss}");
     }
 
-    /// Checks that only an expected error ends an acquisition.
+    /// Checks that this schedule can make an acquisition end with this error.
     fn ended(&self, error: &Error) {
         if let Error::Evicted(loss) | Error::Lost(loss) = error {
             self.check_loss(*loss);
         }
         let is_expected = match error {
-            // A handle that was never used finds a number that others have changed.
+            // A handle learns the number of permits at its first use, and others may have changed it.
             Error::Permits { reason: PermitsError::TooFew { .. } | PermitsError::Other { .. }, .. }
             | Error::OutcomeUnknown { .. } => true,
             Error::ForeignContender { .. } => self.has_strangers,
-            // Several replies in a row were lost, so the size may be the cause.
+            // After several lost replies the library takes the size of the value for a possible cause.
             Error::Value { error: ValueError::TooLarge { limit: None, .. }, .. } => self.may_lose_often,
-            // A try waits for a reply for at most a session timeout. A process that slept this long while it was cut
-            // off may notice that before it learns that its session is over.
+            // A try waits for a reply for at most a session timeout. A process that sleeps for so long while it is cut
+            // off may report the missing reply before the end of its session.
             Error::Unreachable(_) => self.has_stalls || (self.may_cut && self.may_expire),
-            // The value has changed since the grant.
+            // The restore has changed the value since the grant.
             Error::TransactionRefused { .. } => self.has_forgotten,
-            // A handle that has seen the value finds none after a restore.
+            // The handle has seen the value, and the restored ensemble has none.
             Error::Value { error: ValueError::Vanished, .. } => self.has_forgotten,
             error => error.is_lost() || error.is_timeout() || error.is_would_block(),
         };
         assert!(is_expected, "an acquisition failed: {error}");
     }
 
-    /// Checks what a holder has read in the record.
+    /// Checks that a holder has read a token in the record that is not older than the one at its grant.
     pub(super) fn read(&self, actor: usize, record: &[u8]) {
         let seen: i64 = String::from_utf8_lossy(record).parse().expect("a token");
         let Some(found) = self.found.get(&actor) else { return };
@@ -278,12 +285,13 @@ impl World {
         self.check_value().await;
     }
 
-    /// Checks the claims: no writer holds together with another holder, and no more permits are held than exist.
+    /// Checks that no guard of a writer is held together with another guard, and that no more permits are held than
+    /// exist.
     pub(super) fn check_claims(&mut self) {
         self.check_exclusion(self.ledger.may_forge);
     }
 
-    /// Checks that every false grant was found out by now.
+    /// Checks that no guard is held any more without a right, after a forged hand-off.
     pub(super) fn check_nobody_is_false(&mut self) {
         self.check_exclusion(self.ledger.has_strangers);
     }
@@ -316,7 +324,8 @@ impl World {
         assert!(permits <= most, "{permits} of {most} permits are held");
     }
 
-    /// Checks a world in which nothing moves: no contender waits for a free lock, and every loss was reported.
+    /// Checks a world in which nothing moves: no contender waits although the lock is free, and every loss was
+    /// reported.
     pub(super) fn check_rest(&mut self) {
         if self.is_blind || self.handles.is_empty() {
             return;
@@ -325,7 +334,8 @@ impl World {
         if self.is_held_up() || self.are_unheard || self.lagging.contains(&true) || !self.ghosts.is_empty() {
             return;
         }
-        // After several lost replies in a row the next try waits. A contender of another library may have other rules.
+        // Skips the rest in two cases: after several lost replies in a row the library waits before its next try, and
+        // contenders of other libraries may follow other rules.
         if self.lost_messages > PATIENT || self.ledger.has_strangers {
             return;
         }
@@ -336,14 +346,14 @@ impl World {
                 Actor::Holding(holds) => {
                     let claims = holds.claims();
                     let is_removed = |claim: &Claim| claim.state == HoldState::Lost { why: Loss::Removed };
-                    // The node of a lost lease remains until its guard is dropped.
+                    // A guard whose lease has ended keeps its node until it is dropped, so other contenders still wait.
                     if claims.iter().any(|claim| !claim.is_held() && !is_removed(claim)) {
                         return;
                     }
                     held.extend(claims.iter().filter(|claim| claim.is_held()).map(|claim| claim.what));
                 }
                 Actor::Busy(work) if work.holds() => return,
-                // This waiter is not polled, so its turn may have come unnoticed.
+                // This waiter is not polled, so it may not have noticed its turn.
                 Actor::Busy(work) if self.is_asleep[i] && !work.is_new() => {
                     let Some(wish) = work.wish() else { return };
                     is_sure_of_permits &= !matches!(wish, Claimed::Permits(_));
@@ -359,7 +369,7 @@ impl World {
         };
         let (holders, waiters) = (modes(&held), modes(&waits));
         assert!(waiters.is_empty() || !holders.is_empty(), "{waiters:?} wait for a lock that nobody holds");
-        // A read may use a kept WRITE node, and readers with other nodes then wait.
+        // Reads may use a kept WRITE node. Readers with nodes of their own then wait, although only readers hold.
         let keeps = self.handles.iter().any(|handle| handle.plan.keep.is_some()) && !self.ledger.has_one_node;
         let is_shared = !keeps && holders.iter().chain(&waiters).all(|mode| *mode == Mode::Read);
         assert!(waiters.is_empty() || !is_shared, "readers wait for readers, and no writer waits");
@@ -369,12 +379,13 @@ impl World {
         self.note_queue();
     }
 
-    /// Returns whether an actor cannot learn of an event now.
+    /// Returns whether some actor cannot learn of events now.
     pub(super) fn is_held_up(&self) -> bool {
         self.clients.iter().any(Wired::is_stalled) || self.cut.contains(&true) || self.hushed.contains(&true)
     }
 
-    /// Notes that each waiter has a node in the queue. A use of a kept node may have none.
+    /// Gives each waiter without a place in a queue the next place. A waiter that uses a kept node may have no node of
+    /// its own.
     fn note_queue(&mut self) {
         self.ledger.had_plain_reader = self.has_plain_reader();
         for (actor, work) in self.actors.iter_mut().enumerate() {
@@ -391,19 +402,19 @@ impl World {
         }
     }
 
-    /// Returns whether the queue has a reader without a kept node. A handle with `keep` does not keep every node.
+    /// Returns whether the queue has a reader without a kept node. A handle with `keep` also has such nodes.
     fn has_plain_reader(&self) -> bool {
         let is_plain_reader =
             |name: &String| contender(name).is_some_and(|it| it.mode() == Mode::Read) && !name.contains("~keep-");
         self.children(LOCK).iter().any(is_plain_reader)
     }
 
-    /// Returns the contenders in a queue, as far as they are known.
+    /// Returns the contenders in a queue whose place is known.
     pub(super) fn in_queue(&self) -> Vec<Waits> {
         self.actors.iter().filter_map(Actor::waits).collect()
     }
 
-    /// Forgets the places in queues, because contenders may have been removed.
+    /// Resets all places in queues, because contenders may have been removed.
     pub(super) fn forget_queue(&mut self) {
         for actor in &mut self.actors {
             if let Actor::Busy(work) = actor {
@@ -412,7 +423,7 @@ impl World {
         }
     }
 
-    /// Checks the result of an actor's work.
+    /// Checks the order of the grants when an actor's work ends.
     pub(super) fn check_answer(&mut self, i: usize, work: &Work, answer: &Result<Held, Error>) {
         let has_value = self.handles[self.handle_of[i]].value.is_some();
         match answer {
@@ -425,16 +436,16 @@ impl World {
                 let Some(claim) = claims.first() else { return };
                 let may_be_lost = work.holds() || has_value || self.ledger.may_forge;
                 assert!(claim.is_held() || may_be_lost, "a lost hold was granted");
-                // A contender that was woken and not polled yet may be about to ask for a kept node.
+                // A contender that was woken and not polled may not have asked for the kept node yet.
                 let keeps = self.handles[self.handle_of[i]].plan.keep.is_some();
                 let is_up_to_date = |it: &&Actor| !keeps || !matches!(it, Actor::Busy(work) if work.is_woken());
                 let in_queue: Vec<_> = self.actors.iter().filter(is_up_to_date).filter_map(Actor::waits).collect();
                 let overtaken = work.behind.iter().find(|before| {
                     in_queue.iter().any(|it| it.queued == before.queued) && before.wish.excludes(claim.what)
                 });
-                // A writer asks for the kept nodes ahead of it only after a look at the queue. If a reader of its own
-                // session without a kept node is ahead, the writer looks only after that reader has left. The owners of
-                // the kept nodes learn of the request even later.
+                // A writer asks for the kept nodes ahead of it only after it has listed the queue. If a reader of its
+                // own session without a kept node is ahead, the writer lists only after that reader has left. So the
+                // owners of the kept nodes may learn of the ask late.
                 let reads = |actor: &Actor| matches!(actor, Actor::Holding(Held::Reader(_) | Held::ValueReader(_)));
                 let had_plain_reader = keeps && matches!(claim.what, Claimed::Lock(_)) && self.ledger.had_plain_reader;
                 let may_not_ask = had_plain_reader || (self.actors.iter().any(reads) && self.has_plain_reader());
@@ -445,7 +456,7 @@ impl World {
         }
     }
 
-    /// Checks that the head of the queue has its permits as soon as there are enough.
+    /// Checks that the head of the queue has its permits if enough are free.
     fn check_permits_at_rest(&self, held: &[Claimed], waits: &[Claimed]) {
         let counts = |all: &[Claimed]| -> Vec<u32> {
             all.iter().filter_map(|it| if let Claimed::Permits(count) = it { Some(*count) } else { None }).collect()
@@ -474,8 +485,8 @@ impl World {
         }
     }
 
-    /// Checks by the ensemble's nodes that no excluded contender stands before a holder, which its token
-    /// identifies.
+    /// Checks, by the ensemble's nodes, that no contender that excludes a holder has an older node. A holder's node is
+    /// found by its token.
     async fn check_nodes(&mut self) {
         if !self.ledger.is_settled || self.ledger.may_forge {
             return;
@@ -500,7 +511,7 @@ impl World {
         }
     }
 
-    /// Notes the idle nodes before time passes. While no actor acts, each node is kept, but no longer than allowed.
+    /// Records the idle nodes before time passes, and checks that none is kept after its idle time.
     pub(super) async fn note_idle(&mut self) {
         let all_idle = self.actors.iter().all(|actor| matches!(actor, Actor::Idle));
         if !self.ledger.is_calm || !all_idle {
@@ -517,7 +528,7 @@ impl World {
         }
     }
 
-    /// Checks after time has passed without an action that idle nodes are kept until their time.
+    /// Checks, after time has passed without an action, that idle nodes exist until the end of their idle time.
     pub(super) fn check_idle(&mut self) {
         let names = self.children(LOCK);
         for (name, until) in std::mem::take(&mut self.ledger.idle) {
@@ -526,8 +537,8 @@ impl World {
         }
     }
 
-    /// Checks by the ensemble's nodes that no more permits are taken than exist, and that the newest permit went to the
-    /// head of the queue.
+    /// Checks, by the ensemble's nodes, that no more permits are taken than exist, and that the head of the queue took
+    /// the newest ones.
     async fn check_permits(&mut self) {
         let (names, taken) = (self.children(QUEUE), self.children(PERMITS));
         let all: u32 = taken.iter().filter_map(|name| permits_of(name)).sum();
@@ -538,7 +549,7 @@ impl World {
         {
             self.ledger.number = number.parse().expect("a number of permits");
         }
-        // A reduced number takes no permits away, but no contender takes more than it.
+        // If the number was reduced, more permits may stay taken, but no further permits are taken.
         let most = before.max(self.ledger.number);
         let now: HashSet<_> = taken.iter().cloned().collect();
         let is_new = !now.is_subset(&std::mem::replace(&mut self.ledger.taken, now.clone()));
@@ -555,7 +566,7 @@ impl World {
         self.ledger.queued = queued;
     }
 
-    /// Checks that writes under the lock came in the order of their tokens.
+    /// Checks that the writes of the record came in the order of their tokens.
     async fn check_record(&mut self) {
         let (record, _) = self.observer.data(RECORD).await.expect("never deleted");
         let written = String::from_utf8_lossy(&record).parse().expect("a token");
@@ -574,8 +585,8 @@ impl World {
         }
     }
 
-    /// Checks that the value has grown by one for each commit that was reported as done, and for some of those in
-    /// doubt. A value that was read under the lock stays the newest.
+    /// Checks the value: it is the sum of all commits that were reported as done and of some whose outcome is unknown.
+    /// While a guard of the value is held, the value does not change.
     pub(super) async fn check_value(&mut self) {
         let value = match self.observer.data(VALUE_NODE).await {
             Ok((bytes, _)) => {
@@ -599,7 +610,7 @@ impl World {
         }
     }
 
-    /// Checks after the end of all sessions that all holds are lost.
+    /// Checks that all holds are lost after all sessions have ended.
     pub(super) fn check_all_lost(&self) {
         for actor in &self.actors {
             let Actor::Holding(held) = actor else { continue };
@@ -607,7 +618,7 @@ impl World {
         }
     }
 
-    /// Resets the facts to the restored ensemble.
+    /// Resets the facts to those of the restored ensemble.
     pub(super) async fn begin_anew(&mut self) {
         if let Ok((bytes, _)) = self.observer.data(VALUE_NODE).await {
             let text = String::from_utf8_lossy(&bytes).into_owned();
@@ -617,8 +628,8 @@ impl World {
         self.ledger.taken = self.children(PERMITS).into_iter().collect();
     }
 
-    /// Checks at the end that every copy has the newest value. If the restored ensemble has no value, a copy keeps its
-    /// last one.
+    /// Checks at the end that every local copy has the newest value. If a restored ensemble has no value, a copy keeps
+    /// its last one.
     pub(super) fn check_copies(&self) {
         for handle in self.handles.iter().filter_map(|handle| handle.value.as_ref()) {
             let is_behind = matches!(handle.copy_state(), CopyState::Behind(_));
@@ -633,7 +644,7 @@ fn contender(name: &str) -> Option<Contender> {
     Dialect::of(name).and_then(|dialect| Contender::parse_as(name, dialect))
 }
 
-/// Returns the contender's id, which is the same in the names of its READ and WRITE nodes.
+/// Returns the contender's id, which its READ and its WRITE node have in common.
 fn id(name: &str) -> &str {
     name.split_once('~').and_then(|(_, rest)| rest.split_once('-')).map_or("", |(id, _)| id)
 }

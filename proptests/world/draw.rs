@@ -1,16 +1,17 @@
-//! How a schedule is drawn at random.
+//! The random choice of a schedule.
 //!
 //! Most faults need only a few contenders on one path and an event at the worst moment. So each schedule has few
-//! actors, one subject, one or two kinds of trouble, and weights that are drawn once for the whole schedule. What one
-//! schedule omits leaves room for the rest (swarm testing: Groce and others, 2012). Steps that belong together are
-//! drawn together: for example, a lost reply right before its request.
+//! actors, one subject, one or two kinds of trouble, and weights of the steps, all chosen once for the whole schedule.
+//! A schedule that leaves out some kinds of steps has more of the others (swarm testing: Groce and others, 2012). Steps
+//! that belong together are chosen together: for example, a lost reply right before its request.
 
 use crate::world::plan::{ACTORS, Action, After, CLIENTS, HANDLES, Handle, Part, Schedule, Speech, Step, WHILE};
 
-/// The largest number of permits at the beginning.
+/// The largest number of permits at the start of a schedule.
 const NUMBER: u32 = 3;
 
-/// Random numbers from one seed. Their quality does not matter, and a schedule needs hundreds.
+/// A fast generator of random numbers from one seed. A schedule needs hundreds of numbers, and their quality does not
+/// matter.
 struct Dice(u64);
 
 impl Dice {
@@ -25,7 +26,7 @@ impl Dice {
         (self.roll() % end.max(1) as u64) as usize
     }
 
-    /// Returns `true` in `percent` of a hundred cases.
+    /// Returns `true` with a probability of `percent`.
     fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
@@ -34,7 +35,7 @@ impl Dice {
         all[self.below(all.len())]
     }
 
-    /// Returns one of these, each as often as its weight says.
+    /// Returns a random one of these items, in proportion to their weights.
     fn weighed<T: Copy>(&mut self, all: &[(usize, T)]) -> T {
         let mut left = self.below(all.iter().map(|(weight, _)| weight).sum());
         for (weight, it) in all {
@@ -47,18 +48,18 @@ impl Dice {
     }
 }
 
-/// The subject of a schedule.
+/// The part of the library that a schedule uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Subject {
     Lock,
     Value,
     Permits,
     All,
-    /// Kept nodes, and time that passes without a use.
+    /// Kept nodes that are idle while time passes.
     Idle,
 }
 
-/// A kind of fault, or of event at a bad moment.
+/// A kind of fault, or of another event that comes at a bad moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trouble {
     Stalling,
@@ -96,7 +97,7 @@ const TROUBLES: [Trouble; 15] = [
     Trouble::Twice,
 ];
 
-/// Returns the schedule of a seed.
+/// Returns the schedule of a seed. The same seed always gives the same schedule.
 pub(crate) fn draw(seed: u64) -> Schedule {
     let mut dice = Dice(seed);
     let subjects =
@@ -109,7 +110,8 @@ pub(crate) fn draw(seed: u64) -> Schedule {
     let forges = troubles.contains(&Trouble::Forging);
     let style = Style::draw(&mut dice, subject, crew, permits, troubles);
     let are_blind = dice.chance(25);
-    // A false holder is checked only at the end, so it must not have released by then.
+    // Half of the schedules with forged hand-offs are short. Such a grant is checked only at the end, when its guard
+    // must still exist.
     let is_short = forges && dice.chance(50);
     let length = if is_short { 8 } else { dice.weighed(&[(3, 8), (4, 20), (3, 50), (1, 110)]) };
     let mut steps = Vec::new();
@@ -122,21 +124,21 @@ pub(crate) fn draw(seed: u64) -> Schedule {
 fn handles(dice: &mut Dice, subject: Subject) -> Vec<Handle> {
     let speeches = [Speech::Curator, Speech::CuratorMutex, Speech::Kazoo];
     let of_all = if dice.chance(85) { Speech::Native } else { dice.one_of(&speeches) };
-    // One handle that was not migrated with the others.
+    // In some schedules one handle uses another dialect, as after an incomplete migration.
     let other = dice.chance(8).then(|| (dice.below(HANDLES), dice.one_of(&speeches)));
     let sessions = dice.weighed(&[(3, 1), (3, CLIENTS), (2, 2)]);
     let spread = dice.chance(50);
     let while_ms = WHILE.as_millis() as u64;
-    // The idle time is over before, with or after the next [`Action::Wait`], or never.
+    // The idle time of a kept node ends before, with or after the next [`Action::Wait`], or never.
     let times = [while_ms / 2, while_ms, while_ms * 3 / 2, 2 * while_ms, u64::MAX, u64::MAX, u64::MAX];
-    // The percentages of handles that keep their nodes and that use the value.
+    // The percentages of handles that keep their nodes, and of handles that use the value.
     let (keep, value) = (dice.weighed(&[(3, 0), (3, 100), (2, 50)]), dice.weighed(&[(2, 100), (1, 60)]));
     let (keep, times) = if subject == Subject::Idle { (100, &times[..4]) } else { (keep, &times[..]) };
     let handle = |i: usize| {
         let client = if spread { i % sessions } else { dice.below(sessions) };
         let dialect = other.filter(|(at, _)| *at == i).map_or(of_all, |(_, speech)| speech);
         let keep = dice.chance(keep).then(|| dice.one_of(times));
-        // Other libraries never ask for kept nodes, so nothing is kept in their dialects.
+        // Only handles with our dialect keep nodes, because contenders of other libraries never ask for kept nodes.
         let keep = keep.filter(|_| dialect == Speech::Native);
         let has_value = match subject {
             Subject::Lock | Subject::Permits | Subject::Idle => false,
@@ -148,7 +150,7 @@ fn handles(dice: &mut Dice, subject: Subject) -> Vec<Handle> {
     (0..HANDLES).map(handle).collect()
 }
 
-/// Draws the handle of each actor: one each, one for all, one for every two, or at random.
+/// Chooses the handle of each actor: one each, one for all, one for every two actors, or at random.
 fn handle_of(dice: &mut Dice) -> Vec<usize> {
     let (width, offset) = (dice.weighed(&[(3, 1), (2, ACTORS), (2, 2), (2, 0)]), dice.below(HANDLES));
     let of = |actor: usize| match width {
@@ -158,7 +160,7 @@ fn handle_of(dice: &mut Dice) -> Vec<usize> {
     (0..ACTORS).map(of).collect()
 }
 
-/// Draws one or two kinds of trouble, seldom none or all. Trouble with requests in progress is the most frequent.
+/// Chooses one or two kinds of trouble, and seldom none or all. Trouble with requests in progress is the most frequent.
 fn troubles(dice: &mut Dice, subject: Subject) -> Vec<Trouble> {
     if subject == Subject::Idle {
         return vec![Trouble::Waiting];
@@ -167,7 +169,7 @@ fn troubles(dice: &mut Dice, subject: Subject) -> Vec<Trouble> {
     let weight = |trouble| match trouble {
         Trouble::Stalling => 6,
         Trouble::Twice => 4,
-        // The value under a false hold is not known.
+        // No forged hand-offs with a value, because the checks cannot tell which value a false holder writes.
         Trouble::Forging if matches!(subject, Subject::Value | Subject::All) => 0,
         Trouble::Forging => 3,
         Trouble::Losing | Trouble::Cutting | Trouble::Lagging | Trouble::Removing | Trouble::Sleeping => 3,
@@ -185,18 +187,19 @@ fn troubles(dice: &mut Dice, subject: Subject) -> Vec<Trouble> {
     chosen
 }
 
-/// The weights of one schedule's steps.
+/// The weights of the steps of one schedule.
 struct Style {
     crew: usize,
     asking: Vec<(usize, Action)>,
     holding: Vec<(usize, Action)>,
     troubles: Vec<Trouble>,
-    /// How often each kind of step occurs.
+    /// The kinds of steps, each with its weight.
     kinds: [(usize, Kind); 3],
-    /// The percentage of steps after which everything runs, and of steps after which every actor is polled once.
+    /// The percentages of steps after which everything runs until nothing moves, and of steps after which every actor
+    /// is polled once.
     settles: usize,
     polls: usize,
-    /// The places where operators delete a node.
+    /// The directories in which an operator deletes nodes.
     parts: Vec<Part>,
 }
 
@@ -219,7 +222,8 @@ impl Style {
         if locks {
             asking.extend([(dice.one_of(&[1, 3, 8]), Read), (dice.one_of(&[1, 3, 8]), Write)]);
             let changes = [Downgrade, Share, Unshare, Look, Commit];
-            // A commit in progress may make a process give up its kept node.
+            // Without commits for the subject of idle nodes, because a commit in progress may make a process give up
+            // its kept node.
             holding.extend(swarm(dice, if subject == Subject::Idle { &changes[..4] } else { &changes }));
             parts.push(Part::Lock);
             if is_brief {
@@ -262,7 +266,7 @@ impl Style {
         if dice.chance(50) { dice.weighed(&self.asking) } else { dice.weighed(&self.holding) }
     }
 
-    /// Draws the next step, or the next steps that belong together.
+    /// Adds the next step, or several steps that belong together.
     fn next(&self, dice: &mut Dice, steps: &mut Vec<Step>) {
         let (actor, after) = (self.actor(dice), self.after(dice));
         match dice.weighed(&self.kinds) {
@@ -340,7 +344,7 @@ impl Style {
         }
     }
 
-    /// Adds actors that begin work and are not polled while its replies arrive and others act.
+    /// Adds actors that begin work and are not polled while their replies arrive and others act.
     fn sleep(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
         use Action::*;
         let sleepers: Vec<_> = (actor..actor + 1 + dice.below(ACTORS - 1)).map(|i| i % ACTORS).collect();
@@ -363,8 +367,8 @@ impl Style {
         }
     }
 
-    /// Adds a stranger's write to a node. A contender that takes the write for a hand-off learns only later that it is
-    /// none, or the reply that says so is lost.
+    /// Adds a stranger's write to a node, which looks like a hand-off. The contender behind that node learns later that
+    /// the hand-off is forged, or the reply that shows it is lost.
     fn forge(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
         use Action::*;
         let mut add = |actor, action, after| steps.push(Step(actor, action, after));
@@ -394,7 +398,7 @@ impl Style {
         add(actor, Flow, self.after(dice));
     }
 
-    /// Adds two faults, the second before the first is repaired.
+    /// Adds two faults, the second of them before the first is repaired.
     fn twice(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
         use Action::*;
         let (carried_out, part) = (dice.below(4), dice.one_of(&self.parts));
@@ -424,7 +428,7 @@ impl Style {
         }
     }
 
-    /// Adds requests of an actor that are held up while others act.
+    /// Adds requests of one actor that are held up while others act.
     fn stall(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
         use Action::*;
         let mut add = |actor, action, after| steps.push(Step(actor, action, after));

@@ -1,7 +1,7 @@
-//! One world that contains everything: a lock, the value that it guards, and a semaphore; contenders of one
-//! session and of several; and every fault of the embedded ensemble. It is polled by hand, in virtual time.
+//! A simulated world with everything: a lock, the value that it guards, and a semaphore; contenders of one session and
+//! of several; and every fault of the embedded ensemble. It is polled by hand, in virtual time.
 //!
-//! After the schedule all faults are repaired, and then every waiter must be granted.
+//! After the steps of a schedule all faults are repaired. Then every waiter must be granted.
 
 mod act;
 mod actor;
@@ -29,10 +29,10 @@ const LIMIT: &str = "/limit";
 const QUEUE: &str = "/limit/queue";
 const PERMITS: &str = "/limit/permits";
 
-/// A node that is written under the lock. It contains the token of the last writer.
+/// A node that is written only under the lock. Its data is the token of the last writer.
 const RECORD: &str = "/record";
 
-/// How often a removal may be retried at the end.
+/// The number of rounds at the end in which removals of nodes may be retried.
 const RETRIES: usize = 80;
 
 struct Handle {
@@ -50,25 +50,25 @@ pub(crate) struct World {
     cut: Vec<bool>,
     lagging: Vec<bool>,
     hushed: Vec<bool>,
-    /// Whether a server may have lost a notification, or may show nodes that the ensemble no longer has.
+    /// Whether a server may have lost an event, or may show nodes that the ensemble no longer has.
     are_unheard: bool,
-    /// The number of lost messages. After several in a row the next try waits.
+    /// The number of lost requests and replies. After several in a row the library waits before its next try.
     lost_messages: usize,
     actors: Vec<Actor>,
-    /// The actors that are not polled now.
+    /// Whether each actor sleeps: it is not polled.
     is_asleep: [bool; ACTORS],
-    /// The listener for changes of each actor's hold, with the hold's token.
+    /// For each actor that holds, the token of the hold and the listener to its changes.
     listeners: Vec<Option<(i64, Listener)>>,
-    /// Whether background tasks stand still.
+    /// Whether no background task runs now.
     is_blind: bool,
-    /// How many contenders were seen in a queue so far.
+    /// The number of places in queues that were given to actors so far.
     queued: u64,
     commits: Commits,
-    /// A client without faults, and its session.
+    /// A client that no fault affects, and its session.
     outsider: Memory,
     observer: Arc<dyn Session>,
     backup: Option<Backup>,
-    /// The nodes of sessions that are over but remembered by the ensemble.
+    /// Nodes of sessions that are over for their clients, and that the ensemble still has.
     ghosts: Vec<String>,
     ledger: Ledger,
 }
@@ -138,11 +138,11 @@ impl World {
         }
     }
 
-    /// Takes these steps without background tasks, so that no contender watches its own node yet.
+    /// Runs these steps without background tasks. So no contender watches its own node meanwhile.
     fn steps_blindly(mut self, steps: Vec<Step>) -> World {
         let (done, mut world) = tokio::sync::oneshot::channel();
         let session = Arc::clone(&self.observer);
-        // While a background task runs, no other one does.
+        // The steps run inside a background task, because no other background task runs meanwhile.
         session.spawn(Box::pin(async move {
             self.is_blind = true;
             for step in steps {
@@ -154,7 +154,8 @@ impl World {
         world.try_recv().expect("no step waits")
     }
 
-    /// Returns whether this step, or later ones because of it, needs time to pass or a contender to watch its own node.
+    /// Returns whether this step, or a later step because of it, needs background tasks: time must pass, or a contender
+    /// must watch its own node.
     fn needs_others(&self, Step(actor, action, _): Step) -> bool {
         match action {
             Action::Wait | Action::Cut(_) | Action::Remove(_) | Action::Clear(_) | Action::Restore => true,
@@ -167,7 +168,7 @@ impl World {
         self.handles[self.handle_of[actor]].plan.client
     }
 
-    /// Runs everything until nothing moves, with all checks after each step.
+    /// Polls everything until nothing moves, with all checks after each poll.
     async fn settle(&mut self) {
         loop {
             let mut has_moved = false;
@@ -180,7 +181,8 @@ impl World {
             for i in 0..ACTORS {
                 has_moved |= self.poll(i).await;
             }
-            // Without a session, the first value would be written on a thread of the library.
+            // Without a session, the first value would be written on a thread of the library, and that thread uses real
+            // time.
             for handle in self.handles.iter().filter(|handle| !self.cut[handle.plan.client]) {
                 has_moved |= handle.value.as_ref().is_some_and(Copied::goes_on);
             }
@@ -192,7 +194,7 @@ impl World {
         }
     }
 
-    /// Polls an actor if its waker has fired and it does not sleep. Returns whether it was polled.
+    /// Polls an actor if its waker has fired and it is not asleep. Returns whether it was polled.
     async fn poll(&mut self, i: usize) -> bool {
         let Actor::Busy(work) = &mut self.actors[i] else { return false };
         if !work.is_ready() || self.is_asleep[i] {
@@ -220,7 +222,8 @@ impl World {
         self.actors.iter().all(|actor| matches!(actor, Actor::Idle))
     }
 
-    /// Repairs all faults. Then every waiter must be granted as holders release.
+    /// Repairs all faults, and releases holds one after another. Checks that every waiter is granted, and that no node
+    /// and no watch is left.
     async fn come_to_rest(&mut self) {
         for client in &self.clients {
             client.flow();
@@ -229,11 +232,11 @@ impl World {
         }
         self.is_asleep = [false; ACTORS];
         self.expire_ghosts();
-        // A waiter without an event looks by itself after at most ten minutes, with a jitter of a tenth.
+        // A waiter whose event was lost lists the queue again after at most ten minutes, plus a tenth as jitter.
         let (pause, looks) = if self.are_unheard { (61 * LONG, 2 * ACTORS) } else { (LONG, 0) };
         for _round in 0..=2 * ACTORS + self.lost_messages + looks {
             self.settle().await;
-            // After several lost replies in a row each further try waits.
+            // After several lost replies in a row, the library waits before each further try.
             for _ in 0..=self.lost_messages / PATIENT {
                 tokio::time::advance(pause).await;
                 self.settle().await;
@@ -254,11 +257,11 @@ impl World {
             self.settle().await;
         }
         self.check_copies();
-        // A kept node is removed with its handle.
+        // Dropping a handle removes its kept node.
         self.handles.clear();
         for retry in 0..RETRIES {
             self.settle().await;
-            // A removal with several lost replies still waits, although its node is gone.
+            // After lost replies, a removal may still be waiting to retry although its node is gone.
             if self.left().is_empty() && self.watches() == 0 && retry >= self.lost_messages {
                 break;
             }
@@ -268,12 +271,12 @@ impl World {
         assert_eq!(self.watches(), 0, "a watch was left behind");
     }
 
-    /// Returns the number of watches. A watch on a node whose deletion is never reported stays.
+    /// Returns the number of watches, or 0 if events may be lost: a watch whose event is lost stays.
     fn watches(&self) -> usize {
         if self.are_unheard { 0 } else { self.clients[0].memory.watches() }
     }
 
-    /// Expires the sessions that only the ensemble remembers.
+    /// Removes the nodes of sessions that only the ensemble still has.
     fn expire_ghosts(&mut self) {
         for ghost in std::mem::take(&mut self.ghosts) {
             self.clients[0].memory.faults().remove(ghost);
@@ -292,7 +295,7 @@ impl World {
 /// Runs a schedule. Panics if a check fails.
 pub(crate) fn run(schedule: &Schedule) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    // Without tokio's budget, which would return `Pending` after a while, to be fair to other tasks.
+    // Runs without tokio's cooperative budget: under it, a future that is ready would sometimes return `Pending`.
     runtime.expect("a runtime").block_on(tokio::task::unconstrained(async move {
         let mut world = World::new(schedule).await;
         let mut steps = schedule.steps.iter().copied().peekable();

@@ -1,6 +1,6 @@
-//! The steps and handles of a schedule, and their form in a file.
+//! The steps and the handles of a schedule, and their format in a file.
 //!
-//! A file has the steps themselves and not a seed, so that it keeps its meaning when the way of drawing changes.
+//! A file contains the steps and not the seed. So it still means the same after a change of the random choice.
 
 use std::time::Duration;
 
@@ -11,41 +11,42 @@ pub(crate) const CLIENTS: usize = 3;
 pub(crate) const HANDLES: usize = 6;
 pub(crate) const ACTORS: usize = 6;
 
-/// More than the session timeout: a client that is cut off for this long loses its holds.
+/// A time that is longer than the session timeout. A client that is cut off for this long loses its holds.
 pub(crate) const LONG: Duration = Duration::from_secs(11);
 
-/// The duration of one [`Action::Wait`].
+/// The time that passes in one [`Action::Wait`].
 pub(crate) const WHILE: Duration = LONG.checked_div(4).expect("not divided by zero");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Action {
     Read,
     Write,
-    /// Reads or writes with a timeout that ends with the next [`Action::Wait`].
+    /// Acquires for reading with a timeout that ends at the next [`Action::Wait`]. The other `Briefly` actions are
+    /// alike.
     ReadBriefly,
     WriteBriefly,
     TryRead,
     TryWrite,
-    /// Adds one to the value, in one call.
+    /// Adds one to the value by one call of `update`.
     Update,
     Acquire(u32),
     AcquireBriefly(u32),
     TryAcquire(u32),
     SetPermits(u32),
-    /// Writes under the hold. The write must be refused after a loss.
+    /// Writes under the lock. After a loss the write must be refused.
     Commit,
-    /// Reads under the lock. The read must show the writes of all earlier holders.
+    /// Reads under the lock. The result must include the writes of all earlier holders.
     Look,
-    /// Reads the process's copy of the value.
+    /// Reads the local copy of the value.
     Latest,
-    /// Drops the acquisition, the commit or the guard.
+    /// Drops the actor's acquisition, commit or guard.
     Drop,
     Release,
     Downgrade,
     Share,
-    /// Drops one of the guards that share a read.
+    /// Drops one of the actor's guards that share a read lock.
     Unshare,
-    /// Polls this actor once, and no other.
+    /// Polls this actor once, and no other actor.
     Run,
     /// Stops polling this actor.
     Sleep,
@@ -53,13 +54,14 @@ pub(crate) enum Action {
     Awake,
     /// Holds up the requests of this actor's client.
     Stall,
-    /// Carries out the oldest of them, and holds up its reply.
+    /// Carries out the oldest request that is held up, and holds up its reply.
     CarryOut,
-    /// Delivers the oldest reply.
+    /// Delivers the oldest reply that is held up.
     Deliver,
-    /// Stops holding up requests.
+    /// Stops holding up requests of this actor's client.
     Flow,
-    /// Breaks the connection. This many of the held-up requests are carried out.
+    /// Breaks the connection of this actor's client. The first so many of the held-up requests are carried out, and the
+    /// rest are lost.
     Cut(usize),
     Heal,
     Expire,
@@ -68,28 +70,30 @@ pub(crate) enum Action {
     Lag,
     CatchUp,
     Reap,
-    /// An operator deletes a node.
+    /// An operator deletes a node in this directory.
     Remove(Part),
-    /// An operator deletes a whole directory.
+    /// An operator deletes all nodes in this directory.
     Clear(Part),
-    /// Opens this actor's handle again. The old handle and its kept node end with its last acquisition.
+    /// Replaces this actor's handle by a new one. The old handle and its kept node end with the last acquisition that
+    /// uses them.
     Reopen,
-    /// Saves a copy of the ensemble's data.
+    /// Makes a backup of the ensemble's data.
     BackUp,
-    /// Stops the ensemble for longer than a session timeout, and restores the saved copy.
+    /// Stops the ensemble for longer than a session timeout, and restores the backup.
     Restore,
     /// The server of this actor's client loses its watches.
     Forget,
-    /// The server of this actor's client shows a node there as it is now, whatever happens to it.
+    /// The server of this actor's client goes on to show a node in this directory as it is now, whatever happens to the
+    /// node.
     Freeze(Part),
-    /// A stranger writes to a node there, as a holder does at a hand-off.
+    /// A stranger writes to a node in this directory, as a holder does at a hand-off.
     Forge(Part),
-    /// The server of this actor's client carries out requests without replies until [`Action::CatchUp`].
+    /// The server of this actor's client carries out requests and sends no replies until [`Action::CatchUp`].
     Hush,
     Wait,
 }
 
-/// A place where an operator deletes a node.
+/// A directory: the lock's, the semaphore's queue, or its permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Part {
     Lock,
@@ -97,29 +101,29 @@ pub(crate) enum Part {
     Permits,
 }
 
-/// What runs between a step and the next one.
+/// What is polled after a step, before the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum After {
     Nothing,
-    /// Each woken actor is polled once.
+    /// Each actor that was woken is polled once.
     Polls,
-    /// Everything runs until nothing moves. Requests stay held up.
+    /// All actors are polled, and replies delivered, until nothing moves. Requests that are held up stay held up.
     Settles,
 }
 
-/// An actor, its action, and what runs before the next step.
+/// A step: the number of an actor, its action, and what is polled afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Step(pub(crate) usize, pub(crate) Action, pub(crate) After);
 
-/// A handle of the lock, and one of the semaphore.
+/// The settings of a handle of the lock, and of a handle of the semaphore with the same client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Handle {
-    /// Handles of one client share a session, so their contenders know each other.
+    /// The number of the client. Handles of one client share a session.
     pub(crate) client: usize,
     pub(crate) dialect: Speech,
-    /// How many milliseconds an idle node is kept, if nodes are kept.
+    /// The idle time of a kept node in milliseconds, or `None` if nodes are not kept.
     pub(crate) keep: Option<u64>,
-    /// Whether it uses the lock through the guarded value.
+    /// Whether the handle uses the lock through the value that it guards.
     pub(crate) has_value: bool,
 }
 
@@ -144,14 +148,15 @@ impl Speech {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Schedule {
-    /// The fault that the schedule has found, if any.
+    /// The fault that this schedule once found, in words. Empty for a random schedule.
     pub(crate) finds: String,
-    /// The number of permits at the beginning.
+    /// The number of permits at the start of the schedule.
     pub(crate) permits: u32,
     pub(crate) handles: Vec<Handle>,
-    /// The handle of each actor. Actors with one handle share its kept nodes.
+    /// The index of each actor's handle. Actors with the same handle share its kept nodes.
     pub(crate) handle_of: Vec<usize>,
-    /// Whether holders do not watch their own nodes for many steps, as at first on ZooKeeper.
+    /// Whether no background task runs for many steps, so that holders do not watch their own nodes yet, as at first on
+    /// ZooKeeper.
     pub(crate) are_blind: bool,
     pub(crate) steps: Vec<Step>,
 }

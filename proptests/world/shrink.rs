@@ -1,8 +1,8 @@
-//! Makes a failing schedule smaller, by trying.
+//! Makes a failing schedule smaller: it tries smaller schedules, and keeps those that also fail.
 
 use crate::world::plan::{ACTORS, After, HANDLES, Handle, Schedule, Speech, Step};
 
-/// Returns the smallest schedule that was found to fail, by leaving out steps and simplifying the rest, for as long as
+/// Returns the smallest schedule found that still fails. Leaves out steps and simplifies the others for as long as
 /// `goes_on` returns true.
 pub(crate) fn shrunk(
     mut schedule: Schedule,
@@ -29,7 +29,7 @@ pub(crate) fn shrunk(
 /// One way to make a schedule smaller or simpler.
 #[derive(Clone, Copy, Debug)]
 enum Candidate {
-    /// Leaves out this many steps, from this one on.
+    /// Leaves out steps. The fields are the index of the first, and their number.
     Without(usize, usize),
     SettlesAfter(usize),
     Plain(usize),
@@ -42,7 +42,8 @@ enum Candidate {
 struct Candidates;
 
 impl Candidates {
-    /// Returns the candidates, large cuts first, each from the end, so that earlier steps keep their places.
+    /// Returns the possible changes of a schedule, large cuts first. Cuts of one size begin at the end, so that earlier
+    /// steps keep their indices.
     fn of(schedule: &Schedule) -> Vec<Candidate> {
         let length = schedule.steps.len();
         let widths = std::iter::successors(Some(length / 2), |width| Some(width / 2)).take_while(|width| *width > 0);

@@ -1,4 +1,4 @@
-//! Tests of the checkers in `support::history`: each gets a right history and a wrong one.
+//! Tests of the checkers in `support::history`. Each checker gets a correct history and a wrong one.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -10,7 +10,8 @@ fn ms(moment: u64) -> Duration {
     Duration::from_millis(moment)
 }
 
-/// Returns a hold of the lock `/l` from `from` to `until` in milliseconds. The token is also the sequence number.
+/// Returns a hold of the lock `/l` from `from` to `until` (milliseconds). `token` is also the sequence number of its
+/// node.
 fn hold(mode: Mode, token: i64, from: u64, until: u64) -> Hold {
     let acquisition = token.unsigned_abs();
     let (path, node, host) = ("/l".to_owned(), format!("/l/{token}"), "h".to_owned());
@@ -44,7 +45,7 @@ fn two_holders_at_once_are_found_unless_both_read() {
     assert_eq!(overlaps(&[read(1, 0, 10), write(2, 9, 20)]).len(), 1);
     assert_eq!(overlaps(&[write(1, 0, 10), read(2, 9, 20)]).len(), 1);
     assert_eq!(overlaps(&[read(1, 0, 10), read(2, 9, 20)]).len(), 0);
-    // The first hold began long ago, before shorter ones.
+    // The hold that overlaps the writer's is the first, and shorter holds lie between the two.
     assert_eq!(overlaps(&[read(1, 0, 100), read(2, 5, 10), read(3, 20, 30), write(4, 50, 60)]).len(), 1);
 }
 
@@ -64,7 +65,7 @@ fn too_many_permits_are_found() {
     let right = [taken(2, 1, 0, 10), taken(1, 2, 5, 20), taken(2, 3, 10, 30), taken(3, 4, 30, 40)];
     assert_eq!(overdrawn(&right, 3).len(), 0);
     assert_eq!(overdrawn(&right, 2).len(), 3);
-    // The first hold began long ago, before shorter ones.
+    // The hold that overlaps the last is the first, and shorter holds lie between the two.
     let long = [taken(1, 1, 0, 100), taken(1, 2, 5, 10), taken(1, 3, 20, 30), taken(2, 4, 50, 60)];
     assert_eq!(overdrawn(&long, 2).len(), 1);
 }
@@ -78,7 +79,8 @@ fn a_token_that_falls_or_repeats_is_found() {
     let mut twin = write(1, 11, 20);
     twin.acquisition = 7;
     assert_eq!(falling_fences(&[write(1, 0, 10), twin]).len(), 1);
-    // Several uses of a kept node have the node's token, in either mode. No use of another node has that token.
+    // Several acquisitions of one kept node have the token of that node, as readers or as writers. No other node may
+    // have this token.
     let kept = |acquisition, node: &str, from| {
         let node = format!("/l/{node}-0000000001");
         Hold { acquisition, node, ..write(1, from, from + 10) }
@@ -118,10 +120,10 @@ fn a_lost_update_is_found_unless_an_operator_caused_it() {
     assert_eq!(lost_updates(&[update(1, 0, 1, 110), update(2, 1, 2, 210), update(2, 2, 3, 220)], &none).len(), 0);
     let lost = [update(1, 0, 1, 110), update(2, 0, 2, 112)];
     assert_eq!(lost_updates(&lost, &none).len(), 1);
-    // The second update overwrote the first.
+    // The second update read the value from before the first, so it overwrote the first.
     let deleted = HashMap::from([("/l/1".to_owned(), ms(105))]);
     assert_eq!(lost_updates(&lost, &deleted).len(), 0);
-    // An operator's deletion does not excuse a later loss.
+    // The third update lost the second. The operator's deletion of the first holder's node does not excuse that.
     let later = [update(1, 0, 1, 110), update(2, 1, 2, 210), update(3, 1, 3, 310)];
     assert_eq!(lost_updates(&later, &deleted).len(), 1);
 }
@@ -148,7 +150,7 @@ fn a_store_that_takes_or_refuses_wrongly_is_found() {
     assert_eq!(wrong_fences(&[fenced(2, 2, true, 210), let_in], &none).len(), 1);
 }
 
-/// Tests the recorder itself, with a lock that is lost without its holder's knowledge.
+/// Tests the recorder of histories with a lock whose loss its holder has not noticed.
 #[support::judged]
 async fn the_witness_ends_an_interval_at_the_loss() {
     let zk = Memory::new();

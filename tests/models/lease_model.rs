@@ -1,10 +1,11 @@
-//! The lease, checked against a model of sessions in ZooKeeper: a client, followers that note which sessions they hear
-//! from, and a leader that pings them. Time is virtual. Stalls, pauses, and a cut or a new leader occur at random.
+//! A random test of the lease against a model of ZooKeeper's sessions. The model has a client, followers that remember
+//! from which sessions they have heard, and a leader that pings the followers. Time is virtual. Stalled links, pauses
+//! of the client, cuts and a new leader occur at random.
 //!
-//! The client's side is the real [`Lease`]. `LEASE_HISTORIES` sets the number of histories (`make soak` sets it high),
+//! The client's side is the real [`Lease`]. `LEASE_HISTORIES` is the number of histories (`make soak` sets it high),
 //! and `LEASE_SEED` the seed of the first.
 //!
-//! The model is stricter than ZooKeeper, where the leader rounds a session's end up to its next tick.
+//! The model is stricter than ZooKeeper, whose leader rounds the end of a session up to its next tick.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -20,7 +21,8 @@ type Time = u64;
 
 const MS: Time = 1_000;
 
-/// How often a rule's lease outlived its session, and by how much at most.
+/// For one rule of when a lease ends: the number of histories in which the lease outlived its session, and the longest
+/// time by which it did.
 #[derive(Debug, Default)]
 struct Score {
     broken: u64,
@@ -39,11 +41,11 @@ impl Score {
 #[derive(Debug, Default)]
 struct Scores {
     ours: Score,
-    /// A wrong rule: two thirds of the timeout, from the sending of the newest acknowledged operation.
+    /// A wrong rule: the lease ends two thirds of the session timeout after the newest acknowledged operation was sent.
     sending: Score,
-    /// A wrong rule: as ours, but from the sending of the newest acknowledged operation.
+    /// A wrong rule: the lease ends as late as ours, but counts from when the newest acknowledged operation was sent.
     hasty: Score,
-    /// How often the lease was valid until the end of the history began.
+    /// The number of histories in which the lease was still valid when the final fault began.
     kept: u64,
 }
 
@@ -59,19 +61,19 @@ struct Request {
 enum Event {
     /// The client wakes up, and sends a heartbeat if one is due.
     Heartbeat,
-    /// The second half of a heartbeat.
+    /// The client sends the check that follows a heartbeat and shows whether the heartbeat counts.
     Check,
     ReachesFollower(usize, Request),
-    /// The leader receives a forwarded operation, or a handshake to confirm.
+    /// A follower's message reaches the leader: an operation of the client, or a handshake to confirm.
     ReachesLeader(usize, Request),
     Committed(usize, Request),
     ReachesClient(usize, Request),
     LeaderPings,
     Ping(usize),
-    /// Whether the follower has heard from the session.
+    /// The reply of this follower to a ping: whether it has heard from the session since the last ping.
     Pong(usize, bool),
     Cut,
-    /// The leader and the client's follower are cut off from the others, without noticing.
+    /// The leader and the client's follower are cut off from the other servers, and have not noticed.
     Deposed,
     Breaks,
     Heals,
@@ -81,7 +83,6 @@ struct Seeded(u64);
 
 impl Seeded {
     fn next(&mut self) -> u64 {
-        // SplitMix64.
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -108,28 +109,28 @@ struct World {
     clock: Arc<AtomicU64>,
     store: SessionStore,
     events: BinaryHeap<Reverse<(Time, u64)>>,
-    /// The events, by their numbers in `events`.
+    /// All events so far. `events` refers to them by index.
     what: Vec<Event>,
-    /// When the last message arrives, for each directed link. Messages stay in order.
+    /// When the last message over each directed link arrives. No later message arrives before it.
     arrives: [Time; 8],
-    /// For each follower: whether it has heard from the session since its last reply to a ping.
+    /// For each follower, whether it has heard from the session since its last reply to a ping.
     noted: [bool; 2],
-    /// The number of the client's present follower.
+    /// The number of the follower to which the client is connected.
     follower: usize,
     connected: bool,
     cut: Option<usize>,
-    /// Whether the others have elected another leader. Then the state of the old leader and of its follower no longer
-    /// counts.
+    /// Whether the other servers have elected a new leader. From then on, the old leader and its follower do not count.
     is_deposed: bool,
-    /// Until when the client's process, or its link, stands still.
+    /// The times until which the client's process and its link stand still.
     client_sleeps_until: Time,
     link_stalls_until: Time,
-    /// The session's end at the leader.
+    /// The time at which the leader will end the session.
     session_end: Time,
     newest_acknowledged: Option<Time>,
 }
 
-/// The links: client to follower, back, leader to follower, back; for each of the two followers.
+/// Indices of links in `arrives`. Each is the first of two, one for each follower: client to follower, follower to
+/// client, leader to follower, follower to leader.
 const TO_FOLLOWER: usize = 0;
 const TO_CLIENT: usize = 2;
 const DOWN: usize = 4;
@@ -172,10 +173,11 @@ impl World {
         self.what.push(event);
     }
 
-    /// Sends a message over a link. Messages stay in order.
+    /// Sends a message over a link. Messages on one link arrive in the order of sending.
     fn send(&mut self, link: usize, event: Event) {
         let between_servers = link >= DOWN;
-        // A ping may be late by less than the slack of the lease, a client by any time.
+        // A ping of the leader may be late, but by less than the margin of the lease. A client's message may be late by
+        // any time.
         let mut delay = 100 + self.random.below(5 * MS);
         if between_servers && self.random.one_in(10) {
             delay += self.random.below((self.tick / 8).max(100 * MS) / 2 - 5 * MS);
@@ -198,28 +200,30 @@ impl World {
         self.send(TO_FOLLOWER + self.follower, Event::ReachesFollower(self.follower, request));
     }
 
-    /// Returns how long the client waits before its check, on the leader's clock.
+    /// Returns how long after a heartbeat the client sends its check, as a time on the leader's clock.
     fn settling(&self) -> Time {
         self.leaders(self.tick / 2 + (self.tick / 8).max(100 * MS) + 20 * MS)
     }
 
-    /// Returns the time on the client's clock.
+    /// Converts a time of the leader's clock into the client's.
     fn clients(&self, time: Time) -> Time {
         time * self.rate / 1_000
     }
 
-    /// Returns a duration of the client's clock on the leader's clock.
+    /// Converts a duration of the client's clock into the leader's.
     fn leaders(&self, time: Time) -> Time {
         time * 1_000 / self.rate
     }
 
-    /// Plays until the session has ended at the leader. Compares each rule's end of the lease with that moment.
+    /// Runs until the leader has ended the session. Then compares the end of the lease under each rule with the end of
+    /// the session.
     fn play(&mut self, scores: &mut Scores) {
         let calm = self.timeout * 2 + self.random.below(self.timeout);
         self.at(0, Event::LeaderPings);
         let first = self.random.below(self.timeout / 5);
         self.at(first, Event::Heartbeat);
-        // The rules differ if the client stands still for a part of its timeout and a fault follows soon after.
+        // The client stands still for a part of the session timeout, and a fault follows soon. In other histories all
+        // rules give much the same result.
         let stands_still = self.random.below(self.timeout);
         let wakes = calm + stands_still;
         let mut stall = None;
@@ -237,7 +241,7 @@ impl World {
         if self.random.one_in(2) {
             self.at(cut, Event::Cut);
         } else {
-            // The client's connection breaks, and the client reconnects to the same follower.
+            // In some histories the client's connection breaks, and the client reconnects to the same follower.
             let breaks = cut + self.random.below(self.timeout);
             let heals = breaks + self.random.below(self.timeout / 4);
             self.at(cut, Event::Deposed);
@@ -309,7 +313,7 @@ impl World {
                 if request.is_handshake && !self.is_deposed {
                     self.session_end = self.session_end.max(self.now + self.timeout);
                 }
-                // The other follower has acknowledged the request.
+                // The other follower has acknowledged the proposal, so a majority has it.
                 self.send(DOWN + follower, Event::Committed(follower, request));
             }
             Event::Committed(follower, request) => {
@@ -334,13 +338,13 @@ impl World {
                 }
             }
             Event::Cut => self.cut = Some(self.follower),
-            // The new leader gives every session its whole timeout again.
+            // A new leader gives every session its whole timeout again.
             Event::Deposed => (self.is_deposed, self.session_end) = (true, self.now + self.timeout),
             Event::Breaks => {
                 self.connected = false;
                 self.store.connected(false);
             }
-            // The client reconnects to the other follower, which lacks the first one's notes.
+            // The client reconnects to the other follower, which has not heard from the session yet.
             Event::Heals => {
                 if !self.is_deposed {
                     self.follower = 1 - self.follower;
@@ -413,8 +417,8 @@ fn no_lease_outlives_its_session_at_the_leader() {
             percent(scores.hasty.broken),
             share(scores.hasty.worst),
         );
-        // In few histories these events may be missing: the wrong rules fail in 3 of 100, and the lease stays valid in
-        // 55.
+        // With few histories these cases may not occur: a wrong rule fails in 3 of 100 histories, and the lease stays
+        // valid in 55.
         if histories() >= 1_000 {
             assert!(scores.sending.broken > 0 && scores.hasty.broken > 0);
             assert!(percent(scores.kept) > 30.0, "too few leases were valid until the end");
@@ -422,8 +426,8 @@ fn no_lease_outlives_its_session_at_the_leader() {
     }
 }
 
-/// The margin is a sixth of the session timeout here, so a clock may run at five sixths of the leader's speed. A faster
-/// clock ends the lease earlier, and makes the client check earlier whether a heartbeat counts.
+/// The margin is a sixth of the session timeout here, so the client's clock may run at five sixths of the leader's
+/// speed. With a faster clock the lease ends earlier, and the client checks earlier whether a heartbeat counts.
 #[test]
 fn a_clock_may_be_slow_by_the_margin_but_no_more() {
     let first = number("LEASE_SEED").unwrap_or_else(|| RandomState::new().hash_one(histories()) >> 1);

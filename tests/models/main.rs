@@ -1,5 +1,5 @@
-//! The rules without I/O: the protocol in every interleaving, the lease in random histories, and the tests of the
-//! tests' own judges.
+//! Tests without I/O: the protocol in every interleaving, the lease in random histories, and tests of the checkers that
+//! other tests use.
 
 mod history;
 mod lease_model;

@@ -1,7 +1,7 @@
 //! An exhaustive search of the [protocol](super::protocol): every interleaving of a few contenders, with every fault.
 //!
-//! The search checks each property in every reachable state. It must also find some changes of the protocol that are
-//! known to be wrong, which shows that the check finds faults.
+//! The search checks each property in every reachable state. Versions of the protocol that are known to be wrong are
+//! searched too, and the search must find their faults.
 //!
 //! Three contenders take seconds. `MODEL_CONTENDERS=4`, which `make soak` sets, takes minutes.
 
@@ -11,7 +11,7 @@ use zk_rwlock::Mode;
 
 use crate::protocol::{Action, Asking, Protocol, Role, Signals};
 
-/// Returns every multiset of `size` roles. The search tries all orders of arrival, so one order of each is enough.
+/// Returns every multiset of `size` roles. One order of each is enough, because the search tries all orders of arrival.
 pub(super) fn companies(size: usize, roles: &[Role]) -> Vec<Vec<Role>> {
     if size == 0 {
         return vec![Vec::new()];
@@ -26,7 +26,7 @@ pub(super) fn companies(size: usize, roles: &[Role]) -> Vec<Vec<Role>> {
 pub(super) const PLAIN: [Role; 2] = [(Mode::Read, false), (Mode::Write, false)];
 pub(super) const ALL: [Role; 4] = [(Mode::Read, false), (Mode::Write, false), (Mode::Read, true), (Mode::Write, true)];
 
-/// Returns the right protocol, with every fault.
+/// Returns the correct protocol, with every kind of fault.
 pub(super) fn of(companies: Vec<Vec<Role>>) -> Protocol {
     let expiries = usize::MAX;
     let (signals, asking) = (Signals::HoldingWriters, Asking::Right);
@@ -54,7 +54,7 @@ fn every_interleaving_keeps_every_property() {
     keeps_every_property(of(companies(contenders(), &PLAIN)));
 }
 
-/// With `MODEL_CONTENDERS=4`, three contenders get as many faults as two do otherwise.
+/// By default, three contenders get fewer faults than two. With `MODEL_CONTENDERS=4` they get as many.
 #[test]
 fn every_property_holds_with_kept_nodes_too() {
     let keepers = |company: &Vec<Role>| company.iter().filter(|(_, keeps)| *keeps).count();
@@ -84,7 +84,7 @@ fn two_hold_at_once_if_cancelled_waiters_signal() {
     assert_found(wrong, "a writer holds alone");
 }
 
-/// Checks that a writer behind a kept node waits for ever under this wrong protocol.
+/// Checks that, if contenders ask in this wrong way, the search finds a writer that waits for ever behind a kept node.
 fn waits_for_ever(asking: Asking) {
     let company = || vec![vec![(Mode::Read, true), (Mode::Write, false)]];
     let wrong = |asking| Protocol { asking, loses_answers: false, expiries: 0, operators: 1, ..of(company()) };
@@ -113,7 +113,7 @@ fn a_writer_waits_for_ever_if_it_asks_by_an_old_version() {
     waits_for_ever(Asking::ByAnOldVersion);
 }
 
-/// `crowd::traces` requires each of these actions in a real run.
+/// Each of these actions must also occur in the real run of `crowd::traces`.
 #[test]
 fn crowd_traces_checks_for_every_action_of_the_model() {
     let name = |action: Action| match action {
@@ -136,7 +136,7 @@ fn crowd_traces_checks_for_every_action_of_the_model() {
         Action::Expire(_) => "Expire",
     };
     let mut taken = std::collections::BTreeSet::new();
-    // Searches all states of two contenders, and collects the actions.
+    // Collects the actions of all states of two contenders.
     let model = Protocol { operators: 1, ..of(companies(2, &ALL)) };
     let mut open = model.init_states();
     let mut known: std::collections::HashSet<_> = open.iter().cloned().collect();

@@ -1,13 +1,13 @@
 //! The protocol as a model: a server and a few contenders, with every fault.
 //!
 //! The model's server orders the requests and keeps the nodes and watches. The contenders decide with the library's own
-//! [`Waiter`]. Some keep their nodes between uses, and others ask for these nodes.
+//! [`Waiter`]. Some keep their nodes between uses, and others ask for such nodes.
 
 use stateright::{Model, Property};
 use zk_rwlock::Mode;
 use zk_rwlock::coordinator::{Contender, Departure, Step as Decision, Waiter, WaiterEvent};
 
-/// Which contenders signal, by a data change, that they held and released.
+/// The contenders that change their node's data before they delete it, which signals a hand-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Signals {
     HoldingWriters,
@@ -15,34 +15,35 @@ pub(super) enum Signals {
     CancelledWaitersToo,
 }
 
-/// How contenders ask for kept nodes.
+/// The way in which contenders ask for kept nodes, and their owners notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asking {
-    /// An owner arms a watch on the directory's data before it creates its node, and obeys every event of the watch.
+    /// The owner of a kept node watches the directory's data since before its create, and gives the node up at an
+    /// event.
     Right,
     CreatedBeforeArmed,
     ForgottenBeforeTheGrant,
     NobodyAsks,
-    /// Contenders ask with the version that the directory had at first.
+    /// A contender asks with the first version of the directory's data, although the version may have changed.
     ByAnOldVersion,
 }
 
-/// A contender at the beginning: its mode, and whether it keeps its node.
+/// The mode of a contender, and whether it keeps its node.
 pub(super) type Role = (Mode, bool);
 
 pub(super) struct Protocol {
-    /// The sets of contenders to begin with.
+    /// The initial states of the search, each as a list of contenders.
     pub(super) companies: Vec<Vec<Role>>,
     pub(super) signals: Signals,
     pub(super) asking: Asking,
     pub(super) loses_answers: bool,
-    /// The largest number of sessions that expire.
+    /// The largest number of sessions that expire in one run.
     pub(super) expiries: usize,
-    /// How often an operator may set the directory's data.
+    /// The largest number of times that an operator sets the directory's data.
     pub(super) operators: u8,
 }
 
-/// How often an idle node is used again.
+/// The largest number of times that a member uses its idle node again.
 const AGAIN: u8 = 1;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -52,7 +53,7 @@ pub(super) struct State {
     pub(super) version: u8,
     operators: u8,
     expired: usize,
-    /// The nodes in the directory, as the quorum knows them.
+    /// The nodes in the directory at the leader.
     pub(super) nodes: Vec<Node>,
     pub(super) members: Vec<Member>,
 }
@@ -69,23 +70,23 @@ pub(super) struct Node {
 pub(super) struct Member {
     mode: Mode,
     pub(super) step: Step,
-    /// Decides for the member, from its create until it holds.
+    /// The state machine that decides for the member, from its create until it holds.
     waiter: Option<Waiter<Contender>>,
-    /// Whether the server has ended its session. The member does not know that yet.
+    /// Whether the server has ended the member's session. The member does not know yet.
     expired: bool,
-    /// Events that are on their way to the member, in order, with the node that they are about.
+    /// Events on their way to the member, in order, each with the node that it concerns.
     pub(super) events: Vec<(Node, Event)>,
-    /// Whether it keeps its node between uses.
+    /// Whether the member keeps its node between uses.
     keeps: bool,
     again: u8,
     directory: Watching,
-    /// Whether it knows that another contender asks for its node.
+    /// Whether the member knows that another contender asks for its node.
     is_asked: bool,
-    /// A change of the directory's data on its way: it is carried out if the data has this version.
+    /// The version in the member's ask on its way: the server sets the directory's data only if it has this version.
     asks: Option<u8>,
 }
 
-/// The state of the watch on the directory's data.
+/// The state of a member's watch on the directory's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Watching {
     No,
@@ -98,14 +99,14 @@ enum Watching {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Step {
     Outside,
-    /// The reply to its create was lost. It does not know whether it has a node.
+    /// The reply to the create was lost, so the member does not know whether it has a node.
     Unsure,
     Listing(Node),
-    /// The member's own node, its predecessor, and the version with which it asks, if it asks.
+    /// The member sets watches on its own node (the first) and its predecessor's. With a version, it also asks.
     Arming(Node, Node, Option<u8>),
     Waiting(Node, Node),
     Holding(Node),
-    /// Keeps its node without using it.
+    /// The member keeps its node without using it.
     Idle(Node),
     Done,
 }
@@ -126,15 +127,15 @@ pub(super) enum Action {
     List(usize),
     Arm(usize),
     See(usize),
-    /// The member's change of the directory's data reaches the server.
+    /// The member's ask reaches the server.
     Ask(usize),
     /// The member learns that the directory's data has changed.
     Notify(usize),
     OperatorAsks,
-    /// A use ends.
+    /// The member ends its use of the lock.
     Release(usize),
     UseAgain(usize),
-    /// Gives up an idle node that no contender has asked for.
+    /// The member gives up its idle node, for which no contender has asked.
     GiveUp(usize),
     Downgrade(usize),
     Cancel(usize),
@@ -142,7 +143,7 @@ pub(super) enum Action {
 }
 
 impl Action {
-    /// Returns whether the action happens in the end, whatever else does.
+    /// Returns whether the action must occur in the end. Other actions may never occur.
     pub(super) fn is_due(self) -> bool {
         let free =
             matches!(self, Action::UseAgain(_) | Action::GiveUp(_) | Action::Downgrade(_) | Action::OperatorAsks);
@@ -166,12 +167,12 @@ impl Member {
         }
     }
 
-    /// Forgets the state of a member that has ended, except for what it has sent.
+    /// Resets a member that has ended. Only its ask stays on the way.
     fn forget(&mut self) {
         *self = Member { step: Step::Done, asks: self.asks, ..Member::begin((Mode::Read, false)) };
     }
 
-    /// Loses the reply to the create.
+    /// Records that the reply to the create was lost.
     fn unsure(&mut self) {
         self.step = Step::Unsure;
         if self.keeps {
@@ -190,8 +191,8 @@ impl Node {
 }
 
 impl State {
-    /// Returns the nodes of members that say they hold, or that could use their idle nodes. A member whose session has
-    /// expired said "lost" before, because its lease is shorter.
+    /// Returns the nodes of the members that say "held", or that could at once use their idle node. A member whose
+    /// session has expired is left out: its lease ended earlier, so it has said "lost".
     fn holders(&self) -> impl Iterator<Item = &Node> {
         self.members.iter().filter_map(|member| match &member.step {
             Step::Holding(node) | Step::Idle(node) if !member.expired => Some(node),
@@ -218,14 +219,14 @@ impl State {
         }
     }
 
-    /// Sets the directory's data, and sends an event to each watch.
+    /// Sets the directory's data, and fires each watch on the data.
     fn set_directory(&mut self) {
         self.version += 1;
         let armed = self.members.iter_mut().filter(|member| member.directory == Watching::Armed);
         armed.for_each(|member| member.directory = Watching::Fired);
     }
 
-    /// Ends a use of a member that has to give its node up, or may not keep it.
+    /// Ends a use, and removes the member's node.
     fn leave(&mut self, me: Node, signals: bool) {
         self.members[me.owner].step = Step::Done;
         if self.stands(me) {
@@ -233,13 +234,13 @@ impl State {
         }
     }
 
-    /// Begins the wait of a member that has a node.
+    /// Starts the waiter of a member whose node was created.
     fn begins(&mut self, i: usize, me: Node) {
         self.members[i].waiter = Some(Waiter::new(me.contender(), true));
         self.follows(i, me, Decision::List);
     }
 
-    /// Gives an event to the member's waiter.
+    /// Passes an event to the member's waiter, and carries out the waiter's decision.
     fn hears(&mut self, i: usize, me: Node, event: WaiterEvent<'_>) {
         if let Some(decision) = self.members[i].waiter.as_mut().map(|waiter| waiter.next(event)) {
             self.follows(i, me, decision);
@@ -254,7 +255,8 @@ impl State {
                 let nearest = *self.nodes.iter().find(is_it).expect("a listed node exists");
                 Step::Arming(me, nearest, asks.then_some(self.version))
             }
-            // The lease of an expired session has run out. The member asks the quorum, and is told that it has lost.
+            // The lease of an expired session is not valid, so the member asks the quorum and learns that its node is
+            // gone.
             Decision::Take(_) if self.members[i].expired => Step::Done,
             Decision::Take(_) => Step::Holding(me),
             Decision::Evicted => Step::Done,
@@ -319,7 +321,7 @@ impl Model for Protocol {
                 }
                 Step::Done => {}
             }
-            // A sent request arrives, also after its sender has given up.
+            // An ask that was sent arrives even if its sender has left.
             actions.extend(member.asks.map(|_| Action::Ask(i)));
             if member.step == Step::Done {
                 continue;
@@ -351,7 +353,8 @@ impl Model for Protocol {
                 let node = state.create(i);
                 state.begins(i, node);
             }
-            // The member cannot prove that it armed the watch before the create, so it does not keep the node.
+            // The reply was lost, so the member cannot prove that its watch on the directory was set before the create.
+            // It does not keep the node.
             Action::EnterAnswerLost(i) => {
                 state.create(i);
                 state.members[i].unsure();
@@ -359,7 +362,7 @@ impl Model for Protocol {
             Action::EnterRequestLost(i) => state.members[i].unsure(),
             Action::ArmDirectory(i) => state.members[i].directory = Watching::Armed,
             Action::Recover(i) => {
-                // The member sends a sync, lists the directory, and looks for its own id.
+                // After a sync, the member lists the directory and looks for a node with its own id.
                 let mine = state.nodes.iter().find(|node| node.owner == i).copied();
                 match mine {
                     _ if state.members[i].expired => state.members[i].step = Step::Done,
@@ -393,7 +396,8 @@ impl Model for Protocol {
                 let Step::Waiting(me, _) = state.members[i].step else { return None };
                 let (_, event) = state.members[i].events.remove(0);
                 match event {
-                    // The wrong protocols also take the signal of a reader or of a waiter for a hand-off.
+                    // In the wrong protocols, readers or waiters also change their nodes, and a waiter takes each such
+                    // change for a hand-off.
                     Event::Changed if self.signals != Signals::HoldingWriters && !state.members[i].expired => {
                         state.members[i].step = Step::Holding(me);
                         state.members[i].waiter = None;
@@ -457,7 +461,7 @@ impl Model for Protocol {
             }
             Action::Expire(i) => {
                 let mine: Vec<Node> = state.nodes.iter().filter(|node| node.owner == i).copied().collect();
-                // The server refuses the member's requests, and sends it no events.
+                // The server refuses all requests of the expired session, and sends no events to it.
                 (state.members[i].asks, state.members[i].directory) = (None, Watching::No);
                 state.members[i].expired = true;
                 state.expired += 1;
@@ -537,7 +541,7 @@ impl Model for Protocol {
     }
 }
 
-/// Returns what must occur in a search of kept nodes, so that the search proves something.
+/// Returns conditions that some state of a search with kept nodes must meet. Otherwise the search covered too little.
 fn sometimes_kept() -> Vec<Property<Protocol>> {
     vec![
         Property::sometimes("a kept node is used again", |_, state: &State| {

@@ -1,4 +1,4 @@
-//! Tests of `support::rounds`: it excuses no fault of the code, and blames no machine that ran well.
+//! Tests of `support::rounds`: it must excuse no fault of the code, and blame no machine that ran well.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -14,8 +14,8 @@ use support::{safe, violated};
 
 const TICK: Duration = Duration::from_millis(10);
 
-/// Judges rounds with this body, which gets the round's number. Returns the number of rounds, and the message of a
-/// failure.
+/// Judges the rounds of a test whose body is `round`, called with the number of the round. Returns the number of
+/// rounds, and the message of the failure.
 fn judged(machine: Machine, round: impl Fn(usize)) -> (usize, Option<String>) {
     let rounds = Cell::new(0);
     let run = || {
@@ -77,7 +77,7 @@ fn lost_safety_counts_despite_a_standstill() {
     let planted: [&dyn Fn(usize); 4] = [
         &|_| violated!("two hold the lock"),
         &|_| safe!(1 + 1 == 3, "two hold the lock"),
-        // The message of a failure in a child process or a task, as it is passed on.
+        // The message of a failure in a child process or a task does not begin with `VIOLATED`.
         &|_| panic!("a child says: {VIOLATED}two hold the lock"),
         &|_| {
             let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
@@ -92,7 +92,7 @@ fn lost_safety_counts_despite_a_standstill() {
     }
 }
 
-/// Returns the record of a clock that was woken after these pauses.
+/// Returns the record of a standstill clock whose thread woke after these pauses, and the time of the last.
 fn record(pauses: impl IntoIterator<Item = Duration>) -> (Record, Duration) {
     let (mut record, mut now) = (Record::default(), Duration::from_secs(1_000));
     record.tick(now);
@@ -105,7 +105,7 @@ fn record(pauses: impl IntoIterator<Item = Duration>) -> (Record, Duration) {
 
 #[test]
 fn late_timers_are_no_standstill() {
-    // As late as timers of Linux are: some sixty microseconds, and now and then a millisecond.
+    // Linux wakes a sleeping thread about 60 microseconds late, and sometimes a millisecond.
     let pauses = (0..6_000).map(|tick| TICK + Duration::from_micros(if tick % 100 == 0 { 1_000 } else { 60 }));
     let lost = record(pauses).0.most_lost_since(Duration::ZERO);
     assert!(lost.sum < BUSY / 2 && lost.longest < STANDSTILL / 2, "{lost:?}");
@@ -120,11 +120,11 @@ fn one_long_pause_or_many_short_ones_are_a_standstill() {
     assert_eq!(stopped.most_lost_since(Duration::ZERO), Delays { sum: lost, longest: lost });
     let (busy, _) = record(calm().chain([2 * TICK; 20]).chain(calm()));
     assert_eq!(busy.most_lost_since(Duration::ZERO), Delays { sum: 20 * TICK, longest: TICK });
-    // An earlier standstill does not count.
+    // A standstill before the given time does not count.
     assert_eq!(stopped.most_lost_since(end - 90 * TICK), Delays::default());
 }
 
-/// The code under test blocks the runtime, but the machine runs well.
+/// The code under test blocks its runtime. The standstill clock must not count that.
 #[support::judged]
 async fn a_blocked_runtime_is_no_standstill() {
     watch();
@@ -135,7 +135,7 @@ async fn a_blocked_runtime_is_no_standstill() {
     assert!(lost < blocked / 2, "{lost:?} of {blocked:?}");
 }
 
-/// In a child: waits, and reports whether the machine stood still.
+/// A child process that waits, and then reports whether the machine stood still.
 #[test]
 fn the_child_process_of_other_tests() {
     if role().is_none() {

@@ -1,6 +1,6 @@
-//! Random paths through the model, written down as a server's log and as traces, and checked by `support::replay`. It
-//! must allow the paths of the right model and refuse those of wrong ones. So its rules, which are stated
-//! independently, are the model's.
+//! Random runs of the model, written as a server's log and as traces, and checked by `support::replay`. The check must
+//! accept the runs of the correct model, and refuse runs of the wrong ones. This shows that the rules of
+//! `support::replay`, which are stated independently, agree with the model.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -16,19 +16,19 @@ use crate::model::{ALL, PLAIN, companies, of};
 use crate::protocol::{self, Action, Asking, Node, Protocol, Signals, State, Step};
 
 const PATH: &str = "/model/lock";
-/// The time between two steps. It is so long that no loss is reported late.
+/// The time between two steps. It is longer than the time within which the report of a loss must arrive.
 const PAUSE: Duration = Duration::from_secs(3);
-/// The session of an operator. Contenders' sessions have lower numbers.
+/// The session id of an operator. The sessions of contenders have lower ids.
 const OPERATOR: i64 = 99;
-/// The number of paths for each protocol.
+/// The number of random runs of each protocol.
 const PATHS: u64 = 2_000;
 
-/// A path, with its log and its events.
+/// A random run of the model, with its log and its events.
 struct Walk<'m> {
     model: &'m Protocol,
     run: Run,
     time: Duration,
-    /// The token of each sequence number.
+    /// The token of each node, by the node's sequence number.
     tokens: HashMap<u32, i64>,
 }
 
@@ -40,7 +40,7 @@ fn session(member: usize) -> i64 {
     member as i64 + 1
 }
 
-/// Returns the node by which the member holds, or could hold if it is idle.
+/// Returns the node of a member that holds, or that could use its idle node at once.
 fn held(step: Step) -> Option<Node> {
     match step {
         Step::Holding(node) | Step::Idle(node) => Some(node),
@@ -69,7 +69,7 @@ impl Walk<'_> {
         self.run.events.push(Event { at, who, what, path, mode, token, sequence, how: how.to_owned() });
     }
 
-    /// Writes down this member's step between two states.
+    /// Writes one step of member `i` into the log and the events.
     fn takes(&mut self, action: Action, i: usize, from: &State, to: &State) {
         self.time += PAUSE;
         let (before, after) = (self.time - MILLISECOND, self.time + MILLISECOND);
@@ -79,7 +79,7 @@ impl Walk<'_> {
         let left = from.nodes.iter().find(|node| !to.nodes.contains(node)).copied();
         let hold = held(was.step);
 
-        // Events that occur before the transaction.
+        // These events occur before the step's transaction.
         match (action, hold) {
             (Action::Release(_), _) => self.tells(before, of_hold, What::Released, hold, ""),
             (Action::Expire(_), Some(_)) => self.tells(before, who, What::Lost, hold, "the session is over"),
@@ -117,7 +117,7 @@ impl Walk<'_> {
             (_, None, None) => {}
         }
 
-        // Events that occur after the transaction.
+        // These events occur after the step's transaction.
         let is_over = |step| matches!(step, Step::Outside | Step::Done) || held(step).is_some();
         if was.step == Step::Outside && is.step != Step::Outside {
             self.tells(after, who, What::Asked, None, "");
@@ -142,7 +142,7 @@ impl Walk<'_> {
             }
             _ => {}
         }
-        // The end of a session also ends a wait, which the model leaves out.
+        // The end of a session also ends an acquisition. The model has no step for that.
         if matches!(action, Action::Expire(_)) || (!is_over(was.step) && is_over(is.step)) {
             self.tells(after, who, What::Ended, None, "");
         }
@@ -171,7 +171,7 @@ fn member(action: Action) -> usize {
     }
 }
 
-/// Returns one random path, up to a state in which no action is due.
+/// Runs the model at random, until a state in which no action is due.
 fn walk(model: &Protocol, dice: &mut Seeded) -> Run {
     let one_of = |number: usize, dice: &mut Seeded| dice.below(number as u64) as usize;
     let begins = model.init_states();
@@ -185,11 +185,11 @@ fn walk(model: &Protocol, dice: &mut Seeded) -> Run {
         let mut actions = Vec::new();
         model.actions(&state, &mut actions);
         let is_due = actions.iter().any(|action| action.is_due());
-        // The members may act again, but need not.
+        // The remaining actions may occur or not, so the run may end here.
         if actions.is_empty() || (!is_due && dice.below(2) == 0) {
             return walk.run;
         }
-        // Otherwise most members would cancel or lose their sessions.
+        // Prefers actions that are due. Without this, most members would cancel or lose their sessions.
         if is_due && dice.below(8) > 0 {
             actions.retain(|action| action.is_due());
         }
@@ -218,7 +218,7 @@ fn the_validator_allows_what_the_model_does() {
     assert_eq!(missing, Vec::<&&str>::new());
 }
 
-/// Checks that the validator refuses some path of the wrong model in these words.
+/// Checks that `support::replay` refuses some run of the wrong model with a message that contains `words`.
 fn assert_refused(model: &Protocol, words: &str) {
     let mut dice = Seeded(0);
     let mut faults = (0..PATHS).flat_map(|_| judge(&walk(model, &mut dice)).faults);
