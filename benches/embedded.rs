@@ -1,4 +1,5 @@
-//! Benchmarks of a decision in the queue, and of the lock on the embedded backend, without a server.
+//! Benchmarks without a server: of a contender's decision whether it holds the lock, and of the lock on the embedded
+//! backend.
 //!
 //! The benchmarks only report times: they assert no limits.
 

@@ -113,7 +113,7 @@ async fn an_absent_or_refusing_ensemble_offers_no_paths() {
     for words in [&["--zk", "::::", "/l"][..], &["--auth", "hunter2", "/l"], &["--tick-time", "x", "/l"]] {
         silence(&server, words).await;
     }
-    // The answer comes as soon if the server accepts connections but answers nothing.
+    // A server that accepts connections but answers nothing must not make the user wait longer either.
     let proxy = Proxy::start(shared_server().address());
     proxy.black_hole();
     silence(&proxy.address(), &["ls", "/l"]).await;

@@ -382,7 +382,7 @@ async fn tls_files_authenticate_server_and_client() {
     let command = ["/zklock/tls", "--", "sh", "-c", "exit 6"];
     let known = ended(zklock_on(&address, &[&trust[..], &identity, &command].concat())).await;
     assert_eq!(known.code, Some(6), "{known:#?}");
-    // A refused client tries again until the session timeout is over.
+    // The session timeout is short, because a refused client tries again until the session timeout is over.
     let short = ["--session-timeout", "1"];
     let stranger = ended(zklock_on(&address, &[&short[..], &trust, &command].concat())).await;
     let plain = ended(zklock_on(&address, &[&short[..], &command].concat())).await;

@@ -295,7 +295,7 @@ async fn a_server_name_with_a_new_address_is_followed() {
     let (mut client, _) = soon("a connection to the new address", there.accept()).await.unwrap();
     let mut server = tokio::net::TcpStream::connect(shared_server().address()).await.unwrap();
     let passed_on = tokio::spawn(async move { tokio::io::copy_bidirectional(&mut client, &mut server).await });
-    // The lock is still held and can be released.
+    // The end of its input ends the command, and zklock releases the lock, which it still holds.
     drop(holder.child.stdin.take());
     let run = holder.ends().await;
     assert_eq!(run.code, Some(8), "{run:#?}");

@@ -85,7 +85,7 @@ async fn an_empty_variable_is_unset_and_help_needs_none() {
     }
 }
 
-/// The help of each option names the variable with the same setting.
+/// The help of an option names the environment variable of the same setting.
 #[support::judged]
 async fn the_help_names_the_variable_of_each_setting() {
     let help = run(&["--help"]).await.stdout;

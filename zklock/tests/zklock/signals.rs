@@ -64,7 +64,8 @@ async fn the_whole_group_ends_before_the_next_grant() {
     for signals in ending().chunks(AT_ONCE) {
         let runs = signals.iter().map(async |signal| {
             let path = format!("/zklock/each-signal/{signal}");
-            // A shell starts background processes with INT and QUIT ignored.
+            // A shell starts background processes with INT and QUIT ignored. `env` restores the default action of the
+            // two signals.
             let left = "env --default-signal=INT,QUIT sh -c 'echo $$; exec sleep 100'";
             assert!(!outlives(&zk, &path, *signal, left).await, "signal {signal}");
         });
