@@ -196,7 +196,7 @@ fn a_kept_node_asked_for_counts_until_its_last_use() {
         assert_eq!(kept(seen, "asked"), [1.0, 0.0, 0.0]);
         zk.faults().expire();
         drop(guards);
-        assert_eq!(kept(seen, "asked"), [0.0, 1.0, 1.0], "the cause is the ask");
+        assert_eq!(kept(seen, "asked"), [0.0, 1.0, 1.0], "the cause is not the ask");
     });
 }
 
@@ -348,7 +348,11 @@ fn a_lease_expiry_is_counted_though_nobody_looks() {
             let zk = connect_with(&server.address(), Duration::from_secs(2)).await;
             // The wait is longer than half of the session timeout, so a heartbeat would fall into it.
             tokio::time::sleep(Duration::from_millis(1_200)).await;
-            assert_eq!(seen.value("zk_rwlock_heartbeats_total"), 0.0, "nothing is held");
+            assert_eq!(
+                seen.value("zk_rwlock_heartbeats_total"),
+                0.0,
+                "heartbeats were counted although no lock is held"
+            );
             let guard = lock_at(&zk, "/locks/nobody-looks").write().await.expect("free");
             let kept_on =
                 RwLock::builder(&zk, "/locks/nobody-uses").keep(Duration::from_secs(60)).build().expect("valid");

@@ -213,7 +213,7 @@ pub async fn creation_ids_rise_also_in_a_directory_made_anew<H: Harness>(h: &H) 
     stage.b.sync(&stage.directory).await.expect("connected");
     stage.b.create(&stage.directory, b"", Kind::Persistent).await.expect("created");
     let second = stage.b.create(&stage.path("n-"), b"", Kind::EphemeralSequential).await.expect("created");
-    assert_eq!(second.path, first.path, "the sequence starts again");
+    assert_eq!(second.path, first.path, "the sequence did not start again");
     assert!(second.czxid > first.czxid);
 }
 
@@ -253,7 +253,7 @@ pub async fn a_check_changes_nothing_and_fires_no_watch<H: Harness>(h: &H) {
     assert_eq!(stage.a.transact(&[check(&path)]).await, Ok(vec![Outcome::Checked]));
     assert_eq!(stage.a.data(&path).await.map(|(_, stat)| stat.version), Ok(0));
     stage.a.delete(&path).await.expect("deleted");
-    assert_eq!(event(watch).await, Event::Deleted, "the first event is that of the deletion");
+    assert_eq!(event(watch).await, Event::Deleted, "the first event is not that of the deletion");
 }
 
 // 8. Watches

@@ -122,7 +122,7 @@ async fn session<C: Coordinator>(client: &C) -> Arc<dyn Session> {
 
 async fn cancel<G>(task: JoinHandle<Result<G, Error>>) {
     task.abort();
-    assert!(task.await.is_err_and(|stop| stop.is_cancelled()), "ended before it was cancelled");
+    assert!(task.await.is_err_and(|stop| stop.is_cancelled()), "the acquisition ended before it was cancelled");
 }
 
 /// Joins a thread without blocking the runtime.
@@ -505,7 +505,7 @@ pub async fn uses_of_a_kept_node_share_its_loss<H: Harness>(h: &H) {
     let next = soon("a fresh node", kept.read()).await.expect("free");
     assert!(next.is_held() && next.fencing_token() > one.fencing_token());
     next.release().await.expect("held");
-    assert_eq!(s.children().await.len(), 1, "the node is kept");
+    assert_eq!(s.children().await.len(), 1, "the node is not kept");
     drop(kept);
     s.becomes_empty().await;
 }
@@ -524,7 +524,7 @@ pub async fn an_idle_node_is_given_up_to_a_waiter<H: Harness>(h: &H) {
                     soon("the lock", kept.read()).await.expect("free").release().await.expect("held");
                 }
             }
-            assert_eq!(s.children().await.len(), 1, "the node is kept");
+            assert_eq!(s.children().await.len(), 1, "the node is not kept");
             let guard = soon("a lock that is only kept", other.write()).await.expect("asked for");
             line_becomes(&s.b, "W+").await;
             guard.release().await.expect("held");
@@ -561,7 +561,7 @@ pub async fn a_node_that_was_asked_for_admits_no_new_use<H: Harness>(h: &H) {
 pub async fn an_operators_ask_call_ends_a_kept_node_after_its_use<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     soon("an answer", s.b.ask()).await.expect("an ask without a directory");
-    assert_eq!(s.data(&s.directory).await, None, "and no directory was made");
+    assert_eq!(s.data(&s.directory).await, None, "the ask made a directory");
     let kept = s.keeping();
     for is_used in [false, true] {
         let one = soon("a free lock", kept.read()).await.expect("free");
@@ -588,7 +588,7 @@ pub async fn an_operator_asks_by_setting_the_directorys_data<H: Harness>(h: &H) 
     let s = Stage::set(h).await.with_directory().await;
     let kept = s.keeping();
     soon("a free lock", kept.write()).await.expect("free").release().await.expect("held");
-    assert_eq!(s.children().await.len(), 1, "the node is kept");
+    assert_eq!(s.children().await.len(), 1, "the node is not kept");
     s.ask().await;
     s.becomes_empty().await;
 }
@@ -601,7 +601,7 @@ pub async fn a_node_that_idles_too_long_is_given_up<H: Harness>(h: &H) {
     tokio::time::sleep(2 * idle).await;
     assert!(guard.is_held(), "a node in use was given up");
     guard.release().await.expect("held");
-    assert_eq!(s.children().await.len(), 1, "the node is kept");
+    assert_eq!(s.children().await.len(), 1, "the node is not kept");
     s.becomes_empty().await;
 }
 
@@ -619,7 +619,9 @@ pub async fn each_use_restarts_the_idle_time<H: Harness>(h: &H) {
                 late_uses += u32::from(now > at + 2 * idle);
                 granted = Some((token, at, Instant::now()));
             }
-            Some((before, _, used)) if now - used < idle / 2 => panic!("{before} was idle for {:?}", now - used),
+            Some((before, _, used)) if now - used < idle / 2 => {
+                panic!("the node with token {before} was given up after only {:?} without a use", now - used)
+            }
             _ => granted = Some((token, now, Instant::now())),
         }
         drop(guard);
@@ -680,7 +682,7 @@ pub async fn a_removed_node_loses_the_lock_and_stops_the_work<H: Harness>(h: &H)
     removed.expect("there");
     assert_eq!(lost, Loss::Removed);
     assert!(matches!(stopped, Err(Error::Lost(Loss::Removed))));
-    assert!(dropped.load(Ordering::Acquire), "the work goes on");
+    assert!(dropped.load(Ordering::Acquire), "the work was not dropped");
     assert!(!held.is_held());
     assert_eq!(held.state(), HoldState::Lost { why: Loss::Removed });
     // Even work that is ready at its first poll is refused.
@@ -1117,7 +1119,7 @@ pub async fn an_expired_guard_is_lost_and_its_handle_works<H: Harness>(h: &H) {
     line_becomes(&s.b, "W+ W-").await;
     h.expire(&s.mine).await;
     let next = granted(write).await;
-    safe!(!held.is_held(), "two hold");
+    safe!(!held.is_held(), "two contenders hold");
     safe!(next.fencing_token() > token);
     let why = soon("the loss", held.lost()).await;
     assert!(matches!(why, Loss::SessionOver(_) | Loss::LeaseRanOut), "{why:?}");
@@ -1154,7 +1156,7 @@ pub async fn closing_ends_guards_waiters_and_acquisitions<H: Harness>(h: &H) {
     ] {
         assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
     }
-    assert_eq!(line(&s.b).await, "R+ W-", "the nodes went with the session");
+    assert_eq!(line(&s.b).await, "R+ W-", "the nodes of the session are still there");
     assert!(matches!(held.release().await, Err(Error::Lost(Loss::SessionOver(Ending::Closed)))));
     theirs.release().await.expect("held");
     granted(next).await.release().await.expect("held");

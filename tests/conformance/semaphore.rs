@@ -105,7 +105,7 @@ async fn line_becomes(semaphore: &Semaphore, expected: &str) {
 
 async fn cancel(task: JoinHandle<Result<Permit, Error>>) {
     task.abort();
-    assert!(task.await.is_err_and(|stop| stop.is_cancelled()), "ended before it was cancelled");
+    assert!(task.await.is_err_and(|stop| stop.is_cancelled()), "the acquisition ended before it was cancelled");
 }
 
 // Contenders that may hold together, and the order of grants.
@@ -136,7 +136,7 @@ pub async fn permits_are_granted_in_the_order_of_arrival<H: Harness>(h: &H) {
     while !tasks.is_empty() {
         held.release().await.expect("held");
         held = granted(tasks.remove(0)).await;
-        assert!(tasks.iter().all(|task| !task.is_finished()), "somebody overtook");
+        assert!(tasks.iter().all(|task| !task.is_finished()), "a contender overtook another");
     }
     held.release().await.expect("held");
     s.becomes_empty().await;
@@ -202,8 +202,8 @@ pub async fn a_timeout_names_holders_and_leaves_no_node<H: Harness>(h: &H) {
         let late = s.a.acquire().timeout(limit).await.expect_err("taken");
         let (text, begin) = (late.to_string(), format!("not granted within {limit:?}: held by 2 PERMITS host-b pid "));
         assert!(late.is_timeout(), "{late}");
-        let is_told = text.starts_with(&begin) && text.contains("\"import\"") && text.ends_with(ending);
-        if is_told { Ok(()) } else { Err(text) }
+        let is_expected = text.starts_with(&begin) && text.contains("\"import\"") && text.ends_with(ending);
+        if is_expected { Ok(()) } else { Err(text) }
     };
     for _ in 0..2 {
         with_time_enough(Duration::from_millis(250), async |limit| times_out(limit, "; 1 ahead").await).await;

@@ -37,7 +37,7 @@ fn idle_nodes_of_every_process_are_given_up_at_one_ask() {
     assert_eq!((zk.children(DIRECTORY).len(), version(&zk)), (5, 0));
     let before = zk.requests();
     now(plain(&zk).ask()).expect("allowed");
-    assert_eq!(zk.requests() - before, 3 + 5, "a sync, a read, an ask, and the removals");
+    assert_eq!(zk.requests() - before, 3 + 5, "expected a sync, a read, an ask, and the removals");
     assert_eq!((zk.children(DIRECTORY).len(), version(&zk)), (0, 1));
     assert_eq!(zk.watches(), 0);
 }
@@ -50,7 +50,7 @@ fn a_node_in_use_is_given_up_after_its_use() {
     now(other.ask()).expect("allowed");
     assert!(guard.is_held() && now(other.try_read()).is_err());
     let mut late = reading(&kept);
-    assert_pending!(late.poll(), "no use joins a node that is asked for");
+    assert_pending!(late.poll(), "a use joined a node that is asked for");
     drop(guard);
     assert!(assert_ready_ok!(late.poll()).is_held());
 }

@@ -55,7 +55,7 @@ async fn a_timeout_names_holders_listed_shortly_before() {
             }
         }
     }
-    panic!("no timeout within the passes");
+    panic!("the acquisition did not time out");
 }
 
 #[tokio::test(start_paused = true)]
@@ -166,7 +166,7 @@ async fn a_directory_of_used_up_numbers_is_remade_8_times() {
     });
     let error = RwLock::new(&zk, PATH).expect("valid").write().await.expect_err("no number may be used");
     assert!(matches!(&error, Error::SequenceExhausted { path } if path == PATH), "{error:?}");
-    assert_eq!(count.now(), 9, "numbers were taken");
+    assert_eq!(count.now(), 9, "unexpected number of creates");
     assert_eq!(memory.children(PATH), Vec::<String>::new());
 }
 
@@ -339,7 +339,7 @@ fn a_copy_reserves_room_for_the_values_node() {
     let needed = format!("{PATH}/value").len();
     assert_eq!(reserved.swap(0, Ordering::Relaxed), needed);
     zk.memory.faults().expire();
-    assert_eq!(reserved.load(Ordering::Relaxed), needed, "on the next session");
+    assert_eq!(reserved.load(Ordering::Relaxed), needed, "wrong reservation on the next session");
 }
 
 /// The transaction that ends a session names all its ephemeral nodes and must fit into one request. So a session reserves room
@@ -387,7 +387,7 @@ fn a_directory_reaped_before_use_is_made_again() {
         None
     });
     assert!(now(RwLock::new(&zk, PATH).expect("valid").write()).expect("granted").is_held());
-    assert_eq!(reaped.now(), 3, "two directories were reaped, the third was used");
+    assert_eq!(reaped.now(), 3, "expected two reaped directories and a third in use");
     assert!(now(Semaphore::new(&zk, "/limit/of", 2).expect("valid").acquire()).expect("granted").is_held());
-    assert_eq!(reaped.now(), 9, "the queue, and the permits");
+    assert_eq!(reaped.now(), 9, "expected as many for the queue and for the permits");
 }

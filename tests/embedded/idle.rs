@@ -97,7 +97,7 @@ fn an_idle_waiter_with_a_removed_node_blocks_nobody() {
         drop(done.send(idle));
     }));
     let _idle = polled.try_recv().expect("the background task runs at once");
-    assert!(wired.has_requests(), "the waiter has asked for its watches");
+    assert!(wired.has_requests(), "the waiter has not asked for its watches");
     deliver_all(&wired);
     let mut next = writing(&lock(&wired));
     assert_pending!(next.poll());
@@ -123,5 +123,8 @@ fn an_idle_acquisition_with_its_permit_blocks_nobody() {
     let mut next = task::spawn(permits.acquire().into_future());
     assert_pending!(next.poll());
     deliver_all(&wired);
-    assert!(poll_up_to(&mut next, 9).is_some_and(|answer| answer.is_ready()), "a permit is free");
+    assert!(
+        poll_up_to(&mut next, 9).is_some_and(|answer| answer.is_ready()),
+        "the contender did not get the free permit"
+    );
 }

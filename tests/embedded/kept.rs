@@ -99,7 +99,7 @@ fn uses_of_one_write_node_are_granted_in_order() {
     assert!(one.is_woken() && two.is_woken() && four.is_woken() && !three.is_woken());
     let (one, two, four) = (assert_ready_ok!(one.poll()), assert_ready_ok!(two.poll()), assert_ready_ok!(four.poll()));
     let mut fifth = reading(&kept);
-    assert_pending!(fifth.poll(), "a write waits");
+    assert_pending!(fifth.poll(), "a read passed the waiting write");
     drop((one, two, four));
     let three = assert_ready_ok!(three.poll());
     assert_pending!(fifth.poll());
@@ -149,7 +149,7 @@ fn a_node_that_was_asked_for_admits_no_further_use() {
     let mut writer = writing(&other);
     assert_pending!(writer.poll());
     let mut late = reading(&kept);
-    assert_pending!(late.poll(), "the read queues up behind the writer that asked");
+    assert_pending!(late.poll(), "the read did not queue up behind the writer that asked");
     assert_eq!(line(&zk), [Mode::Read, Mode::Write, Mode::Read]);
     drop(one);
     assert_pending!(writer.poll());
@@ -173,7 +173,7 @@ fn a_node_asked_for_before_its_grant_serves_its_waiters() {
     drop(holder);
     let (one, two) = (assert_ready_ok!(one.poll()), assert_ready_ok!(two.poll()));
     let mut late = reading(&kept);
-    assert_pending!(late.poll(), "the node was asked for");
+    assert_pending!(late.poll(), "a use joined a node that was asked for");
     drop((one, two));
     drop(assert_ready_ok!(writer.poll()));
     drop(assert_ready_ok!(late.poll()));
@@ -186,7 +186,7 @@ fn a_node_asked_for_serves_one_write_and_requeues_others() {
     let (mut one, mut two) = (writing(&kept), writing(&kept));
     assert_pending!(one.poll());
     assert_pending!(two.poll());
-    assert_eq!(line(&zk), [Mode::Write; 2], "the second waits for the first in its own process");
+    assert_eq!(line(&zk), [Mode::Write; 2], "the second use does not wait for the first in its own process");
     let mut reader = reading(&other);
     assert_pending!(reader.poll());
     assert_pending!(two.poll());
@@ -247,7 +247,7 @@ fn a_waiter_asks_its_own_session_and_the_others() {
 fn a_try_sends_no_ask() {
     let (zk, kept, other) = two();
     drop((read(&kept), read(&kept)));
-    let Error::WouldBlock { blockers } = now(other.try_write()).unwrap_err() else { panic!("the node is kept") };
+    let Error::WouldBlock { blockers } = now(other.try_write()).unwrap_err() else { panic!("the node is not kept") };
     assert!(blockers.first[0].keeps);
     assert_eq!(line(&zk), [Mode::Read]);
     drop(now(other.try_read()).expect("shared"));
@@ -270,7 +270,7 @@ fn a_try_write_is_not_blocked_by_its_own_node() {
     let (zk, kept, _) = two();
     drop(read(&kept));
     drop(now(kept.try_write()).expect("only kept"));
-    assert_eq!(line(&zk), [], "this handle keeps no node");
+    assert_eq!(line(&zk), [], "the handle without `keep` kept a node");
     for _ in 0..2 {
         let guard = now(kept.try_write()).expect("free");
         let Error::WouldBlock { blockers } = now(kept.try_read()).unwrap_err() else { panic!("a write runs") };
@@ -292,7 +292,7 @@ fn a_downgraded_write_goes_on_as_a_kept_read_node() {
     let reader = assert_ready_ok!(reader.poll());
     assert_eq!(reader.fencing_token(), token);
     drop(now(other.try_read()).expect("readers of other processes hold with it"));
-    assert_pending!(writer.poll(), "a READ node does not cover it");
+    assert_pending!(writer.poll(), "a write joined a READ node");
     assert_eq!(line(&zk), [Mode::Read, Mode::Write]);
     drop((guard, reader));
     drop(assert_ready_ok!(writer.poll()));
@@ -334,10 +334,10 @@ fn a_write_node_whose_path_was_given_out_is_not_kept() {
     let path = guard.node_path();
     drop(guard);
     let guard = write(&kept);
-    assert_eq!(guard.node_path(), path, "the call of `node_path` changes nothing");
+    assert_eq!(guard.node_path(), path, "the call of `node_path` changed the node");
     assert_eq!(guard.prepare_foreign_transaction(), path);
     drop(guard);
-    assert!(zk.children(DIRECTORY).iter().all(|name| !path.ends_with(name)), "a check of that path must fail by now");
+    assert!(zk.children(DIRECTORY).iter().all(|name| !path.ends_with(name)), "the node of that path is still there");
 }
 
 // The end of a node.
@@ -405,7 +405,7 @@ fn a_deleted_directory_does_not_stop_keeping() {
     for _ in 0..3 {
         drop(read(&kept));
         let node = zk.children(DIRECTORY);
-        assert_eq!(node.len(), 1, "the node is kept after its only use");
+        assert_eq!(node.len(), 1, "the node is not kept after its only use");
         zk.faults().remove(DIRECTORY);
     }
 }
@@ -485,7 +485,7 @@ fn a_node_acquired_by_asking_is_kept_the_next_time() {
     let another = keeping(&zk.connect());
     drop(read(&another));
     drop(write(&kept));
-    assert_eq!(line(&zk), [], "the write has asked for all nodes, also those of its process");
+    assert_eq!(line(&zk), [], "the write has not asked for all nodes");
     drop(write(&kept));
     assert_eq!(line(&zk), [Mode::Write]);
 }
@@ -502,7 +502,7 @@ fn a_node_asked_for_before_reuse_skips_keeping_once() {
     drop((read(&kept), read(&kept)));
     drop(write(&other));
     drop(read(&kept));
-    assert_eq!(line(&zk), [Mode::Read], "the last one was used twice");
+    assert_eq!(line(&zk), [Mode::Read], "the node is not kept although two uses shared the last one");
 }
 
 // An idle time of zero.
@@ -536,7 +536,7 @@ fn zero_idle_time_writes_take_turns_under_one_node() {
     for it in &mut others {
         let guard = assert_ready_ok!(it.poll());
         assert_eq!(guard.fencing_token(), token);
-        assert_eq!(zk.requests(), before, "the node goes with the last");
+        assert_eq!(zk.requests(), before, "a use of the shared node sent a request");
         drop(guard);
     }
     assert_nothing_left(&zk);

@@ -195,7 +195,7 @@ fn a_refused_try_gives_up_an_unsuitable_idle_node() {
     drop((read(&kept), read(&kept)));
     let guard = read(&other);
     now(kept.try_write()).unwrap_err();
-    assert_eq!(line(&zk), [Mode::Read], "a kept node in use would stay");
+    assert_eq!(line(&zk), [Mode::Read], "the idle kept node was not given up");
     drop(guard);
 }
 
@@ -207,7 +207,7 @@ fn no_use_joins_while_a_writer_awaits_a_reader() {
     let mut writer = writing(&plain(&zk.connect()));
     assert_pending!(writer.poll());
     let mut late = reading(&kept);
-    assert_pending!(late.poll(), "a contender waits for the node, so no use joins it");
+    assert_pending!(late.poll(), "a use joined a node that a contender waits for");
     drop(reader);
 }
 
@@ -220,7 +220,7 @@ fn no_use_joins_elsewhere_while_a_local_use_waits() {
     let mut writer = writing(&plain(&zk));
     assert_pending!(writer.poll());
     let mut late = reading(&remote);
-    assert_pending!(late.poll(), "a contender waits for the node, so no use joins it");
+    assert_pending!(late.poll(), "a use joined a node that a contender waits for");
     drop(reader);
 }
 
@@ -294,7 +294,7 @@ fn a_try_refused_by_a_local_use_keeps_the_node() {
     let guard = read(&kept);
     now(kept.try_write()).unwrap_err();
     drop(guard);
-    assert_eq!(line(&zk), [Mode::Read], "the node is kept without a waiter");
+    assert_eq!(line(&zk), [Mode::Read], "the node is not kept although no contender waits");
 }
 
 #[test]
@@ -330,7 +330,7 @@ async fn each_use_waiting_for_the_node_hears_its_progress() {
         tokio::spawn(kept.read().on_wait(hears).into_future())
     });
     spin().await;
-    assert_eq!(line(&zk), [Mode::Write, Mode::Write, Mode::Read], "the reads share one node");
+    assert_eq!(line(&zk), [Mode::Write, Mode::Write, Mode::Read], "the reads do not share one node");
     drop(first);
     let second = second.await.unwrap().unwrap();
     tokio::time::sleep(SOON * 60).await;
@@ -396,7 +396,7 @@ fn a_kept_node_ahead_of_a_reader_is_asked_for_later() {
     drop(held);
     drop(assert_ready_ok!(kept.poll()));
     let reader = assert_ready_ok!(reader.poll());
-    assert_eq!(zk.children(DIRECTORY).len(), 2, "the first reader's node is kept");
+    assert_eq!(zk.children(DIRECTORY).len(), 2, "the first reader's node is not kept");
     let mut writer = writing(&other);
     assert_pending!(writer.poll());
     drop(reader);
@@ -420,9 +420,9 @@ fn a_node_of_the_session_is_asked_for_after_a_break() {
         let mut waiter = task::spawn(other.write().on_wait(|_| ()).into_future());
         wired.stall();
         assert_pending!(waiter.poll());
-        assert!(wired.deliver() && wired.deliver() && !wired.has_requests(), "the create and the listing");
+        assert!(wired.deliver() && wired.deliver() && !wired.has_requests(), "expected a create and a listing");
         assert_pending!(waiter.poll());
-        assert!(wired.has_requests(), "the waiter reads the blocking nodes");
+        assert!(wired.has_requests(), "the waiter did not read the blocking nodes");
         wired.cut(0);
         wired.flow();
         zk.faults().heal();

@@ -74,7 +74,7 @@ async fn a_holder_hears_of_its_limit_before_the_next_grant() {
     assert_held_too_long(Arc::into_inner(guard).expect("alone").release().await);
     assert!(next.is_held());
     sleep(10 * LIMIT).await;
-    assert!(next.is_held(), "the next holder has no limit");
+    assert!(next.is_held(), "the next holder lost its lock, although it has no limit");
 }
 
 #[tokio::test(start_paused = true)]
@@ -107,7 +107,7 @@ async fn a_hung_holder_without_a_lease_ends_at_its_limit() {
         let next = other(&zk).write().timeout(2 * LIMIT).await.expect("the node is removed after the limit");
         assert!(next.is_held() && began.elapsed() >= LIMIT + MARGIN - TICK, "{:?}", began.elapsed());
         assert!(began.elapsed() <= LIMIT + 2 * MARGIN, "{:?}", began.elapsed());
-        assert_eq!(guard.lost().await, Loss::LeaseRanOut, "the first reason stays");
+        assert_eq!(guard.lost().await, Loss::LeaseRanOut, "the first reason was replaced");
     }
 }
 
@@ -170,7 +170,7 @@ async fn a_term_ends_at_its_limit_and_another_leads() {
         _ = leads => panic!("the work of the first leader ended"),
         elapsed = led => elapsed.expect("the candidate leads").expect("the campaign was not stopped"),
     };
-    assert!(elapsed >= LIMIT && elapsed <= LIMIT + TICK, "the work was dropped and the lock given back: {elapsed:?}");
+    assert!(elapsed >= LIMIT && elapsed <= LIMIT + TICK, "the work was not dropped at the limit: {elapsed:?}");
     assert_eq!(terms, 1);
 }
 
@@ -186,7 +186,7 @@ async fn each_use_of_a_kept_node_has_its_own_limit() {
     let before = zk.children(PATH);
     sleep(3 * LIMIT).await;
     let (short, long) = (lock.read().await.expect("kept"), lock.read().await.expect("kept"));
-    assert_eq!(zk.children(PATH), before, "an idle node is not held");
+    assert_eq!(zk.children(PATH), before, "the limit ended an idle node, which is not held");
     let shared = long.share();
     drop(short);
     drop(long);
@@ -194,7 +194,7 @@ async fn each_use_of_a_kept_node_has_its_own_limit() {
     assert!(shared.is_held());
     let late = lock.read().await.expect("kept");
     sleep(TICK).await;
-    assert_eq!((shared.is_held(), late.is_held()), (false, false), "all uses share one node");
+    assert_eq!((shared.is_held(), late.is_held()), (false, false), "a use outlived the limit of the shared node");
     let next = other(&zk).write().await.expect("the node is removed after the limit");
     assert_eq!(shared.lost().await, Loss::HeldTooLong);
     drop((next, shared, late));

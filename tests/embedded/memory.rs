@@ -282,7 +282,7 @@ fn heard(hears: &mpsc::Receiver<Progress>) -> Vec<(usize, usize, String)> {
 
 fn listener() -> (impl Fn(&Progress) + Clone + Send + 'static, mpsc::Receiver<Progress>) {
     let (sender, hears) = mpsc::channel();
-    (move |progress: &Progress| sender.send(progress.clone()).expect("somebody hears"), hears)
+    (move |progress: &Progress| sender.send(progress.clone()).expect("the receiver lives"), hears)
 }
 
 /// Returns the text by which a report names a contender with this label.
@@ -316,7 +316,7 @@ fn a_waiter_hears_its_changed_place_and_blockers() {
     drop(assert_ready_ok!(writer.poll()));
     assert!(last.is_woken());
     drop(assert_ready_ok!(last.poll()));
-    assert_eq!(heard(&hears), Vec::new(), "a grant is no waiting");
+    assert_eq!(heard(&hears), Vec::new(), "a grant was reported as a wait");
 }
 
 #[test]
@@ -497,7 +497,7 @@ async fn a_reader_looks_for_writers_at_most_every_20_ms() {
 
     drop(beside);
     let with = some_reads(&mut || assert_pending!(contended.poll()));
-    assert_eq!(with, without, "the holder has listed the queue a moment ago");
+    assert_eq!(with, without, "the holder listed the queue again");
     let mut writer = writing(&b);
     assert_pending!(writer.poll());
     tokio::time::advance(Duration::from_millis(20)).await;
@@ -798,7 +798,7 @@ fn a_create_brings_a_lagging_server_up_to_date() {
     // The waiter's server lags, and showed an empty directory when the waiter queued up.
     assert_pending!(next.poll());
     drop(held);
-    assert!(!next.is_woken(), "the event has not arrived yet");
+    assert!(!next.is_woken(), "the event has arrived too early");
     other.faults().catch_up();
     assert!(next.is_woken());
     drop(assert_ready_ok!(next.poll()));
@@ -843,7 +843,7 @@ fn a_silent_servers_replies_arrive_in_order_later() {
     other.faults().silence();
     let mut next = writing(&b);
     assert_pending!(next.poll());
-    assert_eq!(contenders(&zk).len(), 2, "a silent server carries out requests");
+    assert_eq!(contenders(&zk).len(), 2, "the silent server did not carry out the requests");
     other.faults().catch_up();
     assert_pending!(next.poll());
     other.faults().silence();
@@ -889,7 +889,7 @@ fn a_member_hidden_by_a_lagging_server_can_be_evicted() {
     let (zk, other, a, b) = two();
     other.faults().lag();
     let held = write(&a);
-    assert!(now(b.queue()).expect("readable").members.is_empty(), "the server lags");
+    assert!(now(b.queue()).expect("readable").members.is_empty(), "the server does not lag");
     let gone = now(b.evict(held.fencing_token())).expect("allowed").expect("the node exists");
     assert_eq!(gone.token, Some(held.fencing_token()));
     assert!(!held.is_held());
@@ -936,7 +936,7 @@ async fn a_guard_without_a_lease_is_not_downgraded() {
         zk.faults().cut();
         tokio::time::advance(Duration::from_secs(10)).await;
         zk.faults().heal();
-        assert_eq!((held.is_held(), contenders(&zk).len()), (false, 1), "the session lives");
+        assert_eq!((held.is_held(), contenders(&zk).len()), (false, 1), "the lock is still held, or its node is gone");
         let error = match downgrades {
             true => held.downgrade().await.map(drop),
             false => held.release().await,
@@ -959,7 +959,7 @@ async fn an_old_hand_off_grants_nothing_without_a_lease() {
     other.faults().cut();
     tokio::time::advance(Duration::from_secs(10)).await;
     other.faults().catch_up();
-    assert!(next.is_woken(), "the old event has come");
+    assert!(next.is_woken(), "the old event has not come");
     let error = assert_ready_err!(next.poll());
     assert!(matches!(error, Error::Evicted(Loss::LeaseRanOut)), "{error:?}");
     other.faults().expire();
@@ -1105,7 +1105,7 @@ async fn a_suspended_machine_cannot_use_its_kept_node() {
         assert_eq!(token().await.expect("kept").expect("kept"), first);
         clock.fetch_add(3_600, Ordering::SeqCst);
         let again = token().await;
-        assert!(!matches!(again, Ok(Ok(again)) if again == first), "the node was lost meanwhile");
+        assert!(!matches!(again, Ok(Ok(again)) if again == first), "the use got the lost node");
     }
 }
 
@@ -1166,7 +1166,7 @@ fn a_waiter_that_takes_a_forged_hand_off_loses_the_lock() {
     let falsely = assert_ready_ok!(next.poll());
     assert!(!falsely.is_held());
     assert_eq!(now(falsely.lost()), Loss::Interfered);
-    assert!(held.is_held(), "the holder's node is still there");
+    assert!(held.is_held(), "the holder lost its node");
     assert!(matches!(now(falsely.release()), Err(Error::Lost(Loss::Interfered))));
     drop(next);
     assert!(now(b.try_write()).is_err());
@@ -1186,7 +1186,7 @@ fn a_forged_hand_off_is_found_by_the_first_check() {
         other.faults().lose_next_reply();
     }
     let falsely = assert_ready_ok!(next.poll());
-    assert!(falsely.is_held(), "no event has arrived yet");
+    assert!(falsely.is_held(), "an event has arrived too early");
     other.faults().catch_up();
     assert_eq!(now(falsely.lost()), Loss::Interfered);
 }
@@ -1201,7 +1201,7 @@ fn a_forged_hand_off_is_found_despite_a_lost_check() {
     other.faults().silence();
     let falsely = assert_ready_ok!(next.poll());
     other.faults().cut();
-    assert!(falsely.is_held(), "no event has arrived yet");
+    assert!(falsely.is_held(), "an event has arrived too early");
     other.faults().heal();
     assert_eq!(now(falsely.lost()), Loss::Interfered);
     assert!(held.is_held());
@@ -1317,7 +1317,7 @@ fn the_last_contender_to_leave_restarts_the_sequence() {
     assert_eq!(contenders(&zk), [(Mode::Read, 1 << 30), (Mode::Read, (1 << 30) + 1)]);
     assert!(one.fencing_token() > token);
     now(one.release()).expect("held");
-    assert!(two.is_held(), "another one is in it");
+    assert!(two.is_held(), "the other contender lost its lock");
     token = two.fencing_token();
     now(two.release()).expect("held");
     assert_eq!(zk.children("/"), Vec::<String>::new());
@@ -1484,27 +1484,30 @@ fn each_step_sends_only_the_requests_that_it_needs() {
     // directory and repeats the create and the listing.
     let held = costs(&zk, 6, "create and listing twice, the directory made in between, and the watch", || write(&a));
     costs(&zk, 1, "the delete", || now(held.release()).expect("held"));
-    let held = costs(&zk, 3, "a free lock", || write(&a));
-    costs(&zk, 0, "asks the clock", || assert!(held.is_held()));
+    let held = costs(&zk, 3, "an acquisition of a free lock", || write(&a));
+    costs(&zk, 0, "nothing: the guard asks the clock", || assert!(held.is_held()));
     costs(&zk, 0, "nothing", || assert_pending!(task::spawn(held.lost()).poll()));
     costs(&zk, 3, "the listing, the check at the leader, and the read of the holder's node", || {
         now(b.try_write()).expect_err("taken")
     });
-    costs(&zk, 3, "as well the read of a record", || now(b.queue()).expect("readable"));
+    costs(&zk, 3, "the listing, the read of the holder's node, and the read of the last record", || {
+        now(b.queue()).expect("readable")
+    });
 
     let mut next = writing(&b);
     let mut last = reading(&b);
-    costs(&zk, 4, "the watch on the holder's node as well", || assert_pending!(next.poll()));
-    costs(&zk, 4, "the same, whosever the nodes are", || assert_pending!(last.poll()));
-    costs(&zk, 0, "nothing has happened", || assert_pending!(next.poll()));
+    costs(&zk, 4, "an acquisition, and the watch on the holder's node", || assert_pending!(next.poll()));
+    costs(&zk, 4, "an acquisition, and the watch on its predecessor", || assert_pending!(last.poll()));
+    costs(&zk, 0, "nothing, because nothing has happened", || assert_pending!(next.poll()));
     costs(&zk, 1, "one transaction", || now(held.release()).expect("held"));
     assert!(!last.is_woken(), "more than one waiter was woken");
-    let held = costs(&zk, 1, "no listing: whether the holder's node is gone", || assert_ready_ok!(next.poll()));
+    let held =
+        costs(&zk, 1, "no listing, but a check that the holder's node is gone", || assert_ready_ok!(next.poll()));
     let held = costs(&zk, 2, "one transaction, and the watch on the new node", || now(held.downgrade()).expect("held"));
     assert!(last.is_woken());
     let shared = costs(&zk, 1, "the listing", || assert_ready_ok!(last.poll()));
-    costs(&zk, 0, "the same node", || drop(held.share()));
-    let third = costs(&zk, 4, "the listing before, and an acquisition", || now(a.try_read()).expect("shared"));
+    costs(&zk, 0, "nothing: a share uses the same node", || drop(held.share()));
+    let third = costs(&zk, 4, "the listing of a try, and an acquisition", || now(a.try_read()).expect("shared"));
     costs(&zk, 1, "one transaction", || now(held.transaction().commit()).expect("held"));
     costs(&zk, 1, "one read", || now(held.read_node("/config")).expect("held"));
     let inside = format!("{DIRECTORY}/foo");
@@ -1512,7 +1515,7 @@ fn each_step_sends_only_the_requests_that_it_needs() {
     costs(&zk, 0, "refused", || now(a.read().timeout(Duration::ZERO).into_future()).expect_err("zero"));
     costs(&zk, 0, "refused", || now(a.read().label("a\nb").into_future()).expect_err("a control character"));
     let mut waiter = writing(&a);
-    costs(&zk, 4, "the watch on the reader's node as well", || assert_pending!(waiter.poll()));
+    costs(&zk, 4, "an acquisition, and the watch on the reader's node", || assert_pending!(waiter.poll()));
     costs(&zk, 1, "the delete", || drop(waiter));
     for guard in [held, shared, third] {
         costs(&zk, 1, "the delete", || drop(guard));

@@ -114,7 +114,7 @@ async fn work_becomes_due_during_a_long_wait() {
     zk.faults().set_clock_forward(120 * MINUTE);
     now(idle.release()).expect("held");
     assert!(waits.is_woken());
-    assert!(assert_ready_ok!(waits.poll()).is_due(), "the work is older than a period");
+    assert!(assert_ready_ok!(waits.poll()).is_due(), "the work is not due after a period");
     assert_nothing_left(&zk);
 }
 
@@ -165,7 +165,7 @@ fn a_clock_set_far_back_does_not_block_the_work_for_ever() {
     works(&a);
     zk.faults().set_clock_back(365 * 24 * 60 * MINUTE);
     works(&b);
-    assert!(due(&a).is_none(), "due by the record of the new time");
+    assert!(due(&a).is_none(), "the work is due in spite of the new record");
     zk.faults().set_clock_forward(50 * MINUTE);
     assert!(due(&a).is_some());
 }
@@ -180,7 +180,7 @@ fn a_clock_set_back_delays_the_work_by_at_most_a_period() {
         zk.faults().set_clock_forward(MINUTE);
     }
     zk.faults().set_clock_forward(MINUTE);
-    assert!(due(&b).is_some(), "80 minutes later: the period, and by how much it was set back");
+    assert!(due(&b).is_some(), "the work is not due 80 minutes later");
 }
 
 // The record.
@@ -303,7 +303,7 @@ fn a_success_recorded_during_a_forget_stays() {
         });
         let forgotten = now(RwLock::new(&line, DIRECTORY).expect("valid").forget()).expect("allowed");
         assert_eq!(forgotten.expect("a record existed").host, "host-a");
-        assert!(due(&a).is_none(), "the success of host-b stays, loses: {loses}");
+        assert!(due(&a).is_none(), "the record of host-b was deleted, loses: {loses}");
     }
 }
 
@@ -333,7 +333,7 @@ fn a_record_hidden_by_a_lagging_server_is_forgotten() {
     now(b.queue()).expect("readable");
     other.faults().lag();
     works(&a);
-    assert!(now(b.queue()).expect("readable").done.is_none(), "the server lags");
+    assert!(now(b.queue()).expect("readable").done.is_none(), "the server does not lag");
     assert!(now(b.forget()).expect("allowed").is_some());
     assert!(due(&a).is_some());
 }

@@ -72,7 +72,7 @@ async fn a_lock_is_refused_at_the_path_of_a_semaphore() {
     assert_eq!(
         reason(lock(&zk).write().await),
         PermitsError::NoLock,
-        "a semaphore with free permits is still a semaphore"
+        "a semaphore with free permits was not recognized"
     );
 
     // The lock's new contender is refused, and the semaphore's is not.

@@ -471,7 +471,7 @@ fn a_permit_whose_place_is_still_shown_counts() {
     zk.faults().lag();
     forge_hand_off(&other, &first);
     drop(held);
-    assert!(next.is_woken(), "granted by the signal, which the server applied with the deletion");
+    assert!(next.is_woken(), "the signal did not wake the waiter");
     let taken = assert_ready_ok!(head.poll());
     assert_pending!(next.poll());
     assert!(taken.is_held());
@@ -669,7 +669,7 @@ fn a_reconnected_head_counts_permits_after_a_sync() {
         assert_pending!(next.poll());
         drop(held);
         let taken = assert_ready_ok!(head.poll());
-        assert!(next.is_woken(), "let in by the signal");
+        assert!(next.is_woken(), "the signal did not wake the waiter");
         if reconnects {
             lagging.store().connected(false);
             lagging.store().connected(true);
@@ -792,7 +792,7 @@ fn a_permit_hidden_by_a_lagging_server_can_be_evicted() {
     now(b.queue()).expect("readable");
     other.faults().lag();
     let permit = acquire(&a);
-    assert!(now(b.queue()).expect("readable").members.is_empty(), "the server lags");
+    assert!(now(b.queue()).expect("readable").members.is_empty(), "the server does not lag");
     let gone = now(b.evict(permit.fencing_token())).expect("allowed").expect("the node exists");
     assert_eq!(gone.token, Some(permit.fencing_token()));
     assert!(!permit.is_held() && zk.children(PERMITS).is_empty());

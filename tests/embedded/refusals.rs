@@ -50,7 +50,7 @@ fn an_existing_parent_needs_no_right_to_create() {
     assert!(write_where(&memory, refuses).expect("the node exists").is_held());
 
     let (_, path) = denied(write_where(&Memory::new(), refuses));
-    assert_eq!(path, PATH, "the directory does not exist");
+    assert_eq!(path, PATH, "the error names another path than the directory's");
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn a_contender_denied_its_new_directory_removes_it() {
     let memory = with_directory();
     let (others, _) = denied(write_where(&memory, refuses(&memory)));
     assert_eq!(memory.children(ABOVE), ["config"]);
-    assert_ne!(own, others, "only of its own directory the error says that its own ACL is the reason");
+    assert_ne!(own, others, "the errors for an own and a foreign directory are equal");
 }
 
 #[test]
@@ -458,7 +458,7 @@ fn a_foreign_node_at_a_downgrade_is_not_taken_as_own() {
 
     let refused = now(guard.downgrade());
     assert!(refused.is_err_and(|error| error.to_string().contains("the node exists already")));
-    assert_eq!(memory.children(PATH), Vec::<String>::new(), "the own node is removed");
+    assert_eq!(memory.children(PATH), Vec::<String>::new(), "the contender's own node stays");
 }
 
 // Permits.

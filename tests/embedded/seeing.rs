@@ -231,7 +231,7 @@ async fn terms_and_unhealthy_candidates_are_logged() {
     let unhealthy = "the health check failed: not campaigning until it succeeds path=.. data=\"http://web-1\"";
     assert_eq!(logged(), [format!("WARN message={unhealthy}"), ends(next, "5s", "unhealthy")]);
     assert_eq!(goes_on(5).await, None);
-    assert_eq!(logged(), [""; 0], "logged once");
+    assert_eq!(logged(), [""; 0], "logged more than once");
     well.store(true, Ordering::Relaxed);
     let last = goes_on(5).await.expect("the candidate leads");
     let healthy = "the health check succeeds: campaigning again path=.. data=\"http://web-1\" unhealthy=10s";
@@ -531,7 +531,7 @@ async fn a_long_wait_that_is_not_polled_is_warned_of_once() {
     drop(held);
     drop(assert_ready_ok!(forgotten.poll()));
     tokio::time::advance(second * 9).await;
-    assert!(!log.lines().iter().any(|line| line.starts_with("WARN")), "once is enough");
+    assert!(!log.lines().iter().any(|line| line.starts_with("WARN")), "the warning was logged again");
 }
 
 #[tokio::test(start_paused = true)]
@@ -657,7 +657,7 @@ async fn reads_waiting_for_one_node_are_warned_of_once() {
     tokio::time::advance(second).await;
     poll_all();
     assert_eq!(log.lines().iter().filter(|line| line.starts_with("WARN")).count(), 1);
-    assert_eq!(zk.requests() - requests, 2, "a listing, and a read of the holder's node");
+    assert_eq!(zk.requests() - requests, 2, "expected a listing and a read of the holder's node");
     drop(held);
     drop(reads.each_mut().map(|read| assert_ready_ok!(read.poll())));
 }

@@ -76,7 +76,7 @@ fn a_dropped_resignation_or_stop_is_done_anyway() {
             let (sender, mut events) = mpsc::unbounded_channel();
             let mut campaign = spawn(candidate.lead(endless(sender)));
             assert!(poll_up_to(&mut campaign, POLLS).is_none());
-            let Ok(TermEvent::Leads(term)) = events.try_recv() else { panic!("the candidate leads") };
+            let Ok(TermEvent::Leads(term)) = events.try_recv() else { panic!("the candidate does not lead") };
             if stops {
                 let _dropped = poll_up_to(&mut spawn(candidate.stop()), polls);
             } else {
@@ -321,7 +321,7 @@ async fn a_leader_cut_off_says_no_before_its_session_ends() {
     let term = a.leads().await;
     zk.faults().cut();
     advance(Duration::from_secs(5)).await;
-    assert!(a.leadership.is_leader() && term.is_leader(), "the lease is running");
+    assert!(a.leadership.is_leader() && term.is_leader(), "the leader lost its term during the lease");
     // The session timeout is ten seconds, and the lease ends earlier.
     advance(Duration::from_secs(4)).await;
     assert!(!a.leadership.is_leader() && !term.is_leader());
@@ -332,7 +332,7 @@ async fn a_leader_cut_off_says_no_before_its_session_ends() {
     assert!(next.is_leader() && !a.leadership.is_leader());
     zk.faults().heal();
     sleep(Duration::from_secs(60)).await;
-    assert_eq!(other.children(PATH).len(), 2, "the candidate campaigns again");
+    assert_eq!(other.children(PATH).len(), 2, "the candidate does not campaign again");
 }
 
 #[tokio::test(start_paused = true)]
@@ -482,7 +482,7 @@ fn a_transaction_of_a_past_term_is_not_sent() {
     let (sender, mut events) = mpsc::unbounded_channel();
     let mut campaign = spawn(candidate.lead(endless(sender)));
     assert_pending!(campaign.poll());
-    let Ok(TermEvent::Leads(term)) = events.try_recv() else { panic!("the candidate leads") };
+    let Ok(TermEvent::Leads(term)) = events.try_recv() else { panic!("the candidate does not lead") };
     zk.faults().lose_next_request();
     drop(campaign);
     let before = zk.requests();
@@ -508,7 +508,7 @@ fn a_transaction_sent_after_the_term_is_refused() {
     let (sender, mut events) = mpsc::unbounded_channel();
     let mut campaign = spawn(async move { candidate.lead(endless(sender)).await });
     assert_pending!(campaign.poll());
-    let Ok(TermEvent::Leads(term)) = events.try_recv() else { panic!("the candidate leads") };
+    let Ok(TermEvent::Leads(term)) = events.try_recv() else { panic!("the candidate does not lead") };
     *ends.lock().unwrap() = Some(Box::new(campaign));
     let refused = now(term.transaction().create("/late", "").commit()).unwrap_err();
     assert!(matches!(refused, Error::Lost(Loss::GivenBack)), "{refused}");
@@ -523,7 +523,7 @@ fn a_read_of_a_past_term_is_not_sent() {
     let (sender, mut events) = mpsc::unbounded_channel();
     let mut campaign = spawn(candidate.lead(endless(sender)));
     assert_pending!(campaign.poll());
-    let Ok(TermEvent::Leads(term)) = events.try_recv() else { panic!("the candidate leads") };
+    let Ok(TermEvent::Leads(term)) = events.try_recv() else { panic!("the candidate does not lead") };
     assert!(now(term.read_node("/leaders")).expect("the candidate leads").is_some());
     drop(campaign);
     let before = zk.requests();

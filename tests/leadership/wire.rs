@@ -43,10 +43,14 @@ async fn an_observer_costs_four_requests_a_change() {
     let mut changes = leadership(&observer, PATH).changes();
     assert_eq!(next(&mut changes).await.map(|leader| leader.term), Some(first));
     let asked = [Op::GetChildren, Op::GetData, Op::GetData, Op::Multi];
-    assert_eq!(requests(&tapped, "none"), asked, "the ensemble's leader is asked");
+    assert_eq!(requests(&tapped, "none"), asked, "the ensemble's leader was not asked");
     tapped.reset();
     assert_eq!(leadership(&observer, PATH).leader().await.unwrap().map(|leader| leader.term), Some(first));
-    assert_eq!(requests(&tapped, "none"), [Op::GetChildren, Op::GetData, Op::Multi], "the ensemble's leader is asked");
+    assert_eq!(
+        requests(&tapped, "none"),
+        [Op::GetChildren, Op::GetData, Op::Multi],
+        "the ensemble's leader was not asked"
+    );
 
     // Candidates that join or leave the queue do not change the leader.
     tapped.reset();
@@ -80,7 +84,10 @@ async fn an_observer_costs_four_requests_a_change() {
     assert_eq!(requests(&watched, "host-a"), [Op::Multi]);
     assert_eq!(waiting.notifications(), 1);
     let woken = requests(&waiting, "none");
-    assert!(woken.iter().all(|op| *op == Op::GetData) && woken.len() <= 2, "a check of the hand-off: {woken:?}");
+    assert!(
+        woken.iter().all(|op| *op == Op::GetData) && woken.len() <= 2,
+        "more than a check of the hand-off: {woken:?}"
+    );
     soon("the stop", b.leadership.stop()).await;
 }
 

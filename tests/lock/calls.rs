@@ -91,7 +91,7 @@ async fn a_server_that_answers_only_pings_blocks_no_call() {
         );
         assert!(took < 2 * SHORT, "{name} took {took:?}");
     }
-    assert!(silence.has_happened() && proxy.connections() == 1, "the session lived on");
+    assert!(silence.has_happened() && proxy.connections() == 1, "the session did not live on");
 }
 
 /// The server answers the listing of the queue, but no later request.
@@ -107,7 +107,7 @@ async fn a_server_that_answers_only_pings_blocks_no_permit_try() {
     let tried = soon("the end", limit_of(&zk).try_acquire()).await;
     assert!(matches!(&tried, Err(Error::Unreachable(why)) if why.starts_with("no answer within 2s")), "{tried:?}");
     assert_eq!(proxy.count(Op::Create2), 0);
-    assert!(silence.has_happened() && proxy.connections() == 1, "the session lived on");
+    assert!(silence.has_happened() && proxy.connections() == 1, "the session did not live on");
 }
 
 #[support::judged]
@@ -197,7 +197,7 @@ async fn a_try_that_is_given_up_leaves_nothing_behind() {
         let call = if let Some(timeout) = timeout { call.timeout(timeout) } else { call };
         let error = soon("the end", call).await.unwrap_err();
         assert_eq!(error.is_timeout(), timeout.is_some(), "{error:?}");
-        assert_eq!(children(&operator, "/calls/given-up/one").await.len(), 1, "the node was made");
+        assert_eq!(children(&operator, "/calls/given-up/one").await.len(), 1, "the node was not made");
         proxy.forget_rules();
         proxy.cut();
         proxy.heal();

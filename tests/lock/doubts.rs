@@ -119,7 +119,7 @@ async fn a_commit_forestalled_without_the_lock_is_refused() {
         now(of(zk).transact(&[set])).expect("the node exists");
     };
     let answer = forestalled(|_| {}).await;
-    assert_eq!(answer.unwrap(), [Outcome::Set { version: 1 }], "no write came in between");
+    assert_eq!(answer.unwrap(), [Outcome::Set { version: 1 }], "another outcome, although no write came in between");
     let answer = forestalled(move |zk| put(zk, b"a stranger's")).await;
     assert!(matches!(answer, Err(Error::TransactionRefused { reason: Failure::BadVersion, .. })), "{answer:?}");
     let twice = forestalled(move |zk| [b"a", b"b"].iter().for_each(|data| put(zk, *data))).await;

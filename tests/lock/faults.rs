@@ -18,7 +18,7 @@ const SHORT: Duration = Duration::from_secs(3);
 /// The timeout of a session whose server answers late.
 const SLOW: Duration = Duration::from_secs(4);
 
-/// The servers' tick, which the clients are told. With the default tick, the lease would be too short for the pauses of a busy
+/// The servers' tick, set on each client. With the default tick, the lease would be too short for the pauses of a busy
 /// machine.
 const TICK: Duration = Duration::from_millis(500);
 

@@ -81,7 +81,7 @@ async fn fifty_tasks_in_ten_sessions_lose_no_update() {
                         1 => {
                             let reader = guard.downgrade().await.unwrap();
                             let (left, right) = value.read().await;
-                            safe!(left == right, "a write came beside a reader: {left}, {right}");
+                            safe!(left == right, "a write came while a reader held: {left}, {right}");
                             reader.release().await.unwrap();
                         }
                         _ => guard.release().await.unwrap(),
@@ -1079,7 +1079,7 @@ async fn only_a_session_with_a_hold_sends_heartbeats() {
     // acquisition is granted at once.
     assert!(proxy.requests().iter().all(|(op, path)| (*op, path.as_str()) == (Op::GetData, "/")));
     assert!((1..=7).contains(&proxy.count(Op::GetData)), "{:?}", proxy.requests());
-    assert!(proxy.count(Op::Ping) > 0, "the session is still alive");
+    assert!(proxy.count(Op::Ping) > 0, "the session sends no pings");
 }
 
 #[support::judged]

@@ -327,7 +327,7 @@ async fn a_busy_kept_node_is_given_up_to_a_denied_asker() {
     let first = *soon("a use", tokens.wait_for(|token| *token > 0)).await.unwrap();
     proxy.reset();
     let guard = within(3 * SOON, "the end of its use", lock.write()).await.unwrap();
-    assert_eq!(*tokens.borrow(), first, "one node served all uses");
+    assert_eq!(*tokens.borrow(), first, "another node served a use");
     let requests = proxy.requests().into_iter().filter(|(_, names)| names.contains(path)).map(|(op, _)| op);
     let listings =
         requests.take_while(|op| ![Op::Delete, Op::Create2].contains(op)).filter(|op| *op == Op::GetChildren2);

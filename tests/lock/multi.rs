@@ -76,7 +76,7 @@ fn refusal(locks: [RwLock; 2]) -> String {
 fn locks_of_two_embedded_ensembles_are_refused() {
     let (zk, another) = (Memory::new(), Memory::new());
     let lock = |zk: &Memory, path| RwLock::new(zk, path).expect("valid");
-    assert_eq!(refusal([lock(&zk, "/a"), lock(&zk.connect(), "/b")]), "", "two clients of one ensemble");
+    assert_eq!(refusal([lock(&zk, "/a"), lock(&zk.connect(), "/b")]), "", "two clients of one ensemble were refused");
     for path in ["/a", "/b"] {
         let refused = refusal([lock(&zk, "/a"), lock(&another, path)]);
         assert!(
@@ -429,7 +429,7 @@ async fn one_timeout_counts_for_all_the_locks() {
 
     let begun = Instant::now();
     let late = locks.lock().timeout(Duration::from_secs(10)).await.unwrap_err();
-    assert_eq!(begun.elapsed().as_millis() / 10, 1_000, "ten seconds in all, to the tick of the timer");
+    assert_eq!(begun.elapsed().as_millis() / 10, 1_000, "the wait did not take ten seconds in all");
     assert!(late.is_timeout(), "{late}");
     let (path, cause) = of_one(&late);
     let Error::Timeout { waited, blockers, .. } = cause else { panic!("{cause}") };
@@ -485,7 +485,7 @@ fn a_try_is_not_blocked_by_nodes_its_handle_keeps() {
     let both = MultiLock::new([(keeps.clone(), Write), (RwLock::new(&zk, "/b").expect("valid"), Read)]).expect("two");
     for _ in 0..2 {
         now(now(keeps.write()).expect("free").release()).expect("held");
-        assert_eq!(queued(&zk, ["/a"]), [1], "the node is kept");
+        assert_eq!(queued(&zk, ["/a"]), [1], "the node is not kept");
         now(now(both.try_lock()).expect("the node is only kept").release()).expect("held");
     }
     let _used = now(keeps.read()).expect("free");
@@ -539,11 +539,11 @@ fn a_drop_after_any_poll_leaves_nothing() {
             drop((acquiring, held));
             assert_eq!((queued(&zk, ["/a", "/b", "/c"]), zk.watches()), ([0; 3], 0), "way {way}, {polls} polls");
             if ends {
-                assert!(polls > 10, "so few answers need no test");
+                assert!(polls > 10, "the test is too short: few polls were enough");
                 break;
             }
         }
-        assert!(ends, "way {way}: it was never granted");
+        assert!(ends, "way {way}: the acquisition was never granted");
     }
 }
 
@@ -656,7 +656,7 @@ fn a_holder_learns_at_which_lock_somebody_waits_first() {
     let (path, first) = assert_ready_ok!(contended.poll());
     assert_eq!((path, first.mode()), ("/b", Read));
     drop(contended);
-    assert_eq!(guard.session_left(), Duration::MAX, "the embedded ensemble keeps everybody");
+    assert_eq!(guard.session_left(), Duration::MAX, "a session of the embedded ensemble has an end");
     zk.faults().remove(guard.node_paths().next().expect("two"));
     assert_eq!(of_one(&now(guard.contended()).unwrap_err()).0, "/a");
     drop((guard, reader));
@@ -738,7 +738,7 @@ fn the_changes_of_several_locks_are_a_stream() {
     assert!(states.is_woken());
     assert_eq!(states.poll_next(), Poll::Ready(Some(false)));
     assert_eq!(states.poll_next(), Poll::Ready(None));
-    assert_eq!(states.poll_next(), Poll::Ready(None), "and nothing after the end");
+    assert_eq!(states.poll_next(), Poll::Ready(None), "a change was reported after the end");
 }
 
 #[test]

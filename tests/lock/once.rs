@@ -198,5 +198,5 @@ async fn a_record_that_may_not_be_made_or_read_is_an_error() {
     operator.create(&format!("{path}.done"), b"", Kind::Persistent).await.unwrap();
     let refused = soon("the refusal", lock.write().once_in(PERIOD)).await.expect_err("the record may not be read");
     assert!(matches!(refused, Error::PermissionDenied { .. }), "{refused:?}");
-    assert_eq!(line(&lock).await, "", "and the queue can be read");
+    assert_eq!(line(&lock).await, "", "the queue cannot be read");
 }

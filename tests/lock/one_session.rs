@@ -175,7 +175,7 @@ async fn an_unanswered_transaction_keeps_the_next_out() {
     drop(held);
     on_its_way.arrives().await;
     assert_queue_unchanged(&t.observer).await;
-    assert!(!waiter.is_finished(), "the transaction before may still be carried out");
+    assert!(!waiter.is_finished(), "the waiter was granted while a transaction may still be carried out");
     on_its_way.release();
     let next = granted(waiter).await;
     assert_eq!(next.read_node(&value).await.unwrap().unwrap().data, b"2");

@@ -477,7 +477,10 @@ async fn a_killed_process_frees_its_permit_at_its_timeout() {
     let waits = acquiring(&semaphore);
     children[0].signal("KILL");
     let held = granted(waits).await;
-    assert!(semaphore.try_acquire().await.is_err_and(|error| error.is_would_block()), "the other still holds");
+    assert!(
+        semaphore.try_acquire().await.is_err_and(|error| error.is_would_block()),
+        "a permit is free, although the other process still holds"
+    );
     children[1].signal("KILL");
     let both = free(&semaphore).await;
     assert!(held.is_held() && both.is_held());

@@ -71,11 +71,11 @@ async fn the_last_contender_to_leave_restarts_old_numbers() {
     token = next.fencing_token();
     soon("the last one leaves", next.release()).await.expect("held");
     let gone = session(&zk).await.children(DIRECTORY).await;
-    assert_eq!(gone, Err(Failure::NoNode), "the last one out takes the directory with it");
+    assert_eq!(gone, Err(Failure::NoNode), "the last contender to leave did not delete the directory");
 
     let fresh = soon("free", b.write()).await.expect("free");
     assert_eq!(numbers(&zk).await, [(Mode::Write, 0)]);
-    assert!(fresh.fencing_token() > token, "the token rises although the number starts again");
+    assert!(fresh.fencing_token() > token, "the token did not rise");
     fresh.release().await.expect("held");
 }
 
@@ -94,7 +94,7 @@ async fn newcomers_near_the_last_number_are_refused() {
         let error = soon("a refusal", lock.read()).await.expect_err("the numbers end");
         assert!(matches!(error, Error::SequenceExhausted { .. }), "{error:?}");
     }
-    assert_eq!(line(&b).await, "W+ R- W-", "refused contenders have left");
+    assert_eq!(line(&b).await, "W+ R- W-", "a refused contender is still in the queue");
     first.release().await.expect("held");
     granted(second).await.release().await.expect("held");
     granted(third).await.release().await.expect("held");

@@ -136,7 +136,7 @@ async fn a_leader_alone_grants_nothing_and_serves_no_old_data() {
     sleep(A_WHILE).await;
 
     let old = session(&stays).await;
-    assert_eq!(old.data(REGISTER).await.expect("there").0, b"1", "a read without a lock is old there");
+    assert_eq!(old.data(REGISTER).await.expect("there").0, b"1", "the old leader returned a new value");
     assert_eq!(held.read_node("/alone-held").await.expect("held").expect("there").data, b"1");
     // The sync gets no answer. A server answers a session's requests in order, so the old leader answers nothing after the sync.
     assert!(timeout(A_WHILE, old.sync("/")).await.is_err(), "the old leader answers a sync");

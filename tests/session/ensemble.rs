@@ -234,7 +234,7 @@ async fn a_server_that_stands_still_never_makes_two_holders() {
                 frozen.pause();
                 tokio::time::sleep(TIMEOUT.mul_f64(part)).await;
                 if part > 0.7 {
-                    assert!(!first.is_held(), "no server can have said so, but the lease is over");
+                    assert!(!first.is_held(), "the guard still holds after its lease");
                     assert_eq!(soon("the loss", first.lost()).await, Loss::LeaseRanOut);
                 }
                 frozen.resume();
@@ -475,7 +475,7 @@ async fn a_rolling_restart_costs_nobody_a_lock() {
         guard.release().await.expect("held");
     }
     let errors = crowd.finish().await;
-    assert!(errors.is_empty(), "their sessions survived, so they need not know: {errors:?}");
+    assert!(errors.is_empty(), "calls failed although their sessions survived: {errors:?}");
     let operator = connect(&ensemble.addresses()).await;
     becomes_empty(&operator, "/ensemble/crowd").await;
     let watches = async || (0..3).map(|number| ensemble.server(number).watches()).sum::<u64>() == 0;

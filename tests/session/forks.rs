@@ -26,7 +26,7 @@ fn assert_refused<T>(answer: Result<T, Error>) {
             assert!(error.to_string().contains("forked"), "{error}");
         }
         Err(other) => panic!("{other}"),
-        Ok(_) => panic!("the session is the parent's"),
+        Ok(_) => panic!("a call of the child did not fail"),
     }
 }
 
@@ -71,7 +71,7 @@ fn the_child_process_of_other_tests() {
     }
     assert!(guard.is_held());
     block_on(guard.transaction().commit()).expect("the child has deleted nothing");
-    assert_eq!(kept.queue().blocking().expect("readable").members.len(), 1, "the node is still kept");
+    assert_eq!(kept.queue().blocking().expect("readable").members.len(), 1, "the node is no longer kept");
     block_on(guard.release()).expect("held");
     say("held");
 }

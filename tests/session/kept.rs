@@ -109,7 +109,7 @@ async fn round(
         last_let_in - cut_at,
         granted_at - cut_at,
     );
-    assert!(last_let_in > cut_at, "the lease of a kept node rides out a short break");
+    assert!(last_let_in > cut_at, "no use was served after the cut");
     next.release().await.expect("the next holder's session is alive");
 }
 

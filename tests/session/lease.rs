@@ -159,7 +159,7 @@ async fn a_brief_disconnect_makes_a_hold_only_suspect() {
     assert_eq!(changes.next().await, Some(HoldState::Held));
     proxy.cut();
     assert!(matches!(changes.next().await, Some(HoldState::Suspect { .. })));
-    assert!(guard.is_held(), "suspect is not lost");
+    assert!(guard.is_held(), "the guard was lost during a short break");
     proxy.heal();
     assert_eq!(changes.next().await, Some(HoldState::Held));
     // The lease from before the disconnect runs out within this time. A guard that still holds afterwards has renewed its lease.

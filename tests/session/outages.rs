@@ -309,7 +309,7 @@ async fn an_emptied_server_grants_beside_a_suspect_holder() {
     let other = connect(&server.address()).await;
     let new = soon("the grant", lock_at(&other, PATH).write()).await.unwrap();
     assert!(matches!(old.state(), HoldState::Suspect { .. }) && old.is_held() && new.is_held());
-    assert!(new.fencing_token() < old.fencing_token(), "a fence refuses the new holder");
+    assert!(new.fencing_token() < old.fencing_token(), "the new holder has a higher token than the old one");
     // A server refuses a client that has seen a later state than its own. So no server ends the session, and only the lease ends
     // the hold.
     proxy.heal();
@@ -320,5 +320,5 @@ async fn an_emptied_server_grants_beside_a_suspect_holder() {
     server.go_on_after(highest);
     let third = connect(&server.address()).await;
     let fenced = soon("the grant", lock_at(&third, "/outages/raised").write()).await.unwrap();
-    assert!(fenced.fencing_token() > highest, "a fence that has seen {highest} lets it pass");
+    assert!(fenced.fencing_token() > highest, "the token is not higher than {highest}");
 }

@@ -94,7 +94,7 @@ async fn a_stop_of_two_fifths_of_the_timeout_costs_no_lock() {
         tokio::time::sleep(TIMEOUT / 10 * round).await;
         server.pause();
         goes_on(&server, TIMEOUT * 2 / 5).await;
-        assert!(tokio::time::timeout(TIMEOUT / 2, guard.lost()).await.is_err(), "{round}: it is lost");
+        assert!(tokio::time::timeout(TIMEOUT / 2, guard.lost()).await.is_err(), "round {round}: the lock was lost");
     }
     guard.transaction().commit().await.expect("held");
 }

@@ -182,11 +182,11 @@ async fn a_timeout_while_disconnected_gives_start_and_reason() {
         let refused = format!("{}: Connection refused (os error 111)", server.address());
         let [write, queue, behind] = timeouts_while_disconnected(&server, limit).await;
         let held = format!("not granted: {refused}; before that, held by WRITE ");
-        let is_told = write == format!("not done: {refused}")
+        let is_expected = write == format!("not done: {refused}")
             && queue == write
             && behind.starts_with(&held)
             && behind.ends_with("; 1 ahead");
-        if is_told { Ok(()) } else { Err([write, queue, behind]) }
+        if is_expected { Ok(()) } else { Err([write, queue, behind]) }
     })
     .await;
 }

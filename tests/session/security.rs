@@ -825,7 +825,7 @@ mod tls {
             .await
             .delete(&guard.node_path())
             .await
-            .expect("a client with the same name in its certificate may");
+            .expect("the same name in the certificate is the same user");
     }
 
     #[support::judged]
@@ -1062,7 +1062,10 @@ mod sasl {
         let alice = sasl_user("alice", &proxy.address()).await;
         lock_at(&alice, "/listened-to/lock").write().await.unwrap().release().await.unwrap();
         assert!(!proxy.overheard("password of alice"));
-        assert!(proxy.overheard("alice") && proxy.overheard("/listened-to/lock"), "this test listens well");
+        assert!(
+            proxy.overheard("alice") && proxy.overheard("/listened-to/lock"),
+            "the proxy did not overhear the user name and the path"
+        );
     }
 
     #[support::judged]
@@ -1127,6 +1130,10 @@ mod sasl {
 
         server.replace_file("jaas.conf", &users("password of alice"));
         tokio::task::block_in_place(|| server.restart());
-        drop(soon("the lock", lock_at(&alice, "/withdrawn/again").write()).await.expect("credentials can be mended"));
+        drop(
+            soon("the lock", lock_at(&alice, "/withdrawn/again").write())
+                .await
+                .expect("corrected credentials are accepted"),
+        );
     }
 }

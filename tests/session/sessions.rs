@@ -41,7 +41,7 @@ async fn waiters_below_a_long_chroot_survive_a_reconnect() {
         eventually("the waiter is queued", || async { children(&zk, "/lock").await.len() == waiting + 1 }).await;
     }
     assert!(WAITERS * chroot.len() * 2 > 128 * 1024, "too few waiters to prove anything");
-    assert!(proxy.connections() > 1, "all of them are on one session");
+    assert!(proxy.connections() > 1, "all waiters are on one session");
     all_reconnect(&proxy).await;
     assert!(first.is_held());
     first.release().await.expect("held");
@@ -146,7 +146,7 @@ async fn a_wait_for_the_connection_ends_when_it_is_closed() {
     let waits = writer(&lock);
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(!waits.is_finished());
-    assert!(zk.close().now_or_never().is_none(), "the server has not confirmed it");
+    assert!(zk.close().now_or_never().is_none(), "the close ended without the server's reply");
     let error = refused(waits).await;
     assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
 }
@@ -228,7 +228,10 @@ async fn a_probe_reports_an_outage_its_start_and_its_end() {
 async fn a_probe_alone_replaces_an_expired_session() {
     let (proxy, zk) = without_a_session().await;
     let (since, why) = reason(&zk).await;
-    assert!(since.elapsed() >= Duration::from_secs(1), "since the break, not since the end: {why}");
+    assert!(
+        since.elapsed() >= Duration::from_secs(1),
+        "the outage counts from the end of the session, not from the break: {why}"
+    );
     let later = reason(&zk).await.0;
     assert_eq!(later, since);
     proxy.heal();
@@ -335,7 +338,7 @@ async fn a_session_ends_despite_an_unanswered_request() {
         let lost = proxy.apply(Rule::on(Frames::replies(Op::GetChildren)).lose());
         let listing = soon("the listing", async { lock_at(&zk, &path).queue().timeout(TIMEOUT / 10).await }).await;
         assert!(listing.expect_err("no answer comes").is_timeout() && lost.has_happened());
-        assert_eq!(proxy.connections(), 1, "{way}: a connection that breaks ends all its requests");
+        assert_eq!(proxy.connections(), 1, "{way}: the client reconnected");
         if way == "close" {
             soon("the close", zk.close()).await;
             becomes_empty(&other, &path).await;

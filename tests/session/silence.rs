@@ -90,7 +90,7 @@ async fn rounds_of_silence(timeout: Duration) {
         ensemble.heal_links();
         let calm = Instant::now() + Duration::from_secs(30);
         while !ensemble.is_whole() {
-            assert!(Instant::now() < calm, "the follower comes back");
+            assert!(Instant::now() < calm, "the follower does not come back");
             tokio::time::sleep(TICK).await;
         }
     }

@@ -132,7 +132,7 @@ async fn stop_during_work<G>(role: &str, path: &str, next: impl AsyncFn() -> G) 
         let said = child.says();
         let (is_done, polled) = said.split_once(' ').expect("two words");
         let polled: u64 = polled.parse().expect("a moment");
-        safe!(is_done == "false", "round {round}: the output was given");
+        safe!(is_done == "false", "round {round}: the output of the work was returned");
         safe!(polled < continued, "round {round}: polled {} ns after the next grant", polled - continued);
     }
 }

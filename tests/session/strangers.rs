@@ -63,7 +63,7 @@ impl Habit {
 struct BadSubscriber(Habit);
 
 impl BadSubscriber {
-    fn is_told(&self, event: &Event<'_>) -> bool {
+    fn is_warning_of_a_long_wait(&self, event: &Event<'_>) -> bool {
         let mut report = Message(String::new());
         event.record(&mut report);
         report.0.contains("it takes long to acquire a lock")
@@ -107,7 +107,7 @@ impl Subscriber for BadSubscriber {
         {
             for_ever();
         }
-        if self.is_told(event) {
+        if self.is_warning_of_a_long_wait(event) {
             say("logged");
             self.0.follow();
         }
@@ -152,7 +152,7 @@ fn the_child_process_of_other_tests() {
         if what == "fault" {
             let beside = lock_at(&other, &format!("{path}-other")).write().await.unwrap();
             go_on_after(&zk, &path, held, &fault).await;
-            assert_eq!(beside.is_held(), !is_alone || fault == "timer", "the other session");
+            assert_eq!(beside.is_held(), !is_alone || fault == "timer", "wrong state of the lock on the other session");
             return say("goes on");
         }
         match what.as_str() {

@@ -76,7 +76,7 @@ async fn a_vanished_value_is_an_error_until_another_is_set() {
         assert_eq!(value_error(soon("an error", shared.live()).await), ValueError::Vanished);
         assert_eq!(value_error(soon("an error", shared.changes().next()).await.expect("open")), ValueError::Vanished);
     }
-    assert!(!is_there(&session(&zk).await, "/vanished/value/value").await, "nobody has written the initial value");
+    assert!(!is_there(&session(&zk).await, "/vanished/value/value").await, "the initial value was written");
     open(&other).write().replacing(8).await.expect("free").commit().await.expect("held");
     assert_eq!(*here.read().await.expect("a value was set"), 8);
     eventually("the copy follows", || async { **live.get() == 8 }).await;

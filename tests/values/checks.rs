@@ -140,7 +140,7 @@ pub(crate) async fn a_missing_value_is_an_error(h: &impl Harness) {
     let shared = open(&zk, &path);
     assert_refused(&zk, &path, &shared, |error| *error == ValueError::Unset).await;
     assert_eq!(bytes(&zk, &path).await, None);
-    assert!(shared.lock().try_write().await.is_ok(), "the lock was given back");
+    assert!(shared.lock().try_write().await.is_ok(), "the lock was not given back");
 
     let guard = shared.write().replacing(config(1)).await.unwrap();
     assert_eq!(guard.written(), None);
@@ -696,7 +696,7 @@ pub(crate) async fn the_changes_are_a_stream(h: &impl Harness) {
                 Poll::Pending => eventually("the waiter is woken", || async { changes.is_woken() }).await,
             }
         }
-        assert!(changes.poll_next().is_pending(), "each change is reported once");
+        assert!(changes.poll_next().is_pending(), "a change was reported twice");
     }
     one.close().await;
     eventually("the waiter is woken", || async { changes.is_woken() }).await;
@@ -799,10 +799,14 @@ pub(crate) async fn a_deleted_value_is_not_given_to_new_observers(h: &impl Harne
     next(&mut earlier).await;
     session(&two).await.delete(shared.value_path()).await.unwrap();
     assert_eq!(value_error(&next_error(&mut earlier).await), &ValueError::Vanished);
-    assert_eq!(value_error(&next_error(&mut shared.changes()).await), &ValueError::Vanished, "7 is not written again");
+    assert_eq!(
+        value_error(&next_error(&mut shared.changes()).await),
+        &ValueError::Vanished,
+        "the vanished value was written again"
+    );
     put(&two, &path, b"").await;
     assert_eq!(value_error(&next_error(&mut earlier).await), &ValueError::Unset);
-    assert_eq!(**next(&mut shared.changes()).await, 7, "an operator has made room for it");
+    assert_eq!(**next(&mut shared.changes()).await, 7, "the value was not written after an operator had made room");
     assert_eq!(**next(&mut earlier).await, 7);
 }
 

@@ -237,7 +237,7 @@ pub(crate) async fn a_wait_ends_with_the_first_matching_value(h: &impl Harness) 
         matches!(here.copy_state(), CopyState::Behind(_))
     })
     .await;
-    assert!(!any.is_finished() && !large.is_finished(), "a value that is not there yet is waited for");
+    assert!(!any.is_finished() && !large.is_finished(), "the wait ended before the value was there");
     for number in 1..3 {
         write(&there, number).await;
     }
@@ -269,9 +269,9 @@ pub(crate) async fn waits_and_updates_end_in_time(h: &impl Harness) {
     // On a busy machine, the call may time out before the holder is known.
     with_time_enough(limit, async |limit| {
         let text = here.update(|value| *value += 1).timeout(limit).await.unwrap_err().to_string();
-        let is_told =
+        let is_expected =
             text.starts_with(&format!("not granted within {limit:?}: held by READ")) && text.contains("reads on");
-        if is_told { Ok(()) } else { Err(text) }
+        if is_expected { Ok(()) } else { Err(text) }
     })
     .await;
     let error = here.wait_for(|value| *value == 1).timeout(limit).await.unwrap_err();

@@ -40,7 +40,7 @@ async fn a_commit_with_lost_messages_is_done_at_most_once() {
             let reader = soon("the downgrade", guard.downgrade()).await.unwrap();
             assert_eq!((*reader, reader.written()), (9, &written), "{faults:?}");
             let (_, stat) = session(&zk).await.data(&format!("{path}/value")).await.unwrap();
-            assert_eq!(stat.version, i32::from(before.is_some()), "{faults:?}: it was written once");
+            assert_eq!(stat.version, i32::from(before.is_some()), "{faults:?}: the value was not written exactly once");
         }
     }
 }

@@ -146,5 +146,5 @@ async fn follows_a_server_that_lost_a_commit(is_silent: bool) {
     proxy.heal();
     eventually("the copy follows", || async { **live.get() == 3 }).await;
     // On a busy machine, the session with the shorter timeout may expire.
-    assert!(is_silent || session(&zk).await.id() == before, "the same session");
+    assert!(is_silent || session(&zk).await.id() == before, "the client has another session");
 }
