@@ -342,7 +342,6 @@ impl World {
         Ok(committed.outcomes)
     }
 
-    /// Deletes a node and all nodes below it.
     pub(super) fn remove(&mut self, path: &str, fired: &mut Vec<Notification>) {
         let gone = self.tree.keys().filter(|node| is_from(node, path)).cloned().collect();
         self.delete_all(gone, fired);

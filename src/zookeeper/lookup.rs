@@ -27,8 +27,7 @@ async fn shared(of: &str, look_up: fn(&str) -> Found) -> Found {
     }
     let mut answer = {
         let mut under_way = UNDER_WAY.lock();
-        // If the runtime ended before it ran the lookup, the sender is gone and no answer comes. So a new lookup
-        // starts.
+        // If the runtime ended before it ran the lookup, the sender is gone. So a new lookup starts.
         if let Some(answer) = under_way.get(of).filter(|answer| answer.has_changed().is_ok()) {
             answer.clone()
         } else {

@@ -45,7 +45,7 @@ const WATCHED_BYTES_MAX: usize = 96 * 1024;
 const _: () = assert!(WATCHED_BYTES_MAX < REQUEST_LIMIT / 2);
 
 /// How old a hold must be before the library watches its node: see [`keep_alive`]. Most short holds are over by then
-/// and cost no watch. The value is as old as the library; no measurement of it is on record.
+/// and cost no watch. No measurement of this value is on record.
 const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
 
 pub(super) struct ZooKeeperSession {
@@ -184,9 +184,9 @@ impl ZooKeeperSession {
         Some(SessionSlot::with_reservation(session, room.ok()?))
     }
 
-    /// Lists the session's own ephemeral nodes, and returns whether `path` is among them. If so, the server has
-    /// confirmed the session's identity on this connection. If not, but the node still belongs to this session, the
-    /// server has replaced the session, and this function ends it.
+    /// Lists the session's own ephemeral nodes. If `path` is among them, the server has confirmed the session's
+    /// identity on this connection. If not, but this session owns the node, the server has replaced the session, which
+    /// ends. Returns `false` in all other cases.
     async fn confirm_by_listing(&self, path: &str) -> Result<bool, Failure> {
         let (node, connection, abilities) =
             (path.to_owned(), self.pipeline.identity.connection(), Arc::clone(&self.abilities));
@@ -264,13 +264,11 @@ impl ZooKeeperSession {
         })
     }
 
-    /// Records that the acquisition that opened the session has taken its slot.
     pub(super) fn mark_used(&self) {
         self.is_fresh.store(false, Ordering::Release);
     }
 
-    /// Returns a pointer that dangles once the client crate has reported the end of the session. The pointer does not
-    /// keep the session alive.
+    /// Returns a pointer that dangles once the client crate has reported the end of the session.
     pub(super) fn follower(&self) -> Option<Weak<()>> {
         self.follower.get().cloned()
     }
@@ -496,8 +494,8 @@ impl fmt::Debug for ZooKeeperSession {
 /// Returns the session timeout of a new session, and warns if it is shorter than requested.
 fn granted_timeout(client: &zk::Client, options: &ZooKeeperBuilder) -> Result<Duration, Failure> {
     let requested = options.session_timeout;
-    // On a reconnect another server may grant another timeout, but at most the requested one. So the shorter of the two
-    // is used.
+    // If this server grants more than requested, another server may grant less on a reconnect. So no more than the
+    // requested timeout is used.
     let timeout = client.session_timeout().min(requested);
     if timeout < requested {
         // On a reconnect the client crate requests this timeout again. A server that grants even less lowers it, and
@@ -553,8 +551,7 @@ async fn follow_state(
         state = tokio::select! {
             biased;
             state = states.changed() => state,
-            // The client crate reports the end of the session before its task ends. If the task ends without that
-            // report, it has panicked.
+            // If the crate's task ends without a report that the session is over, the task has panicked.
             _ = &mut ended => {
                 return session.upgrade().map_or_else(|| store.end(Ending::Failed), |session| session.fail());
             }
