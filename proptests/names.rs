@@ -45,7 +45,7 @@ proptest! {
     }
 
     #[test]
-    fn no_queue_makes_the_decision_panic(names in prop::collection::vec(nearly_a_name(), 0..20)) {
+    fn no_list_of_names_makes_the_decision_panic(names in prop::collection::vec(nearly_a_name(), 0..20)) {
         for me in names.iter().filter_map(|name| Contender::parse(name)) {
             let _any = turn(&me, &names);
         }

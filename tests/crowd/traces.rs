@@ -564,7 +564,7 @@ fn a_write_under_another_lock_is_found() {
 }
 
 #[test]
-fn a_permit_too_many_is_found() {
+fn more_permits_than_exist_are_found() {
     assert_found(|run| {
         let txn = find(run, takes_permits);
         for op in &mut txn.ops {

@@ -23,7 +23,7 @@ fn the_page_shows_each_folder() {
         let name = name.rsplit('/').next().unwrap_or_default();
         !picture.contains(&format!(" {name}/ ")) && !picture.contains(&format!(" {name}.rs "))
     };
-    let missing: Vec<&str> = layers::STREET.iter().map(|(name, _)| *name).filter(missing).collect();
+    let missing: Vec<&str> = layers::LAYERS.iter().map(|(name, _)| *name).filter(missing).collect();
     assert_eq!(missing, Vec::<&str>::new());
 }
 

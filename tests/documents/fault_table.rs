@@ -127,7 +127,7 @@ fn stages(recipe: &str) -> Vec<String> {
 /// The recipe of `make soak` must set each environment variable that lengthens a test, and run each test that reads
 /// such a variable.
 #[test]
-fn every_instrument_is_part_of_the_soak() {
+fn make_soak_runs_every_instrument() {
     let soak = include_str!("../../Makefile").split("\nsoak:").nth(1).and_then(|rest| rest.split("\n\n").next());
     let soak = soak.expect("the Makefile has it");
     let stages = stages(soak);

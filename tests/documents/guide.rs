@@ -84,7 +84,7 @@ fn a_token_in_a_row_refuses_only_earlier_holders() {
 }
 
 #[test]
-fn all_sql_is_sql_of_the_database_it_is_for() {
+fn every_sql_block_parses_for_its_database() {
     let dialects: [(&str, &dyn Dialect, usize); 4] = [
         ("sql postgres", &PostgreSqlDialect {}, 2),
         ("sql psql", &PostgreSqlDialect {}, 1),

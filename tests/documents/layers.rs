@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// The folders and files of `src/` from the lowest to the highest, each with the folders that it may import. These
 /// stand earlier in this list.
-pub(super) const STREET: [(&str, &[&str]); 18] = [
+pub(super) const LAYERS: [(&str, &[&str]); 18] = [
     ("sync", &[]),
     ("queue", &["sync"]),
     ("telemetry", &["sync", "queue"]),
@@ -137,11 +137,11 @@ fn imports_and_calls() -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[test]
-fn no_folder_imports_what_stands_after_it() {
+fn no_folder_imports_a_higher_folder() {
     let (imports, mut wrong) = (imports_and_calls(), Vec::new());
     assert!(imports.len() > 60, "{} files", imports.len());
     for (file, imported) in &imports {
-        let may = STREET.iter().find(|(name, _)| *name == folder(file)).map(|(_, may)| *may);
+        let may = LAYERS.iter().find(|(name, _)| *name == folder(file)).map(|(_, may)| *may);
         let may = may.unwrap_or_else(|| panic!("{file} is in no layer"));
         let upward = imported.iter().filter(|it| folder(it) != folder(file) && !may.contains(&&*folder(it)));
         wrong.extend(upward.map(|it| format!("{file} imports {it}")));
@@ -161,10 +161,10 @@ fn no_two_files_import_each_other_in_a_circle() {
 }
 
 #[test]
-fn the_street_is_in_order() {
-    for (at, (name, may)) in STREET.iter().enumerate() {
+fn each_folder_may_import_only_earlier_folders() {
+    for (at, (name, may)) in LAYERS.iter().enumerate() {
         for other in *may {
-            assert!(STREET[..at].iter().any(|(earlier, _)| earlier == other), "{other} stands before {name}");
+            assert!(LAYERS[..at].iter().any(|(earlier, _)| earlier == other), "{other} stands before {name}");
         }
     }
 }
@@ -172,7 +172,7 @@ fn the_street_is_in_order() {
 /// Locks, atomics and random numbers come from `src/sync`. The tests in `threads/` replace it, in order to decide at
 /// each lock and atomic which thread runs next.
 #[test]
-fn locks_atomics_and_chance_come_from_one_file() {
+fn locks_atomics_and_random_numbers_come_from_one_file() {
     let mut files = BTreeMap::new();
     visit(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), "", &mut files);
     // These files start threads of the operating system, so they use the standard library's locks.
@@ -203,7 +203,7 @@ fn one_place_asks_the_leader_about_a_node() {
 
 /// A user's `tracing` subscriber may block or panic. So only `telemetry` calls the subscriber and holds spans.
 #[test]
-fn events_and_spans_go_one_way() {
+fn only_telemetry_sends_events_and_holds_spans() {
     let mut files = BTreeMap::new();
     visit(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), "", &mut files);
     let past_it = ["error!(", "warn!(", "info!(", "debug!(", "trace!(", "event!(", "enabled!(", "Instrument"];

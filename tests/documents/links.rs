@@ -42,7 +42,7 @@ fn links_in_text(page: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
-fn links_lead_somewhere() {
+fn every_link_has_a_target() {
     let mut followed = 0;
     for file in pages() {
         let page = read(&file);

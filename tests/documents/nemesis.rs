@@ -21,7 +21,7 @@ fn rounds() -> Vec<Round> {
 }
 
 #[test]
-fn the_table_is_what_the_rounds_have_shown() {
+fn the_table_matches_the_results() {
     let file = root().join("docs/comparison.md");
     let page = read(&file);
     let (before, rest) = page.split_once(BEGIN).expect("the table begins");
@@ -35,7 +35,7 @@ fn the_table_is_what_the_rounds_have_shown() {
 }
 
 #[test]
-fn every_round_is_there_and_ours_pass_the_judge() {
+fn every_round_exists_and_our_library_passes() {
     results::judge(&rounds(), ROUNDS);
 }
 

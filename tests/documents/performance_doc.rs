@@ -94,7 +94,7 @@ fn all_tables_can_be_made_without_a_page() {
 }
 
 #[test]
-fn a_marker_that_means_nothing_is_an_error() {
+fn an_unknown_marker_is_an_error() {
     let results = results();
     for page in [
         "<!-- table: nothing --><!-- end -->",

@@ -202,7 +202,7 @@ fn walk(model: &Protocol, dice: &mut Seeded) -> Run {
 }
 
 #[test]
-fn the_validator_allows_what_the_model_does() {
+fn the_replay_accepts_runs_of_the_model() {
     let mut seen = BTreeSet::new();
     for operators in [0, 1] {
         let model = Protocol { operators, ..of(companies(3, &ALL)) };
@@ -226,21 +226,21 @@ fn assert_refused(model: &Protocol, words: &str) {
 }
 
 #[test]
-fn the_validator_refuses_hand_offs_by_readers() {
+fn the_replay_refuses_hand_offs_by_readers() {
     let wrong = Protocol { signals: Signals::ReadersToo, ..of(companies(3, &PLAIN)) };
     assert_refused(&wrong, "only a writer signals");
     assert_refused(&wrong, "made it its turn");
 }
 
 #[test]
-fn the_validator_refuses_hand_offs_by_waiters() {
+fn the_replay_refuses_hand_offs_by_waiters() {
     let wrong = Protocol { signals: Signals::CancelledWaitersToo, ..of(companies(3, &PLAIN)) };
     assert_refused(&wrong, "only a holder signals");
     assert_refused(&wrong, "made it its turn");
 }
 
 #[test]
-fn the_validator_refuses_endless_waits_for_kept_nodes() {
+fn the_replay_refuses_endless_waits_for_kept_nodes() {
     let company = || vec![vec![(Mode::Read, true), (Mode::Write, false)]];
     for asking in
         [Asking::CreatedBeforeArmed, Asking::ForgottenBeforeTheGrant, Asking::NobodyAsks, Asking::ByAnOldVersion]
