@@ -40,7 +40,7 @@ proptest! {
             let with_id = contender.id().map(|id| {
                 format!("{}~{id}-{}-{:010}", contender.host(), contender.mode(), contender.sequence())
             });
-            prop_assert_eq!(with_id.unwrap_or(written), text, "one contender has one spelling");
+            prop_assert_eq!(with_id.unwrap_or(written), text, "a contender has only one name");
         }
     }
 

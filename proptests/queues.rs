@@ -180,7 +180,7 @@ fn permutations<T>(items: &mut [T], size: usize, visit: &mut impl FnMut(&[T])) {
 fn number_vectors(size: usize) -> impl Iterator<Item = Vec<i64>> {
     const NUMBERS: [i64; 3] = [-1, 3, 4];
     let digit = |n: usize, i: u32| NUMBERS[n / NUMBERS.len().pow(i) % NUMBERS.len()];
-    let size = u32::try_from(size).expect("a small size");
+    let size = u32::try_from(size).expect("the size is small");
     (0..NUMBERS.len().pow(size)).map(move |n| (0..size).map(|i| digit(n, i)).collect())
 }
 

@@ -57,9 +57,9 @@ where
     pollster::block_on(async {
         for _ in 0..2 {
             let mut guard = here.write().replacing(value.clone()).await.expect("free");
-            let written = guard.commit().await.expect("it can be written");
+            let written = guard.commit().await.expect("the value can be written");
             drop(guard);
-            let reader = there.read().await.expect("it can be read");
+            let reader = there.read().await.expect("the value can be read");
             prop_assert_eq!((&*reader, reader.written()), (value, &written));
             let first = there.changes().next().await.expect("open").expect("a value");
             prop_assert_eq!((&**first, &**there.latest().expect("has come")), (value, value));
@@ -184,7 +184,7 @@ proptest! {
                 prop_assert_eq!(guard.commit().await.is_ok(), is_fit);
                 drop(guard);
                 if is_fit { last = value; }
-                prop_assert_eq!(*shared.read().await.expect("it can be read"), last);
+                prop_assert_eq!(*shared.read().await.expect("the value can be read"), last);
                 prop_assert_eq!(shared.latest().map(|latest| **latest), Some(last));
             }
             Ok(())

@@ -201,7 +201,7 @@ fn an_unknown_write_is_done_once_at_any_time_or_never() {
     let back = event(1, Op::Read { saw: 3 }, 70, 71);
     assert_eq!(with(&[new, back]), None, "a value that was read may not vanish");
     let before = event(1, Op::Read { saw: 4 }, 40, 40);
-    assert_eq!(with(&[before]), None, "an operation may not precede its request");
+    assert_eq!(with(&[before]), None, "an operation takes effect before its request");
     let past = event(1, Op::Swap { saw: 3, wrote: 5 }, 50, 51);
     assert_eq!(with(&[past, new]), None, "a swap of a replaced value may not succeed");
 }

@@ -66,7 +66,7 @@ async fn thousands_of_waiters_keep_their_order_at_a_reconnect() {
     for task in tasks {
         task.await.expect("no waiter panics");
     }
-    let order = Arc::into_inner(order).expect("all are done").into_inner().expect("no waiter panicked");
+    let order = Arc::into_inner(order).expect("all tasks have ended").into_inner().expect("no waiter panicked");
     assert!(order.is_sorted(), "the order was not kept");
     assert_eq!(order.len(), count);
     eventually("no watch is left", async || server.watches() == 0).await;

@@ -103,5 +103,5 @@ fn threads_with_a_kept_node_exclude_and_never_hang() {
     });
     println!("{} grants", holders.grants.load(Ordering::Relaxed));
     drop((kept, askers));
-    assert_eq!((zk.children(DIRECTORY), zk.watches()), (Vec::new(), 0), "something is left");
+    assert_eq!((zk.children(DIRECTORY), zk.watches()), (Vec::new(), 0), "a node or a watch is left");
 }

@@ -179,7 +179,7 @@ fn every_step_of_the_model_occurs_in_a_real_run() {
         println!("{:6} {step}", seen(step));
     }
     let missing: Vec<_> = OF_THE_MODEL.iter().chain(&OTHERS).filter(|step| seen(step) == 0).collect();
-    assert_eq!(missing, Vec::<&&str>::new(), "steps that do not occur");
+    assert_eq!(missing, Vec::<&&str>::new(), "these steps do not occur");
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ fn a_grant_before_its_turn_is_found() {
         let (at, by) = hand_off(run);
         run.events[at].at = by.time - run.leeway - MILLISECOND;
         let token = format!("zxid {:#x}", run.events[at].token);
-        words(["Grant", &token, &format!("only the transaction {:#x}", by.zxid)])
+        words(["Grant", &token, &format!("only with the transaction {:#x}", by.zxid)])
     });
 }
 
@@ -620,7 +620,7 @@ fn a_loss_without_an_event_is_found() {
         run.events.retain(|event| event.what != What::Lost || event.path != node);
         released(run, token).at += SHORT;
         let ended = session_end(run, token);
-        words(["Hold", &node, "not told of a loss", &format!("had left at zxid {ended}"), "Expired"])
+        words(["Hold", &node, "not notified of a loss", &format!("had left at zxid {ended}"), "Expired"])
     });
 }
 
@@ -630,7 +630,7 @@ fn a_hold_after_its_node_is_gone_is_found() {
         let Hold { node, token, .. } = hold(run, "one", Mode::Write).clone();
         let gone = find(run, |txn| left(txn, PATH) == Some(&node)).clone();
         released(run, token).at = gone.time + run.leeway + 2 * MILLISECOND;
-        words(["Hold", &node, "not told of a loss", &format!("had left at zxid {}", at_zxid(&gone)), "Signalled"])
+        words(["Hold", &node, "not notified of a loss", &format!("had left at zxid {}", at_zxid(&gone)), "Signalled"])
     });
 }
 

@@ -462,7 +462,7 @@ async fn an_evicted_waiter_queues_up_at_the_end_or_fails() {
         let next = granted(next).await;
         if goes_on {
             line_becomes(&lock, "W+ W-").await;
-            assert!(evicted.is_silent(), "{library:?} overtakes");
+            assert!(evicted.is_silent(), "{library:?} is granted before its turn");
             next.release().await.unwrap();
             evicted.says("held");
             release(&mut evicted, "write");
@@ -541,7 +541,7 @@ async fn a_frozen_waiter_queues_up_at_the_end_or_fails() {
             // Curator makes a new node once it notices that its old one is gone. It may notice only after the release
             // above.
             line_becomes(&lock, "W+ W-").await;
-            assert!(frozen.is_silent(), "{library:?} overtakes");
+            assert!(frozen.is_silent(), "{library:?} is granted before its turn");
             next.release().await.unwrap();
             frozen.says("held");
             release(&mut frozen, "write");

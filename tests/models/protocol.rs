@@ -252,7 +252,7 @@ impl State {
             Decision::List => Step::Listing(me),
             Decision::Await { predecessor, asks } => {
                 let is_it = |node: &&Node| *node.contender().name() == *predecessor.name;
-                let nearest = *self.nodes.iter().find(is_it).expect("a listed node exists");
+                let nearest = *self.nodes.iter().find(is_it).expect("the waiter names a node of the listing");
                 Step::Arming(me, nearest, asks.then_some(self.version))
             }
             // The lease of an expired session is not valid, so the member asks the quorum and learns that its node is

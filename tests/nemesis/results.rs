@@ -117,7 +117,7 @@ pub(crate) fn judge(rounds: &[Round], number: usize) {
             assert!(!round.is_void(), "{round:?}");
             assert_eq!(round.first_answer.is_some(), fault == PAUSE, "{round:?}");
             if library == OURS {
-                assert_ne!(round.first_answer.as_deref(), Some("held"), "two hold at once: {round:?}");
+                assert_ne!(round.first_answer.as_deref(), Some("held"), "two contenders hold at once: {round:?}");
                 let asked = if fault == DELETED { IN_THE_ACT } else { 0.0 };
                 let told = if fault == PAUSE { IN_THE_ACT } else { asked };
                 for (overlap, most) in [
@@ -125,10 +125,16 @@ pub(crate) fn judge(rounds: &[Round], number: usize) {
                     (round.unsignalled_overlap(), told),
                     (round.unreported_overlap(), told),
                 ] {
-                    assert!(overlap.is_some_and(|overlap| overlap <= most), "two hold, or a signal is late: {round:?}");
+                    assert!(
+                        overlap.is_some_and(|overlap| overlap <= most),
+                        "two contenders hold at once, or the signal of the loss is late: {round:?}"
+                    );
                 }
                 let may_be_lost = round.granted.is_some() && fault != BREAK;
-                assert!(may_be_lost || round.is_kept(), "lost without another grant, or in a short break: {round:?}");
+                assert!(
+                    may_be_lost || round.is_kept(),
+                    "the lock was lost without another grant, or in a short break: {round:?}"
+                );
             }
         }
     }

@@ -293,7 +293,9 @@ impl Client {
         let session_timeout = self.habits.session_timeout;
         let lost = lost.filter(|_| self.habits.pauses);
         let pause = |away| reconnect_jitter(away, session_timeout, self.random(u64::MAX));
-        let answered = lost.map(|(away, ago)| Instant::now().checked_sub(away + ago).expect("the clock began before"));
+        let answered = lost.map(|(away, ago)| {
+            Instant::now().checked_sub(away + ago).expect("the loss is after the start of the clock")
+        });
         if let Some((away, ago)) = lost {
             sleep(pause(away).saturating_sub(ago)).await;
         }

@@ -222,7 +222,7 @@ impl Count {
     /// Adds one to the counter. Returns the count before.
     pub fn one_more(&self) -> usize {
         let before = self.0.fetch_add(1, Ordering::Relaxed);
-        assert!(before < 500 || std::thread::panicking(), "this is asked for ever");
+        assert!(before < 500 || std::thread::panicking(), "a request is repeated for ever");
         before
     }
 

@@ -52,7 +52,7 @@ pub fn snippets(source: &str) -> Vec<Snippet> {
                 "// hidden" => open.code += &dedented(&part.take().expect("something is shown")),
                 "// shown" => part = Some(Vec::new()),
                 "// end" => {
-                    open.code += &dedented(&part.take().expect("the end is shown"));
+                    open.code += &dedented(&part.take().expect("a part of the snippet has begun"));
                     found.extend(snippet.take());
                 }
                 _ => part.iter_mut().for_each(|part| part.push(line)),

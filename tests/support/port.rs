@@ -60,7 +60,7 @@ impl Port {
                 Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(5));
                 }
-                bound => return bound.expect("the port is ours"),
+                bound => return bound.expect("the port is reserved"),
             }
         }
     }

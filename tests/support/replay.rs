@@ -288,7 +288,7 @@ impl Replay<'_> {
     /// holder without a grant.
     fn not_granted(&self, node: &Node, by: Duration) -> String {
         let (turn, told) = (node.turn.map(|(zxid, time, _)| (zxid, time)), self.told.get(&node.token));
-        format!("and it was not granted by {by:?}: its turn came at {turn:?}, and it was told so at {told:?}")
+        format!("and it was not granted by {by:?}: its turn came at {turn:?}, and it was notified at {told:?}")
     }
 
     fn step(&mut self, txn: &Txn) {
@@ -675,7 +675,7 @@ impl Replay<'_> {
                     Some(format!("{what}, {}: it was never its turn, {}", node.shown(), self.behind(node, &event.how)))
                 }
                 Some((zxid, time, _)) if *at + self.run.leeway < time => Some(format!(
-                    "{what}, {}: only the transaction {zxid:#x}, proposed at {time:?}, made it its turn",
+                    "{what}, {}: its turn came only with the transaction {zxid:#x}, proposed at {time:?}",
                     node.shown()
                 )),
                 Some((zxid, _, None | Some(Left::Deleted | Left::Expired | Left::Evicted)))
@@ -714,7 +714,7 @@ impl Replay<'_> {
         let is_told = |node: &&Node| self.lost.get(&*node.path).is_some_and(|told| *told <= told_by);
         if is_late && !nodes.iter().any(is_told) {
             let fault = format!(
-                "Hold of {path} {mode} number {sequence}, token and zxid {token:#x}, {}: it lasted until {until:?} and was not told of a \
+                "Hold of {path} {mode} number {sequence}, token and zxid {token:#x}, {}: it lasted until {until:?} and was not notified of a \
                  loss, but its node had left at zxid {zxid:#x}, proposed at {time:?}, {how:?}",
                 node.shown()
             );

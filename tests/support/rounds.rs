@@ -221,5 +221,5 @@ pub fn shared<T: Ends>(cell: &'static OnceLock<T>, start: impl FnOnce() -> T) ->
         let it: &'static T = Box::leak(Box::new(start()));
         Own { it: Box::new(it), end: Box::new(|| it.end()) }
     });
-    own.it.downcast_ref::<&'static T>().expect("a place holds one type")
+    own.it.downcast_ref::<&'static T>().expect("a cell holds one type")
 }

@@ -24,7 +24,7 @@ pub type Moment = Duration;
 
 pub fn now() -> Moment {
     let time = clock_gettime(ClockId::Boottime);
-    Duration::try_from(time).expect("after the start")
+    Duration::try_from(time).expect("the boot clock is not negative")
 }
 
 /// The delays that the clock has measured.

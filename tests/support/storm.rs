@@ -108,7 +108,7 @@ async fn campaign(leadership: Leadership, lost: Arc<AtomicU64>) {
         }
     };
     let ended = leadership.lead(work).await;
-    panic!("the work has no end: {ended:?}");
+    panic!("endless work has ended: {ended:?}");
 }
 
 /// Starts one contender of `process` for the lock with the number `lock`.

@@ -73,7 +73,8 @@ fn read(data: &Path) -> BTreeMap<i64, Txn> {
         let bytes = fs::read(&file).expect("the log can be read");
         let mut rest = Bytes(bytes.get(HEADER..).unwrap_or_default());
         while let Some(record) = rest.record() {
-            let (zxid, txn) = Bytes(record).txn().unwrap_or_else(|| panic!("a strange record in {}", file.display()));
+            let (zxid, txn) =
+                Bytes(record).txn().unwrap_or_else(|| panic!("an unreadable record in {}", file.display()));
             txns.insert(zxid, txn);
         }
     }

@@ -448,7 +448,7 @@ async fn accept(listener: Option<&TcpListener>) -> TcpStream {
 
 fn listen(port: &Port) -> TcpListener {
     let listener = port.listen();
-    listener.set_nonblocking(true).expect("a listener can be so");
+    listener.set_nonblocking(true).expect("the listener can be made non-blocking");
     TcpListener::from_std(listener).expect("the proxy's runtime is there")
 }
 

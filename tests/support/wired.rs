@@ -69,7 +69,7 @@ impl Wire {
         if !state.is_stalled && !state.holds_up() {
             drop(state);
             // No assertion during a panic: a second panic would abort the process before it prints its seed.
-            assert!(sent < ENDLESS || std::thread::panicking(), "requests without end");
+            assert!(sent < ENDLESS || std::thread::panicking(), "a request is repeated for ever");
             return request();
         }
         let (tell, told) = oneshot::channel::<Reply<T>>();
