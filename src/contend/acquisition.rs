@@ -157,7 +157,7 @@ pub(crate) trait ExchangeTarget: Send + Sync {
     ) -> Result<(), Error>;
 }
 
-/// One acquisition under way.
+/// A call of the user that acquires a lock or permits.
 pub(crate) struct Acquisition {
     pub(crate) handle: Arc<Handle>,
     pub(crate) mode: Mode,
@@ -302,10 +302,10 @@ pub(crate) enum IfTaken {
 /// The state of an acquisition from the create of its node until the grant.
 pub(crate) struct WaitState<'a> {
     pub(crate) if_taken: IfTaken,
-    /// Stores each listing, for the error of the timeout.
+    /// Stores each listing of the queue, for the error of the timeout.
     pub(crate) waiting: Option<&'a QueueView>,
     pub(crate) on_wait: Option<Box<OnWait>>,
-    /// The answer to the listing that was sent with the create. `None` if the answer to the create was lost.
+    /// The reply to the listing that was sent with the create. `None` if the reply to the create was lost.
     pub(crate) listing: Option<Result<Names, Failure>>,
     /// The stat of the directory in the last listing. `None` unless the next step asks for a kept node.
     pub(crate) directory: Option<Box<Stat>>,

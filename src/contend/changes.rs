@@ -230,7 +230,7 @@ impl ContenderHandle {
         let Some((semaphore, _)) = queue.rsplit_once('/') else { return Ok(true) };
         let (node, taken) = (format!("{queue}/{}", first.name()), format!("{semaphore}/{PERMITS}"));
         let read = || async {
-            // All requests are sent before the first answer is awaited.
+            // All requests are sent before the first reply is awaited.
             let (node, number, names) = (session.data(&node), session.data(semaphore), session.children(&taken));
             let wanted = match node.await {
                 Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),

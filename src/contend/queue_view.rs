@@ -34,8 +34,8 @@ impl QueueView {
     /// Stores a listing of the queue.
     pub(crate) fn record(&self, session: &Arc<dyn Session>, me: &Contender, seen: Progress) {
         let mut snapshot = self.snapshot();
-        let looks = snapshot.as_ref().map_or(1, |snapshot| snapshot.looks + 1);
-        *snapshot = Some(QueueSnapshot { session: Arc::clone(session), me: me.clone(), seen, looks });
+        let listings = snapshot.as_ref().map_or(1, |snapshot| snapshot.listings + 1);
+        *snapshot = Some(QueueSnapshot { session: Arc::clone(session), me: me.clone(), seen, listings });
     }
 
     /// Drops the listing, because the acquisition has ended.
@@ -58,14 +58,14 @@ pub(crate) struct QueueSnapshot {
     /// The acquisition's place in the queue, and the contenders in the way.
     pub(crate) seen: Progress,
     /// The number of listings so far.
-    pub(crate) looks: usize,
+    pub(crate) listings: usize,
 }
 
-/// Waits until the queue was listed more than `looks` times. Registers no waker: the task that lists the queue for a shared
+/// Waits until the queue was listed more than `listings` times. Registers no waker: the task that lists the queue for a shared
 /// acquisition wakes all tasks that wait for that acquisition.
-pub(crate) async fn next_listing(waiting: &QueueView, looks: usize) -> QueueSnapshot {
+pub(crate) async fn next_listing(waiting: &QueueView, listings: usize) -> QueueSnapshot {
     poll_fn(|_| match &*waiting.snapshot() {
-        Some(snapshot) if snapshot.looks > looks => Poll::Ready(snapshot.clone()),
+        Some(snapshot) if snapshot.listings > listings => Poll::Ready(snapshot.clone()),
         _ => Poll::Pending,
     })
     .await

@@ -162,8 +162,8 @@ impl<'guard> Transaction<'guard> {
         let Some(last) = locks.last() else {
             return Err(Error::invalid("a transaction under no lock"));
         };
-        let position = |lock: &ContenderHandle| Operation::Check { path: lock.node().path(), version: None };
-        let mut operations: Vec<_> = locks.iter().map(position).collect();
+        let check_node = |lock: &ContenderHandle| Operation::Check { path: lock.node().path(), version: None };
+        let mut operations: Vec<_> = locks.iter().map(check_node).collect();
         let checks = operations.len();
         operations.extend(wanted);
         // `begin_write` counts an unsettled write on each node until the reply comes. After an unsettled write, the next use of a

@@ -203,7 +203,7 @@ async fn report_progress(handle: &Handle, waiting: &QueueView, on_wait: &mut OnW
         on_wait.report_read(&waits.session, &handle.paths, waits.me.dialect(), waits.seen.clone()).await;
         waits = tokio::select! {
             biased;
-            later = next_listing(waiting, waits.looks) => later,
+            later = next_listing(waiting, waits.listings) => later,
             never = on_wait.keep_looking(&waits.session, &handle.paths, &waits.me) => match never {},
         };
     }

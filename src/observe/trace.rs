@@ -18,7 +18,7 @@ use crate::telemetry::names;
 
 type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 
-/// The trace of one acquisition. Boxed, because thousands of acquisitions may wait.
+/// The trace of one acquisition. The spans are in a box, because thousands of waiting acquisitions may have none.
 #[derive(Default)]
 pub(crate) struct AcquireTrace {
     spans: Option<Box<Spans>>,

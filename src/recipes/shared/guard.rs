@@ -296,7 +296,7 @@ impl<T: Send + Sync + 'static> Guard for SharedReadGuard<T> {
 }
 
 impl<T: Send + Sync + 'static> Guard for SharedWriteGuard<T> {
-    /// The handle, and the value that replaces the node's value, if there is one.
+    /// The handle, and the value of [`Acquire::replacing`].
     type Source = (Shared<T>, Option<T>);
 
     fn acquire((Shared { store }, instead): Self::Source, options: Options) -> Granting<SharedWriteGuard<T>> {
@@ -342,7 +342,7 @@ async fn write<T: Send + Sync + 'static>(
     Ok(SharedWriteGuard { loaded, in_doubt: false, label, store, guard })
 }
 
-/// The limit of how often an update is tried.
+/// The maximum number of tries of one update.
 const TRIES: u32 = 16;
 
 /// The result of an [update](Shared::update).
