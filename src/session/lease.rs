@@ -1,24 +1,23 @@
-//! The lease of a session: until when the session is surely alive, computed from the times of requests and answers. A
-//! guard is valid only while the lease is valid.
+//! The lease of a session: until when the session is surely alive, computed from the times of requests and answers. A guard is
+//! valid only while the lease is valid.
 //!
-//! The ensemble may expire a session one session timeout T after its leader last heard of it. Neither the state of the
-//! connection nor a read of the own node shows this in time, because both look healthy on a server that is cut off from
-//! its leader.
+//! The ensemble may expire a session one session timeout T after its leader last heard of the session. A client cannot see this
+//! in time: on a server that is cut off from the leader, the connection looks healthy, and a read still shows the client's node.
 //!
-//! A follower notes which sessions send it requests. It reports them to the leader in its answer to the leader's ping,
-//! every half tick. The leader hears of a session only by these reports, and by a handshake that creates or resumes the
-//! session. A request that a follower forwards does not count as hearing of the session. Therefore:
+//! A follower notes which sessions send it requests. It reports them to the leader in its answer to the leader's ping, every half
+//! tick. The leader hears of a session only by these reports, and by a handshake that creates or resumes the session. A request
+//! that a follower forwards does not count as hearing of the session. Therefore:
 //! - A *touch* is the sending of a request that was answered.
-//! - A touch *counts* once a quorum acknowledges an operation that was sent a [settling time](Lease::with_tick_time)
-//!   after the touch's answer came, on the same connection. In between, the follower has answered a ping, and its
-//!   messages reach the leader in order.
+//! - A touch *counts* once a quorum acknowledges an operation that was sent a [settling time](Lease::with_tick_time) after the
+//!   touch's answer came, on the same connection. In between, the follower has answered a ping, and its messages reach the leader
+//!   in order.
 //! - A handshake that created the session counts from its sending, as soon as it is answered, because a quorum has created the
 //!   session.
 //! - A handshake that resumed the session counts once a quorum acknowledges an operation that was sent on the same connection.
-//!   The leader alone answers such a handshake, and may have been deposed without knowing it. A new leader restarts the
-//!   session's timeout when it is elected, which may be before the handshake.
-//! - The lease ends one T after the newest touch that counts, less a margin for clocks and for holders, which must
-//!   stop. A lease that has run out has *lapsed*.
+//!   The leader alone answers such a handshake, and may have been deposed without knowing it. A new leader restarts the session's
+//!   timeout when it is elected, which may be before the handshake.
+//! - The lease ends one T after the newest touch that counts, less a stop margin. The margin covers slow clocks, and gives
+//!   holders the time to stop their work. A lease that has run out has *lapsed*.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -33,7 +32,7 @@ pub type Moment = Duration;
 
 type Clock = Box<dyn Fn() -> Moment + Send + Sync>;
 
-/// ZooKeeper's own default of `tickTime`. If the backend gives no tick, the lease assumes no longer one.
+/// The longest tick that the lease assumes if the backend gives none. 3 s is ZooKeeper's own default of `tickTime`.
 const LONGEST_TICK: Duration = Duration::from_secs(3);
 
 /// The least slack for the delay of a ping from the leader to a follower.
@@ -78,7 +77,8 @@ struct LeaseState {
     answered: Moment,
     /// The time between the last answered request and its answer.
     lateness: Duration,
-    /// The number of lapses so far. A hold belongs to one epoch, so that a renewal after a lapse does not make it valid again.
+    /// The number of lapses so far. A hold belongs to one epoch, so that a renewal after a lapse does not make the hold valid
+    /// again.
     epoch: u64,
     /// Why the session is over, and when this was recorded.
     over: Option<(Ending, Moment)>,
@@ -154,8 +154,8 @@ impl Lease {
         (self.clock)()
     }
 
-    /// Records that the ensemble created the session, in answer to a handshake sent at `sent` or later. Returns whether the lease
-    /// has run out, and this was not returned before.
+    /// Records that the ensemble created the session, in answer to a handshake sent at `sent` or later. Returns `true` if this
+    /// call is the first to find that the lease has run out.
     pub(super) fn began(&self, sent: Moment) -> bool {
         self.state.lock().answered = sent;
         self.count_touch(sent)
@@ -185,7 +185,7 @@ impl Lease {
     }
 
     /// As [`Lease::answered`], for an operation that a quorum has acknowledged, so that touches before it may count. Returns
-    /// whether the lease has run out, and this was not returned before.
+    /// `true` if this call is the first to find that the lease has run out.
     pub(super) fn acknowledged(&self, sent: Moment) -> bool {
         let mut newest = None;
         let mut state = self.state.lock();
@@ -212,7 +212,8 @@ impl Lease {
         }
     }
 
-    /// Extends the lease by a touch that counts. Returns whether the lease had run out, and this was not returned before.
+    /// Extends the lease by a touch that counts. Returns `true` if this call is the first to find that the lease had run out
+    /// before.
     fn count_touch(&self, touch: Moment) -> bool {
         let now = self.now();
         let mut state = self.state.lock();
@@ -243,8 +244,8 @@ impl Lease {
         if was && !connected {
             state.touches.clear();
             state.connected_since = now;
-            // The handshake's time is not known. It is sent after every request that the previous connection has answered, so the
-            // time of the newest such request is a safe bound.
+            // The time of the handshake is not known. The handshake is sent after every request that the previous connection has
+            // answered, so the time of the newest such request is a safe lower bound.
             state.handshake = Some(Handshake { sent: state.answered, is_ours: false });
         }
         was != connected
@@ -438,7 +439,7 @@ impl LeaseState {
     /// Ends the epoch if the lease has run out. Then a late answer may renew the lease, but no hold of the ended epoch becomes
     /// valid again.
     ///
-    /// Returns whether the lease has run out, and this was not returned before.
+    /// Returns `true` if this call is the first to find that the lease has run out.
     fn lapse(&mut self, now: Moment) -> bool {
         let lapsed = self.end.is_some_and(|end| !end.is_zero() && end <= now);
         if lapsed {

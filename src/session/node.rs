@@ -49,11 +49,11 @@ impl Unwatched {
         }
     }
 
-    /// Removes the nodes that are to be watched now, and returns them with whether others remain. `watch_nodes` calls this once
-    /// in each `grace`.
+    /// Removes and returns the nodes to watch now. Also returns whether other nodes remain. `watch_nodes` calls this once in each
+    /// `grace`.
     ///
     /// A node is watched at the second call after it was added, unless its owner has left it by then, because most nodes are
-    /// deleted sooner. With a `grace` of zero it is watched at the first call.
+    /// deleted sooner. With a `grace` of zero, a node is watched at the first call.
     pub(super) fn take(&self, grace: Duration) -> (Vec<Arc<ContenderNode>>, bool) {
         let mut nodes = self.nodes.lock();
         let mut due = Vec::new();
@@ -271,7 +271,7 @@ impl ContenderNode {
         removals
     }
 
-    /// Waits until a task is woken by a loss, an event of the watch, or [`ContenderNode::wake_all`].
+    /// Returns a future that completes at the next loss, event of the watch, or call of [`ContenderNode::wake_all`].
     #[track_caller]
     pub(super) fn changed(&self) -> Notified<'_> {
         self.changed.notified()
@@ -420,7 +420,7 @@ impl ContenderNode {
             state.own = Some((watch, Waker::from(Arc::clone(self))));
         }
         drop(state);
-        // This polls the stored watch, because it may have fired already, and registers the waker.
+        // Polls the stored watch, which may have fired already, and registers its waker.
         self.find_loss();
     }
 }
@@ -523,8 +523,8 @@ impl Limits {
         self.ends.lock().first().map_or(*longest, |end| end.saturating_sub(now))
     }
 
-    /// Returns the time until the node is given up. If no limit was exceeded yet, this is `margin` after the first present hold
-    /// or use reaches its limit, and `None` if there is none.
+    /// Returns the time until the node is given up. If no limit was exceeded yet, the node would be given up `margin` after the
+    /// first present hold or use reaches its limit. Returns `None` if no hold or use with a limit is present.
     pub(crate) fn given_up_in(&self, now: Moment, margin: Duration) -> Option<Duration> {
         let would_be = || self.ends.lock().first().map(|end| end.saturating_add(margin));
         self.given_up.get().copied().or_else(would_be).map(|end| end.saturating_sub(now))

@@ -176,7 +176,8 @@ impl SessionStore {
         self.is_signal_refused.load(Ordering::Relaxed)
     }
 
-    /// Records the loss of every hold if the lease has lapsed, because the same answer may have renewed the lease.
+    /// Records the loss of every hold if the lease has lapsed. Otherwise a hold could survive the lapse, because the same answer
+    /// may have renewed the lease.
     fn find_all_losses_if(&self, lapsed: bool) {
         if lapsed {
             self.find_all_losses();
