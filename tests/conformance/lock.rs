@@ -248,8 +248,8 @@ pub async fn a_contender_that_lost_the_lock_can_get_it_again<H: Harness>(h: &H) 
             (held.node_path(), Box::new(held))
         } else {
             let held = soon("a free lock", s.a.write()).await.expect("free");
-            // The foreign transaction keeps the WRITE node from being kept. A kept node would serve the next use until the event
-            // of its removal arrives.
+            // Because of the foreign transaction, the library does not keep this WRITE node. A kept node would serve the next use
+            // until the event of its removal arrives.
             (held.prepare_foreign_transaction(), Box::new(held))
         };
         s.operator.delete(&path).await.expect("the node existed");

@@ -131,7 +131,7 @@ async fn a_session_confirms_and_logs_a_ghost_once() {
         assert_eq!(began.elapsed(), Duration::ZERO);
     }
     assert_eq!((checks.now() - before, errors()), (0, vec![node.clone()]));
-    // The next server does not show the ghost, so the call has nothing to ask the leader.
+    // After the reconnect, another server serves the session. It does not show the ghost, so the call asks the leader nothing.
     ours.faults().cut();
     ours.faults().heal();
     drop(lock.try_write().await.expect("free"));

@@ -24,7 +24,7 @@ const RECORD: &str = "/cron/report.done";
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// More polls than an acquisition takes, or the writing of a record.
+/// More polls than an acquisition or the writing of a record takes.
 const POLLS: usize = 40;
 
 const PERIOD: Duration = Duration::from_secs(50 * 60);

@@ -68,7 +68,8 @@ thread_local! {
     static DIVERGED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Starts to record these errors. Returns a function that returns the nodes recorded since.
+/// Starts to record the errors that a server shows another state than the ensemble's. Returns a function that returns the nodes
+/// recorded since.
 pub(crate) fn diverged() -> impl Fn() -> Vec<String> {
     // One subscriber serves all threads. If each test had its own, other tests would lose events while it is installed or
     // removed.

@@ -184,7 +184,7 @@ async fn a_record_that_may_not_be_made_or_read_is_an_error() {
     operator.create(parent, b"", Kind::Persistent).await.unwrap();
     let anybody = connect(&shared_server().address()).await;
 
-    // Only its owner may write in the parent directory, but the lock's directory is open to everyone.
+    // Only the owner of the parent directory may write in it, but the lock's directory is open to everyone.
     let builder = ZooKeeper::builder().digest("owner", "hunter2").acl(Acl::anyone());
     let opened = builder.connect(&shared_server().address()).await.unwrap();
     let path = format!("{parent}/report");

@@ -1,4 +1,4 @@
-//! Clients that have lost their sessions do not reconnect at the same moment: each waits for a random pause.
+//! Clients that have lost their sessions do not all reconnect at the same moment: each client first waits for a random time.
 
 use std::time::{Duration, Instant};
 

@@ -208,7 +208,8 @@ async fn run(server: String, seed: u64) -> Result<u64, String> {
         let _granted_or_not = case.turn(GARBLED, &open(&zk, LIED_TO), Mode::Write, LIMIT).await?;
         tokio::time::timeout(HANGS, zk.close()).await.map_err(|_| "closing hangs")?;
     }
-    // Other kinds of garbled bytes can grant a session timeout of a minute, and the next connection asks for that timeout again.
+    // Only this kind is checked for nodes that stay. Other garbled bytes can grant a session timeout of a minute, and the next
+    // connection asks for that timeout again.
     if garbling == Garbling::Shape {
         let closed = Instant::now();
         let value = format!("{path}-value/lock");

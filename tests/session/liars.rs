@@ -77,7 +77,7 @@ fn client_of(lie: Lie) -> (End, String) {
     (end, format!("{said} {} {}", output.status, String::from_utf8_lossy(&output.stderr)))
 }
 /// Each lie, and the end that it leads to. Two lies end in a grant: the listing shows the session's own node, although the reply
-/// to the create does not name it.
+/// to the create does not name that node.
 const ENDS: [(Lie, End); 24] = [
     (Lie::None, End::Granted),
     (Lie::NoiseForAHandshake, End::NoSession),

@@ -305,7 +305,7 @@ async fn acquisitions_that_give_up_share_one_new_session() {
     assert!(proxy.connections() < TRIES as u64 / 2, "{} connections", proxy.connections());
 }
 
-/// Otherwise, one request whose reply is never polled would keep the session and all its nodes alive.
+/// If closing waited for the acquisition, one request whose reply is never polled would keep the session and all its nodes alive.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_ends_an_unpolled_acquisition() {
     let server = shared_server();

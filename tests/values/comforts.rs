@@ -80,7 +80,7 @@ pub(crate) async fn the_initial_value_gives_way_to_a_writers_value(h: &impl Harn
     eventually("the reader waits", || async { there.lock().queue().await.unwrap().waiters().count() == 1 }).await;
     writer.commit().await.unwrap();
     assert_eq!(soon("the writer's value", first).await.unwrap(), 5);
-    // The contender that wrote the initial value has left the queue, although the writer still holds.
+    // The contender that waited to write the initial value has left the queue, while the writer still holds the lock.
     eventually("the reader has left", || async { there.lock().queue().await.unwrap().members.len() == 1 }).await;
     writer.release().await.unwrap();
 }

@@ -105,7 +105,7 @@ async fn a_copy_goes_back_with_a_restored_server() {
     let live = soon("the value", here.live()).await.unwrap();
     eventually("the last commit", || async { **live.get() == 110 }).await;
     server.restore();
-    // Servers refuse a client that has seen a later state, so its session expires.
+    // Servers refuse a client that has seen a later state than theirs, so the client's session expires.
     eventually("the copy goes back", || async { **live.get() == 20 }).await;
     eventually("the copy is current", || async { matches!(live.state(), CopyState::Current) }).await;
 }
