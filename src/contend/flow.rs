@@ -353,14 +353,14 @@ impl Acquisition {
     }
 
     /// Starts the time limit, the trace and the warning of a hold.
-    pub(crate) fn begin_hold(&self, entry: &ContenderHandle) {
+    pub(crate) fn begin_hold(&self, hold: &ContenderHandle) {
         if let Some(longest) = self.handle.max_hold {
-            entry.limit(longest);
+            hold.limit(longest);
         }
         // Each use of a kept node has a trace of its own.
         if self.may_be_kept() {
-            return self.trace.record("token", entry.node().token());
+            return self.trace.record("token", hold.node().token());
         }
-        entry.limit_and_trace(self.holding(entry));
+        hold.limit_and_trace(self.holding(hold));
     }
 }

@@ -321,9 +321,9 @@ impl Kept {
 
     /// Starts the background task of the node, which gives the node up. The acquisition calls this once the node is created,
     /// perhaps before the grant. `asked` fires when another contender asks for the node. Without `asked`, the node is not kept.
-    pub(crate) fn entered(self: &Arc<Self>, hold: &ContenderHandle, asked: Option<Watch>) {
+    pub(crate) fn entered(self: &Arc<Self>, entry: &ContenderHandle, asked: Option<Watch>) {
         let Some(watch) = asked else { return self.give_up(Why::Unsure) };
-        let ((node, session), kept) = (hold.node_and_session(), Arc::downgrade(self));
+        let ((node, session), kept) = (entry.node_and_session(), Arc::downgrade(self));
         let by = Arc::clone(&session);
         let background_task = spawn_cancellable(&by, async move {
             let why = tokio::select! {

@@ -163,7 +163,7 @@ impl SemaphoreState {
     }
 }
 
-/// The number of permits as far as the handle knows it. All clones of the handle share this value.
+/// The number of permits, as far as the handle knows. All clones of the handle share this value.
 #[derive(Debug)]
 pub(crate) struct PermitLimit(Mutex<KnownNumber>);
 

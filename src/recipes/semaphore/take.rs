@@ -150,7 +150,7 @@ impl ExchangeTarget for PermitRequest {
         });
         match read.await? {
             (session, Some(node)) => self.check_number(self.state.agree_on_number(&session, node).await?.0),
-            // The node is missing. The first acquisition creates it, and then checks the number again.
+            // The node is missing. The acquisition creates the node when it enters the queue, and checks the number then.
             (_, None) => Ok(()),
         }
     }
@@ -289,7 +289,7 @@ struct View<'a> {
     /// The names of the permit nodes that the leader no longer has, although our server shows them. No later node has one of
     /// these names.
     gone: Vec<Arc<str>>,
-    /// How often the server denied the directory of the permits, although a create of the directory failed because it exists.
+    /// How often the server denied the directory of the permits, although a create failed because the directory exists.
     rounds: u32,
 }
 
@@ -399,7 +399,7 @@ impl<'a> View<'a> {
         Ok(true)
     }
 
-    /// Removes the permits that the leader no longer has from `names`.
+    /// Removes from `names` the permits that the leader no longer has.
     fn remove_ghosts(&mut self, names: &mut Vec<String>) {
         let known = self.entry.session().store().ghosts().among(&self.state.taken, names, Mode::Write);
         self.gone.extend(known);

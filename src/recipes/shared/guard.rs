@@ -210,7 +210,6 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// # Errors
     /// The errors of [`RwLock::read`](crate::RwLock::read), and [`Error::Value`] if the node holds no value of this
     /// library. Then the lock is given back.
-    /// is then given back.
     ///
     /// # Examples
     ///
