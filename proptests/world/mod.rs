@@ -271,7 +271,7 @@ impl World {
         assert_eq!(self.watches(), 0, "a watch was left behind");
     }
 
-    /// Returns the number of watches, or 0 if events may be lost: a watch whose event is lost stays.
+    /// Returns the number of watches. If events may be lost, returns 0, because a watch whose event is lost stays.
     fn watches(&self) -> usize {
         if self.are_unheard { 0 } else { self.clients[0].memory.watches() }
     }

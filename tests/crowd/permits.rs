@@ -129,7 +129,7 @@ async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
         }
         let node = format!("{directory}/{}", names[dice.below(names.len() as u64) as usize]);
         let asked = world.history.now();
-        // After any other outcome the node may have been deleted.
+        // Unless the reply is `NoNode`, the node may have been deleted.
         if !matches!(session(&world.operator).await.delete(&node).await, Err(Failure::NoNode)) {
             world.history.operator_deleted(&node, asked);
             world.saw("a node was deleted by an operator");

@@ -372,7 +372,7 @@ async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
         }
         let node = format!("{path}/{}", children[dice.below(children.len() as u64) as usize]);
         let asked = world.history.now();
-        // After any other outcome the node may have been deleted.
+        // Unless the reply is `NoNode`, the node may have been deleted.
         if !matches!(session_slot.session().delete(&node).await, Err(Failure::NoNode)) {
             world.history.operator_deleted(&node, asked);
             world.saw("fault: node deleted by an operator");

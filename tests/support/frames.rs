@@ -88,7 +88,7 @@ pub(super) enum Direction {
     ToClient,
 }
 
-/// The first frame of a connection. The client's frame says what the client asks for, the server's what the server
+/// The first frame of a connection. The client's says which session it asks for, and the server's which session it
 /// grants.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Hello {

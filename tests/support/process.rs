@@ -15,7 +15,7 @@ const ROLE: &str = "ZK_RWLOCK_CHILD";
 /// The prefix of the lines that a child prints for its parent. The test harness prints other lines to the same output.
 pub const SAYS: &str = "child says ";
 
-/// Returns the role that the parent gave this process, or `None` if this process is no child.
+/// Returns the role that the parent has given to this process, or `None` if this process is no child.
 pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }

@@ -26,8 +26,8 @@ const ROUNDS: usize = 10;
 /// The number of failed rounds on a busy machine at which a test fails.
 const BUSY_ROUNDS: usize = 4;
 
-/// The number of failed rounds on a busy machine that are run again, in all tests of a process together. A limit keeps
-/// a real fault, which fails in many tests, from running each of them several times.
+/// The number of failed rounds on a busy machine that are run again, in all tests of a process together. Without a
+/// limit, a real fault that makes many tests fail would run each of them several times.
 const BUSY_ROUNDS_OF_ALL: usize = 40;
 
 /// How long before a round a standstill still excuses its failure: the standstill may have ended sessions that the

@@ -130,8 +130,8 @@ pub fn too_little(since: Moment, what: &str) -> ! {
     panic!("{what}");
 }
 
-/// A time limit for a wait in which a task checks a condition again and again. A standstill of the machine uses up at
-/// most five [`Patience::LOOK`] of the limit.
+/// A time limit for a task that checks a condition again and again. A standstill of the machine uses up at most five
+/// [`Patience::LOOK`] of the limit.
 #[derive(Debug)]
 pub struct Patience {
     left: Duration,
