@@ -66,8 +66,8 @@ fn failure(schedule: &Schedule) -> Option<String> {
     words.or_else(|| panic.downcast_ref::<&str>().map(|&words| words.to_owned())).or_else(|| Some("a panic".to_owned()))
 }
 
-/// Runs the schedule of a seed `runs` times. If a run fails, returns its message, and the schedule, made as small as
-/// possible, as text.
+/// Runs the schedule of a seed `runs` times. If a run fails, returns the message and a schedule that also fails, as
+/// small as possible, as text.
 fn failure_of_seed(seed: u64, runs: usize) -> Option<String> {
     let schedule = draw(seed);
     let failed = |schedule: &Schedule, runs: usize| (0..runs).find_map(|_| failure(schedule));

@@ -329,7 +329,7 @@ fn uses(session: &Session, name: &str) -> bool {
     };
     let answers = [Some(block_on(removed)), read.map(block_on), created.map(|it| block_on(it).map(drop))];
     let failures: Vec<_> = answers.into_iter().flatten().filter_map(Result::err).collect();
-    // If a send panics, the panic is caught and the outcome is unknown, although the server has carried the request
+    // A panic during a send is caught. The outcome of that request is then unknown, although the server has carried it
     // out.
     let is_closed =
         |it: &Failure| matches!(it, Failure::Over(_)) || it.to_string().ends_with("closed before the answer came");

@@ -246,8 +246,8 @@ impl Ledger {
             Error::ForeignContender { .. } => self.has_strangers,
             // After several lost replies the library takes the size of the value for a possible cause.
             Error::Value { error: ValueError::TooLarge { limit: None, .. }, .. } => self.may_lose_often,
-            // A try waits for a reply for at most a session timeout. A process that sleeps for so long while it is cut
-            // off may report the missing reply before the end of its session.
+            // A try waits for a reply for at most a session timeout. A process that was cut off and slept for that long
+            // may report `Unreachable` before it learns that its session is over.
             Error::Unreachable(_) => self.has_stalls || (self.may_cut && self.may_expire),
             // The restore has changed the value since the grant.
             Error::TransactionRefused { .. } => self.has_forgotten,
@@ -258,7 +258,7 @@ impl Ledger {
         assert!(is_expected, "an acquisition failed: {error}");
     }
 
-    /// Checks that a holder has read a token in the record that is not older than the one at its grant.
+    /// Checks a record that a holder has read: its token is not lower than the record's token at the grant.
     pub(super) fn read(&self, actor: usize, record: &[u8]) {
         let seen: i64 = String::from_utf8_lossy(record).parse().expect("a token");
         let Some(found) = self.found.get(&actor) else { return };

@@ -61,7 +61,7 @@ pub(crate) struct World {
     listeners: Vec<Option<(i64, Listener)>>,
     /// Whether no background task runs now.
     is_blind: bool,
-    /// The number of places in queues that were given to actors so far.
+    /// The number of places in queues that actors have got so far. A place is a number that rises with each contender.
     queued: u64,
     commits: Commits,
     /// A client that no fault affects, and its session.

@@ -60,8 +60,8 @@ pub(crate) enum Action {
     Deliver,
     /// Stops holding up requests of this actor's client.
     Flow,
-    /// Breaks the connection of this actor's client. The first so many of the held-up requests are carried out, and the
-    /// rest are lost.
+    /// Breaks the connection of this actor's client. The field is the number of held-up requests that are still carried
+    /// out, oldest first. The other requests are lost.
     Cut(usize),
     Heal,
     Expire,

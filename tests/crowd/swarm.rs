@@ -539,8 +539,8 @@ async fn judge(world: &World) -> Vec<String> {
 /// Returns the clients that sent more requests than necessary, in words.
 fn wastes(world: &World) -> Vec<String> {
     let mut faults = Vec::new();
-    // An attempt needs one create. It needs another if its connection broke (a client has up to four attempts at a
-    // time) or if the directory was missing.
+    // An attempt needs one create. A second create is needed only if the connection broke (a client makes up to four
+    // attempts at a time) or if the directory was missing.
     for client in world.clients.iter().take(CLIENTS as usize) {
         let count = |op| client.proxies.iter().map(|proxy| proxy.count(op)).sum::<u64>();
         let connections: u64 = client.proxies.iter().map(Proxy::connections).sum();

@@ -61,7 +61,7 @@ struct Request {
 enum Event {
     /// The client wakes up, and sends a heartbeat if one is due.
     Heartbeat,
-    /// The client sends the check that follows a heartbeat and shows whether the heartbeat counts.
+    /// The client sends the check that follows a heartbeat. The reply to the check shows whether the heartbeat counts.
     Check,
     ReachesFollower(usize, Request),
     /// A follower's message reaches the leader: an operation of the client, or a handshake to confirm.

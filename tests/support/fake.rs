@@ -233,7 +233,8 @@ impl Connection {
                 if path.contains("first~") {
                     let event = Body::default().int(2).int(3).buffer(path.as_bytes());
                     self.stream.write_all(&reply(-1, event))?;
-                    // The client lists again at once after such an event. The pause keeps it from using a whole core.
+                    // The client lists again at once after such an event. The pause keeps the client from using a whole
+                    // core.
                     thread::sleep(Duration::from_millis(50));
                 }
                 Ok(())
