@@ -229,14 +229,14 @@ fn assert_refused(model: &Protocol, words: &str) {
 fn the_replay_refuses_hand_offs_by_readers() {
     let wrong = Protocol { signals: Signals::ReadersToo, ..of(companies(3, &PLAIN)) };
     assert_refused(&wrong, "only a writer signals");
-    assert_refused(&wrong, "made it its turn");
+    assert_refused(&wrong, "its turn came only with");
 }
 
 #[test]
 fn the_replay_refuses_hand_offs_by_waiters() {
     let wrong = Protocol { signals: Signals::CancelledWaitersToo, ..of(companies(3, &PLAIN)) };
     assert_refused(&wrong, "only a holder signals");
-    assert_refused(&wrong, "made it its turn");
+    assert_refused(&wrong, "its turn came only with");
 }
 
 #[test]
