@@ -153,7 +153,7 @@ impl Ghosts {
     }
 }
 
-/// Returns whether a contender of `mode` may pass over a ghost that `passable_by` describes, as in [`Known`].
+/// Returns whether a contender of `mode` may pass over (ignore) a ghost that `passable_by` describes, as in [`Known`].
 pub(super) fn may_pass(mode: Mode, passable_by: Mode) -> bool {
     mode == Mode::Read || passable_by == Mode::Write
 }

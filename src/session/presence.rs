@@ -24,8 +24,10 @@ use crate::session::retry::{self, Tries, repeated};
 use crate::sync::random;
 use crate::telemetry::log::emit;
 
-/// The most checks, and the most bytes, in one transaction. ZooKeeper refuses a request of 1 MiB.
+/// The most checks in one transaction.
 const CHECKS_MAX: usize = 1_000;
+
+/// The most bytes in one transaction. ZooKeeper refuses a request of 1 MiB.
 const BYTES_MAX: usize = 256 * 1024;
 
 /// The number of transactions into which the checks after a failed one are divided. Further checks may fail, and each failure
@@ -281,8 +283,8 @@ pub(crate) async fn ghosts_ahead(
 /// brings the server up to the leader's state. So if both checks agree and the read differs, the server is wrong.
 pub(crate) fn report(session: &Arc<dyn Session>, path: &str, version: Option<i32>) {
     let checks = [check(path, version)];
-    // All three requests are sent at once, so that they go over one connection. A server that is connected later might only lag
-    // behind.
+    // All three requests are sent at once, so that they go over one connection. If the read went to another server after a
+    // reconnect, that server might only lag behind.
     let (before, read, after) = (session.transact(&checks), session.data(path), session.transact(&checks));
     let (on, path) = (Arc::clone(session), path.to_owned());
     session.spawn(Box::pin(async move {

@@ -37,7 +37,8 @@ thread_local! {
     static INSIDE: RefCell<OwnSpan> = const { RefCell::new(OwnSpan(None)) };
 }
 
-/// Records that this process has connected, so that it has leases which a blocked thread could cost.
+/// Records that this process has sessions. From now on the log thread emits the events of level INFO and above, because a blocked
+/// thread could cost a lease.
 pub(crate) fn mark_sessions_begun() {
     HAS_SESSIONS.store(true, Ordering::Relaxed);
 }
@@ -145,8 +146,8 @@ pub(super) fn event<F: FnOnce() + Send + 'static>(make: impl FnOnce() -> F) {
     });
 }
 
-/// A span of the user's subscriber that any thread may use and drop. On a library thread, the log thread calls the subscriber.
-/// Empty by default.
+/// A span of the user's subscriber that any thread may use and drop. A library thread leaves each call of the subscriber to the
+/// log thread. Empty by default.
 #[derive(Clone, Default)]
 pub(crate) struct OwnSpan(Option<Arc<Entered>>);
 
