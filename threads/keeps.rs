@@ -91,7 +91,7 @@ fn cancelled_uses_leave_a_granted_node_to_the_asker() {
     });
 }
 
-/// If the acquisition of a kept node fails, each use that waits for that acquisition gets its error.
+/// If the acquisition of a kept node fails, its error goes to each use that waits for this acquisition.
 #[test]
 fn every_use_gets_the_error_of_its_failed_node() {
     explore(500, || {

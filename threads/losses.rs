@@ -1,4 +1,4 @@
-//! An operator removes nodes, on many threads. A holder learns of the loss by each way to learn of it, and a waiter
+//! An operator removes nodes, on many threads. A holder is notified of the loss by each method for that, and a waiter
 //! gets an error.
 
 use std::future::pending;

@@ -244,8 +244,8 @@ impl World {
                 memory.faults().forget_watches();
                 self.are_unheard = true;
             }
-            // Only a server that does not lag is frozen. A server that lags may not show the node yet, and a server
-            // that never shows a contender lets other contenders hold together with it.
+            // Only a server that does not lag is frozen. A server that lags may not have the node yet. If a server
+            // never showed a contender, others could hold together with this contender.
             Action::Freeze(part) if !self.lagging[client] => {
                 if let Some(node) = self.node_in(part, i) {
                     memory.faults().freeze(node);

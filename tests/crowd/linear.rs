@@ -38,8 +38,8 @@ const HANDS: usize = 2;
 const LINK_STRANDS: usize = 2;
 /// The number of cells in use at the same time. With only one, a holder that is cut off would block all clients.
 const LANES: usize = 4;
-/// The number of operations on a cell, after which all clients go on to the next cell. It is small, because the judge's
-/// search takes longer than the operations themselves.
+/// The number of operations on a cell, after which all clients go on to the next cell. The number is small, because the
+/// judge's search takes longer than the operations themselves.
 const OPERATIONS: usize = 60;
 const PATIENCE: Duration = Duration::from_secs(3);
 const JUDGED_WITHIN: Duration = Duration::from_secs(300);

@@ -44,7 +44,7 @@ fn imports() -> BTreeMap<String, BTreeSet<String>> {
     let imports = |code: String| -> BTreeSet<String> {
         let paths = code.lines().filter(|line| !line.trim_start().starts_with("//"));
         let paths = paths.flat_map(|line| line.split("crate::").skip(1).map(str::to_owned).collect::<Vec<_>>());
-        // The file is the longest prefix of the path that is the name of a file.
+        // Finds the file of an import: the longest prefix of its path that names a file.
         let module = |path: String| {
             let path: String = path.chars().take_while(|c| c.is_ascii_alphanumeric() || "_:".contains(*c)).collect();
             let parts: Vec<&str> = path.split("::").collect();

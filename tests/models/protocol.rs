@@ -102,7 +102,7 @@ pub(super) enum Step {
     /// The reply to the create was lost, so the member does not know whether it has a node.
     Unsure,
     Listing(Node),
-    /// The member sets watches on its own node (the first) and its predecessor's. With a version, it also asks.
+    /// The member sets watches on its own node (the first) and its predecessor's. With a version, the member also asks.
     Arming(Node, Node, Option<u8>),
     Waiting(Node, Node),
     Holding(Node),

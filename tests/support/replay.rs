@@ -177,7 +177,7 @@ struct Queue {
     live: BTreeSet<usize>,
     next: i64,
     /// The sessions that may ask for a kept node, until one of them asks. A contender repeats an ask whose reply was
-    /// lost, even if it has left the queue meanwhile.
+    /// lost, even after the contender has left the queue.
     may_ask: HashSet<i64>,
     /// The nodes of all contenders that had a kept node in the way at some time. Each contender asks at most once, and
     /// the log shows only its session.

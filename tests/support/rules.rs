@@ -220,7 +220,7 @@ pub(super) enum Fate {
 }
 
 impl Fate {
-    /// Returns whether the handle of a frame to hold back was dropped.
+    /// Returns whether the test has dropped the handle that holds the frame back.
     fn is_over(&self) -> bool {
         matches!(self, Self::Hold(released) if released.has_changed().is_err())
     }

@@ -55,7 +55,7 @@ pub struct Measured {
     pub creates_under_way: u64,
     /// The number of requests for a session.
     pub sessions: u64,
-    /// The number of locks that clients lost which were never cut off.
+    /// The number of locks that were lost by clients outside the fleet, which were never cut off.
     pub lost_elsewhere: u64,
     /// The number of locks that the fleet lost.
     pub lost: u64,
