@@ -91,7 +91,7 @@ pub enum Input {
 /// An event of a removal that the caller logs or records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RemovalReport {
-    /// The server refuses that this session sets the data of its own node. The delete is repeated without the write.
+    /// The server refuses this session's write to its own node. The delete is repeated without the write.
     SignalRefused,
     /// The node at this path cannot be deleted. The removal goes on with the next node.
     Stays(String, Failure),

@@ -40,8 +40,8 @@ impl Tries {
         self.made >= self.most
     }
 
-    /// Waits until a request that failed with an unknown outcome may be sent again. Returns the failure if it is another one, or
-    /// if the limit is reached.
+    /// Waits until a request that failed with an unknown outcome may be sent again. Returns any other failure, and every failure
+    /// beyond the limit.
     pub(crate) async fn again(&mut self, session: &Arc<dyn Session>, failure: Failure) -> Result<(), Failure> {
         match failure {
             Failure::Unknown(_) if !self.are_over() => self.pause(session).await,

@@ -38,8 +38,8 @@ pub enum Phase {
     Waiting,
     /// The lock is held, since this epoch of the lease.
     Holding(u64),
-    /// The node is being replaced by another one. `Some` is the epoch of the lease in which the node is held, `None` a waiter's.
-    /// The deletion of the old node is no loss.
+    /// The node is being replaced by another one, while it is held in this epoch of the lease, or while it waits (`None`). The
+    /// deletion of the old node is then no loss.
     Moving(Option<u64>),
     /// The owner has left the node, which is being deleted or is deleted.
     Left,

@@ -158,7 +158,7 @@ fn a_first_node_wakes_only_a_renewal_that_is_too_late() {
     let [_third] = enter(&store, ["3"]);
     assert!(is_woken());
     let [_fourth] = enter(&store, ["4"]);
-    assert!(!is_woken(), "the fourth is not the first node");
+    assert!(!is_woken(), "only the first node of a session wakes the renewal");
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn a_hand_off_is_checked_once_for_all_it_granted() {
     assert_eq!((store.take_unchecked(), store.take_unchecked()), (vec![Arc::clone(&path)], vec![]));
     store.request_check(&store.hand_off(&path), &other);
     let (signal, granted) = store.finish_check(&path).expect("the check is under way");
-    assert_eq!(names(&granted), ["/a/3", "/a/2", "/a/3"], "the check covers all until it has ended");
+    assert_eq!(names(&granted), ["/a/3", "/a/2", "/a/3"], "a check covers every node that was granted before its end");
     assert!(store.finish_check(&path).is_none() && !signal.is_confirmed());
 }
 
