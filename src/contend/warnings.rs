@@ -37,7 +37,7 @@ impl Acquisition {
                 late.await;
                 if node.find_loss().is_none() {
                     let node = node.path();
-                    emit!(WARN, path = &*path, node, label, token, held = ?limit, "a lock is entry for long");
+                    emit!(WARN, path = &*path, node, label, token, held = ?limit, "a lock is held for long");
                 }
             }));
         }
