@@ -222,7 +222,7 @@ fn a_node_with_an_unsure_write_is_given_up_as_unsure() {
     measured(|seen| {
         let lock = keeping(&Memory::new());
         let guard = now(lock.write()).expect("free");
-        let _given_away = guard.node_path();
+        let _for_others = guard.prepare_foreign_transaction();
         drop(guard);
         assert_eq!(kept(seen, "unsure"), [0.0, 1.0, 1.0]);
     });

@@ -190,7 +190,7 @@ async fn an_unanswered_transaction_keeps_the_next_out() {
 async fn a_node_given_out_is_gone_before_the_next_grant() {
     let t = Tapped::new(shared_server()).await;
     let held = t.lock.write().await.unwrap();
-    let _for_others = held.node_path();
+    let _for_others = held.prepare_foreign_transaction();
     let waiter = writer(&t.lock);
     line_becomes(&t.observer, "W+ W-").await;
     let release = t.proxy.hold_request(Op::Multi);
