@@ -1,16 +1,16 @@
-//! Records which requests the servers do not support. ClickHouse Keeper and ZooKeeper before 3.6 lack some.
+//! Records which requests the servers do not support. ClickHouse Keeper lacks some, and so does ZooKeeper before 3.6.
 //!
-//! The client crate does not report which server or version it is connected to, and no patch in `docs/upstream/`
-//! changes that. ZooKeeper before 3.6 answers an unknown request with an error, and closes the connection. ClickHouse
-//! Keeper closes the connection without an answer, which ends the session. So after the first such request, the
-//! sessions send requests that every server knows instead.
+//! The client crate does not report the kind and version of its server, and no patch in `docs/upstream/` changes that.
+//! ZooKeeper before 3.6 answers an unknown request with an error, and closes the connection. ClickHouse Keeper closes
+//! the connection without an answer, which ends the session. So after the first such request, all sessions of this
+//! client send requests that every server knows instead.
 
 use zookeeper_client as zk;
 
 use crate::session::request::Failure;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// The features that some servers lack, each with what is known about this client's servers.
+/// The features that some servers lack. For each, whether this client's servers have it.
 #[derive(Debug, Default)]
 pub(crate) struct Abilities {
     pub(crate) containers: Ability,
@@ -18,23 +18,24 @@ pub(crate) struct Abilities {
     pub(crate) several_reads: Ability,
     /// The request that lists the session's own ephemeral nodes.
     pub(crate) ephemerals: Ability,
-    /// Reads alone keep a session alive. A follower of ClickHouse Keeper does not report reads to its leader, so the
-    /// leader ends a session that only reads.
+    /// Whether reads alone keep a session alive. A follower of ClickHouse Keeper does not report reads to its leader,
+    /// so the leader ends a session that only reads.
     pub(crate) kept_by_reads: Ability,
 }
 
 impl Abilities {
-    /// Recognizes ClickHouse Keeper by the id of a session. Keeper numbers sessions from one (`KeeperStorage`), unless
-    /// its data came from ZooKeeper. An id of ZooKeeper begins with the server's number and the milliseconds between
-    /// the start of the machine and the start of the server (`SessionTrackerImpl`).
+    /// Recognizes ClickHouse Keeper by the id of a session. ClickHouse Keeper counts sessions up from one
+    /// (`KeeperStorage`), unless its data came from ZooKeeper. A session id of ZooKeeper has the server's configured id
+    /// in its highest byte, and below it the milliseconds between the start of the machine and the start of the server
+    /// (`SessionTrackerImpl`).
     pub(crate) fn learn_from_session_id(&self, session: i64) {
         if (1..1 << 28).contains(&session) {
             self.mark_as_clickhouse_keeper();
         }
     }
 
-    /// Marks the features that some version of ClickHouse Keeper lacks. Every version that can host a lock
-    /// has the request that reads several nodes.
+    /// Marks the features that some version of ClickHouse Keeper lacks as lacking. The request that reads several nodes
+    /// is not among them, because every version that can host a lock has that request.
     pub(crate) fn mark_as_clickhouse_keeper(&self) {
         for lacking in [&self.containers, &self.ephemerals, &self.kept_by_reads] {
             lacking.mark_lacking();
@@ -58,8 +59,9 @@ impl Ability {
         self.is_lacking.store(true, Ordering::Relaxed);
     }
 
-    /// Records the answer to a request that needs this feature, and maps an error to a failure. If the servers lack the
-    /// feature, the failure is `Unknown`, so that the caller retries with a request that every server knows.
+    /// Records whether the answer to a request shows that the servers have this feature, and maps an error of the
+    /// answer to a failure. If the servers lack the feature, the failure is `Unknown`, so that the caller retries with
+    /// a request that every server knows.
     pub(crate) fn known<T>(
         &self,
         answer: Result<T, zk::Error>,
@@ -72,12 +74,12 @@ impl Ability {
         }
     }
 
-    /// Records what an answer shows. If the connection is lost during the first request, the feature counts as lacking,
-    /// although the loss may have another cause.
+    /// Records whether the answer shows that the servers have this feature. If the connection is lost during the first
+    /// request, the feature is marked as lacking, although the loss may have another cause.
     fn record<T>(&self, answer: &Result<T, zk::Error>) {
         match answer {
-            // Recorded even after a success, because during an upgrade the ensemble also has servers of the older
-            // version.
+            // The lack is recorded even after an earlier success, because during an upgrade the ensemble also has
+            // servers of the older version.
             Err(zk::Error::Unimplemented) => self.mark_lacking(),
             Err(zk::Error::ConnectionLoss | zk::Error::Custom(_)) if self.is_supported.load(Ordering::Relaxed) => {}
             Err(zk::Error::ConnectionLoss | zk::Error::Custom(_)) => self.mark_lacking(),

@@ -1,19 +1,20 @@
-//! Ends slow attempts to connect, on Linux.
+//! Ends slow attempts to connect to a server, on Linux.
 //!
-//! A silent attempt to connect must be given up sooner than a silent connection. The client crate has one limit for
-//! both, and does not expose its sockets. `docs/upstream/read-timeout.patch` makes this file unnecessary.
+//! An attempt to connect without an answer must be given up sooner than an open connection that is silent. The client
+//! crate has one limit for both, and does not expose its sockets. `docs/upstream/read-timeout.patch` makes this file
+//! unnecessary.
 //!
 //! While a session has no connection, this module scans the sockets of this process for those that lead to one of the
-//! session's servers. A socket that is open for too long and has received nothing is an attempt without an answer: the
-//! system's table of sockets shows which sockets have received data. This module shuts such a socket down. The crate's
-//! attempt then fails, and the crate tries the next server. An established connection is safe, because the server's
-//! reply to the handshake has arrived on it.
+//! session's servers. The kernel's tables of sockets (`/proc/self/net/tcp` and `tcp6`) show which sockets have received
+//! data. A socket that has been open for too long and has received nothing belongs to an attempt without an answer.
+//! This module shuts such a socket down. The crate's attempt then fails, and the crate tries the next server. An
+//! established session is safe, because the server's reply to the handshake has arrived on its socket.
 //!
 //! A socket may belong to another client of this process. So the limit of a socket is the longest limit of all clients
 //! that have a server with its port. Sockets of probes ([`ProbeSocket`](crate::zookeeper::sockets::ProbeSocket)) are
 //! left alone, because a probe has a timeout of its own.
 //!
-//! On systems without such a table, attempts and connections have one limit.
+//! On systems without such tables, attempts to connect and silent connections have the same limit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
@@ -33,21 +34,23 @@ use crate::zookeeper::link::SessionLink;
 use crate::zookeeper::lookup::addresses;
 use crate::zookeeper::servers::Servers;
 
-/// The number of scans of the sockets within the time that an attempt may take.
+/// The number of scans of the sockets within the limit of an attempt to connect.
 const SCANS: u32 = 8;
 
-/// Scans use at most a quarter (one part in `SHARE`) of one processor's time, even with very many open files.
+/// The least time between the starts of two scans, as a multiple of the processor time of the first scan. So scans use
+/// at most a quarter of one processor, even with very many open files.
 const SHARE: u32 = 4;
 
-/// How long an attempt may take, for each client of this process, with the ports of the client's servers. The key is
-/// the number of the [`Limit`].
+/// For each client of this process: the ports of its servers, and the time that an attempt to connect to them may take.
+/// The key is the id in the client's [`Limit`].
 static LIMITS: Mutex<BTreeMap<usize, (BTreeSet<u16>, Duration)>> = Mutex::new(BTreeMap::new());
 
-/// The registration of a client's limit in [`LIMITS`]. The drop removes it.
+/// The registration of a client's limit in [`LIMITS`], by the id of the entry. Dropping it removes the entry.
 pub(super) struct Limit(usize);
 
 impl Limit {
-    /// Registers a limit for attempts at these servers. With `None`, only the client crate's own limit applies.
+    /// Registers a limit for attempts to connect to these servers. With `None`, only the client crate's own limit
+    /// applies.
     pub(super) fn of(servers: &Servers, limit: Option<Duration>) -> Limit {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -71,7 +74,7 @@ impl Drop for Limit {
     }
 }
 
-/// Returns whether this system shows which attempts are unanswered, so that they can be ended.
+/// Returns whether this system shows which attempts to connect are unanswered, so that this module can end them.
 pub(super) fn can_end_attempts() -> bool {
     #[cfg(target_os = "linux")]
     return *system::TABLES_SHOW_REPLIES;
@@ -79,18 +82,20 @@ pub(super) fn can_end_attempts() -> bool {
     return false;
 }
 
-/// Ends attempts at `servers` that take longer than `than`, until the future is dropped. The future never completes.
+/// Ends attempts to connect to `servers` that take longer than `than`, until the future is dropped. The future never
+/// completes.
 pub(super) async fn end_slow_attempts(than: Option<Duration>, servers: &Servers) {
     let Some(limit) = than.filter(|_| can_end_attempts()) else { return pending().await };
     #[cfg(target_os = "linux")]
     {
-        // A host name that is not resolved in time is skipped: an attempt at that host has no socket yet.
+        // A server whose host name is not resolved in time is skipped, because an attempt to connect to it has no
+        // socket yet.
         let found = servers.each().map(|server| async move {
             tokio::time::timeout(limit / 2, addresses(&server.address())).await.ok()?.ok()
         });
         let found: Vec<_> = join_all(found).await.into_iter().flatten().flatten().collect();
-        // Scans measure the age of an attempt too short by up to one and a half intervals: an attempt may begin right
-        // after a scan, and a scan may be late. So the limit is lowered by as much.
+        // An attempt may begin right after a scan, and a scan may be half an interval late. So the age that scans
+        // measure is too short by up to one and a half intervals, and the limit is lowered by as much.
         let age_limit = |limit: Duration| limit - limit / (2 * SCANS) * 3;
         let pause = limit / SCANS;
         let (mut attempts, mut next) = (system::Attempts::new(found), Instant::now());
@@ -127,8 +132,8 @@ pub(super) async fn end_slow_reconnects(
         return;
     };
     while !is_over() && link.wait_for(|link| link.lost().is_some()).await.is_ok() {
-        // The client crate does not report a connection that breaks before its first answer. So `is_up` alone does not
-        // prove that the session is connected.
+        // The client crate does not report a connection that breaks before its first answer. So the session is
+        // connected only if `is_up` is true and the server has answered a request on this connection.
         let is_back = async {
             loop {
                 let is_up = link.borrow_and_update().lost().is_none();
@@ -165,11 +170,11 @@ mod system {
 
     const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
 
-    /// The states of a socket, as the tables print them: before and after the peer has accepted the connection.
+    /// The states of a socket as the tables print them: `SYN_SENT` and `ESTABLISHED`.
     const CONNECTING: &str = "02";
     const CONNECTED: &str = "01";
 
-    /// Whether the tables have the column that shows received data. Some systems print the tables without their last
+    /// Whether the tables have the column that shows whether a socket has received data. Some systems omit the last
     /// columns.
     pub(super) static TABLES_SHOW_REPLIES: LazyLock<bool> = LazyLock::new(|| {
         let shows = || {
@@ -186,7 +191,7 @@ mod system {
 
     pub(super) struct Attempts {
         servers: Vec<SocketAddr>,
-        /// When each socket was first seen, by inode. `None` for a socket that needs no further check.
+        /// When a scan first saw each socket, by inode. `None` for a socket that needs no further check.
         first_seen: BTreeMap<u64, Option<Instant>>,
     }
 
@@ -195,8 +200,8 @@ mod system {
             Attempts { servers: servers.into_iter().map(canonical).collect(), first_seen: BTreeMap::new() }
         }
 
-        /// Ends the attempts that have been open both for `limit` and for the limit of their port. Returns the
-        /// processor time that the scan took.
+        /// Ends the attempts to connect that have been open both for `limit` and for the limit of their port. Returns
+        /// the processor time that the scan took.
         pub(super) fn scan(&mut self, limit: Duration, port_limit: impl Fn(u16) -> Duration) -> Duration {
             let busy = || {
                 let busy = clock_gettime(ClockId::ThreadCPUTime);
@@ -216,7 +221,8 @@ mod system {
         }
 
         fn end(&mut self, late: Vec<(RawFd, u64)>, now: Instant, port_limit: impl Fn(u16) -> Duration) {
-            // The tables are read after the scan, so that a socket that has just received data counts as answered.
+            // The tables are read after the list of open sockets, so that a socket that has just received data counts
+            // as answered.
             let to_them = unanswered().into_iter().filter(|(peer, _)| self.servers.contains(peer));
             let unanswered: BTreeMap<u64, u16> = to_them.map(|(peer, socket)| (socket, peer.port())).collect();
             for (number, socket) in late {
@@ -225,8 +231,8 @@ mod system {
                 if unanswered.get(&socket).is_some_and(is_in_time) {
                     continue;
                 }
-                // Since the scan, the file descriptor may have been closed and reused for another file. So its inode is
-                // compared.
+                // Since the list was made, the file descriptor may have been closed and reused for another file. So the
+                // inode is compared.
                 let is_probe = PROBE_SOCKETS.lock().contains(&socket);
                 let is_still = !is_probe && unanswered.contains_key(&socket) && inode_of(number) == Some(socket);
                 if is_still && shutdown(number, Shutdown::Both).is_ok() {
@@ -237,8 +243,8 @@ mod system {
         }
     }
 
-    /// Returns the file descriptors and inodes of this process's sockets that are connected to these servers or not
-    /// connected yet.
+    /// Returns the file descriptor and the inode of each socket of this process that is connected to one of these
+    /// servers, or not connected yet.
     fn sockets_to(servers: &[SocketAddr]) -> Vec<(RawFd, u64)> {
         let open = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
         let numbers = open.filter_map(|open| open.file_name().to_str()?.parse().ok());
@@ -249,18 +255,21 @@ mod system {
         numbers.filter(leads_there).filter_map(|number| Some((number, inode_of(number)?))).collect()
     }
 
-    /// Returns the address in the form of the tables: IPv4 even if the socket is IPv6, and without a scope.
+    /// Returns the address in the form that the tables are compared in: an IPv4-mapped IPv6 address as IPv4, and
+    /// without a scope.
     fn canonical(peer: SocketAddr) -> SocketAddr {
         SocketAddr::new(peer.ip().to_canonical(), peer.port())
     }
 
-    /// Returns the peer and the inode of each socket that has received nothing, in all processes that the tables show.
+    /// Returns the peer's address and the inode of each socket that has received nothing, in this process's network
+    /// namespace.
     fn unanswered() -> Vec<(SocketAddr, u64)> {
         let tables = TABLES.map(|table| fs::read_to_string(table).unwrap_or_default());
         tables.iter().flat_map(|table| table.lines()).filter_map(unanswered_in).collect()
     }
 
-    /// Parses an address of the tables: words of four bytes in this machine's byte order, and the port.
+    /// Parses an address as `/proc/self/net/tcp` and `tcp6` print it, `0100007F:0885`: the IP address as hexadecimal
+    /// words of four bytes in this machine's byte order, then the port in hexadecimal.
     fn peer_in(word: &str) -> Option<SocketAddr> {
         let (ip, port) = word.split_once(':')?;
         let words = (0..ip.len() / 8).map(|at| u32::from_str_radix(ip.get(8 * at..8 * at + 8)?, 16).ok());
@@ -272,10 +281,11 @@ mod system {
         Some(canonical(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?)))
     }
 
-    /// Returns the peer and the inode in a table's line, if that socket has received nothing.
+    /// Returns the peer's address and the inode of the socket in a line of the tables, if the socket has received
+    /// nothing.
     ///
-    /// Such a socket has zero in the column `ato`, the delay of acknowledgements: the kernel sets that delay when the
-    /// first data arrive.
+    /// Such a socket has zero in the column `ato`, the delay of acknowledgements, because the kernel sets that delay
+    /// when the first data arrive.
     fn unanswered_in(line: &str) -> Option<(SocketAddr, u64)> {
         let mut words = line.split_ascii_whitespace().skip(2);
         let (peer, state) = (words.next()?, words.next()?);

@@ -1,4 +1,4 @@
-//! The client of a ZooKeeper ensemble: the sessions of this process, and when a new session is opened.
+//! The client of a ZooKeeper ensemble. It owns its sessions, and decides when to open a new session.
 
 use std::fmt;
 use std::future::Future;
@@ -27,7 +27,8 @@ use crate::zookeeper::session::ZooKeeperSession;
 /// The most time that the drop of the last handle waits for the server to end the sessions.
 const FAREWELL: Duration = Duration::from_millis(250);
 
-/// The least limit of [`until_blocked`]. A busy machine pauses a thread for less than this.
+/// The shortest time for which the library's thread must be blocked before [`until_blocked`] returns. On a busy
+/// machine, the system pauses a thread for less than this.
 const BLOCKED_AFTER_MIN: Duration = Duration::from_secs(1);
 
 /// The number of timers that [`until_blocked`] runs in a row, each for a part of the limit. When a stopped process
@@ -66,7 +67,7 @@ struct Sessions {
     sessions: Mutex<Vec<Arc<ZooKeeperSession>>>,
     /// Shared by all sessions, because later sessions connect to the same servers.
     abilities: Arc<Abilities>,
-    /// The attempt to open a session, while the attempt is under way. All callers wait for this attempt, so that many
+    /// The attempt to open a session, while it is under way. All callers wait for the same attempt, so that many
     /// callers open only one session.
     opening: Mutex<Option<Opening>>,
     closed: watch::Sender<bool>,
@@ -191,8 +192,8 @@ impl ZooKeeperBuilder {
     }
 }
 
-/// Waits until the library's thread has been blocked for `limit`: for so long, the thread has not run an empty task.
-/// While the thread is blocked, the timers of an attempt to connect do not fire.
+/// Waits until the library's thread has been blocked for `limit`, that is, has not run an empty task for so long. While
+/// the thread is blocked, the timers of an attempt to open a session do not fire.
 async fn until_blocked(thread: &Arc<BackgroundThread>, limit: Duration) {
     loop {
         let parts = async {
@@ -290,11 +291,11 @@ impl fmt::Debug for ZooKeeper {
 }
 
 impl Drop for Sessions {
-    /// Closes the sessions, and waits a moment for the server to end them. Without the wait, a program that ends right
-    /// after its last guard would leave the lock taken for a whole session timeout.
+    /// Closes the sessions, and waits up to 250 ms for the server to end them. Without the wait, a program that ends
+    /// right after its last guard would leave the lock taken for a whole session timeout.
     ///
-    /// Every guard keeps these `Sessions` alive. So only removals of nodes in the background still use a session here,
-    /// and the session is closed when its last removal is done.
+    /// Every guard keeps these `Sessions` alive. So when this drop runs, only background removals of nodes still use a
+    /// session, and the session is closed when its last removal is done.
     fn drop(&mut self) {
         if is_forked() {
             // The sessions belong to the parent process. They are not dropped, because the parent's threads may have
@@ -318,7 +319,7 @@ impl Drop for Sessions {
 }
 
 impl Sessions {
-    /// Returns the library's threads. Starts new ones if a thread has ended, which only a bug can cause.
+    /// Returns the library's threads. If a thread has ended, which only a bug can cause, starts new ones.
     fn background(&self) -> Arc<BackgroundThread> {
         let mut background = self.background.lock();
         if !background.is_running()
@@ -329,8 +330,8 @@ impl Sessions {
         Arc::clone(&background)
     }
 
-    /// Returns a slot on the first live session that has room. Also drops the sessions that are over, reports their end
-    /// to [`Outage`], and drops the sessions without a user, except the first.
+    /// Returns a slot on the first live session that has room. Also drops each session that is over, and reports its
+    /// end to [`Outage`]. Of the live sessions without a user, keeps only the first.
     fn reuse_session(&self, watched_bytes: usize) -> Option<SessionSlot> {
         let mut sessions = self.sessions.lock();
         let (alive, over) =
@@ -374,18 +375,19 @@ impl Sessions {
         ConnectionState::Connecting { since, why: self.outage.why(since) }
     }
 
-    /// Returns a session slot, or else the attempt to open a session.
+    /// Returns a slot on a session, or else the attempt to open a session, which the caller awaits.
     ///
-    /// The attempt is a task of its own, not a part of a caller's future. So a caller that is not polled does not delay
-    /// other callers, and callers that give up leave only one attempt behind.
+    /// The attempt runs in a task of its own. So a caller that is not polled does not delay other callers, and callers
+    /// that give up leave only one attempt behind.
     fn slot_or_opening(self: &Arc<Self>, watched_bytes: usize) -> Result<SessionSlot, Opening> {
         let mut opening = self.opening.lock();
-        // Called while `opening` is locked. An attempt adds its session before it clears `opening`, so a session that
-        // has just been opened is found.
+        // `opening` is locked here. An attempt adds its session before it clears `opening`, so a session that has just
+        // been opened is found.
         if let Some(session_slot) = self.reuse_session(watched_bytes) {
             return Ok(session_slot);
         }
-        // An attempt whose task is gone will never end, so no caller waits for it.
+        // If the sender of the result is gone, the task of the attempt has ended without a result. No caller waits for
+        // such an attempt.
         if let Some(opening) = opening.as_ref().filter(|opening| opening.has_changed().is_ok()) {
             return Err(opening.clone());
         }
@@ -416,8 +418,8 @@ impl Sessions {
         async move { drop(shielded(closed.wait_for(|closed| *closed)).await) }
     }
 
-    /// Connects on the library's thread. The client crate spawns its task on the runtime that connects, and the
-    /// caller's runtime may be blocked or end.
+    /// Connects on the library's thread, because the client crate spawns its task on the runtime on which `connect` is
+    /// called, and the caller's runtime may be blocked or end.
     ///
     /// Dropping the future gives up the attempt.
     fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {

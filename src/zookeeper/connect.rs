@@ -1,4 +1,4 @@
-//! How a session is opened: attempts at the servers, pauses between them, and the reason if no attempt succeeds.
+//! Opens a session: attempts to connect to the servers, pauses between them, and the reason if no attempt succeeds.
 
 use std::collections::BTreeSet;
 use std::future::pending;
@@ -23,22 +23,23 @@ use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::connect_failure;
 
-/// How long before the end of `connect` the servers are probed for the reason of its failure, at most. A slow server
-/// may need so long to answer.
+/// The longest time before the end of `connect` at which the servers are probed for the reason of its failure. A slow
+/// server may need so long to answer a probe.
 const PROBE_AHEAD: Duration = Duration::from_secs(3);
 
-/// After this time without success, an attempt may be waiting for a server that answers nothing.
+/// The time after which an attempt to open a session counts as slow. Such an attempt may be waiting for a server that
+/// answers nothing.
 const LONG_FOR_AN_ATTEMPT: Duration = Duration::from_millis(150);
 
-/// The most time that servers get to answer a probe while an attempt is under way.
+/// The longest time that servers get to answer a probe while an attempt to open a session is under way.
 const LONG_FOR_AN_ANSWER: Duration = Duration::from_millis(300);
 
 /// When a lost session may be replaced.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reconnect {
-    /// When the last answered request of the lost session was sent.
+    /// When the last request of the lost session that was answered was sent.
     answered: Moment,
-    /// When the first attempt may start.
+    /// When the first attempt to open a new session may start.
     due: Moment,
 }
 
@@ -52,7 +53,8 @@ impl Reconnect {
         Some(Reconnect { answered, due })
     }
 
-    /// Waits until the first attempt may start, but at most for half of `bound`, the time for all attempts.
+    /// Waits until the first attempt may start, but at most for half of `bound`, the time limit for all attempts
+    /// together.
     async fn is_due(self, bound: Duration) {
         tokio::time::sleep(self.due.saturating_sub(since_boot()).min(bound / 2)).await;
     }
@@ -64,12 +66,12 @@ impl Reconnect {
     }
 }
 
-/// Opens a session. Attempts that time out are repeated until the future is dropped. Also returns the limit of an
-/// attempt at one server, and the earliest moment at which the session can have begun.
+/// Opens a session. An attempt that times out is repeated until the future is dropped. Also returns the limit of an
+/// attempt to connect to one server, and a moment before the handshake of the session was sent.
 ///
-/// If the session replaces a lost one, each attempt goes through the list of servers once, and a random pause follows.
-/// The client crate by itself would repeat the list with pauses of at most a second, so all clients of an ensemble
-/// would come back within a second.
+/// If the session replaces a lost one, each attempt goes through the list of servers once, and a random pause follows a
+/// failed attempt. The client crate by itself would repeat the list with pauses of at most a second, so all clients of
+/// an ensemble would come back within a second.
 async fn open(
     tasks: &Tasks,
     servers: &Servers,
@@ -100,8 +102,8 @@ async fn open(
             }
             Ok(answer) => {
                 let client = answer?;
-                // A second patient session is used without a test. The quick attempt between the two has failed, so the
-                // handshake or the name service is slow.
+                // The session of a second patient attempt is used without a test. The quick attempt between the two
+                // patient attempts has failed, so the handshake or the name service is slow.
                 if !policy.is_tried() || was_given_up || suits(&client, timeout).await {
                     return Ok((client, ended, attempt, started));
                 }
@@ -124,8 +126,8 @@ struct Silent {
 }
 
 impl Silent {
-    /// Waits until the present attempt takes long, and probes the servers once, on other connections. Returns if some
-    /// servers are silent; otherwise the future never completes.
+    /// Waits until the present attempt to open a session is slow, and probes the servers once, on other connections.
+    /// Returns if some servers are silent; otherwise the future never completes.
     async fn are_found(&mut self, servers: &Servers, options: &ZooKeeperBuilder) {
         if self.is_known || servers.each().count() == 1 {
             return pending().await;
@@ -141,8 +143,8 @@ impl Silent {
     }
 }
 
-/// Tests a session that a patient attempt has opened, by one request. Returns whether the session is used: see
-/// [`ConnectPolicy::suits`].
+/// Tests a session that a patient attempt has opened, by one request. Returns whether the session is good enough to be
+/// used: see [`ConnectPolicy::suits`].
 async fn suits(client: &zk::Client, session_timeout: Duration) -> bool {
     let sent = since_boot();
     client.check_stat("/").await.is_err() || ConnectPolicy::suits(since_boot().saturating_sub(sent), session_timeout)
@@ -185,7 +187,7 @@ pub(super) async fn new_session(
     let late =
         || Failure::Unreachable(format!("{servers} does not answer within {}", humantime::format_duration(bound)));
     match tokio::time::timeout(bound, make_root(&session)).await.unwrap_or_else(|_| Err(late())) {
-        // Mapped to `Unreachable`, because `Over` would tell callers that no later session can succeed.
+        // The failure is mapped to `Unreachable`, because `Over` would tell callers that no later session can succeed.
         Err(Failure::Over(Ending::Expired | Ending::Replaced | Ending::Failed)) => {
             Err(Failure::Unreachable(format!("a session with {servers} was over before its first answer")))
         }
@@ -193,8 +195,7 @@ pub(super) async fn new_session(
     }
 }
 
-/// Creates the path at the end of the connect string. Retries after a lost connection; a node that exists by then is
-/// not created again.
+/// Creates the path at the end of the connect string, unless it exists. Retries after a lost connection.
 async fn make_root(session: &ZooKeeperSession) -> Result<(), Failure> {
     loop {
         match session.make_root().await {
@@ -229,12 +230,12 @@ async fn connect(connector: zk::Connector, servers: &str, encrypted: bool) -> Re
 /// Returns the connect string for the client crate, and the order of the servers in it. The string names each server
 /// several times, but a silent server only once.
 ///
-/// The client crate doubles its pauses with each round through the list. With a short list the next attempt might come
-/// only when twice the length of the break has passed, too late for the lease. Within a round the pauses grow by 50 ms
-/// only, and the first round has none.
+/// The client crate doubles its pauses with each round through the list. With a short list, a break of the connection
+/// could be over for as long as it lasted before the next attempt comes, too late for the lease. Within a round the
+/// pauses grow by only 50 ms, and the first round has none.
 fn connect_string(servers: &Servers, session_timeout: Duration, silent: &BTreeSet<usize>) -> (String, ServerOrder) {
-    // The client crate begins the second round after 100 ms for each name, at most 1 s, and the third half a session
-    // timeout later.
+    // The client crate begins the second round after 100 ms for each name, at most 1 s. It begins the third round half
+    // a session timeout later.
     let names = (session_timeout.as_millis() / 300).clamp(2, 24);
     let of = |is_silent| {
         let some = servers.each().enumerate().filter(move |(index, _)| silent.contains(index) == is_silent);
@@ -275,7 +276,8 @@ mod tests {
         let second = Duration::from_secs(1);
         let over = |why| {
             let began = AtomicU64::new(0);
-            // The lease begins at 1 s and ends at 41 s.
+            // The first reading of this clock is 1 s, when the lease begins. Each later reading is 41 s, when the
+            // session ends.
             let clock = move || second + 40 * second * u32::from(began.fetch_add(1, Ordering::Relaxed) > 0);
             let store = SessionStore::new(Lease::with_clock(30 * second, Box::new(clock)));
             store.began(second);
@@ -295,7 +297,8 @@ mod tests {
         assert!(due.len() > 1, "all clients come back at the same moment");
     }
 
-    /// `Reconnect` uses the real clock. So the durations are long compared with any pause of a busy machine.
+    /// `Reconnect` uses the real clock and not tokio's paused one. So the durations here are long compared with any
+    /// pause of a busy machine.
     #[tokio::test(start_paused = true)]
     async fn the_first_pause_is_at_most_half_the_connect_timeout() {
         let second = Duration::from_secs(1);
@@ -310,7 +313,8 @@ mod tests {
         assert_eq!(paused(Moment::ZERO).await, 0);
     }
 
-    /// Only on Linux does the clock count from the start of the machine instead of the process.
+    /// On Linux only, because only there the clock counts from the start of the machine. Elsewhere the clock counts
+    /// from the start of the process.
     #[cfg(target_os = "linux")]
     #[tokio::test(start_paused = true)]
     async fn tries_are_separated_by_random_pauses() {

@@ -1,41 +1,43 @@
 //! The limits of attempts to connect and of silent connections, and the random pause before a lost session is replaced.
 //!
-//! Clients that lose their sessions together were cut off together: by a switch, or by an outage of the ensemble. They
-//! find the ensemble again at the same moment, and each requests a session, a place in each queue, and watches. 100,000
-//! such clients would keep the ensemble busy for many seconds, while all other clients wait for their answers. So each
-//! client pauses for a random time before it reconnects: the longer it was cut off, the longer the pause may be. A
-//! client that is alone pays an eighth of the outage on average. A short break costs no pause, because the session
-//! survives it.
+//! A switch or an outage of the ensemble cuts off many clients together, and they lose their sessions together. They
+//! reach the ensemble again at the same moment, and each requests a session, a place in each queue, and watches.
+//! 100,000 such clients would keep the ensemble busy for many seconds, while all other clients wait for their answers.
+//! So each client pauses for a random time before it reconnects: the longer it was cut off, the longer the pause may
+//! be. On average the pause is an eighth of the outage. A short break costs no pause, because the session survives it.
 
 use std::time::Duration;
 
-/// From this session timeout on, the limits of attempts and connections are shorter than the client crate's.
+/// The session timeout from which on the limits of attempts to connect and of silent connections are shorter than the
+/// client crate's.
 const LONG: Duration = Duration::from_secs(3);
 
-/// The least limit of an attempt. A shorter limit would mistake every pause of a server for a break.
+/// The least limit of an attempt to connect. A shorter limit would mistake an ordinary pause of a server for a broken
+/// connection.
 const QUICKEST: Duration = Duration::from_millis(350);
 
-/// How long a client waits for a silent server. Quick and patient attempts alternate, so that a slow server is reached,
-/// too, although its answer comes after a quick attempt has ended.
+/// How long a client waits for a silent server. Quick and patient attempts to connect alternate, so that the client
+/// also reaches a server whose answer comes after a quick attempt has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectPolicy {
     /// Gives up a silent attempt or connection early, and opens a new connection. After a break the kernel resends lost
     /// data at growing intervals, so a new connection recovers sooner.
     Quick,
-    /// Gives up a silent connection as late as the client crate does by default: for slow servers.
+    /// Gives up a silent attempt or connection as late as the client crate does by default, so that slow servers can
+    /// answer.
     Patient,
 }
 
 impl ConnectPolicy {
-    /// Returns the limit of a quick attempt at one server.
+    /// Returns the limit of a quick attempt to connect to one server.
     ///
-    /// Sessions with a short timeout have the client crate's own limit: a shorter limit would mistake every pause of a
-    /// server for a break.
+    /// Sessions with a short timeout use the client crate's own limit, because a shorter limit would mistake an
+    /// ordinary pause of a server for a broken connection.
     fn quick(session_timeout: Duration) -> Duration {
         if session_timeout < LONG { session_timeout * 2 / 5 } else { (session_timeout / 12).max(QUICKEST) }
     }
 
-    /// Returns the limit of an attempt at one server; `None` for the client crate's default.
+    /// Returns the limit of an attempt to connect to one server; `None` for the client crate's default.
     pub fn attempt(self, session_timeout: Duration) -> Option<Duration> {
         match self {
             ConnectPolicy::Quick => Some(ConnectPolicy::quick(session_timeout)),
@@ -43,11 +45,11 @@ impl ConnectPolicy {
         }
     }
 
-    /// Returns how long a connection may be silent; `None` for the client crate's default. A break that lasts
-    /// `rides_out` must cost no lock.
+    /// Returns how long a connection may be silent; `None` for the client crate's default. `rides_out` is the longest
+    /// break of the connection that must cost no lock.
     ///
-    /// A connection survives a server's pause of half of this limit: see docs/upstream/read-timeout.patch. The client crate
-    /// notices the end of the limit late, by up to an eighth.
+    /// A connection survives a server's pause of half of this limit: see `docs/upstream/read-timeout.patch`. The client
+    /// crate notices that the limit has passed late, by up to an eighth of the limit.
     pub fn silence(self, session_timeout: Duration, rides_out: Duration) -> Option<Duration> {
         let attempt = self.attempt(session_timeout)?;
         let longest = if session_timeout < LONG { attempt } else { session_timeout / 3 };
@@ -62,7 +64,7 @@ impl ConnectPolicy {
         }
     }
 
-    /// Returns the policy of the attempt that follows an attempt that reached its limit.
+    /// Returns the policy of the next attempt, after an attempt with this policy has timed out.
     pub fn after_silence(self) -> ConnectPolicy {
         match self {
             ConnectPolicy::Quick => ConnectPolicy::Patient,
@@ -70,8 +72,8 @@ impl ConnectPolicy {
         }
     }
 
-    /// Returns the policy of the attempt that follows an attempt that all servers refused. `took` is the length of the
-    /// refused attempt. Servers that refuse at once are not slow.
+    /// Returns the policy of the next attempt, after all servers have refused an attempt with this policy. `took` is
+    /// the length of the refused attempt. Servers that refuse immediately are not slow.
     pub fn after_refusals(self, took: Duration, session_timeout: Duration) -> ConnectPolicy {
         if took > ConnectPolicy::quick(session_timeout) { self.after_silence() } else { self }
     }
@@ -82,16 +84,17 @@ impl ConnectPolicy {
     }
 
     /// Returns whether a tested session is used. `took` is the time until the answer to the test. A quick answer means
-    /// that the server was unreachable before, and not slow. So the session is dropped, and the next attempt is quick.
+    /// that the server was unreachable before, and not slow. So the session is then dropped, and the next attempt is
+    /// quick.
     pub fn suits(took: Duration, session_timeout: Duration) -> bool {
         took > ConnectPolicy::quick(session_timeout) / 4
     }
 }
 
-/// A pause is at most the session timeout divided by this.
+/// The divisor of the session timeout that gives one upper bound of a random pause.
 const LONGEST: u32 = 2;
 
-/// A pause is also at most the time without an answer divided by this.
+/// The divisor of the time since the last answer that gives the other upper bound of a random pause.
 const PART: u32 = 4;
 
 /// Returns a client's random pause before it replaces a lost session ("full jitter"): up to a quarter of `away`, the
@@ -104,7 +107,7 @@ pub fn reconnect_jitter(away: Duration, session_timeout: Duration, random: u64) 
     longest.mul_f64((random % GRAINS) as f64 / GRAINS as f64)
 }
 
-/// The number of equal steps from no pause to the longest pause.
+/// The number of equal steps between no pause and the longest pause. The random number picks one of them.
 const GRAINS: u64 = 1 << 20;
 
 #[cfg(test)]

@@ -13,10 +13,10 @@ use crate::zookeeper::sockets::ProbeSocket;
 
 type Found = Result<Vec<SocketAddr>, String>;
 
-/// The lookups under way, by host and port.
+/// The lookups under way, by `host:port`.
 static UNDER_WAY: Mutex<BTreeMap<String, watch::Receiver<Option<Found>>>> = Mutex::new(BTreeMap::new());
 
-/// Returns the addresses of a host and port, or an error message.
+/// Returns the addresses of a `host:port`, or an error message.
 pub(super) async fn addresses(of: &str) -> Found {
     shared(of, |of| Ok(of.to_socket_addrs().map_err(|error| error.to_string())?.collect())).await
 }
@@ -27,7 +27,8 @@ async fn shared(of: &str, look_up: fn(&str) -> Found) -> Found {
     }
     let mut answer = {
         let mut under_way = UNDER_WAY.lock();
-        // If the runtime ended before it ran the lookup, the sender is gone. So a new lookup starts.
+        // If the runtime of a lookup has ended, the sender of its answer is gone, and no answer will come. So a new
+        // lookup starts.
         if let Some(answer) = under_way.get(of).filter(|answer| answer.has_changed().is_ok()) {
             answer.clone()
         } else {
@@ -97,7 +98,7 @@ mod tests {
             assert!(given_up.is_err());
         }
         let both = tokio::spawn(async move { tokio::join!(shared("hangs:1", look_up), shared("hangs:1", look_up)) });
-        // Both callers join before the lookup ends.
+        // Lets both callers join the lookup before it ends.
         tokio::task::yield_now().await;
         drop(end);
         let (one, other) = both.await.unwrap();
