@@ -24,7 +24,7 @@ pub(crate) enum Peer {
     Raw,
     ZookeeperClient,
     Ours,
-    /// zk-rwlock with `keep`.
+    /// zk-rwlock with `RwLockBuilder::keep`: a process keeps its node between uses.
     Kept,
     /// `tokio::sync::RwLock`, in one process.
     Local,

@@ -55,7 +55,7 @@ enum Kind {
     Drain,
     /// All contenders wait behind a gate, to read.
     Readers,
-    /// All contenders keep a read node, and a writer asks for the lock.
+    /// All contenders keep a read node between uses, and a writer asks them to give the nodes up.
     Keepers,
 }
 

@@ -184,12 +184,13 @@ impl DueCheck {
         let (last, is_there) = match seen.map_err(|failure| refused(failure, &path))? {
             RecordNode::Foreign => return Err(Error::ForeignRecord { path }),
             RecordNode::None { is_there: true } => (None, true),
-            // The server shows no record. Its twin, a second copy, shows whether the record was made and then deleted.
+            // The server shows no record. The record's twin, a second copy, shows whether the record was made and then
+            // deleted.
             RecordNode::None { is_there: false } => {
                 let twin = hold.run(RecordNode::read(session, &metadata::twin_of(&path))).await?;
                 let twin = twin.map_err(|failure| refused(failure, &path))?;
                 let last = twin.done().map(|(last, _)| last.clone());
-                // The server may have missed the record, so the leader is asked.
+                // The server may lag behind the creation of the record, so the ensemble's leader is asked.
                 let is_there = match last {
                     Some(_) => hold.run(presence::is_there(session, &path, None)).await? == Ok(true),
                     None => false,

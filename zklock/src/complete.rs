@@ -147,13 +147,14 @@ fn names(children: &[String]) -> impl Iterator<Item = &str> {
         |name: &&str| Contender::parse_as(name, Dialect::Native).is_some() || Dialect::Native.foreign(name).is_some();
     // A name with control characters is not offered, because a terminal could show another name in its place.
     let names = children.iter().map(String::as_str).filter(|name| escape_controls(name) == *name);
-    // A twin of a record or of a value is no lock.
+    // The twin of a record or of a value (see `TWIN`) is no lock.
     let is_twin = |name: &&str| {
         let of = name.strip_suffix(TWIN);
         of.is_some_and(|of| of.ends_with(RECORD) || children.iter().any(|child| child == of))
     };
     let names = names.filter(move |name| !is_part(name) && !is_contender(name) && !is_twin(name));
-    // The servers remove the directory of a lock without contenders. Its record remains and shows that there is a lock.
+    // The servers remove the empty directory of a lock without contenders. The record of a `--once-in` job remains: the
+    // record `/a.done` shows that there is a lock `/a`.
     names.map(|name| name.strip_suffix(RECORD).filter(|lock| !lock.is_empty()).unwrap_or(name))
 }
 

@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// How many files a tokio runtime and a connection open, roughly.
+/// The approximate number of files that a tokio runtime and a connection to ZooKeeper open together.
 const FILES: usize = 16;
 
 fn run_in_runtime(arguments: Arguments) -> Result<u8, Exit> {

@@ -551,8 +551,8 @@ async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, sig
     }
 }
 
-/// Ends the session, and this removes all its nodes at once. If no server is reached, the session ends by its timeout,
-/// and zklock does not wait for that.
+/// Ends the session, so that the servers remove all its nodes. If no server is reached, the session ends by its
+/// timeout. This function does not wait for that end.
 async fn leave(zk: &ZooKeeper, signals: &mut Signals) {
     let limit = if is_reached(zk) { FAREWELL } else { FAREWELL_UNREACHED };
     tokio::select! {

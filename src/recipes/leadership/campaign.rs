@@ -26,7 +26,7 @@ pub(crate) struct Candidate {
     /// The interval between two health checks, and the check.
     pub(crate) health: Option<(Duration, Check)>,
     pub(crate) status: watch::Sender<Status>,
-    /// The backoff, and the end of the pause that was scheduled last.
+    /// The backoff between campaigns, and the end of the pause that was scheduled last.
     pub(crate) next_pause: Mutex<(Pauses, Option<Instant>)>,
     /// The time of the first failed health check since the last success. `None` while the candidate is healthy.
     pub(crate) unhealthy_since: Mutex<Option<Instant>>,
@@ -36,7 +36,7 @@ pub(crate) struct Candidate {
 pub(crate) struct Status {
     pub(crate) is_campaigning: bool,
     pub(crate) is_stopped: bool,
-    /// The present term, from the grant until the node is gone.
+    /// The present term, from the grant of the write lock until the lock's node is deleted.
     pub(crate) term: Option<Term>,
     /// Whether the present term must end because this candidate resigned.
     pub(crate) is_resigned: bool,
@@ -58,7 +58,7 @@ pub(crate) enum End {
     Unhealthy,
 }
 
-/// The maximum length of a pause. Adding it to an `Instant` does not overflow.
+/// The maximum length of a pause: 100 years. A much longer pause could overflow an `Instant`.
 const MAX_PAUSE: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 impl Candidate {
@@ -103,8 +103,8 @@ impl Candidate {
         }
     }
 
-    /// Schedules a pause before the next campaign, if the last term was short or was lost, or if the campaign failed. `lasted` is
-    /// the length of the term, or zero without a term.
+    /// Schedules a pause before the next campaign, if the last term was short or was lost, or if the campaign failed.
+    /// `lasted` is the length of the term, or zero if the campaign led to no term.
     fn schedule_pause(&self, lasted: Duration, ended: Result<(), Loss>) {
         // After these losses the next campaign fails with an error that no retry can fix, so no pause is needed.
         if matches!(ended, Err(Loss::SessionOver(Ending::Closed | Ending::AuthFailed | Ending::Forked))) {
@@ -235,8 +235,8 @@ impl RunningTerm {
         Ok(ended.ok())
     }
 
-    /// Gives the lock back, and returns once the next candidate can lead. Returns at once if the lock is lost. `why` is `None` if
-    /// the work has ended by itself.
+    /// Gives the lock back, and waits until the next candidate can lead. Does not wait if the lock is lost. `why` is
+    /// the reason why the work was dropped, or `None` if the work has ended by itself.
     async fn give_back(mut self, why: Option<End>) -> Result<(), Error> {
         let (loss, lasted) = (self.term.guard.held().find_loss(), self.began.elapsed());
         self.why = match (loss, why) {
@@ -264,7 +264,7 @@ impl Drop for RunningTerm {
         let (path, data, lasted, why) =
             (self.candidate.lock.path(), self.candidate.data(), self.began.elapsed(), self.why);
         emit!(INFO, path, term = self.term.number(), data, ?lasted, why, "a term ends");
-        // The reply is dropped, because the removal goes on in the background.
+        // The reply to the removal of the node is not awaited here. The removal goes on in the background.
         drop(self.term.guard.held().leave());
         let mut ended = None;
         self.candidate.status.send_modify(|status| ended = status.term.take());

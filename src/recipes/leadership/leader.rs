@@ -75,7 +75,8 @@ pub(crate) fn leading(dialect: Dialect, names: &[String]) -> Option<Contender> {
 /// The name of the operation in errors.
 const OPERATION: &str = "read the leader of";
 
-/// The length that is reserved for the name of the watched node, in bytes.
+/// The bytes that an observer reserves for the name of the node that it watches, because the name is not known in
+/// advance.
 const NAME_BYTES: usize = 128;
 
 pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
@@ -125,7 +126,8 @@ async fn read_and_ask_leader<T>(session: &Arc<dyn Session>, node: &str, read: im
     (read, is_there == Some(Ok(false)))
 }
 
-/// Returns the contender that leads, according to `names` without the known ghosts.
+/// Returns the contender that leads according to the listing `names`. Skips the known ghosts: nodes that this client's
+/// server shows although the ensemble's leader no longer has them.
 fn leading_without_ghosts(session: &Arc<dyn Session>, handle: &Handle, names: &[String]) -> Option<Contender> {
     leading(handle.dialect, &session.store().ghosts().without(&handle.queue, names, Mode::Write))
 }

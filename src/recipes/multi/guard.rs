@@ -27,8 +27,8 @@ fn lost_error((path, why): (&str, Loss)) -> Error {
     Error::Lost(why).of_one(path)
 }
 
-/// Returns the output of the first future that is ready. If several are ready at one poll, the first in the list counts. Never
-/// returns if the list is empty.
+/// Returns the output of the first future that is ready. If several are ready at one poll, returns the output of the
+/// first of them in the list. Never returns if the list is empty.
 async fn first_of<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
     let futures: Vec<_> = futures.map(Box::pin).collect();
     match futures.is_empty() {

@@ -169,7 +169,8 @@ impl MultiLock {
     }
 
     async fn attempt(&self) -> Result<MultiGuard, Error> {
-        // A kept node of this process would be in the way, because a `MultiLock` does not join kept nodes.
+        // A node that this process keeps idle between uses (`RwLockBuilder::keep`) would block the `MultiLock`, which
+        // cannot reuse the node. So idle nodes are given up first.
         self.locks.iter().for_each(|(lock, _)| lock.let_go());
         let checks = self.locks.iter().map(|(lock, mode)| check_free(lock, *mode));
         let mut limit = Duration::MAX;
@@ -197,7 +198,7 @@ impl MultiLock {
                     Some(Duration::ZERO) => Err(report_refusal(lock, *mode, Error::late(Duration::ZERO, None))),
                     timeout => take(lock, *mode, Options { timeout, ..options.clone() }).await,
                 };
-                // Each lock had only the rest of the timeout. The error names the whole timeout.
+                // This lock could wait only for the rest of the timeout. The error names the timeout of the whole call.
                 answer.map_err(|error| error.of_the_whole(timeout))
             };
             taken.add(lock, granted).await?;

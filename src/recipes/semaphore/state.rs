@@ -24,7 +24,8 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 /// The name of the operation in errors.
 pub(super) const TAKE: &str = "take a permit of";
 
-/// The maximum number of listings that look for contenders of a lock at the semaphore's path, and the pause between two of them.
+/// A contender of a lock at the semaphore's path may be about to leave. These are the maximum number of listings that
+/// wait for that, and the pause between two of them.
 const LISTINGS: u32 = 4;
 const LISTING_PAUSE: Duration = Duration::from_millis(100);
 
@@ -114,12 +115,14 @@ impl SemaphoreState {
         Ok(())
     }
 
-    /// Returns `names` without the known ghosts: permits that the leader no longer has.
+    /// Returns `names` without the known ghosts: permits that our server shows although the ensemble's leader no longer
+    /// has them.
     pub(super) fn without_ghosts(&self, session: &Arc<dyn Session>, names: &[String]) -> Vec<String> {
         session.store().ghosts().without(&self.taken, names, Mode::Write).into_owned()
     }
 
-    /// Asks the leader for these permits. Returns the ghosts: permits that the server shows and the leader no longer has.
+    /// Asks the ensemble's leader for these permits. Returns the ghosts: permits that our server shows although the
+    /// leader no longer has them.
     pub(super) async fn find_ghosts(&self, session: &Arc<dyn Session>, names: &[String]) -> Vec<Arc<str>> {
         presence::ghosts_among(session, &self.taken, names, (self.handle.dialect, Mode::Write)).await
     }
@@ -259,8 +262,8 @@ impl SemaphoreState {
             let twin = self.read_twin(session).await.map_err(|failure| self.take_error(failure))?;
             match (self.limit.known(), twin) {
                 (known, Twin::Number(was)) if known != Some(was) => {
-                    // The server may have missed the number, and another client may have changed it since. So the leader is
-                    // asked.
+                    // Our server may lag behind the write of the number, and another client may have changed the number
+                    // since. So the ensemble's leader is asked.
                     match presence::is_there(session, &**path, Some(stat.version)).await {
                         Ok(true) => return Err(self.permits_error(PermitsError::Vanished { was })),
                         _ => SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await,

@@ -84,8 +84,9 @@ impl PermitRequest {
         }
     }
 
-    /// Exchanges the place in the queue for the permits. Returns `false` if the caller must read the permits again. `version` is
-    /// the expected version of the semaphore's node. `refused` is the version that the leader refused last.
+    /// Exchanges the node in the queue for a permit node. Returns `false` if the caller must read the permits again.
+    /// `version` is the expected version of the semaphore's node. `refused` is the version that the ensemble's leader
+    /// refused last.
     async fn try_exchange(
         &self,
         entry: &ContenderHandle,
@@ -155,7 +156,8 @@ impl ExchangeTarget for PermitRequest {
         }
     }
 
-    /// Sends the early read, if this acquisition has sent its listing. An early read from before the listing does not count.
+    /// Sends the early read, if this acquisition has already sent its listing of the queue. An early read that was sent
+    /// before the listing would be too old for a decision.
     fn send_early_read(&self, entry: &ContenderHandle, is_listed: bool) {
         let (session, path) = (entry.session(), self.state.handle.shown());
         let asked = || {
@@ -228,8 +230,8 @@ impl ExchangeTarget for PermitRequest {
         let mut grant = Grant::by(turn, entry);
         let mut view = View::new(&self.state, entry, &mut grant);
         let mut refused = None;
-        // The early read does not count if the contender passed over a ghost: the ghost may have left the queue with permits that
-        // the server did not show yet.
+        // The early read is not used if the listing showed a ghost ahead of this contender: that contender may have
+        // left the queue with permits that the server did not show yet.
         let mut seen = self.take_early_read(&grant).filter(|_| view.ghosts.is_empty());
         loop {
             let mut now = match seen.take() {
@@ -246,7 +248,7 @@ impl ExchangeTarget for PermitRequest {
                     if self.try_exchange(entry, now.version, &mut refused, &mut view.rounds, wait.if_taken).await? {
                         break;
                     }
-                    // The number may have changed although the event of its watch has not come. So the next round reads the
+                    // The number may have changed although the watch has not fired yet. So the next round reads the
                     // number again.
                     view.number = None;
                 }
@@ -273,7 +275,7 @@ impl ExchangeTarget for PermitRequest {
 struct View<'a> {
     state: &'a SemaphoreState,
     entry: &'a ContenderHandle,
-    /// The connection, by its number, on which the head learned that it is the head, or on which it has read after a sync.
+    /// The id of the connection on which the head learned that it is the head, or on which it has read after a sync.
     connection: u64,
     /// The number of permits, the version of the semaphore's node, and the watch on that node.
     number: Option<(u32, i32, Watch)>,
@@ -376,12 +378,13 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Confirms that the predecessor sent the hand-off signal. If the predecessor has a permit among `names`, the signal is true,
-    /// because only the head takes permits. Otherwise the predecessor may have released its permits already, or another client
-    /// forged the signal. Therefore the leader is asked for the contenders that `queue` lists up to the predecessor. If one of
-    /// them still exists, the signal is forged, and this contender loses its place.
+    /// Confirms that the predecessor sent the hand-off signal. If the predecessor has a permit among `names`, the
+    /// signal is true, because only the head takes permits. Otherwise the predecessor may have released its permits
+    /// already, or another client forged the signal. Therefore the ensemble's leader is asked for the contenders that
+    /// `queue` lists up to the predecessor. If one of them still exists, the signal is forged, and this contender loses
+    /// its place.
     ///
-    /// `queue` is a listing of the queue that was sent before the listing `names`. Returns `false` if the decision needs `queue` and it is `None`. The next read then includes it.
+    /// `queue` is a listing of the queue that was sent before the listing `names`. Returns `false` if the decision needs `queue` and `queue` is `None`. The caller's next read then lists the queue, too.
     async fn confirm_signal(&mut self, names: &[String], queue: Option<Vec<String>>) -> Result<bool, Failure> {
         let Some(signal) = self.signal.clone() else { return Ok(true) };
         let predecessor = signal.path.rsplit_once('/').and_then(|(_, name)| Contender::parse(name));

@@ -149,7 +149,7 @@ const MAGIC: &str = "zk-rwlock value ";
 
 const VERSION: &str = "1";
 
-/// The identity of one commit: the fencing token of its lock, and its number under that lock.
+/// The identity of one commit: the fencing token of the commit's lock, and the ordinal of the commit under that lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub(crate) token: i64,
@@ -297,9 +297,9 @@ pub trait Format<T>: Send + Sync + 'static {
 }
 
 /// JSON, by serde. People can read the values with `zkCli`, too. Numbers come back exactly, also floating-point
-/// numbers: for that, this library turns on the feature `float_roundtrip` of `serde_json`. JSON has no infinities and no NaN, and writes `null` for them. An `f64` cannot be read from `null`, so the
-/// commit is [refused](crate::error::ValueError::Unwritable). An `Option<f64>` comes back as `None`, and so does
-/// `Some(None)`.
+/// numbers: for that, this library turns on the feature `float_roundtrip` of `serde_json`. JSON has no infinities and
+/// no NaN, and writes `null` for them. An `f64` cannot be read from `null`, so the commit is
+/// [refused](crate::error::ValueError::Unwritable). An `Option<f64>` comes back as `None`, and so does `Some(None)`.
 #[cfg(feature = "json")]
 #[cfg_attr(docsrs, doc(cfg(feature = "json")))]
 #[derive(Clone, Copy, Debug, Default)]

@@ -66,7 +66,7 @@ impl ValueNode {
                     Err(failure @ Failure::Refused(_)) => {
                         return Err(Error::from_failure(failure, "read", &self.path));
                     }
-                    // The leader does not have the node, or did not answer.
+                    // The ensemble's leader does not have the node, or did not answer.
                     Ok(false) | Err(_) => {}
                 }
             }

@@ -52,13 +52,13 @@ pub(crate) struct Store<T> {
 /// The number of an event, and its value: the newest value that could be decoded.
 type LastGood<T> = Option<(u64, Arc<Stored<T>>)>;
 
-/// The value that was read under a kept node.
+/// The value that was read under a kept node: a lock node that this process keeps between uses.
 struct KeptValue<T> {
     value: Arc<Stored<T>>,
     /// The kept node. A token would not identify the node, because an ensemble that is restored from a backup gives the same
     /// tokens again.
     under: Weak<ContenderNode>,
-    /// The number of transactions under the node that had their replies before the read.
+    /// The number of this process's transactions under the node whose replies came before the read.
     writes: usize,
 }
 
@@ -81,8 +81,8 @@ impl<T> Store<T> {
         Arc::clone(&self.node.lock.lock)
     }
 
-    /// Returns the value that an earlier read found under the same kept node. The value cannot have changed since: another client
-    /// cannot write it without the lock, and each transaction of this process under the node is counted.
+    /// Returns the value that an earlier read found under the same kept node. Returns `None` if this process has since
+    /// written under the node. No other client can have changed the value, because a write needs the lock.
     fn kept_value(&self, guard: &ReadGuard) -> Option<Arc<Stored<T>>> {
         let node = guard.held().node();
         let writes = node.settled_writes().filter(|_| guard.is_kept())?;
@@ -102,7 +102,8 @@ impl<T> Store<T> {
 }
 
 impl<T: Send + Sync + 'static> Store<T> {
-    /// Reads the value under the lock. Under a kept node only the first read sends a request.
+    /// Reads the value under the lock. While the process keeps its lock node, later reads return the value of the first
+    /// read without a request, until this process writes under the node.
     pub(crate) async fn read_under(&self, guard: &ReadGuard) -> Result<Arc<Stored<T>>, Error> {
         if let Some(value) = self.kept_value(guard) {
             return Ok(value);
@@ -226,7 +227,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         let decoded = self.codec.open(&self.node.form, &bytes).map(Arc::new).map_err(|error| self.node.fault(error));
         let decoded = seen.decoded.get_or_init(|| decoded).clone();
         *seen.bytes.lock() = Arc::default();
-        // `last_good` keeps the shared value alive. So the session's thread does not run the destructor of the value when a newer value replaces it in the copy.
+        // `last_good` also owns the value. Otherwise a newer value that replaces `seen` would run the destructor of this value, which is user code, on the session's thread.
         if let Ok(value) = &decoded {
             let mut last = self.last_good.lock();
             let is_newer = last.as_ref().is_none_or(|(before, _)| *before < seen.event);
@@ -302,10 +303,10 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
         // server.
         let mut synced = self.last_event()?;
         retry::until_known(session, || session.sync(&self.path)).await?;
-        // The stat that this server still showed when the leader no longer had it.
+        // `outdated` is the stat of the node that the server showed when the ensemble's leader no longer had that version. `denials` limits how often the server may deny a node that the leader has.
         let (mut outdated, mut denials) = (None, Tries::DENIALS);
         loop {
-            // Read before the node. Otherwise a commit during the read would make a node that the read did not find look deleted.
+            // `is_known` is read before the node. Otherwise a commit of this process between the two reads would make a node look deleted that did not exist yet when it was read.
             let is_known = self.with(|store| store.is_known())?;
             let answers = retry::until_known(session, || {
                 // The watch is sent first. So a change between the two requests is in the data, and also fires the watch.
@@ -332,8 +333,8 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
             if look.wait(&mut change).await? {
                 continue;
             }
-            // The node is read again even if the leader has this version: a server may have missed that the node was deleted and
-            // created again with the same version. The leader's reply has synced the server.
+            // The node is read again even if the ensemble's leader has this version: a server may have missed that the
+            // node was deleted and created again with the same version. The leader's reply has synced the server.
             let known = self.last_event()?;
             if let Ok(is_there) = presence::is_there(session, &self.path, Some(stat.version)).await {
                 (synced, outdated) = (known, (!is_there).then_some(stat));
@@ -348,8 +349,9 @@ impl<T: Send + Sync + 'static> Follower<T> {
         with_upgraded(&self.store, work).ok_or(Failure::Over(Ending::Closed))
     }
 
-    /// Handles the reply that there is no node. Returns whether to wait until the node is created. Returns `false` if the leader
-    /// has the node: the caller then reads again, because the leader's reply has synced the server.
+    /// Handles the reply that there is no node. Returns whether the caller should wait until the node is created.
+    /// Returns `false` if the ensemble's leader has the node: the caller then reads again, because the leader's reply
+    /// has synced the server.
     async fn handle_missing(
         &self,
         session: &Arc<dyn Session>,

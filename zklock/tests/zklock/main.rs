@@ -762,7 +762,7 @@ async fn an_unreachable_release_says_when_the_lock_is_free() {
     assert!(ended.elapsed() < Duration::from_secs(2), "{:?}", ended.elapsed());
 }
 
-/// Only zklock is stopped. The servers keep running.
+/// The test stops only zklock (SIGSTOP). The servers keep running.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopped_waiter_reports_that_it_stood_still() {
     let path = "/zklock/stopped-waiter";

@@ -25,7 +25,8 @@ async fn shown(columns: u16, arguments: &[&str]) -> Vec<String> {
     lines_of(&text)
 }
 
-/// Returns the lines without escape sequences.
+/// Makes readers and waiting writers on every host, with long and wide labels, and one node that its process keeps
+/// between uses. Returns the tokens, and the guards and tasks that the caller must keep.
 fn lines_of(text: &str) -> Vec<String> {
     let mut plain = String::new();
     let mut pieces = text.split('\x1b');
