@@ -1,4 +1,4 @@
-//! The names of contenders in all dialects.
+//! The names of contenders' nodes in all dialects.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::queue::dialect::{self, Dialect};
 use crate::queue::mode::{Mode, Slot};
 
-/// One acquisition in the queue, as the name of its node describes it.
+/// One acquisition in the queue of a lock, as the name of its node describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Contender {
     name: String,
@@ -127,13 +127,13 @@ impl Contender {
         name(self.tag(), self.dialect.marker(Mode::Read), self.sequence())
     }
 
-    /// Returns the tag: the part of the name before the mode's marker. If the tag has an id, no other acquisition has
-    /// the same tag.
+    /// Returns the tag: the part of the name before the marker of the mode, such as `-WRITE-`. If the tag has an id, no
+    /// other acquisition has the same tag.
     pub(crate) fn tag(&self) -> &str {
         &self.name[..self.tag_len]
     }
 
-    /// Returns the dialect and the mode. Contenders of the same kind wait for the same earlier contenders.
+    /// Returns the dialect and the mode. Together they decide which earlier contenders a contender waits for.
     pub(crate) fn kind(&self) -> (Dialect, Mode) {
         (self.dialect, self.mode())
     }
@@ -149,7 +149,8 @@ impl fmt::Display for Contender {
     }
 }
 
-/// The part of an acquisition's node names before the mode's marker. No other acquisition has the same tag.
+/// The part of an acquisition's node names before the marker of the mode, such as `-WRITE-`. No other acquisition has
+/// the same tag.
 #[derive(Clone, Debug)]
 pub(crate) struct Tag {
     dialect: Dialect,
@@ -165,13 +166,13 @@ impl Tag {
         self.text.len()
     }
 
-    /// Returns the node's name without the sequence number, which the server appends.
+    /// Returns the name of the acquisition's node in this mode, without the sequence number, which the server appends.
     pub(crate) fn prefix(&self, mode: Mode) -> String {
         format!("{}{}", self.text, self.dialect.marker(mode))
     }
 
-    /// Returns the acquisition's contender before the server has assigned a number. The contender's number is negative,
-    /// and [`turn`](crate::queue::turn::turn) grants no negative number.
+    /// Returns the acquisition's contender before the server has assigned a sequence number. The contender has the
+    /// number -1, to which [`turn`](crate::queue::turn::turn) never grants the lock.
     pub(crate) fn unnumbered(&self, mode: Mode) -> Contender {
         Contender::of(self.prefix(mode), self.dialect, self.len(), Slot { mode, sequence: -1 })
     }

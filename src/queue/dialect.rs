@@ -124,22 +124,22 @@ pub enum Dialect {
 const CURATOR_READ: &str = "__READ__";
 const CURATOR_WRITE: &str = "__WRIT__";
 const MUTEX: &str = "lock-";
-/// Ends with [`MUTEX`], so that a mutex waits for our readers.
+/// The marker of a reader among Curator's mutexes. Ends with [`MUTEX`], so that a mutex waits for our readers.
 const MUTEX_READ: &str = "READ-lock-";
 
-/// The longest marker of a mode in any dialect.
+/// The longest marker of a mode, such as `-WRITE-`, in any dialect.
 pub(crate) const LONGEST_MARKER: &str = MUTEX_READ;
 const KAZOO_READ: &str = "__rlock__";
 const KAZOO_WRITE: &str = "__lock__";
 
-/// The prefix of a protected name, as Curator calls a name that has a uuid behind `_c_`.
+/// The beginning of a protected name. Curator calls a name protected if it begins with `_c_` and a uuid.
 const PROTECTED: &str = "_c_";
 
 impl Dialect {
     /// All dialects.
     pub const ALL: [Dialect; 4] = [Dialect::Native, Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo];
 
-    /// Returns the marker of a mode: the text between the tag and the number.
+    /// Returns the marker of a mode, such as `-WRITE-`: the text between the tag and the sequence number.
     pub(crate) fn marker(self, mode: Mode) -> &'static str {
         match (self, mode) {
             (Dialect::Native, Mode::Read) => "-READ-",
@@ -153,14 +153,14 @@ impl Dialect {
         }
     }
 
-    /// Returns a new acquisition's tag: the part of its node names before the marker. No other acquisition has the same
-    /// tag.
+    /// Returns a new acquisition's tag: the part of its node names before the marker of the mode. No other acquisition
+    /// has the same tag. `keeps` says whether the process may keep the node between uses.
     pub(crate) fn new_tag(self, host: &str, keeps: bool, mut random: impl FnMut() -> u64) -> String {
         if self == Dialect::Native {
             return format!("{host}~{}{}", letters_and_digits(random()), if keeps { KEEP } else { "" });
         }
         let (high, low) = (random(), random());
-        // Version 4, variant 1: Curator parses this part of a name as a uuid.
+        // Sets the version to 4 and the variant to 1, because Curator parses this part of a name as a uuid.
         let (high, low) = ((high & !0xf000) | 0x4000, (low & (u64::MAX >> 2)) | (1 << 63));
         if self == Dialect::Kazoo {
             return format!("{high:016x}{low:016x}");
@@ -169,7 +169,7 @@ impl Dialect {
         format!("{PROTECTED}{:08x}-{:04x}-{:04x}-{:04x}-{:012x}-", groups.0, groups.1, groups.2, groups.3, groups.4)
     }
 
-    /// Returns the maximal length of another contender's tag, if our own tag has `ours` bytes.
+    /// Returns the maximal length in bytes of another contender's tag, if our own tag has `ours` bytes.
     pub(crate) fn longest_tag(self, ours: usize) -> usize {
         if self == Dialect::Native { ours.max(OWNER_BYTES) } else { ours }
     }
@@ -185,8 +185,8 @@ impl Dialect {
         self == Dialect::Kazoo
     }
 
-    /// Splits a contender's name into the tag, and the mode and number; `None` if the name is not a contender's in this
-    /// dialect.
+    /// Splits a contender's name into its tag and its slot (mode and sequence number). `None` if the name is not a
+    /// contender's in this dialect.
     pub(crate) fn split(self, name: &str) -> Option<(&str, Slot)> {
         if self == Dialect::Native {
             return split_native(name);
@@ -204,8 +204,8 @@ impl Dialect {
     fn split_mode(self, before: &str) -> Option<(&str, Mode)> {
         let strip = |mode| before.strip_suffix(self.marker(mode)).map(|tag| (tag, mode));
         match self {
-            // Only this library makes readers in this dialect. A mutex waits for all other names with the marker, so
-            // those are writers.
+            // In this dialect, only this library makes readers. A mutex waits for all other names with `lock-` and a
+            // number, so those names are writers'.
             Dialect::CuratorMutex => {
                 strip(Mode::Read).filter(|(tag, _)| is_protection(tag)).or_else(|| strip(Mode::Write))
             }
@@ -213,7 +213,8 @@ impl Dialect {
         }
     }
 
-    /// Returns the mode and number of a contender; `None` if the name is not a contender's in this dialect.
+    /// Returns the mode and the sequence number of a contender; `None` if the name is not a contender's in this
+    /// dialect.
     pub(crate) fn slot(self, name: &str) -> Option<Slot> {
         self.split(name).map(|(_, slot)| slot)
     }
@@ -253,9 +254,9 @@ impl Dialect {
         Dialect::of(name).or_else(by_marker)
     }
 
-    /// Returns whether a name has the marker of this dialect's contenders. The marker of a mutex, `lock-`, is a common
-    /// word, so a letter or digit before it rules the name out. `split` has no such condition: a lock of that dialect
-    /// waits for every name that ends with the marker and a number.
+    /// Returns whether a name has a marker of this dialect, such as `-WRITE-`. The marker of a mutex, `lock-`, is a
+    /// common word, so a name with a letter or digit before `lock-` is excluded. `split` has no such condition, because
+    /// a mutex waits for every name that ends with `lock-` and a number.
     fn has_marker(self, name: &str) -> bool {
         let stands_alone = |at: usize| !name[..at].ends_with(|before: char| before.is_alphanumeric());
         match self {
@@ -266,8 +267,8 @@ impl Dialect {
         }
     }
 
-    /// Describes a foreign node of dialect `other` for an error. `other` may be this dialect: then the node has its
-    /// marker without a number.
+    /// Describes a foreign node of dialect `other` for an error. If `other` is this dialect, the node has the marker of
+    /// a mode without a number behind the marker.
     pub(crate) fn describe(self, other: Dialect) -> String {
         let whose = match other {
             Dialect::Native => "of zk-rwlock's own",
@@ -314,14 +315,14 @@ fn letters_and_digits(mut number: u64) -> String {
     std::array::from_fn::<char, 8, _>(|_| digit()).iter().collect()
 }
 
-/// Returns whether a tag is exactly `_c_<uuid>-`.
+/// Returns whether a tag is exactly `_c_<uuid>-`, as Curator makes tags.
 fn is_protection(tag: &str) -> bool {
     let uuid = tag.strip_prefix(PROTECTED).and_then(|rest| rest.strip_suffix('-'));
     uuid.is_some_and(|uuid| uuid.len() == 36 && uuid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-'))
 }
 
-/// Parses the number at the end of a name in both possible ways: as ten digits, and as a negative number. The server
-/// prints a counter that has wrapped with its sign.
+/// Parses the sequence number at the end of a name in both possible ways: as ten digits, and as a negative number. The
+/// number is negative after the server's counter has wrapped.
 fn numbers(name: &str) -> [Option<(&str, i64)>; 2] {
     let digits = name.len() - name.bytes().rev().take_while(u8::is_ascii_digit).count();
     let (before, digits) = name.split_at(digits);
@@ -333,12 +334,12 @@ fn numbers(name: &str) -> [Option<(&str, i64)>; 2] {
 
 /// The end of the tag of a node that its process may keep between uses.
 ///
-/// The marker is in the name instead of the data, so that a waiter can ask for the node after one listing.
+/// This suffix is in the name instead of the node's data, so that a waiter can ask for the node after one listing.
 pub(crate) const KEEP: &str = "~keep";
 
 const HOST_BYTES: usize = 64;
 
-/// The bytes of the longest native tag, `host~id~keep`.
+/// The length in bytes of the longest native tag, `host~id~keep`.
 const OWNER_BYTES: usize = HOST_BYTES + "~k3v9x2ma".len() + KEEP.len();
 
 /// Returns whether a name looks like that of a node that its process may keep. Reads only the end of the name, to be
@@ -348,7 +349,7 @@ pub(crate) fn may_keep(name: &str) -> bool {
     before.strip_suffix("-READ").or_else(|| before.strip_suffix("-WRITE")).is_some_and(|tag| tag.ends_with(KEEP))
 }
 
-/// Splits a native name into its tag (`host`, `host~id` or `host~id~keep`) and its slot.
+/// Splits a native name into its tag (`host`, `host~id` or `host~id~keep`) and its slot (mode and sequence number).
 fn split_native(name: &str) -> Option<(&str, Slot)> {
     let (before, digits) = name.rsplit_once('-')?;
     let sign = usize::from(before.ends_with('-'));
@@ -363,7 +364,8 @@ fn split_native(name: &str) -> Option<(&str, Slot)> {
     well_formed.then_some((tag, Slot { mode, sequence }))
 }
 
-/// Parses exactly the spelling that the server prints (`%010d`), so that each number has one spelling.
+/// Parses a sequence number only in the spelling that the server prints (`%010d`), so that each number has one
+/// spelling.
 fn parse_sequence(digits: &str) -> Option<i64> {
     let sequence: i64 = digits.parse().ok()?;
     let printed_by_server = digits.len() >= 10 && !digits.starts_with('+');

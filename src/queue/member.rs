@@ -131,7 +131,7 @@ impl Queue {
 pub struct Blockers {
     /// The number of contenders that must leave first.
     pub ahead: usize,
-    /// The first of them, holders before waiters, at most 8.
+    /// The first of these contenders, holders before waiters, at most 8.
     pub first: Vec<Member>,
 }
 
@@ -182,7 +182,7 @@ impl fmt::Display for Member {
         }
         write_process(f, self.pid, self.label.as_ref())?;
         if let Some(since) = self.since {
-            // The clocks of two machines differ. A time in the future counts as now.
+            // The clocks of two machines differ. A time in the future is treated as now.
             let age = SystemTime::now().duration_since(since).unwrap_or(Duration::ZERO);
             let whole_seconds = Duration::from_secs(age.as_secs());
             let age = if whole_seconds.is_zero() {
@@ -199,7 +199,7 @@ impl fmt::Display for Member {
     }
 }
 
-/// Prints the ensemble's time and no age, so that readers with different clocks see the same text.
+/// Prints the time on the ensemble's clock instead of an age, so that readers with different clocks see the same text.
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "done at {}", humantime::format_rfc3339_seconds(date(self.at)))?;
@@ -223,7 +223,8 @@ impl fmt::Display for Blockers {
         let named = Vec::from_iter(named("held", false).into_iter().chain(named("kept", true)));
         match (named.as_slice(), self.first.first()) {
             ([], None) => write!(f, "{} ahead", self.ahead),
-            // A reader waits for writers alone, and those writers may themselves wait for readers.
+            // No contender ahead holds the lock. For example, a reader waits for a writer, and this writer waits for
+            // readers.
             ([], Some(next)) => write!(f, "behind {next}; {} ahead", self.ahead),
             (holders, _) => write!(f, "{}; {} ahead", holders.join(", "), self.ahead),
         }

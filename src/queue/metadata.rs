@@ -20,7 +20,7 @@ pub(crate) fn date(at: SystemTime) -> SystemTime {
 /// come from any client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Metadata {
-    /// Empty if the data have no host.
+    /// The host of the contender's process. Empty if the data have no host.
     pub(crate) host: String,
     pub(crate) pid: Option<u32>,
     pub(crate) label: Option<String>,
@@ -43,12 +43,12 @@ impl Metadata {
         text.into_bytes()
     }
 
-    /// Returns a contender's metadata, from its name and from its node's data if they could be read.
+    /// Returns a contender's metadata, from the name and, if the node could be read, from its data.
     pub(crate) fn of(contender: &Contender, data: Option<&[u8]>) -> Metadata {
         let in_data = data.map(read).unwrap_or_default();
         match (contender.dialect(), data) {
             (Dialect::Native, _) | (_, None) => Metadata { host: contender.host().to_owned(), ..in_data },
-            // Only this library writes a process id. So the other fields are in its form, too.
+            // Only this library writes a process id. So the other fields are in the form of this library, too.
             _ if in_data.pid.is_some() => match dialect::host_problem(&in_data.host) {
                 Some(_) => Metadata { host: String::new(), ..in_data },
                 None => in_data,
@@ -83,11 +83,11 @@ fn read_foreign(data: &[u8]) -> Metadata {
     }
 }
 
-/// The suffix of a record's path. No contender's name ends like this in any dialect, because contenders' names end with
-/// a number.
+/// The suffix of the path of a record of a job's last success. No contender's name ends like this in any dialect,
+/// because contenders' names end with a number.
 const RECORD_SUFFIX: &str = ".done";
 
-/// The first line of a record.
+/// The beginning of the first line of a job's record. A version number follows.
 const HEADING: &str = "zk-rwlock done ";
 
 /// The assumed limit of clock drift: two clocks that measure the same duration differ by less than one part in 100.
@@ -110,13 +110,13 @@ pub struct Record {
     pub token: Option<i64>,
 }
 
-/// Returns the path of a lock's record: a sibling of the lock's directory. So the record stays when the empty directory
-/// is deleted.
+/// Returns the path of the record of a job under this lock: a sibling of the lock's directory. So the record stays when
+/// the empty directory is deleted.
 pub(crate) fn record_path(directory: &str) -> String {
     format!("{directory}{RECORD_SUFFIX}")
 }
 
-/// Returns the lock whose record has this path, if the path is a record's.
+/// Returns the path of the lock whose record is at `path`; `None` if `path` is not that of a record.
 pub(crate) fn lock_of_record(path: &str) -> Option<&str> {
     path.strip_suffix(RECORD_SUFFIX).filter(|directory| !directory.ends_with('/'))
 }

@@ -19,7 +19,7 @@ pub(crate) const PERMITS: &str = "permits";
 const MARKER: &str = "-PERMIT-";
 const NUMBER: &str = "permits=";
 
-/// The parts of the name of a holder's node.
+/// The parts of the name of a permit holder's node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TakenBy<'n> {
     pub(crate) host: &'n str,
@@ -27,17 +27,17 @@ pub(crate) struct TakenBy<'n> {
     pub(crate) count: u32,
 }
 
-/// Returns the name of a holder's node. `owner` is `host~id`, which no other acquisition has.
+/// Returns the name of a permit holder's node. `owner` is `host~id`, which no other acquisition has.
 pub(crate) fn name(owner: &str, count: u32) -> String {
     format!("{owner}{MARKER}{count}")
 }
 
-/// Returns whether `name` is the name of a node of the holder `owner`.
+/// Returns whether `name` is the name of a node of the permit holder `owner`.
 pub(crate) fn is_of(name: &str, owner: &str) -> bool {
     name.rsplit_once(MARKER).is_some_and(|(it, _)| it == owner)
 }
 
-/// Parses the name of a holder's node. `None` if the name is not exactly as [`name`] makes it.
+/// Parses the name of a permit holder's node. `None` if the name is not exactly as [`name`] makes it.
 pub(crate) fn parse(name: &str) -> Option<TakenBy<'_>> {
     let (owner, count) = name.rsplit_once(MARKER)?;
     let (host, id) = owner.split_once('~')?;
@@ -58,10 +58,10 @@ pub fn permits_of(name: &str) -> Option<u32> {
     parse(name).map(|by| by.count)
 }
 
-/// Returns the number of permits that these nodes take.
+/// Returns the number of permits that the nodes with these names take.
 ///
 /// # Errors
-/// The first malformed name in text order.
+/// Returns the first malformed name in text order.
 pub(crate) fn taken(names: &[String]) -> Result<u64, &str> {
     let mut taken = 0;
     let mut doubtful: Option<&str> = None;
@@ -74,7 +74,7 @@ pub(crate) fn taken(names: &[String]) -> Result<u64, &str> {
     doubtful.map_or(Ok(taken), Err)
 }
 
-/// Whether a number of permits can be taken.
+/// Whether a request for permits can be granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
     Enough,
@@ -84,7 +84,8 @@ pub(crate) enum Room {
     Never,
 }
 
-/// Returns whether `wanted` permits can be taken from `number` while these nodes exist.
+/// Returns whether `wanted` permits can be taken from a semaphore of `number` permits while nodes with these names
+/// exist.
 ///
 /// # Errors
 /// As for [`taken`].
@@ -121,7 +122,7 @@ pub(crate) fn may_be_number(length: usize) -> bool {
     (NUMBER.len() + 1..=encode(u32::MAX).len() + 1).contains(&length)
 }
 
-/// Parses exactly the spelling that [`encode`] writes, so that each number has one spelling.
+/// Parses a positive number only in the spelling that [`encode`] writes, so that each number has one spelling.
 fn positive(digits: &str) -> Option<u32> {
     let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');
     digits.parse().ok().filter(|_| is_plain)

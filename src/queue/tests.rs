@@ -39,7 +39,7 @@ const PIECES: [&[u8]; 26] = [
     b"~keep",
 ];
 
-/// Calls `check` with each sample, and then with random changes of the samples. `FUZZ_SECONDS` sets the duration.
+/// Calls `check` with each sample, and then with randomly changed samples. `FUZZ_SECONDS` sets the duration.
 /// `FUZZ_SEED` repeats a run from the input that failed.
 pub(crate) fn fuzz<S: AsRef<[u8]>>(samples: &[S], mut check: impl FnMut(&[u8])) {
     let number = |name: &str| env::var(name).ok().map(|number| number.parse::<u64>().expect("a whole number"));

@@ -76,14 +76,14 @@ pub(crate) fn turn_among_foreign<'q>(me: &Contender, queue: &'q [String]) -> (Tu
     (turn, foreign)
 }
 
-/// Returns the turn of `me` for people to read. Unlike [`turn`], this function accepts two nodes of the same number if
-/// they may belong to one holder.
+/// Returns the turn of `me` for display. Unlike [`turn`], this function accepts two nodes of the same number if they
+/// may belong to one holder.
 pub(crate) fn as_seen(me: &Contender, queue: &[String]) -> Turn {
     decide(me, queue, |_| {}, |other| me.dialect().is_one_holder(other, me.slot()))
 }
 
 /// Decides the turn of `me`. Calls `on_other_name` for each name that is not a contender's. `may_share` says whether
-/// another contender may have the same number as `me`.
+/// another contender may have the same sequence number as `me`.
 fn decide<I>(me: &Contender, queue: I, mut on_other_name: impl FnMut(I::Item), may_share: impl Fn(Slot) -> bool) -> Turn
 where
     I: IntoIterator<Item: AsRef<str>>,
@@ -129,9 +129,9 @@ where
     }
 }
 
-/// Returns whether `me`, a writer that waits for readers, has to ask readers to give up kept nodes. `me` asks only the
-/// readers behind the last earlier writer: that writer asks the readers before it. Nodes in `leaving` are about to
-/// leave anyway, so `me` does not ask for them.
+/// Returns whether `me`, a writer that waits for readers, has to ask readers to give up kept nodes (nodes that their
+/// processes keep between uses). `me` asks only the readers behind the last earlier writer, because that writer asks
+/// the readers before it. `me` does not ask for the nodes in `leaving`, because they are about to be given up.
 pub(crate) fn is_reader_kept_before(me: &Contender, queue: &[String], leaving: &[String]) -> bool {
     // `may_keep` rejects most names by their last characters: a waiter may list 10,000 names.
     let kept = queue.iter().filter(|name| dialect::may_keep(name) && !leaving.contains(name));
@@ -169,14 +169,14 @@ pub(crate) fn first_kept_out(me: &Contender, queue: &[String]) -> Option<Contend
     first_of_others(me, queue, |other| other.sequence > me.sequence() && other.mode.excludes(me.mode()))
 }
 
-/// Returns the first waiter of a semaphore's queue, where `me` holds permits and has left the queue. The numbers are
-/// not compared: the queue's directory may have been deleted and created again, which restarts them.
+/// Returns the first waiter of a semaphore's queue, where `me` holds permits and has left the queue. The sequence
+/// numbers are not compared: the queue's directory may have been deleted and created again, which restarts the numbers.
 pub(crate) fn first_in_queue(me: &Contender, queue: &[String]) -> Option<Contender> {
     first_of_others(me, queue, |_| true)
 }
 
-/// Returns the first wanted contender that has another tag than `me`. A node with the same tag comes from a create of
-/// `me` whose reply was lost, so it is no waiter.
+/// Returns the first contender for which `is_wanted` is true and whose tag differs from the tag of `me`. A node with
+/// the same tag comes from a create of `me` whose reply was lost, so the node is no waiter.
 fn first_of_others(me: &Contender, queue: &[String], is_wanted: impl Fn(Slot) -> bool) -> Option<Contender> {
     let wanted = in_order(me.dialect(), queue, is_wanted);
     wanted.into_iter().filter_map(|name| Contender::parse_as(name, me.dialect())).find(|it| it.tag() != me.tag())
@@ -232,7 +232,7 @@ pub struct Waiter<C> {
     awaited: Option<Predecessor>,
     /// Whether the contender had to wait.
     has_waited: bool,
-    /// Whether the contender has asked the earlier contenders to give up kept nodes.
+    /// Whether the contender has asked the earlier contenders to give up nodes that they keep between uses.
     has_asked: bool,
     /// The names of ghosts: contenders whose nodes the leader has deleted, although this client's server still lists
     /// them. The waiter skips these names, because a deleted name never comes back.
@@ -244,21 +244,21 @@ pub struct Waiter<C> {
 pub struct Predecessor {
     /// The name of the predecessor's node.
     pub name: Arc<str>,
-    /// Its mode.
+    /// The mode of the predecessor.
     pub mode: Mode,
 }
 
 /// An event for a waiter.
 #[derive(Debug)]
 pub enum WaiterEvent<'a> {
-    /// The answer to [`Step::List`].
+    /// The directory was listed, as [`Step::List`] requires.
     Listed {
         /// The names in the directory, in any order.
         names: &'a [String],
-        /// Those of `names` whose nodes are about to leave anyway. They need no ask.
+        /// The part of `names` whose nodes are about to be given up. The waiter need not ask for these nodes.
         leaving: &'a [String],
     },
-    /// The predecessor's node has changed or is gone: the answer to [`Step::Await`].
+    /// The predecessor's node has changed or is gone. Ends [`Step::Await`].
     Departed(Departure),
 }
 
@@ -270,8 +270,8 @@ pub enum Departure {
     /// The node may have changed in another way, perhaps before the watch was set. The waiter has to list the directory
     /// again.
     ListAgain,
-    /// The leader does not have the node any more, although no event has reported that, and has no downgraded node of
-    /// the predecessor that would exclude the waiter.
+    /// The leader no longer has the node, although no event has reported the deletion. Nor does the leader have a
+    /// downgraded node of the predecessor that would exclude the waiter.
     GoneAtLeader,
 }
 
@@ -284,14 +284,14 @@ pub enum Step {
     Await {
         /// The contender to wait for.
         predecessor: Predecessor,
-        /// Whether to ask the earlier contenders to give up kept nodes, once the watch is set.
+        /// Whether to ask the earlier contenders, once the watch is set, to give up nodes that they keep between uses.
         asks: bool,
     },
     /// Take the lock.
     Take(Take),
     /// Give up, because the waiter's own node is not in the queue or its number is invalid.
     Evicted,
-    /// Give up, because this node is a foreign contender's and may follow other rules.
+    /// Give up, because this node belongs to a foreign contender, whose rules may differ.
     Foreign(String),
 }
 
@@ -361,7 +361,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
                     Mode::Read => is_reader_kept_before(self.me.borrow(), names, leaving),
                 };
                 // One write to the directory asks for every kept node that existed when this waiter's node was created.
-                // So one is enough.
+                // So one write is enough.
                 let asks = is_kept && !self.has_asked;
                 self.has_asked |= asks;
                 self.has_waited = true;
@@ -375,9 +375,9 @@ impl<C: Borrow<Contender>> Waiter<C> {
     fn after_departure(&mut self, departure: Departure) -> Step {
         let Some(predecessor) = self.awaited.take() else { return Step::List };
         match departure {
-            // In the native dialect, only a writer that held the lock changes its node, and deletes it in the same
-            // transaction. So no earlier contender is left. In another dialect, any client may have changed the node
-            // for any reason.
+            // In the native dialect, only a writer that held the lock changes its node, and the same transaction
+            // deletes the node. So no earlier contender is left. In another dialect, any client may have changed the
+            // node for any reason.
             Departure::Signalled if self.hands_off && predecessor.mode == Mode::Write => {
                 self.take(Some(predecessor.name))
             }
