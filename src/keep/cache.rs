@@ -1,4 +1,5 @@
-//! The cache of one lock handle: the newest kept node, and the uses that join it.
+//! The cache of one lock handle: the newest kept node (a node that the process keeps between uses), and the uses that
+//! join this node.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -24,9 +25,10 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 pub(crate) struct Cache {
     handle: Arc<Handle>,
     idle: Duration,
-    /// The newest node. New uses join only this node.
+    /// The newest kept node. New uses join only this node.
     newest: SharedMutex<Option<Arc<Kept>>>,
-    /// Whether another contender asked for the last READ node before the node had a second use. The next read then keeps no node.
+    /// Whether another contender asked for the last kept READ node before the node had a second use. If so, the next
+    /// read keeps no node.
     reads_in_vain: Arc<AtomicBool>,
     writes_in_vain: Arc<AtomicBool>,
 }
@@ -37,7 +39,7 @@ impl Cache {
         Cache { handle: Arc::clone(handle), idle, newest: SharedMutex::default(), reads_in_vain, writes_in_vain }
     }
 
-    /// Joins the newest node, if it covers this mode and is still kept.
+    /// Joins the newest kept node, if the node covers this mode and is still kept.
     pub(crate) fn join(&self, mode: Mode) -> Joined<KeptUse, PendingUse> {
         // This code runs millions of times a second. Cloning the `Arc` would make all tasks write to one reference counter.
         let newest = self.newest.read();
@@ -50,8 +52,8 @@ impl Cache {
         newest.map_or(Joined::Refused, |kept| kept.join(mode))
     }
 
-    /// Joins the newest node, or begins to acquire a new node with `begin`. Refuses the use if the last node of this mode was
-    /// kept in vain.
+    /// Joins the newest kept node, or begins to acquire a new node with `begin`. Refuses the use if the last node of
+    /// this mode was kept in vain: another contender asked for that node before its second use.
     pub(crate) fn join_or_begin(&self, mode: Mode, begin: impl Fn(&Arc<Kept>) -> Work) -> Joined<KeptUse, PendingUse> {
         loop {
             let before = self.newest.write().clone();
@@ -66,7 +68,8 @@ impl Cache {
             kept.acquire_by(begin(&kept));
             let found = kept.join(mode);
             let mut newest = self.newest.write();
-            // Another use may have replaced the newest node since the first line of the loop. Then the loop joins that node.
+            // Another use may have replaced the newest node since `before` was read. If so, the next round of the loop
+            // joins the node of that use.
             if newest.as_ref().map(Arc::as_ptr) == before.as_ref().map(Arc::as_ptr) {
                 *newest = Some(kept);
                 drop(newest);
@@ -76,7 +79,8 @@ impl Cache {
         }
     }
 
-    /// Creates a node of this mode without an acquisition. `None` if the last node of this mode was kept in vain.
+    /// Creates a kept node of this mode, without an acquisition yet. `None` if the last node of this mode was kept in
+    /// vain: another contender asked for that node before its second use.
     fn new_node(&self, mode: Mode) -> Option<Arc<Kept>> {
         let in_vain = match mode {
             Mode::Read => &self.reads_in_vain,
@@ -86,7 +90,7 @@ impl Cache {
         keeps.then(|| Kept::new(&self.handle, mode, self.idle, in_vain))
     }
 
-    /// Gives the newest node up if it is idle, because an acquisition of this process could not join it.
+    /// Gives up the newest kept node if it is idle, because an acquisition of this process could not join the node.
     pub(crate) fn let_go(&self) {
         let newest = self.newest.write().take_if(|kept| kept.is_unused());
         self.replaced(newest);
@@ -141,7 +145,7 @@ impl Kept {
         Some(KeptUse::new(granted, number))
     }
 
-    /// Returns the running use with this number. `None` if the node is lost: then gives the node up.
+    /// Returns the running use with this id. If the node is lost, gives the node up and returns `None`.
     fn run(&self, number: u64, granted: Option<Arc<Granted>>) -> Option<KeptUse> {
         let used = KeptUse::new(granted?, number);
         if let Err(loss) = used.held_at() {
@@ -161,7 +165,7 @@ pub(crate) struct KeptUse {
     trace: Option<Arc<HoldTrace>>,
     /// The time limit of the use. `None` if uses have no limit.
     limit: Option<Arc<LimitedUse>>,
-    /// Whether a downgrade has begun and not ended. Then the ensemble may have the WRITE node or the READ node.
+    /// Whether a downgrade has begun and not ended. Meanwhile the ensemble may have the WRITE node or the READ node.
     is_changing: bool,
     is_over: bool,
 }
@@ -179,7 +183,7 @@ impl KeptUse {
         &self.granted.kept
     }
 
-    /// Returns the present time if the node is held, or the loss.
+    /// Returns the present time on the lease's clock if the node is held, or else the loss of the hold.
     pub(crate) fn held_at(&self) -> Result<Moment, Loss> {
         match self.hold().held_at() {
             Some(now) => Ok(now),
@@ -255,8 +259,8 @@ impl Drop for KeptUse {
     }
 }
 
-/// A use that waits until the node is acquired, or until other uses of the node end. Dropping the use ends the wait. If no other
-/// use waits for the acquisition of the node, the drop ends the acquisition, too.
+/// A use that waits until the node is acquired, or until other uses of the node end. Dropping the use ends the wait. If
+/// no other use waits for the acquisition of the node, the drop cancels the acquisition, too.
 pub(crate) struct PendingUse {
     kept: Arc<Kept>,
     number: u64,
@@ -307,7 +311,7 @@ impl PendingUse {
         }
     }
 
-    /// Returns the use if it runs, or `None` if it was refused.
+    /// Returns the use if it runs, or `None` if it was refused. `Pending` while the use waits.
     fn standing(&mut self, waker: &Waker) -> Poll<Option<KeptUse>> {
         let mut state = self.kept.state.lock();
         match state.uses.standing(self.number, waker) {
@@ -336,8 +340,8 @@ impl Drop for PendingUse {
             let woken = state.leave(self.number, self.kept.idle);
             drop(settle(state, woken));
         }
-        // Only the uses of a node that is not granted poll its acquisition. If other uses wait, no wake-up is lost here: the
-        // waker of the acquisition wakes all of them.
+        // Only the uses of a node that is not granted yet poll its acquisition. If other uses wait too, this use may
+        // leave without waking them, because the waker of the acquisition wakes all of them.
         if !self.is_granted && self.kept.is_abandoned() {
             self.kept.abandon();
         }

@@ -1,4 +1,5 @@
-//! An acquisition of a lock with `keep`: joins a node that the process keeps, or acquires a node to keep.
+//! An acquisition of a lock with [`keep`](crate::RwLockBuilder::keep): joins a node that the process keeps between
+//! uses, or acquires a node to keep.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -43,7 +44,8 @@ pub(crate) fn proceeds(context: &mut Context<'_>) -> Poll<()> {
 }
 
 impl Lock {
-    /// Joins a kept node if there is one. Also returns the timeout of the acquisition.
+    /// Joins a kept node (a node that the process keeps between uses) if there is one. Also returns the timeout of the
+    /// acquisition.
     pub(crate) fn join(
         &self,
         acquisition: &Acquisition,
@@ -96,8 +98,8 @@ impl Lock {
     }
 }
 
-/// Waits until a use of a kept node runs. `None` if this acquisition must enter the queue with a node of its own: keeping was in
-/// vain, or a write was refused.
+/// Waits until a use of a kept node runs. `None` if this acquisition must enter the queue with a node of its own,
+/// because the last node was kept in vain or a write was refused.
 async fn enter(
     acquisition: &mut Acquisition,
     cache: &Cache,
@@ -227,7 +229,7 @@ fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> Work {
     AcquireTrace::around(span, Box::pin(work))
 }
 
-/// Starts a use of a kept node: records the grant, and stores the trace.
+/// Starts a use of a kept node: reports the grant to tracing and metrics, and stores the trace.
 pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptUse) -> KeptUse {
     trace::count_grant(acquisition.aim(), GrantKind::Kept.as_str());
     acquisition.trace.record("sequence", used.hold().contender().sequence());
@@ -254,8 +256,8 @@ impl GuardHold {
         }
     }
 
-    /// Releases this share of the hold. Waits until the node is gone, or returns at once if the node is kept or other guards
-    /// share the hold.
+    /// Releases this share of the hold. Waits until the node is gone, or returns immediately if the node is kept or
+    /// other guards share the hold.
     pub(crate) async fn release(self) -> Result<(), Error> {
         match self {
             GuardHold::Alone(hold) => {

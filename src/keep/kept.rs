@@ -32,7 +32,7 @@ use crate::telemetry::names;
 /// The acquisition of a kept node. Each use that waits for the node may poll it.
 pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<ContenderHandle>, Error>> + Send>>;
 
-/// A node for several uses, one after the other or at the same time, from the start of its acquisition.
+/// A kept node, from the start of its acquisition. Its uses follow one another or run at the same time.
 pub(crate) struct Kept {
     /// Weak, because a task on the session's thread uses this type. Dropping the last lock handle closes the client and waits for
     /// the server, which must not happen on that thread.
@@ -51,7 +51,7 @@ pub(crate) struct Kept {
     pub(super) error: OnceLock<Error>,
     /// The waker that the acquisition is polled with. It wakes all waiting uses.
     waker: Waker,
-    /// The last listing of the queue by the acquisition, for the errors of timeouts.
+    /// The last listing of the queue by the acquisition. Timeout errors name the contenders of this listing.
     pub(super) waiting: Arc<QueueView>,
     /// Notified when a use begins to wait. In an `Arc` of its own, so that a task can await it without keeping the node.
     pub(super) crowded: Arc<Notify>,
@@ -67,7 +67,7 @@ pub(super) struct KeptState {
     why: Option<Why>,
     /// Counts the node in the metrics while it is kept.
     counted: Option<GaugeGuard>,
-    /// Cancels the background task when dropped.
+    /// The sender that cancels the background task when dropped.
     background_task: Option<oneshot::Sender<()>>,
 }
 
@@ -91,7 +91,7 @@ struct Gone {
 /// Why a node is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
-    /// Another contender asked for the node.
+    /// Another contender asked this process to give the node up.
     Asked,
     /// The node was idle for too long.
     Idle,
@@ -100,8 +100,8 @@ pub(crate) enum Why {
     Closed,
     /// A use of this process needs a mode that the node does not cover.
     Replaced,
-    /// A write under the node may still be carried out, a downgrade may be half done, or no watch reports the asks of other
-    /// contenders.
+    /// A write under the node may still be carried out, a downgrade may be half done, or no watch reports whether other
+    /// contenders ask for the node.
     Unsure,
 }
 
@@ -232,8 +232,8 @@ impl Kept {
         drop(settle(state, woken));
     }
 
-    /// Records whether the node was kept in vain, when another contender asks for the node. Does nothing if the node is closed
-    /// already.
+    /// Handles another contender's request for the node: records whether the node was kept in vain. Does nothing if the
+    /// node is closed already.
     fn handle_ask(&self) {
         let state = self.state.lock();
         if !state.uses.is_closed() {
@@ -258,15 +258,15 @@ impl Kept {
         self.state.lock().granted.as_ref().map(|granted| Arc::clone(&granted.hold))
     }
 
-    /// Returns the number and the mode of the first waiting use, and the number of waiting uses. `None` before the grant, when
-    /// uses wait for the node and not for other uses.
+    /// Returns the id and the mode of the first waiting use, and how many uses wait. `None` before the grant, when uses
+    /// wait for the node and not for other uses.
     fn granted_and_waiting(&self) -> Option<(u64, Mode, usize)> {
         let state = self.state.lock();
         let (number, mode) = state.granted.as_ref().and_then(|_| state.uses.first_waiting())?;
         Some((number, mode, state.uses.waiting()))
     }
 
-    /// Returns the kept node as a blocker, for the error of another use of this process.
+    /// Returns the kept node as a blocker, for the timeout error of another use of this process.
     pub(crate) fn as_blockers(&self) -> Blockers {
         let hold = self.hold();
         hold.map(|it| lock_paths::blocked_by(&it.contender(), it.note(), it.node().token())).unwrap_or_default()
@@ -283,7 +283,7 @@ impl Kept {
         self.state.lock().uses.len()
     }
 
-    /// Waits until one use of this process waits for another use of the node.
+    /// Waits until a use of this process waits for another use of the node.
     pub(super) async fn wait_until_crowded(kept: &Weak<Kept>) {
         let Some(crowded) = kept.upgrade().map(|kept| Arc::clone(&kept.crowded)) else { return };
         loop {
@@ -297,7 +297,7 @@ impl Kept {
         }
     }
 
-    /// Ends a use. Returns the hold if the node is given up now.
+    /// Ends the use with this id. Returns the hold if the node is given up now.
     pub(super) fn end(&self, number: u64, hold: &ContenderHandle, now: Moment) -> Option<Arc<ContenderHandle>> {
         let mut state = self.state.lock();
         // A write whose outcome is unknown may still be carried out while the node exists. The next write must not run under the
@@ -309,7 +309,7 @@ impl Kept {
         settle(state, woken)
     }
 
-    /// Returns the time until the node has been idle for too long. For a node with a use, this is the whole idle time.
+    /// Returns how much longer the node may stay idle. For a node with a use, this is the whole idle time.
     fn may_idle(&self, now: Moment) -> Duration {
         let state = self.state.lock();
         if state.granted.is_some() && state.uses.is_idle() {
@@ -319,8 +319,9 @@ impl Kept {
         }
     }
 
-    /// Starts the background task of the node, which gives the node up. The acquisition calls this once the node is created,
-    /// perhaps before the grant. `asked` fires when another contender asks for the node. Without `asked`, the node is not kept.
+    /// Starts the background task that gives the node up. The acquisition calls this function once the node is created,
+    /// perhaps before the grant. `asked` fires when another contender asks for the node. Without `asked`, the node is
+    /// not kept.
     pub(crate) fn entered(self: &Arc<Self>, entry: &ContenderHandle, asked: Option<Watch>) {
         let Some(watch) = asked else { return self.give_up(Why::Unsure) };
         let ((node, session), kept) = (entry.node_and_session(), Arc::downgrade(self));
@@ -330,7 +331,7 @@ impl Kept {
                 biased;
                 event = watch => match event {
                     Event::Changed => Why::Asked,
-                    // Servers delete only empty directories, so after this event our node is gone, too.
+                    // The directory was deleted. Servers delete only empty directories, so our node is gone, too.
                     Event::Deleted | Event::Over => Why::Lost,
                 },
                 _ = node.lost(&session) => Why::Lost,
@@ -340,7 +341,8 @@ impl Kept {
             };
             let why = node.find_loss().map_or(why, Why::by);
             if let Some(kept) = kept.upgrade() {
-                // The acquisition of a kept node asks for all kept nodes while it waits. Its own ask says nothing about this node.
+                // The acquisition of a kept node asks for all kept nodes while it waits, and this request fires our own
+                // watch, too. So after such a request, the event is no proof that another contender has asked.
                 if why == Why::Asked && !node.has_asked() {
                     kept.handle_ask();
                 }
@@ -352,7 +354,7 @@ impl Kept {
 }
 
 impl KeptState {
-    /// Closes the node to further uses. Returns the uses to wake.
+    /// Closes the node to further uses. Returns the wakers of the uses that are refused.
     fn close(&mut self, why: Why) -> Vec<Waker> {
         self.why.get_or_insert(why);
         if !self.uses.is_closed() && !self.uses.is_idle() {
@@ -361,7 +363,7 @@ impl KeptState {
         self.uses.close()
     }
 
-    /// Ends a running or waiting use. Returns the uses to wake.
+    /// Ends the running or waiting use with this id. Returns the wakers of the uses whose state has changed.
     pub(super) fn leave(&mut self, number: u64, idle: Duration) -> Vec<Waker> {
         let mut woken = self.uses.leave(number);
         if idle.is_zero() && self.granted.is_some() && self.uses.is_idle() {
@@ -370,7 +372,7 @@ impl KeptState {
         woken
     }
 
-    /// Marks the node as leaving, so that other contenders of this process do not ask for it.
+    /// Marks the node as about to be given up, so that other contenders of this process do not ask for it.
     fn leaves_soon(&self) {
         if let Some(granted) = &self.granted {
             let (node, session) = granted.hold.node_and_session();
@@ -378,7 +380,7 @@ impl KeptState {
         }
     }
 
-    /// Returns the parts of the node if no use is left and no use can join.
+    /// Returns the parts of the node if it is given up now: no use is left and no use can join.
     fn end_if_over(&mut self) -> Option<Gone> {
         if !self.uses.is_over() {
             return None;
@@ -405,7 +407,8 @@ impl Gone {
     }
 }
 
-/// Unlocks the state of a node, and then wakes these uses. Returns the hold if no use is left and no use can join.
+/// Unlocks the state of a node, and after that wakes these uses. Returns the hold if no use is left and no use can
+/// join.
 pub(super) fn settle(mut state: MutexGuard<'_, KeptState>, woken: Vec<Waker>) -> Option<Arc<ContenderHandle>> {
     let gone = state.end_if_over();
     drop(state);
@@ -421,8 +424,8 @@ pub(super) fn wake(woken: Vec<Waker>) {
 /// The shortest time between two checks whether a node is idle.
 const IDLE_PAUSE: Duration = Duration::from_millis(10);
 
-/// The shortest and the longest time between two listings of the queue. The listings find contenders that wait behind the node
-/// and whose asks were not received.
+/// The shortest and the longest time between two listings of the queue. The listings find contenders that wait behind
+/// the node although no watch has reported that they ask for it.
 const QUEUE_PAUSES: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 
 /// How many checks in a row must find the same use waiting before a warning is logged.
@@ -430,7 +433,7 @@ const CHECKS: u32 = 4;
 
 /// Waits until the node was idle for its idle time. Returns early if the session or the node is gone.
 async fn wait_until_idle(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
-    // With an idle time of zero, the end of the last use gives the node up at once.
+    // With an idle time of zero, the end of the last use itself gives the node up.
     if kept.upgrade().is_some_and(|kept| kept.idle.is_zero()) {
         return std::future::pending().await;
     }
@@ -440,15 +443,15 @@ async fn wait_until_idle(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
         if left.is_zero() {
             return;
         }
-        // While the node is in use, `left` is the whole idle time, so the checks are rare.
+        // While the node is in use, `left` is the whole idle time, so the node is rarely checked.
         if !retry::slept(session, left.max(IDLE_PAUSE)).await {
             return;
         }
     }
 }
 
-/// Lists the queue in intervals until a contender waits behind the node. That contender may lack the permission to ask, or its
-/// ask may have been lost.
+/// Lists the queue in intervals until a contender waits behind the node. The watch may not have reported this
+/// contender, because the contender lacks the permission to ask for the node, or the event was lost.
 async fn wait_for_contention(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
     while let Some(pause) = kept.upgrade().map(|kept| kept.idle.clamp(QUEUE_PAUSES.0, QUEUE_PAUSES.1)) {
         if !retry::slept(session, pause).await {

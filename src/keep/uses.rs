@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 
 use crate::queue::mode::Mode;
 
-/// The uses of one node. `W` is the waker of a waiting use.
+/// The uses of one kept node. `W` is the waker of a waiting use.
 #[derive(Clone, Debug)]
 pub(crate) struct Uses<W> {
     mode: Mode,
@@ -49,7 +49,7 @@ struct QueuedUse<W> {
 pub(crate) enum Joined<R, W> {
     Runs(R),
     Waits(W),
-    /// There is no node, the node does not cover the mode of the use, or the node is closed to further uses.
+    /// No node is kept, the node does not cover the mode of the use, or the node is closed to further uses.
     Refused,
 }
 
@@ -59,7 +59,7 @@ impl<W: Clone> Uses<W> {
         Uses { mode, is_granted: false, is_closed: false, next: 0, running: Vec::new(), waiting: BTreeMap::new() }
     }
 
-    /// Adds a use of this mode. The use runs or waits under the returned number.
+    /// Adds a use of this mode. The use runs or waits, and has the returned id.
     pub(crate) fn join(&mut self, mode: Mode) -> Joined<u64, u64> {
         if self.is_closed || (mode == Mode::Write && self.mode == Mode::Read) {
             return Joined::Refused;
@@ -73,7 +73,7 @@ impl<W: Clone> Uses<W> {
         Joined::Waits(number)
     }
 
-    /// Adds a use of this mode if it can run at once, and returns its number. Otherwise returns `None`.
+    /// Adds a use of this mode if the use can run now, and returns its id. Otherwise returns `None`.
     pub(crate) fn join_now(&mut self, mode: Mode) -> Option<u64> {
         let covers = !self.is_closed && (mode == Mode::Read || self.mode == Mode::Write);
         let admits = self.is_granted && self.waiting.is_empty() && admits(&self.running, mode);
@@ -87,7 +87,8 @@ impl<W: Clone> Uses<W> {
         number
     }
 
-    /// Returns whether the use runs, waits or was refused. A waiting use is woken by `waker` when that changes.
+    /// Returns whether the use with this id runs, waits or was refused. `waker` is woken when a waiting use runs or is
+    /// refused.
     pub(crate) fn standing(&mut self, number: u64, waker: &W) -> Joined<(), ()> {
         if self.place(number).is_some() {
             return Joined::Runs(());
@@ -130,8 +131,8 @@ impl<W: Clone> Uses<W> {
         self.mode
     }
 
-    /// Records that the node became a READ node. The running write continues as a read, and waiting writes are refused. Returns
-    /// the wakers of the uses that were refused or now run.
+    /// Records that the WRITE node became a READ node. The running write continues as a read, and waiting writes are
+    /// refused. Returns the wakers of the uses that were refused or now run.
     pub(crate) fn downgraded(&mut self, number: u64) -> Vec<W> {
         self.mode = Mode::Read;
         if let Some(place) = self.place(number) {
@@ -152,7 +153,8 @@ impl<W: Clone> Uses<W> {
         }
     }
 
-    /// Removes a guard of a running use, or a waiting use. Returns the wakers of the uses that now run.
+    /// Removes a guard of the running use with this id, or removes the waiting use. Returns the wakers of the uses that
+    /// now run.
     pub(crate) fn leave(&mut self, number: u64) -> Vec<W> {
         match self.place(number) {
             Some(place) if self.running[place].shares > 1 => {
@@ -180,7 +182,7 @@ impl<W: Clone> Uses<W> {
         self.running.len() + self.waiting.len()
     }
 
-    /// Returns the number and the mode of the first waiting use.
+    /// Returns the id and the mode of the first waiting use.
     pub(crate) fn first_waiting(&self) -> Option<(u64, Mode)> {
         self.waiting.first_key_value().map(|(number, it)| (*number, it.mode))
     }
@@ -194,7 +196,7 @@ impl<W: Clone> Uses<W> {
         self.is_closed
     }
 
-    /// Returns the number of uses so far, including those that have ended.
+    /// Returns how many uses there were so far, including those that have ended.
     pub(crate) fn count(&self) -> u64 {
         self.next
     }
@@ -219,7 +221,8 @@ impl<W: Clone> Uses<W> {
         woken
     }
 
-    /// Returns the index of a running use in `running`. Searches from the end, because the latest use often ends first.
+    /// Returns the index in `running` of the use with this id. Searches from the end, because the latest use often ends
+    /// first.
     fn place(&self, number: u64) -> Option<usize> {
         self.running.iter().rposition(|it| it.number == number)
     }
