@@ -51,7 +51,7 @@ pub struct Memory {
 
 struct Client {
     ensemble: Arc<Ensemble>,
-    /// `None` before the first use. A guard keeps its session open.
+    /// The client's session; `None` before the first use. A guard keeps its session open.
     session: Mutex<Option<Arc<MemorySession>>>,
     closed: AtomicBool,
 }
@@ -110,7 +110,7 @@ impl Memory {
         self.session().map(|session| session.id())
     }
 
-    /// Calls `act` with the id of this client's session, if it has one, and delivers the notifications.
+    /// Calls `act` with the id of this client's session, if it has one, and delivers the notifications that `act` adds.
     pub(super) fn change(&self, act: impl FnOnce(&mut World, i64, &mut Vec<Notification>)) {
         if let Some(session) = self.session() {
             self.client.ensemble.change(|world, fired| act(world, session.id(), fired));

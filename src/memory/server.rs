@@ -48,7 +48,7 @@ pub(super) struct World {
 struct SessionState {
     store: Arc<SessionStore>,
     link: Arc<Link>,
-    /// When the connection was cut, if it is cut.
+    /// When the connection was cut; `None` if it is not cut.
     cut: Option<Instant>,
     /// Why the ensemble has ended the session, while the client does not know yet.
     ended_as: Option<Ending>,
@@ -58,13 +58,14 @@ struct SessionState {
     late: Vec<Change>,
     /// The replies and events that a silent server withholds; `None` if the server is not silent.
     withheld: Option<Vec<Notification>>,
-    /// The id of the newest transaction that the client had seen when it was cut off.
+    /// The id of the newest transaction that the client had seen when its connection was cut.
     seen: i64,
     /// The requests that the client sent while it was cut off.
     waiting: Vec<Job>,
     /// The faults of the next writes, in order.
     faults: VecDeque<Fault>,
-    /// The paths of frozen nodes, each with that node and the nodes below it, as the server still shows them.
+    /// The paths of frozen nodes. Each path has a copy of the frozen node and of the nodes below it, as the server
+    /// still shows them.
     frozen: Vec<(String, Tree)>,
     /// The watches that the server has forgotten. They fire only when the session ends.
     forgotten: Vec<Armed>,
@@ -153,8 +154,8 @@ impl SessionState {
         self.link.state() == LinkState::Up
     }
 
-    /// Changes the link now, so that a later request finds the new state. Returns the notification for the tasks that
-    /// wait for the link.
+    /// Changes the state of the connection now, so that a later request finds the new state. Returns the notification
+    /// for the tasks that wait for such a change.
     fn change_link(&self, to: LinkState) -> Notification {
         let link = Arc::clone(&self.link);
         link.change(to);
@@ -179,7 +180,7 @@ impl SessionState {
         }
     }
 
-    /// Returns a notification that changes the client's store.
+    /// Returns a notification that, when delivered, applies `change` to the client's session store.
     fn change_store(&self, change: impl FnOnce(&SessionStore) + Send + 'static) -> Notification {
         let store = Arc::clone(&self.store);
         Box::new(move |_| change(&store))
@@ -210,7 +211,7 @@ impl World {
         (self.last_session, link)
     }
 
-    /// Executes a request, unless `fault` loses the request. `fault` may also lose the reply.
+    /// Executes a request, unless `fault` loses the request. `fault` may also lose only the reply.
     fn carry_out<T>(
         &mut self,
         session: i64,
@@ -227,21 +228,21 @@ impl World {
             }
             None => act(self, fired),
         };
-        // An answered write brings a lagging server up to now. After a lost reply, the client may reach another server
-        // next, and that server may still lack the write.
+        // A write whose reply arrives brings a lagging server up to date. After a lost reply, the client may reach
+        // another server next, and that server may still lack the write.
         if is_write && fault.is_none() {
             self.refresh(session, fired);
         }
         result
     }
 
-    /// Returns the nodes as a session's server shows them.
+    /// Returns the nodes that the server of this session shows.
     pub(super) fn shown_to(&self, session: i64) -> Arc<Tree> {
         let view = self.sessions.get(&session).and_then(|state| state.view.as_ref());
         self.with_frozen(session, view.unwrap_or(&self.tree))
     }
 
-    /// Returns `tree` with the frozen nodes of a session.
+    /// Returns `tree`, in which the nodes that are frozen for this session are as they were when frozen.
     fn with_frozen(&self, session: i64, tree: &Arc<Tree>) -> Arc<Tree> {
         let mut shown = Arc::clone(tree);
         for (top, nodes) in self.sessions.get(&session).into_iter().flat_map(|state| &state.frozen) {
@@ -274,7 +275,7 @@ impl World {
         }
     }
 
-    /// Brings a session's lagging server up to now. The server lags again from here.
+    /// Brings a session's lagging server up to date. The server lags again from this state.
     pub(super) fn refresh(&mut self, session: i64, fired: &mut Vec<Notification>) {
         let tree = Arc::clone(&self.tree);
         let Some(state) = self.sessions.get_mut(&session) else { return };
@@ -325,7 +326,7 @@ impl World {
         Ok(Created { czxid: node.czxid, ctime: node.ctime, ephemeral_owner: node.owner, path })
     }
 
-    /// Applies all operations or none, as one transaction.
+    /// Applies all operations or none of them, as one transaction.
     pub(super) fn apply(
         &mut self,
         session: i64,
@@ -363,11 +364,11 @@ impl World {
         self.delete_all(idle, fired);
     }
 
-    /// Ends a session, and deletes its nodes. A connected client learns of the end now.
+    /// Ends a session, and deletes its nodes. A connected client is notified now.
     pub(super) fn expire(&mut self, session: i64, why: Ending, fired: &mut Vec<Notification>) {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.ended_as.get_or_insert(why);
-        // The client itself knows of a close or a failed task, also without a connection.
+        // After a close or a failed task, the client knows even without a connection that its session is over.
         let is_notified = state.is_up() || matches!(why, Ending::Closed | Ending::Failed);
         let owned = self.index.owned_by(session);
         if is_notified {

@@ -33,7 +33,7 @@ pub(super) struct MemorySession {
 impl MemorySession {
     pub(super) fn open(ensemble: &Arc<Ensemble>) -> Arc<MemorySession> {
         let opened = Instant::now();
-        // The clock is never at zero, because a lease that ends at zero has run out.
+        // The clock is never at zero, because a lease whose end is zero counts as expired.
         let clock = move || opened.elapsed() + Duration::from_nanos(1);
         let store = Arc::new(SessionStore::new(Lease::with_clock(SESSION_TIMEOUT, Box::new(clock))));
         store.steady(true);
@@ -187,11 +187,11 @@ fn listed(tree: &Tree, path: &str) -> Result<(Vec<String>, Option<Stat>), Failur
     Ok((children_of(tree, path), stat))
 }
 
-/// Returns a timer on the clock of the caller's runtime, which a test may have paused; without a runtime, on the clock
-/// of the library's thread.
+/// Returns a timer on the clock of the caller's runtime, which a test may have paused. Without a runtime, returns a
+/// timer on the clock of the library's thread.
 pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     if tokio::runtime::Handle::try_current().is_ok() {
-        // Panics if the runtime has no timers. Tokio has no other way to find that out.
+        // `sleep` panics if the runtime has no timers. Tokio has no other way to find that out.
         if let Ok(sleep) = catch_unwind(AssertUnwindSafe(|| Box::pin(tokio::time::sleep(duration)))) {
             return Box::pin(Sleep(sleep));
         }
@@ -205,8 +205,8 @@ pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Sen
     }
 }
 
-/// A timer that elapses when its runtime ends. Tokio's own timer would panic if it was polled after that, and a task
-/// may outlive the runtime in which its timer was made.
+/// A timer that elapses when its runtime ends. Tokio's own timer would panic if it were polled after the end of the
+/// runtime. A task may outlive the runtime in which its timer was made.
 struct Sleep(Pin<Box<tokio::time::Sleep>>);
 
 impl Future for Sleep {

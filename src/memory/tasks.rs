@@ -9,7 +9,7 @@ use crate::session::request::{Ending, Task};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{HashMap, Mutex, Notify};
 
-/// Runs tasks on the thread that wakes them, so that nothing happens in the background that a test did not cause.
+/// Runs tasks on the thread that wakes them, so that only the calls of a test cause events in the background.
 #[derive(Default)]
 pub(super) struct Executor {
     tasks: Mutex<Tasks>,
@@ -35,8 +35,8 @@ impl Executor {
 
     fn schedule(self: &Arc<Self>, number: u64) {
         self.tasks.lock().ready.push_back(number);
-        // If a thread already runs tasks, that thread runs this task, too. It may be this thread, because a running
-        // task may wake other tasks.
+        // If a thread already runs tasks, that thread runs this task, too. That thread may be the current thread,
+        // because a running task may wake other tasks.
         while !self.tasks.lock().ready.is_empty() && !self.running.swap(true, Ordering::AcqRel) {
             let _running = Running(&self.running);
             self.run();
@@ -88,7 +88,7 @@ impl Wake for Ready {
     }
 }
 
-/// A session's connection.
+/// The state of a session's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkState {
     Up,
@@ -96,8 +96,8 @@ pub(super) enum LinkState {
     Over(Ending),
 }
 
-/// The state of a connection, and a notification for the tasks that wait for a change. The state changes at once; tasks
-/// are notified later, in the order in which they began to wait.
+/// The state of a connection, and a notification for the tasks that wait for a change. The state changes immediately;
+/// the tasks are notified later, in the order in which they began to wait.
 pub(super) struct Link {
     state: Mutex<LinkState>,
     changed: Notify,

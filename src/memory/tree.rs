@@ -15,15 +15,15 @@ pub(super) struct Node {
     pub(super) data: Vec<u8>,
     pub(super) czxid: i64,
     pub(super) mzxid: i64,
-    /// The last transaction that created or deleted a child.
+    /// The id of the last transaction that created or deleted a child.
     pub(super) pzxid: i64,
     pub(super) version: i32,
     pub(super) ctime: SystemTime,
     pub(super) mtime: SystemTime,
     pub(super) kind: Kind,
-    /// The session of an ephemeral node; 0 for other nodes.
+    /// The id of the session that owns an ephemeral node; 0 for other nodes.
     pub(super) owner: i64,
-    /// The number of the next sequential child.
+    /// The sequence number of the next sequential child.
     pub(super) next_sequence: i32,
 }
 
@@ -75,7 +75,7 @@ pub(super) struct Owned {
     pub(super) is_there: bool,
 }
 
-/// Applies all operations or none. An error has the index of the operation that failed.
+/// Applies all operations or none of them. An error has the index of the operation that failed.
 pub(super) fn commit(
     tree: &mut Tree,
     at: Stamp,
@@ -128,7 +128,7 @@ impl TreeTransaction<'_> {
         }
     }
 
-    /// Creates a node, and returns its path, with its sequence number if it has one.
+    /// Creates a node, and returns its path, including the sequence number of a sequential node.
     fn create(&mut self, path: &str, data: &[u8], kind: Kind) -> Result<String, Failure> {
         let is_ephemeral = |kind: Kind| matches!(kind, Kind::Ephemeral | Kind::EphemeralSequential);
         let parent = parent_of(path);
@@ -164,7 +164,7 @@ impl TreeTransaction<'_> {
         Ok(path)
     }
 
-    /// Sets a node's data, and returns its version.
+    /// Sets a node's data, and returns the node's new version.
     fn set(&mut self, path: &str, data: &[u8], version: Option<i32>) -> Result<i32, Failure> {
         let node = self.tree.get_mut(path).ok_or(Failure::NoNode)?;
         check_version(node, version)?;
@@ -190,7 +190,8 @@ impl TreeTransaction<'_> {
             self.owned.push(Owned { session, path: path.to_owned(), is_there: false });
         }
         self.undo.push((path.to_owned(), gone));
-        // A server reports the changes in this order.
+        // A server notifies the watches on the node first, then the watches on its children, then those on its parent's
+        // children.
         self.changes.push((path.to_owned(), Event::Deleted));
         self.changes.push((children_key(path), Event::Deleted));
         self.changes.push((children_key(parent_of(path)), Event::Changed));
@@ -215,7 +216,7 @@ pub(super) fn parent_of(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(parent, _)| parent)
 }
 
-/// Returns whether the path, or the key of a watch, belongs to the node at `top` or to a node below it.
+/// Returns whether the path, or the key of a watch, belongs to the node at `top` or to a node below `top`.
 pub(super) fn is_from(path: &str, top: &str) -> bool {
     path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
@@ -240,7 +241,7 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// Returns the present time in whole milliseconds, as ZooKeeper counts. Never before 1970.
+    /// Returns the present time in whole milliseconds, as ZooKeeper does. Never before 1970.
     pub(super) fn now(&self) -> SystemTime {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let set = since_1970.saturating_add(self.ahead).saturating_sub(self.behind);
@@ -256,14 +257,15 @@ impl Clock {
     }
 }
 
-/// The latest time that ZooKeeper can represent, in milliseconds.
+/// The latest time that ZooKeeper can represent, in milliseconds since 1970.
 const LATEST: u64 = i64::MAX.unsigned_abs();
 
 /// Indexes from watches to sessions, and from sessions to ephemeral nodes. Without them, an ensemble of 100,000
 /// sessions would go through all sessions for each change, and through all nodes for each session that ends.
 #[derive(Default)]
 pub(super) struct Index {
-    /// By the key of the watch. May contain a session whose watch has already fired.
+    /// The sessions that watch a key, in pairs of key and session id. May contain a session whose watch has already
+    /// fired.
     watching: BTreeSet<(String, i64)>,
     /// The sessions with a lagging server. Every change concerns them, because a client may set a watch on a node
     /// that only its lagging server still has.
