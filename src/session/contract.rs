@@ -57,15 +57,15 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
-    /// Returns whether the client is connected, for the errors of calls that timed out. Answers at once. By default it is
-    /// connected.
+    /// Returns whether the client is connected, for the errors of calls that timed out. Returns immediately. The
+    /// default implementation returns `Connected`.
     #[doc(hidden)]
     fn state(&self) -> ConnectionState {
         ConnectionState::Connected
     }
 
-    /// Returns the names of the ensemble's servers, and the path below which all nodes are. By default they are not
-    /// known.
+    /// Returns the names of the ensemble's servers, and the path below which all nodes are, if the backend has them.
+    /// The default implementation has neither.
     #[doc(hidden)]
     fn namespace(&self) -> Option<(Vec<String>, String)> {
         None
@@ -108,7 +108,8 @@ impl SessionSlot {
         SessionSlot { session, _reservation: None }
     }
 
-    /// Returns a slot with a reservation. Dropping the reservation gives the room back.
+    /// Returns a slot with a reservation of room for watches. Dropping the slot drops the reservation, which gives the
+    /// room back.
     pub fn with_reservation(session: Arc<dyn Session>, reservation: impl Any + Send + Sync) -> SessionSlot {
         SessionSlot { session, _reservation: Some(Box::new(reservation)) }
     }
@@ -150,11 +151,11 @@ impl SessionSlot {
 /// Spawn [`keep_alive`](crate::coordinator::keep_alive) once for each session.
 #[async_trait]
 pub trait Session: fmt::Debug + Send + Sync + 'static {
-    /// Returns the ensemble's number for this session, as `ephemeral_owner` shows it.
+    /// Returns the session's id in the ensemble, the same as in `ephemeral_owner`.
     fn id(&self) -> i64;
 
-    /// Returns whether the session with this number belongs to this process, as far as the backend knows. By default only
-    /// this session does.
+    /// Returns whether the session with this id belongs to this process, as far as the backend knows. By default,
+    /// whether it is this session.
     fn is_own(&self, session: i64) -> bool {
         session == self.id()
     }
@@ -170,7 +171,8 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Returns the library's record of this session. The backend makes it, and reports each event to it.
+    /// Returns the library's record of this session. The backend creates the store, and reports each event of the
+    /// session to it.
     fn store(&self) -> &Arc<SessionStore>;
 
     /// Returns the lease: until when this session is surely alive.
@@ -184,7 +186,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Waits until the session is over, and returns the reason.
     async fn over(&self) -> Ending;
 
-    /// Creates a node. The name of a sequential one is `path` with ten digits appended.
+    /// Creates a node. The name of a sequential node is `path` with ten digits appended.
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created>;
 
     /// Deletes a node.
@@ -258,10 +260,11 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
         request::bytes(operations, 0, request::ACL_OF_ANYONE)
     }
 
-    /// Commits all operations or none. If one of them fails, the failure is [`Failure::Operation`].
+    /// Commits all operations or none. If an operation fails, the failure is [`Failure::Operation`].
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>>;
 
-    /// Runs `task` in the background to its end, also beyond the end of the session, without the caller's runtime.
+    /// Runs `task` in the background until the task ends, even if the session ends first. Does not use the caller's
+    /// runtime.
     fn spawn(&self, task: Task);
 
     /// Sleeps on a timer that needs no runtime of the caller.
@@ -302,7 +305,7 @@ impl ConnectionState {
     }
 }
 
-/// A lost connection at the end of a call's timeout, in [`Error::Timeout`](crate::Error::Timeout).
+/// A lost connection at the moment when a call timed out, in [`Error::Timeout`](crate::Error::Timeout).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CutOff {
@@ -352,7 +355,7 @@ mod tests {
 
     #[test]
     fn each_connection_state_has_its_words() {
-        // A moment in the future, so that the elapsed time is shown as "0s" even if the test is slow.
+        // This moment is in the future, so that the elapsed time is shown as "0s" even if the test is slow.
         let later = Instant::now() + Duration::from_secs(3600);
         let connecting = |why: Option<&str>| ConnectionState::Connecting { since: later, why: why.map(str::to_owned) };
         for (state, words) in [

@@ -1,5 +1,5 @@
-//! A session's record of directories: the listings under way, which callers share, and the ghosts. A ghost is a node that the
-//! session's server lists although the ensemble has deleted it.
+//! A session's record of directories: the listings under way, each shared by several callers, and the ghosts. A ghost
+//! is a node that the session's server lists although the ensemble has deleted it.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,12 +10,12 @@ use crate::queue::mode::Mode;
 use crate::session::request::{Failure, Stat};
 use crate::sync::{HashMap, Mutex, watch};
 
-/// The most listings of one small directory that are under way at a time. More than one, so that a few callers need not wait for
-/// each other.
+/// The most concurrent listings of one small directory. With more than one, a caller often need not wait for the
+/// listing of another caller.
 const UNDER_WAY_MAX: usize = 4;
 
-/// A directory with more names than this has one listing at a time, because several would fill memory with copies of the
-/// same names.
+/// The most names of a small directory. A larger directory has one listing at a time, because several would fill memory
+/// with copies of the same names.
 pub(super) const MANY: usize = 256;
 
 /// The names of a directory's children.
@@ -33,7 +33,7 @@ impl Deref for Children {
     }
 }
 
-/// The answer to a listing, which callers share.
+/// The answer to a listing, shared by all its callers.
 pub(crate) type Names = Arc<Children>;
 
 type Answer = Option<Result<Names, Failure>>;
@@ -48,9 +48,9 @@ pub(crate) struct Listings(Mutex<HashMap<Arc<str>, Directory>>);
 #[derive(Default)]
 struct Directory {
     under_way: usize,
-    /// Whether the last answer had more than [`MANY`] names.
+    /// Whether the directory had more than [`MANY`] names in the last answer.
     is_large: bool,
-    /// The callers that wait for the next listing. It is sent when a listing under way is answered.
+    /// The callers that wait for the next listing, which is sent when a listing under way is answered.
     next: Option<Callers>,
 }
 
@@ -61,8 +61,8 @@ impl Directory {
 }
 
 impl Listings {
-    /// Adds a caller. The receiver gets the answer. If the caller must send a listing now, also returns the sender of the answer;
-    /// the caller calls [`Listings::end`] once the listing is answered.
+    /// Adds a caller, and returns the receiver of its answer. If the caller must send a listing now, also returns the
+    /// sender of the answer. The caller then calls [`Listings::end`] once the listing is answered.
     pub(super) fn begin(&self, directory: &Arc<str>) -> (watch::Receiver<Answer>, Option<Callers>) {
         let mut all = self.0.lock();
         let listed = all.entry(Arc::clone(directory)).or_default();
@@ -94,19 +94,20 @@ impl Listings {
     }
 }
 
-/// The most ghosts that a session records. At this number all are forgotten.
+/// The most ghosts that a session records. When this number is reached, the session forgets all of them.
 const KNOWN_MAX: usize = 10_000;
 
-/// The ghosts that a session has found, by directory. If a writer was downgraded and the server lists its old node, only readers
-/// may pass over that ghost, because the reader that replaced the writer still holds.
+/// The ghosts that a session has found, by directory. If the server still lists the node of a downgraded writer, only
+/// readers may ignore that ghost, because the reader that replaced the writer still holds the lock.
 #[derive(Default)]
 pub(crate) struct Ghosts(Mutex<HashMap<Arc<str>, Known>>);
 
-/// The name of each ghost, and who may pass over it: `Read` for readers only, `Write` for readers and writers.
+/// The name of each ghost in a directory, and the contenders that may ignore it: `Read` for readers only, `Write` for
+/// readers and writers.
 type Known = BTreeMap<Arc<str>, Mode>;
 
 impl Ghosts {
-    /// Returns those of these names that are ghosts which a contender of this mode may pass over.
+    /// Returns the ghosts among these names that a contender of this mode may ignore.
     pub(crate) fn among(&self, directory: &str, names: &[String], mode: Mode) -> Vec<Arc<str>> {
         let all = self.0.lock();
         let Some(ghosts) = all.get(directory) else { return Vec::new() };
@@ -114,7 +115,8 @@ impl Ghosts {
         known.filter(|(_, passable_by)| may_pass(mode, **passable_by)).map(|(name, _)| Arc::clone(name)).collect()
     }
 
-    /// As [`Ghosts::among`], for a whole listing of the directory. Forgets every ghost that the listing lacks.
+    /// As [`Ghosts::among`], where `names` is a complete listing of the directory. Forgets each ghost that is not in
+    /// the listing.
     pub(crate) fn shown(&self, directory: &str, names: &[String], mode: Mode) -> Vec<Arc<str>> {
         let mut all = self.0.lock();
         if let Some(ghosts) = all.get_mut(directory) {
@@ -128,7 +130,7 @@ impl Ghosts {
         self.among(directory, names, mode)
     }
 
-    /// Returns these names without the ghosts that a contender of this mode may pass over.
+    /// Returns these names without the ghosts that a contender of this mode may ignore.
     pub(crate) fn without<'n>(&self, directory: &str, names: &'n [String], mode: Mode) -> Cow<'n, [String]> {
         let ghosts = self.among(directory, names, mode);
         if ghosts.is_empty() {
@@ -138,7 +140,8 @@ impl Ghosts {
         Cow::Owned(names.iter().filter(|name| !is_ghost(name)).cloned().collect())
     }
 
-    /// Adds a ghost over which readers only (`Read`) or all contenders (`Write`) may pass. Returns whether the ghost is new.
+    /// Adds a ghost that may be ignored by readers only (`passable_by` is `Read`) or by all contenders (`Write`).
+    /// Returns whether the ghost is new.
     pub(super) fn enter(&self, directory: &str, name: &Arc<str>, passable_by: Mode) -> bool {
         let mut all = self.0.lock();
         if all.values().map(BTreeMap::len).sum::<usize>() >= KNOWN_MAX {
@@ -153,7 +156,7 @@ impl Ghosts {
     }
 }
 
-/// Returns whether a contender of `mode` may pass over (ignore) a ghost that `passable_by` describes, as in [`Known`].
+/// Returns whether a contender of `mode` may ignore a ghost with this `passable_by`, as in [`Known`].
 pub(super) fn may_pass(mode: Mode, passable_by: Mode) -> bool {
     mode == Mode::Read || passable_by == Mode::Write
 }
@@ -165,8 +168,8 @@ mod tests {
     const FEW: bool = false;
     const LARGE: bool = true;
 
-    /// Begins a listing for each of `callers` callers. Returns how many of them must send a listing, and the receivers of the
-    /// others.
+    /// Begins a listing for each of `callers` callers. Returns how many of them must send a listing, and the receivers
+    /// of the others.
     fn begin(listings: &Listings, directory: &Arc<str>, callers: usize) -> (usize, Vec<watch::Receiver<Answer>>) {
         let all = (0..callers).map(|_| listings.begin(directory));
         let joined: Vec<_> = all.filter(|(_, sends)| sends.is_none()).map(|(answer, _)| answer).collect();
@@ -180,7 +183,7 @@ mod tests {
         assert_eq!((sent, joined.len()), (4, 2));
         let (next, is_large) = listings.end(&directory, FEW).expect("two callers wait for the next listing");
         assert_eq!((next.receiver_count(), is_large), (2, false));
-        // The next listing takes the place of the answered one, so a new caller still has to wait.
+        // The next listing is under way in place of the answered one, so a new caller still has to wait.
         assert_eq!(begin(&listings, &directory, 1).0, 0);
         let other = Arc::from("/other");
         assert_eq!(begin(&listings, &other, 4).0, 4, "each directory has its own limit");

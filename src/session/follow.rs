@@ -11,12 +11,12 @@ use crate::session::presence::{self, Recheck, unless_over};
 use crate::session::request::Failure;
 use crate::session::retry;
 
-/// The pause before another try, after a request failed.
+/// The pause between a failed request and the next try to watch the target.
 pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 
 /// The node or directory that [`follow`] watches.
 pub(crate) trait Followed: Sync {
-    /// Returns the client, or `None` if nobody needs the target any more.
+    /// Returns the client, or `None` if the target need not be watched any more.
     fn coordinator(&self) -> Option<Arc<dyn Coordinator>>;
 
     /// Returns the length of the watched paths in bytes, for [`Coordinator::session_slot`].
@@ -25,7 +25,8 @@ pub(crate) trait Followed: Sync {
     /// Watches the target on one session until a request fails.
     fn watch(&self, session: &Arc<dyn Session>) -> impl Future<Output = Result<Infallible, Failure>> + Send;
 
-    /// Reports a failure of a request, or of [`Coordinator::session_slot`]. After [`Failure::Over`] there is no further try.
+    /// Reports a failure of a request, or of [`Coordinator::session_slot`]. After [`Failure::Over`], [`follow`] does
+    /// not try again.
     fn refused(&self, failure: Failure);
 }
 
@@ -63,8 +64,8 @@ pub(crate) async fn follow(it: &impl Followed, mut session_slot: Option<SessionS
     }
 }
 
-/// Waits until the backend has recorded the end of the session, for up to a twentieth of the session timeout. Requests fail a
-/// moment before that, and the coordinator would return the same session again.
+/// Waits until the backend has recorded the end of the session, for up to a twentieth of the session timeout. Requests
+/// fail a moment before the end is recorded, and until then the coordinator would return the same session again.
 pub(crate) async fn wait_until_known_to_be_over(session: &Arc<dyn Session>) {
     tokio::select! {
         biased;
@@ -76,16 +77,16 @@ pub(crate) async fn wait_until_known_to_be_over(session: &Arc<dyn Session>) {
 /// The shortest time between two listings of a directory that other clients may change often.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
-/// Waits until the node at `path` may exist. It watches the children of the nearest ancestor that exists, because a watch on the
-/// missing node itself could never be removed.
+/// Waits until the node at `path` may exist. Watches the children of the nearest ancestor that exists, because a watch
+/// on the missing node itself could never be removed.
 pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> {
     let (mut wanted, mut look) = (path, Recheck::new(session));
     loop {
         let (directory, name) = wanted.rsplit_once('/').unwrap_or_default();
         let directory = if directory.is_empty() { "/" } else { directory };
         match retry::until_known(session, || session.watch_children(directory)).await {
-            // Either the node was created just now, or the server lists the node and denies it. The pause keeps the caller from
-            // trying in a tight loop.
+            // The node was created just now, or the server lists the node and yet answers that it does not exist. The
+            // pause keeps the caller from a tight loop.
             Ok((names, _)) if names.iter().any(|it| it == name) => {
                 session.sleep(LOOK_PAUSE).await;
                 return Ok(());
@@ -95,8 +96,8 @@ pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(
                 tokio::select! {
                     biased;
                     event = change => unless_over(session, event).await?,
-                    // The leader has the node, and no event has come. The server may have the node by now. If it does not, the
-                    // next check of `look` comes after a longer pause.
+                    // The leader has the node, although no event has come. The caller tries to read the node from the
+                    // server. If the server still lacks the node, the next check of `look` comes after a longer pause.
                     () = look.find(path, true) => {
                         presence::report(session, path, None);
                         wanted = path;

@@ -43,7 +43,8 @@ const LEAST_MARGIN: Duration = Duration::from_millis(300);
 /// The most heartbeats that are sent within one session timeout.
 const MOST_HEARTBEATS: u32 = 20;
 
-/// The number of touches within one session timeout that are recorded separately while they do not count yet.
+/// The number of parts into which a session timeout is divided to thin out touches: of the touches in one part, about
+/// one is recorded. A touch is the sending of a request that was answered.
 const TOUCHES: u32 = 64;
 
 /// A lease on a session: how long the session is surely alive.
@@ -55,35 +56,38 @@ pub struct Lease {
     margin: Duration,
     clock: Clock,
     state: Mutex<LeaseState>,
-    /// When the lease ends, in nanoseconds. 0 once the session is over, `u64::MAX` in steady mode. A copy of the state that
-    /// [`Lease::covered_at`] reads without the lock, because a kept node is checked millions of times a second.
+    /// When the lease ends, in nanoseconds on the session's clock. 0 once the session is over, `u64::MAX` in steady
+    /// mode. This is a copy of the state, which [`Lease::covered_at`] reads without the lock, because a node that its
+    /// process keeps between uses is checked millions of times a second.
     valid_until: AtomicU64,
-    /// The epoch of `valid_until`.
+    /// The epoch of the lease that ends at `valid_until`.
     valid_in: AtomicU64,
 }
 
 #[derive(Default)]
 struct LeaseState {
-    /// When the lease ends. Zero while the lease is invalid, `None` in steady mode.
+    /// When the lease ends, on the session's clock. Zero while the lease is invalid, `None` in steady mode.
     end: Option<Moment>,
-    /// When the newest touch that counts was sent. A lapse sets `end` to zero, and does not change this.
+    /// When the newest touch that has extended the lease was sent. A lapse sets `end` to zero, and does not change
+    /// this.
     counted: Moment,
-    /// The touches of this connection that do not count yet, the oldest first.
+    /// The touches of this connection that have not extended the lease yet, the oldest first. A touch extends the lease
+    /// once a quorum acknowledges a later operation.
     touches: VecDeque<Touch>,
-    /// When the previous connection was lost. A request sent since then was sent on this connection.
+    /// When the previous connection was lost. A request sent after this moment was sent on the present connection.
     connected_since: Moment,
-    /// When the newest answered request was sent. Before the first answer on this connection, that is a request of the previous
-    /// connection.
+    /// When the newest answered request was sent. Before the first answer on the present connection, this is a request
+    /// of the previous connection.
     answered: Moment,
-    /// The time between the last answered request and its answer.
+    /// The time between the sending of the last answered request and its answer.
     lateness: Duration,
-    /// The number of lapses so far. A hold belongs to one epoch, so that a renewal after a lapse does not make the hold valid
-    /// again.
+    /// The number of lapses so far. A hold belongs to one epoch, so that a renewal of the lease after a lapse does not
+    /// make the hold valid again.
     epoch: u64,
     /// Why the session is over, and when this was recorded.
     over: Option<(Ending, Moment)>,
     connected: bool,
-    /// The handshake of this connection. `None` for the first connection, and once the handshake counts.
+    /// The handshake of the present connection, until it extends the lease. `None` for the first connection.
     handshake: Option<Handshake>,
 }
 
@@ -127,8 +131,9 @@ impl Lease {
 
     /// Sets the servers' `tickTime`. By default the lease assumes the smaller of 3 s and half the session timeout.
     ///
-    /// An operation makes a touch count if it was sent half a tick after the touch's answer, plus a slack of an eighth of
-    /// a tick (at least 100 ms).
+    /// The settling time is half a tick plus a slack of an eighth of a tick (at least 100 ms). A request that was
+    /// answered extends the lease once a quorum acknowledges an operation that was sent at least a settling time after
+    /// that answer.
     pub fn with_tick_time(mut self, tick: Duration) -> Lease {
         self.settling = tick / 2 + (tick / 8).max(LEAST_SLACK);
         self
@@ -154,8 +159,8 @@ impl Lease {
         (self.clock)()
     }
 
-    /// Records that the ensemble created the session, in answer to a handshake sent at `sent` or later. Returns `true` if this
-    /// call is the first to find that the lease has run out.
+    /// Records that the ensemble created the session, in answer to a handshake that was sent at `sent` or later.
+    /// Returns `true` if this call is the first to find that the lease has run out.
     pub(super) fn began(&self, sent: Moment) -> bool {
         self.state.lock().answered = sent;
         self.count_touch(sent)
@@ -171,21 +176,21 @@ impl Lease {
         }
         state.answered = state.answered.max(sent);
         state.lateness = now.saturating_sub(sent);
-        // Touches are recorded at least a `step` apart, so that their number is bounded: if the second newest was answered less
-        // than a `step` ago, this touch replaces the newest.
+        // Touches are recorded at least a `step` apart, so that their number is bounded. If the second newest touch was
+        // answered less than a `step` ago, the present touch replaces the newest.
         let second_newest = state.touches.len().checked_sub(2).and_then(|at| state.touches.get(at));
         if second_newest.is_some_and(|touch| now < touch.answered.saturating_add(step)) {
             state.touches.pop_back();
         }
         state.touches.push_back(Touch { sent, answered: now });
-        // A touch that is older than one session timeout could extend no lease.
+        // A touch that is older than one session timeout cannot extend the lease.
         while state.touches.front().is_some_and(|touch| touch.sent.saturating_add(self.timeout) <= now) {
             state.touches.pop_front();
         }
     }
 
-    /// As [`Lease::answered`], for an operation that a quorum has acknowledged, so that touches before it may count. Returns
-    /// `true` if this call is the first to find that the lease has run out.
+    /// As [`Lease::answered`], for an operation that a quorum has acknowledged. So touches before the operation may
+    /// extend the lease. Returns `true` if this call is the first to find that the lease has run out.
     pub(super) fn acknowledged(&self, sent: Moment) -> bool {
         let mut newest = None;
         let mut state = self.state.lock();
@@ -204,16 +209,16 @@ impl Lease {
         lapsed
     }
 
-    /// Records that the handshake of this connection resumed this session. The handshake counts once a quorum acknowledges the
-    /// next operation.
+    /// Records that the handshake of this connection resumed this session. The handshake extends the lease once a
+    /// quorum acknowledges a later operation.
     pub(super) fn resumed(&self) {
         if let Some(handshake) = &mut self.state.lock().handshake {
             handshake.is_ours = true;
         }
     }
 
-    /// Extends the lease by a touch that counts. Returns `true` if this call is the first to find that the lease had run out
-    /// before.
+    /// Extends the lease to one term after `touch`, the moment at which a request was sent. Returns `true` if this call
+    /// is the first to find that the lease had run out before.
     fn count_touch(&self, touch: Moment) -> bool {
         let now = self.now();
         let mut state = self.state.lock();
@@ -268,8 +273,8 @@ impl Lease {
         self.state.lock().over.map(|(why, _)| why)
     }
 
-    /// Returns the moment of the newest answered request's sending, and the moment at which the end of the session was recorded.
-    /// `None` before the end.
+    /// Returns when the newest answered request was sent, and when the end of the session was recorded. `None` while
+    /// the session is not over.
     pub fn away(&self) -> Option<(Moment, Moment)> {
         let state = self.state.lock();
         state.over.map(|(_, ended)| (state.answered.min(ended), ended))
@@ -280,11 +285,11 @@ impl Lease {
         self.validity().map(|(left, _)| left)
     }
 
-    /// Returns how long the ensemble surely keeps the session: until one session timeout after the newest touch that counts. Zero
-    /// after that time, and after the end of the session.
+    /// Returns how long the ensemble surely keeps the session: until one session timeout after the newest touch that
+    /// has extended the lease. Zero after that time, and after the end of the session.
     ///
-    /// This is longer than [`remaining`](Lease::remaining) by the stop margin, the time in which a holder whose lease has ended
-    /// must stop its work.
+    /// This is longer than [`remaining`](Lease::remaining) by the stop margin, the time in which a holder whose lease
+    /// has ended must stop its work.
     pub fn session_left(&self) -> Duration {
         let now = self.now();
         let state = self.state.lock();
@@ -295,17 +300,19 @@ impl Lease {
         }
     }
 
-    /// Returns the time between heartbeats: a fifth of the session timeout. It is shorter if answers come late, so that the next
-    /// touch counts before the lease ends: from the sending of a touch until it counts, two answers and the settling time pass.
-    /// It is also shorter by any excess of the stop margin over its default, so that a lost connection finds as much of the lease
-    /// left as by default.
+    /// Returns the time between heartbeats: a fifth of the session timeout, or less in two cases, so that the next
+    /// touch extends the lease before the lease ends.
+    /// - Answers come late. From the sending of a touch until it extends the lease, two answers and the settling time
+    ///   pass.
+    /// - The stop margin is longer than its default. The period is then shorter by the difference, so that a lost
+    ///   connection finds as much of the lease left as by default.
     pub(crate) fn heartbeat_period(&self) -> Duration {
         let usual = (self.timeout / 5).saturating_sub(self.margin.saturating_sub(default_margin(self.timeout)));
         usual.min(self.spare() / 2).max(self.timeout / MOST_HEARTBEATS)
     }
 
-    /// Returns the time between touches of a session without nodes. A quarter of the session timeout leaves time for the pings of
-    /// the client crate, which every request postpones.
+    /// Returns the time between touches of a session without nodes. Every request postpones the next ping of the client
+    /// crate, and a quarter of the session timeout leaves enough time for the pings.
     pub(crate) fn idle_period(&self) -> Duration {
         self.timeout / 4
     }
@@ -317,34 +324,33 @@ impl Lease {
         self.term().saturating_sub(oldest).saturating_sub(attempt)
     }
 
-    /// Returns the longest time between two touches for which the second touch counts before the end of the lease that the first
-    /// touch gives.
+    /// Returns the longest time between two touches with which the second touch still extends the lease before it ends.
     fn spare(&self) -> Duration {
         let lateness = self.state.lock().lateness;
         self.term().saturating_sub(self.settling).saturating_sub(lateness * 2)
     }
 
-    /// Returns whether a node that was created at this moment can rely on the present lease.
+    /// Returns whether a node whose creation began at `entered` can rely on the present lease.
     ///
-    /// A session without nodes is touched only every [`idle_period`](Lease::idle_period). If answers come so late that the next
-    /// touch might count only after the end of the lease, the node must not rely on the lease until a touch counts that was sent
-    /// after the node's creation.
+    /// A session without nodes is touched only every [`idle_period`](Lease::idle_period). If answers come late, the
+    /// next touch might extend the lease only after its end. The node must then not rely on the lease until the lease
+    /// is extended by a request that was sent after `entered`.
     pub(crate) fn lasts_from(&self, entered: Moment) -> bool {
         self.is_steady() || self.spare() >= self.idle_period() || self.counts_since(entered)
     }
 
-    /// Returns whether a touch can count before the end of the lease that the touch before it gives, at the shortest heartbeat
-    /// period.
+    /// Returns whether heartbeats at the shortest period can extend the lease before it ends.
     pub(crate) fn is_renewable(&self) -> bool {
         self.settling + self.timeout / MOST_HEARTBEATS < self.term()
     }
 
-    /// Returns the settling time: an operation that is sent this long after the answer to a touch makes the touch count.
+    /// Returns the settling time: the least time between the answer to a touch and the sending of the operation whose
+    /// acknowledgement lets the touch extend the lease.
     pub(crate) fn settling(&self) -> Duration {
         self.settling
     }
 
-    /// Returns how long ago the newest request that this connection answered was sent.
+    /// Returns the time since the newest request that was answered on this connection was sent.
     pub(crate) fn since_touch(&self) -> Duration {
         self.now().saturating_sub(self.state.lock().touches.back().map_or(Duration::ZERO, |touch| touch.sent))
     }
@@ -361,7 +367,7 @@ impl Lease {
         self.now().saturating_sub(state.answered.max(state.connected_since))
     }
 
-    /// Returns whether a touch that was sent at this moment or later counts.
+    /// Returns whether the lease was extended by a request that was sent at this moment or later.
     pub(crate) fn counts_since(&self, moment: Moment) -> bool {
         self.state.lock().counted >= moment
     }
@@ -381,8 +387,9 @@ impl Lease {
         self.validity_at(now).map(|(_, epoch)| epoch)
     }
 
-    /// Returns the present moment if the lease is valid and has been valid since this epoch began. Takes no lock. On `None` the
-    /// caller must call [`Lease::epoch_at`], because the copies may be older than the state.
+    /// Returns the present moment if the lease is valid and has been valid since this epoch began. Takes no lock. On
+    /// `None` the caller must call [`Lease::epoch_at`], because the atomics that this function reads may be older than
+    /// the state.
     pub(crate) fn covered_at(&self, epoch: u64) -> Option<Moment> {
         // The end is read before its epoch, because `publish` stores the epoch before the end. The clock is read last.
         let until = self.valid_until.load(Ordering::Acquire);
@@ -420,7 +427,8 @@ impl Lease {
         left.map(|left| (left, state.epoch))
     }
 
-    /// Returns how long the lease lasts after a touch that counts was sent.
+    /// Returns how long after the sending of a touch the lease ends that the touch extends: one session timeout, less
+    /// the stop margin.
     fn term(&self) -> Duration {
         self.timeout.saturating_sub(self.margin)
     }

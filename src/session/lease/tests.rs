@@ -14,7 +14,7 @@ fn the_longest_safe_break_depends_on_timeout_and_tick() {
         }
         lease.rides_out(Duration::from_millis(attempt)).as_millis() / 100
     };
-    // `rides_out` in tenths of a second, with the values that docs/operating.md gives.
+    // The results of `rides_out` in tenths of a second, as docs/operating.md gives them.
     assert_eq!(rides_out(10_000, Some(2_000), 833), 42);
     assert_eq!(rides_out(10_000, None, 833), 36);
     assert_eq!(rides_out(4_000, Some(2_000), 350), 9);
@@ -34,7 +34,7 @@ const fn ms(milliseconds: u64) -> Duration {
 /// The stop margin of a lease of 6 s.
 const MARGIN: Duration = ms(1_000);
 
-/// The settling time: half a tick of 2 s, plus an eighth of a tick.
+/// The settling time: half a tick of 2 s, plus an eighth of the tick.
 const SETTLING: Duration = ms(1_250);
 
 struct Stage {
@@ -61,18 +61,18 @@ impl Stage {
         self.clock.fetch_add(u64::try_from(time.as_millis()).unwrap(), Ordering::SeqCst);
     }
 
-    /// Sends a read, which is answered at once. Returns when the read was sent.
+    /// Sends a read, which is answered immediately. Returns when the read was sent.
     fn touch(&self) -> Moment {
         self.lease.answered(self.lease.now());
         self.lease.now()
     }
 
-    /// Sends a write, which a quorum acknowledges at once.
+    /// Sends a write, which a quorum acknowledges immediately.
     fn write(&self) {
         self.lease.acknowledged(self.lease.now());
     }
 
-    /// Returns whether this touch is the newest touch that counts.
+    /// Returns whether this touch is the newest that has extended the lease.
     fn counts(&self, touch: Moment) -> bool {
         self.lease.remaining() == (touch + ms(6_000) - MARGIN).checked_sub(self.lease.now())
     }
@@ -104,7 +104,7 @@ fn a_touch_counts_by_an_operation_a_settling_time_later() {
     assert!(stage.counts(began));
     stage.lease.acknowledged(in_time);
     assert!(stage.counts(sent));
-    // A write is a touch like a read: it does not count at once.
+    // A write is a touch like a read: its own acknowledgement does not make it extend the lease.
     stage.advance(ms(300));
     stage.write();
     assert!(stage.counts(sent));
@@ -134,7 +134,7 @@ fn the_newest_touch_that_is_old_enough_counts() {
     let newest = stage.lease.now() + stage.lease.remaining().unwrap() + MARGIN - ms(6_000);
     assert!(newest <= old_enough && newest + ms(6_000) / TOUCHES >= old_enough, "{newest:?} of {old_enough:?}");
     assert!(stage.lease.state.lock().touches.len() <= TOUCHES as usize + 2);
-    // One operation makes all touches up to the last one count.
+    // One operation lets all earlier touches extend the lease, up to the last of them.
     let last = *touches.last().unwrap();
     stage.advance(SETTLING);
     stage.write();
@@ -181,7 +181,7 @@ fn a_handshake_counts_from_the_last_answered_request() {
     assert!(stage.counts(began), "an operation sent before the handshake makes nothing count");
     stage.write();
     assert!(stage.counts(last));
-    // The handshake counts by the first operation, and a later operation does not count it again.
+    // The handshake extends the lease at the first acknowledged operation, and not again at a later one.
     let newer = stage.touch();
     stage.lease.resumed();
     stage.write();
@@ -375,7 +375,7 @@ fn the_session_outlasts_the_lease_by_the_margin() {
     assert_eq!(stage.lease.session_left(), Duration::ZERO);
 }
 
-/// A caller that gets `true` must report the loss of the holds, so only one caller may get `true`.
+/// A caller that gets `true` must record the loss of the holds, so only one caller may get `true`.
 #[test]
 fn an_answer_after_a_lapse_reports_the_lapse_once() {
     let stage = Stage::begun();
