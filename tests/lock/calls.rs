@@ -20,7 +20,7 @@ const PROMPT: Duration = Duration::from_millis(300);
 
 const SESSION_EXPIRED: i32 = -112;
 
-/// A handle of each kind. All handles use one session.
+/// One handle of each kind (lock, several locks, shared value) on one session.
 struct Handles {
     zk: ZooKeeper,
     lock: RwLock,
@@ -40,7 +40,7 @@ impl Handles {
         Handles { zk, lock, both, value }
     }
 
-    /// Returns every call of the library that waits for no contender, with this timeout or without one.
+    /// Returns every call of the library that waits for no contender. Each call has this timeout, if there is one.
     fn calls(&self, timeout: Option<Duration>) -> Vec<(&'static str, Outcome)> {
         macro_rules! outcome {
             ($call:expr) => {{
@@ -62,7 +62,7 @@ impl Handles {
     }
 }
 
-/// Runs all calls at once. Returns the result of each and its duration.
+/// Runs all calls concurrently. Returns the name, the result and the duration of each.
 async fn ended(calls: Vec<(&'static str, Outcome)>) -> Vec<(&'static str, Result<(), Error>, Duration)> {
     let begun = Instant::now();
     let tasks: Vec<_> = calls
@@ -170,7 +170,7 @@ async fn a_connection_with_a_chroot_is_given_up_in_time() {
     assert!(matches!(connecting, Err(Error::Unreachable(_))), "{connecting:?}");
 }
 
-/// Fault 114: the connection breaks while the client looks for its chroot or makes it.
+/// The connection breaks while the client looks for its chroot or makes it (fault 114).
 #[support::judged]
 async fn a_connection_with_a_chroot_outlives_a_break() {
     let faults = [Frames::requests(Op::Exists), Frames::requests(Op::Create2), Frames::replies(Op::Create2)];
@@ -205,7 +205,7 @@ async fn a_try_that_is_given_up_leaves_nothing_behind() {
     }
 }
 
-/// The lock is granted, and the read of the value gets no reply.
+/// The lock is granted, but the following read of the shared value gets no reply.
 #[support::judged]
 async fn a_try_whose_value_does_not_come_gives_the_lock_back() {
     let proxy = Proxy::start(shared_server().address());
@@ -243,7 +243,8 @@ async fn an_eviction_with_a_lost_reply_names_the_removed() {
     assert_eq!(removed.and_then(|member| member.label).as_deref(), Some("hangs"));
 }
 
-/// The ended session has no node of ours, so the call may be repeated on a fresh session.
+/// The server answers each listing with "session expired". The ended session has no node of this call, so the library may repeat
+/// the call on a fresh session.
 #[support::judged]
 async fn a_call_on_an_ended_session_is_answered_on_a_fresh_one() {
     let proxy = Proxy::start(shared_server().address());
@@ -309,7 +310,7 @@ async fn contenders_of_any_local_client_are_of_this_process() {
     let (one, other) = (connect(&address).await, connect(&address).await);
     let (lock, elsewhere) = (lock_at(&one, "/calls/own"), lock_at(&other, "/calls/own"));
     let held = elsewhere.read().await.unwrap();
-    // This session is not one of the library's, like a session of another process.
+    // A bare client of the client crate plays another process. The library did not open its session.
     let stranger = zookeeper_client::Client::connect(&address).await.unwrap();
     let options = zookeeper_client::CreateMode::EphemeralSequential.with_acls(zookeeper_client::Acls::anyone_all());
     stranger.create("/calls/own/web-9~k3v9x2ma-READ-", b"", &options).await.unwrap();

@@ -1,5 +1,5 @@
-//! Transactions under a lock whose replies are lost. The library finds out whether the transaction was done if a node proves the
-//! outcome, and never commits twice.
+//! Transactions under a lock whose replies are lost. If a node proves whether the transaction was done, the library reports that
+//! outcome. The library never commits a transaction twice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ fn lost_once(proxy: &Proxy, node: &str, is_done: bool) {
     proxy.apply(Rule::on(of.about(node)).close(0, Close::Fin));
 }
 
-/// Returns the data and the version of a node, read by an operator. Returns `None` if the node does not exist.
+/// Returns the data and the version of a node, as the operator's client reads them. Returns `None` if the node does not exist.
 async fn seen(operator: &ZooKeeper, node: &str) -> Option<(Vec<u8>, i32)> {
     match session(operator).await.data(node).await {
         Ok((data, stat)) => Some((data, stat.version)),
@@ -47,8 +47,8 @@ async fn a_commit_with_a_lost_reply_is_settled_and_done_once() {
     let (is_set, once) = (Outcome::Set { version: 1 }, Some((b"new".to_vec(), 1)));
     let all = vec![Outcome::Created, is_set, Outcome::Set { version: 2 }];
     let old = Some((b"old".to_vec(), 0));
-    // For each change: the outcomes that the guard reports if the transaction was done, and if it was not. `None` means that no
-    // node proves the outcome.
+    // Each row: a name, a change, the outcomes that the guard reports if the transaction was done, the outcomes if it was not
+    // done, and the node afterwards. Outcomes of `None` mean that no node proves the outcome.
     for (name, change, done, undone, after) in [
         ("set", set, Some(vec![is_set]), Some(vec![is_set]), once),
         ("delete", delete, None, Some(vec![Outcome::Deleted]), None),
@@ -76,7 +76,8 @@ async fn a_commit_with_a_lost_reply_is_settled_and_done_once() {
     guard.release().await.unwrap();
 }
 
-/// Other holders may write the same data as this holder, so the data does not prove whose commit was done.
+/// Other readers or permit holders may write the same data as this holder. So the data does not prove which holder's commit was
+/// done.
 #[support::judged]
 async fn a_commit_beside_other_holders_is_settled_if_not_done() {
     let (proxy, path) = (Proxy::start(shared_server().address()), "/doubts-beside");
@@ -124,7 +125,7 @@ async fn a_commit_forestalled_without_the_lock_is_refused() {
     assert!(matches!(answer, Err(Error::TransactionRefused { reason: Failure::BadVersion, .. })), "{answer:?}");
     let twice = forestalled(move |zk| [b"a", b"b"].iter().for_each(|data| put(zk, *data))).await;
     let gone = forestalled(|zk| zk.faults().remove("/v")).await;
-    // The versions do not show that another client has deleted the node and created it again.
+    // The stranger deletes the node and creates it again, so the version is 0 as before and does not show the change.
     let anew = forestalled(|zk| {
         zk.faults().remove("/v");
         now(of(zk).create("/v", b"a stranger's", Kind::Persistent)).expect("the node is gone");

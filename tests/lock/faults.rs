@@ -1,6 +1,6 @@
-//! Faults of the network during an acquisition, a wait and a release, and of the session. Each fault hits single frames between a
-//! session and a real server. Afterwards there is one node or none, and no contender holds beside a writer. Fault numbers are
-//! those of `tests/FAULTS.md`.
+//! Faults of the network during an acquisition, a wait and a release, and faults of the session. Each fault hits single frames
+//! between a session and a real server. Afterwards each contender has at most one node, and no contender holds together with a
+//! writer. Fault numbers are those of `tests/FAULTS.md`.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -12,17 +12,18 @@ use support::wire::{Close, Frames, Hello, Op, Proxy, Rule};
 use zk_rwlock::coordinator::{Ending, Session};
 use zk_rwlock::{Error, HoldState, Loss, RwLock, ZooKeeper, ZooKeeperBuilder};
 
-/// The timeout of sessions that expire in a test, or that heartbeats keep alive.
+/// The session timeout in tests that wait for a session to expire, or that show that heartbeats keep a session alive for longer.
 const SHORT: Duration = Duration::from_secs(3);
 
-/// The timeout of a session whose server answers late.
+/// The session timeout in the test of a server that answers late.
 const SLOW: Duration = Duration::from_secs(4);
 
-/// The servers' tick, set on each client. With the default tick, the lease would be too short for the pauses of a busy
+/// The tick that each client assumes of the servers. With the default tick, the lease would be too short for the pauses of a busy
 /// machine.
 const TICK: Duration = Duration::from_millis(500);
 
-/// A session behind a proxy, a lock whose directory exists, and an operator with a direct connection.
+/// A session behind a proxy, its lock, and an operator's handle (`here`) of the same lock on a direct connection. The lock's
+/// directory exists.
 struct Stage {
     proxy: Proxy,
     zk: ZooKeeper,
@@ -57,7 +58,7 @@ impl Stage {
         becomes_empty(&self.operator, self.here.path()).await;
     }
 
-    /// Waits until the node at `path` is the only one.
+    /// Waits until the node at `path` is the only one in the lock's directory.
     async fn wait_until_only(&self, path: &str) {
         eventually("one node is left", || async {
             let names = self.children().await;
@@ -80,7 +81,8 @@ impl Stage {
 async fn a_create_with_a_held_reply_makes_one_node() {
     let stage = Stage::set("/faults/silence", SHORT).await;
     let answer = stage.proxy.hold_reply(Op::Create2);
-    // The client closes a connection that has been silent for 350 ms.
+    // With a session timeout of 3 s, the client closes a connection that is silent for 350 ms. So the client reconnects while the
+    // proxy holds the reply.
     let guard = soon("the grant", stage.lock.write()).await.unwrap();
     assert!(answer.has_arrived() && stage.proxy.connections() == 1);
     assert_eq!(stage.proxy.count(Op::Create2), 1);
@@ -89,8 +91,8 @@ async fn a_create_with_a_held_reply_makes_one_node() {
     assert_eq!(stage.children().await, [""; 0]);
 }
 
-/// Each round lets more bytes of the create through before the cut. Once the whole frame gets through, the first create takes
-/// effect.
+/// Each round lets more bytes of the create request through before the cut. The rounds end when the whole request gets through
+/// and the first create takes effect.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_create_cut_at_any_byte_makes_one_node() {
     const SESSIONS: usize = 4;
@@ -110,7 +112,8 @@ async fn a_create_cut_at_any_byte_makes_one_node() {
                         assert_eq!(stage.children().await, [""; 0], "{how:?} after {bytes} bytes");
                         assert!(creates == 1 || creates == 2, "{creates} creates after {how:?} at {bytes} bytes");
                         if creates == 1 || bytes > 400 {
-                            // A connection reset may overtake even a whole frame, so the create may be lost at any length.
+                            // A reset may discard even a whole frame before the server reads it, so the create may be lost at any
+                            // length.
                             assert!(bytes > 100 && (how == Close::Rst || bytes < 400), "{bytes} bytes");
                             break;
                         }
@@ -124,7 +127,7 @@ async fn a_create_cut_at_any_byte_makes_one_node() {
     }
 }
 
-/// In CURATOR-644 and CURATOR-696, repeated creates and deletes made millions of nodes.
+/// In CURATOR-644 and CURATOR-696, a client that repeated creates and deletes made millions of nodes.
 #[support::judged]
 async fn each_lost_create_costs_at_most_one_more() {
     let stage = Stage::set("/faults/storm", CALM).await;
@@ -139,7 +142,7 @@ async fn each_lost_create_costs_at_most_one_more() {
     guard.release().await.unwrap();
 }
 
-/// The release and the next create are sent as one transaction or as two requests, depending on the moment.
+/// Depending on the moment, the release and the next create are sent as one transaction or as two requests.
 #[support::judged]
 async fn a_cut_between_drop_and_acquisition_leaves_one_node() {
     let stage = Stage::set("/faults/again", CALM).await;
@@ -253,7 +256,7 @@ async fn a_waiter_whose_listing_is_lost_keeps_its_place() {
     granted(last).await.release().await.unwrap();
 }
 
-/// In CURATOR-604, the new session found the old session's node by its name, took the node for its own, and then deleted it.
+/// In CURATOR-604, the new session found the old session's node by its name, took that node for its own, and then deleted it.
 #[support::judged]
 async fn a_new_session_does_not_adopt_the_node_of_the_old_one() {
     let stage = Stage::set("/faults/adopted", SHORT).await;
@@ -267,7 +270,7 @@ async fn a_new_session_does_not_adopt_the_node_of_the_old_one() {
     assert_ne!(now.id(), stage.session.id());
     let (_, stat) = session(&stage.operator).await.data(&guard.node_path()).await.unwrap();
     assert_eq!(stat.ephemeral_owner, now.id());
-    // Either the new session has found and removed the node, or the node went with the old session.
+    // Either the new session has removed the old session's node, or the server has removed that node with the old session.
     assert_eq!(stage.children().await.len(), 1);
     guard.release().await.unwrap();
 }
@@ -275,7 +278,8 @@ async fn a_new_session_does_not_adopt_the_node_of_the_old_one() {
 // ---------------------------------------------------------------------------------------------------------------
 // Waiters
 
-/// In this situation the Helix client slept for ever, and Go's client sent requests without a pause.
+/// The predecessor is gone before the waiter sets its watch. In this situation the Helix client slept for ever, and Go's client
+/// sent requests without a pause.
 #[support::judged]
 async fn a_predecessor_gone_before_the_watch_is_noticed() {
     for released in [true, false] {
@@ -313,7 +317,7 @@ async fn a_waiter_whose_queue_was_recreated_is_evicted() {
     }
     operator.delete(stage.here.path()).await.unwrap();
     soon("the loss", holder.lost()).await;
-    // The new contenders get the same numbers as the old ones, in the same order.
+    // The new contenders get the same sequence numbers as the old ones, in the same order.
     let anew = stage.here.write().await.unwrap();
     assert!(anew.node_path().ends_with("-WRITE-0000000000"), "{anew:?}");
     stage.proxy.heal();
@@ -358,12 +362,12 @@ async fn waiters_and_handles_dropped_together_leave_nothing() {
     line_becomes(&stage.here, "W+ R- R- R- R- R- R- R- R- R- R-").await;
     let Stage { zk, session, lock, operator, here, .. } = stage;
     drop((zk, session, lock));
-    // A waiter keeps its client alive.
+    // The handles are dropped, but the waiters keep the client open, so they still wait.
     assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
     for waiter in &waiters {
         waiter.abort();
     }
-    // The nodes must go far before the session timeout.
+    // The library deletes the nodes long before the session timeout would.
     eventually("the waiters have left", || async { children(&operator, here.path()).await.len() == 1 }).await;
     holder.release().await.unwrap();
 }
@@ -380,7 +384,7 @@ async fn a_release_at_the_sessions_end_deletes_no_other_node() {
     let request = stage.proxy.hold_request(Op::Multi);
     let release = tokio::spawn(guard.release());
     soon("the release", request.arrives()).await;
-    // The proxy holds the handshake, so that the client does not reconnect before the session is ended.
+    // The proxy holds the handshake, so that the client cannot reconnect before the server has ended the session.
     let comes_back = stage.proxy.hold_request(Op::Handshake);
     shared_server().end_session(&stage.proxy.granted().unwrap());
     request.release();
@@ -415,7 +419,7 @@ async fn a_late_delete_spares_the_node_of_another() {
         operator.delete(&path).await.unwrap();
         operator.delete(stage.here.path()).await.unwrap();
         let anew = other.write().await.unwrap();
-        // The new node has the same host and the same number as the old node.
+        // The new node has the same host and the same sequence number as the old node.
         assert!(path.ends_with("-0000000000") && anew.node_path().ends_with("-0000000000"), "{path} {anew:?}");
         request.release();
         let answer = soon("the release", release).await.unwrap();
@@ -461,7 +465,7 @@ async fn a_renumbered_session_is_recognized_by_its_nodes() {
     let fault = stage.proxy.apply(Rule::on(Frames::replies(Op::Handshake)).falsify(|hello| hello.session += 1));
     stage.proxy.reset();
     stage.proxy.disconnect();
-    // A reply renews the lease only after the server has proved which session is connected.
+    // A reply renews the lease only after the server has proved that the connection still belongs to the same session.
     eventually("heartbeats", || async { stage.proxy.count(Op::Multi) > 3 }).await;
     assert!(fault.has_happened() && guard.is_held());
     guard.release().await.unwrap();
@@ -473,8 +477,8 @@ async fn a_shorter_granted_timeout_shortens_the_lease() {
     let proxy = Proxy::start(shared_server().address());
     let operator = connect(&shared_server().address()).await;
     let here = lock_at(&operator, "/faults/shorter");
-    // The proxy shortens the timeout that the client asks for. So the server itself grants no more than this timeout, and expires
-    // the session by it.
+    // The proxy shortens the timeout in the client's handshake. So the server grants no more than this timeout, and expires the
+    // session after it.
     let fault = proxy
         .apply(Rule::on(Frames::requests(Op::Handshake)).falsify(|hello| hello.timeout = SHORT.as_millis() as i32));
     let zk = connect_with(&proxy.address(), CALM).await;
@@ -488,7 +492,7 @@ async fn a_shorter_granted_timeout_shortens_the_lease() {
     let lost_at = Instant::now();
     let (next, granted_at) = granted(next).await;
     assert!(lost_at < granted_at);
-    // A reconnect asks for the timeout granted before, so only a server that grants even less could shorten it further.
+    // A client that reconnects asks for the timeout granted before.
     let asked = proxy.apply(Rule::on(Frames::requests(Op::Handshake)).falsify(|hello| {
         assert_eq!(hello.timeout, SHORT.as_millis() as i32);
     }));
@@ -498,7 +502,7 @@ async fn a_shorter_granted_timeout_shortens_the_lease() {
     assert!(asked.has_happened());
 }
 
-/// The proxy answers the pings itself, because the client gives up a silent connection.
+/// The proxy answers the pings itself, because the client closes a connection on which pings get no answer.
 #[support::judged]
 async fn a_holder_whose_pings_are_lost_lives_by_heartbeats() {
     let is_kept_alive = async |seconds| {
@@ -506,13 +510,13 @@ async fn a_holder_whose_pings_are_lost_lives_by_heartbeats() {
         let stage = Stage::set(&format!("/faults/pings-{seconds}"), timeout).await;
         let fault = stage.proxy.apply(Rule::on(Frames::requests(Op::Ping)).and_all_later().refuse(0));
         soon("a ping", fault.happens()).await;
-        // On a busy machine, even heartbeats may come too late, so the loss is only recorded.
+        // On a busy machine, even heartbeats may come too late, so one loss does not fail the test.
         let mut lost = Vec::new();
         while lost.len() < 5 {
             let guard = soon("the grant", stage.lock.write()).await.unwrap();
             let held = Instant::now();
             while guard.is_held() {
-                // The handshake also keeps the session alive, so the time counts from the handshake.
+                // The handshake also keeps the session alive, so the time is measured from the last handshake.
                 let alone = stage.proxy.arrivals(Op::Handshake).into_iter().fold(held, Instant::max);
                 if alone.elapsed() > timeout * 5 / 4 {
                     return;
@@ -526,8 +530,8 @@ async fn a_holder_whose_pings_are_lost_lives_by_heartbeats() {
     tokio::join!(is_kept_alive(2), is_kept_alive(3), is_kept_alive(4));
 }
 
-/// The next heartbeat is due before the connection counts as silent. Its reply shows, as the ping's would, that the connection
-/// lives.
+/// The next heartbeat is due before the client takes the connection for dead. The heartbeat's reply shows that the connection
+/// lives, as the reply to the ping would.
 #[support::judged]
 async fn a_lost_ping_costs_a_long_session_nothing() {
     let timeout = SHORT * 3;
@@ -558,7 +562,7 @@ async fn a_read_only_server_renews_no_lease() {
     let (next, granted_at) = granted(next).await;
     assert!(lost_at < granted_at);
 
-    // A read-only server serves no new clients either.
+    // A read-only server gives new clients no session either.
     let builder = ZooKeeper::builder().session_timeout(SHORT).connect_timeout(SHORT);
     let error = soon("the refusal", builder.connect(&stage.proxy.address())).await.unwrap_err();
     assert!(matches!(error, Error::Unreachable(_)), "{error:?}");
@@ -569,13 +573,13 @@ async fn a_read_only_server_renews_no_lease() {
 
 #[support::judged]
 async fn a_slow_servers_reply_counts_from_its_request() {
-    // The lease is renewed by two late replies in a row, so with a longer tick no lease would be left.
+    // Only two late replies, one after the other, renew the lease. So with a longer tick no lease would be left.
     let builder = ZooKeeper::builder().session_timeout(SLOW).tick_time(TICK).connect_timeout(SOON);
     let stage = Stage::set_with("/faults/slow", builder).await;
     let late = SLOW.mul_f64(0.3);
     stage.proxy.apply(Rule::on(Frames::from_server()).and_all_later().delay(late));
     let guard = soon("the grant", stage.lock.write()).await.unwrap();
-    // A disconnected guard reports the end of its lease, so the test cuts the connection.
+    // Only a disconnected guard reports when its lease ends, so the test cuts the connection.
     stage.proxy.cut();
     let cut_at = Instant::now();
     let state = loop {
@@ -585,24 +589,23 @@ async fn a_slow_servers_reply_counts_from_its_request() {
         }
     };
     let HoldState::Suspect { until } = state else { panic!("{state:?}") };
-    // The newest request that a quorum acknowledged was sent at this moment or earlier. Earlier requests count for the lease if
-    // they were answered at least half a tick before that moment.
+    // `newest` is the latest moment at which a request that a quorum acknowledged can have been sent. An earlier request extends the lease if its reply came at least half a tick before that moment.
     let arrivals = |ops: &[Op]| ops.iter().flat_map(|op| stage.proxy.arrivals(*op)).collect::<Vec<_>>();
     let writes = arrivals(&[Op::Create2, Op::Multi]).into_iter().filter(|arrival| *arrival + late <= cut_at);
     let newest = writes.max().unwrap();
     let touches = arrivals(&[Op::Create2, Op::Multi, Op::GetData, Op::GetChildren2, Op::Exists]);
     let touches = touches.into_iter().filter(|arrival| *arrival + late + TICK / 2 <= newest);
-    // A handshake counts for the lease as soon as a later request is sent.
+    // A handshake extends the lease as soon as the client sends a later request.
     let handshakes = arrivals(&[Op::Handshake]).into_iter().filter(|arrival| *arrival + late <= newest);
     let newest = touches.chain(handshakes).max().unwrap_or(newest);
     let end = newest + SLOW - SLOW / 6;
     assert!(until <= end, "{:?} too long", until - end);
     stage.proxy.heal();
-    // The result of the release is ignored: with such late replies, the guard may be lost by now.
+    // The error of the release is ignored, because with such late replies the guard may be lost already.
     soon("the release", guard.release()).await.ok();
     stage.becomes_empty().await;
 
-    // Without further faults, a client of such a slow server can hold a lock, unless a busy machine is even slower.
+    // A client of such a slow server can keep a lock without further faults. Several tries allow for a machine that is too busy.
     let mut lost = Vec::new();
     while lost.len() < 5 {
         let guard = soon("the grant", stage.lock.write()).await.unwrap();
@@ -617,7 +620,8 @@ async fn a_slow_servers_reply_counts_from_its_request() {
     panic!("{lost:?}");
 }
 
-/// Fault 108. The proxy plays a server that still shows a node which the ensemble has deleted.
+/// The waiter gets no event of its predecessor's deletion. In the second round, the proxy also shows a ghost: a node that the
+/// ensemble has deleted (fault 108).
 #[support::judged]
 async fn a_waiter_behind_a_hidden_departure_is_granted() {
     for is_ghost in [false, true] {

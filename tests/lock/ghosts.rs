@@ -1,5 +1,5 @@
-//! A server that lists a ghost: a node that the ensemble has deleted. Calls and short waits have no time for a later check at the
-//! leader, so they check at once. A proxy plays that server.
+//! A server that lists a ghost: a node that the ensemble has deleted. A proxy plays that server. Calls and short waits have no
+//! time for a later check at the leader, so they ask the leader immediately whether the listed node exists.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use zk_rwlock::{Error, Leadership, Mode, MultiLock, Semaphore, ZooKeeper};
 
 use crate::wire::{Tapped, directory};
 
-/// A timeout shorter than the session timeout of 10 s.
+/// A timeout of calls and waits, shorter than the session timeout of 10 s.
 const SHORT: Duration = Duration::from_secs(5);
 
-/// Adds this name to each later listing of the directory that goes through the proxy.
+/// Adds the node `name` to each later listing of `directory` that goes through the proxy.
 fn shows(proxy: &Proxy, directory: &str, name: &str) {
     for op in [Op::GetChildren, Op::GetChildren2] {
         proxy.apply(Rule::on(Frames::replies(op).about(directory).with_error(0)).show(name).and_all_later());
@@ -24,8 +24,8 @@ fn name_of(path: &str) -> String {
     path.rsplit('/').next().expect("a path").to_owned()
 }
 
-/// Returns a client whose server lists the node of a writer that has left the lock at this path, another client, and the name of
-/// that ghost.
+/// Returns a client whose server lists a ghost in this lock, a client with a correct server, and the name of the ghost, which is
+/// the node of a former writer.
 async fn ghosts_found(path: &str) -> (Tapped, ZooKeeper, String) {
     let tapped = Tapped::new(shared_server()).await;
     let other = connect(&shared_server().address()).await;
@@ -74,7 +74,7 @@ async fn an_error_names_the_holder_and_no_ghost() {
     holder.release().await.unwrap();
 }
 
-/// The server lists the node but denies that it exists, so no watch is armed.
+/// The server lists the node, but answers reads of the node with "no node", so no watch can be set.
 #[support::judged]
 async fn a_listed_and_denied_node_is_asked_for_at_the_leader() {
     let path = "/ghosts/denied";
@@ -104,8 +104,8 @@ async fn a_ghost_permit_is_taken_at_once() {
     }
 }
 
-/// Another candidate leads. In the first case, the server shows the former leader's node unchanged. In the second case, it lists
-/// that node and denies that the node exists.
+/// Another candidate leads now. In the first case, the server still shows the former leader's node with its data. In the second
+/// case, the server lists that node, but answers reads of the node with "no node".
 #[support::judged]
 async fn no_call_returns_a_ghost_as_the_leader() {
     let path = "/ghosts/led";
@@ -118,7 +118,7 @@ async fn no_call_returns_a_ghost_as_the_leader() {
     eventually("the candidate leads", async || there.leader().await.unwrap().is_some()).await;
     assert_eq!(here.leader().await.unwrap(), there.leader().await.unwrap());
 
-    // This session does not know the ghost yet.
+    // The session of this client has not yet found out that the node is a ghost.
     let fresh = ZooKeeper::connect(&tapped.proxy.address()).await.unwrap();
     tapped.proxy.reset();
     let mut changes = Leadership::new(&fresh, path).unwrap().changes();

@@ -25,13 +25,13 @@ use zk_rwlock::queue::MemberState;
 use zk_rwlock::security::{Acl, Permissions};
 use zk_rwlock::{Error, HoldState, Loss, Mode, RwLock, Semaphore, Survey, WriteGuard, ZooKeeper};
 
-/// The timeout of sessions that expire in a test, or that heartbeats keep alive.
+/// The session timeout in tests that wait for a session to expire, or that show that heartbeats keep a session alive for longer.
 const SHORT: Duration = Duration::from_secs(2);
 
 // ---------------------------------------------------------------------------------------------------------------
 // Exclusion
 
-/// A value of two halves, which differ while a writer works. Only the lock protects the value.
+/// Two halves that are equal except while a writer works. Only the lock protects them.
 #[derive(Debug, Default)]
 struct Halves {
     left: AtomicU64,
@@ -303,7 +303,7 @@ async fn a_waiter_whose_node_is_deleted_is_evicted() {
 // ---------------------------------------------------------------------------------------------------------------
 // Cancellation
 
-/// Polls the future up to this many times, always after a wake-up, and then drops the future.
+/// Polls the future up to this many times: once immediately, and again after each wake-up. Then drops the future.
 async fn poll_at_most<F: IntoFuture>(times: u64, future: F) -> Option<F::Output> {
     let mut future = pin!(future.into_future());
     let mut left = times;
@@ -314,7 +314,7 @@ async fn poll_at_most<F: IntoFuture>(times: u64, future: F) -> Option<F::Output>
         left -= 1;
         match future.as_mut().poll(context) {
             Poll::Ready(output) => Poll::Ready(Some(output)),
-            // The future is pending after its last poll, so this loop ends and does not wait for another wake-up.
+            // No poll is left, so the function returns without waiting for another wake-up.
             Poll::Pending if left == 0 => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         }
@@ -370,7 +370,7 @@ async fn a_thousand_cancelled_acquisitions_leave_nothing() {
     let mut seeded = Seeded(7);
     let (mut cancelled, mut completed) = (0, 0);
     for batch in 0..20 {
-        // In turn, the lock is free, held by a writer, or held by a reader.
+        // From batch to batch, the lock is free, held by a writer, or held by a reader.
         let (writer, reader) = match batch % 3 {
             0 => (None, None),
             1 => (Some(soon("the lock", in_the_way.write()).await.unwrap()), None),
@@ -416,7 +416,8 @@ async fn an_acquisition_dropped_at_a_poll_leaves_nothing() {
     for taken in [false, true] {
         let holder = if taken { Some(soon("the lock", in_the_way.write()).await.unwrap()) } else { None };
         for polls in 1..12 {
-            // An acquisition that waits for the holder gets no further wake-up. So the timeout ends the wait for more polls.
+            // While an acquisition waits for the holder, nothing wakes it. So a timeout ends the wait of [`poll_at_most`] for
+            // more polls.
             let time = Duration::from_millis(20);
             let write = tokio::time::timeout(time, poll_at_most(polls, lock.write())).await;
             let read = tokio::time::timeout(time, poll_at_most(polls, lock.read())).await;
@@ -458,7 +459,7 @@ async fn keepers_and_askers_dropped_leave_nothing() {
     nothing_is_left(&server, &other, DIRECTORY).await;
 }
 
-/// Begins futures, which send their requests and are not polled again.
+/// Starts four futures: each is polled once, sends its requests, and is not polled again.
 fn idle<F: IntoFuture>(begin: impl Fn() -> F) -> Vec<Spawn<F::IntoFuture>> {
     let mut idle: Vec<_> = (0..4).map(|_| task::spawn(begin().into_future())).collect();
     idle.iter_mut().for_each(|it| assert!(it.poll().is_pending()));
@@ -495,8 +496,7 @@ async fn a_leaving_waiter_spares_its_neighbours_watch() {
     let last = writer(&lock);
     line_becomes(&lock, "W+ W- W-").await;
     let node = format!("/locks/neighbour/{}", lock.queue().await.unwrap().members[1].node);
-    // Two contenders of this session watch the middle waiter's node: the waiter itself and its successor. The server counts both
-    // as one watch.
+    // The middle waiter and its successor both watch the waiter's node. They are of one session, so the server counts one watch.
     eventually("the waiter's own watch", || async { watchers_of(server, &node) == 1 }).await;
 
     last.abort();
@@ -600,7 +600,7 @@ async fn the_last_drop_of_guard_or_handle_frees_the_lock() {
             assert!(guard.is_held());
             drop(guard);
         }
-        // The limit is far below the session timeout.
+        // The limit is far below the session timeout, so the grant does not come from the end of a session.
         within(CALM / 3, "the grant", next.write()).await.unwrap().release().await.unwrap();
         let named = format!("0x{id:x}");
         eventually("the session is closed", || async { !server.four_letter("cons").contains(&named) }).await;
@@ -688,9 +688,9 @@ async fn a_timeout_while_cut_off_names_known_blockers() {
     let holder = here.write().await.unwrap();
     let limit = Duration::from_millis(700);
 
-    // The waiter is cut off while it waits, and the newcomer before it starts.
+    // The connection breaks while the waiter waits, and before the newcomer starts.
     let waiter = tokio::spawn(cut_off.write().timeout(limit).into_future());
-    // The waiter knows the contenders in its way once it watches its predecessor and its own node.
+    // Once the waiter watches its predecessor and its own node, it knows which contenders block it.
     eventually("the waiter's watches", || async { proxy.count(Op::GetData) == 2 }).await;
     proxy.black_hole();
     let newcomer = tokio::spawn(cut_off.read().timeout(limit).into_future());
@@ -706,7 +706,7 @@ async fn a_timeout_while_cut_off_names_known_blockers() {
     proxy.cut();
     assert!(soon("the timeout", cut_off.read().timeout(limit)).await.unwrap_err().is_timeout());
 
-    // The nodes of both are deleted after the reconnect.
+    // After the reconnect, the client deletes the nodes of the waiter and the newcomer.
     proxy.heal();
     line_becomes(&here, "W+").await;
     holder.release().await.unwrap();
@@ -878,7 +878,7 @@ async fn a_chroot_is_made_and_holds_everything() {
     let again = connect(&format!("{}/apps/billing", server.address())).await;
     let lock = lock_at(&again, "/locks/config");
     let mut guard = soon("the lock", lock.write()).await.unwrap();
-    // Depending on the moment, the release and the next create are sent as one transaction.
+    // Depending on the moment, the release and the next create are sent as one transaction, so the test tries often.
     for _ in 0..20 {
         drop(guard);
         guard = soon("the lock again", lock.write()).await.unwrap();
@@ -969,7 +969,8 @@ async fn the_queue_shows_members_with_their_sessions() {
 // ---------------------------------------------------------------------------------------------------------------
 // Ends of sessions
 
-/// Asks the guard without pause until it says lost. Returns the guard and the time just before the last call that said held.
+/// Calls `is_held` on the guard without pause until it returns false. Returns the guard and the time just before the last call
+/// that returned true.
 fn watch_closely(guard: WriteGuard) -> thread::JoinHandle<(WriteGuard, Option<Instant>)> {
     thread::spawn(move || {
         let mut last_yes = None;
@@ -984,7 +985,7 @@ fn watch_closely(guard: WriteGuard) -> thread::JoinHandle<(WriteGuard, Option<In
     })
 }
 
-/// Starts a write acquisition, which returns its guard and the time of its grant.
+/// Starts a write acquisition. Its task returns the guard and the time of the grant.
 fn timed_writer(lock: &RwLock) -> JoinHandle<Result<(WriteGuard, Instant), Error>> {
     let acquisition = lock.write();
     tokio::spawn(async move { acquisition.await.map(|guard| (guard, Instant::now())) })
@@ -1063,7 +1064,7 @@ async fn only_a_session_with_a_hold_sends_heartbeats() {
     proxy.reset();
     tokio::time::sleep(SHORT * 3).await;
     let heartbeats = proxy.count(Op::Multi);
-    // One heartbeat in each fifth of the session timeout makes fifteen.
+    // A heartbeat comes in each fifth of the session timeout, which makes fifteen in three timeouts.
     assert!((6..=18).contains(&heartbeats), "{heartbeats} heartbeats in three session timeouts");
     let check = format!("Check {}", guard.node_path());
     for (op, what) in proxy.requests() {
@@ -1076,7 +1077,7 @@ async fn only_a_session_with_a_hold_sends_heartbeats() {
     proxy.reset();
     tokio::time::sleep(SHORT).await;
     // The client has sent only reads, one in each fifth of the session timeout. These reads renew the lease, so the next
-    // acquisition is granted at once.
+    // acquisition is granted immediately.
     assert!(proxy.requests().iter().all(|(op, path)| (*op, path.as_str()) == (Op::GetData, "/")));
     assert!((1..=7).contains(&proxy.count(Op::GetData)), "{:?}", proxy.requests());
     assert!(proxy.count(Op::Ping) > 0, "the session sends no pings");
@@ -1103,7 +1104,7 @@ async fn a_brief_disconnect_loses_no_lock_and_no_place() {
         proxy.rst();
         eventually("the reconnect", || async { proxy.connections() == 2 }).await;
     }
-    // The server answers these requests on the new connections.
+    // The client makes these requests on its new connections, and the server answers them.
     guard.transaction().commit().await.unwrap();
     assert!(guard.is_held() && !waiter.is_finished());
     assert_eq!(line(&calm).await, "W+ W- W-");
@@ -1167,7 +1168,7 @@ enum Mishap {
 const MISHAPS: [Mishap; 4] = [Mishap::RequestLost, Mishap::ReplyLost, Mishap::RequestReset, Mishap::ReplyReset];
 
 impl Mishap {
-    /// Runs `deed` while this mishap hits the next frame of the kind `op`. Fails if there is no such frame.
+    /// Awaits `deed` while this mishap hits the next frame of the kind `op`. Panics if no such frame comes.
     async fn inject<F: Future>(self, proxy: &Proxy, op: Op, deed: F) -> F::Output {
         let fault = match self {
             Mishap::RequestLost => proxy.drop_request(op, 1),
@@ -1191,7 +1192,8 @@ impl Mishap {
     }
 }
 
-/// A session behind a proxy, a lock whose directory exists, and an operator with a direct connection.
+/// Returns a proxy, a lock on a session behind that proxy, and a client of an operator with a direct connection. The lock's
+/// directory exists.
 async fn fragile(server: &Server, directory: &str) -> (Proxy, RwLock, ZooKeeper) {
     let proxy = Proxy::start(server.address());
     let (zk, operator) = (connect(&proxy.address()).await, connect(&server.address()).await);
@@ -1229,8 +1231,8 @@ async fn a_dropped_lost_create_leaves_nothing() {
         mishap
             .inject(&proxy, Op::Create2, async {
                 assert!(poll_at_most(4, lock.write()).await.is_none_or(|answer| answer.is_ok()));
-                // The node is deleted in the background after the reconnect. The reply to this listing shows that the client has
-                // reconnected.
+                // The client deletes the node in the background after the reconnect. The reply to this listing shows that the
+                // client has reconnected.
                 eventually("the reconnect", || async { proxy.connections() >= 2 }).await;
                 lock.queue().await.unwrap();
             })
@@ -1346,7 +1348,7 @@ async fn a_waiter_that_missed_an_event_is_granted() {
     }
 }
 
-/// All acquisitions share a connection attempt. If each made its own attempt, one after the other, they would take far longer.
+/// All acquisitions share one attempt to connect. Attempts of their own, one after the other, would take far longer.
 #[support::judged]
 async fn a_crowd_without_a_server_fails_together() {
     let server = Server::start();
@@ -1361,7 +1363,7 @@ async fn a_crowd_without_a_server_fails_together() {
             tokio::spawn(async move { lock.try_write().await.map(drop) })
         })
         .collect();
-    // The limit covers the end of the session, one connection attempt, and a second attempt for acquisitions that came during the
+    // The limit covers the end of the session, one attempt to connect, and a second attempt for acquisitions that came during the
     // first. Twelve attempts would take far longer.
     let all = async {
         for one in crowd {
