@@ -118,7 +118,7 @@ impl Worker {
                 };
                 match acquired {
                     Ok(guard) => self.work(partition, guard).await?,
-                    // Another worker has the lock. This attempt wrote nothing to the ensemble.
+                    // Another worker has the lock. The try to acquire it wrote nothing to the ensemble.
                     Err(error) if error.is_would_block() => {}
                     Err(error) => return Err(error.into()),
                 }

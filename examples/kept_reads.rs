@@ -126,7 +126,7 @@ impl Reads {
     }
 }
 
-/// Reads with many tasks at once.
+/// Reads with many concurrent tasks.
 async fn reads(lock: &RwLock, arguments: &Arguments) -> common::Result<Reads> {
     let began = Instant::now();
     let mut tasks = JoinSet::new();

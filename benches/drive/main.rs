@@ -60,7 +60,7 @@ enum Kind {
 }
 
 impl Arguments {
-    /// Whether the acquisition with this number writes. The answer is the same for every library.
+    /// Whether the acquisition with the index `turn` writes. The answer is the same for every library.
     fn writes(&self, turn: usize) -> bool {
         self.one_in != 0 && ((turn as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32).is_multiple_of(self.one_in)
     }

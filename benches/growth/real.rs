@@ -14,7 +14,7 @@ use zookeeper_client::{Acls, Client, CreateMode};
 use super::meter::Meter;
 use super::{Measured, PATH, Result};
 
-/// The maximal number of creates that are in flight at once.
+/// The maximal number of creates that are in flight at the same time.
 const CREATES_IN_FLIGHT: usize = 1_000;
 
 /// The session timeout. A thousand processes take a while to start.

@@ -18,7 +18,7 @@ use crate::output::{self, escape_controls};
 use crate::servers::Places;
 use crate::{diverged, place, servers};
 
-/// The maximal number of reads of nodes that are in flight at once.
+/// The maximal number of reads of nodes that are in flight at the same time.
 const READS_IN_FLIGHT: usize = 256;
 
 /// An oddity that `check` reports: a kind for programs, the node if the oddity concerns a single node, and a text for

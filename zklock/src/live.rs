@@ -57,7 +57,7 @@ async fn on_a_screen(place: &Place, interval: Duration) -> Result<u8, Exit> {
         queue: None,
         unanswered: None,
         resized: listen(SignalKind::window_change())?,
-        // `fg` sends SIGCONT, and the screen is to be redrawn at once.
+        // `fg` sends SIGCONT. Then the screen is redrawn immediately.
         continued: listen(SignalKind::from_raw(RawSignal::CONT.as_raw()))?,
         is_ours: terminal::is_background(io::stdout()).is_some(),
     };

@@ -507,7 +507,7 @@ async fn end(guard: &AnyGuard, run: &Run, child: &mut Child) -> &'static str {
 }
 
 /// Waits until the remaining processes of the command's group have ended by the signal that ended the command. Kills
-/// them after the grace, or at once if the lock is lost or another signal comes.
+/// them after the grace, or immediately if the lock is lost or another signal comes.
 async fn end_rest(group: Pid, guard: &AnyGuard, run: &Run, signals: &mut Signals) {
     let ended = async || {
         let mut pause = TICK;

@@ -59,8 +59,8 @@ async fn run() -> Result<()> {
         failed = connect(&servers, report_takes, &offer) => match failed? {},
     }
 
-    // The end of the session frees every lock that is held, kept or waited for. Without it the locks would be free only
-    // one session timeout later.
+    // The end of the session frees every lock that is held, kept between uses, or waited for. Otherwise the locks would
+    // be free only one session timeout later.
     let service = offer.borrow().clone();
     if let Ok(service) = service {
         service.zk.close().await;
@@ -95,7 +95,7 @@ async fn connect(
     }
 }
 
-/// Waits for Ctrl-C or SIGTERM. Several tasks may wait at once.
+/// Waits for Ctrl-C or SIGTERM. Several tasks may wait concurrently.
 async fn asked_to_stop() {
     let Ok(mut terminate) = signal(SignalKind::terminate()) else { return pending().await };
     tokio::select! {

@@ -98,8 +98,9 @@ impl Database {
         connection
             .begin_with(match self {
                 Database::Postgres(_) => "BEGIN",
-                // SQLite has one writer at a time, and IMMEDIATE locks the file at once. By default SQLite would lock
-                // it at the first change, and could fail because another writer came in between.
+                // SQLite has one writer at a time. IMMEDIATE locks the file when the transaction begins. By default
+                // SQLite would lock the file at the first change, and could fail because another writer came in
+                // between.
                 Database::Sqlite(_) => "BEGIN IMMEDIATE",
             })
             .await

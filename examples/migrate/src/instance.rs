@@ -20,7 +20,7 @@ pub(crate) async fn serve(site: &Site, name: &str, migrates: bool, duration: Opt
         () = asked_to_stop() => {}
         served = be_let_in_and_serve(site, &zk, name, migrates, duration) => served?,
     }
-    // Ends the session, which frees the lock or the place in the queue at once.
+    // Ends the session, so that the lock or the place in the queue is freed now, and not one session timeout later.
     zk.close().await;
     println!("{name} stops");
     Ok(())

@@ -189,7 +189,7 @@ async fn up(site: &Site) -> common::Result<()> {
         () = asked_to_stop() => Err("asked to stop before all migrations were done; an open migration is rolled back".into()),
         done = work => done,
     };
-    // Ends the session, which frees the lock or the place in the queue at once.
+    // Ends the session, so that the lock or the place in the queue is freed now, and not one session timeout later.
     zk.close().await;
     done
 }

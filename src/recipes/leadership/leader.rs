@@ -209,7 +209,7 @@ impl Followed for Observer {
                 None => self.watch_directory(session).await,
             };
             match waited {
-                // The leader, or the first candidate, may have changed. The next round lists the queue.
+                // The leader, or the first candidate, may have changed. The next round of the loop lists the queue.
                 Ok(()) => {}
                 // The leader's node went between the listing and the watch. If the server lists the node again, the ensemble's
                 // leader is asked.

@@ -516,7 +516,7 @@ async fn try_to_set(
     let (path, mut is_made) = (state.handle.shown(), false);
     loop {
         let Some((data, stat)) = retry::data(session, path, true).await? else {
-            // A lagging server may not show the new node yet. The leader's reply syncs the server.
+            // A lagging server may not show the new node yet. The reply of the ensemble's leader syncs the server.
             if is_made {
                 presence::leader_still_has(session, path, &mut Tries::NONE.clone()).await?;
             }
@@ -524,7 +524,7 @@ async fn try_to_set(
             directory::make(session, path, true, |_| {}).await?;
             continue;
         };
-        // A node without permits and without a number may hold the data of another program.
+        // A node without permits and without a valid number of permits may hold the data of another program.
         if let Err(error) = state.parse_number(&data)
             && retry::data(session, &format!("{path}/{PERMITS}"), false).await?.is_none()
         {

@@ -36,15 +36,15 @@ pub struct SemaphoreState {
     pub(crate) limit: PermitLimit,
     /// The directory of the permit nodes.
     pub(crate) taken: Arc<str>,
-    /// Whether a listing after the write of the number showed no lock at the path. A contender of a lock that comes after that
-    /// listing sees the number, and leaves.
+    /// Whether a listing after the write of the number of permits showed no lock at the path. A contender of a lock
+    /// that comes after that listing reads the number of permits, and leaves.
     pub(super) has_no_lock: AtomicBool,
 }
 
 /// The result of one read: the number of permits, and the permits that are taken.
 pub(super) struct SeenPermits {
     pub(super) number: u32,
-    /// The version of the semaphore's node, whose data is the number.
+    /// The version of the semaphore's node, whose data is the number of permits.
     pub(super) version: i32,
     /// The names of the permit nodes, one for each holder.
     pub(super) names: Vec<String>,
@@ -60,8 +60,9 @@ impl SemaphoreState {
         self.find_lock(session, children).await.map_err(|failure| self.take_error(failure))?.map_or(Ok(()), Err)
     }
 
-    /// Returns an error if contenders of a lock are at the path. `children` is a listing of the path, if the caller has one. A
-    /// contender of a lock leaves as soon as it finds a semaphore, so only nodes that stay for several listings count.
+    /// Returns an error if contenders of a lock are at the path. `children` is a listing of the path, if the caller has
+    /// one. A contender of a lock leaves as soon as it finds a semaphore. So the error needs a node that stays for
+    /// several listings.
     pub(super) async fn find_lock(
         &self,
         session: &Arc<dyn Session>,
@@ -84,8 +85,8 @@ impl SemaphoreState {
         Ok(None)
     }
 
-    /// Fails if contenders of a lock are at the path. Lists only until one listing showed no lock. Must be called after the
-    /// semaphore's number was written.
+    /// Fails if contenders of a lock are at the path. Lists only until one listing showed no lock. Must be called after
+    /// the number of permits was written.
     pub(super) async fn ensure_no_lock(
         &self,
         session: &Arc<dyn Session>,
@@ -98,7 +99,8 @@ impl SemaphoreState {
         Ok(())
     }
 
-    /// Fails if other clients may change the number or take permits according to the ACL, and this client refuses such ACLs.
+    /// Fails if the ACL lets other clients change the number of permits or take permits, and this client refuses such
+    /// ACLs.
     pub(super) async fn check_rights(&self, session: &Arc<dyn Session>) -> Result<(), Error> {
         let nodes = [self.handle.shown(), &self.taken];
         for node in nodes.into_iter().filter(|_| session.refuses_wider_rights()) {
@@ -173,9 +175,9 @@ pub(crate) struct PermitLimit(Mutex<KnownNumber>);
 #[derive(Clone, Copy, Debug)]
 enum KnownNumber {
     Unknown,
-    /// The user's number, before the first read of the ensemble's number.
+    /// The number of permits that the user gave, before the first read of the ensemble's number.
     Given(u32),
-    /// The ensemble's number at the last read.
+    /// The number of permits in the ensemble at the last read.
     Seen(u32),
 }
 
@@ -184,7 +186,7 @@ impl PermitLimit {
         PermitLimit(Mutex::new(given.map_or(KnownNumber::Unknown, KnownNumber::Given)))
     }
 
-    /// Returns the number that the handle knows. The handle writes it if the ensemble has none.
+    /// Returns the number of permits that the handle knows. The handle writes this number if the ensemble has none.
     pub(crate) fn known(&self) -> Option<u32> {
         match *self.0.lock() {
             KnownNumber::Unknown => None,
@@ -192,7 +194,7 @@ impl PermitLimit {
         }
     }
 
-    /// Stores the ensemble's number. From now on the handle uses the ensemble's number.
+    /// Stores the ensemble's number of permits. From now on the handle uses this number.
     ///
     /// # Errors
     /// [`Error::Permits`] if the user gave another number, and this is the handle's first read.
@@ -213,8 +215,9 @@ impl PermitLimit {
         *self.0.lock() = KnownNumber::Seen(number);
     }
 
-    /// Fails if the user's number is too small for this request. Returns whether the caller must read the ensemble's number
-    /// before it enters the queue, because the ensemble may have fewer permits than requested.
+    /// Fails if the number of permits that the user gave is too small for this request. Returns whether the caller must
+    /// read the ensemble's number before it enters the queue, because the ensemble may have fewer permits than
+    /// requested.
     pub(crate) fn check(&self, path: &str, wanted: u32) -> Result<bool, Error> {
         if wanted == 0 {
             return Err(Error::invalid("an acquisition needs at least one permit"));
@@ -236,11 +239,11 @@ pub(crate) fn too_few(path: &str, wanted: u32, permits: u32) -> Error {
     permits_error(path, PermitsError::TooFew { wanted, permits })
 }
 
-/// The content of the twin node, which stores a second copy of the semaphore's number.
+/// The content of the twin node, which stores a second copy of the semaphore's number of permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Twin {
     Missing,
-    /// The twin exists and holds no number.
+    /// The twin exists and holds no number of permits.
     NoNumber,
     Number(u32),
 }
@@ -271,14 +274,14 @@ impl SemaphoreState {
                 }
                 (None, _) => return Err(self.permits_error(PermitsError::Unset)),
                 (Some(number), twin) => {
-                    // A number at the path of a lock would keep the lock's users out.
+                    // A number of permits at the path of a lock would keep the lock's users out.
                     self.check_for_lock(session, None).await?;
                     match self.write_number(session, number, stat.version, twin).await {
                         Ok(()) => {
                             self.limit.set(number);
                             return Ok((number, stat.version.wrapping_add(1)));
                         }
-                        // Another client, or an earlier try of ours, wrote the number first.
+                        // Another client, or an earlier try of ours, wrote the number of permits first.
                         Err(Failure::BadVersion) => {
                             SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await;
                         }
@@ -304,8 +307,8 @@ impl SemaphoreState {
         })
     }
 
-    /// Writes the number to the semaphore's node, if the node still has this version, and to the twin. If the twin may not be
-    /// written, writes the node alone, because an operator may have made the node without a twin.
+    /// Writes the number of permits to the semaphore's node, if the node still has this version, and to the twin. If
+    /// the twin may not be written, writes the node alone, because an operator may have made the node without a twin.
     pub(super) async fn write_number(
         &self,
         session: &Arc<dyn Session>,
@@ -334,8 +337,8 @@ impl SemaphoreState {
         }
     }
 
-    /// Counts a round in which this client's server and the leader disagreed about a node. The first round may be due to a change
-    /// at this moment. Each later round is logged, and followed by a pause.
+    /// Counts in `rounds` how often this client's server and the ensemble's leader disagreed about the node `path`. The
+    /// first disagreement may be due to a change at this moment. Each later one is logged, and followed by a pause.
     pub(super) async fn before_next_round(
         session: &Arc<dyn Session>,
         path: &str,

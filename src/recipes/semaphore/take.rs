@@ -151,7 +151,8 @@ impl ExchangeTarget for PermitRequest {
         });
         match read.await? {
             (session, Some(node)) => self.check_number(self.state.agree_on_number(&session, node).await?.0),
-            // The node is missing. The acquisition creates the node when it enters the queue, and checks the number then.
+            // The semaphore's node is missing. The acquisition creates the node when it enters the queue, and checks
+            // the number of permits then.
             (_, None) => Ok(()),
         }
     }
@@ -162,8 +163,8 @@ impl ExchangeTarget for PermitRequest {
         let (session, path) = (entry.session(), self.state.handle.shown());
         let asked = || {
             let (names, number) = (session.children(&self.state.taken), session.data(path));
-            // The children are listed after the read of the number. A listing without a lock is no proof if the number was
-            // written later.
+            // The children are listed after the read of the number of permits. A listing without a lock is no proof if
+            // the number was written later.
             let has_no_lock = self.state.has_no_lock.load(Ordering::Acquire);
             EarlyRead::Sent { names, number, children: (!has_no_lock).then(|| session.children(path)) }
         };
@@ -179,7 +180,7 @@ impl ExchangeTarget for PermitRequest {
         let (names, number, children) = (names.await, number.await, OptionFuture::from(children).await);
         let node = match number {
             Ok(node) => node,
-            // The contender reads the number again when it is the head.
+            // The contender reads the number of permits again when it is the head.
             Err(Failure::Unknown(_) | Failure::NoNode) => return Ok(()),
             Err(failure) => return Err(self.state.take_error(failure)),
         };
@@ -248,8 +249,8 @@ impl ExchangeTarget for PermitRequest {
                     if self.try_exchange(entry, now.version, &mut refused, &mut view.rounds, wait.if_taken).await? {
                         break;
                     }
-                    // The number may have changed although the watch has not fired yet. So the next round reads the
-                    // number again.
+                    // The number of permits may have changed although the watch has not fired yet. So the next round
+                    // reads the number again.
                     view.number = None;
                 }
                 Ok(Room::Short) => {
@@ -266,12 +267,14 @@ impl ExchangeTarget for PermitRequest {
                 }
             }
         }
-        // The transaction has just confirmed the place in the queue, so a quorum is asked only if the lease is invalid.
+        // The exchange has just confirmed the place in the queue. So a quorum is asked to confirm the grant only if the
+        // lease is invalid.
         if acquisition.take(entry, &grant)? { Ok(()) } else { acquisition.grant_once_confirmed(entry, grant).await }
     }
 }
 
-/// The reads of the head of the queue: the permits and the number, with the watches on both.
+/// The reads of the contender at the head of the queue: the taken permits and the number of permits, with the watches
+/// on both.
 struct View<'a> {
     state: &'a SemaphoreState,
     entry: &'a ContenderHandle,
@@ -288,10 +291,11 @@ struct View<'a> {
     ghosts: Vec<Arc<str>>,
     /// The number of `ghosts` that the server showed at the last check.
     shown_ghosts: usize,
-    /// The names of the permit nodes that the leader no longer has, although our server shows them. No later node has one of
-    /// these names.
+    /// The names of the permit nodes that the ensemble's leader no longer has, although our server shows them. No later
+    /// node has one of these names.
     gone: Vec<Arc<str>>,
-    /// How often the server denied the directory of the permits, although a create failed because the directory exists.
+    /// How often the server replied that the directory of the permits is missing, although a create failed because the
+    /// directory exists.
     rounds: u32,
 }
 
@@ -310,7 +314,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Reads the permits and their number, and sets the watch on the permits.
+    /// Reads the taken permits and the number of permits, and sets the watch on the taken permits.
     async fn read_permits(&mut self) -> Result<SeenPermits, Error> {
         let session = Arc::clone(self.entry.session());
         let mut tries = Tries::LOST_ANSWERS;
@@ -384,7 +388,8 @@ impl<'a> View<'a> {
     /// `queue` lists up to the predecessor. If one of them still exists, the signal is forged, and this contender loses
     /// its place.
     ///
-    /// `queue` is a listing of the queue that was sent before the listing `names`. Returns `false` if the decision needs `queue` and `queue` is `None`. The caller's next read then lists the queue, too.
+    /// `queue` is a listing of the queue that was sent before the listing `names`. Returns `false` if the decision
+    /// needs `queue` and `queue` is `None`. The caller's next read then lists the queue, too.
     async fn confirm_signal(&mut self, names: &[String], queue: Option<Vec<String>>) -> Result<bool, Failure> {
         let Some(signal) = self.signal.clone() else { return Ok(true) };
         let predecessor = signal.path.rsplit_once('/').and_then(|(_, name)| Contender::parse(name));
@@ -402,7 +407,7 @@ impl<'a> View<'a> {
         Ok(true)
     }
 
-    /// Removes from `names` the permits that the leader no longer has.
+    /// Removes from `names` the permits that the ensemble's leader no longer has.
     fn remove_ghosts(&mut self, names: &mut Vec<String>) {
         let known = self.entry.session().store().ghosts().among(&self.state.taken, names, Mode::Write);
         self.gone.extend(known);
@@ -440,13 +445,13 @@ impl<'a> View<'a> {
                 self.number = Some((now.number, stat.version, watch));
                 Ok(())
             }
-            // The caller reads again. That read returns the new number, or the error.
+            // The caller reads again. That read returns the new number of permits, or the error.
             (Ok(_), Ok(_)) | (Err(Failure::Unknown(_)), _) | (_, Err(Failure::Unknown(_))) => Ok(()),
             (Err(failure), _) | (_, Err(failure)) => Err(self.state.take_error(failure)),
         }
     }
 
-    /// Waits until permits may have been released since the read `now`, or the number may have changed.
+    /// Waits until permits may have been released since the read `now`, or the number of permits may have changed.
     async fn wait_for_change(&mut self, now: &SeenPermits, wait: &mut WaitState<'_>) -> Result<(), Error> {
         if self.number.is_none() {
             self.watch_number(now).await?;

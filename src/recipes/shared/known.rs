@@ -29,7 +29,7 @@ pub enum CopyState {
 pub(crate) struct Known<T> {
     /// The newest content of the node with a valid header.
     pub(crate) newest: Option<Arc<Seen<T>>>,
-    /// The number of an event and its error, while the node's present content is no value.
+    /// The number of the event of the present error, and the error. `None` while the node's content is a value.
     pub(super) trouble: Option<(u64, Error)>,
     /// The number of the event of the newest value, if the node later had no value. 0 otherwise.
     pub(super) vanished: u64,
@@ -145,7 +145,7 @@ impl<T> Known<T> {
     }
 }
 
-/// Returns a number that differs for different contents. The `mzxid` cannot be used, because the reply to a commit does not
+/// Returns a hash of the content. The `mzxid` cannot identify the content, because the reply to a commit does not
 /// contain it.
 fn digest(bytes: &[u8]) -> u64 {
     BuildHasherDefault::<DefaultHasher>::default().hash_one(bytes)

@@ -44,9 +44,9 @@ impl ValueNode {
         Error::Value { path: self.path.clone(), error }
     }
 
-    /// Reads the node's content, which is empty if there is no node. `is_known` says whether a value was seen there before. If
-    /// `is_needed`, asks the leader about a node that the server does not show, because the caller has no initial value for a
-    /// missing node.
+    /// Reads the node's content, which is empty if there is no node. `is_known` says whether a value was seen there
+    /// before. If `is_needed`, asks the ensemble's leader about a node that the server does not show, because the
+    /// caller has no initial value for a missing node.
     pub(crate) async fn read(
         &self,
         hold: &ContenderHandle,
@@ -341,8 +341,8 @@ fn version_of(outcomes: &[Outcome]) -> i32 {
     }
 }
 
-/// Returns whether a node that our server does not show existed before: a value was seen there, or its twin exists. Asks the
-/// leader whether the node is gone, because our server may lag behind a create.
+/// Returns whether a node that our server does not show existed before: a value was seen there, or its twin exists.
+/// Asks the ensemble's leader whether the node is gone, because our server may lag behind a create.
 pub(crate) async fn absence_of(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Absence, Failure> {
     let has_twin = retry::data(session, &metadata::twin_of(path), false).await?.is_some();
     let is_gone = (is_known || has_twin) && presence::is_there(session, path, None).await == Ok(false);

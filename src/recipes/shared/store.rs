@@ -227,7 +227,8 @@ impl<T: Send + Sync + 'static> Store<T> {
         let decoded = self.codec.open(&self.node.form, &bytes).map(Arc::new).map_err(|error| self.node.fault(error));
         let decoded = seen.decoded.get_or_init(|| decoded).clone();
         *seen.bytes.lock() = Arc::default();
-        // `last_good` also owns the value. Otherwise a newer value that replaces `seen` would run the destructor of this value, which is user code, on the session's thread.
+        // `last_good` also owns the value. Otherwise a newer value that replaces `seen` would run the destructor of
+        // this value, which is user code, on the session's thread.
         if let Ok(value) = &decoded {
             let mut last = self.last_good.lock();
             let is_newer = last.as_ref().is_none_or(|(before, _)| *before < seen.event);
@@ -303,10 +304,12 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
         // server.
         let mut synced = self.last_event()?;
         retry::until_known(session, || session.sync(&self.path)).await?;
-        // `outdated` is the stat of the node that the server showed when the ensemble's leader no longer had that version. `denials` limits how often the server may deny a node that the leader has.
+        // `outdated` is the stat of the node that the server showed when the ensemble's leader no longer had that
+        // version. `denials` limits how often the server may deny a node that the leader has.
         let (mut outdated, mut denials) = (None, Tries::DENIALS);
         loop {
-            // `is_known` is read before the node. Otherwise a commit of this process between the two reads would make a node look deleted that did not exist yet when it was read.
+            // `is_known` is read before the node. Otherwise a commit of this process between the two reads would make a
+            // node look deleted that did not exist yet when it was read.
             let is_known = self.with(|store| store.is_known())?;
             let answers = retry::until_known(session, || {
                 // The watch is sent first. So a change between the two requests is in the data, and also fires the watch.

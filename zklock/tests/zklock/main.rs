@@ -1650,8 +1650,8 @@ async fn watch_fits_its_screen() {
     for (columns, rows) in [(60, 8), (40, 6), (20, 12)] {
         terminal.seen.clear();
         terminal.resize(columns, rows);
-        // zklock redraws the screen at once, although the next request is due in an hour. One row is the heading, one
-        // is empty, and the last row stays free.
+        // zklock redraws the screen immediately, although the next request is due in an hour. One row is the heading,
+        // one is empty, and the last row stays free.
         let shown = rows - 3 - 1 - 1;
         if u32::from(shown) < 9 {
             terminal.shows(&format!("{shown}      holds"));
