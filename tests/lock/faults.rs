@@ -589,7 +589,8 @@ async fn a_slow_servers_reply_counts_from_its_request() {
         }
     };
     let HoldState::Suspect { until } = state else { panic!("{state:?}") };
-    // `newest` is the latest moment at which a request that a quorum acknowledged can have been sent. An earlier request extends the lease if its reply came at least half a tick before that moment.
+    // A request that a quorum acknowledged was sent at `newest` or earlier. An earlier request extends the lease if its reply
+    // came at least half a tick before `newest`.
     let arrivals = |ops: &[Op]| ops.iter().flat_map(|op| stage.proxy.arrivals(*op)).collect::<Vec<_>>();
     let writes = arrivals(&[Op::Create2, Op::Multi]).into_iter().filter(|arrival| *arrival + late <= cut_at);
     let newest = writes.max().unwrap();

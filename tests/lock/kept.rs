@@ -1,6 +1,6 @@
-//! Nodes that a process keeps between its uses of a lock, on a real server: their cost, frame by frame, and every fault of an
-//! ask. An ask is a write to the lock's directory, by which a waiter requests that such nodes are given up. Fault numbers are
-//! those of `tests/FAULTS.md`.
+//! Kept nodes, which a process keeps in the queue between its uses of a lock, on a real server: their cost, frame by frame, and
+//! every fault of an ask. An ask is a write to the lock's directory, by which a waiter requests that processes give their kept
+//! nodes up. Fault numbers are those of `tests/FAULTS.md`.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -19,10 +19,10 @@ use zk_rwlock::{RwLock, ZooKeeper};
 
 use super::wire::{Tapped, directory, ops};
 
-/// An idle time that is longer than any of these tests.
+/// The time for which an unused kept node stays. It is longer than any of these tests.
 const IDLE: Duration = Duration::from_secs(600);
 
-/// The timeout of sessions whose heartbeats come during a test.
+/// The session timeout in tests that count heartbeats.
 const SHORT: Duration = Duration::from_secs(2);
 
 fn keeping(zk: &ZooKeeper, path: &str) -> RwLock {
@@ -47,19 +47,19 @@ async fn ask_by_hand(zk: &ZooKeeper, directory: &str) {
     session(zk).await.transact(&[set]).await.expect("allowed");
 }
 
-/// Returns the number of asks for the kept nodes below this directory.
+/// Returns the number of asks that this session has sent for the kept nodes in this directory.
 fn asks(tapped: &Tapped, directory: &str) -> usize {
     let set = format!("SetData {directory}");
     tapped.proxy.requests().iter().filter(|(op, parts)| *op == Op::Multi && *parts == set).count()
 }
 
-/// Returns the requests whose paths contain this directory.
+/// Returns the requests of this session whose paths contain this directory.
 fn about(tapped: &Tapped, directory: &str) -> Vec<(Op, String)> {
     tapped.proxy.requests().into_iter().filter(|(_, path)| path.contains(directory)).collect()
 }
 
-/// Returns a session and its lock, which keeps a node of this mode in an existing directory. The session's watches on the
-/// directory and on the node are set.
+/// Returns a session and its lock in an existing directory. The lock keeps a node: a write node if `writes`, and otherwise a read
+/// node. The session has set its watches on the directory and on the node.
 async fn keeper(directory: &str, writes: bool) -> (Tapped, RwLock) {
     let tapped = Tapped::new(shared_server()).await;
     let lock = keeping(&tapped.zk, directory);
@@ -92,7 +92,7 @@ async fn a_kept_node_costs_one_more_read_and_its_uses_nothing() {
             read(&lock).await
         }
         eventually("both watches", || async { tapped.proxy.count(Op::GetData) == 2 }).await;
-        // The watch on the directory is sent before the create, so that no ask is missed.
+        // The session sets the watch on the directory before the create, so that it misses no ask.
         let requests = tapped.proxy.requests();
         assert_eq!(requests[0], (Op::GetData, path.to_owned()));
         let mut ops = ops(&tapped.proxy);
@@ -147,8 +147,8 @@ async fn steady_uses_of_kept_nodes_send_only_the_heartbeat() {
     assert!(requests.len() <= 2 * heartbeats + 2, "{requests:?}");
 }
 
-/// A writer that waits for processes that keep read nodes costs one write to the directory, one event of that write for each
-/// process, and the deletes.
+/// Eight processes keep read nodes. A writer costs one write to the directory, one event of that write for each process, and the
+/// deletes of the read nodes.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_writer_behind_eight_kept_readers_asks_once() {
     const KEEPERS: usize = 8;
@@ -183,7 +183,7 @@ async fn a_writer_behind_eight_kept_readers_asks_once() {
         keeper.settle().await;
         let (asked, removed) = (asks(keeper, path), keeper.proxy.count(Op::Delete));
         assert_eq!((asked, removed), (0, 1));
-        // One event of the ask, and one event of the deletion of its own node, which the session watches.
+        // The session gets one event of the ask and one of the deletion of its own node, because it watches both.
         assert_eq!(keeper.proxy.notifications(), 2);
         assert_eq!(about(keeper, path).len(), 1, "{:?}", keeper.proxy.requests());
     }
@@ -238,7 +238,7 @@ async fn a_waiter_of_the_same_session_asks_like_any_other() {
 // ---------------------------------------------------------------------------------------------------------------
 // Faults of an ask
 
-/// A subscriber that collects the text of each warning from any thread.
+/// A subscriber that collects the text of each warning.
 struct Warnings;
 
 static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -270,7 +270,7 @@ impl Subscriber for Warnings {
     fn exit(&self, _span: &Id) {}
 }
 
-/// Returns a client whose ACL lets no other client write its nodes.
+/// Returns a client whose nodes no other client may write.
 async fn owner(address: &str) -> ZooKeeper {
     let guests = Permissions::READ | Permissions::CREATE | Permissions::DELETE;
     let acl = Acl::creator().allow("world", "anyone", guests);
@@ -278,12 +278,12 @@ async fn owner(address: &str) -> ZooKeeper {
     owner.connect(address).await.expect("the server can be reached")
 }
 
-/// Fault 67. A contender without WRITE on the directory cannot ask, so it waits until the kept node's idle time is over. The
-/// failed ask is logged once.
+/// A contender without WRITE on the directory cannot ask for the kept node, so it waits until the node's idle time is over. The
+/// failed ask is logged once (fault 67).
 #[support::judged]
 async fn an_ask_refused_by_an_acl_is_logged_once() {
     let path = "/kept-acl/lock";
-    // This is the only subscriber of this test program. The error is ignored, because the subscriber is already set if the test
+    // No other test of this program sets a subscriber. The error is ignored, because the subscriber is already set if the test
     // runs again.
     let _ = tracing::subscriber::set_global_default(Warnings);
     WARNINGS.lock().expect("no panic").clear();
@@ -308,7 +308,8 @@ async fn an_ask_refused_by_an_acl_is_logged_once() {
     assert_eq!(version(&guest, path).await, 0);
 }
 
-/// Fault 109. While a kept node is in use, its process lists the queue only once in half a minute, so the test takes as long.
+/// A contender without WRITE cannot ask for a kept node in constant use. The node's process lists the queue once in half a
+/// minute, sees the contender and gives the node up, so the test takes as long (fault 109).
 #[support::judged]
 async fn a_busy_kept_node_is_given_up_to_a_denied_asker() {
     let path = "/kept-acl/busy";
@@ -339,7 +340,7 @@ async fn a_busy_kept_node_is_given_up_to_a_denied_asker() {
     uses.abort();
 }
 
-/// Fault 68. The directory is written after the watch on it is set, and before the node to be kept exists.
+/// The ask comes after the process has set its watch on the directory, and before the node to be kept exists (fault 68).
 #[support::judged]
 async fn a_node_asked_for_while_arming_serves_its_waiters() {
     let path = "/kept/arming";
@@ -351,7 +352,7 @@ async fn a_node_asked_for_while_arming_serves_its_waiters() {
     let create = tapped.proxy.hold_request(Op::Create2);
     let (one, two) = (reader(&lock), reader(&lock));
     soon("the create", create.arrives()).await;
-    // The watch was sent before the create, on the same connection.
+    // The session set the watch before the create, on the same connection.
     assert_eq!(tapped.proxy.requests()[0], (Op::GetData, path.to_owned()));
     let is_armed = || async { shared_server().four_letter("wchp").lines().any(|line| line == path) };
     eventually("the server has armed the watch", is_armed).await;
@@ -364,7 +365,7 @@ async fn a_node_asked_for_while_arming_serves_its_waiters() {
     becomes_empty(&operator, path).await;
 }
 
-/// Fault 69. The ask comes while the contender that would keep its node still waits.
+/// The ask comes while the contender whose node would be kept still waits for its grant (fault 69).
 #[support::judged]
 async fn a_node_asked_for_before_its_grant_is_used_once() {
     let path = "/kept/before-grant";
@@ -390,7 +391,7 @@ async fn a_node_asked_for_before_its_grant_is_used_once() {
     granted(late).await.release().await.unwrap();
 }
 
-/// Fault 70. Either the reply to the ask is lost together with the connection, or the ask itself is lost.
+/// The ask is lost, or its reply, together with the connection. The waiter repeats the ask only if it was not done (fault 70).
 #[support::judged]
 async fn an_ask_whose_answer_or_request_is_lost_is_heard() {
     for (path, answers) in [("/kept/lost-answer", true), ("/kept/lost-request", false)] {
@@ -412,7 +413,7 @@ async fn an_ask_whose_answer_or_request_is_lost_is_heard() {
     }
 }
 
-/// Fault 71. The process that keeps the node is disconnected at the time of the ask, and gets the event after its reconnect.
+/// The process that keeps the node is disconnected at the time of the ask. It gets the event after its reconnect (fault 71).
 #[support::judged]
 async fn a_disconnected_keeper_hears_of_an_ask_later() {
     let path = "/kept/disconnected";
@@ -428,7 +429,7 @@ async fn a_disconnected_keeper_hears_of_an_ask_later() {
     write(&lock).await;
 }
 
-/// Fault 73. An operator deletes the kept node and the directory.
+/// An operator deletes the kept node and the directory (fault 73).
 #[support::judged]
 async fn a_directory_deleted_under_a_kept_node_ends_it() {
     let path = "/kept/deleted";

@@ -1,4 +1,5 @@
-//! Several locks at once: on the embedded ensemble, where futures are polled by hand and time is virtual, and on a real server.
+//! Several locks taken together by [`MultiLock`]: on the embedded ensemble, where futures are polled by hand and time is virtual,
+//! and on a real server.
 
 use std::collections::BTreeMap;
 use std::future::{Future, IntoFuture};
@@ -50,7 +51,7 @@ fn queued<const N: usize>(zk: &Memory, directories: [&str; N]) -> [usize; N] {
     directories.map(|directory| zk.children(directory).len())
 }
 
-/// Returns the path and the error of the lock that failed.
+/// Returns the path of the lock that failed, and its error.
 #[track_caller]
 fn of_one(error: &Error) -> (&str, &Error) {
     match error {
@@ -86,8 +87,8 @@ fn locks_of_two_embedded_ensembles_are_refused() {
     }
 }
 
-/// In earlier versions, the order and the equality of locks came from paths relative to the chroot. So two tasks with different
-/// chroots could wait for each other.
+/// Earlier versions compared locks by their paths below the chroot. So two tasks whose clients had different chroots could take
+/// the same locks in different orders, and wait for each other.
 #[support::judged]
 async fn locks_of_other_paths_or_ensembles_are_refused() {
     let (server, another) = (shared_server(), Server::start());
@@ -111,7 +112,7 @@ async fn locks_of_other_paths_or_ensembles_are_refused() {
         assert!(refused.contains("no server in common"), "{refused}");
         assert!(refused.contains(&address) && refused.contains(&another.address()), "{refused}");
     }
-    // Two clients of one ensemble may have different lists of the ensemble's servers.
+    // Two clients of one ensemble may name different servers of the ensemble.
     assert_eq!(refusal([lock_at(&one, "/multi/a"), lock_at(&again, "/multi/b")]), "");
 }
 
@@ -129,7 +130,7 @@ fn locks_are_taken_in_the_order_of_their_paths() {
         assert_eq!(locks.paths().collect::<Vec<_>>(), ["/a", "/a/b", "/b"]);
         let [a, ab, b] = ["/a", "/a/b", "/b"].map(|path| write(&zk.connect(), path));
         let mut acquiring = acquiring(&locks);
-        // The count for /a includes the directory /a/b.
+        // The directory /a/b counts as a contender in /a.
         for (freed, after) in [(b, [3, 1, 0]), (ab, [3, 0, 0])] {
             assert_pending!(acquiring.poll());
             now(freed.release()).expect("held");
@@ -146,7 +147,7 @@ fn locks_are_taken_in_the_order_of_their_paths() {
 
 #[test]
 fn locks_named_in_opposite_order_do_not_deadlock() {
-    // In turn, each of the two acquisitions starts first, ahead by any number of polls.
+    // The first acquisition is ahead by `head_start` polls. Afterwards both acquisitions are polled in turn.
     for head_start in 0..30 {
         let zk = Memory::new();
         let one = multi(&Slow(zk.connect()), &[("/a", Write), ("/b", Write)]);
@@ -221,7 +222,7 @@ async fn random_schedules_serve_all_and_keep_exclusion() {
             "MULTI_SEED={seed} MULTI_SCHEDULES=1 cargo test -p zk-rwlock-tests --test lock multi::random_schedules"
         );
         let mut schedule = Scheduled::new(seed);
-        // The schedule runs without tokio's budget, which would make futures return pending after many polls.
+        // The schedule runs without tokio's budget, because the budget makes futures return pending although they could continue.
         tokio::task::unconstrained(schedule.run()).await;
         let Scheduled { grants, waits, cancels, losses, .. } = schedule;
         counts = std::array::from_fn(|at| counts[at] + [grants, waits, cancels, losses][at]);
@@ -277,7 +278,7 @@ impl Scheduled {
         assert_eq!((queued(&self.zk, PATHS), self.zk.watches()), ([0; 4], 0));
     }
 
-    /// Does a random action. Returns whether there was anything to do.
+    /// Does a random action. Returns whether an action was possible.
     fn step(&mut self) -> bool {
         let woken: Vec<usize> = (0..self.waiting.len()).filter(|at| self.waiting[*at].0.is_woken()).collect();
         match self.random.below(10) {
@@ -469,7 +470,7 @@ fn a_try_that_finds_one_taken_writes_nothing() {
     let refused = now(locks.try_lock()).unwrap_err();
     assert!(refused.is_would_block());
     assert!(refused.to_string().starts_with("/b: would block: held by WRITE "), "{refused}");
-    // The second node in /a is the next contender's.
+    // The acquisition above got number 0 and the next contender gets number 1, so the failed try has made no node in /a.
     let next = write(&zk, "/a");
     assert!(next.node_path().ends_with("-0000000001"), "{}", next.node_path());
     drop((next, held));
@@ -528,7 +529,8 @@ fn a_drop_after_any_poll_leaves_nothing() {
                 _ => task::spawn(Box::pin(async move { locks.try_lock().await })),
             };
             for poll in 0..polls {
-                // After this drop, the waiter for /b is granted, in the middle of the acquisition.
+                // Once the acquisition waits for /b, the holder of /b is dropped. So /b is granted in the middle of the
+                // acquisition.
                 held = held.filter(|_| acquiring.is_woken() || poll == 0);
                 if let Poll::Ready(granted) = poll_once(&mut acquiring) {
                     let mut releasing = task::spawn(granted.expect("granted").release());
@@ -595,7 +597,7 @@ fn a_lock_lost_during_the_next_wait_ends_the_waiting() {
         assert!(lost.is_lost());
         let (_, Error::Evicted(reported)) = of_one(&lost) else { panic!("{lost}") };
         assert_eq!(*reported, why);
-        // Both locks are lost with the session, but the error names /b, because the wait for /b fails first.
+        // If the session expires, both locks are lost. The error names /b, because the wait for /b notices the loss first.
         assert_eq!(of_one(&lost).0, if expire { "/b" } else { "/a" });
         drop(acquiring);
         assert_eq!(queued(&zk, ["/a", "/b"]), [0, 1]);
@@ -633,7 +635,7 @@ fn a_guard_is_lost_with_one_lock_and_keeps_the_others() {
     assert_eq!(queued(&zk, ["/a", "/b", "/c"]), [1, 0, 1]);
 
     drop((lost, working));
-    // Later losses of the other locks do not change the loss that the guard reports.
+    // The guard reports the first loss. Later losses of its other locks do not change the report.
     zk.faults().expire();
     assert_eq!(now(guard.lost()), loss);
     let released = now(guard.release()).unwrap_err();
@@ -647,7 +649,7 @@ fn a_holder_learns_at_which_lock_somebody_waits_first() {
     let other = zk.connect();
     let mut contended = task::spawn(guard.contended());
     assert_pending!(contended.poll());
-    // This reader can hold together with the guard, so the guard is not contended.
+    // This reader can hold together with the guard, so the guard does not count as contended.
     drop(now(RwLock::new(&other, "/a").unwrap().read().into_future()).expect("shared"));
     assert_pending!(contended.poll());
     let mut reader = task::spawn(RwLock::new(&other, "/b").unwrap().read().into_future());
@@ -766,7 +768,7 @@ fn a_transaction_fails_when_any_of_the_nodes_is_gone() {
     for gone in 0..3 {
         let zk = Memory::new();
         let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Read), ("/c", Write)]));
-        // The event of the removal is late, so the guard does not know of the removal yet.
+        // The event of the removal is delayed, so the guard does not know of the removal yet.
         zk.faults().lag();
         zk.connect().faults().remove(guard.node_paths().nth(gone).expect("three"));
         assert!(guard.is_held());
@@ -778,7 +780,7 @@ fn a_transaction_fails_when_any_of_the_nodes_is_gone() {
         assert!(!guard.is_held() && zk.children("/x").is_empty());
         assert_eq!(now(guard.lost()).0, path);
         zk.faults().catch_up();
-        // Now the guard knows of the loss, and refuses by itself, without a request.
+        // Now the guard knows of the loss, so it refuses the transaction without a request to the server.
         let before = zk.requests();
         assert!(now(guard.transaction().create("/x", "").commit()).unwrap_err().is_lost());
         assert_eq!(zk.requests(), before);
@@ -809,7 +811,7 @@ fn locks_of_two_sessions_share_transactions_and_losses() {
     }
 }
 
-/// The read is sent on the session of the last lock. That session is alive, but another lock is lost.
+/// The read is sent on the session of the last lock. That session is alive, but another lock of the guard is lost.
 #[test]
 fn a_read_under_several_locks_ends_when_one_is_lost() {
     let zk = Memory::new();

@@ -1,4 +1,5 @@
-//! Work that one of many processes does once in a period, on a real server: its cost, frame by frame, and faults of its record.
+//! Work that one of many processes does once in a period (`once_in`), on a real server: its cost, frame by frame, and faults of
+//! its record. The record is a node with the time of the last success.
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ async fn due(lock: &RwLock) -> Option<OnceGuard> {
     soon("the lock", lock.write().once_in(PERIOD)).await.expect("granted").due()
 }
 
-/// Returns a guard for the work, which is due again after a millisecond of the ensemble's clock.
+/// Returns a guard for work that is due again, because its period is a millisecond.
 async fn due_again(lock: &RwLock) -> OnceGuard {
     for _ in 0..1_000 {
         if let Work::Due(guard) =
@@ -36,7 +37,7 @@ async fn works(lock: &RwLock) {
     soon("the release", guard.release()).await.expect("held");
 }
 
-/// Whether the node of a record exists, with any content.
+/// Whether the record's node exists and is not empty.
 async fn is_recorded(zk: &ZooKeeper, directory: &str) -> bool {
     match session(zk).await.data(&format!("{directory}.done")).await {
         Ok((data, _)) => !data.is_empty(),
@@ -55,8 +56,8 @@ async fn once_costs_one_read_and_a_success_one_write() {
     soon("the answer", lock.forget()).await.expect("allowed").expect("a record existed");
     works(&lock).await;
 
-    // Two kinds of requests are left out: the watch on the own node, which comes 5 ms after the grant, and the listing, which the
-    // session skips if it knows the queue.
+    // Two kinds of requests are not counted: the watch of the holder on its own node, which comes 5 ms after the grant, and the
+    // listing, which a session skips if it knows the queue.
     let requests = || {
         let counts = |(op, path): &(Op, String)| match op {
             Op::GetChildren2 | Op::RemoveWatches => false,
@@ -144,8 +145,8 @@ async fn a_worker_that_is_cut_off_records_nothing() {
     next.done().await.unwrap();
 }
 
-/// Returns the owner of the record, another client, and that client's lock. Everyone may use the lock, but only the owner may
-/// write its record.
+/// Returns the client that owns the record, another client, and that other client's lock. Everyone may use the lock, but only the
+/// owner may write the record.
 async fn guarded(path: &str) -> (ZooKeeper, ZooKeeper, RwLock) {
     let acl = Acl::creator().allow("world", "anyone", Permissions::READ);
     let builder = ZooKeeper::builder().digest("owner", "hunter2").acl(acl);

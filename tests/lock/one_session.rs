@@ -1,4 +1,4 @@
-//! Several contenders of one session. Their requests have one order, and the ensemble still decides about each contender alone.
+//! Several contenders of one session. Their requests reach the server in one order, but each contender can lose its node alone.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -65,8 +65,8 @@ fn a_local_release_does_not_grant_a_removed_waiter() {
     assert_eq!((zk.children(DIRECTORY).len(), zk.watches()), (0, 0));
 }
 
-/// The waiter is cut off, so it cannot learn of its eviction. Its session also has the holder, and must not let the waiter in by
-/// itself when the holder leaves.
+/// The waiter is cut off, so it cannot learn of its eviction. The same session also has the holder. When the holder leaves, the
+/// session must not grant the waiter without a reply from the ensemble.
 #[test]
 fn a_waiter_evicted_while_cut_off_never_holds() {
     let zk = Memory::new();
@@ -97,7 +97,8 @@ fn a_downgraded_guard_hears_of_its_removal_at_once() {
     assert!(!guard.is_held());
 }
 
-/// A standalone server that loses its last transactions in a crash gives their sequence numbers out again.
+/// A standalone server that loses its last transactions in a crash assigns their sequence numbers a second time. So after a
+/// reconnect, a session must not rely on the queue that it knew.
 #[test]
 fn a_reconnect_invalidates_the_known_queue() {
     let zk = Memory::new();
@@ -108,7 +109,7 @@ fn a_reconnect_invalidates_the_known_queue() {
     }
     zk.faults().cut();
     zk.faults().heal();
-    // The server has forgotten the last create, so another contender gets the same number.
+    // The server has forgotten the last create, so it assigns the same sequence number to another contender.
     zk.faults().set_next_sequence(DIRECTORY, 4);
     let other = now(RwLock::new(&there, DIRECTORY).expect("valid").write()).expect("free");
     let mut next = writing(&lock);
@@ -120,7 +121,7 @@ fn a_reconnect_invalidates_the_known_queue() {
 // ---------------------------------------------------------------------------------------------------------------
 // On a server
 
-/// A session behind a proxy, and another session with a direct connection.
+/// A session behind a proxy and its lock, and another session with a direct connection and its handle of the same lock.
 struct Tapped {
     proxy: Proxy,
     zk: ZooKeeper,
@@ -139,8 +140,8 @@ impl Tapped {
     }
 }
 
-/// Checks for a while that a holder and a waiter stay in the queue. Each reply to this observer shows that the waiter also had
-/// the time to be let in.
+/// Checks twenty times that a holder and a waiter are in the queue. In the time of these listings, a waiter that is wrongly
+/// granted would show.
 async fn assert_queue_unchanged(observer: &RwLock) {
     for _ in 0..20 {
         line_becomes(observer, "W+ W-").await;
@@ -161,7 +162,8 @@ async fn a_waiter_without_its_own_watch_still_waits() {
     soon("the loss", held.lost()).await;
 }
 
-/// The next holder is of the same session, and must not write before this transaction is answered.
+/// The holder drops its guard while its transaction is unanswered. The next holder, of the same session, must not write before
+/// the reply.
 #[support::judged]
 async fn an_unanswered_transaction_keeps_the_next_out() {
     let t = Tapped::new(shared_server()).await;
@@ -184,8 +186,8 @@ async fn an_unanswered_transaction_keeps_the_next_out() {
     next.release().await.unwrap();
 }
 
-/// At the release, another session may still check the holder's node in a transaction. That check must not succeed while the next
-/// contender holds.
+/// The holder has prepared a transaction for another session, which checks the holder's node. That transaction must fail once the
+/// next contender holds, so the node must be gone before the grant.
 #[support::judged]
 async fn a_node_given_out_is_gone_before_the_next_grant() {
     let t = Tapped::new(shared_server()).await;
@@ -219,8 +221,8 @@ impl Coordinator for InTurn {
     }
 }
 
-/// A transaction under several locks is sent on one of their sessions. It has no fixed order with the requests of the other
-/// sessions, so its reply must come before the next grant.
+/// A transaction under several locks is sent on the session of one of them. The server may carry it out after requests of the
+/// other sessions. So the reply must come before the next grant.
 #[support::judged]
 async fn a_transaction_of_another_session_delays_a_grant() {
     let t = Tapped::new(shared_server()).await;
@@ -243,8 +245,8 @@ async fn a_transaction_of_another_session_delays_a_grant() {
     assert_eq!(next.read_node(&value).await.unwrap().unwrap().data, b"1");
 }
 
-/// A waiter sets the watch on its own node before the release of its predecessor can let it in. Otherwise it could be granted
-/// although its node is gone.
+/// A waiter sets the watch on its own node before the release of its predecessor can grant it the lock. Otherwise the waiter
+/// could be granted although its node is gone.
 #[support::judged]
 async fn a_waiter_removed_at_once_is_never_granted() {
     let t = Tapped::new(shared_server()).await;
@@ -260,7 +262,7 @@ async fn a_waiter_removed_at_once_is_never_granted() {
     }
 }
 
-/// A write to the waiter's node fires the watch on that node, and the watch is used up.
+/// A write to the waiter's node fires the watch on that node. The fired watch does not report the deletion that follows.
 #[support::judged]
 async fn an_evicted_waiter_with_a_used_watch_never_holds() {
     let t = Tapped::new(shared_server()).await;

@@ -49,7 +49,7 @@ async fn all_watches(server: &Server, count: usize) {
     eventually(&format!("{count} watches"), || async { watches() == count as u64 }).await;
 }
 
-/// Removes the watch on the own node from the requests. A holder sets that watch 5 ms after the grant.
+/// Removes the watch on the holder's own node from the requests. A holder sets that watch only 5 ms after the grant.
 fn without_own_watch(ops: Vec<Op>) -> Vec<Op> {
     let mut rest = ops;
     if rest.last() == Some(&Op::RemoveWatches) {
@@ -141,8 +141,8 @@ impl Line {
             eventually("the waiter stands in line", standing).await;
             waiting.push((tapped, task));
         }
-        // Each holder's node is watched, and each waiter's node and its predecessor's. The head watches the list of permits and
-        // their number instead of a predecessor.
+        // One watch for each holder's node, two for each waiter (its own node and its predecessor's), and one more for the head,
+        // which has no predecessor and watches the list of permits and the number of permits.
         all_watches(&server, held.len() + 2 * waiters + 1).await;
         for (tapped, _) in &waiting {
             tapped.settle().await;
@@ -161,10 +161,10 @@ async fn a_returned_permit_wakes_one_of_forty() {
     let taking = head.proxy.hold_request(Op::Multi);
     held.remove(0).release().await.unwrap();
     soon("the transaction", taking.arrives()).await;
-    // The proxy holds the transaction, so it has had no effect. Before it, the head got one event and listed the permits once,
-    // with a new watch.
+    // The proxy holds the head's transaction, so the transaction has had no effect. Before the transaction, the head got one
+    // event and listed the permits once, with a new watch.
     assert_eq!(head.proxy.notifications(), 1);
-    // On a slow machine, a heartbeat may follow these two requests.
+    // On a slow machine, a heartbeat may follow the listing and the transaction.
     assert!(ops(&head.proxy).starts_with(&[Op::GetChildren, Op::Multi]), "{:?}", ops(&head.proxy));
     let notified = async |waiting: &[(Tapped, JoinHandle<_>)]| {
         let mut all = Vec::new();
@@ -177,13 +177,14 @@ async fn a_returned_permit_wakes_one_of_forty() {
     assert_eq!(notified(&waiting).await, [0; 39]);
     taking.release();
     held.push(granted(task).await);
-    // The exchange makes the next waiter the head. The new head lists the permits and waits.
+    // The head leaves the queue when it takes its permit, and the next waiter becomes the head. The new head lists the permits
+    // and waits.
     all_watches(&server, held.len() + 2 * waiting.len() + 1).await;
     assert_eq!(notified(&waiting).await[..2], [1, 0]);
     assert_eq!(notified(&waiting).await.iter().sum::<u64>(), 1);
     let requests = without_settle(&waiting[0].0);
-    // The requests of the new head: the list of permits with a watch, the predecessor's permit, the number of permits, and that
-    // number again with a watch.
+    // The requests of the new head: the list of permits with a watch, the predecessor's permit, the number of permits, and the
+    // same number again with a watch.
     assert_eq!(requests, [Op::GetChildren, Op::GetData, Op::GetData, Op::GetData]);
     assert!(waiting.iter().skip(1).all(|(tapped, _)| without_settle(tapped).is_empty()));
     assert!(waiting.iter().all(|(_, task)| !task.is_finished()));
@@ -210,7 +211,7 @@ async fn a_head_with_a_departed_predecessor_lists_once() {
     permit.release().await.unwrap();
 }
 
-/// Returns the requests, without those that `settle` sends.
+/// Returns the requests of the session, without those of [`Tapped::settle`].
 fn without_settle(tapped: &Tapped) -> Vec<Op> {
     tapped.proxy.requests().into_iter().filter(|(_, path)| path != "Check /").map(|(op, _)| op).collect()
 }
@@ -240,7 +241,8 @@ async fn a_hundred_contenders_of_a_session_leave_no_watch() {
 // ---------------------------------------------------------------------------------------------------------------
 // Network faults
 
-/// The last cut comes after the whole frame: the transaction takes effect, and only its reply is lost.
+/// Each round cuts the transaction that takes the permit after one more byte. In the last round the whole frame gets through, so
+/// the transaction takes effect and only its reply is lost.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_exchange_cut_at_any_byte_takes_one_permit() {
     const SESSIONS: usize = 4;
@@ -252,7 +254,7 @@ async fn an_exchange_cut_at_any_byte_takes_one_permit() {
                 let here = used(&operator, &path, 1).await;
                 let tapped = Tapped::new(shared_server()).await;
                 let semaphore = used(&tapped.zk, &path, 1).await;
-                // The sum of all bytes of an acquisition is an upper limit for the length of its longest frame.
+                // One acquisition and release send at least as many bytes as their longest frame has.
                 tapped.proxy.reset();
                 free(&semaphore).await.release().await.unwrap();
                 let longest = usize::try_from(tapped.proxy.bytes_to_server()).unwrap();
@@ -402,8 +404,8 @@ async fn deleted_nodes_of_a_semaphore_end_its_holders() {
     assert!(free(&b).await.is_held());
 }
 
-/// The contender may not write its own node. So it cannot signal to its successor that it has left the queue, and the successor
-/// finds the free place by itself.
+/// The contender may not write its own node in the queue. So it cannot notify its successor when it leaves, and the successor
+/// finds the free permit without a notification.
 #[support::judged]
 async fn a_contender_denied_its_own_place_takes_permits() {
     let path = "/permits/unwritable";
@@ -513,7 +515,7 @@ async fn a_permit_denied_by_its_server_does_not_stay() {
     let others = used(&well, PATH, 3).await;
     let semaphore = open(&zk, PATH, 3);
     let replies = Frames::replies(Op::GetData).about("/denied/permits/");
-    // Only the first reply is falsified, so the contender takes the permit.
+    // The proxy falsifies only the first reply about the new permit, so the contender takes its permit nevertheless.
     proxy.apply(Rule::on(replies.clone()).claim_error(NO_NODE));
     let permit = free(&semaphore).await;
     assert!(permit.is_held());

@@ -1,5 +1,5 @@
-//! Error codes in reply to every request, true and false. Whatever code a server answers, an acquisition has at most one node, no
-//! contender holds together with a writer, and the call returns an error that says what happened.
+//! Error codes, true and false, in reply to every kind of request. Whatever code a server answers, an acquisition has at most one
+//! node, no contender holds together with a writer, and the call returns an error that names the cause.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,11 +12,11 @@ use tokio::task::JoinHandle;
 use zk_rwlock::coordinator::Ending;
 use zk_rwlock::{Error, Loss, RwLock, ZooKeeper};
 
-/// The session timeout is short, so that a node left behind by a false reply is soon gone.
+/// The session timeout. It is short, so that a node left behind after a false reply is soon deleted.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// SessionExpired, SessionMoved, RequestTimeout, ConnectionLoss, Throttled, NoAuth, QuotaExceeded, EphemeralOnLocalSession,
-/// and an unknown code.
+/// The codes, in this order: SessionExpired, SessionMoved, RequestTimeout, ConnectionLoss, Throttled, NoAuth, QuotaExceeded,
+/// EphemeralOnLocalSession, and an unknown code.
 const CODES: [i32; 9] = [-112, -118, -122, -4, -127, -102, -125, -120, -999];
 
 const NO_NODE: i32 = -101;
@@ -25,21 +25,21 @@ const NO_NODE: i32 = -101;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Truth {
     Refused,
-    /// The server carried the request out, although it reports a failure.
+    /// The server carried the request out and still reported a failure.
     Done,
 }
 
-/// The result of the call that met the error. Unless the variant says otherwise, the call's node is deleted soon afterwards, and
-/// the session lives on.
+/// The result of the call whose request was answered with the error code. Unless the variant says otherwise, the call's node is
+/// deleted soon afterwards, and the session lives on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// The same result as without the error.
+    /// The same result as without an error code.
     Well,
     Denied,
     Refused,
-    /// For the client, the session has ended. The node goes when the server ends the session as well.
+    /// The session has ended for the client. The server still has the session, and deletes the node when it expires the session.
     Expired,
-    /// The call found that its node was gone, which is true after [`Truth::Done`].
+    /// The call found its node deleted, which is true after [`Truth::Done`].
     Gone,
     /// Like `Denied`, but the node stays until the session ends.
     DeniedAndStays,
@@ -61,7 +61,7 @@ impl End {
         }
     }
 
-    /// Returns whether the node stays until the session ends, and the result that the caller sees.
+    /// Returns whether the node stays until the session ends, and the result that the caller gets.
     fn stays(self) -> (bool, End) {
         match self {
             End::DeniedAndStays => (true, End::Denied),
@@ -78,7 +78,7 @@ enum Request {
     List,
     /// The read of the predecessor's node that sets a watch.
     Watch,
-    /// The sync after a lost reply to a create.
+    /// The transaction that serves as a sync after a lost reply to a create.
     Sync,
     /// The transaction with which a writer releases.
     HandOff,
@@ -86,7 +86,7 @@ enum Request {
     Delete,
 }
 
-/// A session behind a proxy that falsifies replies, in a directory that another contender also uses.
+/// A session behind a proxy that falsifies replies (`lock`), and a contender for the same lock with a direct connection (`here`).
 struct Case {
     name: String,
     proxy: Proxy,
@@ -117,7 +117,7 @@ impl Case {
         children(&self.operator, self.here.path()).await
     }
 
-    /// Acquires behind a holder. The holder releases after the error has had its effect.
+    /// Acquires behind a holder, which releases after the client has got the error code. Returns the result of the acquisition.
     async fn acquire(self, request: Request, code: i32, truth: Truth, stays: bool) -> End {
         let holder = self.here.write().await.unwrap();
         let node = holder.node_path();
@@ -159,7 +159,7 @@ impl Case {
         end
     }
 
-    /// Releases while another contender waits.
+    /// Releases while another contender waits. Returns the result of the release.
     async fn release(self, request: Request, code: i32, truth: Truth, stays: bool) -> End {
         let (answer, next) = if request == Request::HandOff {
             let guard = self.lock.write().await.unwrap();
@@ -188,8 +188,8 @@ impl Case {
         tokio::spawn(async move { granted(next).await.release().await.unwrap() })
     }
 
-    /// Checks that the waiter is granted and that the directory becomes empty: after the session's end if `stays`, and otherwise
-    /// while the session lives.
+    /// Checks that the waiter `next` is granted and that the directory becomes empty. If `stays`, the node stays until the
+    /// session is closed; otherwise the directory becomes empty while the session lives.
     async fn settle(self, stays: bool, next: Option<JoinHandle<()>>) {
         if stays {
             assert!(!self.children().await.is_empty(), "{}", self.name);
@@ -203,10 +203,10 @@ impl Case {
     }
 }
 
-/// Tries every code at the same time, and compares the results with the table.
+/// Tries every code of [`CODES`] in reply to this request, and compares the results with [`ENDS`].
 async fn each_code(request: Request, truth: Truth) {
     let (.., expected) = ENDS.into_iter().find(|row| (row.0, row.1) == (request, truth)).expect("a row of the table");
-    // The semaphore limits the cases at a time to as many as a small machine can serve.
+    // Limits the concurrent cases to as many as a small machine can serve.
     let turnstile = Arc::new(Semaphore::new(6));
     let cases: Vec<_> = (CODES.into_iter().zip(expected))
         .map(|(code, expected)| {
@@ -229,7 +229,7 @@ async fn each_code(request: Request, truth: Truth) {
 
 use End::*;
 
-/// For each request, the results in the order of [`CODES`].
+/// For each request, the expected results in the order of [`CODES`].
 #[rustfmt::skip]
 const ENDS: [(Request, Truth, [End; 9]); 10] = [
     // -112 expired, -118 moved, -122 timeout, -4 loss, -127 throttled, -102 no auth, -125 quota, -120 local, -999
@@ -255,8 +255,8 @@ async fn a_create_done_but_reported_refused() {
     each_code(Request::Create, Truth::Done).await;
 }
 
-/// Both the directory and the contender's node exist, although the server reports that the directory is missing. A second node
-/// would wait behind the first.
+/// The server makes the node and reports that the directory is missing. If the client made a second node, that node would wait
+/// behind the first.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_create_done_but_reported_without_a_directory() {
     let case = Case::set(Request::Create, NO_NODE, Truth::Done).await;

@@ -1,7 +1,7 @@
-//! The end of the sequence numbers, on a real server whose counter is set by the test.
+//! The end of the sequence numbers, on a real server whose counter the test sets.
 //!
 //! From ZooKeeper 3.6 on, the counter stops at 2147483647, and several contenders get that number. A lock that grants the lowest
-//! number would grant twice, so the library refuses contenders long before that number.
+//! number would be granted to all of them, so the library refuses contenders long before that number.
 
 use std::sync::Arc;
 
@@ -110,7 +110,7 @@ async fn several_contenders_with_the_last_number_all_fail() {
     let (zk, a, other, b) = two(&server).await;
     let (one, two) = (session(&zk).await, session(&other).await);
 
-    // This is the reason for the limit: the server gives several contenders the same number.
+    // The reason for the limit: the server gives several contenders the same number.
     let names = [
         join(&one, "x-WRITE-").await.expect("a number"),
         join(&two, "y-WRITE-").await.expect("a number"),

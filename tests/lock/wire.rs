@@ -26,8 +26,8 @@ impl Tapped {
         Tapped { proxy, zk }
     }
 
-    /// Waits until everything that the server has sent to this session so far has arrived. Replies and events arrive in
-    /// order.
+    /// Waits until all frames that the server has sent to this session have arrived. Frames arrive in order, so this is the case
+    /// when the reply to a later request arrives.
     pub(super) async fn settle(&self) {
         soon("an answer", session(&self.zk).await.sync("/")).await.unwrap();
     }
@@ -44,12 +44,12 @@ pub(super) fn ops(proxy: &Proxy) -> Vec<Op> {
     proxy.requests().into_iter().map(|(op, _)| op).collect()
 }
 
-/// Like [`ops`], but without the watch on the own node, which a holder sets 5 ms after the grant.
+/// Like [`ops`], but without the watch of a holder on its own node, which comes 5 ms after the grant.
 fn ops_without_own_watch(proxy: &Proxy) -> Vec<Op> {
     ops(proxy).into_iter().filter(|op| !matches!(op, Op::GetData | Op::RemoveWatches)).collect()
 }
 
-/// Returns the size of a transaction, which the error that refuses the transaction names.
+/// Returns the size of a transaction in bytes. The transaction is made too large, and the error that refuses it names the size.
 async fn size_of(transaction: Transaction<'_>) -> usize {
     let error = transaction.size_limit(0).commit().await.expect_err("too large").to_string();
     let size = error.strip_prefix("invalid input: a transaction of ").and_then(|rest| rest.split(' ').next());
@@ -82,7 +82,7 @@ async fn a_transaction_of_the_largest_size_is_accepted() {
     assert_eq!(proxy.connections(), 1);
 }
 
-/// Acquires and releases a write lock. Returns the requests.
+/// Acquires and releases a write lock. Returns the operations that the session sent.
 async fn a_write(tapped: &Tapped, lock: &RwLock) -> Vec<Op> {
     tapped.proxy.reset();
     lock.write().await.unwrap().release().await.unwrap();
@@ -95,7 +95,7 @@ async fn a_read(tapped: &Tapped, lock: &RwLock) -> Vec<Op> {
     ops(&tapped.proxy)
 }
 
-/// Returns the shortest list. A slow holder's list is longer, because it also has the watch on the holder's own node.
+/// Returns the shortest list. The list of a slow holder is longer, because a holder watches its own node 5 ms after the grant.
 fn least(mut all: Vec<Vec<Op>>) -> Vec<Op> {
     all.sort_by_key(Vec::len);
     all.swap_remove(0)
@@ -116,7 +116,7 @@ async fn an_uncontended_write_and_release_cost_3_requests() {
     assert_eq!([least(reads), least(others)], [[Op::Create2, Op::GetChildren2, Op::Delete]; 2]);
 }
 
-/// The count matters, because each request of a waiter delays the server's work for the next holder.
+/// The number of requests matters, because each request of a waiter delays the server's work for the next holder.
 #[support::judged]
 async fn a_contended_write_and_release_cost_5_requests() {
     let (server, mut waits) = (shared_server(), Vec::new());
@@ -148,7 +148,7 @@ async fn the_listing_is_sent_before_the_create_is_answered() {
     answer.release();
     let guard = granted(acquisition).await;
 
-    // The second round trip is the release, which is one request.
+    // The second round trip is the release, a single request.
     let answer = tapped.proxy.hold_reply(Op::Multi);
     let release = tokio::spawn(guard.release());
     soon("the answer to the release", answer.arrives()).await;
@@ -192,7 +192,7 @@ async fn a_hand_off_to_a_writer_is_one_transaction_and_no_read() {
     eventually("all watches", || async { server.watches() == 3 }).await;
     from.proxy.reset();
     to.proxy.reset();
-    // From now on, the server does not get the waiter's requests, so only the event can let the waiter in.
+    // From now on, the server gets no request of the waiter, so only the event can grant the lock.
     to.proxy.black_hole_to_server();
 
     holder.release().await.unwrap();
@@ -202,14 +202,14 @@ async fn a_hand_off_to_a_writer_is_one_transaction_and_no_read() {
     assert_eq!(from.proxy.requests(), [(Op::Multi, format!("SetData {node}, Delete {node}"))]);
     assert_eq!(to.proxy.notifications(), 1);
     to.proxy.heal();
-    // After the grant, the waiter checks once that the former holder's node is really gone.
+    // After the grant, the new holder checks once that the former holder's node is gone.
     eventually("the check", || async { to.proxy.count(Op::GetData) == 1 }).await;
     to.settle().await;
     assert_eq!(to.proxy.requests(), [(Op::GetData, node), (Op::Multi, "Check /".to_owned())]);
     assert!(guard.is_held());
 }
 
-/// A holder behind one proxy, and writers behind another proxy that wait in line and have set their watches.
+/// A holder behind the proxy `from`, and writers behind the proxy `to`, which wait and have set their watches.
 struct Line {
     server: Server,
     from: Tapped,
@@ -254,8 +254,8 @@ async fn one_writer_that_leaves_two_hundred_wakes_exactly_one() {
     assert_eq!(to.proxy.notifications(), 1);
     assert!(rest.iter().all(|waiter| !waiter.is_finished()));
 
-    // Two more writers of the line release. The releasing writer and its successor get the same event of the releaser's node, as
-    // one notification to their session.
+    // Two more waiters are granted and release. A releasing writer and its successor share one session and watch the same node,
+    // so one notification reaches both.
     let mut holder = first;
     for waiter in rest.into_iter().take(2) {
         to.proxy.reset();
@@ -269,7 +269,7 @@ async fn one_writer_that_leaves_two_hundred_wakes_exactly_one() {
     assert!(from.proxy.count(Op::GetChildren2) == 0 && server.watches() > 0);
 }
 
-/// Five hundred writers wait in line. Each holds and releases.
+/// Five hundred writers of one session wait in line. Each is granted in turn and releases.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn five_hundred_writers_drain_with_one_event_each() {
     const WRITERS: usize = 500;
@@ -292,13 +292,13 @@ async fn five_hundred_writers_drain_with_one_event_each() {
     eventually("no watch is left", || async { server.watches() == 0 }).await;
     to.settle().await;
 
-    // The first release comes from another session and sends one notification. Each later release also sends one: to the
+    // The first holder is of another session, so its release sends one notification. Each later release also sends one: to the
     // releasing writer and its successor together, and at the end to the last writer alone.
     assert_eq!(to.proxy.notifications(), 1 + WRITERS as u64);
     assert_eq!((to.proxy.count(Op::GetChildren2), to.proxy.count(Op::Multi)), (0, WRITERS as u64 + 1));
 }
 
-/// Each contender lists the directory after its create. Contenders whose creates are done during a listing share the next
+/// Each contender needs a listing that is sent after its create. Contenders that come while listings are under way share the next
 /// listing.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_contenders_share_a_few_listings() {
@@ -322,8 +322,8 @@ async fn two_hundred_contenders_share_a_few_listings() {
     answers.release();
     eventually("all watch the writer and themselves", || async { two.proxy.count(Op::GetData) == 2 * CROWD }).await;
     two.settle().await;
-    // The contenders that came during the first listing share one. A few more listings serve contenders that came just after a
-    // listing was sent.
+    // The contenders that came while the first four listings were under way share one. A few more listings serve contenders that
+    // came just after that listing was sent.
     let listings = two.proxy.count(Op::GetChildren2);
     assert!((5..=8).contains(&listings), "{listings}");
     holder.release().await.unwrap();
@@ -443,7 +443,8 @@ async fn a_thousand_readers_are_let_in_without_a_request() {
     // All contenders watch their own nodes. Each session has one watch on the writer's node for all its readers.
     eventually("all watches", || async { server.watches() == (1 + READERS + SESSIONS) as u64 }).await;
     for tapped in &sessions {
-        // Each reader has set its watch and got the reply. Until all readers hold, they send no further request to the server.
+        // Each reader has set its watch and got the reply. The session sends the server no further request until all readers
+        // hold.
         tapped.settle().await;
         let asked = |tapped: &Tapped| tapped.proxy.count(Op::GetData) == 2 * (READERS / SESSIONS) as u64;
         eventually("every reader's watches", || async { asked(tapped) }).await;
