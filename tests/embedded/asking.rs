@@ -20,7 +20,8 @@ fn plain<C: Coordinator + Clone>(client: &C) -> RwLock {
     RwLock::new(client, DIRECTORY).expect("valid")
 }
 
-/// Returns the data version of the lock's directory. Each ask raises that version by one.
+/// Returns the data version of the lock's directory. Each request to give up kept nodes (an ask) raises that version by
+/// one.
 fn version(zk: &Memory) -> i32 {
     let guard = now(plain(&zk.connect()).try_read()).expect("shared");
     now(guard.read_node(DIRECTORY)).expect("held").expect("the node exists").version
@@ -104,7 +105,8 @@ fn a_client_on_a_lagging_server_asks_for_unseen_nodes() {
     drop(write(&plain(&other)));
     drop((read(&kept), read(&kept)));
     other.faults().lag();
-    // The lagging server of `other` shows neither this ask nor the node that `kept` makes after the ask.
+    // The lagging server of `other` shows neither the next request to give up kept nodes nor the node that `kept` makes
+    // afterwards.
     now(plain(&zk).ask()).expect("allowed");
     drop(read(&kept));
     assert_eq!(zk.children(DIRECTORY).len(), 1);
@@ -124,7 +126,7 @@ fn an_ask_whose_answer_is_lost_is_sent_again() {
     }
 }
 
-// Kept nodes in messages to users.
+// Kept nodes in the texts that users read.
 
 /// Returns the text without this process's id and without the ages of contenders ("queued 3s ago").
 fn words(text: impl Display) -> String {

@@ -45,7 +45,8 @@ async fn a_timeout_names_holders_listed_shortly_before() {
     let lock = RwLock::new(&Slow(zk.connect()), PATH).expect("valid");
     let mut waits = task::spawn(lock.write().timeout(Duration::from_secs(1)).into_future());
     assert_pending!(waits.poll());
-    // The first advance ends shortly before the timeout of 1 s, the second after it. No listing has been answered by then.
+    // The first advance ends shortly before the timeout of 1 s, and the second after the timeout. Until the first
+    // advance ends, no listing has been answered.
     for passes in [900, 200] {
         tokio::time::advance(Duration::from_millis(passes)).await;
         for _ in 0..20 {
@@ -184,12 +185,12 @@ async fn a_queue_is_read_on_three_ended_sessions() {
     let began = Instant::now();
     let error = RwLock::new(&zk, PATH).expect("valid").queue().await.expect_err("every session has ended");
     assert!(error.to_string().contains("expired"), "{error}");
-    // After the failure, the client still returns the ended session until it notices the end, a twentieth of the session timeout
-    // (500 ms) later.
+    // After each failure, the client still hands out the ended session until the client notices the end, a twentieth of
+    // the session timeout (500 ms) later.
     assert_eq!((count.now(), began.elapsed()), (3, Duration::from_secs(1)));
 }
 
-/// A reservation on a session. It must be given back only once.
+/// A reservation of bytes on a session. Giving the reservation back a second time fails the test.
 struct Room(Count);
 
 impl Drop for Room {
@@ -232,7 +233,7 @@ async fn confirmed_by(
     let tries = count.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| {
         let Request::Transact([Operation::Check { path, version: None }]) = asked else { return None };
-        // A check of the directory is the session's sync, and does not count.
+        // The session also checks the directory, as a sync. The test does not count those checks.
         if !path.contains("-WRITE-") {
             return None;
         }
@@ -256,7 +257,8 @@ async fn a_lease_that_has_run_out_is_renewed_before_the_grant() {
     };
     let (tries, took, granted) = confirmed_by(renew).await;
     granted.expect("the last check succeeded");
-    // The second check is sent at once, the third a twentieth of a session timeout later.
+    // The second check follows the first without a pause, and the third follows a twentieth of the session timeout (500
+    // ms) later.
     assert_eq!((tries, took), (3, Duration::from_millis(500)));
 }
 

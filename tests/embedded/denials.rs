@@ -1,5 +1,5 @@
-//! Servers that deny or hide nodes that the ensemble has committed. After a successful commit, such a read does not make the
-//! commit count as failed.
+//! Servers that deny or hide nodes that the ensemble has committed. A read from such a server does not make a
+//! successful commit count as failed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,8 +13,8 @@ use zk_rwlock::{Error, Memory, RwLock, Semaphore, Shared};
 const SEMAPHORE: &str = "/limit";
 const LOCK: &str = "/lock";
 
-/// Returns a client whose server answers the next `reads` reads of paths that contain `of` with `failure`. Also returns the
-/// number of such reads still to come.
+/// Returns a client whose server answers the next `reads` reads of paths that contain `of` with `failure`. Also returns
+/// the count of such reads that are left.
 fn denying(memory: &Memory, of: &'static str, failure: Failure, reads: usize) -> (Hindered, Arc<AtomicUsize>) {
     let left = Arc::new(AtomicUsize::new(reads));
     let counted = Arc::clone(&left);

@@ -31,7 +31,7 @@ enum Step {
     Gone,
 }
 
-/// A few contenders, in the order in which they enter.
+/// A few contenders, in the order in which they enter the queue.
 struct Fleet {
     dialect: Dialect,
     members: Vec<Kind>,
@@ -381,7 +381,8 @@ async fn a_number_shared_with_a_foreign_node_is_not_granted() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
         s.make(&foreign_name(dialect, Mode::Read, 2), b"").await;
-        // The operator's node has number 1, and ours gets 2.
+        // The operator's node takes up number 1 of the directory, so our node gets number 2: the number in the
+        // operator's name.
         let error = s.lock.read().await.unwrap_err();
         assert!(error.is_lost(), "{dialect}: {error}");
     }
@@ -412,7 +413,7 @@ async fn an_uncontended_write_and_release_cost_3_requests() {
         for _ in 0..10 {
             s.lock.write().await.unwrap().release().await.unwrap();
         }
-        // Ten times: a create, a listing, a watch on the own node, and a delete.
+        // Each of the ten uses sends a create, a listing, a watch on its own node, and a delete.
         assert_eq!(s.zk.requests() - before, 40, "{dialect}");
     }
 }

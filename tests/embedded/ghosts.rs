@@ -32,7 +32,7 @@ fn client_that_shows_a_writer(theirs: &Memory) -> (Memory, String) {
     (ours, node)
 }
 
-/// Returns a client, the number of its transactions with checks alone, and the number of its creates.
+/// Returns a client, the number of its transactions that contain only checks, and the number of its creates.
 fn counted(zk: &Memory) -> (Hindered, Count, Count) {
     let (checks, creates) = (Count::default(), Count::default());
     let (checked, created) = (checks.clone(), creates.clone());
@@ -51,7 +51,7 @@ fn counted(zk: &Memory) -> (Hindered, Count, Count) {
     (line, checks, creates)
 }
 
-// Calls that do not wait.
+// Calls that do not wait for other contenders, and that meet a ghost.
 
 #[tokio::test(start_paused = true)]
 async fn a_try_passes_over_a_ghost() {
@@ -177,7 +177,7 @@ async fn a_ghost_behind_an_unreadable_node_is_found() {
     assert_eq!((blockers.ahead, format!("{PATH}/{}", blockers.first[0].node)), (1, first.node_path()));
 }
 
-// Short waits.
+// Acquisitions with a short timeout that meet a ghost.
 
 #[tokio::test(start_paused = true)]
 async fn a_short_wait_passes_over_a_ghost() {
@@ -239,7 +239,7 @@ async fn the_error_of_a_timeout_names_no_ghost() {
     }
 }
 
-// Permits.
+// Ghosts in the queue of a semaphore and among its permits.
 
 #[tokio::test(start_paused = true)]
 async fn a_ghost_permit_is_taken_at_once() {
@@ -326,7 +326,7 @@ async fn a_short_wait_behind_a_ghost_tolerates_slow_commits() {
     drop(Semaphore::new(&ours, "/limit", 1).expect("valid").acquire().timeout(5 * SECOND).await.expect("in time"));
 }
 
-// Leaders, and holders that wait until a contender comes.
+// Ghosts of elected leaders, and holders that wait until a contender comes.
 
 /// Leads until the task is aborted.
 fn leads(zk: &Memory) -> JoinHandle<Result<(), Error>> {
@@ -387,8 +387,8 @@ async fn a_known_ghost_does_not_contend() {
     assert!(timeout(SECOND, held.contended()).await.is_err());
 }
 
-/// Some servers list a ghost but deny that it exists. The library logs such a ghost like any other, and does not ask the leader
-/// about it for ever.
+/// Some servers list a ghost but deny that it exists. The library logs such a ghost like any other, and does not ask
+/// the ensemble's leader about the ghost for ever.
 #[tokio::test(start_paused = true)]
 async fn a_listed_and_denied_ghost_is_passed_over_and_logged() {
     for waits in [false, true] {

@@ -1,5 +1,5 @@
-//! Futures that are polled at once on the thread that wakes them, inside the call of the waker. The embedded ensemble runs its
-//! background tasks in this way, and an executor may do so.
+//! Futures that are polled inside the call of their waker, on the thread that wakes them. The embedded ensemble runs
+//! its background tasks in this way, and an executor may run its tasks so.
 
 use std::future::{Future, IntoFuture};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,13 +18,13 @@ use tokio_test::{assert_pending, assert_ready_ok};
 use zk_rwlock::coordinator::{Coordinator, Ending};
 use zk_rwlock::{Loss, Memory, RwLock};
 
-/// Longer than any terminating step of these tests.
+/// Longer than any step of these tests, unless the step hangs.
 const FOR_EVER: Duration = Duration::from_secs(60);
 
 struct Inline<T> {
     future: Mutex<Option<Pin<Box<dyn Future<Output = T> + Send>>>>,
     output: Mutex<Option<T>>,
-    /// Whether a wake-up polls the future.
+    /// Whether a wake-up polls the future inside the call of the waker.
     is_on: AtomicBool,
     is_woken: AtomicBool,
 }
@@ -85,8 +85,9 @@ fn a_refused_use_may_read_the_queue_at_once() {
         let (mut first, second) = (writing(&kept), Inline::new(kept.write()));
         assert_pending!(first.poll());
         second.poll();
-        // The reply to the first use's create is lost. Without that reply, the use could miss an ask of another contender, so it
-        // does not keep its node. The second use must queue up itself.
+        // The reply to the first use's create is lost. Without that reply, the first use could miss the request of
+        // another contender to give up the node, so the first use does not keep its node. The second use must queue up
+        // itself.
         zk.faults().lose_next_reply();
         zk.faults().heal();
         second.is_on.store(true, Ordering::SeqCst);

@@ -13,7 +13,7 @@ use zk_rwlock::{Dialect, Error, HoldState, Loss, Memory, Mode, RwLock};
 
 pub(crate) const DIRECTORY: &str = "/lock";
 
-/// An idle time that is longer than any test that does not set its own.
+/// An idle time for tests that need no particular idle time. It is longer than any of them.
 pub(crate) const IDLE: Duration = Duration::from_secs(60);
 
 pub(crate) fn keeping<C: Coordinator + Clone>(client: &C) -> RwLock {
@@ -48,7 +48,7 @@ fn assert_nothing_left(zk: &Memory) {
     assert_eq!(zk.watches(), 0);
 }
 
-// Joining.
+// Uses that join the node that their process keeps.
 
 #[test]
 fn a_kept_node_serves_a_thousand_reads_without_a_request() {
@@ -125,7 +125,7 @@ fn a_hundred_reads_at_once_acquire_one_node_together() {
     assert_nothing_left(&zk);
 }
 
-// Asking.
+// Requests of other contenders to give up a kept node.
 
 #[test]
 fn an_idle_node_is_given_up_as_soon_as_a_contender_waits() {
@@ -253,7 +253,7 @@ fn a_try_sends_no_ask() {
     drop(now(other.try_read()).expect("shared"));
 }
 
-// Reads and writes of one process.
+// Reads and writes of one process on kept nodes.
 
 #[test]
 fn a_write_gives_up_the_read_node_of_its_handle_first() {
@@ -340,7 +340,7 @@ fn a_write_node_whose_path_was_given_out_is_not_kept() {
     assert!(zk.children(DIRECTORY).iter().all(|name| !path.ends_with(name)), "the node of that path is still there");
 }
 
-// The end of a node.
+// The end of a kept node: its last handle is dropped, or the node is lost.
 
 #[test]
 fn the_last_clone_of_a_handle_removes_its_idle_node() {
@@ -429,7 +429,7 @@ fn a_closed_client_grants_nothing_from_a_kept_node() {
     assert_ready_err!(reading(&kept).poll());
 }
 
-// Waiting.
+// Uses that wait together until the node of their process is granted.
 
 #[test]
 fn other_waiters_keep_the_place_of_a_cancelled_one() {
@@ -505,7 +505,7 @@ fn a_node_asked_for_before_reuse_skips_keeping_once() {
     assert_eq!(line(&zk), [Mode::Read], "the node is not kept although two uses shared the last one");
 }
 
-// An idle time of zero.
+// Locks that keep their nodes for an idle time of zero.
 
 fn sharing(zk: &Memory) -> RwLock {
     RwLock::builder(zk, DIRECTORY).keep(Duration::ZERO).build().expect("valid")
@@ -560,7 +560,7 @@ fn zero_idle_time_removes_a_node_with_its_only_use() {
     assert_nothing_left(&zk);
 }
 
-// Invalid options.
+// Options that a lock with kept nodes refuses, and uses across runtimes and threads.
 
 #[test]
 fn an_unkeepable_lock_is_refused_with_the_reason() {
@@ -580,7 +580,8 @@ fn a_node_idle_before_it_is_watched_hears_asks_too() {
     let forever = RwLock::builder(&zk, DIRECTORY).keep(Duration::MAX).build().expect("valid");
     let slot = now(zk.session_slot(0)).expect("always open");
     let clone = forever.clone();
-    // The uses must end without another background task, because the ensemble runs one background task at a time.
+    // The ensemble runs one background task at a time. So both uses end before the task that watches their node can
+    // run.
     slot.session().spawn(Box::pin(async move { drop((read(&clone), read(&clone))) }));
     assert_eq!(line(&zk), [Mode::Read]);
     drop(write(&other));

@@ -269,7 +269,7 @@ fn a_runtime_may_end_while_a_node_is_kept() {
     is_done.recv_timeout(Duration::from_secs(10)).expect("the end of the runtime hangs");
 }
 
-/// When a runtime ends, all its timers fire at once. The library must not hang then.
+/// When a runtime shuts down, all its pending timers fire. The library must not hang then.
 #[test]
 fn a_runtime_may_end_while_a_kept_node_is_cut_off() {
     let (done, is_done) = std::sync::mpsc::channel();
@@ -372,7 +372,7 @@ fn a_value_may_be_used_while_an_old_one_is_dropped() {
             .build()
             .unwrap();
         let shared = NOISY.get_or_init(|| shared);
-        // Two reads: the first creates the value, and the second keeps its node.
+        // Two reads: the first creates the value, and the library keeps the lock's node of the second.
         drop(shared.read().blocking().unwrap());
         drop(shared.read().blocking().unwrap());
         drop(shared.read().blocking().unwrap());
@@ -404,8 +404,8 @@ fn a_kept_node_ahead_of_a_reader_is_asked_for_later() {
     drop(assert_ready_ok!(writer.poll()));
 }
 
-/// A waiter that knows that the node is kept by its own session asks that session, without a request. Here a reconnect makes the
-/// session forget the owner of the node before the waiter asks.
+/// A waiter behind a node that its own session keeps can ask that session to give the node up, without a request to the
+/// server. Here a reconnect makes the session forget the owner of the node before the waiter asks.
 #[test]
 fn a_node_of_the_session_is_asked_for_after_a_break() {
     for mode in [Mode::Read, Mode::Write] {

@@ -67,7 +67,7 @@ fn assert_nothing_left(zk: &Memory) {
     assert_eq!(zk.watches(), 0);
 }
 
-// Lost replies and requests.
+// Acquisitions and releases whose requests or replies are lost.
 
 #[test]
 fn a_create_with_a_lost_reply_is_one_node_and_a_grant() {
@@ -269,7 +269,7 @@ fn a_release_while_cut_off_is_done_after_the_reconnect() {
     assert_nothing_left(&zk);
 }
 
-// Reports to a waiter.
+// Reports to a waiter about its place in the queue.
 
 /// Returns the reports that the waiter has received. Each has the waiter's place, the number of contenders that block it, and the
 /// first of them.
@@ -431,7 +431,8 @@ async fn listening_waiters_read_under_10_000_names_a_second() {
         tokio::time::sleep(Duration::from_secs(20)).await;
         let requests = zk.requests();
         tokio::time::sleep(Duration::from_secs(100)).await;
-        // Nothing happens in this time, so each request is a listing, which returns all names in the queue.
+        // No contender comes or leaves in these 100 s, so each request is a listing, which returns all names in the
+        // queue.
         let names = (zk.requests() - requests) * (waiters + 1);
         assert!(names > 1_000 && names < 10_000 * 100, "{waiters}: {names} in 100 seconds");
         tasks.abort_all();
@@ -449,7 +450,7 @@ async fn a_waiter_whose_on_wait_panics_leaves_the_queue() {
     assert_nothing_left(&zk);
 }
 
-// Reports to a holder about waiters.
+// Reports to a holder about the contenders that wait for its release.
 
 #[test]
 fn a_writer_finds_its_first_waiter_for_two_listings() {
@@ -466,7 +467,7 @@ fn a_writer_finds_its_first_waiter_for_two_listings() {
     let requests = zk.requests();
     let first = assert_ready_ok!(contended.poll());
     assert_eq!((first.mode(), zk.requests() - requests), (Mode::Read, 1));
-    // The waiter is still in the queue, so `contended` returns at once.
+    // The waiter is still in the queue, so `contended` returns immediately.
     assert_eq!(now(guard.contended()).expect("held"), first);
     drop(contended);
     drop(guard);
@@ -555,7 +556,7 @@ fn a_writer_that_left_again_does_not_contend() {
     assert_pending!(contended.poll());
 }
 
-// Cancellation at every poll.
+// Acquisitions, tries and releases that are dropped after each number of polls.
 
 /// More polls than any acquisition takes.
 const POLLS: usize = 60;
@@ -711,8 +712,8 @@ fn the_third_waits_for_the_first_when_the_second_leaves() {
     assert_nothing_left(&zk);
 }
 
-/// When the writer in between leaves, the reader must wait for the earlier writer. Curator's first reader-writer lock forgot that
-/// writer.
+/// A writer holds, a second writer waits, and a reader waits behind both. When the second writer leaves, the reader
+/// must wait for the first. Curator's first reader-writer lock forgot the first writer.
 #[test]
 fn a_reader_whose_writer_leaves_awaits_an_earlier_one() {
     let (zk, _other, a, b) = two();
@@ -766,8 +767,8 @@ fn the_names_of_hosts_do_not_decide_who_is_first() {
     drop(assert_ready_ok!(third.poll()));
 }
 
-/// A lock has no upgrade, because two upgrades at once would deadlock. When two readers try to upgrade by hand, their errors name
-/// the contenders that they wait for.
+/// A lock has no upgrade, because two readers that upgrade at the same time would deadlock. When two readers try to
+/// upgrade by hand, their errors name the contenders that they wait for.
 #[tokio::test(start_paused = true)]
 async fn two_readers_that_try_to_write_time_out() {
     let (zk, _other, a, b) = two();
@@ -986,7 +987,8 @@ fn an_old_hand_off_is_no_grant_once_the_node_is_gone() {
     assert!(write(&a).is_held());
 }
 
-/// A waiter that is cut off learns of the end of its session as early as a holder does. Its node is deleted after the reconnect.
+/// A waiter that is cut off learns of the end of its session as early as a holder does. The waiter's node is deleted
+/// after the reconnect.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_cut_off_is_evicted_at_the_lease_end() {
     let (zk, other, a, b) = two();
@@ -1075,8 +1077,8 @@ async fn a_suspended_machine_has_lost_its_locks_before_timers() {
     assert!(asked.is_held());
     clock.fetch_add(3_600, Ordering::SeqCst);
     assert!(!asked.is_held(), "a guard is held after the suspend");
-    // The timer of the lease runs in short slices. So a task that awaits the loss learns of it after the current slice, and not
-    // only after the whole lease.
+    // The timer of the lease runs in short slices. So a task that awaits the loss learns of the loss after the current
+    // slice, and not only after the whole lease.
     tokio::time::advance(Duration::from_millis(501)).await;
     assert_eq!(assert_ready!(lost.poll()), Loss::LeaseRanOut);
 }
@@ -1152,7 +1154,7 @@ fn a_woken_task_may_use_the_ensemble() {
     assert!(woken >= 3, "{woken}");
 }
 
-// Foreign clients.
+// Hand-offs that foreign clients forge.
 
 #[test]
 fn a_waiter_that_takes_a_forged_hand_off_loses_the_lock() {
@@ -1368,7 +1370,7 @@ fn the_very_last_number_is_not_granted_twice() {
     assert!(matches!(now(a.read().into_future()), Err(Error::SequenceExhausted { .. })));
 }
 
-// The directory.
+// Lock directories that are reaped or deleted.
 
 #[test]
 fn containers_are_reaped_between_uses_only() {
@@ -1441,8 +1443,8 @@ fn the_directory_may_be_deleted_while_it_is_used() {
     assert_nothing_left(&zk);
 }
 
-/// A timer that is polled after the end of its runtime panics. The library must not poll one then: even a caught panic prints a
-/// backtrace.
+/// A timer that is polled after the end of its runtime panics. The library must not poll such a timer: even a caught
+/// panic prints a backtrace.
 #[test]
 fn a_test_with_a_disconnected_client_does_not_panic() {
     thread_local!(static PANICS: Cell<usize> = const { Cell::new(0) });
@@ -1464,7 +1466,7 @@ fn a_test_with_a_disconnected_client_does_not_panic() {
     assert_eq!((PANICS.get(), zk.children(DIRECTORY).len()), (0, 1));
 }
 
-// The requests of each step.
+// The number of requests that each step sends.
 
 /// Checks the number of requests that all clients together send in a step.
 #[track_caller]

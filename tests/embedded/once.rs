@@ -24,7 +24,7 @@ const RECORD: &str = "/cron/report.done";
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// More polls than an acquisition or the writing of a record takes.
+/// More polls than an acquisition takes, or the write of the record that the work is done.
 const POLLS: usize = 40;
 
 const PERIOD: Duration = Duration::from_secs(50 * 60);
@@ -68,7 +68,7 @@ fn assert_nothing_left(zk: &Memory) {
     assert_eq!((zk.children(DIRECTORY), zk.watches()), (Vec::new(), 0));
 }
 
-// Clocks.
+// Work that becomes due by the ensemble's clock, and not by the clocks of hosts.
 
 #[test]
 fn work_is_due_after_a_period_of_the_ensembles_clock() {
@@ -109,7 +109,8 @@ async fn work_becomes_due_during_a_long_wait() {
     zk.faults().set_clock_forward(30 * MINUTE);
     let mut waits = asking(&b);
     assert_pending!(waits.poll());
-    // The record is half an hour older than the contender's node, and two and a half hours old now.
+    // The record of the last work was half an hour old when the contender made its node. After this advance, the record
+    // is two and a half hours old.
     tokio::time::advance(120 * MINUTE).await;
     zk.faults().set_clock_forward(120 * MINUTE);
     now(idle.release()).expect("held");
@@ -183,7 +184,7 @@ fn a_clock_set_back_delays_the_work_by_at_most_a_period() {
     assert!(due(&b).is_some(), "the work is not due 80 minutes later");
 }
 
-// The record.
+// The record: a node that says when the work was last done, and by which host.
 
 #[test]
 fn the_record_names_the_worker_and_outlives_the_directory() {
@@ -252,7 +253,7 @@ fn an_empty_record_is_none_and_a_foreign_one_is_refused() {
     assert_nothing_left(&zk);
 }
 
-/// Whether the request deletes the record.
+/// Whether the request deletes the record of the last work.
 fn forgets(asked: Request<'_>) -> bool {
     match asked {
         Request::Delete(path) => path == RECORD,
@@ -354,7 +355,7 @@ fn a_record_is_no_contender_in_any_dialect() {
     }
 }
 
-// Failures.
+// Work that fails, and records whose request or reply is lost.
 
 #[test]
 fn the_next_waiter_repeats_failed_work() {
@@ -557,7 +558,7 @@ async fn a_look_at_the_record_without_an_answer_ends_in_time() {
     assert!(ended > 3, "{ended}");
 }
 
-/// How the host that got the work goes on.
+/// How the turn of a host ends after the host was granted the work.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Succeeds,
@@ -575,7 +576,7 @@ fn work_is_due_a_period_after_a_success_of_any_host() {
         let mut random = Seeded(seed);
         let zk = Memory::new();
         let hosts: Vec<Memory> = (0..3).map(|_| zk.connect()).collect();
-        // Both are minutes of the ensemble's clock.
+        // `time` is the current minute of the ensemble's clock, and `last` is the minute of the last recorded success.
         let (mut time, mut last) = (0, None);
         for _ in 0..40 {
             let minutes = u32::try_from(random.below(30)).expect("small");
@@ -616,7 +617,7 @@ fn work_is_due_a_period_after_a_success_of_any_host() {
     assert!(given.iter().all(|times| *times > 100), "{given:?}");
 }
 
-// Refused input, and costs.
+// Refused input, and the number of requests.
 
 #[test]
 fn wrong_input_is_refused_unsent() {

@@ -75,7 +75,7 @@ async fn a_lock_is_refused_at_the_path_of_a_semaphore() {
         "a semaphore with free permits was not recognized"
     );
 
-    // The lock's new contender is refused, and the semaphore's is not.
+    // A new contender of the lock is refused. A new contender of the semaphore waits, and is then granted its permit.
     let mut refused = task::spawn(lock(&zk).write().into_future());
     let foreign = Operation::Create {
         path: format!("{PATH}/h~1-WRITE-0000000009"),

@@ -67,8 +67,8 @@ fn forge_hand_off(stranger: &Memory, place: &str) {
     now(session(stranger).transact(&[set])).expect("allowed");
 }
 
-/// An acquisition waits without a limit for the number of permits. Only calls that wait for no contender have a time limit for
-/// this read.
+/// An acquisition sets no time limit for its read of the number of permits. Only calls that wait for no contender limit
+/// that read.
 #[tokio::test(start_paused = true)]
 async fn an_acquisition_waits_for_the_number_of_permits() {
     let zk = Memory::new();
@@ -77,7 +77,7 @@ async fn an_acquisition_waits_for_the_number_of_permits() {
     let semaphore = Semaphore::builder(&other, PATH).build().expect("valid");
     other.faults().silence();
     let (permit, ()) = tokio::join!(semaphore.acquire_many(2).into_future(), async {
-        // Three session timeouts.
+        // The server stays silent for three session timeouts.
         tokio::time::sleep(Duration::from_secs(30)).await;
         other.faults().catch_up();
     });
@@ -99,7 +99,7 @@ async fn the_number_of_permits_is_set_on_the_next_session() {
     assert_eq!(semaphore.permits().await.expect("readable"), Some(3));
 }
 
-// Lost replies and requests.
+// Acquisitions and releases of permits whose requests or replies are lost.
 
 #[test]
 fn a_permit_taken_with_lost_messages_is_one_node() {
@@ -164,7 +164,7 @@ fn a_handle_without_a_number_may_take_all_permits() {
     assert_eq!(now(plain().acquire_many(2)).expect("all are free").count(), 2);
 }
 
-// Cancellation at every poll.
+// Acquisitions and releases of permits that are dropped after each number of polls.
 
 /// More polls than any acquisition takes.
 const POLLS: usize = 80;
@@ -555,7 +555,7 @@ struct Lagging {
     inner: Arc<dyn Session>,
     shows: Mutex<Option<Vec<String>>>,
     syncs: AtomicBool,
-    /// The owner that the server shows for each permit, in place of the real session.
+    /// If set, the session id that the server shows as the owner of each permit.
     owner: Option<i64>,
 }
 

@@ -39,7 +39,7 @@ fn with_directory() -> Memory {
     memory
 }
 
-// The lock's directory.
+// Refused requests for the lock's directory.
 
 #[test]
 fn an_existing_parent_needs_no_right_to_create() {
@@ -125,7 +125,7 @@ fn a_contender_that_cannot_leave_names_its_node() {
     assert!(path.starts_with(PATH) && path.contains("-WRITE-"), "{path}");
 }
 
-// Transactions.
+// Refused transactions.
 
 /// Returns the result of a transaction whose check of the lock's own node fails with `failure`, and the guard.
 fn committed_with(failure: Failure) -> (Result<(), Error>, WriteGuard) {
@@ -172,8 +172,8 @@ async fn a_queue_with_lost_listings_is_listed_66_times() {
     assert_eq!(tries.now(), 66);
 }
 
-/// Returns a client whose server refuses every signal, and the number of signals sent. A signal is a write to a contender's node
-/// just before the node is deleted: it tells the next waiter that this is a hand-off.
+/// Returns a client whose server refuses every signal, and the number of signals sent. A signal is a write to a
+/// contender's node just before the node is deleted. The write tells the next waiter that the delete is a hand-off.
 fn without_signals(memory: &Memory, failure: Failure) -> (Hindered, Count) {
     let tries = Count::default();
     let count = tries.clone();
@@ -324,7 +324,7 @@ async fn a_vanishing_record_is_written_64_times() {
 async fn a_record_is_in_doubt_after_33_lost_replies() {
     let (tries, error) = recorded_with(|_| Failure::Unknown("lost".to_owned())).await;
     assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error:?}");
-    // Towards the limit, each write counts twice: as a try and as a lost reply.
+    // Each failed write counts twice towards the limit of retries: as a try and as a lost reply.
     assert_eq!(tries, 33);
 }
 
@@ -354,7 +354,7 @@ async fn a_value_written_just_before_the_watch_is_seen() {
     assert_eq!(**seen.expect("the node exists"), 7);
 }
 
-// Creates whose replies are lost, and which are done late or on another session.
+// Creates whose replies are lost and that the server carries out late or on another session.
 
 /// The reply to the contender's first create is lost. The server carries that create out only just before the second one, in the
 /// session of `late`. Returns the contenders in the directory once the lock is granted.
@@ -461,7 +461,7 @@ fn a_foreign_node_at_a_downgrade_is_not_taken_as_own() {
     assert_eq!(memory.children(PATH), Vec::<String>::new(), "the contender's own node stays");
 }
 
-// Permits.
+// Refused requests of a semaphore.
 
 /// Tries to take a permit while each exchange fails with `failure`. Returns the number of exchanges and the result.
 async fn taken_with(failure: Failure) -> (usize, Result<(), Error>) {
@@ -510,8 +510,8 @@ async fn permits_with_lost_replies_are_listed_65_times() {
     let began = Instant::now();
     let error = semaphore(&zk).acquire().await.expect_err("the number of taken permits is unknown");
     assert!(error.to_string().contains("lost"), "{error}");
-    // The first four tries follow at once. The next pauses are one fiftieth of the session timeout, two fiftieths, and so on up
-    // to twelve fiftieths.
+    // The first four tries follow each other without a pause. The next pauses are one fiftieth of the session timeout,
+    // two fiftieths, and so on up to twelve fiftieths.
     let fiftieths: u32 = (4..=64).map(|tries: u32| (tries - 3).min(12)).sum();
     assert_eq!(began.elapsed(), Duration::from_secs(10) / 50 * fiftieths);
     assert_eq!(tries.now(), 65);

@@ -68,8 +68,8 @@ thread_local! {
     static DIVERGED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Starts to record the errors that a server shows another state than the ensemble's. Returns a function that returns the nodes
-/// recorded since.
+/// Starts to record the library's errors about servers whose state differs from the ensemble's. Returns a function that
+/// returns the nodes that these errors name.
 pub(crate) fn diverged() -> impl Fn() -> Vec<String> {
     // One subscriber serves all threads. If each test had its own, other tests would lose events while it is installed or
     // removed.
@@ -107,7 +107,7 @@ impl Subscriber for Errors {
     fn exit(&self, _: &Id) {}
 }
 
-// Waiters.
+// Waiters for a lock whose server conceals a change.
 
 /// The two ways in which a server conceals a change of a node: the server forgets the watch, or goes on showing the node.
 const SILENCES: [fn(&Memory, &str); 2] = [|zk, _| zk.faults().forget_watches(), |zk, node| zk.faults().freeze(node)];
@@ -173,8 +173,8 @@ async fn a_waiter_without_an_event_fails_at_its_check() {
     }
 }
 
-/// Returns a client on which a transaction with checks alone fails with `failure`, if the number of its checks is in the range
-/// `checks`.
+/// Returns a client whose transactions fail with `failure` if they contain only checks, and as many checks as `checks`
+/// allows.
 fn without_checks(zk: &Memory, checks: Range<usize>, failure: Failure) -> Hindered {
     let is_check = |operation: &Operation| matches!(operation, Operation::Check { .. });
     Hindered::new(zk, move |asked| match asked {
@@ -226,13 +226,13 @@ async fn a_waiter_passes_over_a_ghost_to_the_holder_before() {
     let released = Instant::now();
     held.release().await.expect("held");
     drop(ends(&mut waiter).await.expect("no panic").expect("granted"));
-    // The server also conceals this release, so the waiter notices it at the next check: after at most 600 s, and up to a tenth
-    // more by jitter.
+    // The server also conceals this release, so the waiter notices the release at its next check at the leader: after
+    // at most 600 s, and up to a tenth more by jitter.
     assert!(released.elapsed() < 660 * SECOND, "{:?}", released.elapsed());
     assert_eq!(errors(), [node]);
 }
 
-/// The server has missed the whole transaction of the downgrade.
+/// The waiter's server has missed the whole transaction of the downgrade.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_with_an_unseen_downgrade_awaits_the_reader() {
     for hidden in [None, Some(PATH)] {
@@ -250,7 +250,7 @@ async fn a_waiter_with_an_unseen_downgrade_awaits_the_reader() {
     }
 }
 
-/// The session already knows a ghost of this server, so the waiter's first check comes at once.
+/// The session already knows a ghost of this server, so the waiter's first check at the leader follows without a pause.
 #[tokio::test(start_paused = true)]
 async fn an_unseen_downgrade_after_a_ghost_is_checked_rarely() {
     let (ours, theirs) = two();
@@ -278,8 +278,8 @@ async fn an_unseen_downgrade_after_a_ghost_is_checked_rarely() {
     let early = timeout(600 * SECOND, &mut waiter).await;
     assert!(early.is_err(), "the waiter holds beside the reader: {early:?}");
     let (listings, checks) = (listings.now() - before.0, checks.now() - before.1);
-    // After each listing, a check at the leader follows at once, and another a session timeout later. Each check is two
-    // transactions.
+    // After each listing, a check at the leader follows immediately, and another check a session timeout later. Each
+    // check is two transactions.
     assert!(
         (50..=60).contains(&listings) && (200..=245).contains(&checks),
         "{listings} listings, {checks} transactions"
@@ -288,7 +288,7 @@ async fn an_unseen_downgrade_after_a_ghost_is_checked_rarely() {
     drop(ends(&mut waiter).await.expect("no panic").expect("granted"));
 }
 
-/// The waiter's check of the reader's node fails, so the waiter does not know whether that node exists.
+/// The waiter's check of the reader's node fails, so the waiter must assume that the node exists.
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_cannot_be_checked_counts_as_present() {
     for failure in no_answers() {
@@ -383,7 +383,7 @@ async fn a_waiter_checks_less_often_and_never_while_cut_off() {
         asked.now() - before
     };
     assert_eq!((checks(9).await, checks(3).await, checks(7).await), (0, 1, 0));
-    // Each pause between checks is twice as long as the last, up to ten minutes.
+    // Each pause between checks at the leader is twice as long as the last, up to ten minutes.
     let more = checks(6_000).await;
     assert!((12..=15).contains(&more), "{more}");
     waiter.abort();
@@ -398,7 +398,7 @@ async fn a_waiter_checks_less_often_and_never_while_cut_off() {
     waiter.abort();
 }
 
-// Permits.
+// Contenders for permits whose server conceals a change.
 
 pub(crate) fn limit(zk: &Memory, permits: u32) -> Semaphore {
     Semaphore::new(zk, "/limit", permits).expect("valid")
@@ -502,7 +502,8 @@ async fn a_head_sees_a_new_number_of_permits_at_its_check() {
     assert_eq!(errors(), [""; 0], "an error was logged although the server shows the new number");
 }
 
-/// The event of the changed number has not arrived yet.
+/// Another client changes the number of permits just before the head takes a permit. The head has not received the
+/// event of that change yet.
 #[tokio::test(start_paused = true)]
 async fn a_number_of_permits_changed_in_the_exchange_counts() {
     let (ours, theirs) = two();
@@ -522,8 +523,8 @@ async fn a_number_of_permits_changed_in_the_exchange_counts() {
     drop(timeout(SECOND, head).await.expect("a grant without a pause").expect("no panic").expect("granted"));
 }
 
-/// The server goes on showing a number of permits that the leader has replaced. In the second case, the leader has the old number
-/// again when the client asks the leader.
+/// The server goes on showing a number of permits that the ensemble's leader has replaced. In the second case, the
+/// leader has the old number again when the client checks that number.
 #[tokio::test(start_paused = true)]
 async fn a_number_of_permits_the_leader_lacks_backs_off() {
     for comes_back in [false, true] {
@@ -544,8 +545,9 @@ async fn a_number_of_permits_the_leader_lacks_backs_off() {
         assert!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
         let tries = tries.now();
         assert!((5..=8).contains(&tries), "{tries}");
-        // The first refusal may come from a very recent change, so no check follows it. After each later refusal, the client asks
-        // the leader twice: before and after it reads from the server.
+        // The first refusal of an exchange may come from a very recent change, so no check at the leader follows. After
+        // each later refusal, the client checks the number at the leader twice: before and after it reads the number
+        // from the server.
         assert_eq!(checks.now(), 2 * (tries - 1));
         assert_eq!(errors(), vec!["/limit"; if comes_back { 0 } else { tries - 1 }]);
         let tried = limit.try_acquire().await.expect_err("no grant while the number is in doubt").to_string();
@@ -618,7 +620,8 @@ async fn a_missed_number_of_permits_is_logged() {
     assert!(permit.is_held());
 }
 
-/// The server has missed the transaction in which the predecessor exchanged its place for a permit.
+/// The second contender exchanges its place in the queue for permits, but the third contender's server misses that
+/// transaction. The server still shows the place, and hides the permits. The third contender must count these permits.
 #[tokio::test(start_paused = true)]
 async fn a_head_past_a_ghost_counts_hidden_permits() {
     let unhindered = (1..3).map(|count| (count, None));
@@ -657,8 +660,9 @@ async fn a_head_past_a_ghost_counts_hidden_permits() {
     }
 }
 
-/// The logged error advises the operator to stop the server. The operator does so while the head reads the ghost's node. In the
-/// second case, another server answers only that read, and then the client is back at the first server.
+/// The server of the third contender hides the second contender's permit. While the third contender reads the ghost's
+/// node as head of the queue, the connection breaks, and another server serves the contender from then on. In the
+/// second case, another server answers only that read, and the contender is then back at its first server.
 #[tokio::test(start_paused = true)]
 async fn a_head_on_another_server_counts_shown_permits() {
     for comes_back in [false, true] {
@@ -698,7 +702,7 @@ async fn a_head_on_another_server_counts_shown_permits() {
     }
 }
 
-// Values.
+// Waits for values, and copies of values, whose server conceals a change.
 
 #[tokio::test(start_paused = true)]
 async fn a_copy_without_an_event_sees_a_commit_at_its_check() {
@@ -710,7 +714,7 @@ async fn a_copy_without_an_event_sees_a_commit_at_its_check() {
     let live = copy.await.expect("a value");
     let mut changes = live.changes();
     assert_eq!(**changes.next().await.expect("open").expect("a value"), 2);
-    // After an event, the pauses between checks start again from the shortest.
+    // After an event, the pauses between checks at the leader start again from the shortest.
     sleep(600 * SECOND).await;
     value.update(|value| *value = 3).await.expect("free");
     assert_eq!(**timeout(SECOND, changes.next()).await.expect("an event").expect("open").expect("a value"), 3);
@@ -766,7 +770,7 @@ async fn a_first_value_without_an_event_is_found() {
     assert!(began.elapsed() < FIRST_CHECK.end, "{:?}", began.elapsed());
 }
 
-/// A wait for a value, and an observer of leaders, whose server hides the node that they watch.
+/// The server hides the node that a wait for a value, or an observer of elected leaders, waits for.
 #[tokio::test(start_paused = true)]
 async fn hidden_nodes_are_looked_for_less_and_less_often() {
     let waits_for: [fn(&Memory) -> JoinHandle<()>; 2] = [
@@ -790,7 +794,8 @@ async fn hidden_nodes_are_looked_for_less_and_less_often() {
         ours.faults().freeze(PATH);
         let _value =
             Shared::builder(&theirs, PATH).initial(|| 7_u64).build().expect("valid").read().await.expect("free");
-        // The waiter's checks come after 10, 30, 70, 150, 310, 630, 1,230, 1,830 and 2,430 seconds, each with up to a tenth more.
+        // The waiter's checks come after 10, 30, 70, 150, 310, 630, 1,230, 1,830 and 2,430 seconds, each delayed by up
+        // to a tenth by jitter.
         assert!(timeout(3_000 * SECOND, &mut waiter).await.is_err());
         waiter.abort();
         assert_eq!(errors().len(), 9, "{:?}", errors());
@@ -806,13 +811,14 @@ async fn a_hidden_initial_value_is_written_less_often() {
     let _value = counter(&Hindered::new(&theirs, |_| None)).read().await.expect("free");
     let (line, contenders) = Hindered::counting(&ours, |_| ());
     let mut changes = counter(&line).changes();
-    // The tries come after 0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1,023, 1,623, 2,223 and 2,823 seconds.
+    // The client tries to write the initial value after 0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1,023, 1,623, 2,223 and
+    // 2,823 seconds.
     let end = timeout(3_000 * SECOND, changes.next()).await;
     assert!(end.is_err(), "{end:?}");
     assert_eq!(contenders.now(), 14);
 }
 
-// Leaders.
+// Observers of elected leaders, and holders of a lock, whose server conceals a change.
 
 #[tokio::test(start_paused = true)]
 async fn an_observer_without_an_event_sees_a_new_leader() {
@@ -847,7 +853,7 @@ async fn a_holder_without_an_event_sees_a_waiter() {
     let (ours, theirs) = two();
     let held = now(lock_of(&ours).read()).expect("free");
     let contended = spawn(async move { held.contended().await.map(|who| who.mode()) });
-    // After an event, the pauses between checks start again from the shortest.
+    // After an event, the pauses between checks at the leader start again from the shortest.
     sleep(600 * SECOND).await;
     let reader = read(&lock_of(&theirs));
     sleep(SECOND).await;
@@ -860,7 +866,7 @@ async fn a_holder_without_an_event_sees_a_waiter() {
     drop(reader);
 }
 
-// Kept nodes in continuous use.
+// Kept nodes that their process uses again and again without a pause.
 
 /// Uses the lock again and again without a pause, each time for a tenth of a second.
 fn in_use(lock: RwLock) -> JoinHandle<()> {

@@ -12,7 +12,8 @@ pub(crate) enum Library {
     CuratorReadWrite,
     /// Curator 5.7.1, `InterProcessMutex`.
     CuratorMutex,
-    /// kazoo 2.11, `ReadLock` and `WriteLock`; in Curator's dialect with Curator's names in place of its own.
+    /// kazoo 2.11, `ReadLock` and `WriteLock`. In Curator's dialect, these locks are configured with Curator's node
+    /// names.
     Kazoo,
     /// zookeeper-client 0.11.2, `Client::lock` with a filter that lets all contenders of the dialect through.
     ZookeeperClient,
@@ -28,7 +29,7 @@ pub(crate) struct Kind {
 #[derive(Debug)]
 pub(crate) enum Verdict {
     Granted,
-    /// The contender waits, and lists again when this node changes or goes.
+    /// The contender waits, and lists again when this node changes or is deleted.
     Watches(String),
 }
 
