@@ -330,7 +330,7 @@ impl Lease {
         self.term().saturating_sub(self.settling).saturating_sub(lateness * 2)
     }
 
-    /// Returns whether a node whose creation began at `entered` can rely on the present lease.
+    /// Returns whether a node whose create was answered at `entered` can rely on the present lease.
     ///
     /// A session without nodes is touched only every [`idle_period`](Lease::idle_period). If answers come late, the
     /// next touch might extend the lease only after its end. The node must then not rely on the lease until the lease

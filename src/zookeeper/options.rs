@@ -16,24 +16,27 @@ use crate::zookeeper::servers::{CLEAR, ENCRYPTED, Servers};
 #[cfg(feature = "tls")]
 use crate::zookeeper::tls::Tls;
 
-/// The default session timeout: longer than a garbage collection or a leader election, and short enough to take over
-/// from a dead holder.
+/// The default session timeout: longer than a usual garbage collection or leader election, and short enough that the
+/// lock of a dead holder is soon free.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The shortest session timeout. With 222 ms or less, no lease could be renewed in time. A server that grants less than
-/// this, such as zero, will not keep the session; the client crate would turn zero into 8 ms.
+/// The shortest session timeout. With 222 ms or less no lease could be renewed, because the settling time (a quarter of
+/// the timeout plus 100 ms) and the shortest heartbeat period (a twentieth) together are longer than the lease (three
+/// quarters): see [`Lease::is_renewable`]. A server that grants less than this, such as zero, will not keep the
+/// session; the client crate would turn zero into 8 ms.
 pub(super) const SHORTEST_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// The longest session timeout. A longer timeout is a mistake in the unit: after a crash the lock would stay taken for
-/// so long. Servers grant 20 ticks at most, unless `maxSessionTimeout` is set.
+/// The longest session timeout. A longer one is probably a mistake in the unit: after a crash the lock would stay taken
+/// for more than an hour. Servers grant 20 ticks at most, unless `maxSessionTimeout` is set.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(3_600);
 
-/// The shortest read timeout: a server needs some time to answer.
+/// The shortest read timeout. A shorter one would leave a server too little time to answer.
 const SHORTEST_SILENCE: Duration = Duration::from_millis(50);
 
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 
-/// Two clocks that measure the same duration differ by at most one part in 100.
+/// The divisor of a duration that gives the largest assumed difference between two clocks that measure the duration:
+/// one part in 100.
 const CLOCK_DRIFT: u32 = 100;
 
 /// Options of a connection. Made by [`ZooKeeper::builder`](crate::ZooKeeper::builder).
@@ -225,7 +228,8 @@ impl ZooKeeperBuilder {
             return Err(Error::invalid("an ACL without permissions"));
         }
         self.credentials().try_for_each(Credentials::check)?;
-        // A server without SASL ignores the SASL login. Nodes would then belong to the digest user.
+        // A server without SASL ignores the SASL login. If both logins were allowed, nodes would then belong to the
+        // digest user.
         if self.credentials().count() > 1 {
             return Err(Error::invalid("digest together with SASL: a client is one user"));
         }
@@ -236,7 +240,7 @@ impl ZooKeeperBuilder {
         self.digest.iter().chain(&self.sasl)
     }
 
-    /// Refuses a session timeout that leaves no time for a lease.
+    /// Refuses a session timeout with which heartbeats could not renew the lease in time.
     pub(super) fn check_lease(&self, timeout: Duration) -> Result<(), String> {
         match (self.tick_time, self.stop_margin) {
             (Some(tick), _) if tick < SHORTEST_TICK => {
@@ -273,20 +277,22 @@ impl ZooKeeperBuilder {
         self.read_timeout.filter(is_longer).or(usual)
     }
 
-    /// Returns how long an attempt at one server may take; `None` for the client crate's default.
+    /// Returns how long an attempt to connect to one server may take; `None` for the client crate's default.
     pub(super) fn attempt(&self, policy: ConnectPolicy) -> Option<Duration> {
         let silence = self.silence(policy)?;
         let attempt = policy.attempt(self.session_timeout).filter(|_| can_end_attempts());
         Some(attempt.map_or(silence, |attempt| attempt.min(silence)))
     }
 
-    /// Returns the longest break of the connection, at any time, that costs a session with this lease no lock.
+    /// Returns the longest break of the connection that costs a session with this lease no lock, whenever the break
+    /// begins.
     pub(super) fn rides_out(&self, lease: &Lease) -> Duration {
         let of = |it: Option<Duration>| it.unwrap_or(self.session_timeout);
         let (attempt, silence) = (of(self.attempt(ConnectPolicy::Quick)), of(self.silence(ConnectPolicy::Quick)));
         let rides_out = lease.rides_out(attempt);
-        // Otherwise the silent connection may be given up only after the break, too late for a new attempt. So the
-        // limit of a silence counts in place of the limit of an attempt.
+        // A silent connection to a server may be given up as late as the limit of a silence. If that is after the
+        // break, a new attempt comes too late. So the limit of a silence is used here in place of the limit of an
+        // attempt to connect.
         if rides_out >= silence * 9 / 8 { rides_out } else { lease.rides_out(silence) }
     }
 
@@ -339,7 +345,7 @@ impl ZooKeeperBuilder {
         self.acl.clone().unwrap_or_else(default)
     }
 
-    /// Returns the rights that this client's own ACL gives, and this client's users.
+    /// Returns the rights that this client's own ACL gives, and the users that the servers know this client as.
     pub(super) fn own_rights(&self) -> OwnRights {
         #[cfg(feature = "tls")]
         let certificate = self.tls.as_ref().filter(|tls| tls.has_identity()).map(|_| ("x509", None));
@@ -349,7 +355,7 @@ impl ZooKeeperBuilder {
         OwnRights { acl: self.acl_of_nodes(), users, refuses: self.refuses_wider_acl }
     }
 
-    /// Returns how long to try to open a session.
+    /// Returns the time limit for opening a session.
     pub(super) fn bound(&self) -> Duration {
         self.connect_timeout.unwrap_or(self.session_timeout)
     }
@@ -364,7 +370,7 @@ impl ZooKeeperBuilder {
     }
 
     /// Returns a connector whose connections end after a silence of `gives_up_after`; `None` for the client crate's
-    /// default. With `tries_once`, the connector goes through the list of servers only once.
+    /// default. With `tries_once`, an attempt to connect goes through the list of servers only once.
     pub(super) fn connector(&self, gives_up_after: Option<Duration>, tries_once: bool) -> zk::Connector {
         let mut connector = zk::Client::connector().with_session_timeout(self.session_timeout);
         if tries_once {
@@ -437,7 +443,7 @@ mod tests {
         }
     }
 
-    // On other systems no attempt has a limit of its own.
+    // On other systems, attempts to connect have no limit of their own.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_read_timeout_limits_attempts_only_if_shorter() {
@@ -453,7 +459,7 @@ mod tests {
         assert_eq!(limited(SECOND / 2), [(Some(SECOND / 2), Some(SECOND / 2)), (None, None)]);
     }
 
-    // On other systems no attempt has a limit of its own.
+    // On other systems, attempts to connect have no limit of their own.
     #[cfg(target_os = "linux")]
     #[test]
     fn only_a_long_read_timeout_shortens_survivable_breaks() {

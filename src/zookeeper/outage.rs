@@ -1,4 +1,4 @@
-//! The time without a session: when it began, and the latest reason.
+//! The time during which a client has no session: its beginning, and the latest reason.
 //!
 //! When a program requests the reason, the servers are [probed](crate::zookeeper::probe) in the background.
 
@@ -33,12 +33,12 @@ struct OutageState {
 struct Refusal {
     at: Instant,
     message: String,
-    /// Whether the message gives the reason, and not only says that there is no session.
+    /// Whether the message gives the reason for the outage. If not, the message says only that there is no session.
     is_reason: bool,
 }
 
 impl Outage {
-    /// Records that the last session is over. The session lost its connection at `lost`.
+    /// Records that the last session is over, and that it lost its connection at `lost`.
     pub(super) fn begins(&self, lost: Instant, reconnect: Option<Reconnect>, ending: Ending) {
         self.0.lock().lost = Some((lost, reconnect));
         self.refused(ending.to_string(), ending == Ending::AuthFailed);
@@ -54,7 +54,7 @@ impl Outage {
         self.0.lock().lost.map(|(since, _)| since)
     }
 
-    /// Returns when the next session may be opened, if it replaces a lost one.
+    /// Returns when the next session may be opened, if that session replaces a lost one.
     pub(super) fn reconnect(&self) -> Option<Reconnect> {
         self.0.lock().lost.and_then(|(_, reconnect)| reconnect)
     }
@@ -62,7 +62,7 @@ impl Outage {
     /// Records a failed attempt to open a session.
     pub(super) fn failed(&self, failure: &Failure) {
         match failure {
-            // No server has given a reason.
+            // `Unreachable` says only that no server answered. It is no reason from a server.
             Failure::Unreachable(message) => self.refused(message.clone(), false),
             Failure::Refused(message) => self.refused(message.clone(), true),
             other => self.refused(other.to_string(), true),
@@ -78,14 +78,14 @@ impl Outage {
         }
     }
 
-    /// Returns the message of the last refusal, if the refusal came after `since`.
+    /// Returns the message of the last refusal, if the refusal was recorded at `since` or later.
     pub(super) fn why(&self, since: Instant) -> Option<String> {
         let known = self.0.lock();
         known.refusal.as_ref().filter(|refusal| refusal.at >= since).map(|refusal| refusal.message.clone())
     }
 
-    /// Probes the servers for the reason, in the background, unless a probe is under way or ended just now. Returns
-    /// whether a probe begins.
+    /// Starts a probe of the servers for the reason, in the background, unless a probe is under way or the last one
+    /// ended less than [`PROBE_INTERVAL`] ago. Returns whether a probe was started.
     pub(super) fn probe(
         self: &Arc<Self>,
         servers: &Servers,
@@ -151,7 +151,7 @@ mod tests {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        // The time is in the future, so that a pause of the machine here changes nothing.
+        // This time is in the future, so that a pause of the test's machine changes nothing.
         let ended = outage.0.lock().probed.replace(Instant::now() + Duration::from_secs(60));
         assert!(ended.is_some() && !probes(), "a probe ended just now");
         let earlier = Instant::now().checked_sub(2 * PROBE_INTERVAL).unwrap();

@@ -1,7 +1,8 @@
 //! The requests of one session: their order, their replies, and the session's identity after a reconnect.
 //!
-//! Some servers answer a reconnect with another session, and the client crate does not report that. So after a
-//! reconnect, [`Identity`] is unconfirmed until the server has shown that the session is still the same.
+//! Some servers answer a reconnect with a new session in place of the old one, and the client crate does not report
+//! that. So after a reconnect, [`Identity`] is unconfirmed until the server has shown that the session is still the
+//! same.
 
 use std::future::{Future, ready};
 use std::panic::AssertUnwindSafe;
@@ -25,27 +26,29 @@ use crate::zookeeper::translate::failure;
 /// The kind of a request, which decides whether its reply renews the lease.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Request {
-    /// A reply of any server is reported to the lease as [answered](SessionStore::answered).
+    /// A request that the connected server answers alone. Its reply is reported to the lease as
+    /// [answered](SessionStore::answered).
     Read,
-    /// A reply that proves a commit by a quorum is reported to the lease as [acknowledged](SessionStore::acknowledged).
+    /// A request that a quorum commits. Its reply is reported to the lease as
+    /// [acknowledged](SessionStore::acknowledged), if the reply proves the commit.
     Write,
-    /// A write that removes one of the session's own nodes. A close does not wait for its reply, because the end of the
-    /// session removes the node, too.
+    /// A write that removes one of the session's own nodes. Closing the session does not wait for the reply, because
+    /// the end of the session removes the node, too.
     Removal,
 }
 
 /// The requests of one session.
 pub(super) struct Pipeline {
     /// Locked while a request is sent, so that requests are sent in the order of the calls. `None` once the session is
-    /// closed. Each request under way owns a clone of the client; the drop of the last clone closes the session.
+    /// closed. Each request under way owns a clone of the client; dropping the last clone closes the session.
     client: Mutex<Option<Arc<zk::Client>>>,
     store: Arc<SessionStore>,
     background: Arc<BackgroundThread>,
     pub(super) identity: Arc<Identity>,
-    /// The name that the client is authenticated as, for errors.
+    /// The user as which this client is authenticated, for error messages.
     pub(super) whom: Arc<str>,
-    /// The progress of the close. Each request under way owns a receiver, so `closed` completes when no request is
-    /// under way.
+    /// The progress of closing the session. Each request under way owns a receiver, so `closed` completes when no
+    /// request is under way.
     closing: watch::Sender<Closing>,
 }
 
@@ -67,7 +70,7 @@ impl Pipeline {
         }
     }
 
-    /// Returns the mapping from an error to a failure, for a request that needs this right on this node.
+    /// Returns the function that maps an error to a failure, for a request that needs the right `right` on `node`.
     pub(super) fn failure(&self, right: &'static str, node: &str) -> impl FnOnce(zk::Error) -> Failure + Send + use<> {
         let (node, whom) = (node.to_owned(), Arc::clone(&self.whom));
         move |error| failure(error, (right, &node), &whom)
@@ -81,8 +84,9 @@ impl Pipeline {
         Failure::Over(self.store.lease().over().unwrap_or(Ending::Closed))
     }
 
-    /// Drops the client. The session is closed when every request under way has dropped its clone, too: a removal at
-    /// once, because it has been sent; other requests with their replies, or after a session timeout.
+    /// Drops the client. The session is closed when every request under way has dropped its clone of the client, too. A
+    /// removal drops its clone immediately, because the removal has been sent. Other requests drop theirs with their
+    /// replies, or after a session timeout.
     pub(super) fn close(&self) {
         let last = self.client.lock().take();
         if last.is_some() {
@@ -102,7 +106,7 @@ impl Pipeline {
         drop(last);
     }
 
-    /// Sends a request at once, and reports its reply to the lease.
+    /// Sends a request before this function returns, and reports the reply to the lease.
     pub(super) fn send<T, F>(&self, request: Request, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
     where
         T: Send + 'static,
@@ -128,8 +132,8 @@ impl Pipeline {
                 Request::Read => {}
                 _ if !is_from_quorum(&answer) => {}
                 _ if identity.is_known() => {
-                    // The handshake of this connection counts only if the server resumed this session, and only now is
-                    // that known. Later calls on the same connection change nothing.
+                    // The handshake of this connection may extend the lease only if the server resumed this session,
+                    // which is known only now. Later calls on the same connection change nothing.
                     store.resumed();
                     store.acknowledged(sent);
                 }
@@ -141,7 +145,7 @@ impl Pipeline {
         // The client crate sends the request in this first poll. Without `unconstrained`, tokio's budget could delay
         // the poll.
         let at_once = pin!(unconstrained(reply.as_mut())).poll(&mut Context::from_waker(Waker::noop()));
-        // Subscribed under the lock, so that a concurrent close waits for this request.
+        // The receiver is made while `client` is locked, so that a concurrent close waits for this request.
         let mut closing = self.closing.subscribe();
         drop(client);
         if let Poll::Ready(answer) = at_once {
@@ -174,9 +178,9 @@ impl Drop for Pipeline {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Closing {
     NotYet,
-    /// The session is being closed. Replies to removals are not awaited any more.
+    /// The session is being closed. The close no longer waits for replies to removals.
     Begun,
-    /// A session timeout has passed since then. No replies are awaited any more.
+    /// A session timeout has passed since the close began. The close no longer waits for any reply.
     Late,
 }
 
@@ -187,9 +191,10 @@ fn unknown<T>(why: &str) -> Result<T, Failure> {
 /// Whether the server continues this session on the present connection.
 pub(super) struct Identity {
     session: i64,
-    /// Starts a check of the session's identity in the background, which ends with [`Identity::check_ended`].
+    /// Starts a check of the session's identity in the background. The check ends with a call of
+    /// [`Identity::check_ended`].
     confirm: Box<dyn Fn() + Send + Sync>,
-    /// The number of the session's present connection.
+    /// The count of changes of the connection, which identifies the present connection.
     connection: AtomicU64,
     /// The newest connection on which the server has confirmed the session's identity.
     confirmed_on: AtomicU64,
@@ -231,9 +236,9 @@ impl Identity {
         self.is_checking.store(false, Ordering::Release);
     }
 
-    /// Returns whether the server continued this session when it created a node with this owner; otherwise the server
-    /// has replaced the session. An owner of 0 shows neither, and counts as continued. `connection` is the connection
-    /// on which the create was sent.
+    /// Records what a create shows about the session's identity. Returns `false` if the new node's owner is another
+    /// session, so that the server has replaced this session. Returns `true` if the owner is this session, or 0, which
+    /// shows nothing. `connection` is the connection on which the create was sent.
     pub(super) fn confirm_by_create(&self, ephemeral_owner: i64, connection: u64) -> bool {
         if ephemeral_owner == self.session {
             self.mark_confirmed_on(connection);
@@ -242,17 +247,17 @@ impl Identity {
     }
 }
 
-/// Returns whether the reply certainly came from a server, and not from the client crate.
+/// Returns whether the reply certainly came from a server. The client crate makes the other replies itself.
 fn is_from_server<T>(answer: &Result<T, Failure>) -> bool {
     matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_)))
 }
 
-/// Returns whether a quorum committed the request, which proves that the session was alive.
+/// Returns whether the reply proves that a quorum committed the request, and thus that the session was alive.
 fn is_from_quorum<T>(answer: &Result<T, Failure>) -> bool {
     match answer {
         Ok(_) => true,
-        // The quorum also commits a failed transaction, as an error. A request that the client crate refuses is not
-        // sent at all.
+        // The quorum also commits a failed transaction, as an error. But a request that the client crate refuses is not
+        // sent.
         Err(Failure::Operation { failure, .. }) => !matches!(**failure, Failure::Refused(_) | Failure::InvalidAcl),
         Err(_) => false,
     }
@@ -281,7 +286,7 @@ mod tests {
         }
     }
 
-    /// Returns the identity of session 7, and the counter of its checks.
+    /// Returns the identity of the session with the id 7, and the counter of its started checks.
     fn session_7() -> (Arc<AtomicU64>, Identity) {
         let checks = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&checks);

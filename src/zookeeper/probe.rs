@@ -1,9 +1,9 @@
 //! Probes servers for the reason why there is no session, on connections of this library.
 //!
-//! The client crate reports the reason of a failed attempt only in its log. So a probe tests each server step by step:
-//! is its name known, does its port accept connections, does the TLS handshake succeed, and what does the server answer
-//! to `srvr`? Every server answers that four-letter word, if only to say that it is disabled, and opens no session for
-//! it. No server is probed while a session is connected.
+//! The client crate reports the reason of a failed attempt to connect only in its log. So a probe tests each server
+//! step by step: is its name known, does its port accept connections, does the TLS handshake succeed, and what does the
+//! server answer to the four-letter word `srvr`? Every server answers `srvr`, if only to say that it is disabled, and
+//! opens no session for it. No server is probed while a session is connected.
 
 use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
@@ -19,30 +19,31 @@ use crate::zookeeper::lookup::{addresses, connect};
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::servers::Servers;
 
-/// The limit of a probe. A server that has not answered by then is reported as silent.
+/// The time limit of a probe. A server that has not answered by then is reported as silent.
 pub(super) const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
-/// The least time that a server gets to close the new connection, if it has reached its limit of connections.
+/// The least time that a server gets to close the new connection before the probe goes on. A server that has reached
+/// its limit of connections does so. Also the pause after which an answer is taken as complete.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
-/// The time after which the probe sends an end of line. A peer that reads lines does not answer a word without an end
-/// of line.
+/// The time after which the probe sends an end of line after `srvr`, because a peer that reads lines does not answer
+/// without one.
 const END_OF_LINE: Duration = Duration::from_millis(250);
 
-/// The number of bytes of an answer that suffice to identify the peer.
+/// The number of bytes of an answer that are enough to identify the peer.
 const ENOUGH: usize = 4096;
 
 /// The most bytes of an answer to a four-letter word.
 const MOST: usize = 64 << 20;
 
-/// The most characters of a foreign peer's answer in a message.
+/// The most characters that a message shows of the answer of a peer that is no ZooKeeper server.
 const SHOWN: usize = 60;
 
 /// The reason why there is no session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reason {
     pub(super) words: String,
-    /// Whether `words` gives a reason for each server, and not only says that there is no session.
+    /// Whether `words` gives a reason for each server. If not, `words` says only that there is no session.
     pub(super) is_known: bool,
 }
 
@@ -66,8 +67,8 @@ pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, limit:
     Reason { words, is_known }
 }
 
-/// Returns the indexes of the silent servers, which within `limit` neither answer nor refuse the connection. Empty if
-/// no server answers.
+/// Returns the indexes of the silent servers. A silent server neither answers nor refuses the connection within
+/// `limit`. Empty if no server answers.
 pub(super) async fn silent(servers: &Servers, options: &ZooKeeperBuilder, limit: Duration) -> BTreeSet<usize> {
     let deadline = Instant::now() + limit;
     let mut probes = JoinSet::new();
@@ -128,7 +129,7 @@ async fn probe_one(
     let stream = timeout_at(deadline, connect(&addresses)).await;
     let (mut stream, _probe) = match stream.map_err(|_| "does not answer")? {
         Ok(stream) => stream,
-        // The server closed the connection even before the connect returned.
+        // The server closed the connection before the connect call returned.
         Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
             return Err(FULL.to_owned());
         }
@@ -161,7 +162,7 @@ const CLOSED_IN_TLS: &str = "closes the connection in the TLS handshake: the por
 const CLOSED: &str = "takes connections, and closes them without an answer";
 const CLOSED_IN_CLEAR: &str = "takes connections, and closes them without an answer: the port may be one for TLS";
 
-/// Sends `srvr`, and reads the answer until its end or a pause.
+/// Sends `srvr`, and reads the answer until its end or until the peer pauses.
 async fn send_srvr(line: &mut dyn Line, answer: &mut Vec<u8>) -> io::Result<()> {
     send(line, b"srvr").await?;
     if let Ok(first) = tokio::time::timeout(END_OF_LINE, receive(line, answer)).await {
@@ -179,11 +180,11 @@ async fn send_srvr(line: &mut dyn Line, answer: &mut Vec<u8>) -> io::Result<()> 
     Ok(())
 }
 
-/// Describes the peer by its answer to `srvr`. Also returns whether the description is a reason for having no session.
+/// Describes the peer by its answer to `srvr`. Also returns whether the description explains why there is no session.
 fn meaning(answer: &[u8]) -> (String, bool) {
     let text = String::from_utf8_lossy(answer);
     let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
-    // Control characters of a foreign peer must not reach a terminal.
+    // Control characters in the answer must not reach a terminal.
     let shown = |text: &str| text.chars().filter(|c| !c.is_control()).take(SHOWN).collect::<String>();
     let mode = text.lines().find_map(|line| line.strip_prefix("Mode: ")).map(|mode| shown(mode.trim()));
     let shown = shown(first);
@@ -245,7 +246,7 @@ async fn send(line: &mut dyn Line, bytes: &[u8]) -> io::Result<()> {
 async fn receive(line: &mut dyn Line, into: &mut Vec<u8>) -> io::Result<usize> {
     into.reserve(1024);
     match line.read_buf(into).await {
-        // A peer that closes without a TLS close has ended the stream, too.
+        // A peer that closes the connection without a TLS close has ended the stream, too.
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(0),
         read => read,
     }

@@ -68,9 +68,9 @@ impl Acl {
 #[derive(Clone, Debug)]
 pub(super) struct OwnRights {
     pub(super) acl: Acl,
-    /// The scheme of each user, and the name if it is known.
+    /// The scheme of each user, and the user's name if it is known.
     pub(super) users: Vec<(&'static str, Option<String>)>,
-    /// Whether directories with wider rights are refused.
+    /// Whether this client refuses directories whose ACL gives wider rights than its own ACL.
     pub(super) refuses: bool,
 }
 
@@ -99,7 +99,8 @@ impl OwnRights {
         self.refuses && matches!(kind, Kind::Ephemeral | Kind::EphemeralSequential)
     }
 
-    /// Checks the directory's ACL, `shown`, and removes the new node at `path` if that ACL gives wider rights.
+    /// Checks `shown`, the ACL of the directory. If it gives wider rights than this client's own ACL, or cannot be
+    /// read, removes the new node at `path` and returns an error.
     pub(super) async fn refuse_wider(
         &self,
         client: &zk::Client,
@@ -153,7 +154,7 @@ impl Permissions {
     pub const DELETE: Permissions = Permissions(zk::Permission::DELETE);
     /// To change the node's ACL.
     pub const ADMIN: Permissions = Permissions(zk::Permission::ADMIN);
-    /// All of them.
+    /// All of these permissions.
     pub const ALL: Permissions = Permissions(zk::Permission::ALL);
 }
 
@@ -217,7 +218,7 @@ impl Credentials {
             Credentials::Digest { user, .. } if user.is_empty() || user.contains(':') => {
                 format!("digest user {user:?}: it must not be empty, nor contain a colon")
             }
-            // The client crate puts the name between quotation marks without escaping it.
+            // The client crate puts the user's name between quotation marks without escaping it.
             #[cfg(feature = "sasl-digest-md5")]
             Credentials::DigestMd5 { user, .. }
                 if user.is_empty() || user.contains(|c: char| c == '"' || c == '\\' || c.is_control()) =>
@@ -253,7 +254,7 @@ impl Credentials {
     /// Describes the user, without a secret.
     pub(super) fn whom(&self) -> String {
         match self {
-            // No server refuses a password: a wrong password makes another user.
+            // No server refuses a password: a wrong password only makes another user.
             Credentials::Digest { user, .. } => format!("digest user {user:?} with the password given"),
             #[cfg(feature = "sasl-digest-md5")]
             Credentials::DigestMd5 { user, .. } => format!("SASL user {user:?}"),

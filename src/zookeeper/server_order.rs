@@ -1,13 +1,13 @@
-//! Makes the client crate try each server before it tries one twice, and reports when the crate's task ends.
+//! Makes the client crate try each server before it tries any server twice, and reports when the crate's task ends.
 //!
-//! The crate shuffles its list of names after each connection, for the next one. The list names each server several
-//! times. If a silent server is first several times in a row, that server takes the whole time of several attempts, which
-//! may cost a lock. The crate has no option for the order, and no patch in `docs/upstream/` adds one.
+//! After each connection, the crate shuffles its list of names for the next one. The list names each server several
+//! times. If a silent server comes first several times in a row, that server takes the whole time of several attempts
+//! to connect, which may cost a lock. The crate has no option for the order, and no patch in `docs/upstream/` adds one.
 //!
 //! The crate shuffles with `fastrand`, whose numbers depend only on the thread's seed. So before each poll of the
-//! crate, this module sets a seed whose shuffle puts each server once at the front. After the poll, the seed shows
-//! whether the crate has shuffled. If the crate has used the generator in an unexpected way, the order is unknown, and
-//! the crate's random order stands.
+//! crate, this module sets a seed with which the shuffle puts each server once at the front. After the poll, the seed
+//! shows whether the crate has shuffled. If the crate has used the generator in an unexpected way, this module leaves
+//! the random order to the crate.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -59,13 +59,13 @@ impl Spawn for Spawner {
     }
 }
 
-/// The most shuffles that are tried. With up to seven servers, one of 1,000 shuffles almost always has all servers at
-/// its front.
+/// The most seeds that are tried. With up to seven servers, one of 1,000 shuffles almost always puts each server once
+/// at the front.
 const TRIES: u32 = 1_000;
 
-/// The order in which one client's crate tries the servers.
+/// The order in which the client crate tries the servers for one client.
 pub(super) struct ServerOrder {
-    /// The index of each name's server, in the crate's present order. Empty if the order is unknown.
+    /// For each name in the crate's list, in the present order: the index of its server. Empty if the order is unknown.
     order: Vec<usize>,
     servers: usize,
     /// The seed that was chosen for the next shuffle, until a poll of the crate uses it.
@@ -79,7 +79,7 @@ impl ServerOrder {
         ServerOrder { order: if servers > 1 { names } else { Vec::new() }, servers, seed: None }
     }
 
-    /// Polls the crate with the chosen seed, and notes a shuffle.
+    /// Polls the crate with the chosen seed, and updates the order if the crate has shuffled.
     pub(super) fn poll_crate<T>(&mut self, poll: impl FnOnce() -> T) -> T {
         if self.order.is_empty() {
             return poll();
@@ -95,7 +95,7 @@ impl ServerOrder {
         output
     }
 
-    /// Returns a seed whose shuffle puts each server once at the front.
+    /// Returns a seed with which the shuffle puts each server once at the front.
     fn good_seed(&self) -> u64 {
         let distinct_first = |seed: &u64| {
             let order = self.shuffled(*seed).0;
@@ -107,14 +107,15 @@ impl ServerOrder {
         good.unwrap_or_else(random)
     }
 
-    /// Returns the order after a shuffle, and the generator's seed after the shuffle.
+    /// Returns the order after a shuffle with this seed, and the generator's seed after the shuffle.
     fn shuffled(&self, seed: u64) -> (Vec<usize>, u64) {
         let (mut generator, mut order) = (Rng::with_seed(seed), self.order.clone());
         generator.shuffle(&mut order);
         (order, generator.get_seed())
     }
 
-    /// Updates the order after a poll that has used the generator: for a shuffle, or for the length of a pause.
+    /// Updates the order after a poll in which the crate has used the generator, to shuffle or to choose the length of
+    /// a pause. `seed` is the seed before the poll, `now` the seed after it.
     fn note_shuffle(&mut self, seed: u64, now: u64) {
         let (order, after_shuffle) = self.shuffled(seed);
         let mut generator = Rng::with_seed(seed);
@@ -151,7 +152,7 @@ mod tests {
             let mut server_order = ServerOrder::of(names.clone());
             for round in 0..100 {
                 server_order.poll_crate(|| {});
-                // The crate chooses the length of a pause in a poll of its own.
+                // In every third round, this poll chooses the length of a pause, as some polls of the crate do.
                 server_order.poll_crate(|| (round % 3 == 0).then(|| fastrand::u32(0..100)));
                 server_order.poll_crate(|| fastrand::shuffle(&mut names));
                 assert_eq!(server_order.order, names);
@@ -165,7 +166,7 @@ mod tests {
     #[test]
     fn an_unknown_order_is_left_to_chance() {
         let mut server_order = ServerOrder::of(vec![0, 1, 0, 1]);
-        // Neither a shuffle of four names nor the length of a pause uses exactly two numbers.
+        // A shuffle of four names, or the choice of a pause, never uses exactly two random numbers.
         server_order.poll_crate(|| [(); 2].map(|()| fastrand::u64(..)));
         assert!(server_order.order.is_empty());
         let mut numbers = [(); 2].map(|()| server_order.poll_crate(|| fastrand::u64(..)));
