@@ -1,4 +1,5 @@
-//! One acquisition: its options, its target, the lock handle that it uses, and the errors that end it.
+//! One acquisition: its options, its target (the permits of a semaphore), the lock handle that it uses, and the errors
+//! that end it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -46,7 +47,7 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    /// The path that the user gave.
+    /// Returns the path that the user gave.
     pub(crate) fn shown(&self) -> &Arc<str> {
         &self.paths.path
     }
@@ -62,7 +63,7 @@ impl Handle {
         Error::ForeignContender { path, node, speaks, dialect: self.dialect }
     }
 
-    /// Returns the error of an acquisition whose node was lost.
+    /// Returns the error of an acquisition whose node was lost before the grant.
     pub(crate) fn evicted(&self, loss: Loss) -> Error {
         match loss {
             Loss::SessionOver(ending) => self.stop(Failure::Over(ending)),
@@ -98,7 +99,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns how long the acquisition may take.
+    /// Returns the timeout of the acquisition; `None` if it has none.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if an option is invalid.
@@ -111,12 +112,13 @@ impl Options {
     }
 }
 
-/// A function that the acquisition of a node to be kept calls once the node exists. The watch fires when another contender asks
-/// for the node. The argument is `None` if that watch is not known to be armed.
+/// A function that the acquisition of a kept node (a node that the process keeps between uses) calls once the node
+/// exists. The watch fires when another contender asks for the node. The argument is `None` if the watch may not be
+/// armed.
 pub(crate) type Sharing = Box<dyn Fn(&ContenderHandle, Option<Watch>) + Send + Sync>;
 
-/// The permits for which the head of a semaphore's queue exchanges its node. An acquisition of a lock has no target: the head of
-/// its queue holds the lock.
+/// The permits for which the head of a semaphore's queue exchanges its node. The acquisition of a lock has no target,
+/// because the head of its queue holds the lock.
 #[async_trait]
 pub(crate) trait ExchangeTarget: Send + Sync {
     /// Returns the number of permits requested.
@@ -125,17 +127,18 @@ pub(crate) trait ExchangeTarget: Send + Sync {
     /// Returns the total length in bytes of the paths that the head of the queue watches for the target.
     fn watched_bytes(&self) -> usize;
 
-    /// Fails if the target can never be granted, as far as the handle knows. Sends nothing.
+    /// Fails if the handle knows that the target can never be granted. Sends nothing.
     fn check(&self) -> Result<(), Error>;
 
     /// Fails if the target can never be granted. Asks the ensemble if the handle does not know.
     async fn check_first(&self) -> Result<(), Error>;
 
-    /// Sends an early read of the target right after the create of our node. Sends nothing if `is_listed` is false: the early
-    /// read counts only behind a listing of the queue that this acquisition sent.
+    /// Sends an early read of the target (the permits of a semaphore) right after the create of our node. Sends nothing
+    /// if `is_listed` is false, because the early read is valid only after a listing of the queue that this acquisition
+    /// sent.
     fn send_early_read(&self, entry: &ContenderHandle, is_listed: bool);
 
-    /// Discards the early read, because an early read from before a new listing of the queue does not count.
+    /// Discards the early read, because an early read that precedes the newest listing of the queue is not valid.
     fn discard_early_read(&self);
 
     /// Waits for the early read. Fails if the target can never be granted.
@@ -144,7 +147,8 @@ pub(crate) trait ExchangeTarget: Send + Sync {
     /// Returns whether the head of the queue could exchange its node for the target now. `None` if the permits cannot be read.
     async fn is_available(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error>;
 
-    /// Asks the leader whether the holders' nodes exist. Returns whether some of them are ghosts.
+    /// Asks the leader whether the holders' nodes exist. Returns whether some of them are ghosts: nodes that our server
+    /// still lists although the leader has deleted them.
     async fn check_for_ghosts(&self, session: &Arc<dyn Session>) -> bool;
 
     /// Exchanges the node of the head of the queue for the target. Waits until the target is free.
@@ -163,7 +167,7 @@ pub(crate) struct Acquisition {
     pub(crate) mode: Mode,
     pub(crate) options: Options,
     pub(crate) trace: AcquireTrace,
-    /// `None` unless the process may keep the node.
+    /// A function to call once the node exists. `None` unless the process may keep the node between uses.
     pub(crate) sharing: Option<Sharing>,
     pub(crate) target: Option<Arc<dyn ExchangeTarget>>,
 }
@@ -180,7 +184,7 @@ impl Acquisition {
         if self.target.is_some() { Aim::Permit } else { Aim::Lock(self.mode) }
     }
 
-    /// Fails if the target can never be granted, as far as the handle knows. Sends nothing.
+    /// Fails if the handle knows that the target can never be granted. Sends nothing.
     pub(super) fn check(&self) -> Result<(), Error> {
         self.target.as_ref().map_or(Ok(()), |target| target.check())
     }
@@ -199,7 +203,7 @@ impl Acquisition {
         self.trace.span()
     }
 
-    /// Reports a failure to tracing and metrics. Returns `answer`.
+    /// Reports an error in `answer` to tracing and metrics. Returns `answer`.
     pub(crate) fn reported<G>(&self, answer: Result<G, Error>) -> Result<G, Error> {
         answer.inspect_err(|error| trace::not_granted(self.handle.shown(), self.aim(), error))
     }
@@ -213,7 +217,7 @@ pub(crate) struct Waiters(Mutex<Table>);
 struct Table {
     next: u64,
     all: BTreeMap<u64, WaitingAcquisition>,
-    /// Cancels the warning task when dropped.
+    /// The sender that cancels the warning task when dropped.
     warning_task: Option<oneshot::Sender<()>>,
 }
 
@@ -231,13 +235,13 @@ pub(crate) struct WaitingAcquisition {
 }
 
 impl Waiters {
-    /// Adds a waiting acquisition. Returns its number, and whether a warning task runs.
+    /// Adds a waiting acquisition. Returns its id, and whether a warning task runs.
     pub(crate) fn enter(&self, waiter: WaitingAcquisition) -> (u64, bool) {
         let mut table = self.0.lock();
         let number = table.next;
         table.next += 1;
         table.all.insert(number, waiter);
-        // A warning task ends with the session that runs it, and its receiver is then closed.
+        // A warning task ends with the session that runs the task, and the receiver of the task is then closed.
         (number, table.warning_task.as_ref().is_some_and(|task| !task.is_closed()))
     }
 
@@ -257,8 +261,8 @@ impl Waiters {
         self.0.lock().unwarned().next().map(|waiter| limit.saturating_sub(waiter.began.elapsed()))
     }
 
-    /// Returns the oldest acquisition that has waited for `limit` without a warning, and the number of the other such
-    /// acquisitions. Marks all of them as warned about.
+    /// Returns the oldest acquisition that has waited for `limit` without a warning, and how many other such
+    /// acquisitions there are. Marks all of them as warned about.
     pub(crate) fn due(&self, limit: Duration) -> Option<(WaitingAcquisition, usize)> {
         let mut table = self.0.lock();
         let mut due = table.unwarned().filter(|waiter| waiter.began.elapsed() >= limit);
@@ -286,7 +290,7 @@ impl Table {
 }
 
 impl WaitingAcquisition {
-    /// Returns whether the acquisition still waits: it is neither granted nor given up.
+    /// Returns whether the acquisition still waits: the lock is not granted, and the acquisition has not given up.
     pub(crate) fn waits(&self) -> bool {
         !self.node.is_holding() && !self.node.has_left()
     }
@@ -302,13 +306,14 @@ pub(crate) enum IfTaken {
 /// The state of an acquisition from the create of its node until the grant.
 pub(crate) struct WaitState<'a> {
     pub(crate) if_taken: IfTaken,
-    /// Stores each listing of the queue, for the error of the timeout.
+    /// The store of each listing of the queue, for the timeout error.
     pub(crate) waiting: Option<&'a QueueView>,
     pub(crate) on_wait: Option<Box<OnWait>>,
     /// The reply to the listing that was sent with the create. `None` if the reply to the create was lost.
     pub(crate) listing: Option<Result<Names, Failure>>,
-    /// The stat of the directory in the last listing. `None` unless the next step asks for a kept node.
+    /// The stat of the directory in the last listing. `None` unless the next step asks other processes to give up nodes
+    /// that they keep between uses.
     pub(crate) directory: Option<Box<Stat>>,
-    /// Counts the listings that lacked our node although the leader had it.
+    /// How often a listing lacked our node although the leader had it.
     pub(crate) denials: Tries,
 }

@@ -90,7 +90,7 @@ impl<T> fmt::Debug for Changes<T> {
     }
 }
 
-/// Returns a stream of the combined state of these holds. The stream ends when `ended` completes.
+/// Returns a stream of the combined states of these holds. The stream ends when `ended` completes.
 pub(crate) fn states_of(holds: impl IntoIterator<Item = OneHold>, ended: GuardEnded) -> Changes {
     let holds: Arc<[OneHold]> = holds.into_iter().collect();
     let states = unfold(None, move |last| {
@@ -100,8 +100,8 @@ pub(crate) fn states_of(holds: impl IntoIterator<Item = OneHold>, ended: GuardEn
     Changes::of(states.take_until(ended))
 }
 
-/// A part of a guard whose drop ends the streams of the guard's states. The node may outlive the guard if the node is kept or
-/// shared.
+/// A part of a guard. Dropping this part ends the streams of the guard's states. The node may outlive the guard if the
+/// node is kept or shared.
 #[derive(Debug, Default)]
 pub(crate) struct GuardLife(OnceLock<watch::Sender<()>>);
 
@@ -111,8 +111,8 @@ pub(crate) type GuardEnded = Pin<Box<dyn Future<Output = ()> + Send>>;
 impl GuardLife {
     pub(crate) fn ended(&self) -> GuardEnded {
         let mut life = self.0.get_or_init(|| watch::Sender::new(())).subscribe();
-        // Nothing is sent on this channel. `changed` returns its error when the guard and its sender are dropped, so the result
-        // is ignored.
+        // Nothing is sent on this channel. `changed` returns an error when the guard, and with it the sender, is
+        // dropped. The error is ignored, because only the end matters.
         Box::pin(async move { drop(life.changed().await) })
     }
 }
@@ -140,7 +140,7 @@ async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<Ho
     }
 }
 
-/// Returns the state of one hold. `None` if it was released.
+/// Returns the state of one hold. `None` if the hold was released.
 fn state_of((node, _): &OneHold) -> Option<HoldState> {
     (!node.has_left()).then(|| node.hold_state())
 }
@@ -156,7 +156,7 @@ pub(crate) fn worst_of(states: impl Iterator<Item = HoldState>) -> Option<HoldSt
     states.min_by_key(rank)
 }
 
-/// The shortest time between two listings while a holder waits for contention.
+/// The shortest time between two listings while a holder waits for contention: at most 50 listings a second.
 const LISTING_PAUSE: Duration = Duration::from_millis(20);
 
 impl ContenderHandle {
@@ -172,7 +172,7 @@ impl ContenderHandle {
             if !self.is_of_semaphore() || self.finds_too_few(&first).await? {
                 return Ok(first);
             }
-            // Enough permits are free, so this contender is about to take them, unless its process is stopped.
+            // Enough permits are free, so this contender is about to take its permits, unless its process is stopped.
             let session = self.session();
             let first = Some(first.name().to_owned());
             pause = if before == first { (2 * pause).min(session.timeout()) } else { LISTING_PAUSE };
@@ -192,7 +192,8 @@ impl ContenderHandle {
         loop {
             let (names, mut change) = match retry::until_known(session, || session.watch_children(directory)).await {
                 Ok(seen) => seen,
-                // The servers delete the empty queue of a semaphore. The next contender creates the queue again.
+                // The servers delete the queue's directory of a semaphore when it is empty. The next contender creates
+                // it again.
                 Err(Failure::NoNode) if self.is_of_semaphore() => match follow::possible(session, directory).await {
                     Ok(()) => continue,
                     Err(_) => return std::future::pending().await,
@@ -208,10 +209,9 @@ impl ContenderHandle {
             if let Some(first) = first {
                 return Ok(first);
             }
-            // A long listing would take memory during the wait for the watch.
+            // Dropped early, because a long listing would take memory during the wait for the watch.
             drop(names);
-            // `wait` returns after the event of the watch, and also after a while without an event, because an event may be lost.
-            // An error means that the session is over. The caller then reports the loss of the hold.
+            // `wait` returns after the event of the watch. It also returns after a while without an event, because an event may be lost. An error means that the session is over. The caller then reports the loss of the hold.
             if recheck.wait(&mut change).await.is_err() {
                 return std::future::pending().await;
             }

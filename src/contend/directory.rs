@@ -41,9 +41,10 @@ pub(crate) async fn make(
     Ok(())
 }
 
-/// Asks for every kept node in the directory, by one write to the directory's data. Sends the first request before it returns.
+/// Asks for every kept node in the directory (every node that another process keeps between uses), by one write to the
+/// directory's data. Sends the first request before it returns.
 ///
-/// `seen` is the stat of the directory in the listing that showed a kept node. A process watches the directory before it creates a node to keep, so a write after that listing has notified the process. The write is left out if the version shows such a write.
+/// `seen` is the stat of the directory in the listing that showed a kept node. Before a process creates a node to keep, it watches the directory. So a write after that listing has notified the process. If the directory's version shows such a write, no further write is sent.
 pub(crate) fn ask(directory: &Arc<str>, asking: &Arc<Asking>, session: &Arc<dyn Session>, seen: Option<Stat>) {
     let first = seen.filter(|stat| stat.data_length == 0).map(|stat| set(session, directory, Vec::new(), stat.version));
     let (directory, asking, session) = (Arc::clone(directory), Arc::clone(asking), Arc::clone(session));
@@ -64,8 +65,8 @@ pub(crate) fn ask(directory: &Arc<str>, asking: &Arc<Asking>, session: &Arc<dyn 
     }));
 }
 
-/// Reads the directory's data, and writes the same data again, to fire the watches. Writes nothing if the version differs from
-/// `seen`.
+/// Reads the directory's data, and writes the same data again, to fire the watches of the processes that keep nodes.
+/// Writes nothing if the version differs from `seen`.
 pub(crate) async fn ask_as_it_is(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -81,8 +82,8 @@ pub(crate) async fn ask_as_it_is(
     retry::until_known(session, ask).await
 }
 
-/// Writes the directory's data if the directory has this version. Another version is a success: another client has asked
-/// meanwhile.
+/// Writes the directory's data if the directory has this version. Another version is a success, because another
+/// client's write has notified the same processes.
 fn set(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -103,12 +104,12 @@ fn set(
     }
 }
 
-/// Whether a server has refused an ask of this lock handle.
+/// Whether a server has refused this lock handle's request for kept nodes.
 #[derive(Default)]
 pub(crate) struct Asking(AtomicBool);
 
 impl Asking {
-    /// Logs a refused ask, at most once for each lock handle.
+    /// Logs that a server refused the request for kept nodes, at most once for each lock handle.
     fn refused(&self, path: &str, failure: &Failure) {
         if !self.0.swap(true, Ordering::Relaxed) {
             emit!(WARN, path, %failure, "cannot ask for a lock that is only kept: waiting until it was idle for long, or its process looks at the queue");

@@ -12,12 +12,12 @@ use crate::session::presence::{is_there, leader_still_has};
 use crate::session::request::{Failure, Kind, Loss, Operation, Stat};
 use crate::session::retry::{Tries, until_known};
 
-/// The exchange of the place at the head of a queue for a new node.
+/// The exchange of our node at the head of a queue for a new node.
 pub(crate) struct Exchange<'a> {
     /// The path of the new node. No other request creates a node at this path.
     pub(crate) to: String,
     pub(crate) data: &'a [u8],
-    /// The path and the version of a node. The exchange fails if that node has another version.
+    /// The path and the version of another node. The exchange fails if that node has another version.
     pub(crate) unchanged: (&'a str, i32),
 }
 
@@ -29,7 +29,8 @@ pub(crate) enum NotExchanged {
     Changed,
     /// The directory of the new node does not exist. Our node stays.
     NoDirectory,
-    /// Another failure. If the outcome is unknown, dropping the handle removes the old or the new node, whichever exists.
+    /// The exchange failed for another reason. If its outcome is unknown, dropping the handle removes the old or the
+    /// new node, whichever exists.
     Failed(Failure),
 }
 
@@ -39,7 +40,7 @@ const UNCHANGED: usize = 1;
 const NEW_NODE: usize = 2;
 const SIGNAL: usize = 3;
 
-/// The result of one try of the exchange.
+/// The result of sending the exchange once.
 enum Tried {
     Done(Stat),
     /// Our node is gone, and our server does not show the new node. `is_done` is true if this try was carried out. An earlier try
@@ -49,9 +50,10 @@ enum Tried {
     },
     /// The new node does not exist, and no request in flight can create it.
     NotDone(NotExchanged),
-    /// No reply came, so the new node may exist.
+    /// The new node may exist, because the transaction got no reply, or because the read after it failed.
     Failed(Failure),
-    /// The server refuses the write that is the hand-off. The next try deletes our node without that write.
+    /// The server refuses the write that signals the hand-off to waiters. The next try deletes our node without that
+    /// write.
     WithoutSignal,
 }
 
@@ -83,7 +85,8 @@ impl ContenderHandle {
             Operation::Delete { path: from.clone(), version: None },
         ];
         let session = self.session();
-        // From here on the ensemble may have either node. Dropping this future and the handle removes both.
+        // From here on, the ensemble may have the WRITE node or the READ node. Dropping this future and the handle
+        // removes both.
         self.node().change(|it| it.known.begin_move(None));
         let mut tries = Tries::LOST_ANSWERS;
         loop {
@@ -93,8 +96,8 @@ impl ContenderHandle {
                     tries.again(session, failure).await?;
                     continue;
                 }
-                // There are three causes: an earlier try whose reply was lost has created the READ node, another client has
-                // created it, or the READ node is gone again.
+                // There are three possible causes: an earlier try whose reply was lost has created the READ node,
+                // another client has created it, or the READ node existed but is gone again.
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::NodeExists => {
                     match until_known(session, || session.data(&to)).await {
                         Ok((_, stat)) if stat.ephemeral_owner == session.id() => break,
@@ -115,7 +118,8 @@ impl ContenderHandle {
                 }
                 Err(failure) => failure,
             };
-            // After an unknown outcome the node stays marked as moving, because the ensemble may have either node.
+            // After an unknown outcome the node stays marked as moving, because the ensemble may have the WRITE node or
+            // the READ node.
             if !matches!(failure, Failure::Unknown(_)) {
                 self.node().end_move(NodeState::cancel_move);
             }

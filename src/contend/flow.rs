@@ -27,21 +27,21 @@ use crate::session::{follow, listing, presence};
 use crate::sync::random;
 use crate::telemetry::log::emit;
 
-/// How often one acquisition enters the queue again because the sequence numbers of the directory are used up. One try may not
-/// suffice, because other contenders may delete and recreate the directory at the same time.
+/// How often one acquisition enters the queue again because the sequence numbers of the directory are used up. One
+/// further try may not suffice, because other contenders may delete and recreate the directory at the same time.
 const RESTARTS: u32 = 8;
 
 /// How often the directory may vanish between its creation and the create of our node. The acquisition fails after that.
 pub(crate) const DIRECTORY_TRIES: usize = 64;
 
-/// Returns whether the contender's sequence number is too close to the end of the numbers: there several contenders may get the
-/// same number, and later contenders lower numbers.
+/// Returns whether the contender's sequence number is too close to the maximum. At the maximum, several contenders get
+/// the same number, or later contenders get lower numbers.
 pub(crate) fn is_used_up(contender: &Contender) -> bool {
     !(0..mode::REFUSED_FROM).contains(&contender.sequence())
 }
 
-/// How often a quorum may confirm our node while the lease is invalid. The tries are a twentieth of the session timeout apart, so
-/// they take about five session timeouts. The acquisition fails after that.
+/// How often a quorum may confirm our node while the lease is invalid. The acquisition fails after that. Two tries are
+/// a twentieth of the session timeout apart, so all tries take about five session timeouts.
 pub(crate) const LEASE_TRIES: u32 = 100;
 
 /// The evidence that a contender's turn has come.
@@ -51,7 +51,7 @@ pub(crate) struct Grant {
     pub(crate) kind: GrantKind,
     /// Whether the contender had to wait.
     pub(crate) has_waited: bool,
-    /// The names that our server still lists although the leader no longer has their nodes.
+    /// The names of ghosts: nodes that our server still lists although the leader no longer has them.
     pub(crate) ghosts: Vec<Arc<str>>,
 }
 
@@ -64,7 +64,7 @@ pub(crate) enum GrantKind {
     Look,
     /// From the hand-off of its predecessor.
     HandOff,
-    /// The contender has joined a node that its process keeps. It had no turn of its own.
+    /// The contender has joined a node that its process keeps between uses, so it had no turn of its own.
     Kept,
 }
 
@@ -81,7 +81,7 @@ impl GrantKind {
 }
 
 impl Grant {
-    /// Builds the grant from the waiter's decision to take the lock.
+    /// Builds the grant from the decision of the state machine [`Waiter`](crate::queue::turn::Waiter) to take the lock.
     pub(crate) fn by(take: Take, entry: &ContenderHandle) -> Grant {
         let store = entry.session().store();
         let signal = take.signalled_by.map(|name| store.hand_off(&entry.child(&name).into()));
@@ -116,7 +116,8 @@ impl Acquisition {
         self.within(timeout, &waiting, pin!(self.enter(IfTaken::Wait, Some(&waiting), on_wait))).await
     }
 
-    /// Enters the queue, and waits until the lock is granted. `waiting` stores each listing, for the error of the timeout.
+    /// Enters the queue, and waits until the lock is granted. `waiting` stores each listing of the queue, for the
+    /// timeout error.
     pub(crate) async fn enter(
         &self,
         if_taken: IfTaken,
@@ -129,7 +130,7 @@ impl Acquisition {
         let turn = tokio::select! {
             biased;
             turn = self.wait_for_turn(&entry, &mut wait, &mut late) => turn,
-            // A loss ends the wait even if the reply to a request never comes.
+            // A loss of our node ends the wait even if the reply to a request never comes.
             loss = entry.lost() => Err(self.handle.evicted(loss)),
         };
         Box::pin(self.take_or_exchange(&entry, turn, &mut wait, &mut late)).await?;
@@ -137,7 +138,8 @@ impl Acquisition {
         Ok(entry)
     }
 
-    /// Takes the lock, or exchanges the node for the target, once the wait is over. Leaves the queue if a permission is missing.
+    /// After the wait, takes the lock, or exchanges the node for the target (the permits of a semaphore). Leaves the
+    /// queue if a permission is missing.
     async fn take_or_exchange(
         &self,
         entry: &ContenderHandle,
@@ -148,9 +150,9 @@ impl Acquisition {
         let taken = match (turn, &self.target) {
             (Ok(take), None) => {
                 let grant = Grant::by(take, entry);
-                // A write of another client to our node uses up our watch on that node. Without the watch the contender may have
-                // been evicted unnoticed, so a quorum is asked before a hand-off is accepted. If a loss was found already, `take`
-                // returns it, and no quorum is asked.
+                // The watch on our own node fires only once, so another client's write to our node uses it up. Without
+                // the watch, our node may have been removed unnoticed, so a quorum is asked before a hand-off is
+                // accepted. If a loss is already known, `take` returns the loss, and no quorum is asked.
                 let is_deaf = grant.signal.is_some() && entry.find_loss().is_none() && !entry.node().has_own_watch();
                 if !is_deaf && self.take(entry, &grant)? {
                     return Ok(());
@@ -171,8 +173,8 @@ impl Acquisition {
         }
     }
 
-    /// Leaves the queue after the error `denied` of a missing permission. Returns the error for the user: `denied`, or an error that
-    /// says that our node may not be deleted either, or that our own ACL keeps us out of the directory.
+    /// Leaves the queue after `denied`, the error of a missing permission. Returns the error for the user: `denied`, or
+    /// the error that our node may not be deleted either, or the error that our own ACL keeps us out of the directory.
     async fn leave_denied(&self, entry: &ContenderHandle, denied: Error) -> Error {
         match (entry.leave().await, denied) {
             (Err(Failure::NoAuth(lacks)), _) => Error::stays(entry.node().path(), lacks),
@@ -207,7 +209,8 @@ impl Acquisition {
         Ok((entry, listing, Lateness::since(began, self)))
     }
 
-    /// Creates our node at the end of the queue, and returns it with the listing of the queue that was sent behind the create.
+    /// Creates our node at the end of the queue. Returns the node, and the listing of the queue that was sent right
+    /// after the create.
     pub(crate) async fn queue_up(&self) -> Result<(Box<ContenderHandle>, Option<Result<Names, Failure>>), Error> {
         let handle = &self.handle;
         // The random part of the tag identifies our node even if the reply to the create is lost.
@@ -262,7 +265,8 @@ impl Acquisition {
             let listing = listing.await;
             match entry.await_create().await {
                 Ok(()) => return Ok(Some(listing)),
-                // The directory is missing. The server may also delete the empty directory between its creation and the next try.
+                // The directory is missing. Even after its creation, the server may delete the empty directory before
+                // the next try.
                 Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
                     missing += 1;
                     // A faulty server may report a missing directory and yet list the node. A second node of ours would wait
@@ -311,11 +315,11 @@ impl Acquisition {
         }
     }
 
-    /// Takes the lock, because no contender ahead excludes us. Returns `false` if a quorum must be asked first, because the lease
-    /// is invalid.
+    /// Takes the lock, because no contender ahead excludes us. Returns `false` if the lease is invalid, so that a
+    /// quorum must be asked first.
     ///
-    /// The decision may rest on old replies if this process was cut off or stopped. Only a valid lease ensures that our session,
-    /// and so our node, still exists.
+    /// If this process was cut off or stopped, the decision to take the lock may rest on old replies. Only a valid
+    /// lease ensures that our session, and so our node, still exists.
     pub(crate) fn take(&self, entry: &ContenderHandle, grant: &Grant) -> Result<bool, Error> {
         let (session, node) = (entry.session(), entry.node());
         if let Some(loss) = entry.find_loss() {
@@ -352,12 +356,12 @@ impl Acquisition {
         Err(Error::Unreachable("the servers' answers come too late for the lease".to_owned()))
     }
 
-    /// Starts the time limit, the trace and the warning of a hold.
+    /// Starts the time limit and the trace of a hold, and the task that warns if the hold lasts long.
     pub(crate) fn begin_hold(&self, hold: &ContenderHandle) {
         if let Some(longest) = self.handle.max_hold {
             hold.limit(longest);
         }
-        // Each use of a kept node has a trace of its own.
+        // Each use of a kept node (a node that the process keeps between uses) has a trace of its own.
         if self.may_be_kept() {
             return self.trace.record("token", hold.node().token());
         }

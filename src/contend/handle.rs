@@ -1,4 +1,5 @@
-//! The handle of one contender: it creates the contender's node, and removes the node when the contender leaves.
+//! The handle of one contender. The handle creates the contender's node, and removes the node when the contender
+//! leaves.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -39,12 +40,13 @@ pub(crate) struct ContenderHandle {
     shown: Arc<str>,
     /// The data of the node: host, process and label, for operators.
     data: Vec<u8>,
-    /// Keeps the coordinator alive. The coordinator closes the sessions when it is dropped.
+    /// Keeps the coordinator alive, because the coordinator closes its sessions when it is dropped.
     _coordinator: Arc<dyn Coordinator>,
 }
 
 impl ContenderHandle {
-    /// Creates the handle, in a box: several futures own the handle, and each would otherwise be larger by its whole size.
+    /// Creates the handle in a box. Several futures own the handle, and without the box each future would be larger by
+    /// the size of the handle.
     pub(crate) fn new(
         session_slot: SessionSlot,
         node: Arc<ContenderNode>,
@@ -61,8 +63,8 @@ impl ContenderHandle {
     pub(crate) fn ask_for_node(&self) {
         let (session, now) = (self.session(), self.session().lease().now());
         let connection = session.store().connection();
-        // The watch is sent before the create. Other contenders see the node only after its create, so the watch reports every
-        // ask for the node.
+        // The watch on the directory is sent before the create of the node. Other contenders see the node only after
+        // its create, so the watch reports every request for the node.
         let directory_watch = self.keeps.then(|| session.watch(self.queue()));
         let reply = session.create(&self.node.path(), &self.data, Kind::EphemeralSequential);
         let _unlocked = self.node.change(|it| {
@@ -92,8 +94,8 @@ impl ContenderHandle {
         match answer.await {
             Ok(created) => self.stand_at(&created),
             Err(failure) => {
-                // The create may still be carried out. The watch on the directory is dropped, because a later create could not
-                // prove that this watch was armed before it. The node is then not kept.
+                // The create may still be carried out. The watch on the directory is dropped, because a later create
+                // could not prove that this watch was armed first. The process does not keep a node without the watch.
                 let _unlocked = self.node.change(|it| {
                     it.known.refused(&failure);
                     (it.creating.take(), it.directory_watch.take())
@@ -115,9 +117,9 @@ impl ContenderHandle {
         .await
     }
 
-    /// Removes the directories that this handle created, the innermost first. Called if the ACL of these directories keeps this
-    /// client out, so that other clients do not fail on them, too. Returns whether a directory was removed. ZooKeeper deletes
-    /// only empty directories, so no other client's node is lost.
+    /// Removes the directories that this handle created, the innermost first. Called if the ACL of these directories
+    /// keeps this client out, because the ACL would keep other clients out, too. Returns whether a directory was
+    /// removed. ZooKeeper deletes only empty directories, so no other client's node is lost.
     pub(crate) async fn unmake_directory(&self) -> bool {
         let mut is_removed = false;
         for step in self.node.change(|it| std::mem::take(&mut it.made)).iter().rev() {
@@ -128,8 +130,8 @@ impl ContenderHandle {
 
     /// Looks for the node after the reply to its create was lost. Returns whether the node exists.
     ///
-    /// The listing is synced, because a lagging server could hide the node. The caller would then create a second node, which
-    /// would wait behind the first one for ever.
+    /// A sync precedes the listing, because a lagging server could hide the node. The caller would then create a second
+    /// node, which would wait behind the first node for ever.
     pub(crate) async fn recover(&self) -> Result<bool, Failure> {
         self.node.change(|it| it.known.suspect_orphan());
         let (session, directory, tag) = (self.session(), self.queue(), self.node.tag());
@@ -153,8 +155,8 @@ impl ContenderHandle {
         Ok(false)
     }
 
-    /// Removes orphans among these children: nodes that creates of ours made after their replies were lost. The listing must be
-    /// from after a later write of ours, because such a listing shows all orphans.
+    /// Removes orphans among these children. An orphan is a node that an earlier create of this handle made although
+    /// its reply was lost. The listing must follow a later write of ours, because such a listing shows all orphans.
     pub(crate) fn remove_orphans(&self, children: &[String]) {
         for orphan in self.node.read(|it| it.orphans(children)) {
             drop(remove(self.session(), &self.node, Leaving::delete(self.child(&orphan)), None));
@@ -172,7 +174,8 @@ impl ContenderHandle {
 
     /// Starts the time limit of the hold, and stores the trace of the hold until the hold ends.
     pub(crate) fn limit_and_trace(&self, holding: HoldTrace) {
-        // The node has no other hold, so the limit lasts until the node is gone, and its end is not stored.
+        // The node has only this hold, so the limit lasts until the node is gone. The returned limit is ignored,
+        // because nothing ends it earlier.
         _ = self.node.limits().begin(self.now());
         *self.holding.lock() = holding;
     }
@@ -199,7 +202,8 @@ impl ContenderHandle {
         self.session().lease().now()
     }
 
-    /// Returns the reason if the lock is no longer held: a loss, or [`Loss::GivenBack`] after the end of a leader's term.
+    /// Returns why the lock is no longer held: a loss, or [`Loss::GivenBack`] after the end of a leader's term. `None`
+    /// if the lock is held.
     pub(crate) fn find_loss(&self) -> Option<Loss> {
         self.node().find_loss()
     }
@@ -245,8 +249,9 @@ impl ContenderHandle {
         (Arc::clone(self.node()), Arc::clone(self.session()))
     }
 
-    /// Checks our own node and `others` at the leader in intervals, until a check fails. Returns the indices of the failed checks
-    /// in `others`, or the loss if our own node is gone. The checks find changes whose events were lost.
+    /// Checks our own node and `others` at the leader in intervals, until a check fails. Returns the indices in
+    /// `others` of the failed checks, or the loss if our own node is gone. The checks find changes whose events were
+    /// lost.
     pub(crate) async fn find_missed(
         &self,
         recheck: &mut Recheck<'_>,
@@ -261,8 +266,8 @@ impl ContenderHandle {
         }
     }
 
-    /// Checks our own node and `others` at the leader once. Returns the indices of the failed checks in `others`, or the loss if
-    /// our own node is gone.
+    /// Checks our own node and `others` at the leader once. Returns the indices in `others` of the failed checks, or
+    /// the loss if our own node is gone.
     pub(crate) async fn failing(&self, others: Vec<Operation>) -> Result<Vec<usize>, Loss> {
         let checks = [vec![check(self.node().path(), None)], others].concat();
         let missed = presence::failing(self.session(), &checks).await;
@@ -297,8 +302,8 @@ impl ContenderHandle {
         remove(self.session(), &self.node, leaving.unwrap_or(Leaving::Gone(Err(Failure::NoNode))), None)
     }
 
-    /// Gives the lock back: does the same as [`ContenderHandle::leave`], waits until the node is gone, and returns an error if
-    /// the lock had been lost before.
+    /// Gives the lock back: calls [`ContenderHandle::leave`], and waits until the node is gone. Returns an error if the
+    /// lock had been lost before.
     pub(crate) async fn give_back(&self) -> Result<(), Error> {
         let loss = self.find_loss();
         // The node of a lost lock is deleted, too: if the session is alive, other contenders wait for the node.
@@ -338,11 +343,11 @@ impl Drop for ContenderHandle {
 /// A node and its session, for a task or a stream that must not own the [`ContenderHandle`].
 pub(crate) type OneHold = (Arc<ContenderNode>, Arc<dyn Session>);
 
-/// Polls `work` while `loss` returns `None`. Returns the output of `work` only if `loss` returns `None` after the last poll. The
-/// future `lost` wakes the caller at a loss.
+/// Polls `work` while `loss` returns `None`. Returns the output of `work` only if `loss` still returns `None` after the
+/// last poll. `lost` wakes the caller at a loss.
 ///
-/// The clock is read before each poll of `work`, and once more after the last poll. After a pause of the process, the reply for
-/// `work` may wake the task before the timer of the lease does.
+/// After a pause of the process, the reply that `work` awaits may wake the task before the timer of the lease does. So
+/// `loss`, which reads the clock, is called before each poll of `work`, and once more when `work` is done.
 pub(crate) async fn while_held<L, F: Future>(
     loss: impl Fn() -> Option<L>,
     lost: impl Future<Output = L>,
@@ -379,7 +384,7 @@ impl NodeData {
     }
 }
 
-/// One use of a kept node with a time limit. Dropping this ends the use.
+/// One use of a kept node, under a time limit. Dropping this value ends the use.
 pub(crate) struct LimitedUse {
     node: Arc<ContenderNode>,
     end: LimitEnd,
@@ -392,8 +397,8 @@ impl Drop for LimitedUse {
 }
 
 impl ContenderHandle {
-    /// Limits the length of each hold by this node to `longest`. A task on the session's thread removes the node after a longer
-    /// hold.
+    /// Limits the length of each hold of this node to `longest`. If a hold lasts longer, a task on the session's thread
+    /// removes the node.
     pub(crate) fn limit(&self, longest: Duration) {
         let (node, session) = self.node_and_session();
         node.limits().set(longest);
@@ -408,15 +413,17 @@ impl ContenderHandle {
     }
 }
 
-/// Removes the node after a loss that leaves the node in place: a hold exceeded its limit, or the lease ran out while the session
-/// lives on. A holder over its limit first gets a margin in which to stop. The owner of the node may remove the node earlier.
+/// Removes the node after a loss that leaves the node in place: a hold exceeded its limit, or the lease ran out while
+/// the session lives on. A holder over its limit first gets a margin in which to stop its work. The owner of the node
+/// may remove the node earlier.
 async fn give_up_in_time(node: Arc<ContenderNode>, session: Arc<dyn Session>) {
     if matches!(node.lost(&session).await, Loss::SessionOver(_) | Loss::GivenBack | Loss::Removed) {
         return;
     }
     let slice = session.timeout() / 20;
     while let Some(left) = node.given_up_in().filter(|left| !left.is_zero() && !node.has_left()) {
-        // Sleeps in slices, because timers stand still while the machine is suspended.
+        // Sleeps in slices, because timers stand still while the machine is suspended. A slice bounds the delay after
+        // that.
         if !slept(&session, left.min(slice)).await {
             return;
         }
@@ -424,7 +431,7 @@ async fn give_up_in_time(node: Arc<ContenderNode>, session: Arc<dyn Session>) {
     while !node.has_left() {
         let path = node.path();
         _ = remove(&session, &node, Leaving::delete(path.clone()), None).await;
-        // A downgrade may have replaced the node meanwhile. The next round removes the new node.
+        // A downgrade may have replaced the node meanwhile. If so, the next round of the loop removes the new node.
         if node.standing_path().as_ref() == Some(&path) || !slept(&session, slice).await {
             return;
         }

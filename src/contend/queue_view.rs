@@ -1,4 +1,4 @@
-//! The queue as a waiting acquisition has last listed it.
+//! The queue in the last listing of a waiting acquisition.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -9,11 +9,12 @@ use crate::queue::member::{Blockers, Progress};
 use crate::session::contract::Session;
 use crate::sync::{Mutex, MutexGuard, Notify};
 
-/// The last listing of a waiting acquisition, for the error of its timeout and for its progress reports.
+/// The last listing of a waiting acquisition, for its timeout error and for its progress reports.
 #[derive(Default)]
 pub(crate) struct QueueView {
     snapshot: Mutex<Option<QueueSnapshot>>,
-    /// Notified when the leader has shown that contenders in the way are ghosts.
+    /// Notified when the leader has shown that contenders in the way are ghosts: deleted nodes that our server still
+    /// lists.
     ghosts_found: Notify,
 }
 
@@ -57,7 +58,7 @@ pub(crate) struct QueueSnapshot {
     pub(crate) me: Contender,
     /// The acquisition's place in the queue, and the contenders in the way.
     pub(crate) seen: Progress,
-    /// The number of listings so far.
+    /// How many listings the acquisition has made so far.
     pub(crate) listings: usize,
 }
 

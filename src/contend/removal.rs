@@ -1,4 +1,5 @@
-//! The removal of one of our nodes. [`Leaving`] decides the steps, and this module sends the requests.
+//! The removal of one of our nodes. The state machine [`Leaving`] decides the steps, and this module sends the
+//! requests.
 
 use std::future::ready;
 use std::sync::Arc;
@@ -53,7 +54,7 @@ struct Remover {
     _pending: Option<GaugeGuard>,
 }
 
-/// A step whose result is awaited.
+/// The step whose result the removal awaits.
 enum Awaited {
     Created(Reply<Created>),
     Deleted(Reply<()>),

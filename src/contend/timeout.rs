@@ -10,11 +10,13 @@ use crate::error::error::Error;
 use crate::queue::member::Blockers;
 use crate::queue::turn;
 
-/// The longest time before the timeout at which a waiter asks the leader whether the contenders in the way are ghosts. If they
-/// are, the rest of the time is enough for a grant, even if commits are slow.
+/// The longest time before the timeout at which a waiter asks the leader whether the contenders in the way are ghosts
+/// (deleted nodes that our server still lists). If they are, the rest of the time suffices for a grant, even if commits
+/// are slow.
 const ASK_AHEAD: Duration = Duration::from_secs(2);
 
-/// The longest time before the timeout at which a waiter reads the contenders in the way, for the error.
+/// The longest time before the timeout at which a waiter reads the nodes of the contenders in the way, whose hosts and
+/// labels the timeout error names.
 pub(super) const LOOK_UP_AHEAD: Duration = Duration::from_millis(500);
 
 impl Acquisition {
@@ -42,7 +44,8 @@ impl Acquisition {
                 biased;
                 answer = &mut granted => return answer,
                 cut_off = &mut late => {
-                    // If the contenders could not be read again, the error names those of the last listing.
+                    // If the contenders' nodes could not be read again, the error names the contenders of the last
+                    // listing.
                     let blockers = found.flatten().unwrap_or_else(|| waiting.seen_in_the_way());
                     return Err(Error::Timeout { waited: timeout, blockers, cut_off });
                 }
@@ -51,8 +54,8 @@ impl Acquisition {
         }
     }
 
-    /// Asks the leader whether the contenders in the way are ghosts. Wakes the waiter if some are. Returns `false` if the
-    /// acquisition has not listed the queue yet.
+    /// Asks the leader whether the contenders in the way are ghosts (deleted nodes that our server still lists). Wakes
+    /// the waiter if some are. Returns `false` if the acquisition has not listed the queue yet.
     async fn ask_for_ghosts(&self, waiting: &QueueView) -> bool {
         let snapshot = waiting.snapshot().clone();
         let Some(QueueSnapshot { session, me, .. }) = snapshot else { return false };
@@ -64,7 +67,7 @@ impl Acquisition {
         if let (Some(target), []) = (&self.target, &turn::ahead_of(&me, &names)[..]) {
             has_ghosts |= target.check_for_ghosts(&session).await;
         }
-        // The waiter lists the queue again. It is then granted, or waits for other contenders.
+        // The waiter lists the queue again. The waiter is then granted the lock, or waits for other contenders.
         if has_ghosts {
             waiting.notify_of_ghosts();
         }

@@ -37,7 +37,7 @@ use crate::validation::{self, REQUEST_LIMIT};
 pub struct Transaction<'guard> {
     /// The locks of the transaction. The last one was granted last.
     locks: &'guard [ContenderHandle],
-    /// Whether the transaction is under several locks, so that errors name the lock.
+    /// Whether the transaction is under several locks. If so, errors name the lock.
     is_of_several: bool,
     operations: Vec<Operation>,
     size_limit: usize,
@@ -166,9 +166,7 @@ impl<'guard> Transaction<'guard> {
         let mut operations: Vec<_> = locks.iter().map(check_node).collect();
         let checks = operations.len();
         operations.extend(wanted);
-        // `begin_write` counts an unsettled write on each node until the reply comes. After an unsettled write, the next use of a
-        // kept node takes another node, because the write may still be carried out. If another session than the node's own sends
-        // the transaction, the write stays unsettled: the requests of two sessions have no common order.
+        // `begin_write` counts an unsettled write on each node until the reply comes. If a write stays unsettled, the next use of a kept node takes another node, because the write may still be carried out. A write also stays unsettled if another session than the node's own sends the transaction, because the requests of two sessions have no common order.
         let session = last.session();
         let bytes = session.request_bytes(&operations);
         if bytes > size_limit {
@@ -247,8 +245,8 @@ fn check(path: &str, directory: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// The maximum number of times that a transaction is sent. If the transaction is too large for the server, the server closes the
-/// connection each time.
+/// How often a transaction is sent at most. The limit ends the retries of a transaction that is too large for the
+/// server, which closes the connection each time.
 const TRIES: u32 = 4;
 
 /// A transaction whose reply may be lost, and the search for its outcome.
@@ -310,9 +308,9 @@ impl<'a> Doubt<'a> {
         found.await.ok().flatten().unwrap_or(answer)
     }
 
-    /// Sends a read of a node that the transaction creates, right behind the transaction, and drops the reply. The reply updates
-    /// the session's newest zxid to that of the create, which the reply to the transaction lacks. Without the read, a later
-    /// transaction would take the node for newer than itself.
+    /// Sends a read of a node that the transaction creates, right behind the transaction, and drops the reply of the
+    /// read. This reply raises the session's newest known zxid to that of the create, which the reply to the
+    /// transaction lacks. Without the read, a later transaction would take the node for newer than itself.
     fn read_what_is_made(&self) {
         let is_made = |operation: &&Operation| matches!(operation, Operation::Create { .. });
         if let Some(create) = self.changes().filter(is_made).find(|create| self.is_changed_once(create.path())) {
@@ -320,8 +318,9 @@ impl<'a> Doubt<'a> {
         }
     }
 
-    /// Reads the nodes that the transaction changes, in one flight with a check of the locks. An earlier request of the session
-    /// cannot be carried out after a reconnect, because servers refuse requests that the session sent to another server before.
+    /// Reads the nodes that the transaction changes, and sends a check of the locks before these reads. An earlier
+    /// request of the session cannot be carried out after a reconnect, because servers refuse requests that the session
+    /// sent to another server before.
     async fn read_nodes(&self) -> Option<Contents> {
         let (session, paths) = (self.session, self.changed());
         let checks = self.locks.len().min(self.operations.len());
@@ -389,10 +388,10 @@ impl<'a> Doubt<'a> {
     }
 }
 
-/// Returns the fate of a transaction, as one node shows it. `operation` is the only operation on that node. `newest` is the
-/// newest zxid that was known before the transaction.
+/// Returns the fate of a transaction, as one node shows it. `operation` is the only operation on that node. `newest` is
+/// the newest zxid that was known before the transaction was sent.
 fn shown_by(operation: &Operation, node: Option<&(Vec<u8>, Stat)>, newest: i64, session: i64, is_alone: bool) -> Fate {
-    // A missing node does not show which client deleted it.
+    // A missing node does not show whether this transaction or another client deleted it.
     let Some((now, stat)) = node else { return Fate::Unknown };
     let was_there = stat.czxid <= newest;
     match operation {

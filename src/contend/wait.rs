@@ -1,4 +1,4 @@
-//! The wait for the turn. [`Waiter`] decides the steps, and this module sends the requests.
+//! The wait for the turn. The state machine [`Waiter`] decides the steps, and this module sends the requests.
 
 use std::sync::Arc;
 
@@ -27,21 +27,24 @@ struct Behind<'a> {
     handle: &'a Handle,
     entry: &'a ContenderHandle,
     predecessor: Predecessor,
-    /// Whether the wait before this one had the same predecessor.
+    /// Whether the previous wait had the same predecessor.
     is_again: bool,
-    /// Whether to ask for the predecessor's node, because its process may only keep the node.
+    /// Whether to ask the predecessor's process to give the node up, because the process may merely keep the node
+    /// between uses.
     asks: bool,
     directory: Option<Box<Stat>>,
-    /// Whether the server has shown a ghost, and may show other ghosts.
+    /// Whether the server has shown a ghost (a deleted node that this server still lists), so that it may show other
+    /// ghosts.
     has_ghosts: bool,
-    /// Notifies this wait if the leader shows ghosts ahead of us shortly before the timeout.
+    /// Notifies this wait if, shortly before the timeout, the leader shows that contenders ahead of us are ghosts.
     waiting: Option<&'a QueueView>,
 }
 
 impl Acquisition {
     /// Carries out the decisions of [`Waiter`] until our turn has come.
     ///
-    /// The long steps are in boxed futures of their own: a value in this future takes memory in each of thousands of waiters.
+    /// The long steps are in boxed futures of their own, because each value in this future takes memory in each of
+    /// thousands of waiters.
     pub(crate) async fn wait_for_turn(
         &self,
         entry: &ContenderHandle,
@@ -129,8 +132,8 @@ impl Acquisition {
 }
 
 impl Acquisition {
-    /// Asks the leader for our node, which the listing did not show. Fails if the leader does not have the node. A listing from a
-    /// lagging server does not prove that the node is gone.
+    /// Asks the leader for our node, which the listing did not show, because a listing from a lagging server does not
+    /// prove that the node is gone. Fails if the leader does not have the node.
     async fn confirm_unlisted_node(&self, entry: &ContenderHandle, wait: &mut WaitState<'_>) -> Result<(), Error> {
         let (session, path) = (entry.session(), entry.node().path());
         if entry.find_loss().is_none() {
@@ -142,8 +145,8 @@ impl Acquisition {
         Err(Error::Evicted(entry.find_loss().unwrap_or(Loss::Removed)))
     }
 
-    /// Fails if the lock's path is that of a semaphore. A semaphore's node has data. Reads the data only if the stat of the node,
-    /// or without a stat the names of its children, may be those of a semaphore.
+    /// Fails if the lock's path is that of a semaphore, whose node has data. Reads the data only if the stat of the
+    /// node (or, without a stat, the names of its children) may be that of a semaphore.
     pub(crate) async fn check_for_semaphore(
         &self,
         session: &Arc<dyn Session>,
@@ -170,12 +173,12 @@ impl Acquisition {
 }
 
 impl Behind<'_> {
-    /// Watches our own node and the predecessor's node. If `asks`, also asks for the predecessor's node. Sends all requests
-    /// before the first reply is awaited. Returns the watch on the predecessor's node.
+    /// Watches our own node and the predecessor's node. If `asks`, also asks the predecessor's process to give the node
+    /// up. Sends all requests before the first reply is awaited. Returns the watch on the predecessor's node.
     ///
-    /// Events come in the order of the changes. Our own watch is armed first, so a removal of our node is seen before a later
-    /// release by the predecessor. The predecessor's watch is armed before the ask, so the watch fires when the predecessor gives
-    /// its node up.
+    /// Events come in the order of the changes. Our own watch is armed first, so a removal of our node is seen before a
+    /// later release by the predecessor. The predecessor's watch is armed before the request to give the node up, so
+    /// the watch fires when the node is given up.
     async fn arm(&self, is_asked: &AtomicBool) -> Result<Watch, Failure> {
         let (session, node) = (self.entry.session(), self.entry.node());
         // A task of its own stores our watch, because a check at the leader may end this wait before the reply, and the watch
@@ -205,7 +208,7 @@ impl Behind<'_> {
     /// changes.
     async fn departure(&self, on_wait: &mut Option<Box<OnWait>>) -> Result<Departure, Error> {
         let (session, paths, me) = (self.entry.session(), &self.handle.paths, &*self.entry.contender());
-        // Boxed, because few of thousands of waiters have a listener.
+        // Boxed, because only a few of thousands of waiters have a listener.
         let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, paths, me)));
         let ghosts_found = self.waiting.map(|waiting| Box::pin(waiting.ghosts_found()));
         tokio::select! {
@@ -226,8 +229,8 @@ impl Behind<'_> {
         // Boxed, because the future that arms the watch is larger than the watch, and thousands of waiters await their watches.
         let watch = match armed.await {
             Ok(watch) => watch,
-            // The server lists the predecessor's node, and denies for the second time that the node exists. So the leader is
-            // asked.
+            // The server lists the predecessor's node, and reports for the second time that the node does not exist. So
+            // the leader is asked.
             Err(Failure::NoNode) if self.is_again => match Box::pin(self.check_at_leader(true)).await? {
                 Some(departure) => return Ok(departure),
                 // The leader has the node. `check_in_intervals`, which is polled together with this future, ends the wait.
@@ -244,8 +247,8 @@ impl Behind<'_> {
         })
     }
 
-    /// Checks our node and the predecessor's node at the leader in intervals, until one of them is gone. The checks find a
-    /// departure whose event was lost.
+    /// Checks our node and the predecessor's node at the leader in intervals, until one of the two nodes is gone. The
+    /// checks find a departure whose event was lost.
     async fn check_in_intervals(&self) -> Result<Departure, Error> {
         let mut recheck = Recheck::after(self.entry.session(), self.has_ghosts);
         let mut is_at_once = self.has_ghosts;
@@ -269,8 +272,9 @@ impl Behind<'_> {
         let (gone, kind) = (vec![Arc::clone(predecessor)], entry.contender().kind());
         let ghosts = presence::ghosts_of(entry.session(), entry.queue(), gone, kind).await;
         Ok(match ghosts.is_empty() {
-            // The predecessor's node was replaced at a downgrade. This server may still list the WRITE node, so a new listing at
-            // once could repeat without end. The wait goes on, and only a check after a pause leads to a new listing.
+            // A downgrade has replaced the predecessor's node. This server may still list the WRITE node, so an
+            // immediate new listing could repeat without end. The wait goes on, and only a check after a pause leads to
+            // a new listing.
             true => (!is_at_once).then_some(Departure::ListAgain),
             false => Some(Departure::GoneAtLeader),
         })

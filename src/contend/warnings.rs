@@ -18,14 +18,15 @@ use crate::session::contract::Session;
 use crate::session::retry::spawn_cancellable;
 use crate::telemetry::log::emit;
 
-/// The default time after which a warning is logged.
+/// The default time after which a warning about a waiting acquisition is logged.
 pub(crate) const WARN_AFTER: Duration = Duration::from_secs(30);
 
-/// The shortest time between two warnings of one task.
+/// The shortest time between two warnings of one background task.
 const PAUSE: Duration = Duration::from_secs(1);
 
 impl Acquisition {
-    /// Begins the trace of a hold, or of one use of a kept node. Starts a task that warns if the hold lasts long.
+    /// Begins the trace of a hold, or of one use of a kept node. Starts a task that warns if the hold or the use lasts
+    /// long.
     pub(crate) fn holding(&self, hold: &ContenderHandle) -> HoldTrace {
         let (path, node) = (self.handle.shown(), hold.node());
         let mut holding = self.trace.begin_hold(self.aim(), path, self.label(), node);
@@ -44,8 +45,8 @@ impl Acquisition {
         holding
     }
 
-    /// Waits until the acquisition has entered the queue, and warns if that takes long. The caller's task logs this warning,
-    /// because there may be no session yet whose thread could run a background task.
+    /// Polls `queued` until the acquisition has entered the queue, and warns if that takes long. The caller's task logs
+    /// this warning, because there may be no session yet whose thread could run a background task.
     pub(crate) async fn warn_if_slow<G>(&self, mut queued: impl Future<Output = G> + Unpin) -> G {
         let Some(limit) = self.handle.warn_waiting else { return queued.await };
         if let Some(answer) = call::unless(self.handle.coordinator.sleep(limit), &mut queued).await {
@@ -56,9 +57,9 @@ impl Acquisition {
     }
 }
 
-/// The registration of a waiting acquisition for a warning, until this is dropped. A background task logs the warning, because
-/// the acquisition's own future may not be polled. If the future is not polled when the acquisition's turn comes, all contenders
-/// behind it wait.
+/// The registration of a waiting acquisition for a warning. Dropping this value ends the registration. A background
+/// task logs the warning, because the acquisition's own future may not be polled. If the future is not polled when the
+/// acquisition's turn comes, all contenders behind the acquisition wait.
 pub(crate) struct Lateness<'a> {
     acquisition: &'a Acquisition,
     began: Instant,
@@ -73,7 +74,7 @@ impl<'a> Lateness<'a> {
         Lateness { acquisition, began, is_warned_of, number: None }
     }
 
-    /// Registers the acquisition, because from now on the acquisition may have to wait. Starts the warning task if none runs.
+    /// Registers the acquisition when it begins to wait. Starts the warning task if none runs.
     pub(crate) fn begin(&mut self, entry: &ContenderHandle) {
         let Acquisition { handle, options, trace, target, .. } = self.acquisition;
         let (Some(limit), None) = (handle.warn_waiting, self.number) else { return };
@@ -99,11 +100,11 @@ impl Drop for Lateness<'_> {
     }
 }
 
-/// Warns about the slow acquisitions of one lock handle. Ends when no acquisition without a warning waits, and none has come for
-/// `limit`.
+/// Warns about the slow acquisitions of one lock handle. Ends when every waiting acquisition has its warning, and no
+/// new acquisition has waited for `limit`.
 async fn warn_of_slow(handle: Weak<Handle>, limit: Duration, session: Weak<dyn Session>) -> Option<()> {
-    // The task holds only a weak pointer to the session while it sleeps. A timer that ends too early belongs to a runtime that
-    // has shut down, so the task ends, too.
+    // While the task sleeps, it holds only a weak pointer to the session. If a timer ends too early, its runtime has
+    // shut down, so the task ends, too.
     let sleep = async |time: Duration| {
         let (begun, timer) = (Instant::now(), session.upgrade()?.sleep(time));
         timer.await;
@@ -111,7 +112,7 @@ async fn warn_of_slow(handle: Weak<Handle>, limit: Duration, session: Weak<dyn S
     };
     loop {
         let next = handle.upgrade()?.waiters.next(limit);
-        // A later waiter cannot become overdue before this timer.
+        // A later waiter cannot become overdue before this timer ends.
         sleep(next.unwrap_or(limit)).await?;
         let handle = handle.upgrade()?;
         if let Some((waiter, others)) = handle.waiters.due(limit) {
