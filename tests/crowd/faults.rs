@@ -64,8 +64,8 @@ impl Site {
         }
     }
 
-    /// Causes a fault of the servers that lasts for `lasts`, or for three times as long between servers. `kind` and
-    /// `which` select the fault and the server. Returns the name of the fault.
+    /// Causes a fault of the servers that lasts for `lasts`. A fault of the links between servers lasts three times as
+    /// long. `kind` and `which` select the fault and the server. Returns the name of the fault.
     fn fail(&self, kind: u64, which: usize, lasts: Duration) -> &'static str {
         let servers = self.servers();
         let server = servers[which % servers.len()];
@@ -103,14 +103,14 @@ impl Site {
 
 /// Breaks connections of clients at random until `end`. Each client has a proxy for each server.
 pub(super) async fn fail_links(clients: &[&[Proxy]], saw: &(impl Fn(&str) + Sync), mut dice: Seeded, end: Instant) {
-    // The kinds of requests whose reply or request is lost. Those whose loss leaves the outcome unknown occur more than
-    // once.
+    // The kinds of requests of which a request or a reply is lost. A kind whose loss leaves the outcome unknown is
+    // listed more than once, so that it is chosen more often.
     const OPS: [Op; 8] =
         [Op::Create2, Op::Create2, Op::Create2, Op::Multi, Op::Multi, Op::Delete, Op::GetChildren2, Op::GetData];
     while Instant::now() < end {
         let proxies = clients[dice.below(clients.len() as u64) as usize];
         let op = OPS[dice.below(OPS.len() as u64) as usize];
-        // The shortest faults cost nothing, some cost the lease, and the longest cost the session.
+        // The shortest faults end nothing. Longer ones end a lease, and the longest a session.
         let lasts = Duration::from_millis([100, 500, 2_000, 6_000][dice.below(4) as usize]);
         let lasts = lasts.mul_f64(0.2 + dice.below(100) as f64 / 100.0);
         let kind = dice.below(12);
@@ -167,7 +167,7 @@ pub(super) async fn fail_servers(site: Arc<Site>, saw: impl Fn(&str), mut dice: 
     }
 }
 
-/// Sleeps for this time, but not beyond the end.
+/// Sleeps for the time `lasts`, but not beyond `end`.
 pub(super) async fn pause(lasts: Duration, end: Instant) {
     sleep_until((Instant::now() + lasts).min(end).into()).await;
 }

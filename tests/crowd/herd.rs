@@ -8,7 +8,7 @@ use support::storm::{Measured, Storm, World, storm};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Heartbeats use half of the ensemble's capacity. No larger fleet should use one ensemble.
+/// The largest fleet that one ensemble should serve: its heartbeats use half of the ensemble's capacity.
 const FLEET: World = World {
     processes: 300,
     contenders: 1,
@@ -19,7 +19,8 @@ const FLEET: World = World {
     seed: 7,
 };
 
-/// Of the contenders, a quarter each take a lock, keep a read lock, take a permit, and campaign.
+/// A quarter of the contenders take a lock, a quarter keep a read lock, a quarter take a permit, and a quarter
+/// campaign.
 #[tokio::test(start_paused = true)]
 async fn clients_come_back_spread_out_after_a_mass_expiry() {
     let Measured { before, peak, longest_wait, back_after, sessions, lost_elsewhere, .. } =
@@ -27,7 +28,8 @@ async fn clients_come_back_spread_out_after_a_mass_expiry() {
     assert!((60..120).contains(&before), "{before}");
     assert!(peak < 3 * before, "{peak} requests in a second, and {before} before");
     assert!(longest_wait < SECOND, "a request waited for {longest_wait:?}");
-    // The clients are away for 60 s. The jitter is at most a quarter of that, 15 s; reconnecting takes the rest.
+    // The clients are cut off for 60 s. The jitter before they reconnect is at most a quarter of that, 15 s.
+    // Reconnecting takes the rest.
     assert!(back_after < 18 * SECOND, "{back_after:?}");
     assert_eq!((sessions, lost_elsewhere), (300, 0));
 }

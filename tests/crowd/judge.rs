@@ -1,8 +1,8 @@
 //! The judge of the reads and writes of one register. It checks, with stateright's testers of linearizability and of
 //! sequential consistency, whether the replies are possible at their times.
 //!
-//! No two writes have the same value. So a write of unknown outcome matters only if its value was read, and the judge
-//! leaves the others out.
+//! No two writes have the same value. So a write of unknown outcome whose value was never read proves nothing, and the
+//! judge leaves it out.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -27,7 +27,7 @@ pub(super) enum Op {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     Done,
-    /// The register had another value than the operation saw, so nothing was done.
+    /// The register had another value than the operation expected, so the operation changed nothing.
     Refused,
 }
 
@@ -61,10 +61,10 @@ impl Op {
     }
 }
 
-/// One operation. The times of all operations are of the same clock.
+/// One operation. The times of all operations are on one clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Event {
-    /// The number of the client. A client does one operation at a time.
+    /// The index of the client. A client does one operation at a time.
     pub(super) who: usize,
     pub(super) op: Op,
     pub(super) from: Duration,
@@ -73,14 +73,14 @@ pub(super) struct Event {
     pub(super) until: Option<Duration>,
 }
 
-/// Returns the writes in an order that explains all replies, or `None` if no such order exists.
+/// Returns the values of all writes in an order that explains all replies, or `None` if no such order exists.
 pub(super) fn serialized(events: &[Event]) -> Option<Vec<u64>> {
     let mut tester = LinearizabilityTester::new(Register::default());
     let mut names = BTreeSet::new();
     let mut moments = Vec::new();
     for event in noticed(events) {
-        // The tester refuses a second operation of a client that is in the middle of one. So an operation of unknown
-        // outcome gets a client of its own.
+        // The tester refuses a second operation of a client while the first is in progress. An operation of unknown
+        // outcome never ends, so it gets a client of its own.
         let name = (event.who, if event.until.is_none() { names.len() + 1 } else { 0 });
         names.insert(name);
         moments.push((event.from, false, name, event.op));
@@ -115,7 +115,8 @@ fn noticed(events: &[Event]) -> Vec<Event> {
 /// Returns whether a copy can have shown the values `looks` in this order, if the writes were done in the order
 /// `written`. A copy may lag, but never shows an older value after a newer one.
 pub(super) fn is_followed(written: &[u64], looks: &[u64]) -> bool {
-    // The tester tries the client with the lower number first. With the reads first, the search needs no backtracking.
+    // The tester's client for the reads, and below its client for the writes. The tester tries the client with the
+    // lower number first. With the reads first, the search needs no backtracking.
     const LOOKS: usize = 0;
     const WRITES: usize = 1;
     let mut tester = SequentialConsistencyTester::new(Register::default());
@@ -157,8 +158,7 @@ pub(super) fn falsified(events: &[Event]) -> Vec<(&'static str, Vec<Event>)> {
     wrong
 }
 
-// --------------------------------------------------------------------------------------------------------------- Tests
-// of the judge
+// -------------------------------------------------------------------------------------------------- Tests of the judge
 
 fn event(who: usize, op: Op, from: u64, until: impl Into<Option<u64>>) -> Event {
     Event { who, op, from: Duration::from_millis(from), until: until.into().map(Duration::from_millis) }

@@ -9,8 +9,9 @@ async fn kept_reads_send_no_requests_without_writers() {
     assert_eq!(minutes(100, &[false, false]).await, [idle, idle]);
 }
 
-/// An ask costs each client five requests: the delete of its node, then again the watch, the create and the listing,
-/// and the read by which it watches its own node. The writer sends one more request to ask all clients.
+/// When the writer asks for the kept nodes, each client gives its node up by a delete. Its next read sends four more
+/// requests: the watch on the directory, the create, the listing, and the read by which the client watches its own
+/// node. The writer sends seven, one of them to ask all clients.
 #[tokio::test(start_paused = true)]
 async fn a_write_costs_each_keeping_client_five_requests() {
     for clients in [1, 2, 10, 100] {

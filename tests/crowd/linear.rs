@@ -1,11 +1,11 @@
-//! A swarm of clients that read and write under locks while faults occur. Each path is judged as a register. It is read
-//! through a guard and written by guarded transactions, or it is a shared value. Some clients keep their nodes.
+//! A swarm of clients that read and write under locks while faults occur, and a check that the results are
+//! linearizable. Each path is judged as a register. Some are plain nodes, which are read under a guard and written by
+//! guarded transactions. The others are shared values. Some clients keep their nodes between uses.
 //!
-//! A value that was read under a lock must be the newest value for as long as the guard says "held". So the judge gets
-//! an operation for each moment at which a guard was held, and no operation for a wait.
+//! A value that was read under a lock must be the newest value for as long as the guard says "held". So each moment at
+//! which a guard was held is recorded as a read of that value. The wait for a lock is no operation.
 //!
-//! `SWARM_SEED`, `LINEAR_SECONDS` and `SWARM_SERVERS` (1 or 3) configure the run. `make soak` runs five minutes with
-//! one server and five with three.
+//! `SWARM_SEED`, `LINEAR_SECONDS` and `SWARM_SERVERS` (1 or 3) configure the run. `make soak` runs five minutes with one server and five with three.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
@@ -36,16 +36,17 @@ const CLIENTS: usize = 5;
 /// The number of concurrent operations of each client.
 const HANDS: usize = 2;
 const LINK_STRANDS: usize = 2;
-/// The number of cells in use at the same time. With only one, a holder that is cut off would block all clients.
+/// The number of [`Cell`]s in use at the same time. With a single cell, a holder that is cut off would block all
+/// clients.
 const LANES: usize = 4;
-/// The number of operations on a cell, after which all clients go on to the next cell. The number is small, because the
-/// judge's search takes longer than the operations themselves.
+/// The number of operations on a [`Cell`]. After that many, all clients go on to another cell. The number is small,
+/// because the judge's search takes longer than the operations themselves.
 const OPERATIONS: usize = 60;
 const PATIENCE: Duration = Duration::from_secs(3);
 const JUDGED_WITHIN: Duration = Duration::from_secs(300);
-/// The number of operations that a run must have, so that its result means something.
+/// The number of operations that a run must have. A run with fewer tests too little.
 const ENOUGH: usize = 100;
-/// The value that an update has read, as long as the update has not read one.
+/// The value that stands for "the update has read no value yet".
 const NOTHING: u64 = u64::MAX;
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -56,12 +57,12 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// (`shared`).
 #[derive(Default)]
 struct Cell {
-    /// The number of the cell. Modulo [`LANES`], it is the number of the cell's lane: a series of cells that are used
-    /// one after another.
+    /// The index of the cell. Modulo [`LANES`] it is the index of the cell's lane: a series of cells that are used one
+    /// after another.
     number: usize,
     bare: Mutex<Vec<Event>>,
     shared: Mutex<Vec<Event>>,
-    /// The values that each client's local copy has shown, in order, by the number of the client.
+    /// The values that each client's local copy has shown, in order, by the index of the client.
     looks: Mutex<BTreeMap<usize, Vec<u64>>>,
 }
 
@@ -186,8 +187,7 @@ impl World {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// What clients do
+// ----------------------------------------------------------------------------------------------------- What clients do
 
 /// One of a client's concurrent workers.
 struct Hand<'w> {
@@ -243,7 +243,7 @@ impl Hand<'_> {
         locked(book).push(Event { who: self.who, op, from, until: None });
     }
 
-    /// Records some reads of this value, each at a moment at which the lock is held: no other client may change the
+    /// Records reads of the value `saw`, each at a moment at which the lock is held. No other client may change the
     /// value meanwhile.
     async fn holds(&mut self, book: &Mutex<Vec<Event>>, saw: u64, is_held: impl Fn() -> bool) {
         for _ in 0..1 + self.dice.below(3) {
@@ -378,8 +378,7 @@ fn number(data: &[u8]) -> u64 {
     std::str::from_utf8(data).ok().and_then(|text| text.parse().ok()).expect("every written value is a number")
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The run
+// -------------------------------------------------------------------------------------------------- The run of a swarm
 
 async fn safety_phase(world: &Arc<World>, dice: &mut Seeded, end: Instant) {
     let mut tasks = JoinSet::new();
@@ -427,7 +426,8 @@ impl Verdict {
             let shared = locked(&cell.shared);
             let written = verdict.judge(&format!("shared value {}", cell.number), &shared);
             for (client, looks) in &*locked(&cell.looks) {
-                // A write of unknown outcome is not in `written` if only a copy has shown its value.
+                // If only a copy has shown the value of a write of unknown outcome, `written` lacks the value, so it is
+                // left out here.
                 let looks: Vec<u64> = looks.iter().copied().filter(|saw| *saw == 0 || written.contains(saw)).collect();
                 verdict.looks += looks.len();
                 *locked(&verdict.searched) = format!("client {client}: {looks:?} of {written:?}");

@@ -33,8 +33,8 @@ use crate::traces::replayed;
 const PATH: &str = "/swarm/permits";
 const PERMITS: u32 = 4;
 const CLIENTS: u64 = 6;
-/// The time limit for all grants after the faults. Sessions that must expire live up to 4 s and a tick longer, and
-/// machines may be slow.
+/// The time limit for all grants after the faults. A session whose client is gone expires after 4 s and at most one
+/// tick. The rest is for a slow machine.
 const LIVENESS_LIMIT: Duration = Duration::from_secs(60);
 
 /// Returns the seed, the duration in seconds, the number of servers, and a command that repeats the run.
@@ -137,7 +137,7 @@ async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
     }
 }
 
-/// Checks after the faults that every client is granted all permits at once.
+/// Checks after the faults that each client in turn can take all permits in one acquisition.
 async fn liveness_phase(world: &Arc<World>) {
     for proxy in world.clients.iter().flat_map(|client| &client.proxies) {
         proxy.forget_rules();
@@ -221,7 +221,7 @@ async fn a_random_swarm_never_holds_too_many_permits() {
         grants: AtomicU64::new(0),
     });
     let stint = Stint::begin(Duration::from_secs(seconds));
-    // Runs further phases until there are enough grants: with some seeds, and on a busy machine, a phase has almost no
+    // Runs further phases until there are enough grants. With some seeds, and on a busy machine, a phase has almost no
     // time without a fault.
     loop {
         swarm_phase(&world, &mut dice, Duration::from_secs(seconds)).await;
@@ -251,8 +251,7 @@ async fn a_random_swarm_never_holds_too_many_permits() {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Processes that are killed
+// ------------------------------------------------------------------------------------------- Processes that are killed
 
 /// Returns nanoseconds on the machine's monotonic clock, which all processes share.
 fn clock() -> u64 {
@@ -279,8 +278,8 @@ fn the_child_process_of_other_tests() {
                 loop {
                     let count = 1 + dice.below(2) as u32;
                     match take(&semaphore, count, &mut dice).await {
-                        // A loss is no fault here: the session of two seconds ends whenever the machine stands still
-                        // for longer.
+                        // A loss is not reported as a fault, because the session of two seconds ends whenever the
+                        // machine stands still for longer.
                         Err(error) if !(error.is_lost() || matches!(error, Error::OutcomeUnknown { .. })) => {
                             say(&format!("fails {error}"));
                         }
@@ -298,7 +297,7 @@ async fn take(semaphore: &Semaphore, count: u32, dice: &mut Seeded) -> Result<()
     let permit = semaphore.acquire_many(count).await?;
     let from = clock();
     let mut until = None;
-    // If the permit is held now, it was held during the whole time since its grant.
+    // If the permit is held now, the process has held it since its grant.
     let mut look = || {
         let asked = clock();
         if permit.is_held() {
@@ -336,7 +335,7 @@ fn life(server: &str, path: &str, seed: u64, lasts: Duration) -> Vec<(u64, i64)>
 
 #[support::judged(flavor = "multi_thread", worker_threads = 4)]
 async fn killed_processes_never_hold_too_many_permits() {
-    /// The number of grants that a run must have, so that its result means something.
+    /// The number of grants that a run must have. A run with fewer tests too little.
     const ENOUGH: usize = 50;
     let (seed, seconds, servers, _) = settings();
     let site = Site::start(servers).await;

@@ -1,7 +1,7 @@
 //! Thousands of waiters in one process. They survive a reconnect, keep their order, and use little memory and few
 //! requests.
 //!
-//! `SCALE_WAITERS` sets their number. `make soak` sets 10,000.
+//! `SCALE_WAITERS` sets the number of waiters. `make soak` sets 10,000.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

@@ -31,7 +31,7 @@ use crate::faults::{Site, fail_links, fail_servers, pause, seed, setting};
 use crate::traces::replayed;
 
 const CLIENTS: u64 = 8;
-/// The number of clients that also have a task which always waits without a timeout.
+/// The number of clients with a further task, whose acquisitions have no timeout.
 const PATIENT_CLIENTS: usize = 4;
 /// The number of tasks that break connections of clients at the same time.
 const LINK_STRANDS: u64 = 3;
@@ -40,15 +40,17 @@ const PATHS: [&str; 2] = ["/swarm/a", "/swarm/b"];
 const TRACED: [&str; 4] = [PATHS[0], PATHS[1], ONCE, LED];
 /// The prefixes of the paths that only holders of a lock write.
 const GUARDED: [&str; 2] = ["/count-", "/swarm/once.done"];
-/// The lock paths of `once_in` and of the leadership, and the number of clients that use each.
+/// The lock path of the work that is done by `once_in`.
 const ONCE: &str = "/swarm/once";
+/// The lock path of the leadership.
 const LED: &str = "/swarm/led";
+/// The number of clients that do work by `once_in`, and the number of clients that campaign.
 const OTHERS: u64 = 2;
-/// The node in which leaders count.
+/// The node with the number that each leader increments.
 const LEDGER: &str = "/count-led";
 const COUNTERS: [&str; 2] = ["/count-a", "/count-b"];
-/// The time limit for all grants after the faults. Sessions that must expire live up to 4 s and a tick longer, and
-/// machines may be slow.
+/// The time limit for all grants after the faults. A session whose client is gone expires after 4 s and at most one
+/// tick. The rest is for a slow machine.
 const LIVENESS_LIMIT: Duration = Duration::from_secs(60);
 /// The time limit of an operation during the faults.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -68,8 +70,9 @@ struct World {
     stores: [Store; 2],
     clients: Vec<Client>,
     operator: ZooKeeper,
-    /// For each lock, the number of transactions that were committed, and of those with an unknown outcome.
+    /// For each lock, the number of transactions that were committed.
     committed: [AtomicU64; 2],
+    /// For each lock, the number of transactions with an unknown outcome.
     in_doubt: [AtomicU64; 2],
     seen: Mutex<BTreeMap<String, u64>>,
     longest_wait: Mutex<Duration>,
@@ -108,8 +111,7 @@ impl World {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// What clients do
+// ----------------------------------------------------------------------------------------------------- What clients do
 
 async fn use_locks(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
     while Instant::now() < end {
@@ -200,8 +202,8 @@ async fn acquired<G>(
     None
 }
 
-/// Polls the future at most `polls` times more after the first poll, or until a time limit, and drops it then. Returns
-/// the output if the future has ended before.
+/// Polls the future once, and then at most `polls` times more within a time limit. Drops it if it is not ready then.
+/// Returns its output, or `None` if it was dropped.
 pub(super) async fn cut_short<F: Future>(future: F, polls: u64) -> Option<F::Output> {
     let mut future = std::pin::pin!(future);
     let mut left = polls;
@@ -357,8 +359,7 @@ async fn lead(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Faults
+// --------------------------------------------------------------------------------------------------- Faults of a swarm
 
 /// Deletes random nodes of holders and of waiters until `end`, as an operator can.
 async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
@@ -380,8 +381,7 @@ async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The run
+// -------------------------------------------------------------------------------------------------- The run of a swarm
 
 async fn build(site: Arc<Site>, dice: &mut Seeded) -> World {
     let addresses = site.addresses();
@@ -399,7 +399,7 @@ async fn build(site: Arc<Site>, dice: &mut Seeded) -> World {
         let builder = ZooKeeper::builder().session_timeout(session_timeout).connect_timeout(CALM);
         let zk = builder.connect(&through.join(",")).await.expect("nothing fails yet");
         let name = format!("client-{number}");
-        // Every second client keeps its nodes: up to 100 ms or 2 s when idle, or without a limit.
+        // Every second client keeps its nodes between uses. It gives an idle node up after 100 ms, after 2 s, or never.
         let idle = [Duration::from_millis(100), Duration::from_secs(2), Duration::MAX][dice.below(3) as usize];
         let open = |path: &str| {
             let lock = RwLock::builder(&zk, path).host(&name);
@@ -539,8 +539,8 @@ async fn judge(world: &World) -> Vec<String> {
 /// Returns the clients that sent more requests than necessary, in words.
 fn wastes(world: &World) -> Vec<String> {
     let mut faults = Vec::new();
-    // An attempt needs one create. A second create is needed only if the connection broke (a client makes up to four
-    // attempts at a time) or if the directory was missing.
+    // An acquisition needs one create. A second create is needed only if the connection broke (a client has up to four
+    // acquisitions in progress at a time) or if the directory was missing.
     for client in world.clients.iter().take(CLIENTS as usize) {
         let count = |op| client.proxies.iter().map(|proxy| proxy.count(op)).sum::<u64>();
         let connections: u64 = client.proxies.iter().map(Proxy::connections).sum();
@@ -575,8 +575,8 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
     let took = loop {
         let waiters = safety_phase(&world, &mut dice, Instant::now() + Duration::from_secs(seconds)).await;
         let took = liveness_phase(&world, waiters).await;
-        // The phase without faults alone grants the lock four times to every client. So a run needs more than eight
-        // grants for each client.
+        // The phase without faults alone grants a lock to each client four times. So a run needs more than eight grants
+        // for each client.
         let grants = world.history.holds().len() as u64;
         if !surprises(&world).is_empty() || stint.is_over(grants > 8 * CLIENTS, || format!("only {grants} grants")) {
             break took;

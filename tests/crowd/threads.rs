@@ -1,5 +1,5 @@
-//! Threads that share a kept node, while other contenders ask for the node all the time. The tests use the embedded
-//! ensemble without a tokio runtime.
+//! Threads that share a kept node (a node that its process keeps between uses), while other contenders ask all the time
+//! that it be given up. The tests use the embedded ensemble without a tokio runtime.
 //!
 //! `KEPT_SECONDS` sets the duration.
 
@@ -96,7 +96,7 @@ fn threads_with_a_kept_node_exclude_and_never_hang() {
         for number in 0..threads {
             if ends.recv_timeout(limit.saturating_duration_since(Instant::now())).is_err() {
                 eprintln!("only {number} of {threads} threads came to an end: {:?}", zk.children(DIRECTORY));
-                // The threads that hang can only be ended with the process.
+                // Ends the process, because nothing else can end the threads that hang.
                 std::process::exit(1);
             }
         }

@@ -32,8 +32,7 @@ pub(super) fn replayed(run: &Run, steps: &[&str], replay: &str) {
     assert!(missing.is_empty(), "no {missing:?} in {:?}: {replay}", verdict.seen);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The scene
+// -------------------------------------------------------------------------------------------------- The scripted scene
 
 const PATH: &str = "/traced/lock";
 const LIMIT: &str = "/traced/limit";
@@ -77,8 +76,8 @@ impl Scene {
         second.leave().release().await.expect("held");
     }
 
-    /// Plays a kept node: it is used again, given up after an ask of a contender and of an operator, and given up after
-    /// its idle time.
+    /// Plays a kept node: a node that its process keeps between uses. It is used again, given up because a contender or
+    /// an operator asks for it, and given up after its idle time.
     async fn keep(&self) {
         let zk = connect(&self.server.address()).await;
         let keep = |idle| RwLock::builder(&zk, PATH).keep(idle).build().expect("valid");
@@ -182,8 +181,7 @@ fn every_step_of_the_model_occurs_in_a_real_run() {
     assert_eq!(missing, Vec::<&&str>::new(), "these steps do not occur");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Falsified traces
+// ---------------------------------------------------------------------------------------------------- Falsified traces
 
 /// Changes the scene's trace by `falsify`, which returns words, and checks that one fault in the verdict contains all
 /// these words.
@@ -224,7 +222,7 @@ fn downgrades(txn: &Txn) -> bool {
     left(txn, PATH).is_some() && txn.ops.iter().any(|op| matches!(op, Write::Create { ephemeral: true, .. }))
 }
 
-/// Returns whether the transaction asks for a kept node.
+/// Returns whether the transaction asks the owners of kept nodes to give them up.
 fn asks(txn: &Txn) -> bool {
     matches!(&txn.ops[..], [Write::Set { path, .. }] if path == PATH)
 }
@@ -234,7 +232,7 @@ fn takes_permits(txn: &Txn) -> bool {
     left(txn, &format!("{LIMIT}/queue")).is_some()
 }
 
-/// Returns the index of the first event of a grant by a hand-off, and the transaction of that hand-off.
+/// Returns the index of the first event of a grant that followed a hand-off, and the transaction of the hand-off.
 fn hand_off(run: &Run) -> (usize, Txn) {
     let is_it = |event: &Event| event.what == What::Granted && event.how == "hand-off" && event.path == PATH;
     let at = run.events.iter().position(is_it).expect("a contender was granted by a hand-off");
@@ -258,8 +256,8 @@ fn find(run: &mut Run, wanted: impl Fn(&Txn) -> bool) -> &mut Txn {
     run.log.iter_mut().find(|txn| wanted(txn)).expect("the scene has such a transaction")
 }
 
-/// Swaps the operations and sessions of the first two transactions that `wanted` selects. Returns the first one after
-/// the swap.
+/// Swaps the operations and sessions of the first two transactions that `wanted` selects. Returns the earlier of the
+/// two as it is after the swap.
 fn swap(run: &mut Run, wanted: impl Fn(&Txn) -> bool) -> Txn {
     let mut found = run.log.iter().enumerate().filter(|(_, txn)| wanted(txn)).map(|(at, _)| at);
     let (one, other) = (found.next().expect("two transactions"), found.next().expect("two transactions"));
@@ -407,7 +405,7 @@ fn a_write_to_a_node_that_stays_is_found() {
 fn an_ask_without_a_kept_node_ahead_is_found() {
     assert_found(|run| {
         run.operators.remove(PATH);
-        // The operator asked last.
+        // The last transaction that asks for a kept node is the operator's.
         let asks: Vec<i64> = run.log.iter().filter(|txn| asks(txn)).map(|txn| txn.zxid).collect();
         assert_eq!(asks.len(), 2, "a contender and an operator asked");
         words(["Ask", PATH, &format!("{:#x}", asks[1]), "only a contender behind a kept node"])
@@ -439,8 +437,8 @@ fn a_second_node_of_one_contender_is_found() {
     second_node_is_found(|_, _, _| {});
 }
 
-/// Checks that a second node of one contender is found. `excuse` may add an event to the run. It gets the transaction
-/// that creates the second node, and the name of the contender.
+/// Checks that a second node of one contender is found. `excuse` gets the run, the transaction that creates the second
+/// node, and the name of the contender. It may add an event to the run.
 fn second_node_is_found(excuse: impl FnOnce(&mut Run, &Txn, &str)) {
     assert_found(|run| {
         let (at, by) = hand_off(run);
