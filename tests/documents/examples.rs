@@ -96,7 +96,8 @@ async fn shared_config(on: On) {
         .says("no change was lost");
 }
 
-/// Without the lock, changes are lost. So the check with the lock shows that the lock prevents this.
+/// Runs the example without the lock, where changes must be lost. Otherwise the check with the lock would prove
+/// nothing.
 async fn shared_config_without_the_lock(on: On) {
     let mut arguments = on.arguments("shared_config_without_the_lock");
     arguments.extend(["--without-lock", "--changes", "20"].map(str::to_owned));
@@ -357,7 +358,7 @@ async fn only_watching_the_predecessor_wakes_no_herd() {
         // The mean number of waiters: the first release leaves n, the last one 1.
         let waiting = f64::midpoint(number("n"), 1.0);
         match cost["way"].as_str() {
-            // All waiters are notified, and perhaps the winner too, if it still watches its own node.
+            // All waiters are notified. The winner may be notified too, if it still watches its own node.
             Some("one-node") => {
                 assert!((waiting..=waiting + 1.0).contains(&number("notifications")), "{cost}");
                 // Each waiter that is notified sends a create and a read of the node.
@@ -367,7 +368,7 @@ async fn only_watching_the_predecessor_wakes_no_herd() {
                 assert!((waiting..=waiting + 1.0).contains(&number("notifications")), "{cost}");
                 assert!(number("reads") >= waiting, "{cost}");
             }
-            // Two contenders are notified: the next one, and the one that releases, which watches its own node.
+            // Two contenders are notified: the next contender, and the releasing contender, which watches its own node.
             _ => {
                 assert!((1.0..=2.0).contains(&number("notifications")), "{cost}");
                 // A release is one transaction. On a slow machine, the next contender also reads its predecessor's
@@ -402,8 +403,8 @@ fn is_well_formed(svg: &str) {
     assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
 }
 
-/// Checks the driver's output, which `benches/compare.py` reads. If its input is empty, the driver starts its
-/// measurement at once.
+/// Checks the output of the example that drives the benchmarks, which `benches/compare.py` reads. With empty input,
+/// this program does not wait before its measurement.
 #[support::judged]
 async fn the_driver_runs_every_workload_without_errors() {
     let server = tokio::task::spawn_blocking(|| shared_server().address()).await.expect("the server starts");

@@ -43,7 +43,7 @@ fn every_test_in_the_catalogue_exists() {
 
 /// A line of `planted.txt` is one fault that was planted in the code. The third cell names the tests that find the
 /// fault, as `chapter file::test`, `unit NAME` or `shuttle NAME`. If no test finds the fault, the cell says `lives` and
-/// the next one gives the reason.
+/// the fourth gives the reason.
 #[test]
 fn planted_faults_name_code_and_tests_that_exist() {
     for line in include_str!("../planted.txt").lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {

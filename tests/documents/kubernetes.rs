@@ -19,8 +19,7 @@ use zk_rwlock::{RwLock, ZooKeeper};
 
 use crate::snippets::{read, root};
 
-// --------------------------------------------------------------------------------------------------------------- The
-// manifests
+// ------------------------------------------------------------------------------------------------------- The manifests
 
 fn value(yaml: &Yaml<'_>) -> Value {
     match yaml {
@@ -65,8 +64,7 @@ fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
     list(&pod["initContainers"]).iter().chain(list(&pod["containers"]))
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The containers
+// ------------------------------------------------------------------------------------------------------ The containers
 
 fn environment(container: &Value) -> BTreeMap<String, String> {
     let env = list(&container["env"]).iter();

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// The folders and files of `src/` from the lowest to the highest, each with the folders that it may import. These
-/// stand earlier in this list.
+/// The folders and files of `src/` from the lowest to the highest. Each has the list of the folders that it may import,
+/// which stand earlier in this list.
 pub(super) const LAYERS: [(&str, &[&str]); 18] = [
     ("sync", &[]),
     ("queue", &["sync"]),
@@ -52,7 +52,7 @@ fn imports() -> BTreeMap<String, BTreeSet<String>> {
         };
         paths.filter_map(module).collect()
     };
-    // A macro names the file in which it is defined, so a file does not count as its own import.
+    // Leaves out the file itself, because a macro names the file in which it is defined.
     let others = |name: &str, all: BTreeSet<String>| all.into_iter().filter(|it| it != name).collect();
     files.into_iter().map(|(name, code)| (name.clone(), others(&name, imports(code)))).collect()
 }

@@ -86,7 +86,7 @@ impl World {
             On::Sqlite => {
                 let url = format!("sqlite:{}?mode=rwc", self.database);
                 let mut connection = AnyConnection::connect(&url).await.expect("a file");
-                // SQLite must report a locked file at once instead of waiting.
+                // Makes SQLite report a locked file immediately instead of waiting.
                 connection.execute("PRAGMA busy_timeout = 0").await.expect("a setting");
                 connection
             }
@@ -236,15 +236,14 @@ async fn lock_of(world: &World) -> RwLock {
     lock_at(&connect(&shared_server().address()).await, &world.lock)
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Killed
+// ------------------------------------------------------------------------------------------- Processes that are killed
 
 async fn killed_before_its_first_transaction(on: On) {
     let world = World::new(on, "killed_before").await;
     let mut connection = world.connect().await;
     connection.execute("CREATE TABLE lock_fence (name TEXT PRIMARY KEY, token BIGINT NOT NULL)").await.unwrap();
     connection.execute("INSERT INTO lock_fence VALUES ('schema', 0)").await.unwrap();
-    // A transaction locks the row of the fence, so that no process can write it until the rollback.
+    // A transaction locks the row of the fence, so that no process can write the row until the rollback.
     let mut fence = connection.begin_with(if on == On::Sqlite { "BEGIN IMMEDIATE" } else { "BEGIN" }).await.unwrap();
     fence.execute("UPDATE lock_fence SET token = token").await.unwrap();
     let build = world.up_to(3);
@@ -315,8 +314,7 @@ async fn a_deploy_that_gets_term_releases_the_lock_at_once(on: On) {
     world.is_whole().await;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Stopped and cut off
+// ------------------------------------------------------------------------------- Processes that are stopped or cut off
 
 /// Stops a process during a migration, until its session ends and the next process is granted the lock.
 async fn stopped_past_its_session(on: On) {
@@ -370,8 +368,7 @@ async fn cut_off_from_zookeeper_in_the_middle(on: On) {
     world.is_whole().await;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Earlier holders that do not stop
+// ------------------------------------------------------------------------------------ Earlier holders that do not stop
 
 /// Begins a transaction with the token of an earlier holder. Returns the transaction, and the number of rows that its
 /// update of the fence changed: 0 if the fence refuses the token.
@@ -516,8 +513,7 @@ async fn a_process_without_its_database_releases_the_lock() {
     assert_eq!(line(&lock_of(&world).await).await, "");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Instances
+// ------------------------------------------------------------------------------------------------ Instances that serve
 
 async fn instances_stop_before_a_migration_and_start_after_it(on: On) {
     let world = World::new(on, "gate").await;
@@ -548,7 +544,7 @@ async fn instances_stop_before_a_migration_and_start_after_it(on: On) {
     late_old.ends().await.with(MISMATCH).saying("too old to serve");
     late_new.says("serves on version 3").await;
 
-    // While an instance serves, a deploy job without a new version is done at once.
+    // While an instance serves, a deploy job without a new version has nothing to do and ends.
     world.up(&new).await.with(DONE).saying("nothing to do");
     late_new.signal("TERM");
     late_new.ends().await.with(DONE);
@@ -588,8 +584,7 @@ async fn instances_that_migrate_by_themselves_all_serve_in_the_end(on: On) {
     world.is_whole().await;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Refused
+// ----------------------------------------------------------------------------------------- Migrations that are refused
 
 async fn a_failed_migration_is_rolled_back_and_can_be_fixed(on: On) {
     let world = World::new(on, "failed").await;

@@ -18,7 +18,8 @@ struct Instance {
 }
 
 impl Instance {
-    /// Starts an instance without waiting until it is ready. Its report takes longer than any test.
+    /// Starts an instance without waiting until it is ready. The instance's periodic report, every 600 s, never runs
+    /// during a test.
     async fn start(server: &Server, drain: &str) -> Instance {
         let mut command = example("axum-service");
         command.env("ZK_HOSTS", server.address()).env("LISTEN", "127.0.0.1:0");

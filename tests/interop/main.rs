@@ -1,12 +1,11 @@
-//! `make interop`: our lock together with those of Curator, kazoo and zookeeper-client, each in a process of its own,
-//! on a real server.
+//! `make interop`: our lock together with those of Curator, kazoo and zookeeper-client, each in a process of its own, on a real server.
 //!
 //! The test is not part of `cargo test`, because it needs the programs that `tests/interop/setup.sh` installs. The
 //! fleets that contend share the time `INTEROP_SECONDS` (180).
 //!
-//! A driver is a process that uses one library's lock by commands on its standard input. All drivers take the same
-//! commands. The drivers in other languages are in `tests/interop/`. A driver in Rust is this test binary:
-//! [`the_child_process_of_other_tests`], selected by an environment variable.
+//! A driver is a process that reads commands from its standard input, and uses one library's lock as they say. All
+//! drivers take the same commands. The drivers in other languages are in `tests/interop/`. A driver in Rust is this
+//! test binary: [`the_child_process_of_other_tests`], selected by an environment variable.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::OpenOptions;
@@ -31,28 +30,27 @@ use zookeeper_client as zk;
 /// this time.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// The number of times that each contender must hold the lock. A contender continues until then, even after the time is
-/// over. So a test with a starved contender never ends.
+/// The number of times that each contender must hold the lock. A contender continues until then, even after the time
+/// for the test is over. So a test with a starved contender never ends.
 const HOLDS_AT_LEAST: u64 = 3;
 
-/// The environment variable that makes this test binary run as a driver.
+/// The environment variable that makes this test binary run as a driver: a process that uses a lock on command.
 const CHILD: &str = "ZK_RWLOCK_INTEROP_CHILD";
 
 fn seconds() -> u64 {
     std::env::var("INTEROP_SECONDS").map_or(180, |seconds| seconds.parse().expect("INTEROP_SECONDS is a number"))
 }
 
-/// Waits until no other fleet runs, because each needs all cores of a small machine. Dropping the returned value lets
-/// the next fleet run.
+/// Waits until no other fleet runs, because each fleet needs all cores of a small machine. Dropping the returned value
+/// lets the next fleet run.
 fn alone() -> impl Drop {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-// --------------------------------------------------------------------------------------------------------------- The
-// drivers in Rust
+// ------------------------------------------------------------------------------------------------- The drivers in Rust
 
-/// The guard that a driver in Rust holds.
+/// A guard of our lock, or of zookeeper-client's lock.
 enum Guard {
     Read(ReadGuard),
     Write(WriteGuard),
@@ -74,14 +72,15 @@ impl Guard {
             Guard::Write(guard) => guard.release().await.unwrap(),
             Guard::Foreign(guard) => {
                 client.delete(guard.lock_path(), None).await.unwrap();
-                // The library sends a second delete, which fails.
+                // When it is dropped, zookeeper-client's guard sends a second delete, which fails because the node is
+                // gone.
                 drop(guard);
             }
         }
     }
 }
 
-/// A driver in Rust.
+/// The state of a child process of this test that takes our lock, or zookeeper-client's, on command.
 struct Driver {
     client: zk::Client,
     /// Our lock, or `None` for a driver that uses zookeeper-client's own lock.
@@ -229,8 +228,7 @@ fn the_child_process_of_other_tests() {
     std::process::exit(0);
 }
 
-// --------------------------------------------------------------------------------------------------------------- The
-// handles of the processes
+// ---------------------------------------------------------------------------------------- The handles of the processes
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Library {
@@ -240,7 +238,7 @@ enum Library {
     ZookeeperClient,
 }
 
-/// A fleet: the path for which it contends, its server, its log and its processes.
+/// A fleet: its server, the path for which its processes contend, their log, and the processes.
 struct Field {
     zk: ZooKeeper,
     dialect: Dialect,
@@ -255,8 +253,8 @@ impl Field {
         let zk = connect(&shared_server().address()).await;
         let (path, value) = (format!("/interop-{what}-{dialect}"), format!("/value-{what}-{dialect}"));
         let session = session(&zk).await;
-        // Makes the directory persistent, because kazoo checks only once that it exists. A container would disappear
-        // when empty.
+        // Makes the directory persistent, because kazoo checks only once that the directory exists. A container would
+        // disappear when empty.
         if dialect == Dialect::Curator {
             session.create(&path, b"", Kind::Persistent).await.unwrap();
         }
@@ -312,8 +310,7 @@ fn release(process: &mut Peer, mode: &str) {
     process.says("released");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Contenders in turn
+// -------------------------------------------------------------------------------------------------- Contenders in turn
 
 /// Returns the libraries that use this dialect, each with whether it also has a read lock.
 fn fleet(dialect: Dialect) -> Vec<(Library, bool)> {
@@ -332,8 +329,8 @@ fn fleet(dialect: Dialect) -> Vec<(Library, bool)> {
     }
 }
 
-/// Checks that contenders that queue up behind a writer are granted in the order of their arrival, and adjacent readers
-/// together.
+/// Checks that contenders that queue up behind a writer are granted the lock in the order of their arrival, and
+/// adjacent readers together.
 async fn turns_are_taken_in_the_order_of_arrival(dialect: Dialect) {
     let _alone = alone();
     let field = Field::set("turns", dialect).await;
@@ -552,13 +549,12 @@ async fn a_frozen_waiter_queues_up_at_the_end_or_fails() {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Contenders at random, some of them killed
+// --------------------------------------------------------------------------- Contenders at random, some of them killed
 
-/// The judge of a fleet's log, line by line.
+/// Judges a fleet's log, line by line.
 #[derive(Default)]
 struct Judge {
-    /// The processes that hold, each with whether it writes.
+    /// The names of the processes that hold the lock, each with whether it holds as a writer.
     holders: BTreeMap<String, bool>,
     last_token: i64,
     last_write_token: i64,
@@ -603,7 +599,7 @@ impl Judge {
         }
     }
 
-    /// Checks the value that a holder read before, and wrote after, its work.
+    /// Checks the value at the beginning of a hold (`before`) and at its end (`after`).
     fn see(&mut self, line: &str, writes: bool, before: &str, after: &str) {
         let (before, after): (u64, u64) = (before.parse().unwrap(), after.parse().unwrap());
         assert!((self.value..=self.value + self.unsure).contains(&before), "{line}: the value is {}", self.value);

@@ -1,10 +1,9 @@
-//! `make nemesis`: one holder, one waiting writer and one fault, for this library, Curator and kazoo in turn, on the
-//! same three servers.
+//! `make nemesis`: one holder, one waiting writer and one fault, for this library, Curator and kazoo in turn, on the same three servers.
 //!
 //! The test measures how long the holder's own API still says "held" after another contender was granted the lock. It
 //! is not part of `cargo test`, because it needs the programs that `tests/interop/setup.sh` installs. `NEMESIS_ROUNDS`
 //! (20) is the number of rounds of each library under each fault. All rounds of one fault run at the same time, because
-//! they mostly sleep. Each has its own path, process and connection.
+//! they mostly sleep. Each round has its own path, process and connection.
 
 mod peer;
 mod results;
@@ -30,16 +29,17 @@ const SYNC_LIMIT: u32 = 20;
 /// servers.
 const ROUNDS_IN_A_CUT: usize = 5;
 
-/// The largest number of starts of a round. A round is started again if it is void.
+/// The largest number of starts of a round. A round is started again if the holder's API reported trouble before the
+/// fault.
 const TRIES: usize = 5;
 
-/// The duration of a cut between servers. It is longer than the servers' sync limit.
+/// The duration of a cut between servers. It is longer than the 10 s of [`SYNC_LIMIT`].
 const CUT_LASTS: Duration = Duration::from_secs(16);
 
-/// The duration of all other faults.
+/// The duration of all other faults: three session timeouts.
 const LONG: Duration = Duration::from_secs(12);
 
-/// The time for which a round is observed after its fault.
+/// The time for which a round is observed after its fault: one session timeout.
 const AFTERWARDS: Duration = Duration::from_secs(4);
 
 fn rounds() -> usize {
@@ -50,9 +50,9 @@ fn rounds() -> usize {
 struct Field {
     ensemble: Ensemble,
     leader: usize,
-    /// The number of the follower to which every holder is connected.
+    /// The index of the follower to which every holder is connected.
     follower: usize,
-    /// Proxies before the other servers. While they are cut, a holder can reach only its follower.
+    /// Proxies in front of the other servers. While the proxies are cut, a holder can reach only its follower.
     doors: Vec<Proxy>,
     operator: ZooKeeper,
     runtime: Handle,
@@ -81,7 +81,7 @@ impl Field {
         Field::all(contenders, |contenders| {
             let link = Proxy::start(self.ensemble.server(self.follower).address());
             let held = self.held(fault, contenders, &link.address());
-            // Each fault begins at a different time between two heartbeats.
+            // The rounds spread the beginning of the fault over the time between two heartbeats.
             thread::sleep(TIMEOUT.mul_f64(held.contenders.round as f64 * 0.618 % 0.5));
             self.suffer(held, &link)
         })
@@ -198,13 +198,13 @@ impl Field {
 struct Contenders<'c> {
     library: &'static str,
     round: usize,
-    /// The number of void starts of this round so far.
+    /// The number of starts of this round so far in which the holder's API reported trouble before the fault.
     void: usize,
     holder: &'c mut Peer,
     waiters: &'c Waiters,
 }
 
-/// A round whose holder holds, before the fault.
+/// A round before its fault: the holder holds the lock.
 struct Held<'c> {
     fault: &'static str,
     path: String,
@@ -244,7 +244,7 @@ impl Company {
     }
 }
 
-/// Runs all rounds of one fault. A void round is started again.
+/// Runs all rounds of one fault. Starts a round again if it is [void](Round::is_void).
 fn suffer(field: &Field, companies: &mut [Company], fault: &'static str, rounds: usize) -> Vec<Round> {
     let mut shown: Vec<Round> = Vec::new();
     let is_cut = [CUT, CUT_ALONE].contains(&fault);

@@ -42,8 +42,7 @@ pub(crate) fn clock() -> u64 {
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Ours
+// ----------------------------------------------------------------------------------------- The process of this library
 
 /// The answers of the API about one hold, as times in nanoseconds. Zero means never.
 #[derive(Debug, Default)]
@@ -154,8 +153,7 @@ fn the_child_process_of_other_tests() {
     std::process::exit(0);
 }
 
-// --------------------------------------------------------------------------------------------------------------- The
-// handles of the processes
+// ---------------------------------------------------------------------------------------- The handles of the processes
 
 /// Starts a process of this library, and waits until it prints `ready`.
 pub(crate) fn start(library: &'static str) -> Peer {

@@ -27,7 +27,7 @@ const CALLS: [&str; 3] = [
 
 /// The longest time in milliseconds for which our lock may still be reported as held after another grant. After an
 /// operator's deletion, the servers notify both contenders at the same time. After a pause of the process, a signal
-/// first has to wake a task, while a direct question is answered with `lost` at once.
+/// first has to wake a task, while a direct question is immediately answered with `lost`.
 const IN_THE_ACT: f64 = 200.0;
 
 /// The results of one round. All times are milliseconds since the beginning of the fault. `None` means never during the
@@ -61,7 +61,7 @@ impl Round {
     /// Returns for how many milliseconds after another contender's grant the holder's API still said "held". Returns
     /// `None` if it said so until the end.
     pub(crate) fn held_overlap(&self) -> Option<f64> {
-        // `held_until` is the time of a question, so an answer counts only if it was asked for after the grant.
+        // `held_until` is the time of a question, and counts only if that question came after the grant.
         self.overlap(self.denied_from.map(|_| self.held_until))
     }
 

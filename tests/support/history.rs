@@ -334,8 +334,7 @@ fn directory(node: &str) -> &str {
     node.rsplit_once('/').map_or("", |(directory, _)| directory)
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Checkers of intervals
+// ----------------------------------------------------------------------------------------------- Checkers of intervals
 
 /// Returns the holds as the checkers judge them.
 ///
@@ -455,8 +454,7 @@ fn each_path<'h>(holds: &'h [Hold], mut judge: impl FnMut(&[&'h Hold])) {
     }
 }
 
-// --------------------------------------------------------------------------------------------------------------- The
-// protected values
+// ------------------------------------------------------------------------------------------------ The protected values
 
 /// The values that one lock protects: a plain value, which only the lock protects, and a value that also checks fencing
 /// tokens.
