@@ -1,5 +1,6 @@
-//! Keeps one session alive by heartbeats, watches our nodes on it, and checks hand-offs, until the session is over. A
-//! backend spawns [`keep_alive`] for each session; a holder awaits the loss of its node by [`ContenderNode::lost`].
+//! Keeps one session alive by heartbeats until the session is over. Also watches the nodes that this library created on
+//! the session, and checks hand-offs. A backend spawns [`keep_alive`] for each session; a holder awaits the loss of its
+//! node by [`ContenderNode::lost`].
 
 use std::future::ready;
 use std::sync::{Arc, Weak};
@@ -18,19 +19,19 @@ use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 
-/// The most requests for a watch that are under way at a time.
+/// The most requests for a watch that are under way together.
 const ARMED_AT_ONCE: usize = 64;
 
-/// Keeps a session alive and watches our nodes on it until the session is over. A backend spawns this once for each session, on
-/// the thread of the sessions.
+/// Keeps a session alive and watches our nodes on it until the session is over. A backend spawns this once for each
+/// session, on the thread of the sessions.
 ///
-/// A watch is armed on each of our nodes one to two `grace` after its creation, so that a shorter hold costs no watch. A waiter
-/// requests the watch on its own node itself, before it waits.
+/// A watch is armed on each of our nodes between one and two `grace` after the node's creation, so that a shorter hold
+/// costs no watch. A waiter requests the watch on its own node itself, before it waits.
 ///
-/// While the session has nodes, a read touches the session every fifth of the session timeout. One settling time later, a
-/// transaction that only checks the nodes makes the touch count. While the session has no node, only the read is sent, every
-/// quarter of the session timeout, so that the next acquisition finds a valid lease. The transaction then follows only on a
-/// backend whose sessions [are not kept](Session::is_kept_by_reads) by reads alone.
+/// While the session has nodes, a read touches the session every fifth of the session timeout. One settling time later,
+/// a transaction that only checks the nodes lets the read extend the lease. While the session has no node, only the
+/// read is sent, every quarter of the session timeout, so that the next acquisition finds a valid lease. The
+/// transaction then follows only on a backend whose sessions [are not kept](Session::is_kept_by_reads) by reads alone.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(store) = session.upgrade().map(|session| Arc::clone(session.store())) else {
         return;
@@ -62,7 +63,7 @@ async fn watch_nodes(session: &Weak<dyn Session>, store: &SessionStore, grace: D
     }
 }
 
-/// Arms the watches on these nodes, at most [`ARMED_AT_ONCE`] at a time, and repeats requests whose answer is lost.
+/// Arms the watches on these nodes, at most [`ARMED_AT_ONCE`] at a time, and repeats a request whose answer is lost.
 async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<ContenderNode>>) {
     let mut tries = Tries::ENDLESS;
     while !unwatched.is_empty() {
@@ -79,7 +80,7 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<ContenderNo
             }
         }
         unwatched = unknown;
-        // Answers lost with the connection do not mean that the server is faulty, so the backoff starts again.
+        // If an answer was lost because the connection was lost, the server is not faulty. So the backoff starts again.
         if !session.lease().is_connected() {
             tries = Tries::ENDLESS;
         }
@@ -89,9 +90,9 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<ContenderNo
     }
 }
 
-/// Awaits the requested watch and stores it in the node. If the server answers that the node does not exist, the leader is asked.
-/// If the leader has no such node either, the hold is lost. If it has the node, this returns [`Failure::Refused`], and the hold
-/// or the wait goes on.
+/// Awaits the requested watch and stores it in the node. If the server answers that the node does not exist, this asks
+/// the leader. If the leader does not have the node either, the hold is lost. If the leader has the node, this returns
+/// [`Failure::Refused`], and the hold or the wait goes on.
 pub(crate) async fn store_watch(
     session: &Arc<dyn Session>,
     node: &Arc<ContenderNode>,
@@ -113,15 +114,17 @@ pub(crate) fn cannot_watch(node: &ContenderNode, failure: &Failure) {
     emit!(WARN, path = node.path(), %failure, "cannot watch a lock node of our own");
 }
 
-/// Checks one hand-off, by which contenders of this process were granted the lock. `path` is the node of the holder that
+/// Checks a hand-off that granted the lock to contenders of this process. `path` is the node of the holder that
 /// released.
 ///
-/// A hand-off is one transaction that sets the data of the holder's node and deletes the node. Waiters take the lock at the event
-/// "data changed". So if the node still exists, a stranger has set its data, and the granted contenders are lost.
+/// A hand-off is one transaction that sets the data of the holder's node and deletes the node. Waiters take the lock at
+/// the event "data changed". So if the node still exists, a stranger has set its data, and the granted contenders are
+/// lost.
 ///
-/// A deleted node alone does not prove the hand-off: its owner may have held falsely itself, or a stranger has set the data of a
-/// writer's node that was replaced by a downgrade since. So if a granted contender still holds a fifth of the session timeout
-/// later, this also checks that no contender with a number up to that of `path` is left.
+/// A deleted node alone does not prove the hand-off. Its owner may itself have had a false grant; or a stranger has set
+/// the data of a writer's node, and a downgrade has replaced that node since. So if a granted contender still holds a
+/// fifth of the session timeout later, this also checks that no contender is left whose sequence number is at most that
+/// of `path`.
 async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
     let Some(live) = session.upgrade() else { return };
     let mut left = match repeated(&live, Tries::ENDLESS, || live.data(&path)).await {
@@ -150,8 +153,8 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
     }
 }
 
-/// Marks these nodes as lost, because a stranger's write was taken for the hand-off that granted them. `left` is the contender in
-/// front of them that still exists.
+/// Marks these nodes as lost, because waiters took a stranger's write for the hand-off that granted these nodes. `left`
+/// is the contender in front of them that still exists.
 pub(crate) fn lose_interfered<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<ContenderNode>>) {
     emit!(ERROR, path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
     for node in granted {
@@ -159,7 +162,7 @@ pub(crate) fn lose_interfered<'n>(path: &str, left: &str, granted: impl IntoIter
     }
 }
 
-/// Returns a contender that still exists and whose number is not above that of the node at `path`.
+/// Returns a contender that still exists and whose sequence number is at most that of the node at `path`.
 async fn left_before(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
     let directory = Arc::from(path.rsplit_once('/').unwrap_or_default().0);
     let names = match repeated(session, Tries::ENDLESS, || listing::list(session, &directory)).await {
@@ -169,7 +172,8 @@ async fn left_before(session: &Arc<dyn Session>, path: &str) -> Result<Option<St
     presence::first_there(session, &up_to(&names, path)).await
 }
 
-/// Returns the paths of those contenders among these names whose numbers are not above that of the node at `path`.
+/// Returns the paths of those contenders among these names whose sequence numbers are at most that of the node at
+/// `path`.
 pub(crate) fn up_to(names: &[String], path: &str) -> Vec<String> {
     let (directory, name) = path.rsplit_once('/').unwrap_or_default();
     let number = |name: &str| Contender::parse(name).map(|it| it.sequence());
@@ -179,7 +183,8 @@ pub(crate) fn up_to(names: &[String], path: &str) -> Vec<String> {
 
 async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
     let lease = store.lease();
-    // The handshake that created the session counts as a touch, so the first heartbeat is due after a whole period.
+    // The handshake that created the session has extended the lease, so the first heartbeat is due after a whole
+    // period.
     let mut due = Moment::MAX;
     let mut is_lapse_reported = true;
     loop {
@@ -188,7 +193,8 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
             return;
         };
         let left = lease.remaining();
-        // Records the loss of every hold when the lease has run out, so that holders that only wait learn of their loss.
+        // When the lease has run out, this records the loss of every hold and wakes the holders that wait for their
+        // loss.
         if left.is_none() && !std::mem::replace(&mut is_lapse_reported, true) {
             store.find_all_losses();
         }
@@ -208,7 +214,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
             due = now + period;
             live.spawn(Box::pin(heartbeat(Weak::clone(session), Arc::clone(store))));
         }
-        // A first node was added meanwhile, and needs the shorter period.
+        // The session's first node was added meanwhile, and needs the shorter period.
         if !store.plan_renewal(due, is_idle) {
             continue;
         }
@@ -222,8 +228,8 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
             () = &mut woken => false,
             () = pause => lease.now() < now + nap / 2,
         };
-        // A timer that fires too early belongs to a runtime that has ended. Every further timer would do the same, so this loop
-        // waits for its wake-up instead.
+        // A timer that fires too early belongs to a runtime that has ended. Every further timer would fire too early as
+        // well, so this loop waits for a wake-up instead.
         if is_timer_dead {
             store.plan_renewal(Moment::MAX, false);
             woken.await;
@@ -231,7 +237,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
     }
 }
 
-/// Touches the session by a read. If the session has nodes, this makes the touch count by a check of the nodes.
+/// Touches the session by a read. If the session has nodes, then checks the nodes, so that the read extends the lease.
 async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     let lease = store.lease();
     let Some(live) = session.upgrade() else { return };
@@ -251,7 +257,7 @@ async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     }
     let Some(pause) = session.upgrade().map(|session| session.sleep(lease.settling())) else { return };
     pause.await;
-    // If other operations have made a recent touch count, no check is needed.
+    // If other operations have let a recent touch extend the lease, no check is needed.
     if let Some(live) = session.upgrade().filter(|_| !lease.counts_since(touched.saturating_sub(soon)))
         && lease.is_connected()
     {
@@ -259,13 +265,14 @@ async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     }
 }
 
-/// Checks that our nodes exist, by transactions of checks only. Each commits through the quorum, and so makes earlier touches
-/// count. A node that is gone is recorded as lost.
+/// Checks that our nodes exist, by transactions that only check. A quorum commits each transaction, which lets earlier
+/// touches extend the lease. Records the loss of a node that is gone.
 async fn check_own(session: &Arc<dyn Session>) {
     let store = session.store();
     let to_check = store.to_check();
-    // If no node can be checked, a sync makes the touch count. There is none if all nodes are being replaced, or if the session
-    // is idle, where a sync is sent only if reads alone do not keep the session.
+    // If no node can be checked, a sync takes the place of the check. No node can be checked while all nodes are being
+    // replaced, or while the session has no node. In the second case, the sync is sent only if reads alone do not keep
+    // the session alive.
     if to_check.is_empty() && !(store.has_no_nodes() && session.is_kept_by_reads()) {
         drop(session.sync("/").await);
     }
@@ -287,29 +294,29 @@ impl ContenderNode {
         shielded(self.until(session, || self.find_loss())).await
     }
 
-    /// Requests a watch on this node. `None` if a watch was requested already, or none is needed. The request has been sent when
-    /// this returns.
+    /// Sends a request for a watch on this node before this function returns. Returns `None` if a watch was requested
+    /// already, or if no watch is needed.
     pub(crate) fn request_watch(&self, session: &Arc<dyn Session>) -> Option<OwnWatch> {
         let path = self.change(|it| it.known.begin_to_watch())?;
         Some(OwnWatch { watch: session.watch(&path), path })
     }
 
-    /// Waits until `look` returns a value. Calls `look` at once, after every change of the node, and when the lease or a limit of
-    /// the hold would end.
+    /// Waits until `look` returns a value. Calls `look` immediately, after every change of the node, and when the lease
+    /// or a limit of the hold may have ended.
     pub(crate) async fn until<T>(&self, session: &Arc<dyn Session>, mut look: impl FnMut() -> Option<T>) -> T {
         loop {
-            // The task is registered for changes before `look` is called, so that no change in between is missed.
+            // The task waits for changes from before the call of `look`, so that no change in between is missed.
             let mut changed = std::pin::pin!(self.changed());
             changed.as_mut().enable();
             if let Some(found) = look() {
                 return found;
             }
             match self.remaining() {
-                // The lease or a limit has ended since `look` was called, so `look` is called again at once.
+                // The lease or a limit has ended since the call of `look`, so `look` is called again immediately.
                 None if self.is_holding() => {}
                 Some(left) if self.is_holding() && left < Duration::MAX => {
-                    // The sleep is divided into slices. A timer stands still while the machine is suspended and the lease does
-                    // not, so one long sleep would end after the lease.
+                    // While the machine is suspended, a timer stands still and the lease does not. One long sleep would
+                    // then end after the lease. So the sleep is divided into slices.
                     let slice = left.min(session.timeout() / 20);
                     let is_awake = tokio::select! {
                         biased;

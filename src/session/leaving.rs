@@ -22,18 +22,20 @@ use crate::session::request::Failure;
 /// The removal of one node of ours: its present step.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Leaving {
-    /// The owner was dropped before the answer to its create came. The answer is awaited, and then the created node is deleted.
+    /// The owner was dropped before the answer to its create came. The removal awaits the answer, and then deletes the
+    /// created node.
     Coming {
-        /// Whether all nodes of the owner are listed and deleted at the end, because the answer to an earlier create was lost.
+        /// Whether the removal ends with listing and deleting all nodes of the owner, because the answer to an earlier
+        /// create was lost.
         lists_after: bool,
     },
     /// A node is being deleted.
     Deleting(Deletion),
-    /// All nodes of the owner are listed, and then deleted. A node whose create took effect although its answer was lost is found
-    /// in this way. The listing comes after a sync, which takes effect after every create that this session sent before, so no
-    /// lost create adds a node after the listing.
+    /// All nodes of the owner are being listed, to be deleted next. The listing also finds a node that was created
+    /// although the answer to its create was lost. Before the listing, a sync is sent. The sync takes effect after
+    /// every create that this session sent before, so no such create adds a node after the listing.
     Listing,
-    /// The answer to a request was lost. The removal waits for the connection, and then goes on with this step.
+    /// The answer to a request was lost. The removal waits for the connection, and then repeats this step.
     Cut(Box<Leaving>),
     /// The directory is being deleted, so that its sequence numbers start again at zero. The server refuses the deletion while
     /// the directory has a child.
@@ -42,13 +44,13 @@ pub enum Leaving {
     Gone(Result<(), Failure>),
 }
 
-/// One deletion, and the steps that follow it.
+/// The deletion of one node, and the steps that follow the deletion.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Deletion {
     /// The path of the node.
     pub path: String,
-    /// Whether the transaction that deletes the node also sets its data. A waiter that watches the node then receives "data
-    /// changed", which means that the node was held and is now released.
+    /// Whether the transaction that deletes the node also sets its data, which signals the release. A waiter that
+    /// watches the node then receives "data changed" and knows that a holder has released the lock.
     pub signals: bool,
     /// Whether the directory is deleted afterwards, so that its sequence numbers start again at zero.
     pub(super) restarts: bool,
@@ -88,10 +90,10 @@ pub enum Input {
     Linked(Result<(), Failure>),
 }
 
-/// An event of a removal that the caller logs or records.
+/// An event of a removal, for the caller to log or to record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RemovalReport {
-    /// The server refuses this session's write to its own node. The delete is repeated without the write.
+    /// The server refuses to let this session set the data of its own node. The delete is repeated without that write.
     SignalRefused,
     /// The node at this path cannot be deleted. The removal goes on with the next node.
     Stays(String, Failure),
@@ -100,7 +102,7 @@ pub enum RemovalReport {
 }
 
 impl Leaving {
-    /// Returns the removal of a node by a plain delete, without a write that signals the release.
+    /// Returns the removal of the node at `path` by a plain delete, without the write that signals the release.
     pub fn delete(path: String) -> Leaving {
         Leaving::Deleting(Deletion { path, ..Deletion::default() })
     }
@@ -127,7 +129,8 @@ impl Leaving {
             (Leaving::Coming { lists_after }, Input::Created(created)) => match created {
                 Ok(path) => Leaving::Deleting(Deletion { path, lists_after, ..Deletion::default() }),
                 Err(over @ Failure::Over(_)) => Leaving::Gone(Err(over)),
-                // `NoNode` is not believed, because a faulty server may have created the node and then deny its directory.
+                // The server may be faulty: it may have created the node and then answer that the directory does not
+                // exist. So after `NoNode`, too, the nodes of the owner are listed.
                 Err(Failure::Unknown(_) | Failure::NoNode) => Leaving::Listing,
                 Err(_) if lists_after => Leaving::Listing,
                 Err(_) => Leaving::Gone(Ok(())),
@@ -166,9 +169,9 @@ impl Deletion {
                 self.is_again = true;
                 (Leaving::Cut(Box::new(Leaving::Deleting(self))), None)
             }
-            // A server that refuses to set the data may still allow a plain delete, and waiters are notified of that as well.
-            // Only a refused write (operation 0) means that the session may not signal. A refused delete concerns this directory
-            // alone.
+            // A server that refuses to set the data may still allow a plain delete, and waiters are notified of that as
+            // well. The session may not signal only if the write (operation 0) was refused. A refused delete concerns
+            // this directory alone.
             Failure::NoAuth(_) | Failure::Refused(_) if self.signals && index == 0 => {
                 self.signals = false;
                 (Leaving::Deleting(self), Some(RemovalReport::SignalRefused))
@@ -182,7 +185,7 @@ impl Deletion {
         }
     }
 
-    /// Returns the step after this deletion.
+    /// Returns the step after this deletion has ended with `outcome`.
     fn ended(mut self, outcome: Result<(), Failure>) -> Leaving {
         match self.rest.pop() {
             _ if matches!(outcome, Err(Failure::Over(_))) => Leaving::Gone(outcome),

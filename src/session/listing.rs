@@ -1,9 +1,9 @@
-//! Listings of a directory that several callers share, so that many contenders cost a session few requests. Contenders call
-//! [`list`].
+//! Listings of a directory that several callers share, so that many contenders cost a session few requests. Contenders
+//! call [`list`].
 //!
-//! Each contender lists the directory once, so n contenders that arrive together would read n times n names. But one listing
-//! serves every caller that called before the listing was *sent*. So while the allowed number of listings is under way, new
-//! callers wait for the next one.
+//! If each of n contenders that arrive together listed the directory, a session would read n times n names. But one
+//! listing serves every caller that called before the listing was *sent*. So while the allowed number of listings is
+//! under way, new callers wait for the next one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,16 +16,16 @@ use crate::session::request::{Failure, Reply, Stat};
 use crate::session::retry;
 use crate::session::shield::shielded;
 
-/// How long a large listing waits at most for the large listings of other sessions.
+/// The longest time for which a large listing waits for the large listings of other sessions.
 const TURN_MAX: Duration = Duration::from_millis(250);
 
-/// Lists the children of a directory. The answer shows the children at a moment after this call, and after every earlier
-/// request of this session took effect.
+/// Lists the children of a directory. The answer shows the children as they are at a moment after this call, at which
+/// every earlier request of this session has taken effect.
 pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Names> {
     list_or_join(session, directory).0
 }
 
-/// As [`list`]. Also returns `true` if the request was sent now, and `false` if it will be sent later.
+/// As [`list`]. Also returns whether the request was sent now. If not, it is sent later.
 pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> (Reply<Names>, bool) {
     let (mut answer, first) = session.store().listings().begin(directory);
     let is_sent = first.is_some();
@@ -66,8 +66,8 @@ async fn follow(
         };
         match answer {
             Some(answer) => send(answer),
-            // No answer came within the session timeout, and none may ever come. The callers of this listing go on waiting in a
-            // task of their own, and the next listing is sent.
+            // No answer has come within the session timeout, and perhaps none will ever come. A separate task goes on
+            // waiting for the answer, and the next listing is sent.
             None => session.spawn(Box::pin(async move { send(reply.await) })),
         }
         let Some((waiting, is_large)) = next else { return };
@@ -76,8 +76,8 @@ async fn follow(
     }
 }
 
-/// Waits until no other session has a large listing under way, but at most [`TURN_MAX`], because the other listing may never be
-/// answered. The turn ends when the permit is dropped.
+/// Waits until no other session of this process has a large listing under way, but at most [`TURN_MAX`], because the
+/// other listing may never be answered. The other sessions wait until the returned permit is dropped.
 async fn its_turn(session: &Arc<dyn Session>) -> Option<SemaphorePermit<'static>> {
     static TURN: Semaphore = Semaphore::const_new(1);
     tokio::select! {

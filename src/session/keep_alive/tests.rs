@@ -27,7 +27,7 @@ struct Noted {
     store: Arc<SessionStore>,
     start: Instant,
     notes: Mutex<Vec<(u128, String)>>,
-    /// The failures of checks, by the path of the checked node.
+    /// The failures with which checks are answered, by the path of the checked node.
     wrong: Mutex<Vec<(String, Failure)>>,
     /// Whether every request fails with an unknown outcome.
     is_cut_off: Mutex<bool>,
@@ -226,7 +226,8 @@ async fn a_heartbeat_ends_only_the_hold_of_a_missing_node() {
     }
 }
 
-/// A server closes the connection when it receives a request of 1 MiB. The request would be repeated after each reconnect.
+/// A server closes the connection when it receives a request of 1 MiB, and the client would repeat the request after
+/// each reconnect.
 #[tokio::test(start_paused = true)]
 async fn heartbeats_stay_below_the_request_limit() {
     let (session, _task) = Noted::kept_alive();
@@ -242,7 +243,8 @@ async fn heartbeats_stay_below_the_request_limit() {
     drop(own_nodes);
 }
 
-/// Without the repeated request, the holder would learn of its node's removal only by the next heartbeat.
+/// If a lost request for a watch were not repeated, the holder would learn of its node's removal only by the next
+/// heartbeat.
 #[tokio::test(start_paused = true)]
 async fn a_watch_request_with_a_lost_answer_is_repeated() {
     let (session, _task) = Noted::kept_alive();
@@ -261,7 +263,7 @@ async fn watch_retries_back_off_and_end_with_the_node() {
     *session.is_cut_off.lock().unwrap() = true;
     let mut watches = session.after(60_000).await;
     watches.retain(|(_, what)| what == "watch /a/1");
-    // The pauses grow for twelve tries, by 120 ms each. Each further pause is 1,440 ms.
+    // The pauses grow for twelve tries, by 120 ms at each. Every further pause is 1,440 ms.
     assert_eq!(watches.len(), 4 + 12 + (60_000 - 200 - 120 * 78) / 1_440, "{watches:?}");
     node.leave(|it| it.known.leave(true));
     session.after(62_000).await;

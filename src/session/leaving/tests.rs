@@ -35,7 +35,7 @@ fn next_request_of(leaving: &Leaving) -> String {
     }
 }
 
-/// Gives the removal these answers, and checks the next request after each.
+/// Gives these answers to the removal, and checks the next request after each.
 #[track_caller]
 fn goes(mut leaving: Leaving, steps: impl IntoIterator<Item = (Input, &'static str)>) {
     for (answer, expected) in steps {
@@ -87,7 +87,7 @@ fn a_refused_signal_is_followed_by_a_plain_delete() {
         assert_eq!(next_request_of(&plain), "delete /lock/host~id-WRITE-0000000003");
         assert_eq!(plain.on(deleted(no_auth())), (Leaving::Gone(Err(no_auth())), None));
     }
-    // The second operation (the delete) was refused, and not the first (the write), so the session may still signal.
+    // The delete (operation 1) was refused, and not the write (operation 0), so the session may still signal a release.
     let refused = deleting(true, false).on(deleted(in_transaction(1, no_auth())));
     assert_eq!(refused, (Leaving::Gone(Err(no_auth())), None));
 }

@@ -31,7 +31,8 @@ impl Directory {
         Arc::new(Stub(Lists { store, directory: Arc::clone(self) }))
     }
 
-    /// Lists the directory `callers` times at once on each of `sessions` sessions. Returns when the listings were sent.
+    /// On each of `sessions` sessions, lists the directory `callers` times concurrently. Returns when the listings were
+    /// sent.
     async fn listed(self: &Arc<Directory>, sessions: usize, callers: usize) -> Vec<u128> {
         let mut answers = JoinSet::new();
         for _ in 0..sessions {
@@ -98,8 +99,8 @@ async fn an_unanswered_listing_delays_others_one_timeout() {
     assert_eq!(Directory::new(256, ms(10_000)).listed(1, 5).await, [0, 0, 0, 0, 6_000]);
 }
 
-/// Both cases are in one test, because all sessions of a process share the turn of large listings, and tests run at the same
-/// time.
+/// Both cases are in one test, because tests run concurrently in one process, and all sessions of a process take turns
+/// with large listings.
 #[tokio::test(start_paused = true)]
 async fn large_listings_take_turns_and_wait_at_most_250_ms() {
     // The first listings are sent together, because a session knows only after its first answer that the directory is large.
