@@ -63,7 +63,7 @@ fn measured(run: impl FnOnce(&Measured)) {
     static ALONE: Mutex<()> = Mutex::new(());
     static INSTALLED: Once = Once::new();
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    // Delivers the remaining metrics of the previous test to that test's recorder.
+    // Delivers the remaining metrics of the previous test to the recorder of that test.
     zk_rwlock::metrics::flush();
     let measured = Measured::begins();
     INSTALLED.call_once(|| metrics::set_global_recorder(Current).unwrap_or_else(|_| panic!("the first recorder")));
@@ -81,7 +81,7 @@ impl Measured {
         measured
     }
 
-    /// Returns how many acquisitions in this mode wait at this path, and how many guards hold.
+    /// Returns how many acquisitions in this mode wait at this path, and how many guards in this mode hold there.
     fn at(&self, path: &str, mode: &str) -> [f64; 2] {
         let value = |name: &str| self.value(&format!("zk_rwlock_{name}{{path=\"{path}\",mode=\"{mode}\"}}"));
         ["waiting", "holding"].map(value)
@@ -346,7 +346,7 @@ fn a_lease_expiry_is_counted_though_nobody_looks() {
         tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
             let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
             let zk = connect_with(&server.address(), Duration::from_secs(2)).await;
-            // The wait is longer than half of the session timeout, so a heartbeat would fall into it.
+            // The wait is longer than half of the session timeout, so a heartbeat would be due during the wait.
             tokio::time::sleep(Duration::from_millis(1_200)).await;
             assert_eq!(
                 seen.value("zk_rwlock_heartbeats_total"),
@@ -519,7 +519,7 @@ fn waiters_and_holders_are_counted_by_path() {
         let mut late = task::spawn(other.write().into_future());
         assert_pending!(late.poll());
         assert_eq!(seen.at(DIRECTORY, "write"), [2.0, 0.0]);
-        // Ends the session of the first holder and of the first writer.
+        // Ends the session of `lock`, to which the holder and the first waiting writer belong.
         zk.faults().expire();
         assert!(assert_ready!(waits.poll()).is_err() && !held.is_held());
         assert_eq!((seen.at(DIRECTORY, "write"), seen.at(DIRECTORY, "read")), ([1.0, 0.0], [0.0, 3.0]));

@@ -87,7 +87,7 @@ fn refused_at(index: usize, failure: Failure) -> Result<Vec<Outcome>, Failure> {
     Err(Failure::Operation { index, failure: Box::new(failure) })
 }
 
-// 1. Sent at the call
+// Clause 1: a request is sent at the call.
 
 pub async fn a_request_is_sent_although_its_reply_is_dropped<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
@@ -103,7 +103,7 @@ pub async fn a_request_can_be_sent_from_a_plain_thread<H: Harness>(h: &H) {
     assert!(stage.a.data(&stage.path("thread")).await.is_ok());
 }
 
-// 2. One order
+// Clause 2: the requests of a session take effect in the order of the calls.
 
 pub async fn requests_take_effect_in_the_order_of_the_calls<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
@@ -149,7 +149,7 @@ pub async fn a_refused_delete_does_not_affect_the_next_create<H: Harness>(h: &H)
     }
 }
 
-// 3. Own writes are seen
+// Clause 3: a session sees its own writes.
 
 pub async fn a_read_sent_after_a_write_sees_it<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
@@ -181,7 +181,7 @@ pub async fn a_nodes_stat_is_that_of_its_creation<H: Harness>(h: &H) {
     assert_eq!(lasting.ephemeral_owner, 0);
 }
 
-// 4. Reads may be stale
+// Clause 4: reads may be stale until a sync.
 
 pub async fn a_sync_shows_what_others_wrote<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
@@ -191,7 +191,7 @@ pub async fn a_sync_shows_what_others_wrote<H: Harness>(h: &H) {
     assert_eq!((synced.await, listed.await), (Ok(()), Ok(vec!["theirs".to_owned()])));
 }
 
-// 5. Sequence numbers
+// Clause 5: the sequence numbers of sequential nodes rise.
 
 pub async fn sequence_numbers_rise_and_have_ten_digits<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
@@ -203,7 +203,7 @@ pub async fn sequence_numbers_rise_and_have_ten_digits<H: Harness>(h: &H) {
     assert_eq!(paths, expected);
 }
 
-// 6. Creation ids
+// Clause 6: the creation ids of nodes rise.
 
 pub async fn creation_ids_rise_also_in_a_directory_made_anew<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
@@ -217,7 +217,7 @@ pub async fn creation_ids_rise_also_in_a_directory_made_anew<H: Harness>(h: &H) 
     assert!(second.czxid > first.czxid);
 }
 
-// 7. Transactions
+// Clause 7: a transaction takes effect as a whole or not at all.
 
 pub async fn a_transaction_takes_effect_as_a_whole<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
@@ -256,7 +256,7 @@ pub async fn a_check_changes_nothing_and_fires_no_watch<H: Harness>(h: &H) {
     assert_eq!(event(watch).await, Event::Deleted, "the first event is not that of the deletion");
 }
 
-// 8. Watches
+// Clause 8: a watch reports the next change of a node or of its children.
 
 pub async fn a_watch_reports_new_data<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
@@ -355,7 +355,7 @@ pub async fn a_child_watch_ignores_data_and_grandchildren<H: Harness>(h: &H) {
     let data = stage.b.watch(&path).await.expect("there");
     stage.a.create(&format!("{path}/grandchild"), b"", Kind::Ephemeral).await.expect("created");
     stage.a.transact(&[set(&path)]).await.expect("set");
-    // Events arrive in order.
+    // Events arrive in order, so a wrong event of the child watch would have arrived before this event.
     assert_eq!(event(data).await, Event::Changed);
     let polled = std::future::poll_fn(|context| std::task::Poll::Ready(watch.as_mut().poll(context))).await;
     assert_eq!(polled, std::task::Poll::Pending);
@@ -388,7 +388,7 @@ pub async fn a_missed_child_event_fires_on_reconnect<H: Harness>(h: &H) {
     assert_eq!((event(of_coming).await, event(of_going).await), (Event::Changed, Event::Changed));
 }
 
-// 9. Ephemeral nodes and the session's end
+// Clause 9: ephemeral nodes are deleted at the end of their session.
 
 pub async fn only_ephemeral_nodes_go_with_their_session<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
@@ -453,7 +453,7 @@ pub async fn a_disconnected_session_reconnects_after_the_cut<H: Harness>(h: &H) 
     assert_eq!(stage.a.data(&path).await.map(|(_, stat)| stat.ephemeral_owner), Ok(stage.a.id()));
 }
 
-// 10. An unknown outcome is never guessed
+// Clause 10: an unknown outcome of a request is never guessed.
 
 pub async fn a_refusal_says_why<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
@@ -478,7 +478,7 @@ pub async fn an_empty_container_can_be_deleted<H: Harness>(h: &H) {
     stage.a.delete(&container).await.expect("empty");
 }
 
-// 11. The lease
+// Clause 11: the lease of a session ends before the session can end.
 
 pub async fn a_write_makes_the_lease_valid<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
@@ -503,7 +503,7 @@ pub async fn a_lease_runs_out_when_no_quorum_answers<H: Harness>(h: &H) {
     h.heal(&stage.mine).await;
 }
 
-// Background tasks, and the lock above the contract
+// Background tasks of a session, and the lock on top of the contract.
 
 pub async fn a_background_task_runs_without_its_caller<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;

@@ -117,11 +117,11 @@ pub async fn a_transaction_of_a_past_term_is_refused(h: &impl Harness) {
     assert!(term.is_leader() && term.session_left() > Duration::ZERO);
     soon("the resignation", stage.a.leadership.resign()).await;
     let next = stage.b.leads().await;
-    // The handle of the past term still exists, and must not delay the next leader.
+    // The program still has the value of the past term. That must not delay the next leader.
     assert!(!term.is_leader() && term.session_left().is_zero());
     let refused = soon("the refusal", term.transaction().set(&node, "too late").commit()).await.unwrap_err();
     assert!(refused.is_lost(), "{refused}");
-    // A term that has ended counts as given back, even if its session ends later.
+    // A term that has ended keeps the state `GivenBack`, even if its session ends later.
     let given_back = || term.state() == HoldState::Lost { why: Loss::GivenBack };
     assert!(given_back() && soon("the end", term.lost()).await == Loss::GivenBack);
     h.expire(&stage.mine).await;
@@ -151,7 +151,7 @@ pub async fn an_evicted_leader_campaigns_again(h: &impl Harness) {
     assert_eq!(stage.a.is_dropped().await, stage.first);
     let second = stage.b.leads().await;
     stage.becomes(2).await;
-    // An operator evicts a waiting candidate in the same way as a leader.
+    // An operator can also evict a waiting candidate. That candidate queues up again.
     let waits = stage.lock().queue().await.unwrap().members[1].token.expect("readable");
     soon("the removal", stage.lock().evict(waits)).await.unwrap().expect("the node existed");
     eventually("the candidate is queued again", || async {
@@ -282,7 +282,7 @@ pub async fn an_observer_sees_each_leader_and_none(h: &impl Harness) {
             _ => {
                 let lock = RwLock::new(&others, &path).expect("valid");
                 soon("the removal", lock.evict(term)).await.unwrap().expect("the node existed");
-                // The evicted leader campaigns again at once, so the observer may miss the time without a leader.
+                // The evicted leader campaigns again immediately, so the observer may miss the time without a leader.
                 while next(&mut changes).await.is_none_or(|leader| leader.term == term) {}
                 soon("the stop", a.leadership.stop()).await;
             }
@@ -293,7 +293,7 @@ pub async fn an_observer_sees_each_leader_and_none(h: &impl Harness) {
     let reader = RwLock::new(&mine, &path).unwrap().read().await.unwrap();
     assert_eq!(candidate(&others, &path, "host-c").leader().await.unwrap(), None);
     reader.release().await.unwrap();
-    // Changes that happen during a cut are reported after the cut.
+    // Changes that happen while the observer is cut off are reported after the cut.
     h.cut(&others).await;
     let mut a = Candidate::campaigns(candidate(&mine, &path, "host-a"));
     let term = a.leads().await.number();

@@ -83,7 +83,7 @@ impl<C: Coordinator + Clone> Stage<C> {
         self.operator.transact(&[set]).await.expect("allowed");
     }
 
-    /// Asks both processes to give up kept nodes, and waits until no node is left.
+    /// Asks both processes to give up the nodes that they keep between uses, and waits until no node is left.
     async fn becomes_empty(&self) {
         if self.keeps {
             self.ask().await;
@@ -107,7 +107,8 @@ impl<C: Coordinator + Clone> Stage<C> {
         }
     }
 
-    /// Starts a writer, adds it to the expected queue `after`, and waits until the queue is as expected.
+    /// Starts a writer, appends ` W-` (a waiting writer) to the expected queue `after`, and waits until the queue is as
+    /// expected.
     async fn queue_writer(&self, lock: &RwLock, after: &mut String) -> JoinHandle<Result<WriteGuard, Error>> {
         let task = writer(lock);
         after.push_str(" W-");
@@ -248,8 +249,8 @@ pub async fn a_contender_that_lost_the_lock_can_get_it_again<H: Harness>(h: &H) 
             (held.node_path(), Box::new(held))
         } else {
             let held = soon("a free lock", s.a.write()).await.expect("free");
-            // Because of the foreign transaction, the library does not keep this WRITE node. A kept node would serve the next use
-            // until the event of its removal arrives.
+            // After `prepare_foreign_transaction`, the library does not keep this node between uses. A kept node would
+            // serve the next use until the event of its removal arrives.
             (held.prepare_foreign_transaction(), Box::new(held))
         };
         s.operator.delete(&path).await.expect("the node existed");
@@ -276,7 +277,7 @@ pub async fn two_writers_behind_a_reader_hold_in_turn<H: Harness>(h: &H) {
     granted(two).await.release().await.expect("held");
 }
 
-// Tries and timeouts.
+// Tries of a taken lock, and acquisitions that time out.
 
 pub async fn a_try_of_a_taken_lock_names_the_holder<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
@@ -358,7 +359,7 @@ pub async fn a_timeout_names_the_holder_and_leaves_no_node<H: Harness>(h: &H) {
     granted(write).await.release().await.expect("held");
 }
 
-// Cancellation.
+// Waiters that are cancelled.
 
 pub async fn a_cancelled_waiter_leaves_no_node_and_wakes_nobody<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
@@ -377,7 +378,7 @@ pub async fn a_cancelled_waiter_leaves_no_node_and_wakes_nobody<H: Harness>(h: &
     line_becomes(&s.a, "W+ W- W-").await;
     cancel(first).await;
     line_becomes(&s.a, "W+ W-").await;
-    // The reply to a call by each other contender shows that the effects of the cancellation are over.
+    // The reply to a later call of each session shows that the effects of the cancellations are over.
     for lock in [&s.a, &s.b] {
         assert!(lock.try_write().await.is_err_and(|error| error.is_would_block()));
     }
@@ -413,7 +414,7 @@ pub async fn readers_behind_a_cancelled_writer_hold<H: Harness>(h: &H) {
     assert!(granted(read).await.is_held() && held.is_held());
 }
 
-// Guards.
+// Guards: downgrades, shares, kept nodes and losses.
 
 pub async fn a_downgrade_keeps_the_token_and_lets_readers_in<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
@@ -472,7 +473,7 @@ pub async fn shared_guards_are_lost_together<H: Harness>(h: &H) {
     assert!(matches!(two.release().await, Err(Error::Lost(Loss::Removed))));
 }
 
-/// An idle time that is longer than any check that does not set its own.
+/// An idle time for checks that need no particular idle time. It is longer than any of them.
 const IDLE: Duration = Duration::from_secs(60);
 
 impl<C: Coordinator + Clone> Stage<C> {
@@ -539,7 +540,8 @@ pub async fn a_node_that_was_asked_for_admits_no_new_use<H: Harness>(h: &H) {
     let (one, two) = (soon("a free lock", kept.read()).await.expect("free"), kept.read().await.expect("kept"));
     let write = writer(&s.b);
     line_becomes(&s.a, "R+ W-").await;
-    // The event of the ask reaches the session before the replies to its later requests.
+    // The keeping session receives the request to give up its node as an event, before the replies to its own later
+    // requests.
     eventually("the node is asked for", || async { kept.try_read().await.is_err_and(|error| error.is_would_block()) })
         .await;
     let (three, four) = (reader(&kept), reader(&kept));
@@ -573,7 +575,8 @@ pub async fn an_operators_ask_call_ends_a_kept_node_after_its_use<H: Harness>(h:
             one.release().await.expect("held");
             None
         };
-        // The ask comes from another session first, and then from the session that keeps the node.
+        // The request to give up kept nodes comes first from another session, and in the second round from the session
+        // that keeps the node.
         let asks = if is_used { &s.b } else { &s.a };
         soon("an answer", asks.ask()).await.expect("allowed");
         if let Some(one) = one {
@@ -742,7 +745,7 @@ impl Wake for InlineTask {
     fn wake(self: Arc<Self>) {
         self.is_woken.store(true, Ordering::SeqCst);
         while self.is_woken.load(Ordering::SeqCst) && !self.is_over.load(Ordering::SeqCst) {
-            // If the task is being polled, the call that polls it now polls it once more.
+            // If another call is polling the task, that call polls the task once more.
             let Ok(mut work) = self.work.try_lock() else { return };
             self.is_woken.store(false, Ordering::SeqCst);
             let waker = Waker::from(Arc::clone(&self));
@@ -819,7 +822,7 @@ pub async fn a_plain_thread_acquires_by_blocking<H: Harness>(h: &H) {
     s.becomes_empty().await;
 }
 
-// Transactions.
+// Transactions under a lock.
 
 pub async fn a_transaction_commits_while_the_lock_is_held<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
@@ -917,7 +920,7 @@ pub async fn a_refused_transaction_says_which_operation_and_why<H: Harness>(h: &
     held.release().await.expect("a refused transaction loses nothing");
 }
 
-// The directory and its nodes.
+// The lock's directory and its nodes.
 
 pub async fn missing_directories_are_made<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
@@ -1096,7 +1099,7 @@ pub async fn fencing_tokens_rise_with_every_exclusive_grant<H: Harness>(h: &H) {
     }
 }
 
-// The end of sessions.
+// Contenders that lose their session or are evicted, and surveys of queues.
 
 pub async fn a_waiter_whose_session_ends_is_evicted<H: Harness>(h: &H) {
     let s = Stage::set(h).await;

@@ -108,7 +108,7 @@ async fn cancel(task: JoinHandle<Result<Permit, Error>>) {
     assert!(task.await.is_err_and(|stop| stop.is_cancelled()), "the acquisition ended before it was cancelled");
 }
 
-// Contenders that may hold together, and the order of grants.
+// Holders of permits, and the order of grants.
 
 pub async fn there_are_never_more_holders_than_permits<H: Harness>(h: &H) {
     let s = Stage::set(h, 3).await;
@@ -230,7 +230,7 @@ pub async fn a_cancelled_head_lets_in_the_next_waiter<H: Harness>(h: &H) {
     s.becomes_empty().await;
 }
 
-// The number of permits.
+// The number of permits that a semaphore has.
 
 pub async fn a_different_number_of_permits_is_an_error<H: Harness>(h: &H) {
     let s = Stage::set(h, 3).await;
@@ -311,7 +311,8 @@ pub async fn a_raised_number_of_permits_lets_in_waiters<H: Harness>(h: &H) {
     let (one, two) = (granted(one).await, granted(two).await);
     assert!(held.is_held() && one.is_held() && two.is_held());
     assert_eq!(s.a.queue().await.expect("readable").free(), Some(0));
-    // A handle that has used the old number still works. A new handle with the old number is refused.
+    // A handle that was used before the change still works, although it was opened with the old number. A new handle
+    // with the old number is refused.
     drop((held, one, two));
     s.becomes_empty().await;
     assert_eq!(soon("free permits", s.a.acquire_many(5)).await.expect("free").count(), 5);
@@ -358,8 +359,8 @@ pub async fn a_waiter_for_more_permits_than_are_left_fails<H: Harness>(h: &H) {
 
 pub async fn a_number_of_permits_changed_by_hand_is_noticed<H: Harness>(h: &H) {
     let s = Stage::set(h, 1).await;
-    // A handle is refused if its own number is wrong when it first reads the semaphore's. So this handle is used before the
-    // change.
+    // A handle compares its number of permits with the semaphore's at its first use. So the test uses this handle
+    // before the change.
     soon("a free permit", s.b.acquire()).await.expect("free").release().await.expect("held");
     let held = soon("a free permit", s.a.acquire()).await.expect("free");
     let waits = s.queue_up(&s.b, 1).await;
@@ -372,7 +373,7 @@ pub async fn a_number_of_permits_changed_by_hand_is_noticed<H: Harness>(h: &H) {
     assert!(error.to_string().contains("its data \"lots\" is no number of permits"), "{error}");
 }
 
-// Lost permits.
+// Permits that are lost, and waiters that are evicted.
 
 pub async fn a_removed_permit_is_lost_and_free_again<H: Harness>(h: &H) {
     let s = Stage::set(h, 1).await;
@@ -479,7 +480,7 @@ pub async fn a_transaction_refuses_paths_inside_the_semaphore<H: Harness>(h: &H)
     assert!(held.is_held());
 }
 
-// Foreign nodes and unreadable numbers.
+// Foreign nodes, and directories whose number of permits is unreadable.
 
 pub async fn a_foreign_node_among_permits_is_an_error<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
@@ -596,7 +597,7 @@ pub async fn on_wait_names_the_holders_of_permits<H: Harness>(h: &H) {
     assert!(granted(waits).await.is_held());
 }
 
-// Dropped permits and deleted nodes.
+// Dropped permits, deleted nodes, refused input, and surveys.
 
 pub async fn a_permit_dropped_outside_a_runtime_is_free_again<H: Harness>(h: &H) {
     let s = Stage::set(h, 1).await;

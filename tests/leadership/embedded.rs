@@ -88,7 +88,7 @@ fn a_dropped_resignation_or_stop_is_done_anyway() {
                 assert!(matches!(ended, Some(Poll::Ready(Ok(None)))), "{ended:?}");
                 assert_eq!((zk.children(PATH).len(), zk.watches()), (0, 0));
             } else {
-                // No other candidate waits, so this one leads again.
+                // No other candidate waits, so the same candidate leads again.
                 assert!(ended.is_none() && candidate.term().expect("the candidate leads").number() > term.number());
             }
             done += 1;
@@ -440,7 +440,7 @@ async fn a_health_check_without_an_answer_fails() {
     let mut candidate = Candidate::campaigns(built);
     let term = candidate.leads().await;
     sleep(Duration::from_secs(501)).await;
-    // One check before the campaign, and one every five seconds.
+    // One health check before the campaign, and one every five seconds.
     assert_eq!(checks.load(Ordering::Relaxed), 101);
     well.store(false, Ordering::Relaxed);
     let unwell = Instant::now();
@@ -474,7 +474,8 @@ fn a_loss_at_the_end_of_the_work_repeats_the_work() {
     assert_eq!((zk.children(PATH).len(), zk.watches()), (0, 0));
 }
 
-/// The server could carry this transaction out late: after the term, and under the next leader. So the client must not send it.
+/// The server could carry out a transaction of a past term late, under the next leader. So the client must not send
+/// such a transaction.
 #[test]
 fn a_transaction_of_a_past_term_is_not_sent() {
     let zk = Memory::new();
@@ -515,7 +516,8 @@ fn a_transaction_sent_after_the_term_is_refused() {
     assert_eq!(now(term.lost()), Loss::GivenBack);
 }
 
-/// The read might return writes of the next leader, and the caller would take them for writes of an earlier leader.
+/// A read under a past term might return writes of the next leader, and the caller would take them for writes of an
+/// earlier leader.
 #[test]
 fn a_read_of_a_past_term_is_not_sent() {
     let zk = Memory::new();
@@ -532,8 +534,8 @@ fn a_read_of_a_past_term_is_not_sent() {
     assert_eq!(zk.requests(), before);
 }
 
-/// Each leader works in one thread, and other threads ask its handle. Their answers never contradict the term that the handle
-/// shows.
+/// Each leader works in one thread, and other threads ask its `Leadership` handle whether it leads. The answers never
+/// contradict the term that the handle shows.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn at_most_one_of_many_candidates_leads() {
     let zk = Memory::new();

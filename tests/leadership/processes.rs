@@ -22,7 +22,7 @@ fn leadership(zk: &ZooKeeper, path: &str) -> Leadership {
     Leadership::builder(zk, path).lock(|lock| lock.host(host)).pause(Duration::from_millis(10)).build().expect("valid")
 }
 
-/// The child process: leads, reports the term, and then acts by its role.
+/// The child process: leads, prints the number of its term, and then does what its role says.
 #[test]
 fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };

@@ -128,10 +128,12 @@ async fn dropped_observers_leave_no_watch() {
     for changes in &mut watchers {
         next(changes).await;
     }
-    // While the directory is missing, the observer has no watch. It sets one when it next waits for a change.
+    // While the directory is missing, the observer has no watch. The observer sets a watch when it next waits for a
+    // change.
     let waiting = tokio::time::timeout(Duration::from_millis(200), watchers[0].next()).await;
     assert!(waiting.is_err(), "{waiting:?}");
-    // This counts watches on nodes and on children. The holder sets the watch on its own node a moment after the grant.
+    // The server's counter includes watches on nodes and on children. The holder sets the watch on its own node a
+    // moment after the grant.
     let watches = || async { server.counter("zk_watch_count") };
     eventually("all watch", || async { watches().await == 4 }).await;
     drop(watchers);

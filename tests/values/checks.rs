@@ -506,8 +506,8 @@ pub(crate) async fn a_dropped_commit_is_settled_by_the_next_one(h: &impl Harness
         }
         *guard += 10;
         let written = guard.commit().await.unwrap();
-        // A commit first finds out whether the commit before it was done. If it is dropped during that time, it sends nothing, so
-        // the number of commits varies.
+        // Each commit first finds out whether the previous commit was done. A commit that is dropped during that time
+        // sends nothing, so the number of commits varies.
         assert!((2..=4).contains(&written.commit), "{written:?}");
         assert_eq!(*guard.downgrade().await.unwrap(), 13);
     }

@@ -1,5 +1,5 @@
-//! Calls that replace a loop of the program, on every backend: initial values, live copies, updates, and waits for a value. Each
-//! test has a fresh path.
+//! Calls that spare a program a loop: initial values, live copies, updates, and waits for a value. The tests run on
+//! every backend, each with a fresh path.
 
 use std::collections::HashSet;
 use std::future::IntoFuture;
@@ -175,7 +175,8 @@ pub(crate) async fn an_update_is_repeated_after_a_write_without_lock(h: &impl Ha
     });
     assert_eq!(soon("the update", updated).await.unwrap().output, 2);
     assert_eq!((calls.load(Ordering::Relaxed), *shared.read().await.unwrap()), (3, 2));
-    // The update must not be repeated for ever.
+    // Each call of this closure writes the value without the lock, so each commit is refused. The library must not
+    // repeat the update for ever.
     let (called, operator, node) = (Arc::clone(&calls), two.clone(), path.clone());
     let stranger = bytes(&two, &path).await.expect("a value");
     let updated = shared.update(move |_| {
@@ -190,7 +191,8 @@ pub(crate) async fn an_update_is_repeated_after_a_write_without_lock(h: &impl Ha
 pub(crate) async fn an_update_is_repeated_when_its_session_has_ended(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let shared = counter(&one, &path);
-    // The closure of `update` must be `'static`, but the harness is borrowed. A channel connects them.
+    // The closure of `update` must be `'static`, but the harness is borrowed. So the test expires the session outside
+    // the closure, and channels tell the closure when to go on.
     let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
     let (go_on, goes_on) = std::sync::mpsc::channel::<()>();
     let goes_on = std::sync::Mutex::new(goes_on);
@@ -325,7 +327,8 @@ fn an_update_dropped_at_any_poll_is_done_once_or_not() {
     assert_eq!(done, [true; 2], "{POLLS} polls are too few");
 }
 
-/// The work runs on a thread of its own, so the test drops the call after a length of time and not after a number of polls.
+/// The work of these calls runs on a thread of its own, so the test drops each call after a length of time and not
+/// after a number of polls.
 #[support::judged]
 async fn a_dropped_live_value_or_wait_leaves_nothing() {
     let mut done = [0; 2];
@@ -375,7 +378,7 @@ fn the_last_handle_ends_the_initial_write() {
     assert_nothing_left(&zk, "/cut", "in the end");
 }
 
-/// A program may leave its changes unpolled while it waits for other futures and writes.
+/// A program may leave a stream of changes unpolled while it waits for other futures and writes.
 #[tokio::test(start_paused = true)]
 async fn unpolled_changes_block_no_writer() {
     let zk = Memory::new();

@@ -15,7 +15,7 @@ use support::wire::{Close, Fault, Frames, Proxy, Rule};
 /// The session timeout of the children. The next contender is granted after that time.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// The number of frames that a few commits need in each direction.
+/// The number of points at which a child is killed: the frames that a few commits need in each direction.
 const POINTS: u64 = 16;
 
 /// Two matching halves, with enough data between them to need several packets.

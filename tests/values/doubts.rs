@@ -45,8 +45,8 @@ async fn a_commit_with_lost_messages_is_done_at_most_once() {
     }
 }
 
-/// Returns a client that calls `fault` with the number of each commit before the commit is done. If `fault` returns a failure,
-/// that failure replaces the reply.
+/// Returns a client that calls `fault` before each commit to an existing value, with the count of earlier commits. If
+/// `fault` returns a failure, the commit fails with that failure.
 fn line(zk: &Memory, fault: impl Fn(usize) -> Option<Failure> + Send + Sync + 'static) -> Hindered {
     let commits = AtomicUsize::new(0);
     Hindered::new(zk, move |asked| {
@@ -59,8 +59,8 @@ fn no_answer() -> Option<Failure> {
     Some(Failure::Unknown("nobody has answered".to_owned()))
 }
 
-/// Returns the error of a commit whose first request is lost. At the request with number `at`, another client writes the value
-/// `writes` times without the lock.
+/// Returns the error of a commit whose first request is lost. At the request with the index `at`, another client writes
+/// the value `writes` times without the lock.
 async fn disturbed(at: usize, writes: usize) -> Error {
     let (zk, path) = (Memory::new(), "/doubts");
     write(&counter(&zk, path), 7).await;
@@ -128,8 +128,8 @@ async fn a_commit_in_doubt_is_settled_on_the_next_session() {
     }
 }
 
-/// By this field, the library can find a commit in doubt even if another commit has replaced its value: see
-/// [`Error::OutcomeUnknown`].
+/// By the field `after`, the library can find a commit with an unknown outcome even if another commit has replaced its
+/// value: see [`Error::OutcomeUnknown`].
 #[support::judged]
 async fn each_value_names_the_commit_before_it() {
     let (zk, path) = (Memory::new(), "/doubts");
@@ -187,7 +187,7 @@ async fn an_initial_value_waits_until_foreign_bytes_are_gone() {
         let (zk, path) = (Memory::new(), "/doubts");
         let stranger = zk.connect();
         let (line, contenders) = Hindered::counting(&zk, move |before| {
-            // The stranger writes before the lock's directory exists.
+            // `stranger` writes before the lock's directory exists.
             if before == 0 {
                 now(put(&stranger, path, b"a stranger's"));
             }

@@ -40,7 +40,7 @@ async fn kept_reads_send_nothing_and_see_the_newest_value() {
         for _ in 0..2 {
             assert_eq!(*soon("a read", reader.read()).await.unwrap(), value);
         }
-        // The watch on the own node is set a moment after the grant.
+        // The reader's session sets the watch on its own node a moment after the grant.
         if value == 20 {
             eventually("the node is watched", || async { wire.count(Op::GetData) > 0 }).await;
         }
@@ -71,7 +71,7 @@ async fn commits_of_several_uses_of_one_node_are_distinct() {
         guard.release().await.unwrap();
     }
     assert_eq!(*soon("the read", shared.read()).await.unwrap(), 6);
-    // After a commit in doubt, the node is not used for further commits.
+    // After a commit with an unknown outcome, the library makes no further commit under the same node.
     assert_eq!(tokens[..3], [1, 2, 3].map(|commit| (tokens[0].0, commit)), "the commits used several nodes");
     assert!(tokens.is_sorted() && tokens[2].0 < tokens[3].0, "{tokens:?}");
 }
@@ -150,8 +150,8 @@ async fn no_read_sees_the_cached_value_after_a_restore() {
     zk.faults().restore(&backup);
     drop(read);
     write(&shared, 1).await;
-    // The new node has the same token as the node before the restore, and as many writes were sent under it. The read must still
-    // return the new value.
+    // The new node has the same token as the node before the restore, and as many writes were sent under each of them.
+    // The read must still return the new value.
     assert_eq!(*shared.read().await.unwrap(), 1);
 }
 

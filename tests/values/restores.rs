@@ -40,7 +40,7 @@ async fn a_copy_goes_back_with_a_restored_ensemble() {
         zk.faults().restore(&backup);
         assert_eq!((**next(&mut changes).await, **live.get()), (20, 20));
         assert!(matches!(live.state(), CopyState::Current), "{:?}", live.state());
-        // The client's own commits appear in the copy at once, as before.
+        // The copy still shows the client's own commits as soon as these commits return.
         here.update(|value| *value += 1).await.unwrap();
         assert_eq!(**live.get(), 21);
         assert_eq!(**soon("the commit", here.wait_for(|value| *value == 21)).await.unwrap(), 21);
@@ -105,7 +105,7 @@ async fn a_copy_goes_back_with_a_restored_server() {
     let live = soon("the value", here.live()).await.unwrap();
     eventually("the last commit", || async { **live.get() == 110 }).await;
     server.restore();
-    // Servers refuse a client that has seen a later state than theirs, so the client's session expires.
+    // The server refuses a client that has seen a later state than its own, so the client's session expires.
     eventually("the copy goes back", || async { **live.get() == 20 }).await;
     eventually("the copy is current", || async { matches!(live.state(), CopyState::Current) }).await;
 }
