@@ -14,7 +14,7 @@ use zk_rwlock::{Memory, RwLock};
 
 /// Returns the names in a directory of `length` contenders, in no order, as a server lists them.
 fn names(length: usize) -> Vec<String> {
-    // A step that shares no factor with any power of ten visits every number once.
+    // 7919 has no common factor with `length`, a power of ten. So every number below `length` occurs once.
     let shuffled = (0..length).map(|i| i * 7919 % length);
     let mode = |number| if number % 3 == 0 { "WRITE" } else { "READ" };
     shuffled.map(|number| format!("web-{}~k3v9x2ma-{}-{number:010}", number % 7, mode(number))).collect()

@@ -1,5 +1,6 @@
-//! Measures costs as numbers grow, from one to a hundred thousand: locks in a process, holds, kept nodes, waiters,
-//! readers that are granted together, members that `queue()` reads, processes.
+//! Measures how costs grow with a number, from one to a hundred thousand: of locks in a process, of held locks, of
+//! nodes that are kept between uses, of waiters, of readers that are granted the lock together, of members that
+//! `queue()` reads, and of processes.
 //!
 //! Most cases run on the embedded ensemble, so they measure the library and, for reads, the embedded ensemble. `zklock
 //! ls` and processes run on a real server ([`real`]). Times are processor times, which other programs do not distort.
@@ -73,7 +74,7 @@ struct Measured {
     processor: Duration,
     /// Bytes of memory, or bytes to and from the server. `None` if neither is measured.
     bytes: Option<u64>,
-    /// The elapsed time, where a user would wait for it.
+    /// The elapsed time. `None` in cases for which no user waits.
     clock: Option<Duration>,
 }
 

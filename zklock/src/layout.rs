@@ -7,8 +7,8 @@
 
 use crate::output::{shorten, shorten_in_the_middle, width};
 
-/// The columns that may be dropped, in this order, each with a width. Before a column is dropped, the columns that are
-/// still there are shortened, but not below this width.
+/// The columns that may be dropped, in this order. Each figure is the least width to which all columns are shortened
+/// before this column is dropped.
 const MAY_GO: [(&str, usize); 8] =
     [("PID", 12), ("BEHIND", 8), ("QUEUED", 8), ("LABEL", 8), ("MODE", 8), ("HOST", 8), ("STATE", 1), ("PLACE", 1)];
 

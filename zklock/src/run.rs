@@ -168,7 +168,7 @@ async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Option<An
     Ok(guard)
 }
 
-/// Returns the goal of the wait, for the message about the wait.
+/// Returns the words for the goal of the wait, such as "to read". The message about the wait contains them.
 fn what(run: &Run) -> &'static str {
     match (run.permits, run.shared) {
         (Some(_), _) => "for a permit of",
@@ -207,7 +207,7 @@ async fn wait_for(
     })
 }
 
-/// Adds the callback for progress to the acquisition, and the limit of `--wait` if there is one.
+/// Adds to the acquisition the callback that reports the progress, and the limit of `--wait` if `--wait` is given.
 fn bounded<G: zk_rwlock::Guard>(
     acquire: Acquire<G>,
     run: &Run,

@@ -1,4 +1,4 @@
-//! Delivers the signals that zklock receives as a stream. SIGCHLD is not part of it.
+//! Delivers the signals that zklock receives as a stream. The stream leaves out SIGCHLD.
 
 use std::fs;
 #[cfg(target_os = "linux")]

@@ -1,5 +1,5 @@
-//! Shows the user how the wait for the lock goes. In the foreground of a terminal there is one live line. Elsewhere
-//! nothing is printed for a second, and after that a line for each change.
+//! Shows the user how the wait for the lock goes. In the foreground of a terminal this is one line that is redrawn in
+//! place. Elsewhere nothing is printed for a second, and after that a line for each change.
 
 use std::io;
 use std::time::{Duration, Instant};

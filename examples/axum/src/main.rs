@@ -73,9 +73,8 @@ fn variable(name: &str, default: &str) -> String {
     env::var(name).unwrap_or_else(|_| default.to_owned())
 }
 
-/// Connects for as long as that takes, and offers the service. A process that starts while ZooKeeper is unreachable is
-/// alive, but not ready. Returns only an error that another try cannot solve, such as refused credentials or a wrong
-/// address.
+/// Connects, and then offers the service. Waits as long as ZooKeeper is unreachable: meanwhile the process is alive,
+/// but not ready. Returns only an error that another try cannot solve, such as refused credentials or a wrong address.
 async fn connect(
     servers: &str,
     report_takes: Duration,

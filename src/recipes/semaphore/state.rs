@@ -99,8 +99,8 @@ impl SemaphoreState {
         Ok(())
     }
 
-    /// Fails if the ACL lets other clients change the number of permits or take permits, and this client refuses such
-    /// ACLs.
+    /// Checks the rights of other clients, if this client refuses wide ACLs. Fails if an ACL lets other clients change
+    /// the number of permits or take permits.
     pub(super) async fn check_rights(&self, session: &Arc<dyn Session>) -> Result<(), Error> {
         let nodes = [self.handle.shown(), &self.taken];
         for node in nodes.into_iter().filter(|_| session.refuses_wider_rights()) {

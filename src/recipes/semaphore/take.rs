@@ -1,14 +1,14 @@
 //! How the head of a semaphore's queue takes its permits.
 //!
-//! Only the head of the queue takes permits. So from the moment at which a contender becomes the head, the number of taken
-//! permits can only fall, and a count from after that moment is never too low. Two rules keep this true:
-//! - The head reads the permits after it has become the head, on the connection whose reply or event showed that. Another server
-//!   may not show yet the permits that the predecessor took. After a reconnect the head sends a sync before the read. A new
-//!   contender sends an early read right behind its create and its listing. The early read counts if the listing shows the
-//!   contender as the head. It also counts after a reconnect, because no read of a session is older than an earlier read of the
-//!   session.
-//! - The head gives up its place and takes its permits in one transaction. The ensemble refuses the transaction if the place is
-//!   gone, or if the number of permits has changed.
+//! Only the head of the queue takes permits. So after a contender has become the head, the number of taken permits can
+//! only fall. A later read never shows fewer taken permits than there are. Two rules keep this true:
+//! - The head reads the permits after it has become the head, on the connection whose reply or event showed that it is
+//!   the head. Another server may not show yet the permits that the predecessor took. After a reconnect the head sends
+//!   a sync before the read. A new contender sends an early read right behind its create and its listing. The early
+//!   read is used if the listing shows the contender as the head. It is also used after a reconnect, because no read of
+//!   a session is older than an earlier read of the session.
+//! - The head gives up its place and takes its permits in one transaction. The ensemble refuses the transaction if the
+//!   place is gone, or if the number of permits has changed.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -45,7 +45,8 @@ pub(crate) struct PermitRequest {
     early_read: Mutex<EarlyRead>,
 }
 
-/// The early read of the permits, which is sent behind the create of the node in the queue.
+/// The early read of the permits. It is sent right behind the create of the node in the queue, before the contender
+/// knows its place.
 #[derive(Default)]
 enum EarlyRead {
     #[default]
@@ -53,7 +54,8 @@ enum EarlyRead {
     Sent {
         names: Reply<Vec<String>>,
         number: Reply<(Vec<u8>, Stat)>,
-        /// The children of the semaphore's own node. `None` if no lock is known to be there.
+        /// The children of the semaphore's own node. Not listed (`None`) if an earlier listing showed no lock at the
+        /// path.
         children: Option<Reply<Vec<String>>>,
     },
     Done(SeenPermits),
@@ -76,7 +78,8 @@ impl PermitRequest {
         std::mem::replace(&mut *self.early_read.lock(), read)
     }
 
-    /// Takes the result of the early read. `None` if the contender had to wait before it became the head.
+    /// Takes the result of the early read. `None` if there is none, or if the contender had to wait before it became
+    /// the head.
     fn take_early_read(&self, grant: &Grant) -> Option<SeenPermits> {
         match self.replace(EarlyRead::None) {
             EarlyRead::Done(seen) if !grant.has_waited => Some(seen),

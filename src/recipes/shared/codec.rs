@@ -62,8 +62,8 @@ impl<T> Deref for Stored<T> {
 
 /// The conditions that the bytes of a value must meet, for any type of the value.
 pub(crate) struct Form {
-    /// The name of the format. The user's code is called for it only once, because the thread that keeps the sessions alive also
-    /// checks bytes, and runs no user code.
+    /// The name of the format, from one call of the user's code. The name is stored, because the thread that keeps the
+    /// sessions alive compares it with the header of each value, and must not run user code.
     pub(crate) name: String,
     pub(crate) schema: u32,
     pub(crate) size_limit: usize,

@@ -31,7 +31,7 @@ pub(crate) struct Known<T> {
     pub(crate) newest: Option<Arc<Seen<T>>>,
     /// The number of the event of the present error, and the error. `None` while the node's content is a value.
     pub(super) trouble: Option<(u64, Error)>,
-    /// The number of the event of the newest value, if the node later had no value. 0 otherwise.
+    /// The number of the event of the newest value, if a later read found no value in the node. 0 otherwise.
     pub(super) vanished: u64,
     /// The number of the last event. Each new value is an event, and so is each new error.
     pub(super) last_event: u64,

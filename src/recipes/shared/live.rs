@@ -234,7 +234,8 @@ struct Subscriber<T> {
     known: watch::Receiver<Known<T>>,
     /// Whether the stream has yielded nothing yet.
     is_new: bool,
-    /// The number of the event of the last value that had vanished before the first item. 0 if there was none.
+    /// The number of the event of the last value, if the node had lost that value before the stream's first item. 0
+    /// otherwise.
     before: u64,
     seen: u64,
     /// The result of the background write of the initial value, while the node has no value.

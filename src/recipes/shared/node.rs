@@ -44,8 +44,8 @@ impl ValueNode {
         Error::Value { path: self.path.clone(), error }
     }
 
-    /// Reads the node's content, which is empty if there is no node. `is_known` says whether a value was seen there
-    /// before. If `is_needed`, asks the ensemble's leader about a node that the server does not show, because the
+    /// Reads the node's content, which is empty if there is no node. `is_known` says whether a value was seen in the
+    /// node before. If `is_needed`, asks the ensemble's leader about a node that the server does not show, because the
     /// caller has no initial value for a missing node.
     pub(crate) async fn read(
         &self,
@@ -178,11 +178,12 @@ const TRIES: u32 = 4;
 /// The state of the node before a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Base {
-    /// `None` if there is no node.
+    /// The version of the node. `None` if there is no node.
     pub(crate) version: Option<i32>,
-    /// `None` if there is no node, or if this holder created the node, because the reply of a transaction has no czxid.
+    /// The czxid of the node. `None` if there is no node, or if this holder created the node, because the reply of a
+    /// transaction has no czxid.
     pub(crate) czxid: Option<i64>,
-    /// `None` if the content is not a value of this library.
+    /// The commit that wrote the node's value. `None` if the content is not a value of this library.
     pub(crate) mark: Option<Mark>,
     pub(crate) absence: Absence,
 }
@@ -309,8 +310,8 @@ impl Commit<'_> {
 /// Returns the outcome of the commit `mark`, which was to replace the state `base`, as the content of the node shows it.
 fn outcome_of(node: Option<&NodeData>, base: Base, mark: Mark) -> CommitOutcome {
     let Some(NodeData { data, version, czxid }) = node else {
-        // If there was no node before, the commit would have created the node. Otherwise another client has deleted the node,
-        // before or after the commit.
+        // If there was no node before the commit, the commit would have created the node, so it was not carried out.
+        // Otherwise another client has deleted the node, before or after the commit.
         return if base.version.is_none() { CommitOutcome::Undone } else { CommitOutcome::Unknown };
     };
     let envelope = Envelope::open(data).ok().map(|(envelope, _)| envelope);
@@ -341,8 +342,8 @@ fn version_of(outcomes: &[Outcome]) -> i32 {
     }
 }
 
-/// Returns whether a node that our server does not show existed before: a value was seen there, or its twin exists.
-/// Asks the ensemble's leader whether the node is gone, because our server may lag behind a create.
+/// Returns whether a node that our server does not show existed before: this process has seen a value in it, or its
+/// twin exists. Asks the ensemble's leader whether the node is gone, because our server may lag behind a create.
 pub(crate) async fn absence_of(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Absence, Failure> {
     let has_twin = retry::data(session, &metadata::twin_of(path), false).await?.is_some();
     let is_gone = (is_known || has_twin) && presence::is_there(session, path, None).await == Ok(false);

@@ -352,9 +352,9 @@ impl<T: Send + Sync + 'static> Follower<T> {
         with_upgraded(&self.store, work).ok_or(Failure::Over(Ending::Closed))
     }
 
-    /// Handles the reply that there is no node. Returns whether the caller should wait until the node is created.
-    /// Returns `false` if the ensemble's leader has the node: the caller then reads again, because the leader's reply
-    /// has synced the server.
+    /// Handles a read that found no node. Returns whether the caller should wait until the node is created. Returns
+    /// `false` if the ensemble's leader has the node: the caller then reads again, because the leader's reply has
+    /// synced the server.
     async fn handle_missing(
         &self,
         session: &Arc<dyn Session>,
@@ -386,8 +386,9 @@ impl<T: Send + Sync + 'static> Follower<T> {
 /// The thread that drops the user's values, because their destructors may block or panic.
 static VALUE_DROPPER: UserThread = UserThread::new("zk-rwlock-values");
 
-/// Starts work in the background: on the session's thread, with a slot of the session, or on the library's thread if there is no
-/// session yet. The embedded ensemble has no thread of its own: there the client that wakes the work also runs it.
+/// Starts `work` in the background. If a session is connected, `work` gets a slot of the session and runs on the
+/// session's thread. Otherwise it runs on the library's thread. The embedded ensemble has no thread of its own: its
+/// sessions run `work` on the thread of the client that wakes it.
 pub(crate) fn start_in_background(
     coordinator: &Arc<dyn Coordinator>,
     watched_bytes: usize,
@@ -408,9 +409,9 @@ pub(crate) fn start_in_background(
     Ok(())
 }
 
-/// Calls `work` with the object, or returns `None` if the object was dropped. The object contains user code: values, and the
-/// functions that make them. If `work` outlives the last other owner, and this is a thread of the library, another thread drops
-/// the object.
+/// Calls `work` with the object, or returns `None` if the object was dropped. The object contains user code: values,
+/// and the functions that make them. If the last other owner goes while `work` runs on a thread of the library, another
+/// thread drops the object, because its destructors may block.
 pub(crate) fn with_upgraded<S: Send + Sync + 'static, T>(shared: &Weak<S>, work: impl FnOnce(&S) -> T) -> Option<T> {
     let shared = shared.upgrade()?;
     let result = work(&shared);

@@ -156,7 +156,8 @@ async fn data_is_deleted_only_on_a_follower_differing_alone() {
     let (cure, names) = told(&followers[..1], &[0, 1, 2]).await;
     let alone = format!(": {} alone differs: stop it, delete its data, and start it", names[followers[0]]);
     assert!(cure.ends_with(&alone), "{cure}");
-    // A second name of the same server does not count as another server.
+    // Returns the text that `check` prints about the holder's node. `asked` has the indices of the servers that `check`
+    // asks. `lacking` has the indices of the servers that hide the node.
     for asked in [&[followers[0], leader][..], &[followers[0], leader, leader], &[followers[0], followers[0], leader]] {
         let (cure, _) = told(&followers[..1], asked).await;
         assert!(cure.ends_with("so delete no data on any server"), "{asked:?}: {cure}");

@@ -106,7 +106,7 @@ async fn each_server_is_asked_and_an_absent_one_is_named() {
     let clean = check(&ensemble.addresses(), path).await;
     let all = format!("{path}: nothing odd, on 3 of 3 servers\n");
     assert_eq!((clean.code, clean.stdout), (Some(0), all), "{}", clean.stderr);
-    // `check` understands the answer to `dump` of a follower, which has another format than a leader's.
+    // A follower's answer to `dump` has another format than a leader's. `check` understands both.
     let one = check(&ensemble.server(follower).address(), path).await;
     let others = format!("{path}: the servers: 1 of 3 were looked at: name all servers of the ensemble in --zk\n");
     assert_eq!((one.code, one.stdout), (Some(1), others), "{}", one.stderr);
@@ -165,7 +165,7 @@ async fn servers_are_asked_below_the_chroot() {
     assert_eq!(odd.stdout.lines().filter(|line| line.contains(&told)).count(), 1, "{odd:#?}");
 }
 
-/// Passes without a check if the loopback interface has no IPv6 address.
+/// Does nothing on a machine whose loopback interface has no IPv6 address.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_is_asked_at_an_ipv6_address() {
     let (path, server) = ("/zklock/check/ipv6", shared_server().address());

@@ -62,7 +62,7 @@ async fn pid_1_passes_exit_codes_and_signals_on() {
     }
 }
 
-/// Half of the orphans are ended by a real-time signal.
+/// Half of the orphans end by themselves, and half by a real-time signal.
 #[support::judged]
 async fn pid_1_reaps_orphans_of_its_command() {
     let Some(unshare) = unshare() else { return };

@@ -1,4 +1,4 @@
-//! Tests at the limits of a machine, such as a clock in a far year or few file descriptors, and of wide ACLs.
+//! Tests of extreme conditions, such as a clock in a far year or few file descriptors, and of wide ACLs.
 
 use support::clock::Clock;
 

@@ -1587,7 +1587,7 @@ async fn a_live_line_names_the_holder_on_a_terminal() {
         terminal.shows("place 2, held by WRITE ");
     }
     held.release().await.unwrap();
-    // The live line is removed.
+    // These escape sequences remove the live line.
     terminal.shows("\r\x1b[Kgranted\r\n");
     assert_eq!(terminal.ends().await, Some(0));
     assert!(!terminal.seen.contains('\n'));

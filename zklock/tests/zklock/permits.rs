@@ -99,7 +99,7 @@ async fn no_more_commands_run_than_there_are_permits() {
     let files = scratch();
     let running = files.path().join("running");
     fs::create_dir(&running).unwrap();
-    // Each command makes a file while it runs, and prints how many files there are.
+    // Each command makes a file that exists while the command runs, and prints the number of these files.
     let dir = running.display();
     let job = format!("touch {dir}/$$; ls {dir} | wc -l; sleep 0.1; rm {dir}/$$");
     let all: Vec<_> =
@@ -321,7 +321,7 @@ async fn a_path_is_either_a_lock_or_a_semaphore() {
     assert_eq!(run(&["-s", path, "true"]).await.code, Some(0));
     guard.release().await.unwrap();
 
-    // A client of an older version creates such a node at a semaphore's path.
+    // Only a client of an older version creates the node of a lock's contender at a semaphore's path.
     let zk = connect(&shared_server().address()).await;
     let older = "/zklock/one/permits/h~1-WRITE-0000000007";
     session(&zk).await.create(older, b"", Kind::Ephemeral).await.unwrap();
