@@ -25,8 +25,8 @@ fn turns(queue: &[Contender]) -> Vec<Turn> {
     queue.iter().map(|me| turn(me, &names)).collect()
 }
 
-/// Checks that the contenders whose turn it is do not exclude each other, that there is one, that no contenders wait
-/// for each other in a circle, and that none overtakes another.
+/// Checks that the contenders whose turn it is do not exclude each other, that there is at least one such contender,
+/// that no contenders wait for each other in a circle, and that no contender overtakes another.
 fn check_turns(queue: &[Contender]) {
     let turns = turns(queue);
     let granted: Vec<_> = queue.iter().zip(&turns).filter(|(_, turn)| **turn == Turn::Granted).collect();

@@ -29,8 +29,8 @@ const AGAIN: usize = 5;
 /// The time that is spent to make a failing schedule smaller.
 const SHRINKING: Duration = Duration::from_secs(30);
 
-/// The time after which a schedule counts as endless. A schedule takes milliseconds; the rest is for a machine that
-/// stands still.
+/// The time after which a schedule counts as endless. A schedule takes milliseconds. The limit is far higher, because
+/// the machine may stand still.
 const ENDLESS: Duration = Duration::from_secs(90);
 
 fn number(variable: &str) -> Option<u64> {

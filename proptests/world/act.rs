@@ -29,8 +29,8 @@ impl World {
             Action::TryRead | Action::TryWrite | Action::Update => self.ask(i, action),
             Action::Acquire(_) | Action::AcquireBriefly(_) | Action::TryAcquire(_) => self.ask(i, action),
             Action::SetPermits(number) => {
-                // The call is polled once and dropped. If the client is cut off, the change may be carried out later or
-                // never.
+                // The call is polled once and dropped. If the client is cut off, the ensemble may carry out the change
+                // later or never.
                 self.ledger.may_have(number);
                 let limit = &self.handles[self.handle_of[i]].limit;
                 let _now_or_later = task::spawn(limit.set_permits(number).into_future()).poll();
@@ -115,7 +115,7 @@ impl World {
                     Ok(Held::ValueWriter(guard))
                 });
             }
-            // The commit is polled once and dropped. It is carried out or refused as a whole.
+            // The commit is polled once and dropped. The ensemble carries it out or refuses it as a whole.
             Actor::Holding(Held::Writer(guard)) => {
                 let write = guard.transaction().set(RECORD, guard.fencing_token().to_string());
                 let _now_or_later = task::spawn(write.commit()).poll();
@@ -127,7 +127,7 @@ impl World {
         }
     }
 
-    /// Reads the record under the lock, and checks it if the reply arrives at once.
+    /// Reads the record under the lock. Checks the record if the first poll returns the reply.
     fn look(&mut self, i: usize) {
         let read: Poll<Result<Option<NodeData>, Error>> = match &self.actors[i] {
             Actor::Holding(Held::Reader(guards)) => task::spawn(guards[0].read_node(RECORD)).poll(),
@@ -185,8 +185,8 @@ impl World {
         // A holder that cannot learn of its loss may hold together with the next contender, and no client can prevent
         // that. So actions that need informed holders are skipped meanwhile.
         let is_held_up = self.is_held_up() || self.clients.iter().any(Wired::has_requests);
-        // The same is true of a contender that has an old reply and takes it for its grant only later, before it
-        // watches its own node.
+        // The same is true of a contender that takes an old reply for its grant only later, before it watches its own
+        // node.
         let is_late = |actor: &Actor| matches!(actor, Actor::Busy(work) if work.is_woken());
         let are_late = self.actors.iter().any(is_late);
         let all_hear = !self.are_unheard && !self.lagging.contains(&true) && !is_held_up && !are_late;
@@ -360,7 +360,7 @@ fn value_of(value: &Shared<u64>, action: Action) -> Option<Actor> {
     begun(action, reading, writing)
 }
 
-/// The three ways to acquire one kind of guard. None sends a request before its first poll.
+/// The three ways to acquire one kind of guard. None of them sends a request before its first poll.
 struct Kind<G: Guard> {
     mode: Mode,
     acquire: Acquire<G>,

@@ -1,4 +1,4 @@
-//! The actors of a world: the work in progress of each, and what its guards say.
+//! The actors of a world: the call that each of them has in progress, and the answers of the guards that it holds.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,21 +17,21 @@ pub(crate) enum Actor {
     Holding(Held),
 }
 
-/// A call of an actor that is in progress. It is polled only after its waker has fired, so that the tests find a lost
-/// wake-up.
+/// A call of an actor that is in progress. The call is polled only after its waker has fired, so that a lost wake-up
+/// makes a test fail.
 pub(crate) struct Work {
     task: Spawn<Doing>,
     is_new: bool,
     /// Whether the actor held the lock or permits when the work began.
     holds: bool,
-    /// The lock mode or the permits that the work acquires, or `None` if the work never waits for a contender.
+    /// The lock mode or the permits that the work acquires. `None` if the work never waits in a queue.
     wish: Option<Claimed>,
     /// The contenders that were in the queue when the work began.
     pub(crate) behind: Vec<Waits>,
-    /// The work's place among all that has ever queued. `None` if the place is not known: before the first check at
-    /// which nothing moves, and after a node in the queue was changed.
+    /// The work's place in the order in which all contenders so far have queued. `None` if the place is not known:
+    /// before the first check at which nothing moves, and after a node in the queue was changed.
     pub(crate) queued: Option<u64>,
-    /// How often the ensemble had been restored when the work began.
+    /// The number of times that the ensemble had been restored when the work began.
     pub(crate) age: u32,
 }
 
@@ -48,11 +48,11 @@ pub(crate) enum Held {
     ValueReader(Box<SharedReadGuard<u64>>),
     ValueWriter(Box<SharedWriteGuard<u64>>),
     Permit(Box<Permit>),
-    /// The result of an update, which has released its lock.
+    /// An update ended, and has released its lock.
     Nothing,
 }
 
-/// The answers of one guard.
+/// The answers of one guard to the questions of the checks.
 pub(crate) struct Claim {
     pub(crate) state: HoldState,
     /// The answer to `is_held`, which was asked right after `state`.
@@ -68,7 +68,7 @@ pub(crate) enum Claimed {
 }
 
 impl Claimed {
-    /// Returns whether two contenders for these wait for each other in a queue.
+    /// Returns whether a contender that acquires the one must wait for a contender that acquires the other.
     pub(crate) fn excludes(self, other: Claimed) -> bool {
         match (self, other) {
             (Claimed::Lock(mode), Claimed::Lock(other)) => mode.excludes(other),
@@ -91,7 +91,8 @@ impl Actor {
         Some(Waits { queued: work.queued?, wish: work.wish()? })
     }
 
-    /// Returns an actor that begins work. The work acquires `wish`, or never waits if there is none.
+    /// Returns an actor that begins work. The work acquires `wish`. If `wish` is `None`, the work never waits in a
+    /// queue.
     pub(crate) fn begin(
         wish: Option<Claimed>,
         doing: impl Future<Output = Result<Held, Error>> + Send + 'static,
@@ -99,7 +100,7 @@ impl Actor {
         Actor::Busy(Work::new(doing, false, wish))
     }
 
-    /// Returns an actor that begins work as a holder.
+    /// Returns an actor that begins work while it holds the lock or permits.
     pub(crate) fn go_on(doing: impl Future<Output = Result<Held, Error>> + Send + 'static) -> Actor {
         Actor::Busy(Work::new(doing, true, None))
     }
@@ -149,7 +150,7 @@ impl Work {
 
 impl Held {
     pub(crate) fn claims(&self) -> Vec<Claim> {
-        // Asks `state` first, because that call notices a loss. `is_held` must then give the same answer.
+        // Asks `state` first, because that call notices a loss. Then `is_held` must give the same answer as `state`.
         macro_rules! claim {
             ($guard:expr, $token:expr, $what:expr) => {{
                 let state = $guard.state();
@@ -167,7 +168,7 @@ impl Held {
         }
     }
 
-    /// Returns a stream of the changes of the hold.
+    /// Returns the stream of the changes of the actor's hold.
     pub(crate) fn changes(&self) -> Option<Changes> {
         match self {
             Held::Reader(guards) => guards.first().map(|guard| guard.changes()),
@@ -221,7 +222,7 @@ impl Listener {
     }
 }
 
-/// Counts of the commits of the value, as reported to their writers.
+/// Counts of the writers' commits, by the outcome that was reported to the writer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Commits(Arc<Mutex<Counts>>);
 
@@ -232,7 +233,7 @@ pub(crate) struct Counts {
     /// The number of commits that are in progress, were dropped, or have an unknown outcome.
     pub(crate) maybe: u64,
     under_way: u64,
-    /// How often the ensemble was restored.
+    /// The number of times that the ensemble was restored.
     age: u64,
 }
 

@@ -1,5 +1,7 @@
 //! The checks of a world. They compare the answers of all guards with each other and with the nodes of the ensemble,
 //! after every step.
+//!
+//! A kept node is a node that its process keeps between uses. Other contenders ask the process to give it up.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -17,10 +19,10 @@ use crate::world::actor::{Actor, Claim, Claimed, Held, Listener, Waits, Work};
 use crate::world::plan::{Action, Schedule, Step};
 use crate::world::{LIMIT, LOCK, PERMITS, QUEUE, RECORD, VALUE_NODE, World};
 
-/// The number of consecutive lost replies after which the library waits before its next try.
+/// The number of consecutive lost replies after which the library waits before it sends the request again.
 pub(super) const PATIENT: usize = 3;
 
-/// How long after its idle time a node may still be kept.
+/// How long a kept node may still exist after the end of its idle time.
 const IDLE_LOOK: Duration = Duration::from_millis(10);
 
 /// The facts that the checks remember between steps, and which events the schedule can cause.
@@ -31,56 +33,60 @@ pub(crate) struct Ledger {
     permits: HashSet<i64>,
     /// The tokens of all holds that were lost.
     lost: HashSet<i64>,
-    /// The highest token of any grant of the lock, and the highest of a grant to a writer.
+    /// The highest token of any grant of the lock.
     highest: i64,
+    /// The highest token of a grant of the lock to a writer.
     highest_writer: i64,
     /// The largest number of permits that the semaphore ever had. Holders keep their permits when the number is
     /// reduced.
     most: u32,
     /// The queue for permits at the last check: the sequence number of each contender, by its id.
     queued: HashMap<String, i64>,
-    /// Whether the queue of the lock had a reader without a kept node when nothing moved last.
+    /// Whether the queue of the lock had a reader without a kept node at the last check at which nothing moved.
     had_plain_reader: bool,
-    /// The newest token in the record, and the token in the record when each actor was granted the lock.
+    /// The newest token in the record.
     written: i64,
+    /// The token in the record when each actor was granted the lock, by the index of the actor.
     found: HashMap<usize, i64>,
-    /// The value now, and at the last reset of the counts of commits.
+    /// The value now.
     value: u64,
+    /// The value at the last reset of the counts of commits.
     value_before: u64,
     /// The newest value that the local copy of each handle has shown.
     copies: HashMap<usize, u64>,
-    /// Whether some handles use the dialect of another library. Like this field, the fields `has_` and `may_` say what
-    /// this schedule can cause.
+    /// Whether some handles use the dialect of another library. This field and all others named `has_` or `may_` say
+    /// what this schedule can cause.
     has_strangers: bool,
     has_stalls: bool,
     has_forgotten: bool,
-    /// How often the ensemble was restored.
+    /// The number of times that the ensemble was restored.
     pub(super) age: u32,
     may_change_number: bool,
     may_lose_often: bool,
     may_remove: bool,
     may_expire: bool,
     may_cut: bool,
-    /// Whether a stranger may forge a hand-off, so that a guard may say "held" without a right until the forgery is
-    /// noticed.
+    /// Whether a stranger may forge a hand-off. Then a guard may say "held" without a right until the library notices
+    /// the forgery.
     may_forge: bool,
     /// Whether all actors use one handle that never gives up a node in use. A handle gives up such a node in two cases:
     ///
     /// - A write is dropped before its grant. It leaves its WRITE node to the reads that wait for the node.
-    /// - A write asks for the kept READ node of the same handle. Without background tasks the ask takes effect late, so
-    ///   other uses may still join the node.
+    /// - A write asks its own handle to give up the handle's kept READ node. Without background tasks the handle
+    ///   notices this late, so other uses may still join the node.
     has_one_node: bool,
-    /// The number in the semaphore's node, and the nodes of the permits that were taken at the last check.
+    /// The number of permits in the semaphore's node at the last check.
     number: u32,
+    /// The nodes of the permits that were taken at the last check.
     taken: HashSet<String>,
-    /// When a guard of each token was last held.
+    /// When a guard last said "held", by the token of the guard.
     used: HashMap<i64, Instant>,
     /// The nodes that were idle when time last passed, each with the end of its idle time, or `None` without a limit.
     idle: Vec<(String, Option<Instant>)>,
-    /// Whether nothing except an ask makes a process give up a kept node before the end of its idle time.
+    /// Whether a process gives up a kept node before the end of its idle time only if a contender asks for it.
     is_calm: bool,
-    /// Whether every request is carried out at once. Otherwise a contender may have left although the ensemble still
-    /// has its node.
+    /// Whether every request is carried out immediately. Otherwise a contender may have left although the ensemble
+    /// still has its node.
     is_settled: bool,
 }
 
@@ -121,8 +127,8 @@ impl Ledger {
             age: 0,
             may_change_number: has(&|action| matches!(action, Action::SetPermits(_))),
             may_lose_often: losses >= PATIENT,
-            // The numbers of a new directory begin with 0 again. If a server still shows an old node with the same
-            // number as a new one, both contenders are evicted.
+            // The sequence numbers of a new directory begin with 0 again. If a server still shows an old node with the
+            // same number as a new one, both contenders are evicted.
             may_remove: has(&|action| matches!(action, Action::Remove(_) | Action::Clear(_) | Action::Restore))
                 || (has(&|action| matches!(action, Action::Freeze(_))) && has(&|action| action == Action::Reap)),
             may_expire: has(&|action| matches!(action, Action::Expire | Action::Restore)),
@@ -240,14 +246,15 @@ impl Ledger {
             self.check_loss(*loss);
         }
         let is_expected = match error {
-            // A handle learns the number of permits at its first use, and others may have changed it.
+            // A handle reads the number of permits at its first use, and other handles may have changed the number
+            // since.
             Error::Permits { reason: PermitsError::TooFew { .. } | PermitsError::Other { .. }, .. }
             | Error::OutcomeUnknown { .. } => true,
             Error::ForeignContender { .. } => self.has_strangers,
             // After several lost replies the library takes the size of the value for a possible cause.
             Error::Value { error: ValueError::TooLarge { limit: None, .. }, .. } => self.may_lose_often,
-            // A try waits for a reply for at most a session timeout. A process that was cut off and slept for that long
-            // may report `Unreachable` before it learns that its session is over.
+            // The library waits for a reply for at most a session timeout. A process that was cut off and slept for
+            // that long may report `Unreachable` before it learns that its session is over.
             Error::Unreachable(_) => self.has_stalls || (self.may_cut && self.may_expire),
             // The restore has changed the value since the grant.
             Error::TransactionRefused { .. } => self.has_forgotten,
@@ -291,7 +298,7 @@ impl World {
         self.check_exclusion(self.ledger.may_forge);
     }
 
-    /// Checks that no guard is held any more without a right, after a forged hand-off.
+    /// Checks, after a forged hand-off, that no guard says "held" any more without a right to the lock.
     pub(super) fn check_nobody_is_false(&mut self) {
         self.check_exclusion(self.ledger.has_strangers);
     }
@@ -436,7 +443,7 @@ impl World {
                 let Some(claim) = claims.first() else { return };
                 let may_be_lost = work.holds() || has_value || self.ledger.may_forge;
                 assert!(claim.is_held() || may_be_lost, "a lost hold was granted");
-                // A contender that was woken and not polled may not have asked for the kept node yet.
+                // A contender that was woken and not polled may not have asked yet that the kept node be given up.
                 let keeps = self.handles[self.handle_of[i]].plan.keep.is_some();
                 let is_up_to_date = |it: &&Actor| !keeps || !matches!(it, Actor::Busy(work) if work.is_woken());
                 let in_queue: Vec<_> = self.actors.iter().filter(is_up_to_date).filter_map(Actor::waits).collect();

@@ -169,7 +169,8 @@ fn troubles(dice: &mut Dice, subject: Subject) -> Vec<Trouble> {
     let weight = |trouble| match trouble {
         Trouble::Stalling => 6,
         Trouble::Twice => 4,
-        // No forged hand-offs with a value, because the checks cannot tell which value a false holder writes.
+        // Without forged hand-offs if there is a value. A contender that is granted the lock by such a hand-off may
+        // write a value, and the checks cannot tell which one.
         Trouble::Forging if matches!(subject, Subject::Value | Subject::All) => 0,
         Trouble::Forging => 3,
         Trouble::Losing | Trouble::Cutting | Trouble::Lagging | Trouble::Removing | Trouble::Sleeping => 3,
@@ -195,9 +196,9 @@ struct Style {
     troubles: Vec<Trouble>,
     /// The kinds of steps, each with its weight.
     kinds: [(usize, Kind); 3],
-    /// The percentages of steps after which everything runs until nothing moves, and of steps after which every actor
-    /// is polled once.
+    /// The percentage of steps after which everything runs until nothing moves.
     settles: usize,
+    /// The percentage of steps after which every actor is polled once.
     polls: usize,
     /// The directories in which an operator deletes nodes.
     parts: Vec<Part>,
@@ -222,8 +223,8 @@ impl Style {
         if locks {
             asking.extend([(dice.one_of(&[1, 3, 8]), Read), (dice.one_of(&[1, 3, 8]), Write)]);
             let changes = [Downgrade, Share, Unshare, Look, Commit];
-            // Without commits for the subject of idle nodes, because a commit in progress may make a process give up
-            // its kept node.
+            // Schedules about idle nodes have no commits, because a commit in progress may make a process give up its
+            // kept node.
             holding.extend(swarm(dice, if subject == Subject::Idle { &changes[..4] } else { &changes }));
             parts.push(Part::Lock);
             if is_brief {
@@ -367,8 +368,8 @@ impl Style {
         }
     }
 
-    /// Adds a stranger's write to a node, which looks like a hand-off. The contender behind that node learns later that
-    /// the hand-off is forged, or the reply that shows it is lost.
+    /// Adds a stranger's write to a node, which looks like a hand-off. The contender behind that node later gets the
+    /// reply that shows the forgery, or that reply is lost.
     fn forge(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
         use Action::*;
         let mut add = |actor, action, after| steps.push(Step(actor, action, after));
@@ -398,7 +399,7 @@ impl Style {
         add(actor, Flow, self.after(dice));
     }
 
-    /// Adds two faults, the second of them before the first is repaired.
+    /// Adds two faults. The second begins before the first is repaired.
     fn twice(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
         use Action::*;
         let (carried_out, part) = (dice.below(4), dice.one_of(&self.parts));

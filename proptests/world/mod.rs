@@ -1,5 +1,5 @@
 //! A simulated world with everything: a lock, the value that it guards, and a semaphore; contenders of one session and
-//! of several; and every fault of the embedded ensemble. It is polled by hand, in virtual time.
+//! of several; and every fault of the embedded ensemble. The test polls the world by hand, in virtual time.
 //!
 //! After the steps of a schedule all faults are repaired. Then every waiter must be granted.
 
@@ -52,10 +52,11 @@ pub(crate) struct World {
     hushed: Vec<bool>,
     /// Whether a server may have lost an event, or may show nodes that the ensemble no longer has.
     are_unheard: bool,
-    /// The number of lost requests and replies. After several in a row the library waits before its next try.
+    /// The number of lost requests and replies. After several in a row the library waits before it sends a request
+    /// again.
     lost_messages: usize,
     actors: Vec<Actor>,
-    /// Whether each actor sleeps: it is not polled.
+    /// Whether each actor sleeps. An actor that sleeps is not polled.
     is_asleep: [bool; ACTORS],
     /// For each actor that holds, the token of the hold and the listener to its changes.
     listeners: Vec<Option<(i64, Listener)>>,
@@ -64,11 +65,12 @@ pub(crate) struct World {
     /// The number of places in queues that actors have got so far. A place is a number that rises with each contender.
     queued: u64,
     commits: Commits,
-    /// A client that no fault affects, and its session.
+    /// A client that no fault affects.
     outsider: Memory,
+    /// A session of `outsider`, with which the world reads and changes nodes directly.
     observer: Arc<dyn Session>,
     backup: Option<Backup>,
-    /// Nodes of sessions that are over for their clients, and that the ensemble still has.
+    /// Left-over nodes: their sessions are over for the clients, and the ensemble still has the nodes.
     ghosts: Vec<String>,
     ledger: Ledger,
 }
@@ -154,8 +156,8 @@ impl World {
         world.try_recv().expect("no step waits")
     }
 
-    /// Returns whether this step, or a later step because of it, needs background tasks: time must pass, or a contender
-    /// must watch its own node.
+    /// Returns whether this step, or a later step that follows from it, needs background tasks: time must pass, or a
+    /// contender must watch its own node.
     fn needs_others(&self, Step(actor, action, _): Step) -> bool {
         match action {
             Action::Wait | Action::Cut(_) | Action::Remove(_) | Action::Clear(_) | Action::Restore => true,
@@ -236,7 +238,7 @@ impl World {
         let (pause, looks) = if self.are_unheard { (61 * LONG, 2 * ACTORS) } else { (LONG, 0) };
         for _round in 0..=2 * ACTORS + self.lost_messages + looks {
             self.settle().await;
-            // After several lost replies in a row, the library waits before each further try.
+            // After several lost replies in a row, the library waits each time before it sends a request again.
             for _ in 0..=self.lost_messages / PATIENT {
                 tokio::time::advance(pause).await;
                 self.settle().await;
@@ -276,7 +278,7 @@ impl World {
         if self.are_unheard { 0 } else { self.clients[0].memory.watches() }
     }
 
-    /// Removes the nodes of sessions that only the ensemble still has.
+    /// Removes the left-over nodes: their sessions are over for the clients, and the ensemble still has the nodes.
     fn expire_ghosts(&mut self) {
         for ghost in std::mem::take(&mut self.ghosts) {
             self.clients[0].memory.faults().remove(ghost);

@@ -21,8 +21,8 @@ pub(crate) const WHILE: Duration = LONG.checked_div(4).expect("not divided by ze
 pub(crate) enum Action {
     Read,
     Write,
-    /// Acquires for reading with a timeout that ends at the next [`Action::Wait`]. The other `Briefly` actions are
-    /// alike.
+    /// Acquires for reading with a timeout that ends at the next [`Action::Wait`]. The other actions named `Briefly`
+    /// have the same timeout.
     ReadBriefly,
     WriteBriefly,
     TryRead,
@@ -83,8 +83,8 @@ pub(crate) enum Action {
     Restore,
     /// The server of this actor's client loses its watches.
     Forget,
-    /// The server of this actor's client goes on to show a node in this directory as it is now, whatever happens to the
-    /// node.
+    /// The server of this actor's client shows one node in this directory as it is now, even after the node is changed
+    /// or deleted.
     Freeze(Part),
     /// A stranger writes to a node in this directory, as a holder does at a hand-off.
     Forge(Part),
@@ -118,7 +118,7 @@ pub(crate) struct Step(pub(crate) usize, pub(crate) Action, pub(crate) After);
 /// The settings of a handle of the lock, and of a handle of the semaphore with the same client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Handle {
-    /// The number of the client. Handles of one client share a session.
+    /// The index of the client. Handles of one client share a session.
     pub(crate) client: usize,
     pub(crate) dialect: Speech,
     /// The idle time of a kept node in milliseconds, or `None` if nodes are not kept.
@@ -155,8 +155,8 @@ pub(crate) struct Schedule {
     pub(crate) handles: Vec<Handle>,
     /// The index of each actor's handle. Actors with the same handle share its kept nodes.
     pub(crate) handle_of: Vec<usize>,
-    /// Whether no background task runs for many steps, so that holders do not watch their own nodes yet, as at first on
-    /// ZooKeeper.
+    /// Whether no background task runs for many steps. Then holders do not watch their own nodes yet, as at the
+    /// beginning of a hold on ZooKeeper.
     pub(crate) are_blind: bool,
     pub(crate) steps: Vec<Step>,
 }
