@@ -43,7 +43,7 @@ struct Scores {
     ours: Score,
     /// A wrong rule: the lease ends two thirds of the session timeout after the newest acknowledged operation was sent.
     sending: Score,
-    /// A wrong rule: the lease ends as late as ours, but counts from when the newest acknowledged operation was sent.
+    /// A wrong rule: the lease is as long as ours, but begins when the newest acknowledged operation was sent.
     hasty: Score,
     /// The number of histories in which the lease was still valid when the final fault began.
     kept: u64,
@@ -59,9 +59,10 @@ struct Request {
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// The client wakes up, and sends a heartbeat if one is due.
+    /// The client wakes up, and sends a heartbeat if the next one is due.
     Heartbeat,
-    /// The client sends the check that follows a heartbeat. The reply to the check shows whether the heartbeat counts.
+    /// The client sends the check that follows a heartbeat. The reply to the check shows whether the heartbeat extends
+    /// the lease.
     Check,
     ReachesFollower(usize, Request),
     /// A follower's message reaches the leader: an operation of the client, or a handshake to confirm.
@@ -111,26 +112,28 @@ struct World {
     events: BinaryHeap<Reverse<(Time, u64)>>,
     /// All events so far. `events` refers to them by index.
     what: Vec<Event>,
-    /// When the last message over each directed link arrives. No later message arrives before it.
+    /// For each directed link, the time at which its last message arrives. No later message arrives before it.
     arrives: [Time; 8],
     /// For each follower, whether it has heard from the session since its last reply to a ping.
     noted: [bool; 2],
-    /// The number of the follower to which the client is connected.
+    /// The index of the follower to which the client is connected.
     follower: usize,
     connected: bool,
     cut: Option<usize>,
-    /// Whether the other servers have elected a new leader. From then on, the old leader and its follower do not count.
+    /// Whether the other servers have elected a new leader. From then on, the old leader and its follower have no
+    /// effect on the session.
     is_deposed: bool,
-    /// The times until which the client's process and its link stand still.
+    /// The time until which the client's process stands still.
     client_sleeps_until: Time,
+    /// The time until which the client's link stands still.
     link_stalls_until: Time,
     /// The time at which the leader will end the session.
     session_end: Time,
     newest_acknowledged: Option<Time>,
 }
 
-/// Indices of links in `arrives`. Each is the first of two, one for each follower: client to follower, follower to
-/// client, leader to follower, follower to leader.
+/// Indices of links in `arrives`. Each kind of link has two, one for each follower, and the constant is the first of
+/// the two. The kinds are, in order: client to follower, follower to client, leader to follower, follower to leader.
 const TO_FOLLOWER: usize = 0;
 const TO_CLIENT: usize = 2;
 const DOWN: usize = 4;
@@ -427,7 +430,8 @@ fn no_lease_outlives_its_session_at_the_leader() {
 }
 
 /// The margin is a sixth of the session timeout here, so the client's clock may run at five sixths of the leader's
-/// speed. With a faster clock the lease ends earlier, and the client checks earlier whether a heartbeat counts.
+/// speed. With a faster clock the lease ends earlier, and the client checks earlier whether a heartbeat extends the
+/// lease.
 #[test]
 fn a_clock_may_be_slow_by_the_margin_but_no_more() {
     let first = number("LEASE_SEED").unwrap_or_else(|| RandomState::new().hash_one(histories()) >> 1);

@@ -27,14 +27,15 @@ enum Goal {
 
 struct Lives {
     goals: Vec<Goal>,
-    /// The largest number of creates per contender.
+    /// The largest number of creates that an acquisition sends.
     creates: u8,
-    /// The largest numbers of broken connections and of expired sessions.
+    /// The largest number of broken connections.
     cuts: usize,
+    /// The largest number of expired sessions.
     expiries: usize,
-    /// Whether the server may deny the directory of a node that it has created.
+    /// Whether the server may reply that the directory does not exist, after it has created a node there.
     denies: bool,
-    /// Whether the server refuses writes to lock nodes.
+    /// Whether the server refuses writes to lock nodes, which signal a hand-off.
     refuses_signals: bool,
     /// Whether the server may refuse a downgrade.
     refuses_downgrades: bool,
@@ -55,18 +56,19 @@ struct State {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Member {
     node: NodeState,
-    /// How many creates were sent and are answered.
+    /// The number of creates that the contender has sent.
     creates: u8,
-    /// Whether its owner has dropped it.
+    /// Whether the caller has dropped the acquisition or the guard.
     is_dropped: bool,
     has_held: bool,
-    /// Whether its hold was found to rest on a forged hand-off.
+    /// Whether the contender's hold was found to rest on a forged hand-off.
     is_forged: bool,
-    /// Whether the server has refused its downgrade. An earlier try may have been carried out.
+    /// Whether the server has refused the contender's downgrade. An earlier request for the same downgrade may have
+    /// been carried out.
     is_refused: bool,
     is_over: bool,
     may_signal: bool,
-    /// The index of the removal by its release.
+    /// The index in `removals` of the removal that the contender's release has started.
     release: Option<usize>,
     removals: Vec<Leaving>,
     /// The requests on the present connection.
@@ -115,7 +117,7 @@ enum Action {
     Enter(usize),
     /// The server carries out the oldest request and answers it.
     Serve(usize),
-    /// The server carries out the oldest request and denies that.
+    /// The server carries out the oldest request, a create, and replies that the directory does not exist.
     Deny(usize),
     /// The server refuses the oldest request, a downgrade.
     Refuse(usize),
@@ -185,7 +187,7 @@ impl Member {
         matches!(self.node.phase(), Phase::Waiting | Phase::Holding(_))
     }
 
-    /// Starts a removal. Sends its first request, unless that is the create already in progress.
+    /// Starts a removal. Sends its first request, unless the create is still in progress.
     fn begins(&mut self, leaving: Leaving) {
         self.removals.push(leaving);
         self.asks(self.removals.len() - 1);
@@ -224,7 +226,8 @@ impl Member {
         }
     }
 
-    /// Gives the acquisition a reply. It continues as `take_place`, `downgrade` and `exchange` do.
+    /// Passes a reply to the acquisition. The acquisition continues as `take_place`, `downgrade` and `exchange` do in
+    /// the library.
     fn hears(&mut self, me: usize, reply: Reply, creates: u8) {
         if self.is_dropped {
             return;
@@ -265,7 +268,7 @@ impl Member {
         self.node.path().to_owned()
     }
 
-    /// Sends the exchange or the downgrade, also a second time.
+    /// Sends the exchange or the downgrade. A retry sends it again.
     fn moves(&mut self, me: usize) {
         let to = match self.has_held {
             true => self.path().replace("WRITE", "READ"),
@@ -365,7 +368,7 @@ impl State {
         if *failure == unknown() && !self.members[me].is_over {
             let late = &mut self.members[me].late;
             for Request { what, .. } in &failed {
-                // A delete or swap that is carried out twice changes nothing more, but a second create does.
+                // A delete or swap that is carried out a second time changes nothing more, but a second create does.
                 if *what == What::Create || !late.contains(what) && *what != What::List {
                     late.push_back(what.clone());
                 }
@@ -408,7 +411,7 @@ impl State {
         member.removals.iter().enumerate().filter(is_cut).map(|(at, _)| at).collect()
     }
 
-    /// Returns whether all nodes are removed if all contenders give up now and no further fault occurs.
+    /// One contender of each kind, with every fault, and in most searches with any number of broken connections.
     fn comes_to_rest(&self, model: &Lives) -> bool {
         let mut state = self.clone();
         for me in 0..state.members.len() {
@@ -576,7 +579,7 @@ fn right(goals: Vec<Goal>) -> Lives {
 
 const GOALS: [Goal; 3] = [Goal::Lock(Mode::Read), Goal::Lock(Mode::Write), Goal::Permit];
 
-/// One contender of each kind, with every fault, without a limit.
+/// One contender of each kind, with every fault, as often as the faults can occur.
 #[test]
 fn one_contender_leaves_no_node() {
     for goal in GOALS {

@@ -84,7 +84,8 @@ fn two_hold_at_once_if_cancelled_waiters_signal() {
     assert_found(wrong, "a writer holds alone");
 }
 
-/// Checks that, if contenders ask in this wrong way, the search finds a writer that waits for ever behind a kept node.
+/// Checks that the search finds a writer that waits for ever behind a kept node, if contenders ask for kept nodes in
+/// this wrong way.
 fn waits_for_ever(asking: Asking) {
     let company = || vec![vec![(Mode::Read, true), (Mode::Write, false)]];
     let wrong = |asking| Protocol { asking, loses_answers: false, expiries: 0, operators: 1, ..of(company()) };

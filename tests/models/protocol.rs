@@ -1,7 +1,8 @@
 //! The protocol as a model: a server and a few contenders, with every fault.
 //!
 //! The model's server orders the requests and keeps the nodes and watches. The contenders decide with the library's own
-//! [`Waiter`]. Some keep their nodes between uses, and others ask for such nodes.
+//! [`Waiter`]. Some keep their nodes between uses. Others ask the owners of such kept nodes to give them up, by a write
+//! to the directory's data.
 
 use stateright::{Model, Property};
 use zk_rwlock::Mode;
@@ -15,7 +16,7 @@ pub(super) enum Signals {
     CancelledWaitersToo,
 }
 
-/// The way in which contenders ask for kept nodes, and their owners notice.
+/// The way in which contenders ask for kept nodes, and in which the owners notice that they are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asking {
     /// The owner of a kept node watches the directory's data since before its create, and gives the node up at an
@@ -82,7 +83,8 @@ pub(super) struct Member {
     directory: Watching,
     /// Whether the member knows that another contender asks for its node.
     is_asked: bool,
-    /// The version in the member's ask on its way: the server sets the directory's data only if it has this version.
+    /// The version in the member's ask for kept nodes, while the ask is on its way to the server. The server sets the
+    /// directory's data only if the data still has this version.
     asks: Option<u8>,
 }
 
@@ -99,10 +101,11 @@ enum Watching {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Step {
     Outside,
-    /// The reply to the create was lost, so the member does not know whether it has a node.
+    /// The reply to the create was lost, so the member does not know whether the server has created its node.
     Unsure,
     Listing(Node),
-    /// The member sets watches on its own node (the first) and its predecessor's. With a version, the member also asks.
+    /// The member sets watches on its own node (the first) and on its predecessor's. With a version, the member also
+    /// asks for the kept nodes ahead.
     Arming(Node, Node, Option<u8>),
     Waiting(Node, Node),
     Holding(Node),
@@ -127,7 +130,7 @@ pub(super) enum Action {
     List(usize),
     Arm(usize),
     See(usize),
-    /// The member's ask reaches the server.
+    /// The server receives the member's ask for kept nodes.
     Ask(usize),
     /// The member learns that the directory's data has changed.
     Notify(usize),
@@ -167,7 +170,7 @@ impl Member {
         }
     }
 
-    /// Resets a member that has ended. Only its ask stays on the way.
+    /// Resets a member that has ended. Its ask stays, if it is still on the way to the server.
     fn forget(&mut self) {
         *self = Member { step: Step::Done, asks: self.asks, ..Member::begin((Mode::Read, false)) };
     }
@@ -191,8 +194,8 @@ impl Node {
 }
 
 impl State {
-    /// Returns the nodes of the members that say "held", or that could at once use their idle node. A member whose
-    /// session has expired is left out: its lease ended earlier, so it has said "lost".
+    /// Returns the nodes of the members that say "held", or that could use their idle node without a request. A member
+    /// whose session has expired is left out: its lease ended earlier, so it has said "lost".
     fn holders(&self) -> impl Iterator<Item = &Node> {
         self.members.iter().filter_map(|member| match &member.step {
             Step::Holding(node) | Step::Idle(node) if !member.expired => Some(node),
@@ -321,7 +324,7 @@ impl Model for Protocol {
                 }
                 Step::Done => {}
             }
-            // An ask that was sent arrives even if its sender has left.
+            // An ask for kept nodes that was sent arrives even if its sender has left.
             actions.extend(member.asks.map(|_| Action::Ask(i)));
             if member.step == Step::Done {
                 continue;

@@ -120,11 +120,11 @@ fn one_long_pause_or_many_short_ones_are_a_standstill() {
     assert_eq!(stopped.most_lost_since(Duration::ZERO), Delays { sum: lost, longest: lost });
     let (busy, _) = record(calm().chain([2 * TICK; 20]).chain(calm()));
     assert_eq!(busy.most_lost_since(Duration::ZERO), Delays { sum: 20 * TICK, longest: TICK });
-    // A standstill before the given time does not count.
+    // A standstill before the time that is asked for has no effect.
     assert_eq!(stopped.most_lost_since(end - 90 * TICK), Delays::default());
 }
 
-/// The code under test blocks its runtime. The standstill clock must not count that.
+/// The code under test blocks its runtime. The standstill clock must not take this for a standstill of the machine.
 #[support::judged]
 async fn a_blocked_runtime_is_no_standstill() {
     watch();

@@ -40,7 +40,7 @@ fn session(member: usize) -> i64 {
     member as i64 + 1
 }
 
-/// Returns the node of a member that holds, or that could use its idle node at once.
+/// Returns the node of a member that holds, or that could use its idle node without a request.
 fn held(step: Step) -> Option<Node> {
     match step {
         Step::Holding(node) | Step::Idle(node) => Some(node),
