@@ -58,8 +58,8 @@ fn no_use_begins_under_a_node_whose_session_is_over() {
     });
 }
 
-/// Another contender asks for a node that still waits for its turn. The node is then kept only for the uses that
-/// already wait for it.
+/// Another contender asks for a node that still waits for its turn. Then the process keeps the node only for the uses
+/// that already wait for it.
 #[test]
 fn cancelled_uses_leave_a_granted_node_to_the_asker() {
     explore(500, || {

@@ -29,7 +29,8 @@ fn candidate(client: &Client) -> Leadership {
     Leadership::builder(client, PATH).lock(|lock| lock.host("h")).build().expect("a candidate")
 }
 
-/// Leads `times` times, for some steps each time. The witness keeps each term, and asks it also after the end.
+/// Leads `times` times, for a few steps each time. The witness keeps each term, and asks it also after its end whether
+/// it is held.
 async fn leads(candidate: &Leadership, witness: &Witness, times: usize) -> Result<(), Error> {
     for _ in 0..times {
         let work = |term: Term| async {

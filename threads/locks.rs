@@ -41,7 +41,7 @@ pub(crate) async fn cut_short<T>(polls: usize, future: impl IntoFuture<Output = 
 /// The number of ways to use the lock: see [`one_use`].
 const KINDS: usize = 11;
 
-/// Uses the lock once, in the way with the number `kind`.
+/// Uses the lock once. `kind` selects the way.
 async fn one_use(kind: usize, lock: &RwLock, witness: &Witness) -> Result<(), Error> {
     match kind {
         0 => drop(witness.works(lock.write().await?)),

@@ -1,4 +1,4 @@
-//! Permits of a semaphore on many threads: one or several at once, dropped at any poll, and lost.
+//! Permits of a semaphore on many threads: one or several in one acquisition, dropped at any poll, and lost.
 
 use std::sync::Arc;
 

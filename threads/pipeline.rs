@@ -1,8 +1,8 @@
 //! The pipeline of requests of a ZooKeeper session on many threads, without a socket: with requests, with a reply that
 //! shows another session, and with a close.
 //!
-//! The file of the pipeline is compiled here again, with a client that records requests and answers them at once or
-//! later, as the schedule decides.
+//! The file of the pipeline is compiled here again, with a client that records requests. The schedule decides whether
+//! the client answers them immediately or later.
 
 #![allow(dead_code, unused_imports, unreachable_pub, reason = "only what is tried here is used")]
 #![allow(missing_docs, missing_debug_implementations, reason = "the client is nobody's interface")]
@@ -58,7 +58,7 @@ pub struct Stat {
 }
 
 impl Client {
-    /// Records the request in the first poll. The reply arrives at once or later.
+    /// Records the request in the first poll. The reply arrives immediately or later.
     async fn sends(&self, request: String) {
         let is_ignored = !request.contains("delete") && self.ignores_one_in.is_some_and(|some| draw(some) == 0);
         self.log.lock().expect("no panic").requests.push(request);

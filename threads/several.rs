@@ -1,4 +1,4 @@
-//! Guards of several locks at once, on many threads, among threads that take only one of these locks.
+//! Guards that each hold several locks, on many threads, among threads that take only one of these locks.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::world::{Client, World, draw, let_others_run, spawn, warned};
 
 const PATHS: [&str; 3] = ["/a", "/b", "/c"];
 
-/// One of the locks that a guard holds.
+/// One of the locks that a guard of several locks holds.
 struct Part {
     guard: Arc<MultiGuard>,
     mode: Mode,

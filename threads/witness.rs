@@ -48,7 +48,8 @@ impl Says for Permit {
 
 /// The guards of one lock or semaphore.
 pub(crate) struct Witness {
-    /// The sum of weights that may be held at a time: more than the number of readers, or the number of permits.
+    /// The largest sum of weights that may be held at the same time. For a semaphore this is its number of permits. For
+    /// a lock it is more than the number of readers, so that a writer excludes all of them.
     whole: usize,
     present: Mutex<Vec<Arc<dyn Says>>>,
 }

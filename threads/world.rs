@@ -53,7 +53,7 @@ pub(crate) struct World {
 
 /// The state that all sessions of an ensemble share.
 struct Routes {
-    /// Whether a courier delivers the replies. Otherwise they arrive at once.
+    /// Whether a courier delivers the replies. Otherwise they arrive immediately.
     is_late: bool,
     answers: Courier,
     timers: Courier,
@@ -69,8 +69,8 @@ pub(crate) fn warned() -> Option<Duration> {
 }
 
 impl World {
-    /// Returns a random world: with replies at once or by courier, and with background tasks on threads of their own or
-    /// not.
+    /// Returns a random world: with replies that arrive immediately or by courier, and with background tasks on threads
+    /// of their own or not.
     pub(crate) fn new() -> World {
         World::with_timers(true)
     }

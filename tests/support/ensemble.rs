@@ -45,7 +45,7 @@ impl Ensemble {
         Self::start_with(&[])
     }
 
-    /// Starts an ensemble as [`Ensemble::start`] does, with more options for Java.
+    /// Starts an ensemble as [`Ensemble::start`] does, with further options for Java.
     pub fn start_with(java_opts: &[&str]) -> Self {
         Self::start_patient(10, java_opts)
     }

@@ -206,7 +206,7 @@ impl Connection {
             }
             _ => Body::default(),
         };
-        // The lie is told only in replies that a grant of the lock depends on.
+        // The lie is told only in replies on which a grant of the lock depends.
         let matters = matches!(op, Op::Create2 | Op::GetChildren | Op::GetChildren2);
         let reply = |xid: i32, body: Body| framed(&Body::default().int(xid).long(tree.zxid).int(0).bytes(&body.0).0);
         match self.lie {
@@ -233,8 +233,8 @@ impl Connection {
                 if path.contains("first~") {
                     let event = Body::default().int(2).int(3).buffer(path.as_bytes());
                     self.stream.write_all(&reply(-1, event))?;
-                    // The client lists again at once after such an event. The pause keeps the client from using a whole
-                    // core.
+                    // The client lists again immediately after such an event. The pause keeps the client from using a
+                    // whole core.
                     thread::sleep(Duration::from_millis(50));
                 }
                 Ok(())

@@ -1,10 +1,10 @@
 //! A fleet of clients and an ensemble of limited capacity, in virtual time. Use it to measure requests and waits when
-//! thousands of clients reconnect at once, more than a machine can run.
+//! thousands of clients reconnect at the same time, more than a machine can run.
 //!
 //! Locks, leases, heartbeats and the jitter before a reconnect are the library's own code, on the embedded ensemble.
 //! The network and the servers are a model: requests wait in one queue, in order of arrival, and the servers carry out
-//! so many of them per second. A session that is silent for its timeout expires. A client that is cut off retries at
-//! the same intervals as the client crate.
+//! a fixed number of them per second. A session that is silent for its timeout expires. A client that is cut off
+//! retries at the same intervals as the client crate.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -44,7 +44,8 @@ pub enum RequestKind {
 }
 
 impl RequestKind {
-    /// Returns whether a majority of the servers must agree to the request. One server alone answers the others.
+    /// Returns whether a majority of the servers must agree to the request. Other requests are answered by one server
+    /// alone.
     fn is_write(self) -> bool {
         !matches!(self, RequestKind::Resume | RequestKind::List | RequestKind::Read)
     }
@@ -258,8 +259,8 @@ impl Client {
         locked(&self.dice).below(below)
     }
 
-    /// Sleeps before the try with this number, for as long as the client crate does. In the first round through the
-    /// server list the pause is a millisecond.
+    /// Sleeps after this many failed tries to connect, for as long as the client crate does. In the first round through
+    /// the server list the pause is a millisecond.
     async fn between_tries(&self, tries: u32) {
         let jitter = |most| Duration::from_millis(self.random(most));
         let pause = match (tries / NAMES, tries % NAMES) {
@@ -287,8 +288,8 @@ impl Client {
         timeout(silence, answer).await.ok()?.ok()
     }
 
-    /// Opens a session as `open` in `src/zookeeper/connect.rs` does. The time limits and the pauses between the
-    /// attempts are computed by the library's code.
+    /// Opens a session as `open` in `src/zookeeper/connect.rs` does. The library's code computes the time limit of each
+    /// try to connect, and the pauses between the tries.
     async fn open(self: &Arc<Self>, lost: Option<(Duration, Duration)>) -> Arc<Line> {
         let session_timeout = self.habits.session_timeout;
         let lost = lost.filter(|_| self.habits.pauses);
@@ -351,13 +352,13 @@ impl Process {
         }))
     }
 
-    /// Breaks the connection. The process retries at once, but reaches no server until [`Process::heal`].
+    /// Breaks the connection. The process retries immediately, but reaches no server until [`Process::heal`].
     pub fn cut(&self) {
         self.0.is_reachable.store(false, Ordering::Relaxed);
         self.disconnect();
     }
 
-    /// Breaks the connection. The process can reconnect at once.
+    /// Breaks the connection. The process can reconnect immediately.
     pub fn disconnect(&self) {
         if let Some(line) = locked(&self.0.line).clone() {
             line.lose_connection();
@@ -425,7 +426,7 @@ struct Line {
     session: Arc<dyn Session>,
     store: Arc<SessionStore>,
     timeout: Duration,
-    /// The state of the connection, and the number of the connection.
+    /// The state of the connection, and the number of connections that have broken so far.
     link: watch::Sender<(Link, u64)>,
     /// Requests that wait for a connection.
     held: Mutex<Vec<(RequestKind, Act)>>,
@@ -507,8 +508,8 @@ impl Line {
         }
     }
 
-    /// Sends the requests that follow each reconnect: one sets the watches again, and one asks the server whose session
-    /// the connection has.
+    /// Sends the two requests that follow each reconnect. The first sets the watches again. The second asks the server
+    /// whose session the connection has.
     async fn finish_resume(self: Arc<Self>) {
         *locked(&self.answered) = Instant::now();
         self.servers.ask(RequestKind::Read, Box::new(|| 0));

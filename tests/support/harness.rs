@@ -13,7 +13,8 @@ use super::server::{Server, TICK, shared_server};
 use super::wire::Proxy;
 
 /// The session timeout on ZooKeeper. A check that needs an expiry waits this long. The timeout is ten ticks, because at
-/// least five ticks pass before a heartbeat counts, and the rest leaves room for the pauses of a busy machine.
+/// least five ticks pass before a heartbeat extends the lease, and the rest leaves room for the pauses of a busy
+/// machine.
 const SHORT: Duration = Duration::from_secs(2);
 
 #[allow(async_fn_in_trait, reason = "no check needs to know that its futures are `Send`")]

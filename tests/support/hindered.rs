@@ -59,7 +59,7 @@ impl Hindered {
     }
 
     /// Returns a client whose requests all pass, and a counter of the contenders' nodes that the client creates. Calls
-    /// `first` before each create, with the number of creates before.
+    /// `first` before each create, with the number of creates so far.
     pub fn counting(memory: &Memory, first: impl Fn(usize) + Send + Sync + 'static) -> (Hindered, Count) {
         let count = Count::default();
         let counted = count.clone();

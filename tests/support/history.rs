@@ -32,7 +32,7 @@ pub type Moment = Duration;
 /// The definite interval of one guard, from `from` to `until`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// A number that all guards of one node share, also after a downgrade or a share of the guard.
+    /// The id of the acquisition. All guards of one node share it, also after a downgrade or a share of the guard.
     pub acquisition: u64,
     pub path: String,
     pub node: String,
@@ -207,7 +207,7 @@ pub struct Holding<G: Guard> {
 }
 
 impl<G: Guard> Holding<G> {
-    /// Records the end of the hold, and returns the guard. Call it just before the release.
+    /// Records the end of the hold, and returns the guard. Call this method just before the release.
     pub fn leave(mut self) -> G {
         self.book.close(self.number);
         let guard = self.guard.take().expect("the guard is taken once");
@@ -260,7 +260,7 @@ impl History {
         self.book.now()
     }
 
-    /// Records a grant. Call it right after the acquisition returned.
+    /// Records a grant. Call this method right after the acquisition has returned.
     pub fn granted<G: Guard>(&self, guard: G, host: &str) -> Holding<G> {
         let acquisition = self.book.acquisitions.fetch_add(1, Ordering::Relaxed);
         self.book.open(guard, host, acquisition)
@@ -460,8 +460,8 @@ fn each_path<'h>(holds: &'h [Hold], mut judge: impl FnMut(&[&'h Hold])) {
 /// tokens.
 #[derive(Debug)]
 pub struct Store {
-    /// The plain value: the number of the last update. Each update writes a new number, so that a checker can name a
-    /// lost update.
+    /// The plain value: the id of the last update. Each update writes a new id, so that a checker can name a lost
+    /// update.
     plain: AtomicU64,
     highest: AtomicI64,
     next: AtomicU64,

@@ -8,7 +8,7 @@ use super::wire::{Close, Frames, Hello, Op, Proxy, Rule, UNIMPLEMENTED};
 /// The request for the list of a session's own ephemeral nodes. ZooKeeper has this request since 3.6.
 pub const LIST_EPHEMERALS: Op = Op::Other(103);
 
-/// The request that reads several nodes at once. ZooKeeper has this request since 3.6.
+/// The request that reads several nodes. ZooKeeper has this request since 3.6.
 pub const READ_SEVERAL: Op = Op::Other(22);
 
 /// Starts a proxy that imitates a ClickHouse Keeper with `create2` and without containers: sessions are numbered from

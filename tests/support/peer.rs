@@ -1,6 +1,6 @@
-//! Processes of Curator, of kazoo and of this test binary, controlled by lines on their standard input. They reply in
-//! lines that begin with [`SAYS`]. Use them to run other lock libraries against ours. `tests/interop/setup.sh` installs
-//! what they need.
+//! Processes of Curator, of kazoo and of this test binary. A test controls them by lines on their standard input, and
+//! they reply in lines that begin with [`SAYS`]. Use them to run other lock libraries against ours.
+//! `tests/interop/setup.sh` installs what they need.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::process::{SAYS, test_in};
 use super::scene::eventually;
 
-/// The longest wait for a line. Twenty Java virtual machines that start at once on two cores need this time.
+/// The longest wait for a line. Twenty Java virtual machines that start at the same time on two cores need this time.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 fn home() -> PathBuf {
@@ -20,7 +20,7 @@ fn home() -> PathBuf {
     home.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/interop"))
 }
 
-/// Returns the command of a driver in Java, by the name of its class.
+/// Returns the command that starts a Java program which uses a lock on command, by the name of the program's class.
 pub fn java(class: &str) -> Command {
     let mut java = Command::new("java");
     java.args(["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp"]);
@@ -28,7 +28,7 @@ pub fn java(class: &str) -> Command {
     java
 }
 
-/// Returns the command of a driver in Python, by its file below `tests/`.
+/// Returns the command that starts a Python program which uses a lock on command, by the program's file below `tests/`.
 pub fn python(file: &str) -> Command {
     let mut python = Command::new(home().join("venv/bin/python"));
     python.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).stderr(Stdio::null());
@@ -94,7 +94,7 @@ impl Peer {
         matches!(self.said.try_recv(), Err(TryRecvError::Empty))
     }
 
-    /// Waits until the process has ended, because a command failed.
+    /// Waits until the process has ended. A process ends when a command fails.
     pub async fn ends(&self) {
         let has_ended = || matches!(self.said.try_recv(), Err(TryRecvError::Disconnected));
         eventually("the process ends", || async { has_ended() }).await;

@@ -17,8 +17,8 @@ const LOWEST: u16 = 10_000;
 #[derive(Debug)]
 pub struct Port {
     number: u16,
-    /// A UDP socket on the same port number, which marks the port as reserved. Only one socket on the machine can have
-    /// the number, and the system frees it when the owning process ends.
+    /// A UDP socket on the same port, which marks the port as reserved. Only one socket on the machine can have the
+    /// port, and the system frees it when the owning process ends.
     _claim: UdpSocket,
 }
 

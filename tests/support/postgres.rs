@@ -51,7 +51,7 @@ impl Postgres {
         server.arg("-D").arg(home.data()).args(["-p", &port.to_string(), "-h", "127.0.0.1", "-k", ""]);
         // No fsync, because tests crash processes and never the machine.
         server.args(["-c", "fsync=off", "-c", "max_connections=100"]);
-        // On SIGQUIT the server ends at once and frees its shared memory. SIGKILL would leave the memory behind.
+        // On SIGQUIT the server ends immediately and frees its shared memory. SIGKILL would leave the memory behind.
         let process = Process::guard(&home, "QUIT", &server);
         let deadline = Instant::now() + STARTUP_LIMIT;
         // The eighth line of `postmaster.pid` is the state of the server.

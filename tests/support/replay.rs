@@ -3,8 +3,9 @@
 //! second time, independently of the library.
 //!
 //! The log does not show when a contender learns something, only the earliest time. A contender can learn of its turn
-//! from the transaction that makes it its turn. It can learn of a kept node in its way from the transaction that
-//! creates that node, until some contender has asked for the node. A hold begins when the contender reports it.
+//! from the transaction that makes it its turn. A kept node is a node that its process keeps between uses. A contender
+//! behind a kept node asks that it be given up, by a write to the directory's data. It can learn of the kept node from
+//! the transaction that creates the node, until some contender has asked. A hold begins when the contender reports it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Display;
@@ -69,15 +70,15 @@ impl Run {
     }
 }
 
-/// The result: the faults of a run, in words, and the number of times that each step occurred.
+/// The verdict on a run: its faults, in words, and the number of times that each step of the protocol occurred.
 #[derive(Debug, Default)]
 pub struct Verdict {
     pub faults: Vec<String>,
     pub seen: BTreeMap<&'static str, usize>,
 }
 
-/// The steps of the model in `tests/models/protocol.rs`, by its names. `ArmDirectory`, `List`, `Arm`, `See` and
-/// `Recover` are in no log and no event. They are counted at a later step that implies them.
+/// The steps of the model in `tests/models/protocol.rs`, by the names that the model gives them. `ArmDirectory`,
+/// `List`, `Arm`, `See` and `Recover` are in no log and no event. They are counted at a later step that implies them.
 pub const OF_THE_MODEL: [&str; 17] = [
     "ArmDirectory",
     "Enter",
@@ -98,7 +99,7 @@ pub const OF_THE_MODEL: [&str; 17] = [
     "Expire",
 ];
 
-/// The steps that the model does not have.
+/// The steps of the protocol that the model does not have.
 pub const OTHERS: [&str; 5] = ["Evict", "Commit", "TakePermit", "GiveBackPermit", "LosePermit"];
 
 /// The parts of a contender's node name.
@@ -132,7 +133,7 @@ impl Name {
         Some(Name { owner, mode, sequence, keeps, signals })
     }
 
-    /// Returns whether this contender comes first in the queue and excludes the other one.
+    /// Returns whether this contender is ahead of the other one in the queue and excludes it.
     fn is_before(&self, other: &Name) -> bool {
         self.sequence < other.sequence && (self.mode == Mode::Write || other.mode == Mode::Write)
     }
@@ -176,8 +177,8 @@ struct Queue {
     /// The indices of the existing nodes.
     live: BTreeSet<usize>,
     next: i64,
-    /// The sessions that may ask for a kept node, until one of them asks. A contender repeats an ask whose reply was
-    /// lost, even after the contender has left the queue.
+    /// The sessions that may ask that a kept node be given up. A session leaves the set when any of them asks. A
+    /// contender repeats an ask whose reply was lost, even after the contender has left the queue.
     may_ask: HashSet<i64>,
     /// The nodes of all contenders that had a kept node in the way at some time. Each contender asks at most once, and
     /// the log shows only its session.

@@ -2,8 +2,8 @@
 //! while the machine stood still or was very busy is run again.
 //!
 //! A test succeeds as soon as one round succeeds. It fails if ten rounds fail with the same message. A failure by
-//! [`safe!`](crate::safe) or [`violated!`](crate::violated), which report that the lock was not safe, counts in any
-//! round.
+//! [`safe!`](crate::safe) or [`violated!`](crate::violated), which report that the lock was not safe, fails the test in
+//! any round.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -27,17 +27,17 @@ const ROUNDS: usize = 10;
 const BUSY_ROUNDS: usize = 4;
 
 /// The number of failed rounds on a busy machine that are run again, in all tests of a process together. Without a
-/// limit, a real fault that makes many tests fail would run each of them several times.
+/// limit, a fault of the code that makes many tests fail would run each of them several times.
 const BUSY_ROUNDS_OF_ALL: usize = 40;
 
-/// How long before a round a standstill still excuses its failure: the standstill may have ended sessions that the
-/// round uses.
+/// The time before a round in which a standstill still excuses the round's failure, because the standstill may have
+/// ended sessions that the round uses.
 const SHORTLY: Duration = Duration::from_secs(2);
 
 /// The first words of the message of a failure that no state of the machine excuses.
 pub const VIOLATED: &str = "safety is lost: ";
 
-/// Panics with [`VIOLATED`] and these words. No standstill excuses the failure.
+/// Panics with [`VIOLATED`] and the given words. No standstill excuses the failure.
 #[macro_export]
 macro_rules! violated {
     ($($words:tt)*) => {

@@ -97,8 +97,8 @@ impl Frames {
     }
 }
 
-/// A rule: which frames, and what happens to them. By default a rule applies to the first of these frames and lets it
-/// pass.
+/// A rule: which frames it applies to, and what happens to such a frame. By default a rule applies to the first of
+/// these frames and lets it pass.
 #[derive(Debug)]
 pub struct Rule {
     frames: Frames,
@@ -113,7 +113,7 @@ impl Rule {
         Self { frames, countdown: 1, again: false, fate: Fate::Pass }
     }
 
-    /// Applies the rule to the `nth` matching frame after `Proxy::apply`. The first frame has the number 1.
+    /// Applies the rule to the `nth` matching frame after `Proxy::apply`, counted from 1.
     pub fn nth(self, nth: u64) -> Self {
         assert!(nth > 0, "frames are counted from 1");
         Self { countdown: nth, ..self }

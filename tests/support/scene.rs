@@ -52,8 +52,8 @@ pub async fn within<F: IntoFuture>(limit: Duration, what: &str, future: F) -> F:
     }
 }
 
-/// Repeats an attempt with a time limit that doubles each time, up to a minute. On a busy machine the first limits may
-/// be too short.
+/// Calls `attempt` until it succeeds, with a time limit that doubles each time, up to a minute. On a busy machine the
+/// first limits may be too short.
 pub async fn with_time_enough<T, E: Debug>(
     first: Duration,
     mut attempt: impl AsyncFnMut(Duration) -> Result<T, E>,

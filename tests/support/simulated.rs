@@ -45,7 +45,7 @@ pub async fn minutes(clients: usize, written: &[bool]) -> Vec<Minute> {
     let writer = RwLock::new(&elsewhere, DIRECTORY).expect("valid");
     let mut minutes = Vec::new();
     let so_far = || (reads.load(Ordering::Relaxed), zk.requests());
-    // Half a second late, so that the writer comes between two reads, and after the first.
+    // Starts half a second after the first read, so that the writer comes between two reads.
     let mut starts = began + Duration::from_millis(500);
     for is_written in written {
         sleep_until(starts).await;

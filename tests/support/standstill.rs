@@ -130,8 +130,8 @@ pub fn too_little(since: Moment, what: &str) -> ! {
     panic!("{what}");
 }
 
-/// A time limit for a task that checks a condition again and again. A standstill of the machine uses up at most five
-/// [`Patience::LOOK`] of the limit.
+/// A time limit for a task that checks a condition again and again. One standstill of the machine uses up at most five
+/// times [`Patience::LOOK`] of the limit.
 #[derive(Debug)]
 pub struct Patience {
     left: Duration,
@@ -154,7 +154,8 @@ impl Patience {
     }
 }
 
-/// Work that lasts a given time, and longer if too little is done by then.
+/// A time limit for work that must get enough done. The work may last longer than this time if too little is done by
+/// then.
 #[derive(Debug)]
 pub struct Stint {
     began: Moment,
@@ -162,15 +163,15 @@ pub struct Stint {
 }
 
 impl Stint {
-    /// The longest extra time. If too little is done after it, the work fails.
+    /// The longest time that the work may last beyond its given time. If too little is done by then, the work fails.
     const MOST: Duration = Duration::from_secs(300);
 
     pub fn begin(lasts: Duration) -> Stint {
         Stint { began: now(), lasts }
     }
 
-    /// Returns whether the work may end: the given time is over, and `enough` says that enough is done. Fails with the
-    /// words of `what` after [`MOST`](Self::MOST).
+    /// Returns whether the work may end: the given time is over, and `enough` is true. Fails with the words of `what`
+    /// after [`MOST`](Self::MOST).
     pub fn is_over(&self, enough: bool, what: impl FnOnce() -> String) -> bool {
         let took = now() - self.began;
         if took >= self.lasts && !enough && took >= self.lasts + Self::MOST {

@@ -1,5 +1,5 @@
-//! Faults that hit a whole [fleet](super::fleet) at once: all sessions expire, the leader changes, or the servers
-//! restart in turn. Use it to measure how a fleet reconnects.
+//! Faults that hit a whole [fleet](super::fleet) at the same time: all sessions expire, the leader changes, or the
+//! servers restart in turn. Use it to measure how a fleet reconnects.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,14 +38,15 @@ pub enum Storm {
     RollingRestart(Duration),
 }
 
-/// The measurements of a storm. Unless a field says otherwise, they begin when the clients could reconnect.
+/// The measurements of a fault of the whole fleet. Unless a field says otherwise, they begin when the clients could
+/// reconnect.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
     /// The number of requests per second in the ten seconds before the fault.
     pub before: u64,
     /// The number of requests in the busiest second.
     pub peak: u64,
-    /// The number of requests for a session or a new node in the busiest second.
+    /// The number of requests that open a session or create a contender's node, in the busiest second.
     pub comebacks_at_peak: u64,
     /// The longest time between a request and its reply.
     pub longest_wait: Duration,
@@ -111,7 +112,7 @@ async fn campaign(leadership: Leadership, lost: Arc<AtomicU64>) {
     panic!("endless work has ended: {ended:?}");
 }
 
-/// Starts one contender of `process` for the lock with the number `lock`.
+/// Starts one contender of `process` for the lock with the index `lock`.
 fn begin(tasks: &mut JoinSet<()>, world: &World, process: &Process, lock: usize, lost: &Arc<AtomicU64>) {
     let (path, lost) = (format!("/fleet/{lock}"), Arc::clone(lost));
     let plain = || RwLock::builder(process, &path);

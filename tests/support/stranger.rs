@@ -1,6 +1,6 @@
 //! An attacker without rights that deletes nodes. A server with CVE-2026-79993 lets any connection delete a node by the
-//! internal request that removes containers. Use this file to find out whether a server has that fault, and to delete a
-//! node as an attacker does.
+//! internal request that removes containers. Use this module to find out whether a server has that fault, and to delete
+//! a node as an attacker does.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

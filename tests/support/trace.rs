@@ -24,13 +24,13 @@ pub enum What {
     Asked,
     /// The contender's node was created.
     Created,
-    /// The contender's turn has come. `how` is the way in which the contender learned of its turn.
+    /// The contender's turn has come. `how` says how the contender learned of its turn.
     Granted,
-    /// The acquisition holds the lock. `token` is the node's.
+    /// The acquisition holds the lock. `token` is the token of its node.
     Got,
     /// The acquisition has ended, with or without a grant.
     Ended,
-    /// A guard begins to hold the lock. `token` is the node's.
+    /// A guard begins to hold the lock. `token` is the token of its node.
     Holds,
     /// The hold has ended by a release or a downgrade.
     Released,
@@ -62,7 +62,7 @@ const ALL: [What; 11] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     pub at: Duration,
-    /// A number that all events of one acquisition share, or both events of one hold.
+    /// An id that all events of one acquisition share, or both events of one hold.
     pub who: u64,
     pub what: What,
     pub path: String,

@@ -1,6 +1,6 @@
-//! A loopback proxy that understands ZooKeeper's frames. It counts and lists requests. On request it loses, delays,
-//! truncates and changes frames. Use it to cause a network fault at an exact frame, and to count the requests of an
-//! operation.
+//! A loopback proxy that understands ZooKeeper's frames. It counts and lists requests. If a test asks, it loses,
+//! delays, truncates and changes frames. Use it to cause a network fault at an exact frame, and to count the requests
+//! of an operation.
 
 use std::collections::HashMap;
 use std::future::pending;
@@ -39,7 +39,8 @@ impl Proxy {
         Self::start_on(Port::reserve(), server_address)
     }
 
-    /// Starts a proxy on this port. If the server's address is the proxy's own, every connection is closed at once.
+    /// Starts a proxy on this port. If the server's address is the proxy's own, the proxy closes every connection
+    /// immediately.
     pub fn start_on(port: Port, server_address: impl Into<String>) -> Self {
         Self::start_with(port, server_address.into(), Tap::default())
     }
@@ -147,12 +148,12 @@ impl Proxy {
         self.order(Command::Cut);
     }
 
-    /// Closes every connection. Clients may reconnect at once.
+    /// Closes every connection. Clients may reconnect immediately.
     pub fn disconnect(&self) {
         self.order(Command::Disconnect);
     }
 
-    /// Resets every connection (TCP RST). Clients may reconnect at once.
+    /// Resets every connection (TCP RST). Clients may reconnect immediately.
     pub fn rst(&self) {
         self.order(Command::Rst);
     }
@@ -199,13 +200,12 @@ impl Proxy {
         self.tap.rules().clear();
     }
 
-    /// Loses the `nth` reply to this kind of request from now on, and closes its connection. The first reply has the
-    /// number 1.
+    /// Loses the `nth` reply to this kind of request from now on, counted from 1, and closes its connection.
     pub fn drop_reply(&self, op: Op, nth: u64) -> Fault {
         self.apply(Rule::on(Frames::replies(op)).nth(nth).close(0, Close::Fin))
     }
 
-    /// Loses the `nth` request of this kind from now on, and closes its connection. The first request has the number 1.
+    /// Loses the `nth` request of this kind from now on, counted from 1, and closes its connection.
     pub fn drop_request(&self, op: Op, nth: u64) -> Fault {
         self.apply(Rule::on(Frames::requests(op)).nth(nth).close(0, Close::Fin))
     }
@@ -253,7 +253,7 @@ impl Drop for Proxy {
     }
 }
 
-/// A handle of a frame to hold back. Dropping the handle releases the frame.
+/// A handle of a frame that the proxy holds back. Dropping the handle releases the frame.
 #[derive(Debug)]
 pub struct Held {
     fault: Fault,
@@ -485,7 +485,7 @@ impl Connection {
         if client.local_addr().is_ok_and(|ours| ours.to_string() == server_address) {
             return;
         }
-        // If the server is down, the client's connection is closed at once.
+        // If the server is down, the proxy closes the client's connection immediately.
         let Ok(mut server) = TcpStream::connect(server_address).await else {
             return;
         };
