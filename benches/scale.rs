@@ -42,8 +42,8 @@ struct Arguments {
     bench: bool,
 }
 
-/// The cases: the name, the event, and whether clients pause before they reconnect. Clients pause only after a lost
-/// session.
+/// The simulated cases: the name, the event, and whether clients pause before they reconnect. Clients pause only after
+/// they have lost their session.
 const STORMS: [(&str, Storm, bool); 4] = [
     ("mass expiry, at once", Storm::Expiry(SECOND.saturating_mul(60)), false),
     ("mass expiry", Storm::Expiry(SECOND.saturating_mul(60)), true),

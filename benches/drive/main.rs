@@ -36,9 +36,9 @@ struct Arguments {
     n: usize,
     /// The number of acquisitions by all contenders together.
     ops: usize,
-    /// The number of sessions that the contenders share. The gate has one more session.
+    /// The number of sessions that the contenders share. The gate, the first holder, has one more session.
     sessions: usize,
-    /// The number of acquisitions before the measurement.
+    /// The number of acquisitions for the warm-up, before the measurement.
     warm: usize,
     /// One of so many acquisitions writes. 0 means none.
     one_in: u64,
@@ -49,11 +49,11 @@ struct Arguments {
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Kind {
     Contend,
-    /// As `Contend`, for the four permits of a semaphore.
+    /// All contenders acquire a permit of a semaphore of four permits, again and again.
     Permits,
-    /// All contenders wait behind a gate, to write.
+    /// All contenders queue up to write behind a first holder, the gate, which then releases the lock.
     Drain,
-    /// All contenders wait behind a gate, to read.
+    /// All contenders queue up to read behind a first holder, the gate, which then releases the lock.
     Readers,
     /// All contenders keep a read node between uses, and a writer asks them to give the nodes up.
     Keepers,

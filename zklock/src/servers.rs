@@ -20,13 +20,13 @@ use crate::output::escape_controls;
 /// left out.
 const DEFAULT_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long to wait before the third look if the second look found ghosts: the node of a session that has just ended
-/// may stay for a moment.
+/// How long to wait before the third look (the third read of all nodes), if the second look found ghosts. A ghost is
+/// the node of a session that is over. The node of a session that has just ended may stay for a moment.
 const LEAVING: Duration = Duration::from_secs(1);
 
 /// Releases of ZooKeeper that can lose nodes, or keep deleted nodes, in an ensemble: the first affected release, the
-/// first fixed release, and the number of ZooKeeper's issue. `docs/versions.md` says what can happen with every
-/// release.
+/// first fixed release, and the number of the issue in ZooKeeper's JIRA. `docs/versions.md` says what can happen with
+/// every release.
 const LOSSES: [([u32; 3], [u32; 3], u32); 4] = [
     ([0, 0, 0], [3, 9, 0], 4541),
     ([0, 0, 0], [3, 8, 5], 4785),
@@ -65,7 +65,7 @@ pub(crate) struct ServerReport {
     pub(crate) looks: Vec<Look>,
     /// The ids of the sessions that the server knows. `None` if it does not answer `dump`.
     pub(crate) sessions: Option<BTreeSet<i64>>,
-    /// Why the server could not be looked at. `None` if it could.
+    /// Why the server could not be read. `None` if it was read.
     pub(crate) problem: Option<String>,
 }
 
@@ -110,7 +110,7 @@ pub(crate) async fn look(
     servers.iter_mut().filter(|server| server.problem.is_some()).for_each(|server| server.looks.clear());
     let modes = join_all(names.iter().map(|name| word(name, "srvr", connection))).await;
     for (server, said) in servers.iter_mut().zip(modes) {
-        // The role of a server is unknown if it has changed during the looks.
+        // The role of a server is unknown if it has changed between the first and the last look.
         if server.mode != line(&said.unwrap_or_default(), MODE) {
             server.mode = None;
         }
@@ -233,8 +233,8 @@ impl ServerReport {
         self.mode.as_ref().map_or_else(|| self.name.clone(), |mode| format!("{} ({mode})", self.name))
     }
 
-    /// Returns the numbers of ZooKeeper's issues by which this release can lose nodes or keep deleted nodes. A
-    /// standalone server has none of these issues.
+    /// Returns the JIRA numbers of the issues by which this release of ZooKeeper can lose nodes or keep deleted nodes.
+    /// A standalone server has none of these issues.
     fn losses(&self) -> Vec<u32> {
         let is_alone = self.mode.as_deref() == Some("standalone");
         if is_alone { Vec::new() } else { self.known_of(&LOSSES) }
@@ -252,7 +252,7 @@ impl ServerReport {
         known.iter().filter(is_affected).map(|(.., it)| *it).collect()
     }
 
-    /// Returns the oddity that this server was not looked at, if so.
+    /// Returns the oddity that this server could not be read. `None` if it was read.
     pub(crate) fn away(&self) -> Option<Odd> {
         let what = format!("{} was not looked at: {}", self.name, self.problem.as_ref()?);
         Some(Odd { kind: "away", node: None, what })

@@ -62,8 +62,8 @@ impl Figure {
         (self.digits)(value)
     }
 
-    /// Returns the spread: in nine of ten cells, the greatest and the least round differ by no more than this, in
-    /// percent of the median.
+    /// Returns the spread of the figure: in nine of ten cells of a table (a driver in a case), the greatest and the
+    /// least round differ by no more than this, in percent of the median.
     pub(crate) fn spread(&self, results: &Results) -> Outcome<f64> {
         let here: Vec<&Line> = results.compared.iter().filter(|line| line.text("place") == self.place).collect();
         let mut spreads = Vec::new();

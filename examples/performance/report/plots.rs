@@ -1,5 +1,5 @@
-//! The plots of the page. Each shows one figure against one size, with a line for each driver and the range of the
-//! driver's rounds.
+//! The plots of `docs/performance.md`. Each shows one figure against one size, with a line for each driver (a program
+//! that measures one library), and the range of the driver's rounds.
 
 use super::figures::{bytes, look, peers, seconds, title};
 use super::results::{Line, Results};
@@ -9,7 +9,7 @@ struct Plot {
     file: &'static str,
     title: &'static str,
     across: &'static str,
-    /// The prefix of the cases' names, before the size.
+    /// The prefix of the names of the plotted cases. The size follows the prefix.
     cases: &'static str,
     of: fn(&Line) -> Option<f64>,
 }
@@ -23,7 +23,7 @@ const PLOTS: [Plot; 3] = [
         of: |line| Some(1.0 / seconds(line)?) },
 ];
 
-/// Returns the names and contents of the files.
+/// Returns the name and the content of each plot's file.
 pub(crate) fn svgs(results: &Results) -> Vec<(&'static str, String)> {
     PLOTS.iter().filter_map(|plot| Some((plot.file, svg(results, plot)?))).collect()
 }

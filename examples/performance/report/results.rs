@@ -4,7 +4,7 @@ use serde_json::Value;
 
 pub(crate) type Outcome<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// The results of the comparison, of the growth, and of the storms.
+/// The results of the comparison of libraries, of the growth of costs, and of the simulated mass reconnects.
 #[derive(Debug)]
 pub(crate) struct Results {
     pub(crate) compared: Vec<Line>,
@@ -15,7 +15,7 @@ pub(crate) struct Results {
 #[derive(Debug)]
 pub(crate) struct Line(Value);
 
-/// The median of several rounds, and their least and greatest value.
+/// The median of a figure over several rounds, with the least and the greatest value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Median {
     pub(crate) value: f64,

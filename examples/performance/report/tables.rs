@@ -1,15 +1,15 @@
-//! The tables of the page.
+//! The tables of `docs/performance.md` and of `README.md`.
 
 use std::fmt::Write as _;
 
 use super::figures::{Figure, figure, number, peers, title, whole};
 use super::results::{Line, Outcome, Results, in_order_of_appearance};
 
-/// The names of the tables, except the one of the front page.
+/// The names of all tables, except that of `README.md`.
 pub(crate) const NAMES: [&str; 10] =
     ["trips", "processor", "second", "requests", "bytes", "ensemble", "ensemble-processor", "kept", "growth", "storms"];
 
-/// The rows of the front page: title and case.
+/// The rows of the table in `README.md`: the title and the name of the case.
 const FRONT: [(&str, &str); 5] = [
     ("write and release", "write"),
     ("hand-off, 50 queued", "drain-50"),
