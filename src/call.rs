@@ -1,4 +1,4 @@
-//! [`Call`]: a call that asks the ensemble and waits for no contender; and the limits of its duration.
+//! [`Call`]: a call that sends requests to the ensemble and waits for no contender; and the limits of its duration.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -18,10 +18,10 @@ use crate::session::retry;
 use crate::session::shield::Shield;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-/// How long before its timeout a disconnected call has the servers asked why there is no connection.
+/// How long before its timeout a disconnected call asks the servers why there is no connection.
 const REASON_AHEAD: Duration = Duration::from_millis(1_200);
 
-/// How many times a call checks the clock while it waits for the servers.
+/// How often a call checks, during one time limit, whether the process was stopped.
 const SLICES: u32 = 8;
 
 /// The number of sessions on which a call is tried, if each session ends before the call has made a node.
@@ -30,13 +30,13 @@ pub(crate) const SESSION_TRIES: usize = 3;
 /// A call that has not been sent yet: the future of its answer. Await it, with or without a [`timeout`](Self::timeout).
 ///
 /// Returned by the `try_` methods, [`RwLock::queue`](crate::RwLock::queue), [`RwLock::evict`](crate::RwLock::evict),
-/// [`RwLock::ask`](crate::RwLock::ask), [`RwLock::forget`](crate::RwLock::forget) and [`Survey::below`](crate::Survey::below), which
-/// wait for no contender; and by [`Shared::live`](crate::Shared::live) and [`Shared::wait_for`](crate::Shared::wait_for), which wait
-/// for a value. Nothing is sent before the first poll.
+/// [`RwLock::ask`](crate::RwLock::ask), [`RwLock::forget`](crate::RwLock::forget) and
+/// [`Survey::below`](crate::Survey::below), which wait for no contender; and by [`Shared::live`](crate::Shared::live)
+/// and [`Shared::wait_for`](crate::Shared::wait_for), which wait for a value. Nothing is sent before the first poll.
 ///
 /// # How long it takes
-/// With [`timeout`](Self::timeout) the call ends in time in any case. Without, a call that waits for a value has no limit, and the
-/// other calls have this one:
+/// With [`timeout`](Self::timeout) the call ends in time in any case. Without, a call that waits for a value has no
+/// limit, and the other calls have this one:
 ///
 /// - A step is one request or one batch of requests: up to 256 reads, or all that a `try_` method sends to enter one lock. A
 ///   step that has no answer for one session timeout ends the call with [`Error::Unreachable`], even if the server still
@@ -105,7 +105,8 @@ fn assert_outside_a_runtime() {
     let _ = receiver.blocking_recv();
 }
 
-/// Makes the future of the answer, which must come within the time given.
+/// A function that makes the future of a call's answer. The argument is the caller's timeout, after which the future
+/// must end.
 type Begin<T> = dyn FnOnce(Option<Duration>) -> Answer<T> + Send;
 
 type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
@@ -123,7 +124,7 @@ impl<T: Send + 'static> Call<T> {
         }
     }
 
-    /// Makes a call of `work`, which fails with [`Error::Timeout`] after the caller's timeout.
+    /// Makes a call that runs `work`, and that fails with [`Error::Timeout`] after the caller's timeout.
     pub(crate) fn in_time(
         coordinator: &Arc<dyn Coordinator>,
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
@@ -185,7 +186,7 @@ pub(crate) async fn in_time<T>(
     in_time_for(timeout.map(|waited| (waited, late(coordinator, waited))), work).await
 }
 
-/// The timeout that a caller gave, and a future that ends with it.
+/// The timeout that a caller gave, and a future that is ready when the timeout expires.
 pub(crate) type Late = Option<(Duration, Pin<Box<dyn Future<Output = Option<CutOff>> + Send>>)>;
 
 /// Returns the result of `work`, or [`Error::Timeout`] if `late` ends first.
@@ -198,7 +199,8 @@ pub(crate) async fn in_time_for<T>(late: Late, work: impl Future<Output = Result
     }
 }
 
-/// Returns a future that ends `timeout` after this call. Its output says whether the client is disconnected then, and why.
+/// Returns a future that is ready `timeout` after this call. Its output says since when and why the client is
+/// disconnected at that time; `None` if the client is connected.
 pub(crate) fn late(
     coordinator: &Arc<dyn Coordinator>,
     timeout: Duration,
@@ -207,14 +209,14 @@ pub(crate) fn late(
     let (nearly, end) = (coordinator.sleep(timeout - REASON_AHEAD.min(timeout / 2)), coordinator.sleep(timeout));
     Box::pin(async move {
         nearly.await;
-        // While the client is disconnected, this call of `state` has the servers asked for the reason.
+        // While the client is disconnected, this call of `state` makes the client ask the servers for the reason.
         let _for_later = coordinator.state();
         end.await;
         coordinator.state().cut_off()
     })
 }
 
-/// Returns the result of `work`, or [`Error::Unreachable`] after `limit`, the session timeout.
+/// Returns the result of `work`, or [`Error::Unreachable`] if `work` takes longer than `limit`, the session timeout.
 pub(crate) async fn bounded<T>(
     coordinator: &Arc<dyn Coordinator>,
     limit: Duration,
@@ -225,7 +227,8 @@ pub(crate) async fn bounded<T>(
         .unwrap_or_else(|| Err(Error::Unreachable(no_answer(limit))))
 }
 
-/// Asks as [`retry::until_known`] does, and fails if no answer comes for a session timeout.
+/// Repeats the request `ask` until its outcome is known, as [`retry::until_known`] does. Fails if no answer comes for a
+/// session timeout.
 pub(crate) async fn answered<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
@@ -241,8 +244,8 @@ where
     answer.unwrap_or_else(|| Err(Failure::Unreachable(no_answer(limit))))
 }
 
-/// Returns the names of the children of a node; none if the node does not exist. With `is_synced`, a sync precedes the read,
-/// so the names are not older than this call.
+/// Returns the names of the children of a node; no names if the node does not exist. With `is_synced`, a sync precedes
+/// the read, so the names are not older than this call.
 pub(crate) async fn names(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -264,14 +267,15 @@ pub(crate) async fn removes(coordinator: &impl Coordinator, path: &str, node: &s
     });
     match removal.await {
         Ok(()) => Ok(true),
-        // After a repeat, the first delete may have removed the node. Otherwise its owner did.
+        // If the delete was sent more than once, an earlier delete may have removed the node. Otherwise its owner
+        // removed the node.
         Err(Failure::NoNode) => Ok(tries.into_inner() > 1),
         Err(failure) => Err(fault(failure)),
     }
 }
 
-/// Returns the answer to `ask` on a session. If the session has ended, asks again on a fresh one, because the call has made no
-/// node on the old one. An error names the operation and the path.
+/// Returns the answer to the request `ask` on a session. If the session has ended, sends the request again on a fresh
+/// session, because the call has made no node on the old session. An error names the operation and the path.
 pub(crate) async fn on_a_session<T, F>(
     coordinator: &impl Coordinator,
     (operation, path): (&'static str, &str),
@@ -294,8 +298,9 @@ where
 
 /// Returns the result of `work`, or `None` after `limit`.
 ///
-/// A process that was stopped during that time has not waited for the servers, and its session may have ended. So if the limit
-/// expires late, or while disconnected, `work` gets twice the limit once more: enough for a fresh session.
+/// If this process was stopped during that time, it has not waited for the servers, and its session may have ended. So
+/// if the limit expires late, or while the client is disconnected, `work` gets twice the limit in addition, which is
+/// enough for a fresh session.
 async fn in_time_awake<T, S: Future<Output = ()>>(
     limit: Duration,
     sleep: impl Fn(Duration) -> S,
@@ -303,7 +308,7 @@ async fn in_time_awake<T, S: Future<Output = ()>>(
     work: impl Future<Output = T>,
 ) -> Option<T> {
     let (mut work, mut is_late) = (pin!(work), false);
-    // Sleeps in slices, so that a stop shows even if it ends exactly at the limit.
+    // Sleeps in slices, so that a stop of the process is noticed even if the stop ends exactly at the limit.
     let end = async {
         for slice in [limit / SLICES; SLICES as usize] {
             let began = Instant::now();
@@ -317,7 +322,7 @@ async fn in_time_awake<T, S: Future<Output = ()>>(
     }
 }
 
-/// Returns the result of `work`, or `None` if `end` comes first.
+/// Returns the result of `work`, or `None` if `end` is ready first.
 pub(crate) async fn unless<T>(end: impl Future<Output = ()>, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;

@@ -5,10 +5,10 @@ use std::str::FromStr;
 use crate::error::error::Error;
 use crate::queue::dialect::{self, Dialect};
 
-/// The largest request that servers accept by default, in bytes (`jute.maxbuffer`).
+/// The size in bytes of the largest request that servers accept by default: the default of `jute.maxbuffer`.
 pub(crate) const REQUEST_LIMIT: usize = 0xf_ffff;
 
-/// The greatest length of a path, in bytes.
+/// The maximum length of a path in bytes, a limit of this library.
 const LONGEST: usize = 1024;
 
 /// Refuses a path that ZooKeeper does not accept.
@@ -26,12 +26,12 @@ pub(crate) fn check_directory(path: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether `path` is `directory` or lies in it.
+/// Returns whether `path` is `directory` or lies in it.
 pub(crate) fn is_inside(path: &str, directory: &str) -> bool {
     path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// Returns what is wrong with a path, apart from its length.
+/// Returns what is wrong with a path apart from its length; `None` if nothing is wrong.
 pub(crate) fn malformed(path: &str) -> Option<&'static str> {
     let Some(relative) = path.strip_prefix('/') else {
         return Some("must start with '/'");
@@ -42,7 +42,8 @@ pub(crate) fn malformed(path: &str) -> Option<&'static str> {
     if relative.ends_with('/') {
         return Some("must not end with '/'");
     }
-    // The servers are written in Java: a character beyond U+FFFF is two surrogates there, which they refuse.
+    // The servers are written in Java, where a character beyond U+FFFF is two surrogates. The servers refuse
+    // surrogates.
     if path.chars().any(|c| c.is_control() || ('\u{e000}'..='\u{f8ff}').contains(&c) || c >= '\u{fff0}') {
         return Some("contains a character that ZooKeeper does not allow");
     }
@@ -53,7 +54,7 @@ pub(crate) fn malformed(path: &str) -> Option<&'static str> {
     })
 }
 
-/// Refuses a host that could not be parsed from the name of a node again.
+/// Refuses a host that could not be parsed from the name of a node.
 pub(crate) fn check_host(host: &str) -> Result<(), Error> {
     dialect::host_problem(host).map_or(Ok(()), |problem| Err(Error::invalid(format!("host {host:?} {problem}"))))
 }

@@ -80,11 +80,12 @@ pub enum Error {
         obstacle(blockers, cut_off.as_ref())
     )]
     Timeout {
-        /// The timeout.
+        /// The timeout that expired.
         waited: Duration,
-        /// The contenders that were in the way. While disconnected, those of the last listing.
+        /// The contenders that were in the way. If the client was disconnected, the contenders in the last listing of
+        /// the queue.
         blockers: Blockers,
-        /// Since when and why the client had no connection at the timeout. `None` if it was connected.
+        /// Since when and why the client had no connection at the timeout. `None` if the client was connected.
         cut_off: Option<CutOff>,
     },
 
@@ -123,29 +124,30 @@ pub enum Error {
     /// [`ZooKeeper::close`](crate::ZooKeeper::close).
     #[error("permission denied: {operation} {path}: {lacks}")]
     PermissionDenied {
-        /// The operation.
+        /// The operation that was refused, in words.
         operation: &'static str,
-        /// The node.
+        /// The path of the node that the operation is about.
         path: String,
         /// The missing permission, the node that lacks it, and the identities of this client.
         lacks: Box<Denied>,
     },
 
-    /// The servers refuse the [`Acl`](crate::security::Acl) that this client gives to its nodes. After `sasl` or `digest`, that is
-    /// [`Acl::creator`](crate::security::Acl::creator) by default, and the servers have not authenticated this client: servers
-    /// that are not set up for SASL ignore a SASL login. Set the servers up, or fix the ACL.
+    /// The servers refuse the [`Acl`](crate::security::Acl) that this client gives to its nodes. After `sasl` or
+    /// `digest`, that is [`Acl::creator`](crate::security::Acl::creator) by default, and the servers have not
+    /// authenticated this client: servers that are not set up for SASL ignore a SASL login. Set the servers up, or fix
+    /// the ACL.
     #[error(
         "the servers refuse the ACL of this client's nodes, so they may not have authenticated this client: {path}"
     )]
     InvalidAcl {
-        /// The lock's directory.
+        /// The path of the lock's directory.
         path: String,
     },
 
     /// The lock's directory, or one above it, is an ephemeral node, which can have no children. Choose another path.
     #[error("{path} cannot be made a lock directory: it or a node above it is ephemeral")]
     EphemeralParent {
-        /// The lock's directory.
+        /// The path of the lock's directory.
         path: String,
     },
 
@@ -153,7 +155,7 @@ pub enum Error {
     /// numbers if the directory is empty. Or use another path.
     #[error("{path} has used up its sequence numbers: let all leave, remove what else is in it, or use another path")]
     SequenceExhausted {
-        /// The lock's directory.
+        /// The path of the lock's directory.
         path: String,
     },
 
@@ -161,23 +163,24 @@ pub enum Error {
     /// Open the lock in the other [dialect](Dialect), or use another path.
     #[error("{path} is also used by others: {node} is {}; nothing is granted beside it", .dialect.describe(*.speaks))]
     ForeignContender {
-        /// The lock's directory.
+        /// The path of the lock's directory.
         path: String,
-        /// The name of the node.
+        /// The name of the foreign contender's node.
         node: String,
-        /// The dialect of the node. The dialect of the lock if the node has the mark of that dialect without a number.
+        /// The dialect of the node. If the node has the marker of a mode (such as `__WRIT__`) without a number, the
+        /// dialect of this marker, which may be that of the lock.
         speaks: Dialect,
         /// The dialect of the lock.
         dialect: Dialect,
     },
 
-    /// The [`Semaphore`](crate::Semaphore) grants nothing because of its number of permits. Or a semaphore was opened at the path of
-    /// a lock, or a lock at that of a semaphore. The reason says what to do.
+    /// The [`Semaphore`](crate::Semaphore) grants nothing because of its number of permits. Or a semaphore was opened
+    /// at the path of a lock, or a lock at that of a semaphore. The reason says what to do.
     #[error("{path} {reason}")]
     Permits {
-        /// The directory of the semaphore.
+        /// The path of the semaphore's directory.
         path: String,
-        /// What is wrong with the number.
+        /// What is wrong with the number of permits.
         #[source]
         reason: PermitsError,
     },
@@ -187,9 +190,9 @@ pub enum Error {
     /// A [`MultiGuard`](crate::MultiGuard) names the lock that was lost first.
     #[error("{path}: {error}")]
     OneOfMany {
-        /// The directory of that lock.
+        /// The path of the directory of the lock that failed.
         path: String,
-        /// What went wrong with it.
+        /// The error of that lock.
         #[source]
         error: Box<Error>,
     },
@@ -199,9 +202,9 @@ pub enum Error {
     TransactionRefused {
         /// The index of the operation, from 0, in the order in which the operations were added.
         index: usize,
-        /// The node of the operation.
+        /// The path of the operation's node.
         path: String,
-        /// The reason.
+        /// The reason why the operation was refused.
         #[source]
         reason: Failure,
     },
@@ -210,20 +213,20 @@ pub enum Error {
     /// is unchanged.
     #[error("{path}: {error}")]
     Value {
-        /// The value's node.
+        /// The path of the value's node.
         path: String,
-        /// What is wrong with it.
+        /// What is wrong with the value.
         #[source]
         error: ValueError,
     },
 
-    /// The node at the path of a [record](crate::Acquire::once_in) was not written by this library, and is left alone. Look at the
-    /// node. Then delete it, or use another path for the lock.
+    /// The node at the path of a [record](crate::Acquire::once_in) was not written by this library, and is left alone.
+    /// Look at the node. Then delete it, or use another path for the lock.
     #[error(
         "{path} is no record of when a job was last done: look at it, and delete it or use another path for the lock"
     )]
     ForeignRecord {
-        /// The node.
+        /// The path of the node.
         path: String,
     },
 
@@ -233,9 +236,9 @@ pub enum Error {
         "{path} is gone, which recorded what was {last}: it is not due yet; to have it done again, forget the record"
     )]
     RecordVanished {
-        /// The node.
+        /// The path of the record's node.
         path: String,
-        /// The record, as its copy has it.
+        /// The record, as read from its copy.
         last: Box<Record>,
     },
 
@@ -243,7 +246,7 @@ pub enum Error {
     /// carried out. Read the nodes to find out.
     #[error("{operation}: the outcome is unknown: {reason}")]
     OutcomeUnknown {
-        /// The operation.
+        /// The operation whose outcome is unknown, in words.
         operation: &'static str,
         /// The reason why no answer came.
         reason: String,
@@ -252,9 +255,9 @@ pub enum Error {
     /// The server refused the operation for a reason that needs a person.
     #[error("{operation} {path}: {reason}")]
     Refused {
-        /// The operation.
+        /// The operation that was refused, in words.
         operation: &'static str,
-        /// The node.
+        /// The path of the node that the operation is about.
         path: String,
         /// The reason that the server gave.
         reason: String,
@@ -264,7 +267,7 @@ pub enum Error {
 /// The longest text of [`Error::InvalidInput`] that is not shortened, in characters. A text about a path of 1,024 bytes fits.
 const LONGEST_PROBLEM: usize = 4_000;
 
-/// The number of characters that a shortened text keeps at its beginning, and at its end.
+/// How many characters a shortened text keeps at its beginning, and how many at its end.
 const SHOWN: usize = 150;
 
 impl Error {
@@ -316,16 +319,17 @@ impl Error {
         }
     }
 
-    /// Wraps this error as that of the lock at `path` among several.
+    /// Wraps this error as the error of the lock at `path`, which is one of several locks.
     pub(crate) fn of_one(self, path: &str) -> Error {
         match self {
-            // The error names its path already.
+            // The text of the error names its path already.
             Error::InvalidInput(_) | Error::OneOfMany { .. } => self,
             error => Error::OneOfMany { path: path.to_owned(), error: Box::new(error) },
         }
     }
 
-    /// Turns the error of one part into that of the whole call: a timeout names the timeout of the call.
+    /// Turns the error of one part of a call into the error of the whole call. A timeout error then names the timeout
+    /// of the whole call.
     pub(crate) fn of_the_whole(self, waited: Option<Duration>) -> Error {
         match (self, waited) {
             (Error::Timeout { blockers, cut_off, .. }, Some(waited)) => Error::Timeout { waited, blockers, cut_off },
@@ -333,12 +337,12 @@ impl Error {
         }
     }
 
-    /// Returns the error for a node of this client that it may not delete.
+    /// Returns the error for a node of this client that the client itself may not delete.
     pub(crate) fn stays(path: String, lacks: Box<Denied>) -> Error {
         Error::PermissionDenied { operation: Error::DELETE_OWN_NODE, path, lacks }
     }
 
-    /// Returns the error for a directory that this client made with an ACL which shuts it out.
+    /// Returns the error for a directory that this client created with an ACL that denies access to this client itself.
     pub(crate) fn shut_out(path: &str, lacks: Box<Denied>) -> Error {
         Error::PermissionDenied { operation: Error::ENTER_OWN_DIRECTORY, path: path.to_owned(), lacks }
     }
@@ -348,7 +352,7 @@ impl Error {
         Error::Timeout { waited, blockers: Blockers::default(), cut_off }
     }
 
-    /// Returns an error for a wrong input. A text that repeats a very long input is shortened in the middle.
+    /// Returns the error for an invalid input. A text that repeats a very long input is shortened in the middle.
     pub(crate) fn invalid(problem: impl Into<String>) -> Error {
         let problem: String = problem.into();
         if problem.chars().nth(LONGEST_PROBLEM).is_none() {
@@ -376,7 +380,7 @@ impl Error {
     }
 }
 
-/// Says what was in the way at the timeout.
+/// Returns what was in the way at the timeout, in words.
 fn obstacle(blockers: &Blockers, cut_off: Option<&CutOff>) -> String {
     match cut_off {
         None => blockers.to_string(),
@@ -397,16 +401,16 @@ pub enum PermitsError {
     /// [`set_permits`](crate::Semaphore::set_permits).
     #[error("had {was} permits, and the node that said so is gone: say for all how many it has now")]
     Vanished {
-        /// The number before.
+        /// The number of permits before the deletion.
         was: u32,
     },
     /// This handle was opened with another number than the ensemble has. Open all handles with the same number or, better,
     /// with none, and change the number with [`set_permits`](crate::Semaphore::set_permits).
     #[error("has {theirs} permits, and was opened here with {ours}")]
     Other {
-        /// The number of this handle.
+        /// The number of permits that this handle was opened with.
         ours: u32,
-        /// The number in the ensemble.
+        /// The number of permits in the ensemble.
         theirs: u32,
     },
     /// The request is for more permits than exist, so it could never be granted. Ask for fewer permits, or raise the number with

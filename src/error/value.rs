@@ -25,7 +25,7 @@ pub enum ValueError {
     /// [replace](crate::Acquire::replacing) the bytes.
     #[error("its bytes are not a value of ours: {problem}; look at them, then delete the node, or replace them")]
     Foreign {
-        /// The difference from a value of this library.
+        /// The way in which the bytes differ from a value that this library writes.
         problem: String,
     },
 
@@ -55,7 +55,7 @@ pub enum ValueError {
     OlderSchema {
         /// The schema of this handle.
         known: u32,
-        /// The reason.
+        /// The reason why the value cannot be converted.
         problem: String,
         /// The last write.
         written: Box<Written>,
@@ -65,7 +65,7 @@ pub enum ValueError {
     /// [schema](crate::shared::SharedBuilder::schema).
     #[error("it does not fit the type: {problem}; last written by {written}")]
     WrongType {
-        /// The error of the format.
+        /// The text of the format's error.
         problem: String,
         /// The last write.
         written: Box<Written>,
@@ -74,14 +74,14 @@ pub enum ValueError {
     /// The new value cannot be encoded in this format, or decodes to an error. Nothing was sent.
     #[error("the new value cannot be written down so that it can be read again: {problem}")]
     Unwritable {
-        /// The error of the format.
+        /// The text of the format's error.
         problem: String,
     },
 
     /// The new value is too large. Nothing was changed.
     #[error("the new value takes {bytes} bytes{}", too_large(*.limit))]
     TooLarge {
-        /// The size in bytes, with the header.
+        /// The size of the value in bytes, including its header.
         bytes: usize,
         /// The [`size_limit`](crate::shared::SharedBuilder::size_limit): nothing was sent. `None` if the servers closed the
         /// connection each time the value was sent, and at no other request, because their `jute.maxbuffer` is smaller.
@@ -90,7 +90,7 @@ pub enum ValueError {
 }
 
 impl ValueError {
-    /// Returns whether there is no value.
+    /// Returns whether the error says that no value exists.
     pub(crate) fn is_no_value(&self) -> bool {
         matches!(self, ValueError::Unset | ValueError::Vanished)
     }
@@ -104,7 +104,7 @@ fn too_large(limit: Option<usize>) -> String {
     }
 }
 
-/// The last write of a value: its host, its acquisition and its time.
+/// The last write of a value: its host, its time, and the acquisition under which the value was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Written {
@@ -112,9 +112,9 @@ pub struct Written {
     pub host: String,
     /// The label of the writer's acquisition.
     pub label: Option<String>,
-    /// The fencing token of that acquisition.
+    /// The fencing token of the hold under which the value was written.
     pub token: i64,
-    /// The index of the commit under that token, from 1.
+    /// The index of this commit among the commits under that token, from 1.
     pub commit: u32,
     /// The time on the writer's clock.
     pub at: SystemTime,
