@@ -211,7 +211,8 @@ impl ContenderHandle {
             }
             // Dropped early, because a long listing would take memory during the wait for the watch.
             drop(names);
-            // `wait` returns after the event of the watch. It also returns after a while without an event, because an event may be lost. An error means that the session is over. The caller then reports the loss of the hold.
+            // `wait` returns after the event of the watch. It also returns after a while without an event, because an
+            // event may be lost. An error means that the session is over. The caller then reports the loss of the hold.
             if recheck.wait(&mut change).await.is_err() {
                 return std::future::pending().await;
             }

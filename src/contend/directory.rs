@@ -44,7 +44,9 @@ pub(crate) async fn make(
 /// Asks for every kept node in the directory (every node that another process keeps between uses), by one write to the
 /// directory's data. Sends the first request before it returns.
 ///
-/// `seen` is the stat of the directory in the listing that showed a kept node. Before a process creates a node to keep, it watches the directory. So a write after that listing has notified the process. If the directory's version shows such a write, no further write is sent.
+/// `seen` is the stat of the directory in the listing that showed a kept node. Before a process creates a node to keep,
+/// it watches the directory. So a write after that listing has notified the process. If the directory's version shows
+/// such a write, no further write is sent.
 pub(crate) fn ask(directory: &Arc<str>, asking: &Arc<Asking>, session: &Arc<dyn Session>, seen: Option<Stat>) {
     let first = seen.filter(|stat| stat.data_length == 0).map(|stat| set(session, directory, Vec::new(), stat.version));
     let (directory, asking, session) = (Arc::clone(directory), Arc::clone(asking), Arc::clone(session));

@@ -166,7 +166,10 @@ impl<'guard> Transaction<'guard> {
         let mut operations: Vec<_> = locks.iter().map(check_node).collect();
         let checks = operations.len();
         operations.extend(wanted);
-        // `begin_write` counts an unsettled write on each node until the reply comes. If a write stays unsettled, the next use of a kept node takes another node, because the write may still be carried out. A write also stays unsettled if another session than the node's own sends the transaction, because the requests of two sessions have no common order.
+        // `begin_write` counts an unsettled write on each node until the reply comes. If a write stays unsettled, the
+        // next use of a kept node takes another node, because the write may still be carried out. A write also stays
+        // unsettled if another session than the node's own sends the transaction, because the requests of two sessions
+        // have no common order.
         let session = last.session();
         let bytes = session.request_bytes(&operations);
         if bytes > size_limit {

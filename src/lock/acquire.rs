@@ -60,7 +60,7 @@ pub trait Guard: Sized + 'static {
 pub struct Granting<G>(Stage<G>, Shield);
 
 enum Stage<G> {
-    /// The acquisition tries to join a kept node, without an allocation.
+    /// The acquisition tries to join a kept node (a node that the process keeps between uses), without an allocation.
     Joining {
         lock: Arc<Lock>,
         acquisition: Acquisition,
@@ -204,7 +204,7 @@ impl Guard for ReadGuard {
     }
 }
 
-/// Acquires the lock, with a node of its own or with one that this process keeps.
+/// Acquires the lock, with a node of its own or with a node that this process keeps between uses.
 fn acquire<G: 'static>(lock: Arc<Lock>, mode: Mode, options: Options, guard: fn(GuardHold) -> G) -> Granting<G> {
     let mut acquisition = Acquisition::new(Arc::clone(&lock.handle), mode, options);
     let span = acquisition.begin();
@@ -216,7 +216,7 @@ fn acquire<G: 'static>(lock: Arc<Lock>, mode: Mode, options: Options, guard: fn(
     Granting(Stage::Working(AcquireTrace::around(span, work)), Shield::default())
 }
 
-/// Acquires the lock, and does `rest` within the time that is left.
+/// Acquires the lock, and then runs `rest` within what is left of the timeout.
 pub(crate) async fn acquire_and<L, G, F>(
     lock: Arc<Lock>,
     options: Options,
@@ -226,13 +226,13 @@ where
     L: Guard<Source = Arc<Lock>>,
     F: Future<Output = Result<G, Error>>,
 {
-    // The acquisition itself refuses a timeout that is invalid.
+    // The default is safe here, because the acquisition itself refuses an invalid timeout.
     let late = late(&lock, options.timeout().unwrap_or_default());
     let guard = Acquire::<L> { source: lock, options }.await?;
     call::in_time_for(late, rest(guard)).await
 }
 
-/// Acquires the lock without waiting for a contender, and does `rest` within the time that is left.
+/// Acquires the lock without waiting for a contender, and then runs `rest` within what is left of the timeout.
 pub(crate) async fn attempt<L, G, F>(
     lock: Arc<Lock>,
     mode: Mode,

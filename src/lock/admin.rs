@@ -1,4 +1,5 @@
-//! Calls for operators: read the queue, evict a member, forget a record, ask for kept nodes.
+//! Calls for operators: read the queue, evict a member, forget the record of a job's last success, and ask other
+//! processes to give up the nodes that they keep between uses.
 
 use std::sync::Arc;
 
@@ -15,8 +16,8 @@ use crate::session::retry;
 use crate::sync::OnceLock;
 
 impl Handle {
-    /// Reads the queue, and the names of the permits that are taken. `permits` is the number of permits of a semaphore, and `None`
-    /// for a lock. With `is_synced`, the queue is not older than this call.
+    /// Reads the queue. Also returns the names of the nodes of the permits that are taken. `permits` is the number of
+    /// permits of a semaphore, and `None` for a lock. With `is_synced`, the queue is not older than this call.
     pub(crate) async fn queue(&self, is_synced: bool, permits: Option<u32>) -> Result<(Queue, Vec<String>), Error> {
         let paths = &self.paths;
         let seen = call::on_a_session(&self.coordinator, ("read the queue of", self.shown()), |session| async move {
@@ -44,7 +45,8 @@ impl Handle {
     async fn forget(&self) -> Result<Option<Record>, Error> {
         let path = &metadata::record_path(&self.queue);
         let twin = &metadata::twin_of(path);
-        // The record of the first read. A repeat deletes only this record, so a success that is recorded meanwhile stays.
+        // The record that the first read returned. A retry deletes only this record, so a success that is recorded
+        // meanwhile stays.
         let last = &OnceLock::new();
         let found = call::on_a_session(&self.coordinator, ("forget the record", path), |session| async move {
             call::answered(&session, || session.sync(path)).await?;
@@ -75,7 +77,7 @@ impl Handle {
         }
     }
 
-    /// Removes the member of `queue` that has the token.
+    /// Removes the member of `queue` that has this fencing token.
     pub(crate) async fn evict(&self, queue: Queue, token: i64) -> Result<Option<Member>, Error> {
         let Some(member) = queue.members.into_iter().find(|member| member.token == Some(token)) else {
             return Ok(None);
@@ -90,7 +92,8 @@ impl Handle {
         }
         let path = &self.queue;
         let asked = call::on_a_session(&self.coordinator, ("ask", path), |session| async move {
-            // A server that lags shows an older version of the directory. To set that version is refused, and notifies nobody.
+            // A server that lags shows an older version of the directory. A write with that version would be refused,
+            // and would notify no process.
             call::answered(&session, || session.sync(path)).await?;
             match call::answered(&session, || directory::ask_as_it_is(&session, path, None)).await {
                 Err(Failure::NoNode) => Ok(()),
@@ -174,7 +177,7 @@ impl RwLock {
     pub fn evict(&self, token: i64) -> Call<Option<Member>> {
         let handle = Arc::clone(self.handle());
         Call::in_time(&self.handle().coordinator, async move {
-            // Synced: a server that lags may not show a member that other clients see already.
+            // With a sync, because a server that lags may not show a member that other clients see already.
             handle.evict(handle.queue(true, None).await?.0, token).await
         })
     }
@@ -253,9 +256,9 @@ impl RwLock {
     }
 }
 
-/// The content of the node at the path of a record.
+/// The content of the node at the path of a record of a job's last success.
 pub(crate) enum RecordNode {
-    /// There is no record: the node is missing, or is empty because an operator has made it beforehand.
+    /// There is no record. The node is missing, or an operator has created the node without data.
     None { is_there: bool },
     /// A record, and the version of its node.
     Done(Record, i32),
@@ -264,7 +267,7 @@ pub(crate) enum RecordNode {
 }
 
 impl RecordNode {
-    /// Reads the record at `path`.
+    /// Reads the record of a job's last success at `path`.
     pub(crate) async fn read(session: &Arc<dyn Session>, path: &str) -> Result<RecordNode, Failure> {
         let node = retry::data(session, path, false).await?;
         Ok(match node {
@@ -277,7 +280,7 @@ impl RecordNode {
         })
     }
 
-    /// Returns the record, and the version of its node.
+    /// Returns the record and the version of its node; `None` if there is no record of this library.
     pub(crate) fn done(&self) -> Option<(&Record, i32)> {
         match self {
             RecordNode::Done(done, version) => Some((done, *version)),
@@ -286,7 +289,8 @@ impl RecordNode {
     }
 }
 
-/// Reads the record of the lock in `directory`, to show it. `None` if there is no record, or if it may not be read.
+/// Reads the record of the last success of a job under the lock in `directory`, for display. `None` if there is no
+/// record, or if the record may not be read.
 pub(crate) async fn last_done(session: &Arc<dyn Session>, directory: &str) -> Result<Option<Record>, Failure> {
     let path = metadata::record_path(directory);
     match call::answered(session, || RecordNode::read(session, &path)).await {

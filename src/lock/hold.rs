@@ -138,8 +138,8 @@ impl Hold {
     }
 
     /// Waits until a contender queues up that this guard keeps out, and returns the first such contender. A
-    /// [`ReadGuard`](crate::ReadGuard) keeps out writers, a [`WriteGuard`](crate::WriteGuard) readers too. Ready at once if such a contender waits
-    /// already.
+    /// [`ReadGuard`](crate::ReadGuard) keeps out writers, a [`WriteGuard`](crate::WriteGuard) readers too. Ready at
+    /// once if such a contender waits already.
     ///
     /// Permits keep out a contender that finds too few of them. A contender that takes free permits does not count. For
     /// permits, each new contender in the queue costs three reads more.

@@ -94,7 +94,7 @@ impl RwLock {
         &self.lock.handle
     }
 
-    /// Gives up a kept node that no guard uses.
+    /// Gives up a kept node (a node that the process keeps between uses) that no guard uses.
     pub(crate) fn let_go(&self) {
         if let Some(cache) = &self.lock.cache {
             cache.let_go();

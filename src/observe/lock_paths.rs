@@ -49,7 +49,8 @@ impl LockPaths {
         format!("{}/{}", holders.unwrap_or(&self.queue), member.node)
     }
 
-    /// Lists the permits and the queue, in this order. A missing directory counts as empty.
+    /// Lists the permit nodes and the queue. Returns the names of the permit nodes first. A missing directory counts as
+    /// empty.
     pub(crate) async fn names(
         &self,
         session: &Arc<dyn Session>,
@@ -64,7 +65,8 @@ impl LockPaths {
         tokio::try_join!(taken, call::names(session, &self.queue, is_synced))
     }
 
-    /// Reads the nodes of these members in one flight. Returns the members with their hosts, labels and tokens.
+    /// Reads the nodes of these members, and sends all reads before the first reply is awaited. Returns the members
+    /// with their hosts, labels and tokens.
     async fn read(
         &self,
         session: &Arc<dyn Session>,
@@ -73,8 +75,8 @@ impl LockPaths {
     ) -> Result<Vec<Member>, Failure> {
         let paths: Vec<String> = members.iter().map(|member| self.node(member)).collect();
         let nodes = session.data_of_each(&paths).await?;
-        // A member whose node has gone or may not be read is still returned, as its name shows it. Without that member, a held
-        // lock could seem to have waiters and no holder.
+        // A member whose node is gone or may not be read is still returned, with the data that are in its name. Without
+        // that member, a held lock could seem to have waiters and no holder.
         let members = members.iter().zip(nodes).map(|(member, node)| match node {
             Some(node) => with_node(member, dialect, session.is_own(node.1.ephemeral_owner), &node),
             None => member.clone(),
@@ -82,8 +84,8 @@ impl LockPaths {
         Ok(members.collect())
     }
 
-    /// Reads the members of a queue. `taken` are the names of a semaphore's permit nodes, `queued` are the names in the queue,
-    /// and `permits` is the number of permits that exist.
+    /// Reads the members of a queue. `taken` are the names of a semaphore's permit nodes, `queued` are the names in the
+    /// queue, and `permits` is the total number of permits.
     pub(crate) async fn read_queue(
         &self,
         session: &Arc<dyn Session>,
@@ -111,7 +113,8 @@ impl LockPaths {
         }
     }
 
-    /// Returns the blockers as their names show them: the holders of the permits `taken`, and the contenders `ahead`.
+    /// Returns the blockers with the data that are in their names: the holders of the permits `taken`, and the
+    /// contenders `ahead`.
     fn in_the_way(&self, dialect: Dialect, taken: &[String], ahead: &[&str], names: &[String]) -> Blockers {
         let ahead_of_us = ahead.iter().filter_map(|name| Contender::parse_as(name, dialect));
         let waiters = ahead_of_us.map(|it| self.queued(&it, &turn::as_seen(&it, names)));
@@ -145,8 +148,8 @@ impl LockPaths {
         self.progress_beside(&self.taken(session).await, &names, me)
     }
 
-    /// Asks the leader which of the contenders that `ahead` selects still exist. Returns the others, which are ghosts. `names`
-    /// are the names in the queue.
+    /// Asks the leader which of the contenders that `ahead` selects still exist. Returns the others, which are ghosts:
+    /// our server still lists their deleted nodes. `names` are the names in the queue.
     pub(crate) async fn ghosts_ahead(
         &self,
         session: &Arc<dyn Session>,
@@ -168,7 +171,8 @@ impl LockPaths {
         Progress { path: Arc::clone(&self.path), place, length, blockers }
     }
 
-    /// Returns these blockers with the data of their nodes. If the nodes cannot be read, returns the blockers unchanged.
+    /// Reads the nodes of these blockers again, and returns the blockers with the data of their nodes. If the nodes
+    /// cannot be read, returns the blockers unchanged.
     pub(crate) async fn read_again(&self, session: &Arc<dyn Session>, dialect: Dialect, seen: &Blockers) -> Blockers {
         let first = self.read(session, dialect, &seen.first).await.unwrap_or_else(|_| seen.first.clone());
         Blockers { ahead: seen.ahead, first }
@@ -176,12 +180,13 @@ impl LockPaths {
 
     async fn read_in_time(&self, session: &Arc<dyn Session>, dialect: Dialect, seen: Blockers) -> Blockers {
         let read = self.read_again(session, dialect, &seen);
-        // If the read takes longer than a session timeout, the blockers are returned as their names show them, with their hosts.
+        // If the read takes longer than a session timeout, the blockers have only the data that are in their names,
+        // such as their hosts.
         call::unless(session.sleep(session.timeout()), read).await.unwrap_or(seen)
     }
 
-    /// Lists the permits without the known ghosts. Returns no permits if the listing fails or takes longer than a session
-    /// timeout.
+    /// Lists the permit nodes without the known ghosts (deleted nodes that our server still lists). Returns no names if
+    /// the listing fails or takes longer than a session timeout.
     async fn taken(&self, session: &Arc<dyn Session>) -> Vec<String> {
         let Some(permits) = &self.permits else { return Vec::new() };
         let names = call::unless(session.sleep(session.timeout()), session.children(permits)).await;
@@ -190,12 +195,13 @@ impl LockPaths {
     }
 }
 
-/// Returns the holders of permits, as the names of their nodes show them. Leaves out names that are not those of permits.
+/// Returns the holders of permits, with the data that are in the names of their nodes. Leaves out names that are not
+/// those of permits.
 fn holders(taken: &[String]) -> impl Iterator<Item = Member> {
     taken.iter().filter_map(|name| permit_holder(name))
 }
 
-/// Returns a contender as a member, as its name shows it.
+/// Returns a contender as a member, with the data that are in its name.
 pub(crate) fn member_by_name(contender: &Contender, turn: &Turn) -> Member {
     let state = match turn {
         Turn::Granted => MemberState::Holds,
@@ -206,13 +212,14 @@ pub(crate) fn member_by_name(contender: &Contender, turn: &Turn) -> Member {
     Member { keeps, ..Member::by_name(contender.name(), contender.mode(), state, contender.host()) }
 }
 
-/// Returns the holder of a permit, as the name of its node shows it. `None` if the name is not that of a permit.
+/// Returns the holder of a permit, with the data that are in the name of its node. `None` if the name is not that of a
+/// permit.
 fn permit_holder(name: &str) -> Option<Member> {
     let by = permits::parse(name)?;
     Some(Member { permits: Some(by.count), ..Member::by_name(name, Mode::Write, MemberState::Holds, by.host) })
 }
 
-/// Returns the member with the data and the stat of its node.
+/// Returns a copy of the member, with the data and the stat of its node added.
 fn with_node(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Vec<u8>, Stat)) -> Member {
     let Metadata { host, pid, label, permits } = match Contender::parse_as(&member.node, dialect) {
         Some(contender) => Metadata::of(&contender, Some(data)),
@@ -231,7 +238,7 @@ fn with_node(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Ve
     }
 }
 
-/// Returns a holder of this process as the only blocker. `note` is the data of its node.
+/// Returns a holder in this process as the only blocker. `note` is the data of its node.
 pub(crate) fn blocked_by(holder: &Contender, note: &[u8], token: i64) -> Blockers {
     let Metadata { host, pid, label, .. } = Metadata::of(holder, Some(note));
     let member =

@@ -1,4 +1,5 @@
-//! The listener that the user gives with `on_wait`, and the calls with the progress of a wait.
+//! The listener that the user sets with [`on_wait`](crate::Acquire::on_wait), and its calls with the progress of a
+//! wait.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -16,7 +17,7 @@ use crate::sync::Mutex;
 /// The shortest time between two listings of the queue for the listener.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 
-/// The user's function.
+/// The user's function, which is called with each progress.
 #[derive(Clone)]
 pub(crate) struct Listener {
     callback: Arc<Mutex<Callback>>,
@@ -30,7 +31,7 @@ impl Listener {
     }
 }
 
-/// The listener of one waiting acquisition, and the last progress that it was called with.
+/// The listener of one waiting acquisition, and the progress of its last call.
 pub(crate) struct OnWait {
     listener: Box<Listener>,
     reported: Option<Progress>,
@@ -41,8 +42,8 @@ impl OnWait {
         Box::new(OnWait { listener, reported: None })
     }
 
-    /// Calls the listener if `seen` differs from the last progress. Before the call, reads the nodes of the contenders in the
-    /// way.
+    /// Calls the listener if `seen` differs from the progress of the last call. Before the call, reads the nodes of the
+    /// contenders in the way.
     pub(crate) async fn report_read(
         &mut self,
         session: &Arc<dyn Session>,
@@ -73,7 +74,7 @@ impl OnWait {
     ) -> Infallible {
         loop {
             session.sleep(self.pause()).await;
-            // The error is ignored, because the wait itself fails with it.
+            // An error of the listing is ignored, because the wait itself fails for the same reason.
             if let Ok(names) = listing::list(session, &paths.queue).await {
                 let seen = paths.progress(session, &names, me).await;
                 self.report_read(session, paths, me.dialect(), seen).await;

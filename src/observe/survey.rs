@@ -46,7 +46,8 @@ impl Survey {
     /// Only reads.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`](crate::Error::InvalidInput) if `prefix` is not an absolute path; otherwise see [`Error`](crate::Error).
+    /// [`Error::InvalidInput`](crate::Error::InvalidInput) if `prefix` is not an absolute path; otherwise see
+    /// [`Error`](crate::Error).
     ///
     /// # Examples
     ///
@@ -102,7 +103,8 @@ impl Survey {
     ) -> Result<(), Failure> {
         let (contenders, mut others): (Vec<_>, Vec<_>) =
             children.into_iter().partition(|name| Dialect::of(name).is_some());
-        // Only the directory of the permits shows a semaphore, because servers delete the directory of an empty queue.
+        // A semaphore is recognized by its directory of permits alone, because servers delete the directory of an empty
+        // queue.
         if others.iter().any(|name| name == PERMITS)
             && let Some(queue) = semaphore(session, node).await?
         {
@@ -121,8 +123,8 @@ impl Survey {
         Ok(())
     }
 
-    /// Reads the records of jobs at these paths, and adds each to the queue of its lock. A lock without a queue gets an empty
-    /// one.
+    /// Reads the records of jobs at these paths, and adds each record to the queue of its lock. For a lock without a
+    /// queue, adds an empty queue first.
     async fn add_records(&mut self, session: &Arc<dyn Session>, paths: &[String]) -> Result<(), Failure> {
         let mut records = BTreeMap::new();
         for some in paths.chunks(NODES_A_REQUEST) {
@@ -144,7 +146,8 @@ impl Survey {
     }
 }
 
-/// Reads the records at these paths in one flight. `None` for a record that may not be read.
+/// Reads the records of jobs at these paths, and sends all reads before the first reply is awaited. `None` for a record
+/// that may not be read.
 async fn records_at(session: &Arc<dyn Session>, paths: &[String]) -> Result<Vec<Option<Record>>, Failure> {
     let nodes = session.data_of_each(paths).await?.into_iter();
     Ok(nodes.map(|node| node.and_then(|(data, stat)| metadata::read_done(&data, stat.mtime))).collect())
@@ -155,7 +158,8 @@ async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queu
     let queue_paths = LockPaths::of_semaphore(node.into());
     let read = call::answered(session, || session.data(node)).await;
     let Some((data, _)) = shown(read)? else { return Ok(None) };
-    // The survey reports a directory that may not be listed in `unreadable`.
+    // If a directory may not be listed, this function returns `None`, and the survey reports the directory in
+    // `unreadable`.
     let Some((taken, queued)) = shown(queue_paths.names(session, false).await)? else { return Ok(None) };
     let number = match permits::decode(&data) {
         Ok(Some(number)) => number,
@@ -166,7 +170,7 @@ async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queu
     Ok((number > 0 || !queue.members.is_empty()).then_some(queue))
 }
 
-/// Lists the children of these nodes in one flight. `None` for a node that may not be listed.
+/// Lists the children of these nodes, with many requests in flight. `None` for a node whose children may not be listed.
 async fn list(session: &Arc<dyn Session>, nodes: &[String]) -> Result<Vec<Option<Vec<String>>>, Failure> {
     let listings = nodes.iter().map(|node| {
         session.children(node).map(|listed| match listed {

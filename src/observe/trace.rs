@@ -33,8 +33,8 @@ struct Spans {
 }
 
 impl AcquireTrace {
-    /// Begins the trace. `is_for_several` says whether this is the acquisition of a kept node. The metrics do not count such an
-    /// acquisition, because they count each use that waits for it.
+    /// Begins the trace. `is_for_several` says whether this is the acquisition of a kept node, for which several uses
+    /// wait. The metrics count each of these uses instead of the acquisition.
     pub(crate) fn begin(path: &Arc<str>, aim: Aim, label: Option<&str>, is_for_several: bool) -> AcquireTrace {
         let acquire = OwnSpan::new(
             || debug_span!("acquire", path = &**path, mode = %aim, label, sequence = Empty, token = Empty, waited = Empty),
@@ -46,14 +46,14 @@ impl AcquireTrace {
         AcquireTrace { spans: spans.map(Box::new), wait }
     }
 
-    /// Takes the caller's span from the acquisition that began this shared one.
+    /// Copies the caller's span from `first`, the acquisition that started this shared acquisition.
     pub(crate) fn share_caller_of(&mut self, first: &AcquireTrace) {
         if let (Some(spans), Some(first)) = (&mut self.spans, &first.spans) {
             spans.caller = first.caller.clone();
         }
     }
 
-    /// Runs the work inside the span.
+    /// Polls the work inside the span.
     pub(crate) fn around<G: 'static>(span: OwnSpan, work: Work<G>) -> Work<G> {
         if span.is_none() { work } else { Box::pin(span.around(work)) }
     }
@@ -106,7 +106,7 @@ pub(crate) fn not_granted(path: &str, aim: Aim, error: &Error) {
 pub(crate) struct HoldTrace {
     span: Option<Box<HoldSpan>>,
     gauge: GaugeGuard,
-    /// Cancels the warning task when dropped.
+    /// The sender that cancels the warning task when dropped.
     warning: Option<oneshot::Sender<()>>,
 }
 

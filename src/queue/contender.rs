@@ -85,7 +85,7 @@ impl Contender {
     }
 
     /// Returns whether the contender's process may [keep](crate::RwLockBuilder::keep) the node between uses. A holder
-    /// that keeps its node may be idle. Such a holder gives the lock up as soon as another contender asks.
+    /// that keeps its node may be idle. Such a holder gives the lock up as soon as another contender asks for it.
     ///
     /// ```
     /// use zk_rwlock::queue::Contender;
@@ -107,8 +107,8 @@ impl Contender {
         self.slot.sequence
     }
 
-    /// Returns whether the two contenders may be nodes of one holder. Such nodes have the same number: a Curator thread
-    /// that holds the write lock may take the read lock as well.
+    /// Returns whether the two contenders may be nodes of one holder. Such nodes have the same sequence number: a
+    /// Curator thread that holds the write lock may take the read lock as well.
     ///
     /// ```
     /// use zk_rwlock::queue::Contender;

@@ -35,11 +35,12 @@ use crate::queue::mode::{self, Mode, Slot};
 /// kazoo a contender among Curator's, so that all three share one path.
 ///
 /// # Doubt
-/// A node may be a contender of another dialect, or have the marker of this dialect without a number behind it. The rules
-/// of such a node may differ from ours. So an acquisition that lists the queue while the node is there is neither
-/// granted nor kept waiting: it fails with [`Error::ForeignContender`](crate::Error::ForeignContender), which names the
-/// node and its dialect, and leaves no node behind. [`queue`](crate::RwLock::queue) and [`evict`](crate::RwLock::evict)
-/// fail in the same way. All other children are ignored in every dialect.
+/// A node may be a contender of another dialect, or have the marker of a mode in this dialect, such as `-WRITE-`,
+/// without a sequence number behind it. The rules of such a node may differ from ours. So an acquisition that lists the
+/// queue while the node is there is neither granted nor kept waiting: it fails with
+/// [`Error::ForeignContender`](crate::Error::ForeignContender), which names the node and its dialect, and leaves no
+/// node behind. [`queue`](crate::RwLock::queue) and [`evict`](crate::RwLock::evict) fail in the same way. All other
+/// children are ignored in every dialect.
 ///
 /// A contender that already holds the lock continues to hold it, without a warning. Not every contender lists the
 /// queue: in the native dialect a writer hands over to the waiter behind it, and uses of a
