@@ -621,7 +621,7 @@ fn an_acquisition_dropped_at_any_poll_leaves_no_gauge() {
     });
 }
 
-/// The behaviour of a bad recorder when it is called.
+/// What a bad recorder does when it is called.
 enum BadRecorder {
     /// Blocks until the test ends.
     Waits(Mutex<mpsc::Receiver<()>>),
@@ -704,7 +704,7 @@ fn a_stuck_recorder_costs_no_lease_and_no_count() {
             let rude = Arc::new(BadRecorder::Waits(Mutex::new(gate)));
             let recorder = CURRENT.write().expect("no panic").replace(rude);
             let guard = lock_at(&zk, "/locks/measured").write().await.expect("free");
-            // The thread that sends a heartbeat also counts it.
+            // The thread that sends a heartbeat also counts the heartbeat.
             for _ in 0..4 {
                 let least = Cell::new(Duration::MAX);
                 let is_renewed = || async { least.replace(guard.session_left()) < guard.session_left() };

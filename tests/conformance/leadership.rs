@@ -117,7 +117,7 @@ pub async fn a_transaction_of_a_past_term_is_refused(h: &impl Harness) {
     assert!(term.is_leader() && term.session_left() > Duration::ZERO);
     soon("the resignation", stage.a.leadership.resign()).await;
     let next = stage.b.leads().await;
-    // The program still has the value of the past term. That must not delay the next leader.
+    // The program still has the value of the past term, although the next candidate leads already.
     assert!(!term.is_leader() && term.session_left().is_zero());
     let refused = soon("the refusal", term.transaction().set(&node, "too late").commit()).await.unwrap_err();
     assert!(refused.is_lost(), "{refused}");

@@ -452,7 +452,7 @@ pub async fn a_shared_guard_keeps_the_node_until_the_last_one<H: Harness>(h: &H)
     assert_eq!(s.children().await.len(), 1);
     let write = writer(&s.b);
     line_becomes(&s.a, "R+ W-").await;
-    // A share of a guard holds at once, and does not queue up behind the writer.
+    // A share of a guard holds immediately, and does not queue up behind the writer.
     let four = three.share();
     drop(one);
     two.release().await.expect("held");
@@ -477,7 +477,7 @@ pub async fn shared_guards_are_lost_together<H: Harness>(h: &H) {
 const IDLE: Duration = Duration::from_secs(60);
 
 impl<C: Coordinator + Clone> Stage<C> {
-    /// Returns a lock of the first process that keeps its node between uses.
+    /// Returns a lock of the first process. The lock keeps its node between uses.
     fn keeping(&self) -> RwLock {
         RwLock::builder(&self.mine, &self.directory).host("keeper").keep(IDLE).build().expect("valid")
     }
@@ -734,7 +734,7 @@ pub async fn a_guard_dropped_outside_a_runtime_frees_the_lock<H: Harness>(h: &H)
     s.becomes_empty().await;
 }
 
-/// A task whose waker polls it at once, in the call that wakes it.
+/// A task that its waker polls inside the call that wakes the task.
 struct InlineTask {
     work: Mutex<Pin<Box<dyn Future<Output = ()> + Send>>>,
     is_woken: AtomicBool,

@@ -18,7 +18,8 @@ use zk_rwlock::{Error, Loss, Memory, RwLock, Semaphore, Shared};
 
 const PATH: &str = "/locks/of-a-service/config";
 
-/// From this sequence number on, the lock refuses new contenders, because ZooKeeper's numbers are about to end.
+/// The first of the last 2^20 sequence numbers. From this number on, the lock refuses new contenders, because
+/// ZooKeeper's numbers are about to end.
 const REFUSED_FROM: i32 = i32::MAX - (1 << 20) + 1;
 
 /// Acquires a lock on an ensemble that answers each create of a contender's node with `failure`. Returns the number of creates
@@ -281,8 +282,8 @@ async fn a_removed_node_found_at_the_lease_renewal_is_evicted() {
     assert_eq!(tries, 1);
 }
 
-/// Returns the length of the longest path that a predecessor in this directory may have. A contender reserves this length,
-/// because it does not know its predecessor yet.
+/// Returns the length of the longest path that a predecessor in this directory may have. A contender reserves this
+/// length, because the contender does not know its predecessor yet.
 fn predecessors(directory: &str) -> usize {
     let lock = RwLock::builder(&Memory::new(), directory).host("h".repeat(64)).keep(Duration::from_secs(1));
     now(lock.build().expect("valid").write()).expect("free").node_path().len()
@@ -344,8 +345,8 @@ fn a_copy_reserves_room_for_the_values_node() {
     assert_eq!(reserved.load(Ordering::Relaxed), needed, "wrong reservation on the next session");
 }
 
-/// The transaction that ends a session names all its ephemeral nodes and must fit into one request. So a session reserves room
-/// for the path of each node.
+/// The transaction that ends a session names all ephemeral nodes of the session and must fit into one request. So a
+/// session reserves room for the path of each node.
 #[test]
 fn every_hold_reserves_room_for_its_ephemeral_path() {
     let is_within = |zk: &Hindered, reserved: &AtomicUsize, directory: &str| {

@@ -13,7 +13,8 @@ const SECOND: Duration = Duration::from_secs(1);
 const YEARS: Duration = Duration::from_secs(500 * 365 * 24 * 60 * 60);
 const LENGTHS: [Duration; 5] = [Duration::ZERO, Duration::from_nanos(1), SECOND, YEARS, Duration::MAX];
 
-/// Longer than every finite duration in the list, and shorter than the practically endless ones. The time is virtual.
+/// Longer than every finite duration that these tests use, and shorter than the practically endless ones. The time is
+/// virtual.
 const LONG: Duration = Duration::from_secs(60);
 
 /// Returns the value, or `None` if an option was refused.
@@ -98,7 +99,7 @@ async fn options_of_any_length_are_refused_or_obeyed() {
                 Ok::<(), Error>(())
             });
             timeout(LONG, terms).await.expect("one term").expect("granted");
-            // A candidate pauses for `one` after a term that is no longer than that pause. This term takes a second.
+            // A candidate pauses for `one` after a term that is no longer than `one`. The term before took one second.
             let next = timeout(2 * LONG, leader.lead(|_| async {})).await;
             assert_eq!(next.is_err(), one > LONG, "{one:?}");
         }

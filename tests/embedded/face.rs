@@ -203,7 +203,7 @@ fn an_error_has_a_source_and_a_kind() {
     assert!(back.downcast::<Error>().unwrap().value_error().is_some());
 }
 
-/// The future of `lead` must be `Send`, because it is spawned on a runtime with several threads.
+/// The future of `lead` must be `Send`, because the test spawns that future on a runtime with several threads.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn leader_work_is_a_closure_or_a_function() {
     async fn number(term: Term) -> i64 {

@@ -112,7 +112,8 @@ async fn a_try_names_holders_and_no_ghost() {
     drop(lock_of(&ours).try_write().await.expect("free"));
 }
 
-/// The first call asks the leader whether the ghost exists. Later calls of the session remember the answer.
+/// The first call asks the ensemble's leader whether the ghost exists. Later calls of the session remember the leader's
+/// answer.
 #[tokio::test(start_paused = true)]
 async fn a_session_confirms_and_logs_a_ghost_once() {
     let errors = diverged();
@@ -201,7 +202,8 @@ async fn a_short_wait_passes_over_a_ghost() {
     }
 }
 
-/// The ghosts are the nodes of one expired session: a holder and 20 waiters. One short wait passes over all of them.
+/// The ghosts are the nodes of one expired session: a holder and 20 waiters. An acquisition with a short timeout is
+/// granted although all of them are ahead.
 #[tokio::test(start_paused = true)]
 async fn a_short_wait_passes_over_all_ghosts_of_a_session() {
     let theirs = Memory::new();
@@ -318,7 +320,8 @@ async fn a_ghost_in_the_queue_of_a_semaphore_blocks_nobody() {
     drop(limit(&ours, 1).acquire().timeout(SECOND).await.expect("free"));
 }
 
-/// The leader is asked twice before the ghost is passed over. Then the permits are listed and one is taken.
+/// The ensemble's leader is asked twice before the contender ignores the ghost. The contender then lists the permits
+/// and takes a permit.
 #[tokio::test(start_paused = true)]
 async fn a_short_wait_behind_a_ghost_tolerates_slow_commits() {
     let ours = client_that_shows_a_waiter_for_permits();

@@ -123,7 +123,7 @@ async fn a_panicking_task_ends_its_session_and_is_replaced() {
         if is_cut {
             zk.faults().cut();
         }
-        // The thread that wakes the task also polls it, so the task's panic unwinds into this call.
+        // The thread that wakes the task also polls the task, so the task's panic unwinds into this call.
         let spawned = catch_unwind(AssertUnwindSafe(|| slot.session().spawn(Box::pin(async { panic!("on purpose") }))));
         assert!(spawned.is_err());
         assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(Ending::Failed));

@@ -24,10 +24,12 @@ use zk_rwlock::{ConnectionState, Error, Granting, HoldState, Loss, Memory, Mode,
 
 const DIRECTORY: &str = "/lock";
 
-/// From this sequence number on, the lock refuses new contenders, because ZooKeeper's numbers are about to end.
+/// The first of the last 2^20 sequence numbers. From this number on, the lock refuses new contenders, because
+/// ZooKeeper's numbers are about to end.
 const REFUSED_FROM: i32 = i32::MAX - (1 << 20) + 1;
 
-/// From this sequence number on, the last contender to leave deletes the directory, so that the numbers start again at 0.
+/// Half of the range of sequence numbers. From this number on, the last contender to leave deletes the directory, so
+/// that the numbers start again at 0.
 const RESTART_FROM: i32 = 1 << 30;
 
 fn open<C: Coordinator + Clone>(client: &C) -> RwLock {

@@ -33,7 +33,7 @@ fn open(client: &Memory, host: &str) -> RwLock {
     RwLock::builder(client, DIRECTORY).host(host).label("report").build().expect("valid")
 }
 
-/// Two clients of one ensemble, each with the lock.
+/// Returns two clients of one ensemble, each with the lock.
 fn two() -> (Memory, Memory, RwLock, RwLock) {
     let one = Memory::new();
     let other = one.connect();
@@ -347,7 +347,7 @@ fn a_record_is_no_contender_in_any_dialect() {
         let outer = RwLock::builder(&zk, "/cron").dialect(dialect).build().expect("valid");
         works(&lock);
         assert!(due(&lock).is_none(), "{dialect}");
-        // The record lies in the directory of another lock, which works as before.
+        // The record lies in the directory of `outer`, another lock. That lock works as before.
         drop(now(outer.write()).expect("free"));
         assert_eq!(now(outer.queue()).expect("readable").members.len(), 0, "{dialect}");
         zk.faults().set_clock_forward(PERIOD);

@@ -1,4 +1,4 @@
-//! A lock and a semaphore at the same path. The later one is refused, and the earlier one is not affected.
+//! A lock and a semaphore at the same path. The recipe that comes second is refused, and the first is not affected.
 
 use std::future::IntoFuture;
 use std::task::Poll;

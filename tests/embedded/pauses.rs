@@ -1,5 +1,5 @@
-//! A process that is stopped and continues: its clock has advanced, and the reply to its work has arrived, but no timer has fired
-//! yet.
+//! A process that is stopped and continues: its clock has advanced, and the reply that its work awaits has arrived, but
+//! no timer has fired yet.
 
 use std::fmt::Debug;
 use std::future::{Future, poll_fn};
@@ -51,7 +51,8 @@ fn work(stopped: Stopped) -> (Work, Arc<AtomicUsize>) {
     (Box::pin(work), polls)
 }
 
-/// Polls the work twice, and then stops the process. Before the second poll, the client is cut off, and the library notices.
+/// Polls the work three times. The client is cut off before the second poll. With `Stopped::BetweenPolls`, the process
+/// is stopped before the third poll.
 fn run_until_stopped<F: Future>(zk: &Memory, runs: &mut Spawn<F>, stopped: Stopped) -> Poll<F::Output> {
     assert!(runs.poll().is_pending());
     zk.faults().cut();

@@ -61,7 +61,7 @@ fn session(client: &Memory) -> Arc<dyn Session> {
     Arc::clone(now(client.session_slot(0)).expect("open").session())
 }
 
-/// Writes to a waiter's node from a foreign client, which looks like a hand-off to the library.
+/// Writes to a waiter's node from a foreign client. To the library, this write looks like a hand-off.
 fn forge_hand_off(stranger: &Memory, place: &str) {
     let set = Operation::Set { path: format!("{QUEUE}/{place}"), data: vec![], version: None };
     now(session(stranger).transact(&[set])).expect("allowed");
@@ -196,7 +196,7 @@ fn an_acquisition_dropped_at_any_poll_leaves_nothing() {
     }
 }
 
-/// The head of the queue is dropped just as a permit becomes free for it. The next contender gets that permit.
+/// The head of the queue is dropped just as a permit becomes free for the head. The next contender gets that permit.
 #[test]
 fn a_head_dropped_at_any_poll_yields_its_permits() {
     for faults in FAULTS {
@@ -304,7 +304,7 @@ fn an_acquisition_dropped_while_cut_off_leaves_nothing() {
     }
 }
 
-// Several contenders of one session.
+// Several contenders for permits in one session.
 
 #[test]
 fn a_successor_in_the_session_counts_permits_anew() {
@@ -333,8 +333,8 @@ fn a_successor_in_the_session_counts_permits_anew() {
     }
 }
 
-/// A newcomer sends its listing of the permits together with its create. After that listing, the newcomer's predecessor may take
-/// a permit and leave the queue. The newcomer, now the head, must count again.
+/// A newcomer sends its listing of the permits together with its create. After that listing, the newcomer's predecessor
+/// may take a permit and leave the queue. The newcomer, now the head, must list the permits again.
 #[test]
 fn a_newcomer_counts_permits_after_its_predecessor() {
     for is_same_session in [false, true] {

@@ -164,7 +164,7 @@ async fn a_queue_with_lost_listings_is_listed_66_times() {
         }
         _ => None,
     });
-    // The warning about a long wait would list the queue as well, so it is off.
+    // The warning about a long wait is off, because each warning would list the queue as well.
     let lock = RwLock::builder(&zk, PATH).warn_after_waiting(None).build().expect("valid");
     let error = lock.write().await.expect_err("the queue is unknown");
     assert!(error.to_string().contains("lost"), "{error}");
@@ -424,7 +424,7 @@ fn a_refused_downgrade_is_an_error() {
 fn a_transaction_too_large_is_refused_unsent() {
     let sent = Count::default();
     let count = sent.clone();
-    // To learn the outcome, the guard repeats only the check, which is small enough for the server.
+    // The guard repeats only the check to learn the outcome, and the check is small enough for the server.
     let guard = write_where(&Memory::new(), move |asked| match asked {
         Request::Transact([_, _, ..]) => {
             count.one_more();

@@ -111,8 +111,8 @@ impl Subscriber for Log {
     }
 }
 
-/// A second subscriber. With a single one, `tracing` asks that subscriber only on the first thread that reaches a span, and
-/// caches the answer for all threads. The first thread may run a test that does not want the span.
+/// A second subscriber. With a single subscriber, `tracing` asks that subscriber only on the first thread that reaches
+/// a span, and caches the answer for all threads. The first thread may run a test that does not want the span.
 static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(Log::default()));
 
 impl Log {
@@ -507,7 +507,7 @@ async fn a_long_wait_is_warned_of_despite_a_long_on_wait() {
     tokio::time::timeout(Duration::from_secs(60), logged).await.expect("the waiter is notified");
 }
 
-/// The acquisition is polled once, so it queues up. It is never polled again.
+/// The acquisition is polled once, so the acquisition queues up. No later poll follows.
 #[tokio::test(start_paused = true)]
 async fn a_long_wait_that_is_not_polled_is_warned_of_once() {
     let zk = Memory::new();

@@ -355,7 +355,7 @@ async fn a_waiter_behind_its_own_session_checks_as_well() {
     waits(&mut second).await;
     ours.faults().forget_watches();
     let name = ours.children(PATH).into_iter().find(|name| name.ends_with('1')).expect("the first");
-    // The removed contender's future is not polled, so it does not notice the removal.
+    // The future of the removed contender is not polled, so the contender does not notice the removal.
     ours.faults().remove(format!("{PATH}/{name}"));
     sleep(12 * SECOND).await;
     held.release().await.expect("held");
@@ -461,7 +461,7 @@ async fn a_head_passes_over_all_permits_of_a_session() {
     assert_eq!(errors().len(), 20);
 }
 
-/// The checks of a thousand permits do not fit into one transaction.
+/// The checks of a thousand permits at the leader do not fit into one transaction.
 #[tokio::test(start_paused = true)]
 async fn a_head_knows_which_of_1000_permits_was_freed() {
     let errors = diverged();

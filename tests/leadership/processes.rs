@@ -59,7 +59,8 @@ fn the_child_process_of_other_tests() {
     });
 }
 
-/// Asks without pause whether this process leads. Records the current term, and prints the first term for which the answer is no.
+/// Asks without pause whether this process leads. Records the current term, and prints the number of each term when
+/// that term is over.
 fn asks(leadership: &Leadership, seen: &AtomicI64) {
     let mut led = None;
     loop {

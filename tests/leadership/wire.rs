@@ -80,7 +80,7 @@ async fn an_observer_costs_four_requests_a_change() {
     }
     let asked = requests(&tapped, "none");
     assert_eq!((asked.len(), tapped.notifications()), (21 * 4, 1), "{asked:?}");
-    // The leader that leaves hands over in one transaction, and the next leader gets one notification.
+    // The leader that stops hands over in one transaction, and the next leader gets one notification.
     assert_eq!(requests(&watched, "host-a"), [Op::Multi]);
     assert_eq!(waiting.notifications(), 1);
     let woken = requests(&waiting, "none");

@@ -600,7 +600,7 @@ pub(crate) async fn wrong_options_are_refused_unsent(h: &impl Harness) {
     assert_eq!(bytes(&zk, &path).await, None);
 }
 
-/// JSON, as a format with another name.
+/// The JSON format under another name.
 struct Named(String);
 
 impl Format<u64> for Named {

@@ -406,7 +406,8 @@ async fn a_kept_read_does_not_block_the_first_value() {
     assert_eq!(**live.get(), 1);
 }
 
-/// Numbers as text. Each method first reads the copy of the value that this format decodes, and records the thread.
+/// A format that stores numbers as text. Each method first reads the copy of the value that this format decodes, and
+/// records its thread.
 #[derive(Clone, Default)]
 struct Curious {
     copy: Arc<std::sync::Mutex<Option<Copied<u64>>>>,
@@ -416,7 +417,7 @@ struct Curious {
 impl Curious {
     fn observe(&self) {
         self.threads.lock().unwrap().insert(thread::current().id());
-        // The copy is taken out of its mutex, because reading the copy may call the format again.
+        // The format takes the copy out of its mutex, because reading the copy may call the format again.
         let copy = self.copy.lock().unwrap().take();
         if let Some(copy) = copy {
             drop((copy.latest(), copy.copy_state()));

@@ -1,5 +1,5 @@
-//! Commits with an unknown outcome, and initial values that another client removes at once. The tests use the embedded backend,
-//! where they can lose each reply.
+//! Commits with an unknown outcome, and initial values that another client removes immediately. The tests use the
+//! embedded backend, where they can lose each reply.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -86,7 +86,8 @@ async fn a_commit_in_doubt_loses_to_another_write() {
 
 #[support::judged]
 async fn a_commit_followed_by_many_writes_stays_in_doubt() {
-    // The other client writes before the first request, or before the repeated one, which is therefore refused.
+    // The other client writes before the first request or before the repeated request. In the second case, the repeated
+    // request is refused.
     let refused = "operation 0 on /doubts/value failed, and nothing was changed: the node has another version";
     for (at, why) in [(0, "nobody has answered"), (1, refused)] {
         let error = disturbed(at, 3).await;

@@ -38,7 +38,8 @@ fn requests(wire: &Proxy) -> (Vec<Op>, Vec<Op>) {
     (about_value.into_iter().map(|(op, _)| op).collect(), about_lock.map(|(op, _)| op).collect())
 }
 
-/// Returns the requests of `work`. Most of ten runs in a row must agree: a run with a heartbeat in it differs.
+/// Returns the requests of `work`. At least eight of the last ten runs must agree, because a run with a heartbeat
+/// differs.
 async fn usual(wire: &Proxy, work: impl AsyncFn()) -> (Vec<Op>, Vec<Op>) {
     let mut costs: Vec<(Vec<Op>, Vec<Op>)> = Vec::new();
     for _ in 0..100 {
@@ -349,7 +350,7 @@ async fn a_forbidden_first_value_is_an_error_of_the_changes() {
     let all_but_create = Permissions::READ | Permissions::WRITE | Permissions::DELETE;
     let acl = Acl::nobody().allow("world", "anyone", all_but_create);
     let zk = ZooKeeper::builder().acl(acl).session_timeout(CALM).connect(&shared_server().address()).await.unwrap();
-    // The client may make the directory, but no node in it.
+    // The client may make the directory, but no node in the directory.
     let error = soon("the refusal", counter(&zk, "/shared/forbidden").live()).await.unwrap_err();
     assert!(matches!(error, Error::PermissionDenied { .. }), "{error}");
     let mut changes = counter(&zk, "/shared/forbidden").changes();
