@@ -19,13 +19,13 @@ use tokio::time::{sleep, timeout};
 use zk_rwlock::coordinator::Kind;
 use zk_rwlock::{Error, Shared, ZooKeeper};
 
-/// The servers' `syncLimit`: the number of ticks for which a leader goes on without its followers. It is longer than any of these
-/// tests.
+/// The servers' `syncLimit`: the number of ticks for which a leader goes on without its followers. This limit is longer than any
+/// of these tests.
 const SYNC_LIMIT: u32 = 400;
 
 const TICK: Duration = Duration::from_millis(500);
 
-/// The time for which a test waits to see that nothing happens.
+/// The time that a test waits before it concludes that no reply or grant comes.
 const A_WHILE: Duration = Duration::from_millis(500);
 
 /// Long enough for a reply, and shorter than the time between the two requests of a heartbeat.
@@ -51,8 +51,8 @@ fn others(ensemble: &Ensemble) -> String {
     addresses.join(",")
 }
 
-/// A fault that `models::lease_model` found: the deposed leader answers a handshake by itself. This answer renewed the lease,
-/// although the new leader let the session end.
+/// The model checker in `models::lease_model` found this fault: the deposed leader answers a handshake by itself. That answer
+/// extended the lease, although the new leader let the session expire.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handshake_with_a_deposed_leader_prolongs_no_lock() {
     let limit = std::env::var("ALONE_TIMEOUT").ok().map_or(3, |value| value.parse().expect("a number"));
@@ -102,7 +102,8 @@ async fn a_leader_alone_grants_nothing_and_serves_no_old_data() {
         session(&goes_on).await.create(path, b"1", Kind::Persistent).await.expect("created");
     }
 
-    // Clients of the old leader hold locks, keep a lock between uses, and wait for a lock that is held elsewhere.
+    // A client of the old leader holds a lock, keeps the node of a lock between uses, and waits for a lock that another client
+    // holds.
     let held = lock_at(&stays, "/alone/held").read().await.expect("free");
     let kept: Shared<u64> = Shared::builder(&stays, "/alone/kept")
         .initial(|| 1)

@@ -63,7 +63,8 @@ impl Link {
                 for (from, to, survives) in [(&near, &far, Kind::AnswersLost), (&far, &near, Kind::RequestsLost)] {
                     let (from, to) = (from.try_clone().expect("a descriptor"), to.try_clone().expect("a descriptor"));
                     let state = Arc::clone(&state);
-                    // On a broken link, a new connection loses the bytes of both directions, because a handshake needs both.
+                    // On a broken link, bytes of both directions of a new connection are lost, because a handshake needs both
+                    // directions.
                     thread::spawn(move || carry(from, to, survives, broken.is_some(), &state));
                 }
             }
@@ -94,7 +95,8 @@ impl Drop for Link {
             let _ = stream.shutdown(Shutdown::Both);
         }
         drop(state);
-        // Wakes the listening thread by a connection. The error is ignored, because the thread may have ended.
+        // The connection makes the listening thread notice that the link is over. The error is ignored, because the thread may
+        // have ended.
         let _ = TcpStream::connect(self.port.address());
     }
 }
@@ -160,8 +162,8 @@ async fn lost(options: Options, kind: Kind, share: f64, rounds: u32) -> usize {
     tasks.join_all().await.into_iter().filter(|lost| *lost).count()
 }
 
-/// Breaks of two fifths of the session timeout, of any kind and at any time. The client knows the servers' tick, which is at most
-/// a fifth of the session timeout.
+/// The link breaks for two fifths of the session timeout, in any way and at any time. The client knows the servers' tick, which
+/// is at most a fifth of the session timeout.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_break_of_two_fifths_of_the_timeout_loses_nothing() {
     let rounds: Option<u32> = std::env::var("BREAK_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
@@ -182,7 +184,7 @@ async fn a_break_of_two_fifths_of_the_timeout_loses_nothing() {
             of(10.0, None, None),
         ]);
     }
-    // How many kinds of breaks run at once, and the lengths of the breaks as shares of the session timeout.
+    // The number of kinds of breaks that run concurrently, and the lengths of the breaks as shares of the session timeout.
     let (at_once, shares) = if rounds.is_some() { (1, &shares[..]) } else { (KINDS.len(), &shares[2..3]) };
     let rounds = rounds.unwrap_or(3);
     let mut failures = Vec::new();
@@ -199,8 +201,8 @@ async fn a_break_of_two_fifths_of_the_timeout_loses_nothing() {
                 let may_lose = if options.tick.is_none() || share > 0.46 {
                     usize::MAX
                 } else if share > 0.41 {
-                    // These breaks are longer than the promise covers. With a margin, which ends the lease earlier, some 3 of 20
-                    // locks are lost.
+                    // These breaks are longer than two fifths, so locks may be lost: with a margin, which ends the lease earlier,
+                    // some 3 of 20.
                     if options.margin.is_some() { 10 } else { 4 }
                 } else {
                     0

@@ -23,10 +23,10 @@ use zk_rwlock::{Leadership, RwLock, Semaphore, Shared, ZooKeeper};
 
 const SHORT: Duration = Duration::from_secs(2);
 
-/// The user code that ran on a thread of the library, which is a fault.
+/// The calls of user code on threads of the library. Each is a fault.
 static WRONG: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// The logged events, each once, with the crate that logged them.
+/// The logged events, each once, with the name of the crate that logged them.
 static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 static DROPPED: AtomicUsize = AtomicUsize::new(0);
@@ -38,7 +38,7 @@ fn called(what: &str, by: &str) {
     }
 }
 
-/// A subscriber that enables everything.
+/// A subscriber that enables all events and spans.
 struct Watches;
 
 struct Words(String);
@@ -94,7 +94,7 @@ impl Subscriber for Watches {
     }
 }
 
-/// A value whose destructor, encoder and decoder record their thread.
+/// A value whose destructor, encoder and decoder record the thread that calls them.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(from = "u64", into = "u64")]
 struct Value(u64);
@@ -150,7 +150,7 @@ fn the_child_process_of_other_tests() {
     }
 }
 
-/// Causes waits, hand-offs, downgrades, cancelled waits, and asks for kept nodes.
+/// Causes waits, hand-offs, downgrades and cancelled waits, and has processes give up their kept nodes.
 async fn locks(one: &ZooKeeper, two: &ZooKeeper) {
     let open = |zk, keep: bool| {
         let lock = RwLock::builder(zk, "/callbacks/lock").warn_after_waiting(Duration::from_millis(50));
@@ -173,7 +173,7 @@ async fn locks(one: &ZooKeeper, two: &ZooKeeper) {
     second.write().await.unwrap().release().await.unwrap();
 }
 
-/// Takes permits, leads for a term, and observes values.
+/// Takes permits of a semaphore, leads for a term, and observes shared values.
 async fn recipes(one: &ZooKeeper, two: &ZooKeeper) {
     let permits = |zk| Semaphore::new(zk, "/callbacks/permits", 1).unwrap();
     let permit = permits(one).acquire().await.unwrap();

@@ -1,4 +1,4 @@
-//! Clients that have lost their sessions do not all reconnect at the same moment: each client first waits for a random time.
+//! Clients that have lost their sessions do not all open new ones at the same moment: each client first waits for a random time.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,15 @@ use tokio::time::sleep;
 
 const CLIENTS: usize = 12;
 
-/// The length of the cut. A pause takes up to a quarter of this length, and at most half a session timeout.
+/// The time for which the clients are cut off. A client's random pause takes up to a quarter of this time, and at most half a
+/// session timeout.
 const AWAY: Duration = Duration::from_secs(6);
 
-/// Without random pauses, all clients reconnect within this time.
+/// Without random pauses, all clients would reconnect within this time.
 const TOGETHER: Duration = Duration::from_millis(100);
 
-/// Connects clients, each through a proxy of its own, and cuts all of them off for a while. Each client held a lock, and acquires
-/// the lock again as soon as it is lost.
+/// Connects clients, each through a proxy of its own, and cuts them all off for a while. Each client holds a lock, and acquires
+/// the lock again as soon as the lock is lost.
 async fn cut_off(path: &str, session_timeout: Duration) -> (Vec<Proxy>, JoinSet<()>) {
     let (mut proxies, mut holders) = (Vec::new(), Vec::new());
     for number in 0..CLIENTS {
@@ -55,14 +56,14 @@ async fn clients_pause_before_they_replace_ended_sessions() {
     proxies.iter().for_each(|proxy| shared_server().end_session(&proxy.granted().expect("the client has a session")));
     proxies.iter().for_each(Proxy::heal);
     within(2 * SOON, "all comebacks", coming.join_all()).await;
-    // The first handshake finds that the old session has ended, and the last one opens a new session.
+    // A client's first handshake finds that the old session has ended. Its last handshake opens a new session.
     let handshakes = proxies.iter().map(|proxy| proxy.arrivals(Op::Handshake));
     assert_spread_out(handshakes.map(|all| *all.last().expect("the client has reconnected") - all[0]).collect());
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_pause_between_retries_in_an_outage() {
-    // These clients have known for long that their sessions have ended, and keep trying to open new ones.
+    // These clients learned long ago that their sessions have ended, and keep trying to open new ones.
     let (proxies, coming) = cut_off("/comeback/outage", AWAY / 3).await;
     let healed = Instant::now();
     proxies.iter().for_each(Proxy::heal);

@@ -34,8 +34,8 @@ fn creates(proxies: &[&Proxy]) -> u64 {
 // ---------------------------------------------------------------------------------------------------------------
 // Servers that lag behind
 
-/// Fault 6. The create commits, its reply is lost, and the client reconnects to a server that has not applied the create yet. A
-/// listing on that server surely shows the node only after a sync.
+/// The create commits, its reply is lost, and the client reconnects to a server that has not applied the create yet. A listing on
+/// that server is sure to show the node only after a sync (fault 6).
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_create_that_the_next_server_lacks_is_found() {
     let ensemble = shared_ensemble().await;
@@ -70,8 +70,8 @@ async fn a_create_that_the_next_server_lacks_is_found() {
     becomes_empty(&operator, path).await;
 }
 
-/// Fault 6. A frozen leader is deposed. When it continues, a session's requests are still in its queue. The old leader answers
-/// the `sync` among them by itself, with the state from before the freeze.
+/// A frozen leader is deposed while it still has requests of a session in its queue. When it continues, it answers the `sync`
+/// among these requests by itself, with the state from before the freeze (fault 6).
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_deposed_leader_serves_no_synced_read() {
     let ensemble = shared_ensemble().await;
@@ -104,8 +104,8 @@ async fn a_frozen_deposed_leader_serves_no_synced_read() {
     late.delete(path).await.expect("there");
 }
 
-/// Fault 31. The client receives the reply to the create, but not the reply to the listing. The next server does not show the new
-/// node yet.
+/// The client receives the reply to the create, but not the reply to the listing. The next server does not show the new node yet
+/// (fault 31).
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listing_without_our_own_node_is_not_used() {
     let ensemble = shared_ensemble().await;
@@ -117,7 +117,7 @@ async fn a_listing_without_our_own_node_is_not_used() {
         connect(&format!("{},{}", near.address(), far.address())).await,
         connect(&ensemble.server(leader).address()).await,
     );
-    // Another handle takes the lock first, because a handle that has been granted before might skip the listing.
+    // Another handle takes the lock first, because this handle might skip the listing if it had been granted before.
     lock_at(&zk, "/ensemble/lagging").write().await.expect("free").release().await.expect("held");
     let lock = lock_at(&zk, "/ensemble/lagging");
     near.reset();
@@ -139,7 +139,8 @@ async fn a_listing_without_our_own_node_is_not_used() {
     becomes_empty(&operator, "/ensemble/lagging").await;
 }
 
-/// Fault 22. The waiter's session expires, and the next waiter is granted, before the event of the hand-off reaches the waiter.
+/// The waiter's session expires and the next waiter is granted, before the event of the hand-off reaches the first waiter (fault
+/// 22).
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_expired_waiter_is_not_granted_by_an_old_event() {
     let ensemble = shared_ensemble().await;
@@ -162,8 +163,8 @@ async fn an_expired_waiter_is_not_granted_by_an_old_event() {
     becomes_empty(&at_leader, "/ensemble/old-event").await;
 }
 
-/// Fault 22 on a connection that seems healthy: the waiter's requests are lost, but events still arrive. The event of the
-/// hand-off arrives after the waiter's lease has run out.
+/// The waiter's requests are lost, but events still arrive, so the connection seems healthy. The event of the hand-off arrives
+/// after the waiter's lease has run out (fault 22).
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_after_the_lease_grants_no_waiter() {
     const TIMEOUT: Duration = Duration::from_secs(4);
@@ -193,7 +194,7 @@ async fn an_event_after_the_lease_grants_no_waiter() {
             soon("an event", sign).await;
         }
         // The lease runs out after five sixths of the session timeout. The server ends the session after the whole timeout,
-        // rounded up to ticks.
+        // rounded up to ticks. The hand-off comes in between.
         if expiring.is_finished()
             && let Some(held) = held.take()
         {
@@ -211,7 +212,7 @@ async fn an_event_after_the_lease_grants_no_waiter() {
 // ---------------------------------------------------------------------------------------------------------------
 // Servers that freeze
 
-/// Faults 26 and 27: the holder's server, then the leader, stands still for a part of the session timeout, or longer.
+/// The holder's server stands still, and then the leader, for less or more than the session timeout (faults 26 and 27).
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_stands_still_never_makes_two_holders() {
     const TIMEOUT: Duration = Duration::from_secs(2);
@@ -258,8 +259,8 @@ async fn a_server_that_stands_still_never_makes_two_holders() {
     println!("{kept} locks were kept through a short standstill");
 }
 
-/// A break that is shorter than two fifths of the session timeout costs no lock. It may be of any kind, and come at any time
-/// between two heartbeats.
+/// A break that is shorter than two fifths of the session timeout costs no lock, whatever its kind and its moment between two
+/// heartbeats.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_break_below_two_fifths_loses_nothing() {
     const TIMEOUT: Duration = Duration::from_secs(6);
@@ -298,8 +299,8 @@ async fn a_break_below_two_fifths_loses_nothing() {
     }
 }
 
-/// A fault that a random swarm found: the client crate stops connecting after a session timeout, even if the connect timeout is
-/// longer.
+/// A test with random faults found this fault: the client crate stops connecting after a session timeout, even if the connect
+/// timeout is longer.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connect_timeout_above_the_session_timeout_holds() {
     let proxy = Proxy::start(shared_server().address());
@@ -317,7 +318,7 @@ async fn a_connect_timeout_above_the_session_timeout_holds() {
 // ---------------------------------------------------------------------------------------------------------------
 // Servers that crash
 
-/// Fault 28: the server is killed before or after it carries out a request, and restarts with its data.
+/// The server is killed before or after it carries out a request, and restarts with its data (fault 28).
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_at_a_create_or_release_leaves_no_orphan() {
     let server = Arc::new(blocking(Server::start).await);
@@ -355,7 +356,7 @@ async fn a_crash_at_a_create_or_release_leaves_no_orphan() {
     eventually("no watch is left", async || again.watches() == 0).await;
 }
 
-/// Clients that take the lock in turns, and the record of their operations.
+/// Clients that acquire the lock again and again, and the history of their operations.
 struct Crowd {
     history: Arc<History>,
     store: Arc<Store>,
@@ -389,7 +390,7 @@ impl Crowd {
         Self { history, store, stop, grants, tasks }
     }
 
-    /// Returns a function that blocks until every client has been granted the lock twice more.
+    /// Returns a function that blocks until every client has been granted the lock two more times.
     fn everyone_progresses(&self) -> impl FnMut() + Send + 'static {
         let grants = self.grants.clone();
         move || {
@@ -434,7 +435,7 @@ async fn take_turn(lock: &RwLock, number: usize, history: &History, store: &Stor
     }
 }
 
-/// Returns three holders, each of a lock of its own, which they hold all the time and must not lose.
+/// Returns three clients with a guard each, of a lock of its own. The test holds these guards throughout, and none may be lost.
 async fn steady_holders(ensemble: &Ensemble, timeout: Duration) -> Vec<(ZooKeeper, zk_rwlock::WriteGuard)> {
     let mut holders = Vec::new();
     for number in 0..3 {
@@ -446,7 +447,7 @@ async fn steady_holders(ensemble: &Ensemble, timeout: Duration) -> Vec<(ZooKeepe
     holders
 }
 
-/// Faults 29 and 30, at a session timeout of 10 s: a change of leader costs no holder its lock, and no call fails.
+/// A change of leader costs no holder its lock, and no call fails, at a session timeout of 10 s (faults 29 and 30).
 #[support::judged(flavor = "multi_thread", worker_threads = 4)]
 async fn a_rolling_restart_costs_nobody_a_lock() {
     const TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! A process that forks while it holds a lock: in the child every call fails at once, and the parent's lock is not affected.
+//! A process that forks while it holds a lock. In the child every call fails immediately, and the parent keeps its lock.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use zk_rwlock::{ConnectionState, Error, HoldState, Leadership, Loss, RwLock, Sem
 
 const PATH: &str = "/forks/held";
 
-/// Longer than all calls of the child together if each is refused at once, and shorter than one call that times out.
+/// Longer than all calls of the child take if each is refused immediately, and shorter than a single call that times out.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
 fn open(zk: &ZooKeeper) -> RwLock {

@@ -38,7 +38,7 @@ const TRACE: &str = "ZK_RWLOCK_GARBLED_TRACE";
 /// the ensemble.
 const TRACED: &str = "/garbled/Shape/";
 
-/// The word by which a child reports success. The number of updates follows.
+/// The word with which a child reports success, followed by the number of updates.
 const WELL: &str = "well";
 
 /// The prefix that marks a child's own lines in the output of the test harness.
@@ -51,7 +51,7 @@ const GARBLED_FOR: Duration = Duration::from_millis(1_500);
 /// A call that exceeds its timeout by this time counts as hung.
 const HANGS: Duration = Duration::from_secs(20);
 
-/// The number of cases that a child runs at once. A case that claims too much memory ends the whole child.
+/// The number of cases that a child runs concurrently. If one case claims too much memory, the whole child dies.
 const AT_ONCE: u64 = 12;
 
 /// The limit of a child's address space in kilobytes, as in `liars.rs`.
@@ -68,7 +68,7 @@ const KEPT: Duration = Duration::from_millis(50);
 const GARBLED: usize = 1;
 const SOUND: usize = 0;
 
-/// The host name of the client behind the garbler.
+/// The host name in the nodes of the client behind the garbler.
 const LIED_TO: &str = "garbled";
 
 enum Held {
@@ -96,13 +96,13 @@ impl Held {
     }
 }
 
-/// The guards that a case's two clients hold now.
+/// The present guard of each of a case's two clients.
 type Holds = Arc<Mutex<[Option<Arc<Held>>; 2]>>;
 
 struct Case {
     garbling: Garbling,
     holds: Holds,
-    /// The number of updates done, and the number with an unknown outcome.
+    /// The number of updates that were done, and the number of updates with an unknown outcome.
     updates: Mutex<(u64, u64)>,
 }
 
@@ -126,8 +126,8 @@ impl Case {
             holds[who] = Some(Arc::clone(&guard));
             let held: Vec<_> = holds.iter().flatten().filter(|guard| guard.is_held()).collect();
             let are_two = held.len() > 1 && held.iter().any(|guard| guard.writes());
-            // Other kinds of garbled bytes can tell a client that a node is gone or never existed, so two holders prove no fault
-            // then.
+            // With other kinds of garbled bytes than `Shape`, a client can be told that a node is gone. Then two holders prove no
+            // fault.
             if are_two && self.garbling == Garbling::Shape {
                 return Err(format!("{VIOLATED}two hold the lock"));
             }
@@ -135,8 +135,7 @@ impl Case {
         tokio::time::sleep(Duration::from_millis(10)).await;
         self.holds.lock().expect("nothing panics here")[who] = None;
         let guard = Arc::into_inner(guard).ok_or("a guard is not alone")?;
-        // A release lasts until it is certain or the session has ended. The result is ignored, because a release whose future is
-        // dropped goes on in the background.
+        // The release goes on in the background when its future is dropped, so its result is ignored.
         let _certain_or_not = tokio::time::timeout(LIMIT, guard.release()).await;
         Ok(Ok(()))
     }
@@ -202,14 +201,13 @@ async fn run(server: String, seed: u64) -> Result<u64, String> {
         here.and(there)?;
     }
     garbler.calm();
-    // The client may wait for the rest of a frame that never comes, for as long as its session lasts. Its calls must still end in
-    // time.
+    // The garbled client may wait for the rest of a frame until its session ends. Its calls must still end in time.
     if let Some(zk) = garbled {
         let _granted_or_not = case.turn(GARBLED, &open(&zk, LIED_TO), Mode::Write, LIMIT).await?;
         tokio::time::timeout(HANGS, zk.close()).await.map_err(|_| "closing hangs")?;
     }
-    // Only this kind is checked for nodes that stay. Other garbled bytes can grant a session timeout of a minute, and the next
-    // connection asks for that timeout again.
+    // Only this kind is checked for nodes that stay. With other garbled bytes, the client may be granted a session timeout of a
+    // minute, which the next connection asks for again.
     if garbling == Garbling::Shape {
         let closed = Instant::now();
         let value = format!("{path}-value/lock");
@@ -250,7 +248,8 @@ async fn the_child_process_of_other_tests() {
     static HAS_PANICKED: AtomicBool = AtomicBool::new(false);
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        // On some frames, the client crate panics in a task of its own. The panic ends the session.
+        // On some frames, the client crate panics in a task of its own, and the panic ends the session. Such a panic is no fault
+        // of the library.
         let trace = Backtrace::force_capture().to_string();
         let (its, ours) = (trace.find("zookeeper_client::"), trace.find("zk_rwlock::"));
         if its.is_none_or(|its| ours.is_some_and(|ours| ours < its)) {

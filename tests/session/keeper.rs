@@ -1,5 +1,5 @@
-//! Servers that differ from ZooKeeper, such as ClickHouse Keeper, and old ZooKeeper servers. The client sends a request that they
-//! do not know at most once, and notices a changed session.
+//! Old ZooKeeper servers, and servers that differ from ZooKeeper, such as ClickHouse Keeper. The client sends a request that such
+//! a server does not know at most once. It notices when the server has changed its session.
 
 use std::time::Duration;
 
@@ -30,13 +30,13 @@ async fn a_changed_session_is_noticed_by_its_own_node() {
         assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(Ending::Replaced));
         let error = refused(waiter).await;
         assert!(matches!(error, Error::Evicted(Loss::SessionOver(Ending::Replaced))), "{error:?}");
-        // The lost guard is still there during these acquisitions.
+        // The client still has the lost guard during these acquisitions.
         for _ in 0..20 {
             soon("another lock", other.write()).await.expect("free").release().await.expect("held");
         }
         assert!(keeper.connections() <= 4, "{} sessions", keeper.connections());
         assert!(matches!(guard.release().await, Err(Error::Lost(_))));
-        // The server still has the old sessions, because it does not know that they have ended.
+        // The server still has the client's former sessions, because the client could not close them.
         let operator = connect(&shared_server().address()).await;
         for name in children(&operator, "/keeper/changed").await {
             session(&operator).await.delete(&format!("/keeper/changed/{name}")).await.expect("there");
@@ -45,7 +45,7 @@ async fn a_changed_session_is_noticed_by_its_own_node() {
     assert_eq!(keeper.count(LIST_EPHEMERALS), 0);
 }
 
-/// Keeper closes the connection at the first request for a container, and this may cost the session.
+/// Keeper closes the connection at the first request for a container. The client may lose its session by that.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_that_closes_the_connection_is_persistent() {
     let keeper = converted_keeper(shared_server().address());
@@ -107,7 +107,7 @@ async fn a_session_proves_itself_where_it_cannot_list_nodes() {
     for _ in 0..3 {
         old.reset();
         old.disconnect();
-        // A reply renews the lease only after the server has proved which session is connected.
+        // A reply renews the lease only after the server has proved that the connection still belongs to the same session.
         eventually("heartbeats", || async { old.count(Op::Multi) > 4 }).await;
         assert!(guard.is_held());
         let own = guard.node_path();
@@ -150,8 +150,8 @@ async fn an_acquisition_fails_where_no_node_can_be_made() {
     assert!(matches!(error, Error::OutcomeUnknown { operation: "enter", .. }), "{error}");
 }
 
-/// On Keeper, reads and pings that a follower answers keep no session alive, so the client must also write. On ZooKeeper they do,
-/// so an idle client writes nothing.
+/// On Keeper, reads and pings that a follower answers do not extend a session, so an idle client must also write. On ZooKeeper
+/// they extend the session, so an idle client writes nothing.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_empty_session_writes_only_if_reads_do_not_renew() {
     const TIMEOUT: Duration = Duration::from_secs(2);
@@ -164,8 +164,8 @@ async fn an_empty_session_writes_only_if_reads_do_not_renew() {
     };
     let (known, unknown, idle) = (connect(&follower).await, connect(&converted).await, connect(&plain).await);
     plain.reset();
-    // When a client makes a directory, the server replaces that client's session. So the client learns which kind of server this
-    // is.
+    // The client makes a directory. At the request for a container, this server closes the connection and replaces the session,
+    // so the client learns which kind of server it has.
     drop(soon("a lock", lock_at(&unknown, "/keeper-unknown").write()).await.expect("free"));
     let kept =
         async |follower: &Proxy| within(3 * SOON, "a session that lives", session_survives(follower, TIMEOUT)).await;

@@ -1,9 +1,9 @@
-//! A kept node, which a process leaves in the queue between its uses of a lock, is lost as early as a held node. After the next
-//! contender's grant, no use begins under the kept node, despite faults of the network, the servers and the process.
+//! A kept node, which a process keeps in the queue between its uses of a lock, is lost as early as a held node. After the grant
+//! of the next contender, the kept node grants no use, despite faults of the network, the servers and the process.
 //!
-//! A user, on a thread of its own, tries the lock without pause. The last moment at which the kept node served that user is
-//! compared, on one clock, with the moment of the next contender's grant. `LEASE_ROUNDS` sets the number of rounds. Fault numbers
-//! are those of `tests/FAULTS.md`.
+//! A thread tries to use the lock without pause. The test compares, on one clock, the last moment at which the kept node granted
+//! a use with the moment of the next contender's grant. `LEASE_ROUNDS` sets the number of rounds. Fault numbers are those of
+//! `tests/FAULTS.md`.
 
 use std::future::IntoFuture;
 use std::panic::resume_unwind;
@@ -25,14 +25,14 @@ use zk_rwlock::{RwLock, ZooKeeper};
 
 const SESSION_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// An idle time that is longer than any of these tests.
+/// The time for which an unused kept node stays. It is longer than any of these tests.
 const IDLE: Duration = Duration::from_secs(600);
 
 fn keeping(zk: &ZooKeeper, path: &str) -> RwLock {
     RwLock::builder(zk, path).host("keeper").keep(IDLE).build().expect("valid")
 }
 
-/// Whether the lock serves a use at once from the node with this token.
+/// Whether a new acquisition is granted at its first poll, under the node with this fencing token.
 fn joins_at_once(lock: &RwLock, writes: bool, token: i64) -> bool {
     let mut context = Context::from_waker(Waker::noop());
     if writes {
@@ -57,7 +57,7 @@ impl User {
         let thread = thread::spawn(move || {
             let (mut uses, mut last_let_in, mut was_refused) = (0, Instant::now(), false);
             while !stopped.load(Ordering::Relaxed) {
-                // Read before the try, so the kept node served the use at this moment or later.
+                // The clock is read before the try, so the kept node granted the use at this moment or later.
                 let asked = Instant::now();
                 if joins_at_once(&lock, writes, token) {
                     safe!(!was_refused, "a node that was given up lets a use in");
@@ -72,15 +72,15 @@ impl User {
         User { stop, thread }
     }
 
-    /// Stops the thread. Returns the number of uses that the kept node served, and the moment of the last use.
+    /// Stops the thread. Returns the number of uses that the kept node granted, and the moment of the last one.
     fn ends(self) -> (u64, Instant) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap_or_else(|contradiction| resume_unwind(contradiction))
     }
 }
 
-/// Calls `cut` after `offset`, which cuts off a process that keeps the lock. Then another contender queues up. Checks that the
-/// kept node serves no use after that contender's grant.
+/// Waits for `offset` and calls `cut`, which cuts off the process that keeps a node. Then another contender queues up. Checks
+/// that the kept node grants no use after that contender's grant.
 async fn round(
     keeper: &ZooKeeper,
     other: &ZooKeeper,
@@ -132,13 +132,14 @@ async fn rounds_of(kind: &'static str, cut: fn(&Proxy)) {
     }
 }
 
-/// Fault 74, by a black hole, which loses all bytes of the connection.
+/// The process that keeps the node is in a black hole, which loses all bytes of its connection (fault 74).
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_node_in_a_black_hole_is_unusable_in_time() {
     rounds_of("black-hole", Proxy::black_hole).await;
 }
 
-/// Fault 74, while events still arrive. The event of an ask prolongs no use beyond the lease.
+/// The requests of the process are lost, but events still arrive. The event of an ask, by which a waiter requests the node, does
+/// not extend the lease (fault 74).
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_node_with_lost_requests_is_unusable_in_time() {
     let server = shared_server();
@@ -157,7 +158,7 @@ async fn an_idle_node_with_lost_requests_is_unusable_in_time() {
     next.release().await.expect("held");
 }
 
-/// Fault 74, by a cut between the leader and the server of the process that keeps the lock.
+/// The server of the process that keeps the node is cut off from the leader (fault 74).
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_node_without_a_leader_is_unusable_in_time() {
     let ensemble = tokio::task::spawn_blocking(Ensemble::start).await.expect("the ensemble starts");
@@ -169,7 +170,8 @@ async fn an_idle_node_without_a_leader_is_unusable_in_time() {
     round(&keeper, &other, "/kept-lease/quorum".to_owned(), true, offset, cut).await;
 }
 
-/// Fault 72. The server of the process that keeps the lock lags, so the ask reaches the process late. Uses go on until then.
+/// The server of the process that keeps the node lags. So the process learns late that a waiter asks for the node, and uses it
+/// until then (fault 72).
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_keeper_on_a_lagging_server_is_asked_later() {
     let ensemble = shared_ensemble().await;
@@ -204,7 +206,7 @@ fn clock() -> u64 {
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
-/// The child process: keeps a lock and uses it all the time, without a runtime, until the kept node no longer serves a use.
+/// The child process: keeps a node and uses it all the time, without a runtime, until the kept node grants no use.
 #[test]
 fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
@@ -227,7 +229,7 @@ fn the_child_process_of_other_tests() {
     }
 }
 
-/// Fault 75: the process is stopped when the ask comes, and its session ends during the stop.
+/// The process is stopped when a waiter asks for its kept node, and its session ends during the stop (fault 75).
 #[support::judged]
 async fn a_stopped_process_cannot_use_its_kept_node() {
     let (server, path) = (shared_server().address(), "/kept-lease/stopped");

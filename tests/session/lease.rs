@@ -32,7 +32,8 @@ fn open(zk: &ZooKeeper, path: &str, host: &str) -> RwLock {
     RwLock::builder(zk, path).host(host).build().expect("the path and the host are valid")
 }
 
-/// Cuts a holder off by `cut`, after `offset`, and checks that its guard says lost before the next holder is granted.
+/// Waits for `offset` and calls `cut`, which cuts the holder off. Checks that the holder's guard reports the loss before the next
+/// holder is granted.
 async fn round(holder: &ZooKeeper, other: &ZooKeeper, path: String, offset: Duration, cut: impl FnOnce()) {
     let guard = Arc::new(open(holder, &path, "holder").write().await.expect("the lock is free"));
     let next = tokio::spawn({
@@ -64,7 +65,7 @@ async fn round(holder: &ZooKeeper, other: &ZooKeeper, path: String, offset: Dura
     next.release().await.expect("the next holder's session is alive");
 }
 
-/// Runs rounds of one kind at the same time, each with a proxy of its own. Their cuts are spread over the period of a heartbeat.
+/// Runs rounds of one kind concurrently, each with a proxy of its own. Their cuts are spread over the period of a heartbeat.
 async fn rounds_of(kind: &'static str, cut: fn(&Proxy)) {
     let server = shared_server();
     let rounds = rounds();

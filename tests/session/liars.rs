@@ -46,7 +46,7 @@ async fn the_child_process_of_other_tests() {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Granted,
-    /// The connection failed with an error.
+    /// The client got an error instead of a session.
     NoSession,
     Error,
     Panic,
@@ -76,8 +76,8 @@ fn client_of(lie: Lie) -> (End, String) {
     };
     (end, format!("{said} {} {}", output.status, String::from_utf8_lossy(&output.stderr)))
 }
-/// Each lie, and the end that it leads to. Two lies end in a grant: the listing shows the session's own node, although the reply
-/// to the create does not name that node.
+/// Each lie, and the end of the client to which it leads. Two lies end in a grant, because the listing shows the session's own
+/// node although the reply to the create does not name that node.
 const ENDS: [(Lie, End); 24] = [
     (Lie::None, End::Granted),
     (Lie::NoiseForAHandshake, End::NoSession),
@@ -120,8 +120,8 @@ fn no_lie_of_a_server_is_taken_for_a_grant() {
     }
 }
 
-/// The fault needs a reply that comes while its request is still being sent. Such replies are rare, so many rounds run at the
-/// same time.
+/// A client could hang only if the reply comes while its request is still being sent. Such replies are rare, so many rounds run
+/// concurrently.
 #[support::judged]
 fn a_reply_of_another_session_hangs_no_client() {
     let rounds = || {

@@ -28,7 +28,7 @@ fn refuse_calls_as_in_a_container() {
     seccompiler::apply_filter_all_threads(&filter).expect("a process may forgo calls");
 }
 
-/// Whether `TCP_NODELAY` is set, for each connection of this process to the server.
+/// Returns, for each connection of this process to the server, whether `TCP_NODELAY` is set.
 pub(crate) fn no_delay_flags(server: SocketAddr) -> Vec<bool> {
     let open = std::fs::read_dir("/proc/self/fd").expect("/proc is mounted");
     let numbers = open.filter_map(|it| it.ok()?.file_name().to_str()?.parse().ok());

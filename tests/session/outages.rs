@@ -34,13 +34,13 @@ impl Guard for WriteGuard {
     }
 }
 
-/// Asks the guard without pause, on a thread of its own, until the guard says lost or `stop` is set. Returns the guard and the
-/// last moment at which it surely held.
+/// Calls `is_held` on the guard without pause, on a thread of its own, until it returns false or `stop` is set. Returns the guard
+/// and the last moment at which it surely held.
 fn watch_closely<G: Guard>(guard: G, stop: Arc<AtomicBool>) -> thread::JoinHandle<(G, Option<Instant>)> {
     thread::spawn(move || {
         let mut last_yes = None;
         while !stop.load(Ordering::Relaxed) {
-            // Read before the call, so the guard held at this moment or later.
+            // The clock is read before the call, so the guard held at this moment or later.
             let asked = Instant::now();
             if !guard.is_held() {
                 break;
@@ -63,7 +63,7 @@ async fn a_holder_that_receives_only_events_loses_in_time() {
     let proxy = Proxy::start(server.address());
     let (zk, other) = (connect_with(&proxy.address(), SHORT).await, connect(&server.address()).await);
 
-    // Readers of another lock, on the holder's session. The test writes to their nodes.
+    // Readers of another lock, on the holder's session. The test writes to their nodes, which causes the events.
     let busy = lock_at(&other, "/outages/busy").write().await.unwrap();
     let readers: Vec<_> = (0..NODES).map(|_| reader(&lock_at(&zk, "/outages/busy"))).collect();
     let guard = lock_at(&zk, "/outages/storm").write().await.unwrap();
@@ -85,12 +85,12 @@ async fn a_holder_that_receives_only_events_loses_in_time() {
     proxy.black_hole_to_server();
     let cut_at = Instant::now();
     let storm = tokio::spawn(async move {
-        // An event every few milliseconds, for longer than a lease.
+        // The writes cause an event every few milliseconds, for longer than a lease.
         let writer = session(&other).await;
         for node in nodes {
             let write = Operation::Set { path: node, data: Vec::new(), version: None };
             if writer.transact(&[write]).await.is_err() {
-                // The session has ended, and its nodes are gone.
+                // The write fails, because the session has ended and its nodes are gone.
                 break;
             }
             tokio::time::sleep(SHORT / NODES as u32).await;
@@ -146,7 +146,8 @@ impl Interval {
     }
 }
 
-/// Holds for a moment while a thread asks the guard. The interval is `None` if the guard was lost before the first answer.
+/// Holds the guard for a moment, while a thread calls `is_held` on it. The interval is `None` if the guard was lost before the
+/// first call.
 async fn hold<G: Guard>(guard: G, mode: Mode, token: i64) -> (G, Option<Interval>) {
     let (granted, stop) = (Instant::now(), Arc::new(AtomicBool::new(false)));
     let witness = watch_closely(guard, Arc::clone(&stop));
@@ -156,7 +157,8 @@ async fn hold<G: Guard>(guard: G, mode: Mode, token: i64) -> (G, Option<Interval
     (guard, last_yes.map(|last_yes| Interval { mode, granted, last_yes, token }))
 }
 
-/// Acquires again and again until `end`, and at least until the first grant. Returns the intervals in which its guards held.
+/// Acquires the lock again and again until `end`, and at least until the first grant. Returns the intervals in which the guards
+/// held.
 async fn contend(lock: RwLock, mut dice: Seeded, end: Instant) -> Vec<Interval> {
     let mut held = Vec::new();
     while Instant::now() < end || held.is_empty() {
@@ -180,7 +182,8 @@ async fn contend(lock: RwLock, mut dice: Seeded, end: Instant) -> Vec<Interval> 
     held
 }
 
-/// Cuts the link and heals it, every 50 to 200 ms. Now and then the cut lasts longer than a session.
+/// Cuts the link in a random way for 50 to 200 ms and heals it for as long, again and again. Now and then a cut lasts longer than
+/// a session.
 fn flap(proxy: &Proxy, mut dice: Seeded, end: Instant) {
     while Instant::now() < end {
         match dice.below(8) {
@@ -221,7 +224,7 @@ async fn nobody_holds_beside_another_on_flapping_links() {
     let mut flapping = Vec::new();
     for (number, (proxy, lock)) in (0..).zip(&clients) {
         let (proxy, seed) = (Arc::clone(proxy), seed * 1_000 + number * 2);
-        // One link in four stays sound, so that some client can always be granted a lock that the others lose.
+        // The link of the first client stays sound, so that this client can be granted a lock that the others lose.
         if number > 0 {
             flapping.push(thread::spawn(move || flap(&proxy, Seeded(seed), end)));
         }
@@ -256,8 +259,8 @@ async fn nobody_holds_beside_another_on_flapping_links() {
 // ---------------------------------------------------------------------------------------------------------------
 // Servers that come back empty
 
-/// The emptied server counts from the beginning, so its next sequence number may follow that of our last grant. Such consecutive
-/// numbers do not prove that no other contender came in between.
+/// A server that has lost its data assigns sequence numbers from 0 again. Its next number may happen to follow the number of the
+/// handle's last grant, but such consecutive numbers do not prove that no contender came in between.
 #[support::judged]
 async fn an_uncontended_lock_lists_its_queue_after_data_loss() {
     const PATH: &str = "/outages/anew";
@@ -285,13 +288,13 @@ async fn an_uncontended_lock_lists_its_queue_after_data_loss() {
     assert!(tokio::time::timeout(Duration::from_millis(300), &mut waiter).await.is_err(), "granted beside the holder");
     held.release().await.unwrap();
     let guard = granted(waiter).await;
-    // Judged by the sequence numbers alone, our contender is the direct successor of its own last grant.
+    // By the sequence numbers alone, this contender directly follows the last grant of its own handle.
     assert_eq!(sequence(guard.node_path()).unwrap().sequence(), number + 1);
     assert!((1..=number + 2).contains(&(guard.fencing_token() - token)), "{} after {token}", guard.fencing_token());
 }
 
-/// The emptied server has forgotten the holder, and the holder has not noticed the loss yet. The fencing tokens count from the
-/// beginning, too. Only a fence at the guarded resource keeps the two holders apart.
+/// A server that has lost its data has forgotten the holder, and the holder has not noticed the loss yet. The fencing tokens
+/// start again, too. Only a check at the guarded resource keeps the two holders apart.
 #[support::judged]
 async fn an_emptied_server_grants_beside_a_suspect_holder() {
     const PATH: &str = "/outages/empty";
@@ -310,8 +313,8 @@ async fn an_emptied_server_grants_beside_a_suspect_holder() {
     let new = soon("the grant", lock_at(&other, PATH).write()).await.unwrap();
     assert!(matches!(old.state(), HoldState::Suspect { .. }) && old.is_held() && new.is_held());
     assert!(new.fencing_token() < old.fencing_token(), "the new holder has a higher token than the old one");
-    // A server refuses a client that has seen a later state than its own. So no server ends the session, and only the lease ends
-    // the hold.
+    // The server refuses the holder's client, because that client has seen a later state than the server's. So no server ends the
+    // session, and only the lease ends the hold.
     proxy.heal();
     assert_eq!(soon("the loss", old.lost()).await, Loss::LeaseRanOut);
     assert!(new.is_held());

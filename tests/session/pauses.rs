@@ -16,11 +16,11 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use zk_rwlock::ZooKeeper;
 use zk_rwlock::coordinator::Outcome;
 
-/// A session timeout, and a stop that costs no connection.
+/// The session timeout. With this timeout, a stop of [`STOP`] breaks no connection.
 const TIMEOUT: Duration = Duration::from_secs(10);
 const STOP: Duration = Duration::from_millis(1500);
 
-/// A subscriber that prints each event above the level `debug`, from a set moment on.
+/// A subscriber that prints the events of the levels `info`, `warn` and `error`, once [`HEARS`] is set.
 struct Loud;
 
 static HEARS: AtomicBool = AtomicBool::new(false);
@@ -83,7 +83,7 @@ async fn a_stop_of_a_seventh_leaves_no_commit_in_doubt() {
     assert_eq!(said, expected);
 }
 
-/// The connection breaks during the stop, and the client reconnects.
+/// The server stops for so long that the client closes the connection and reconnects.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_of_two_fifths_of_the_timeout_costs_no_lock() {
     let server = Server::start();
@@ -135,8 +135,8 @@ async fn a_stop_with_a_disconnect_settles_versioned_commits() {
     }
 }
 
-/// The client crate does not reveal which client of a process owns a socket. So the time limit of one client's attempts must not
-/// hit the connection of another.
+/// The client crate does not reveal which client of a process owns a socket. So the time limit of one client's attempts to
+/// connect must not close the connection of another client.
 #[support::judged]
 async fn an_impatient_client_costs_another_client_no_lock() {
     let server = Server::start();
@@ -145,15 +145,16 @@ async fn an_impatient_client_costs_another_client_no_lock() {
     let [sooner, other] = [of(TIMEOUT / 2).await.unwrap(), of(TIMEOUT).await.unwrap()];
     drop(lock_at(&sooner, "/pauses/sooner").write().await.unwrap());
     let held = lock_at(&other, "/pauses/later").write().await.unwrap();
-    // The delay is longer than a connection attempt of the first client may take, and shorter than an attempt of the second.
+    // The delay is longer than an attempt of the first client to connect may take, and shorter than an attempt of the second may
+    // take.
     proxy.apply(Rule::on(Frames::from_server()).and_all_later().delay(TIMEOUT / 20));
     proxy.disconnect();
     let lost = tokio::time::timeout(TIMEOUT, held.lost()).await;
     assert!(lost.is_err(), "{lost:?}");
 }
 
-/// Short attempts to connect end before the late reply to the handshake. A longer attempt gets the reply, and then finds that
-/// other requests are answered quickly.
+/// Short attempts to connect end before the late reply to the handshake. A longer attempt gets the reply. Afterwards the server
+/// answers other requests quickly, so the client keeps the session.
 #[support::judged]
 async fn a_slow_handshake_alone_prevents_no_session() {
     let server = Server::start();

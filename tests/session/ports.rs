@@ -1,4 +1,4 @@
-//! Test infrastructure: ports that tests reserve stay reserved, and the runner counts the open descriptors.
+//! Infrastructure of the tests: ports that tests reserve stay reserved, and the test runner counts the open file descriptors.
 
 use std::collections::HashSet;
 use std::net::TcpListener;

@@ -56,7 +56,7 @@ fn hold(lock: &RwLock) {
     }
 }
 
-/// Asks the guard without pause and without a runtime, until it says lost.
+/// Calls `is_held` on the guard without pause and without a runtime, until it returns false.
 fn watch(lock: &RwLock) {
     let guard = lock.write().blocking().unwrap();
     say("held");
@@ -67,12 +67,12 @@ fn watch(lock: &RwLock) {
             return say(&format!("{last_yes} {asked}"));
         }
         last_yes = asked;
-        // No pause: when the process continues after a stop, this question runs before the library's threads run.
+        // No pause: when the process continues after a stop, this call runs before the library's threads run.
         std::hint::spin_loop();
     }
 }
 
-/// Drops the guard, then everything else, and returns from `main` at once.
+/// Drops the guard, then the handles, and exits immediately.
 fn drop_and_return(lock: RwLock, zk: ZooKeeper) {
     let guard = lock.write().blocking().unwrap();
     say("held");
@@ -81,7 +81,7 @@ fn drop_and_return(lock: RwLock, zk: ZooKeeper) {
     std::process::exit(0);
 }
 
-/// Releases the lock and exits while the handles still exist, as handles in a `static` do.
+/// Releases the lock and exits while the handles still exist, as handles in a `static` do at an exit.
 fn release_and_exit(lock: &RwLock) {
     let guard = lock.write().blocking().unwrap();
     say("held");
@@ -89,7 +89,7 @@ fn release_and_exit(lock: &RwLock) {
     std::process::exit(0);
 }
 
-/// Drops the handles first and the guard last.
+/// Drops the handles first and the guard last, and exits.
 fn return_with_guard(lock: RwLock, zk: ZooKeeper) {
     let guard = lock.write().blocking().unwrap();
     say("held");
@@ -185,7 +185,7 @@ async fn a_holder_stopped_within_its_lease_still_holds() {
     holder.signal("CONT");
     assert_eq!(line(&lock).await, "W+ W-");
     assert!(!next.is_finished());
-    // The holder is killed without a report of a loss: it prints nothing more, and its node is still there.
+    // The holder dies before it can report a loss: it prints nothing more, and its node is still there.
     holder.signal("KILL");
     assert_eq!(holder.said().next(), None);
     assert!(!next.is_finished());

@@ -13,12 +13,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use zk_rwlock::{Error, ZooKeeper};
 
-/// The first connect timeout that the tests try with servers that give no session.
+/// The connect timeout of the first try in tests whose servers give no session. A later try has a longer one.
 const LIMIT: Duration = Duration::from_secs(3);
 
 const FULL: [&str; 2] = ["closes every connection at once", "maxClientCnxns allows (60 by default)"];
 
-/// Returns the error of a `connect` with this timeout, which must fail.
+/// Calls `connect` with this connect timeout, which must fail. Returns the text of the error.
 async fn connect_error(limit: Duration, servers: &str) -> String {
     let builder = ZooKeeper::builder().session_timeout(CALM).connect_timeout(limit);
     let error = within(SOON + limit, "the refusal", builder.connect(servers)).await.expect_err("there is no session");
@@ -37,7 +37,7 @@ async fn assert_reason(servers: &str, is_it: impl Fn(&str) -> bool) {
     .await;
 }
 
-/// A peer that is not ZooKeeper.
+/// A peer that does not speak ZooKeeper's protocol.
 struct Stranger {
     address: String,
     task: JoinHandle<()>,
@@ -165,7 +165,7 @@ async fn a_read_only_server_is_reported_as_read_only() {
     assert_reason(&left.address(), |why| why.ends_with(expected)).await;
 }
 
-/// Returns the text of a timeout error. The times are left out if the error says since when the client is cut off.
+/// Returns the text of a timeout error, without the times if the text names the start of the disconnect.
 fn cut_off(error: &Error, limit: Duration) -> String {
     let Error::Timeout { cut_off, .. } = error else { panic!("{error:?}") };
     assert!(cut_off.as_ref().is_none_or(|cut_off| cut_off.lasted > Duration::ZERO), "{cut_off:?}");
@@ -191,7 +191,8 @@ async fn a_timeout_while_disconnected_gives_start_and_reason() {
     .await;
 }
 
-/// Returns the timeout errors of three acquisitions after the server is gone: a new one, one that lists the queue, and a waiter.
+/// Returns the timeout errors of three acquisitions after the server is gone: a new acquisition, one that is listing the queue,
+/// and one that waits.
 async fn timeouts_while_disconnected(server: &Server, limit: Duration) -> [String; 3] {
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
     let (free, taken) = (lock_at(&zk, "/reasons/free"), lock_at(&zk, "/reasons/taken"));

@@ -66,7 +66,7 @@ async fn a_semaphore_wider_than_its_acl_can_be_refused() {
     limit(&strict, permits).set_permits(1).await.unwrap();
     soon("a permit", limit(&wide, permits).acquire()).await.unwrap().release().await.unwrap();
     for (path, node) in [(number, number.to_owned()), (permits, format!("{permits}/permits"))] {
-        // The queue of the wide client is deleted, so that the strict client makes its own.
+        // The queue that the client with the wide ACL made is deleted, so that the client with the strict ACL makes its own.
         let queue = format!("{path}/queue");
         session(&wide).await.delete(&queue).await.ok();
         let refused =
@@ -282,8 +282,8 @@ async fn a_guest_who_may_not_watch_leaves_no_node() {
 
 #[support::judged]
 async fn a_holder_denied_its_own_node_still_hands_off() {
-    // A release first writes a signal to its node, to tell the next waiter of the hand-off. Without WRITE that transaction is
-    // refused, and a plain delete takes its place.
+    // A writer's release sends a write to its own node and the delete of that node in one transaction, to notify the next waiter.
+    // Without WRITE the server refuses this transaction, and the client sends a plain delete.
     let acl = Acl::nobody().allow("world", "anyone", Permissions::READ | Permissions::CREATE | Permissions::DELETE);
     let address = shared_server().address();
     let zk = options().acl(acl).connect(&address).await.unwrap();
@@ -298,12 +298,12 @@ async fn a_holder_denied_its_own_node_still_hands_off() {
     becomes_empty(&zk, "/unwritable/lock").await;
 }
 
-/// The delete of the client's last node is under way when its next create is refused.
+/// The client's previous node is still being deleted when its next create is refused.
 #[support::judged]
 async fn a_client_that_may_not_create_again_still_leaves() {
     let (address, directory) = (shared_server().address(), "/left/lock");
     let (zk, other) = (connect(&address).await, connect(&address).await);
-    // The directories are persistent, because servers reap empty containers.
+    // The directories are persistent, because servers delete empty containers.
     for path in ["/left", directory] {
         session(&other).await.create(path, b"", Kind::Persistent).await.unwrap();
     }
@@ -338,7 +338,7 @@ async fn a_signal_that_the_own_node_refuses_is_sent_once() {
     assert_eq!(signals, 1, "{requests:#?}");
 }
 
-/// A directory that refuses a delete does not stop the client's hand-offs in other directories.
+/// The client may not delete in one directory. Its hand-offs in other directories must go on.
 #[support::judged]
 async fn a_directory_without_delete_leaves_foreign_signals() {
     let address = shared_server().address();
@@ -486,7 +486,7 @@ mod tls {
     use support::rounds::{Ends, shared};
     use support::server::Server;
 
-    /// The first connect timeout that the tests try with a connection that must be refused.
+    /// The connect timeout of the first try of a connection that must be refused. A later try has a longer one.
     const LIMIT: Duration = Duration::from_secs(4);
 
     /// Checks that the error of `connect` gives this reason, with a timeout long enough to learn the reason.
@@ -1033,7 +1033,7 @@ mod sasl {
         for (name, password) in wrong {
             let attempt = options().sasl(Sasl::digest_md5(name, password));
             let error = login(attempt, &server().address()).await.unwrap_err();
-            // The client must not hang. A hang would end as unreachable.
+            // If the client hung instead, the error would be `Unreachable`.
             assert!(matches!(error, Error::Closed(Ending::AuthFailed)), "{name}: {error:?}");
         }
     }
@@ -1080,7 +1080,7 @@ mod sasl {
     #[support::judged]
     async fn a_sasl_client_refuses_a_server_without_sasl() {
         let (address, directory) = (shared_server().address(), "/unauthenticated/lock");
-        // The lock is open to all, so only the missing login can be the reason.
+        // The lock is open to all, so only the missing login can be the reason of the refusal.
         let nobody = connect(&address).await;
         drop(lock_at(&nobody, directory).write().await.unwrap());
         becomes_empty(&nobody, directory).await;

@@ -18,15 +18,15 @@ use zk_rwlock::coordinator::{Coordinator, Failure, Operation};
 use zk_rwlock::error::Ending;
 use zk_rwlock::{ConnectionState, Error, Granting, ReadGuard, RwLock, Semaphore, ZooKeeper};
 
-/// Breaks every connection and waits until all have reconnected.
+/// Breaks every connection of the proxy and waits until all clients have reconnected.
 async fn all_reconnect(proxy: &Proxy) {
     let before = proxy.connections();
     proxy.rst();
     eventually("the sessions are back", || async { proxy.connections() >= 2 * before }).await;
 }
 
-/// A client cannot reconnect with more than 128 KiB of watched paths on one session. Each path counts together with the chroot of
-/// the connect string.
+/// A client cannot reconnect if the paths that its session watches, each with the chroot of the connect string, are longer than
+/// 128 KiB together.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_below_a_long_chroot_survive_a_reconnect() {
     const WAITERS: usize = 60;
@@ -51,7 +51,8 @@ async fn waiters_below_a_long_chroot_survive_a_reconnect() {
     becomes_empty(&zk, "/lock").await;
 }
 
-/// The head of a queue watches three paths: its place, the permits, and their number.
+/// The first contender in the queue of a semaphore watches three paths: its own node, the directory of the permits, and the node
+/// with their number.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn heads_below_a_long_chroot_survive_a_reconnect() {
     const QUEUES: usize = 30;
@@ -109,8 +110,8 @@ async fn a_request_refused_by_the_client_renews_no_lease() {
     assert!(remaining() <= before);
 }
 
-/// Closing a handle must also end a session that is still being opened. Otherwise that session would live on after the present
-/// one is closed.
+/// Closing a handle must also end a session that the client is still opening. Otherwise that session would live on after the
+/// close.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_a_handle_ends_a_session_being_opened() {
     let server = Server::start();
@@ -127,11 +128,11 @@ async fn closing_a_handle_ends_a_session_being_opened() {
     let next = writer(&lock);
     eventually("a session is being opened", || async { proxy.connections() > connections }).await;
     soon("closed", zk.close()).await;
-    // The call fails at once, and does not wait for the connect timeout.
+    // The call fails immediately, and does not wait for the connect timeout.
     let error = refused(next).await;
     assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
     server.resume();
-    // The server may still open the session that was asked for, but then the client ends that session.
+    // The server may still open the requested session, but then the client ends that session.
     eventually("no session is left", || async { server.counter("zk_global_sessions") == 0 }).await;
 }
 
@@ -151,7 +152,7 @@ async fn a_wait_for_the_connection_ends_when_it_is_closed() {
     assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
 }
 
-/// The end of a program must not wait for one session after the other, because the servers may be unreachable.
+/// At its end, a program must not wait for its sessions one after the other, because the servers may be unreachable.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn unconfirmed_sessions_are_given_up_together() {
     const TIMEOUT: Duration = Duration::from_secs(4);
@@ -193,7 +194,7 @@ async fn an_idle_further_session_is_given_up() {
     .await;
 }
 
-/// Waits until the reason of an outage is known. Returns the start of the outage and the reason.
+/// Waits until the client's state names the reason of its outage. Returns the start of the outage and the reason.
 async fn reason(zk: &ZooKeeper) -> (Instant, String) {
     let reason_now = || match zk.state() {
         ConnectionState::Connecting { since, why: Some(why) } => Some((since, why)),
@@ -258,7 +259,7 @@ async fn a_probe_of_a_connected_client_sends_nothing() {
     assert_eq!((proxy.connections(), proxy.requests().len()), (connections, sent));
 }
 
-/// A client whose session has expired in a cut, and a proxy for its next session.
+/// Returns a proxy that is still cut, and its client, whose session has expired meanwhile.
 async fn without_a_session() -> (Proxy, ZooKeeper) {
     let proxy = Proxy::start(shared_server().address());
     let zk = connect_with(&proxy.address(), Duration::from_secs(2)).await;
@@ -268,7 +269,7 @@ async fn without_a_session() -> (Proxy, ZooKeeper) {
     (proxy, zk)
 }
 
-/// Polls an acquisition once and keeps it, as a program does with a `select!` branch that lost.
+/// Polls an acquisition once and returns it with the result, like a `select!` branch that a program does not poll again.
 fn parked(acquisition: impl IntoFuture<IntoFuture = Acquiring>) -> (Acquiring, Poll<<Acquiring as Future>::Output>) {
     let mut parked = acquisition.into_future();
     let polled = Pin::new(&mut parked).poll(&mut Context::from_waker(Waker::noop()));
@@ -305,7 +306,8 @@ async fn acquisitions_that_give_up_share_one_new_session() {
     assert!(proxy.connections() < TRIES as u64 / 2, "{} connections", proxy.connections());
 }
 
-/// If closing waited for the acquisition, one request whose reply is never polled would keep the session and all its nodes alive.
+/// If closing waited for the acquisition, an acquisition that is never polled again would keep the session and all its nodes
+/// alive.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_ends_an_unpolled_acquisition() {
     let server = shared_server();
@@ -322,8 +324,8 @@ async fn closing_ends_an_unpolled_acquisition() {
     drop((parked, guard));
 }
 
-/// The client must give the session up, because pings are still answered: the server would keep the session as long as the
-/// process lives.
+/// The server still answers pings, so it would keep the session as long as the process lives. The client must give the session up
+/// itself.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_ends_despite_an_unanswered_request() {
     const TIMEOUT: Duration = Duration::from_secs(2);
@@ -349,7 +351,7 @@ async fn a_session_ends_despite_an_unanswered_request() {
     }
 }
 
-/// Another task asks for sessions meanwhile. This must not end a session that no acquisition has used yet.
+/// Another task obtains and drops sessions meanwhile. Its drops must not end a session that no acquisition has used yet.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_further_session_is_kept_until_it_was_used() {
     const SESSIONS: usize = 8;
@@ -374,7 +376,7 @@ async fn a_further_session_is_kept_until_it_was_used() {
     assert_eq!(proxy.connections(), SESSIONS as u64);
 }
 
-/// At the end of a program, the library waits for a short time, so that the server learns that the program's locks are free.
+/// At the end of a program, the library waits for a short time, so that the server learns of the released locks.
 #[support::judged]
 async fn dropping_the_last_handle_waits_only_briefly() {
     const DIRECTORY: &str = "/locks/good-bye";
@@ -426,7 +428,7 @@ async fn all_locks_and_handles_of_a_process_share_a_thread() {
     assert!(guards.iter().all(|guard| guard.is_held()));
 }
 
-/// The client refuses before it sends anything: nothing listens at the address.
+/// The client refuses the options before it connects: no server listens at this address.
 #[support::judged]
 async fn an_impossible_lease_is_refused_with_the_reason() {
     let second = Duration::from_secs(1);
@@ -445,7 +447,8 @@ async fn an_impossible_lease_is_refused_with_the_reason() {
     }
 }
 
-/// Uses long paths in each kind of hold: locks, permits and kept nodes.
+/// Makes nodes with long paths by each kind of hold: locks, permits and kept nodes. A reply that lists the nodes of a session at
+/// its end must not be too large.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn no_session_gets_more_nodes_than_its_end_can_list() {
     const EACH: usize = 30;

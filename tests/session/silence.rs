@@ -17,8 +17,8 @@ use support::witness::Witness;
 use zk_rwlock::ZooKeeper;
 use zk_rwlock::coordinator::Coordinator;
 
-/// Runs rounds in which a holder stands still, or its requests do not arrive, for a while. Afterwards only the holder's follower
-/// knows that the session is alive.
+/// Runs rounds in which a holder stands still, or its requests do not arrive, for a while. Afterwards its follower is cut off
+/// from the leader, so only that follower knows that the session is alive.
 async fn rounds_of_silence(timeout: Duration) {
     const TICK: Duration = Duration::from_millis(500);
     const TOGETHER: u64 = 8;
@@ -42,11 +42,11 @@ async fn rounds_of_silence(timeout: Duration) {
             let zk = builder.connect(&proxy.address()).await.expect("reachable");
             let lock = lock_at(&zk, &format!("/silence-{}/{batch}-{number}", timeout.as_millis()));
             let guard = Arc::new(lock.write().await.expect("the lock is free"));
-            // The sync is needed, because another server may lead by now, and the observer's server may lag.
+            // Another server may lead by now, and the observer's server may lag, so a sync comes before the read.
             observer.sync("/").await.expect("the observer's session goes on");
             let node = match observer.get_and_watch_data(&guard.node_path()).await {
                 Ok((_, _, node)) => node,
-                // A busy machine may starve a session of one second before its round begins.
+                // On a busy machine, a session with a timeout of one second may expire before its round begins.
                 Err(zookeeper_client::Error::NoNode) => {
                     safe!(!guard.is_held(), "the node is gone, and its holder says that it holds");
                     starved += 1;
@@ -74,8 +74,8 @@ async fn rounds_of_silence(timeout: Duration) {
             tokio::time::sleep(silence).await;
             holders.iter().for_each(|(proxy, ..)| proxy.heal());
         }
-        // Some of these moments fall between the acknowledgement of the next heartbeat and the follower's next answer to the
-        // leader's ping.
+        // At some of these moments, the next heartbeat has been acknowledged, but the follower has not yet reported the session
+        // in its answer to the leader's ping.
         let after = TICK.mul_f64(1.5 * random.share());
         tokio::time::sleep(after).await;
         ensemble.cut_from_leader(follower);
@@ -112,7 +112,7 @@ impl Seeded {
     }
 }
 
-/// The rounds run one after the other, because all sessions of the process stand still together.
+/// The rounds of the two session timeouts run one after the other, because a blocked thread stops all sessions of the process.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_on_a_cut_follower_loses_the_lock_in_time() {
     rounds_of_silence(Duration::from_secs(4)).await;

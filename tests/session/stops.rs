@@ -1,5 +1,5 @@
-//! A process that is stopped while its work waits for a reply. The reply arrives during the stop, and another contender
-//! holds the lock when the process goes on.
+//! A process that is stopped while its work waits for a reply. The reply arrives during the stop, and another contender holds the
+//! lock when the process continues.
 //!
 //! The children are this test binary itself: see [`support::process`].
 
@@ -30,7 +30,7 @@ fn clock() -> u64 {
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
-/// Waits for the parent's answer, and records the time of the last poll.
+/// Connects to the parent and waits for a byte from it. Stores the time of the last poll in `polled`.
 async fn answer(parent: String, polled: &AtomicU64) {
     let work = async {
         let mut parent = TcpStream::connect(parent).await.expect("the parent listens");
@@ -45,7 +45,8 @@ async fn answer(parent: String, polled: &AtomicU64) {
     .await;
 }
 
-/// Works once under the hold that this role takes. Returns whether the work counts as done.
+/// Runs `work` once under a guard, several locks, a permit or leadership, depending on the role. Returns whether the work counts
+/// as done.
 async fn works(role: &str, zk: &ZooKeeper, path: &str, work: impl Future<Output = ()>) -> bool {
     match role {
         "guard" => lock_at(zk, path).write().await.expect("free").run(work).await.is_ok(),
@@ -76,7 +77,8 @@ async fn works(role: &str, zk: &ZooKeeper, path: &str, work: impl Future<Output 
     }
 }
 
-/// Tries to take a lock again and again until the client's first session has ended, and then once more. Prints the outcomes.
+/// Tries to take the lock again and again until `mark`, a lock of the client's first session, is lost, and then once more. Prints
+/// an error or "granted".
 async fn tries(zk: &ZooKeeper, path: &str) {
     let mark = lock_at(zk, &format!("{path}-mark")).write().await.expect("free");
     let lock = lock_at(zk, path);
@@ -114,8 +116,8 @@ fn the_child_process_of_other_tests() {
     });
 }
 
-/// Stops the child of this role during its work, again and again. Each time, the acquisition `next` is granted when the ensemble
-/// has ended the child's session.
+/// Stops the child of this role during its work, in each round. During each stop, the acquisition `next` is granted, because the
+/// ensemble ends the child's session.
 async fn stop_during_work<G>(role: &str, path: &str, next: impl AsyncFn() -> G) {
     let parent = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = parent.local_addr().expect("bound");

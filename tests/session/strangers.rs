@@ -1,5 +1,5 @@
-//! User code that blocks for ever or panics when the library calls it: `tracing` subscribers and wakers. The session stays alive,
-//! and the loss of the lock is reported before the next grant.
+//! User code that blocks for ever or panics when the library calls it: `tracing` subscribers and wakers. The library keeps the
+//! session alive, or reports the loss of the lock before the next grant.
 //!
 //! A subscriber serves a whole process, so each runs in a child process, which is this test binary itself: see
 //! [`support::process`].
@@ -43,7 +43,7 @@ fn for_ever() {
 // ---------------------------------------------------------------------------------------------------------------
 // The children
 
-/// The behaviour of a subscriber or a waker when it is called.
+/// The behaviour of a bad subscriber or waker when the library calls it.
 #[derive(Clone, Copy, PartialEq)]
 enum Habit {
     Blocks,
@@ -59,7 +59,7 @@ impl Habit {
     }
 }
 
-/// A subscriber that misbehaves after the warning about an acquisition that takes long.
+/// A subscriber that blocks or panics at the warning that an acquisition takes long.
 struct BadSubscriber(Habit);
 
 impl BadSubscriber {
@@ -84,7 +84,7 @@ impl tracing::field::Visit for Message {
 /// each site, on the first thread that reaches the site.
 static BLOCKS_CALL_SITES: AtomicBool = AtomicBool::new(false);
 
-/// Whether the subscriber blocks each thread of the library that logs.
+/// Whether the subscriber blocks each thread of the library that logs an event.
 static BLOCKS_OUR_THREADS: AtomicBool = AtomicBool::new(false);
 
 impl Subscriber for BadSubscriber {
@@ -115,7 +115,8 @@ impl Subscriber for BadSubscriber {
     fn enter(&self, _: &Id) {}
     fn exit(&self, _: &Id) {}
     fn try_close(&self, _: Id) -> bool {
-        // A span can also close on a caller's thread. To block there would block only that caller.
+        // A span can also close on a caller's thread, where blocking would stop only that caller. So the subscriber only panics
+        // here.
         if self.0 == Habit::Panics {
             self.0.follow();
         }
@@ -174,7 +175,7 @@ fn the_child_process_of_other_tests() {
     std::process::exit(0);
 }
 
-/// Sets the subscriber while a session exists, and causes an event at once.
+/// Sets the subscriber while a session exists, and causes log events immediately.
 async fn set_subscriber_late(zk: &ZooKeeper, path: &str, subscriber: BadSubscriber) {
     let leadership = Leadership::new(zk, format!("{path}-led")).unwrap();
     let mut leads = Box::pin(leadership.lead(|_| pending::<()>()));
@@ -184,12 +185,12 @@ async fn set_subscriber_late(zk: &ZooKeeper, path: &str, subscriber: BadSubscrib
     }
     BLOCKS_OUR_THREADS.store(true, Ordering::SeqCst);
     tracing::subscriber::set_global_default(subscriber).expect("the first");
-    // The end of a term is logged.
+    // Dropping the future ends the term, which the library logs.
     drop(leads);
     wait_for_long(zk, path);
 }
 
-/// Waits for a lock that this process itself holds, so the library logs one warning after the other.
+/// Starts acquisitions of a lock that this process itself holds, so the library logs warnings that they take long.
 fn wait_for_long(zk: &ZooKeeper, path: &str) {
     for _ in 0..3 {
         let lock = RwLock::builder(zk, path).warn_after_waiting(Duration::from_millis(50)).build().unwrap();
@@ -197,7 +198,7 @@ fn wait_for_long(zk: &ZooKeeper, path: &str) {
     }
 }
 
-/// Lets the library's thread call a bad waker, by the grant of another lock.
+/// Makes the library's thread call a bad waker, that of a waiter for another lock, by granting that lock.
 async fn be_woken(zk: &ZooKeeper, path: &str, habit: Habit) {
     let other = lock_at(zk, &format!("{path}-other"));
     let guard = other.write().await.unwrap();
@@ -221,15 +222,15 @@ async fn be_woken(zk: &ZooKeeper, path: &str, habit: Habit) {
     drop(guard);
 }
 
-/// Connects once more while a waker blocks the library's thread.
+/// Opens another client while a bad waker blocks the library's thread. Prints the error.
 async fn connect_anew(zk: &ZooKeeper, path: &str, server: &str) {
     be_woken(zk, path, Habit::Blocks).await;
     let connecting = ZooKeeper::builder().session_timeout(SHORT).connect(server);
     say(&within(SHORT * 3, "an answer", connecting).await.expect_err("the thread is blocked").to_string());
 }
 
-/// A panic in a task of the session or of the client crate loses the lock at once, and the next acquisition opens another
-/// session. A panic in the loop of the library's thread costs nothing.
+/// Causes a panic. In a task of the session or of the client crate, the panic loses the lock immediately, and the next
+/// acquisition opens another session. In the loop of the library's thread, the panic costs no lock and no session.
 async fn go_on_after(zk: &ZooKeeper, path: &str, held: WriteGuard, fault: &str) {
     let lock = lock_at(zk, path);
     let waits = writer(&lock);
@@ -275,7 +276,7 @@ async fn go_on_after(zk: &ZooKeeper, path: &str, held: WriteGuard, fault: &str) 
     assert!(zk.state().is_connected());
 }
 
-/// Works until the lock is lost. Prints the time of the last work and the time of the loss.
+/// Works until the lock is lost. Prints the time of the last work and the time at which the loss was reported.
 async fn work_under(held: &WriteGuard) {
     let last = AtomicU64::new(0);
     let worked = held.run(async {
@@ -293,8 +294,8 @@ async fn work_under(held: &WriteGuard) {
 // ---------------------------------------------------------------------------------------------------------------
 // The parent
 
-/// Starts a child with this bad subscriber or waker, and waits until the library has called that code and the child holds the
-/// lock at the returned path.
+/// Starts a child with this bad subscriber or waker. Returns the path of the child's lock, its proxy and the child, once the
+/// library has called the bad code and the child holds the lock.
 async fn begin(what: &str, habit: &str, sessions: usize) -> (String, Proxy, Process) {
     let path = format!("/strangers/{what}-{habit}-{sessions}");
     let proxy = Proxy::start(shared_server().address());
@@ -316,7 +317,7 @@ async fn begin(what: &str, habit: &str, sessions: usize) -> (String, Proxy, Proc
     (path, proxy, child)
 }
 
-/// Contends for the child's lock. Returns the time of the grant and the guard.
+/// Starts an acquisition of the child's lock. Its task returns the time of the grant and the guard.
 fn contend(lock: RwLock) -> JoinHandle<(u64, WriteGuard)> {
     tokio::spawn(async move {
         let guard = lock.write().await.expect("the session expires");
@@ -324,7 +325,7 @@ fn contend(lock: RwLock) -> JoinHandle<(u64, WriteGuard)> {
     })
 }
 
-/// Checks that the child ended its work and heard of the loss before the next grant.
+/// Checks that the child ended its work and reported the loss before the next grant.
 async fn ends(mut child: Process, next: JoinHandle<(u64, WriteGuard)>) -> Process {
     let (granted_at, guard) = within(SHORT * 5, "the grant", next).await.expect("no panic");
     let report = tokio::task::spawn_blocking(move || {
@@ -346,13 +347,13 @@ async fn assert_disconnected(mut child: Process) {
     assert_eq!(said.as_deref(), Some("not connected"));
 }
 
-/// Checks that a child with this bad subscriber or waker keeps its lock while it is connected. After a cut, the child ends its
-/// work before the next grant.
+/// Checks that a child with this bad subscriber or waker keeps its lock while it is connected, and ends its work before the next
+/// grant after a cut.
 async fn round(what: &str, habit: &str, sessions: usize) {
     let (path, proxy, child) = begin(what, habit, sessions).await;
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, &path);
-    // The child's session is kept alive well beyond its timeout.
+    // The child's session lives well beyond its timeout, so no grant comes.
     let granted = tokio::time::timeout(SHORT * 2, lock.write().into_future()).await;
     assert!(granted.is_err(), "the child has lost its lock");
     let next = contend(lock);
@@ -374,7 +375,7 @@ async fn standstill(sessions: usize) {
     assert_disconnected(child).await;
 }
 
-/// Checks that a child goes on working after this panic.
+/// Checks that a child goes on working after a panic of this kind.
 async fn goes_on(fault: &str, sessions: usize) {
     let address = shared_server().address();
     let mut child =
@@ -422,7 +423,7 @@ async fn a_late_subscriber_that_blocks_costs_no_lease() {
     tokio::join!(round("late", "blocks", 1), round("late", "blocks", 2));
 }
 
-/// The thread of the sessions blocks at the first event of a call site, for example at a disconnect.
+/// The subscriber blocks the thread of the sessions when a call site logs for the first time, for example at a disconnect.
 #[tokio::test]
 async fn a_subscriber_that_blocks_in_enabled_hides_no_loss() {
     tokio::join!(assert_blocked_call_site(1), assert_blocked_call_site(2));

@@ -1,4 +1,4 @@
-//! Servers that never answer. The client tries each other server before it tries such a server again, so it opens a session in
+//! Servers that never answer. The client tries every other server before it tries a silent server again, so it opens a session in
 //! time and reconnects soon.
 
 use std::net::SocketAddr;
@@ -16,8 +16,8 @@ use zk_rwlock::ZooKeeper;
 /// The connect timeout of `zklock -n`.
 const AT_ONCE: Duration = Duration::from_secs(3);
 
-/// Returns a port that drops every packet of a new connection, as a host without power does: its queue of waiting connections is
-/// full.
+/// Returns an address that drops every packet of a new connection, as a host without power does, because the queue of its
+/// listener is full. The listener and the waiting connections keep it so.
 async fn black_hole() -> (SocketAddr, TcpListener, Vec<TcpStream>) {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
@@ -65,7 +65,7 @@ async fn a_server_that_stands_still_fails_no_connect() {
     assert!(failed.is_empty(), "{failed:?}");
 }
 
-/// One connection attempt takes at most a twelfth of the session timeout, although the client crate would wait longer.
+/// One attempt to connect takes at most a twelfth of the session timeout, although the client crate would wait longer.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reconnect_tries_a_silent_server_once() {
     let still = TcpListener::bind("127.0.0.1:0").await.expect("a port");

@@ -81,8 +81,8 @@ async fn a_vanished_value_is_an_error_until_another_is_set() {
     assert_eq!(*here.read().await.expect("a value was set"), 8);
     eventually("the copy follows", || async { **live.get() == 8 }).await;
 
-    // A process that has read the value knows that a value existed, even after the twin node (its copy) has vanished as well.
-    // Other processes cannot know.
+    // A handle that has read the value knows that a value existed, even after the copy of the value, its twin node, has vanished
+    // as well. A new handle of another client takes the value for never set.
     vanishes(&zk, "/vanished/value/value").await;
     vanishes(&zk, "/vanished/value/value.twin").await;
     assert_eq!(value_error(here.read().await), ValueError::Vanished);
@@ -167,7 +167,7 @@ async fn work_whose_record_vanishes_waits_for_the_period() {
             }
         }
     }
-    // The record is gone, but the lock works: the work is due again after the period.
+    // The record of the last success is gone, but the lock works: the work is due again after the period.
     assert!(a.write().once_in(Duration::from_millis(1)).await.expect("granted").is_due());
     let forgotten = b.forget().await.expect("allowed").expect("a record exists");
     assert_eq!(forgotten.token, token);
