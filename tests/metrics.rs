@@ -126,7 +126,7 @@ fn grants_are_counted_by_mode_and_kind_and_measured() {
         assert_eq!(seen.value("zk_rwlock_acquire_wait_seconds_count{mode=\"write\"}"), 2.0);
         assert_eq!(seen.value("zk_rwlock_acquire_wait_seconds_count{mode=\"read\"}"), 1.0);
         assert_eq!(seen.value("zk_rwlock_hold_seconds_count{mode=\"write\"}"), 2.0);
-        // The first acquisition found an empty queue, the second one found one contender.
+        // The first acquisition found an empty queue, and the second acquisition found one contender.
         assert_eq!(seen.value("zk_rwlock_queue_length_sum{mode=\"write\"}"), 1.0);
         assert_eq!(seen.value("zk_rwlock_queue_length_count{mode=\"write\"}"), 2.0);
     });

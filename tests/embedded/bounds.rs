@@ -1,5 +1,5 @@
-//! Limits of an acquisition: how often it repeats a request that keeps failing, and how many bytes of watched paths it
-//! reserves on a session.
+//! Limits of an acquisition: how often it repeats a failing request, and how many bytes it reserves on a session for
+//! the paths that it watches.
 
 use std::future::IntoFuture;
 use std::sync::Arc;

@@ -91,7 +91,7 @@ fn an_idle_waiter_with_a_removed_node_blocks_nobody() {
     assert_pending!(idle.poll());
     while wired.deliver() {}
     let (done, mut polled) = oneshot::channel();
-    // No other task runs while this background task does, so the waiter is the first to ask for the watch on its node.
+    // No other task runs during this background task, so the waiter is the first to request the watch on its own node.
     now(memory.session_slot(0)).expect("always open").session().spawn(Box::pin(async move {
         assert_pending!(idle.poll());
         drop(done.send(idle));

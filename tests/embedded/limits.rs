@@ -1,5 +1,5 @@
-//! Limits on how long a lock may be held: when the holder learns that it has lost the lock, and when the next contender is
-//! granted. The tests run in virtual time.
+//! Limits on how long a lock may be held: when the holder learns of its loss, and when the next contender is granted.
+//! The tests run in virtual time.
 
 use std::future::{IntoFuture, pending};
 use std::sync::Arc;
@@ -92,7 +92,7 @@ async fn an_unpolled_holder_loses_the_lock_at_its_limit() {
     let _next = now(waits.into_inner()).expect("free");
 }
 
-/// The holder's session lives on, so its node stays until the library deletes it.
+/// The holder's session lives on, so the holder's node stays until the library deletes the node.
 #[tokio::test(start_paused = true)]
 async fn a_hung_holder_without_a_lease_ends_at_its_limit() {
     for is_kept in [false, true] {

@@ -273,8 +273,8 @@ fn a_release_while_cut_off_is_done_after_the_reconnect() {
 
 // Reports to a waiter about its place in the queue.
 
-/// Returns the reports that the waiter has received. Each has the waiter's place, the number of contenders that block it, and the
-/// first of them.
+/// Returns the reports that the waiter has received. Each report has the waiter's place, the number of contenders that
+/// block the waiter, and the text of the first of these contenders.
 fn heard(hears: &mpsc::Receiver<Progress>) -> Vec<(usize, usize, String)> {
     let first = |it: &Progress| it.blockers.first.first().map(ToString::to_string).unwrap_or_default();
     let text =
@@ -1484,8 +1484,8 @@ fn each_step_sends_only_the_requests_that_it_needs() {
     let zk = Memory::new();
     let other = zk.connect();
     let (a, b) = (open(&zk), open(&other));
-    // Each acquisition sends a create, a listing, and a watch on its own node. The first finds no directory, so it makes the
-    // directory and repeats the create and the listing.
+    // Each acquisition sends a create, a listing, and a watch on its own node. The first acquisition finds no
+    // directory, so it makes the directory and repeats the create and the listing.
     let held = costs(&zk, 6, "create and listing twice, the directory made in between, and the watch", || write(&a));
     costs(&zk, 1, "the delete", || now(held.release()).expect("held"));
     let held = costs(&zk, 3, "an acquisition of a free lock", || write(&a));

@@ -71,8 +71,8 @@ thread_local! {
 /// Starts to record the library's errors about servers whose state differs from the ensemble's. Returns a function that
 /// returns the nodes that these errors name.
 pub(crate) fn diverged() -> impl Fn() -> Vec<String> {
-    // One subscriber serves all threads. If each test had its own, other tests would lose events while it is installed or
-    // removed.
+    // One subscriber serves all threads. If each test had a subscriber of its own, other tests would lose events while
+    // that subscriber is installed or removed.
     static ONCE: Once = Once::new();
     ONCE.call_once(|| tracing::subscriber::set_global_default(Errors).expect("the first"));
     DIVERGED.take();
@@ -183,8 +183,8 @@ fn without_checks(zk: &Memory, checks: Range<usize>, failure: Failure) -> Hinder
     })
 }
 
-/// Returns the failures of a check that leave open whether the node exists. For example, a contender that may not read a node may
-/// not check it either.
+/// Returns the failures of a check that leave open whether the node exists. For example, a contender that may not read
+/// a node may not check that node either.
 fn no_answers() -> Vec<Failure> {
     let refused = (0..3).map(|index| refused_at(index, Failure::NoAuth(Box::default())));
     refused.chain([Failure::Refused("by a proxy".to_owned())]).collect()
