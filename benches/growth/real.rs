@@ -107,7 +107,7 @@ async fn open(server: &str) -> Result<(ZooKeeper, RwLock)> {
     Ok((zk, lock))
 }
 
-/// Runs one of the processes.
+/// Runs one of the processes that queue up.
 #[tokio::main]
 pub(super) async fn process(server: &str) -> Result<()> {
     let (zk, lock) = open(server).await?;

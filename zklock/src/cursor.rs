@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::{Arg, Command, ValueHint};
 use zk_rwlock::Dialect;
 
-/// All dialects.
+/// The values of `--dialect`.
 const DIALECTS: [Dialect; 4] = [Dialect::Native, Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo];
 
 /// A candidate for the word at the cursor, and its description.
@@ -32,7 +32,7 @@ pub(crate) enum ExpectedWord {
         words: Vec<Completion>,
         options: Vec<OsString>,
     },
-    /// A file of this machine.
+    /// The name of a file of this machine.
     File,
     /// A word of the command that zklock is to run. The number is the index of the command's first word; the first word
     /// of the line has the index 0.

@@ -7,7 +7,7 @@ use zk_rwlock::once::OnceGuard;
 use zk_rwlock::semaphore::Permit;
 use zk_rwlock::{Error, Loss, ReadGuard, WriteGuard};
 
-/// A guard of any kind.
+/// The guard of a lock, of a permit, or of a job under `--once-in`.
 #[derive(Debug)]
 pub(crate) enum AnyGuard {
     Read(ReadGuard),

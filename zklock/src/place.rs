@@ -58,7 +58,7 @@ impl Place {
         }
     }
 
-    /// Removes the contender that [`Place::find`] finds.
+    /// Removes the contender with this token, which [`Place::find`] finds. Returns the removed contender, if any.
     pub(crate) async fn evict(&self, token: i64) -> Result<Option<Member>, Error> {
         match self {
             Place::Semaphore(semaphore) => semaphore.evict(token).await,

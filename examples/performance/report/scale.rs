@@ -4,13 +4,14 @@
 use super::figures::{figure, number, whole};
 use super::results::{Outcome, Results};
 
-/// `WATCHED_BYTES_MAX` of `src/zookeeper/session.rs`.
+/// A copy of `WATCHED_BYTES_MAX` of `src/zookeeper/session.rs`, in bytes: the limit for the paths that one session
+/// watches.
 const WATCHED_BYTES_MAX: f64 = 96.0 * 1024.0;
 
-/// The default of ZooKeeper's `jute.maxbuffer`.
+/// The default of ZooKeeper's `jute.maxbuffer`, in bytes. No reply to a listing can be longer.
 const LISTING_BYTES_MAX: f64 = 1_048_575.0;
 
-/// The length of the random id in a node's name.
+/// The length of the random id in a node's name, in bytes.
 pub(crate) const ID_BYTES: usize = 8;
 
 const LONGEST_HOST: usize = 64;

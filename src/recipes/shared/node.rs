@@ -188,7 +188,7 @@ pub(crate) struct Base {
     pub(crate) absence: Absence,
 }
 
-/// The history of a missing node.
+/// Whether a missing node existed before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Absence {
     /// Whether the node existed before, and was deleted.

@@ -197,7 +197,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         self.known.subscribe()
     }
 
-    /// Starts to follow the node, once.
+    /// Starts to follow the node, unless this store follows the node already.
     pub(crate) fn follow(self: &Arc<Self>) {
         self.stop_follower.get_or_init(|| {
             let (stop, stopped) = oneshot::channel::<()>();

@@ -206,7 +206,7 @@ async fn each_way_to_end_has_its_exit_code() {
     let held = taken.write().label("in the way").await.unwrap();
     let (free, taken) = ("/zklock/codes/free", "/zklock/codes/taken");
     let trials: &[(&[&str], i32)] = &[
-        // Codes of the command
+        // The exit code of the command is passed on.
         (&[free, "true"], 0),
         (&[free, "--", "true"], 0),
         (&[free, "sh", "-c", "exit 42"], 42),
@@ -220,19 +220,19 @@ async fn each_way_to_end_has_its_exit_code() {
         (&["-o", "-x", free, "true"], 0),
         (&["-n", "-w", "5", free, "true"], 0),
         (&[free, "ls", "/"], 0),
-        // 128 + the signal that ended the command
+        // A command that a signal ended gives 128 plus the number of the signal.
         (&[free, "-c", "kill -HUP $$"], 129),
         (&[free, "-c", "kill -INT $$"], 130),
         (&[free, "-c", "kill -KILL $$"], 137),
         (&[free, "-c", "kill -TERM $$"], 143),
-        // The lock is taken
+        // Another contender holds the lock.
         (&["-n", taken, "true"], 1),
         (&["--nonblock", "-s", taken, "true"], 1),
         (&["--nb", "-E", "75", taken, "true"], 75),
         (&["-w", "0.2", taken, "true"], 1),
         (&["-w", "0", taken, "true"], 1),
         (&["--timeout", "200ms", "--conflict-exit-code", "0", taken, "true"], 0),
-        // Wrong usage
+        // The arguments are wrong.
         (&[], 64),
         (&[free], 64),
         (&[free, "--"], 64),
@@ -262,15 +262,15 @@ async fn each_way_to_end_has_its_exit_code() {
         (&["break", free], 64),
         (&["break", free, "token"], 64),
         (&["man", "nothing"], 64),
-        // No such command, or a command that cannot be executed
+        // The command does not exist, or cannot be executed.
         (&[free, "/nowhere/at/all"], 127),
         (&[free, "/etc/passwd"], 126),
         (&[free, "/etc"], 126),
-        // No server
+        // No server can be reached.
         (&["--zk", "127.0.0.1:1", "--session-timeout", "0.3", free, "true"], 69),
         (&["--zk", "127.0.0.1:1", "--session-timeout", "300ms", "ls", free], 69),
         (&["ls", free, "--zk", "127.0.0.1:1", "--session-timeout", "300ms"], 69),
-        // Help and version
+        // The help or the version is printed.
         (&["--help"], 0),
         (&["-V"], 0),
         (&["ls", "--help"], 0),

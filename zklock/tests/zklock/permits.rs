@@ -48,12 +48,12 @@ async fn each_end_under_a_permit_has_its_exit_code() {
         (&["--permits", "2", free, "--", "sh", "-c", "exit 42"], 42),
         (&["-j2", free, "-c", "kill -TERM $$"], 143),
         (&["-n", "-j", "2", free, "true"], 0),
-        // The permits are taken
+        // Other commands hold all permits.
         (&["-n", "-j", "2", taken, "true"], 1),
         (&["-j", "2", "-n", "-E", "75", taken, "true"], 75),
         (&["-j", "2", "-w", "0.2", taken, "true"], 1),
         (&["-q", "-j", "2", "-w", "0", taken, "true"], 1),
-        // Wrong usage
+        // The arguments are wrong.
         (&["-j", "0", free, "true"], 64),
         (&["-j", "-1", free, "true"], 64),
         (&["-j", "many", free, "true"], 64),
