@@ -1,5 +1,6 @@
-//! One node of ours: its [state](NodeState) behind a lock, its watch, the tasks that wait for its changes, and the time limits of
-//! its holds. A contender changes the node, and keep-alive watches it.
+//! One node that this library has created (a node of ours): its [state](NodeState) behind a lock, its watch, the tasks
+//! that wait for its changes, and the time limits of its holds. A contender changes the state, and keep-alive watches
+//! the node.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -19,13 +20,13 @@ use crate::telemetry::{meter, names};
 
 pub(crate) mod state;
 
-/// A watch on the node of ours at `path`, that was requested and is not armed yet.
+/// A watch on our node at `path` that was requested and is not armed yet.
 pub(crate) struct OwnWatch {
     pub(super) path: String,
     pub(super) watch: Reply<Watch>,
 }
 
-/// The nodes of ours that keep-alive has not watched yet.
+/// Our nodes on which keep-alive has not requested a watch yet.
 #[derive(Default)]
 pub(crate) struct Unwatched {
     nodes: Mutex<Vec<WatchedSoon>>,
@@ -72,28 +73,29 @@ impl Unwatched {
 
 /// One node of ours, from before its create until its deletion is certain.
 pub(crate) struct ContenderNode {
-    /// A number that no other node of the session has.
+    /// An id that no other node of the session has.
     pub(super) number: u64,
-    /// The directory of the queue.
+    /// The directory in which the node was created.
     queue: Arc<str>,
     tag: Tag,
     state: Mutex<Locked>,
     changed: Notify,
-    /// How many transactions that check this node were sent and are not settled. A path that was given to the caller counts as
-    /// one that is never settled.
+    /// The number of transactions that check this node, were sent, and may still take effect. A path that was given to
+    /// the caller counts as one that always may.
     unsettled: AtomicUsize,
-    /// How many transactions that check this node were sent.
+    /// The number of transactions that check this node and were sent.
     writes: AtomicUsize,
-    /// The number of the last commit of a shared value under this node.
+    /// The number of commits of a shared value under this node so far, which is also the id of the last one.
     commits: AtomicU32,
     /// The epoch of the lease in which the node is held, plus 1. Zero if the node is not held, or is lost.
     held_in: AtomicU64,
-    /// Whether the node's owner has asked all contenders with a kept node in this directory to give that node up. The request
-    /// also covers this node, should it be kept later.
+    /// Whether the node's owner has requested that each contender that keeps a node in this directory between uses give
+    /// that node up. The request also covers this node, if its owner keeps it later.
     has_asked: AtomicBool,
     lease: Arc<Lease>,
     limits: Limits,
-    /// The list that the node is added to again, when a stranger has set its data and so used up its watch.
+    /// The list to which the node is added again when a stranger has set its data. That event has used up the node's
+    /// watch.
     unwatched: Weak<Unwatched>,
 }
 
@@ -101,10 +103,12 @@ pub(crate) struct ContenderNode {
 pub(crate) struct Locked {
     pub(crate) known: NodeState,
     pub(crate) creating: Option<Reply<Created>>,
-    /// The watch on the directory's data. A contender sets the data to ask that kept nodes be given up.
+    /// The watch on the directory's data. A contender sets the data to request that other contenders give up the nodes
+    /// that they keep between uses.
     pub(crate) directory_watch: Option<Reply<Watch>>,
-    /// The watch on this node, and the waker with which it is polled. The waker is this `ContenderNode` itself, so that thousands
-    /// of waiters need no task each. It keeps the `ContenderNode` alive until the watch has fired.
+    /// The watch on this node, and the waker with which the watch is polled. The waker is this `ContenderNode` itself,
+    /// so that thousands of waiters need no task each. The waker keeps the `ContenderNode` alive until the watch has
+    /// fired.
     own: Option<(Watch, Waker)>,
     /// The directories that this contender created, the outermost first.
     pub(crate) made: Vec<String>,
@@ -171,7 +175,7 @@ impl ContenderNode {
         self.read(|it| it.path().to_owned())
     }
 
-    /// Returns the contender in the queue, even after the node was exchanged for a permit outside the queue.
+    /// Returns the contender in the queue, even after its node was exchanged for a permit outside the queue.
     pub(crate) fn contender(&self) -> Arc<Contender> {
         self.read(|it| Arc::clone(it.contender()))
     }
@@ -190,8 +194,8 @@ impl ContenderNode {
         self.lease.epoch().filter(|_| self.lease.lasts_from(entered))
     }
 
-    /// Returns the path, for transactions of the caller's own. The caller may send such a transaction at any time, so this counts
-    /// as a write that is never settled.
+    /// Returns the path for a transaction of the caller's own. The caller may send the transaction at any time, so the
+    /// node counts from now on as one with a write that may still take effect.
     pub(crate) fn prepare_foreign_transaction(&self) -> String {
         self.begin_write();
         self.path()
@@ -206,42 +210,44 @@ impl ContenderNode {
         self.read(NodeState::is_holding)
     }
 
-    /// Counts a transaction that is sent now, and that takes effect only if the node exists.
+    /// Counts a transaction that is sent now and takes effect only if the node exists.
     pub(crate) fn begin_write(&self) {
         self.unsettled.fetch_add(1, Ordering::Relaxed);
         self.writes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Records that a counted transaction has taken effect, or never will.
+    /// Records that a counted transaction has taken effect, or never will take effect.
     pub(crate) fn settle_write(&self) {
         self.unsettled.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Returns how many transactions were sent under this node, or `None` while the outcome of any is unknown.
+    /// Returns how many transactions that check this node were sent, or `None` while the outcome of any of them is
+    /// unknown.
     pub(crate) fn settled_writes(&self) -> Option<usize> {
         let writes = self.writes.load(Ordering::Relaxed);
         (!self.may_yet_write()).then_some(writes)
     }
 
-    /// Returns the number of the next commit of a shared value. Each commit under one node has another number, which identifies
-    /// the commit if its answer is lost.
+    /// Returns the id of the next commit of a shared value. Each commit under one node has an id of its own, which
+    /// identifies the commit if its answer is lost.
     pub(crate) fn next_commit(&self) -> u32 {
         self.commits.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
-    /// Takes back the number of a commit that was not sent, unless a later commit has a number already. The result is ignored,
-    /// because an unused number does no harm.
+    /// Takes back the id of a commit that was not sent, unless a later commit has an id already. The result is ignored,
+    /// because an unused id does no harm.
     pub(crate) fn commit_not_sent(&self, number: u32) {
         let _result =
             self.commits.compare_exchange(number, number.wrapping_sub(1), Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Returns whether a transaction under this node may still take effect.
+    /// Returns whether a transaction that checks this node may still take effect.
     pub(crate) fn may_yet_write(&self) -> bool {
         self.unsettled.load(Ordering::Relaxed) > 0
     }
 
-    /// Records that the owner has asked all contenders with a kept node in the directory to give that node up.
+    /// Records that the owner has requested that each contender that keeps a node in this directory between uses give
+    /// that node up.
     pub(crate) fn mark_asked(&self) {
         self.has_asked.store(true, Ordering::Release);
     }
@@ -250,8 +256,8 @@ impl ContenderNode {
         self.has_asked.load(Ordering::Acquire)
     }
 
-    /// Ends the replacement of the node by `change`, and drops the watch on the replaced node, because its events no longer
-    /// matter.
+    /// Ends the replacement of the node by another one: applies `change`, and drops the watch on the replaced node,
+    /// whose events no longer matter.
     pub(crate) fn end_move(&self, change: impl FnOnce(&mut NodeState)) {
         let _unlocked = self.change(|it| {
             change(&mut it.known);
@@ -259,8 +265,8 @@ impl ContenderNode {
         });
     }
 
-    /// Leaves the node: applies `change`, and returns its result. If there is a node, this first records and reports a loss that
-    /// is not known yet, and afterwards wakes the waiting tasks.
+    /// Leaves the node: applies `change`, and returns its result. If the node exists, this first records and reports a
+    /// loss that is not recorded yet, and afterwards wakes the waiting tasks.
     pub(super) fn leave<T>(self: &Arc<Self>, change: impl FnOnce(&mut Locked) -> T) -> T {
         if !self.read(NodeState::has_node) {
             return self.change(change);
@@ -271,7 +277,8 @@ impl ContenderNode {
         removals
     }
 
-    /// Returns a future that completes at the next loss, event of the watch, or call of [`ContenderNode::wake_all`].
+    /// Returns a future that completes at the next loss, at the next event of the watch, or at the next call of
+    /// [`ContenderNode::wake_all`].
     #[track_caller]
     pub(super) fn changed(&self) -> Notified<'_> {
         self.changed.notified()
@@ -292,16 +299,16 @@ impl ContenderNode {
         self.changed.notify_waiters();
     }
 
-    /// Checks the lease, the limits and the watch for a loss, records and reports it, and returns the first recorded loss. Sends
-    /// no request.
+    /// Checks the lease, the limits and the watch for a loss. Records and reports a new loss, and returns the first
+    /// recorded one. Sends no request.
     ///
-    /// This also polls the watch on the node; if the watch has fired, the waiting tasks are woken. A waiter without an epoch is
-    /// given the current epoch of the lease.
+    /// This polls the watch on the node. If the watch has fired, this wakes the waiting tasks. A waiter without an
+    /// epoch of the lease gets the current epoch.
     pub(crate) fn find_loss(self: &Arc<Self>) -> Option<Loss> {
         let (lease, now) = (&self.lease, self.lease.now());
         if now == FORKED {
-            // In a forked process nothing is recorded and no task is woken: both need locks, and a thread of the parent may have
-            // held these locks at the fork, so that taking them here would block for ever.
+            // In a forked process nothing is recorded and no task is woken, because both need locks. A thread of the
+            // parent may have held these locks at the fork, and taking them here would then block for ever.
             return Some(Loss::SessionOver(Ending::Forked));
         }
         let (loss, event) = self.change(|it| {
@@ -336,20 +343,21 @@ impl ContenderNode {
         &self.limits
     }
 
-    /// Returns for how long the node is surely still held, by the lease and the limits. `None` if the lease has ended or a limit
-    /// is reached.
+    /// Returns how long the node is surely still held, by the lease and the limits. `None` if the lease has ended or a
+    /// limit is reached.
     pub(crate) fn remaining(&self) -> Option<Duration> {
         let left = self.lease.remaining()?.min(self.limits.left(self.lease.now()));
         (!left.is_zero()).then_some(left)
     }
 
-    /// Returns the time until the node is given up because of a limit, or `None` if no present hold or use has a limit.
+    /// Returns the time until the node is given up because of a limit, or `None` if no present hold, and no present use
+    /// of a node kept between uses, has a limit.
     pub(crate) fn given_up_in(&self) -> Option<Duration> {
         self.limits.given_up_in(self.lease.now(), self.lease.margin())
     }
 
-    /// Returns whether the node is held, and no loss is recorded. Heartbeats leave lost nodes out, because the first missing node
-    /// makes a transaction fail and hides the result for the nodes after it.
+    /// Returns whether the node is held and no loss is recorded. Heartbeats check only such nodes: a transaction fails
+    /// at the first missing node, and does not show whether the nodes after it exist.
     pub(super) fn is_held(&self) -> bool {
         self.read(|it| it.held_in().is_some())
     }
@@ -359,8 +367,8 @@ impl ContenderNode {
         self.read(|it| it.is_standing_at(it.path()).then(|| it.path().to_owned()))
     }
 
-    /// Wakes the waiting tasks after an event of the watch. If only the node's data changed, this lets keep-alive watch the node
-    /// again. The caller has released the lock on the state.
+    /// Wakes the waiting tasks after an event of the watch. If only the node's data has changed, also lets keep-alive
+    /// watch the node again. The caller must not hold the lock on the state.
     fn handle_event(self: &Arc<Self>, event: Option<Event>) {
         let Some(event) = event else { return };
         self.changed.notify_waiters();
@@ -383,7 +391,7 @@ impl ContenderNode {
         }
     }
 
-    /// Records that the leader has no node at this path. If that is the path of this node, the node is lost.
+    /// Records that the leader has no node at `path`. If this node is at `path`, it is lost.
     pub(super) fn record_gone_from(&self, path: &str) {
         if self.read(|it| it.is_standing_at(path)) {
             self.lose(Loss::Removed);
@@ -432,14 +440,14 @@ impl Wake for ContenderNode {
 }
 
 impl Locked {
-    /// Polls the watch on this node. Records and returns its event if it has fired.
+    /// Polls the watch on this node. If the watch has fired, records and returns its event.
     ///
-    /// A backend delivers events in order. A task that has received the event of another node therefore finds every earlier event
-    /// of this node here, even if no waker was called for it yet.
+    /// A backend delivers events in order. So a task that has received the event of another node finds every earlier
+    /// event of this node here, even if no waker was called for that event yet.
     fn poll_watch(&mut self) -> Option<Event> {
         let (watch, waker) = self.own.as_mut()?;
-        // Without `unconstrained`, tokio's cooperative budget may make this poll return `Pending` and wake the task at once,
-        // while the lock on the state is held.
+        // Without `unconstrained`, tokio's cooperative budget may make this poll return `Pending` and call the waker
+        // immediately, while the lock on the state is held.
         let watch = std::pin::pin!(tokio::task::unconstrained(watch));
         let Poll::Ready(event) = watch.poll(&mut Context::from_waker(waker)) else {
             return None;
@@ -451,24 +459,24 @@ impl Locked {
 }
 
 pub(crate) struct Limits {
-    /// The longest duration of one hold, or of one use of a kept node.
+    /// The longest duration of one hold, or of one use of a node that is kept between uses.
     longest: OnceLock<Duration>,
     ends: Mutex<Ends>,
-    /// The earliest of `ends`, in nanoseconds on the session's clock. A copy to be read without the lock, because a kept node is
-    /// checked millions of times a second.
+    /// The earliest end in `ends`, in nanoseconds on the session's clock. This copy is read without the lock, because a
+    /// node that is kept between uses is checked millions of times a second.
     first: AtomicU64,
-    /// The moment at which the node is given up, set once a hold or use has exceeded its limit.
+    /// When the node is given up, on the session's clock. Set once a hold or use has exceeded its limit.
     given_up: OnceLock<Moment>,
 }
 
-/// The moment at which a hold or use reaches its limit, and the number of the hold or use, because several may end at the same
-/// moment.
+/// When a hold or use reaches its limit, and the id of the hold or use. The id is needed because several may reach
+/// their limits at the same moment.
 pub(crate) type LimitEnd = (Moment, u64);
 
 #[derive(Default)]
 struct Ends {
     all: BTreeSet<LimitEnd>,
-    /// How many holds and uses have begun so far.
+    /// How many holds and uses have begun so far. The count is the id of the last one.
     begun: u64,
 }
 
@@ -480,12 +488,13 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Limits each later hold, or use of a kept node, to this duration. Later calls have no effect.
+    /// Limits each later hold, and each later use of a node kept between uses, to this duration. Only the first call
+    /// has an effect.
     pub(crate) fn set(&self, longest: Duration) {
         self.longest.get_or_init(|| longest);
     }
 
-    /// Begins a hold or use. Returns `None` if there is no limit.
+    /// Begins a hold or use, and returns when it reaches its limit. Returns `None` if there is no limit.
     pub(crate) fn begin(&self, now: Moment) -> Option<LimitEnd> {
         let end = now.saturating_add(*self.longest.get()?);
         let mut ends = self.ends.lock();
@@ -506,7 +515,7 @@ impl Limits {
         self.first.store(ends.first().map_or(u64::MAX, nanos), Ordering::Release);
     }
 
-    /// Returns whether no hold or use has exceeded its limit.
+    /// Returns whether no present hold or use has exceeded its limit.
     pub(crate) fn allows(&self, now: Moment) -> bool {
         nanos(now) < self.first.load(Ordering::Acquire)
     }
@@ -516,15 +525,16 @@ impl Limits {
         self.given_up.get_or_init(|| now.saturating_add(margin));
     }
 
-    /// Returns the time until the first present hold or use reaches its limit. If there is none, returns the limit itself,
-    /// because a hold that begins now cannot exceed its limit sooner. Returns `Duration::MAX` without a limit.
+    /// Returns the time until a present hold or use first reaches its limit. Without a present one, returns the limit
+    /// itself, because a hold that begins now cannot exceed its limit sooner. Returns `Duration::MAX` if there is no
+    /// limit.
     pub(crate) fn left(&self, now: Moment) -> Duration {
         let Some(longest) = self.longest.get() else { return Duration::MAX };
         self.ends.lock().first().map_or(*longest, |end| end.saturating_sub(now))
     }
 
-    /// Returns the time until the node is given up. If no limit was exceeded yet, the node would be given up `margin` after the
-    /// first present hold or use reaches its limit. Returns `None` if no hold or use with a limit is present.
+    /// Returns the time until the node is given up: if no limit was exceeded yet, `margin` after a present hold or use
+    /// first reaches its limit. Returns `None` if no limit was exceeded and no hold or use with a limit is present.
     pub(crate) fn given_up_in(&self, now: Moment, margin: Duration) -> Option<Duration> {
         let would_be = || self.ends.lock().first().map(|end| end.saturating_add(margin));
         self.given_up.get().copied().or_else(would_be).map(|end| end.saturating_sub(now))

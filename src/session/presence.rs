@@ -1,9 +1,9 @@
 //! Asks the leader whether certain nodes exist, and decides when a waiter asks again.
 //!
-//! A crash of a server can lose the event of a watch, and a server can show a node that the ensemble no longer has. So a task
-//! that has received no event for a long time sends the leader transactions that only check nodes and change nothing. The leader
-//! answers them in the order of all writes, and the answer comes after the events of earlier writes. A failed transaction names
-//! only its first failed operation, so the checks after that operation are sent again.
+//! A crash of a server can lose the event of a watch, and a server can list a node that the ensemble no longer has. So
+//! a task that has received no event for a long time sends transactions that only check nodes and change nothing. The
+//! leader answers them in the order of all writes, and each answer comes after the events of earlier writes. A failed
+//! transaction names only its first failed operation, so the checks after that operation are sent again.
 
 use std::collections::BTreeSet;
 use std::future::pending;
@@ -30,17 +30,19 @@ const CHECKS_MAX: usize = 1_000;
 /// The most bytes in one transaction. ZooKeeper refuses a request of 1 MiB.
 const BYTES_MAX: usize = 256 * 1024;
 
-/// The number of transactions into which the checks after a failed one are divided. Further checks may fail, and each failure
-/// costs one more transaction.
+/// The number of transactions into which the checks after a failed one are divided. More of these checks may fail, and
+/// each failure costs another transaction.
 const PARTS: usize = 16;
 
-/// The most contenders that an error names as being in the way. The number is small, because the error must be returned in time.
+/// The most contenders that an error names as the holders of a lock or the contenders in front. Few, because the leader
+/// is asked for each, and the error must be returned in time.
 pub(crate) const NAMED: usize = 8;
 
 /// The longest pause before a check.
 pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(600);
 
-/// Whether a check holds, which means that the leader has the node in the given version. The failure says why that is unknown.
+/// Whether a check holds, that is, whether the leader has the node, with the given version if there is one. A failure
+/// is the reason why that is unknown.
 pub(crate) type Holds = Result<bool, Failure>;
 
 /// Returns the operation that checks that a node exists, with this version if one is given.
@@ -48,14 +50,16 @@ pub(crate) fn check(path: impl Into<String>, version: Option<i32>) -> Operation 
     Operation::Check { path: path.into(), version }
 }
 
-/// Returns for each check whether it holds at the leader now. Sends as many transactions as that takes.
+/// Returns for each check whether it holds at the leader now. Sends transactions until every result is known or cannot
+/// be found out.
 pub(crate) async fn run_checks(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<Holds> {
     let mut results = CheckResults::of(session, checks);
     while results.send_open(session, checks, &Tries::LOST_ANSWERS).await {}
     results.known
 }
 
-/// As [`run_checks`], but sends each check once. The checks after a failed one in the same transaction stay unknown.
+/// As [`run_checks`], but sends each check once. If a check fails, the result of each later check in the same
+/// transaction stays unknown.
 pub(super) async fn run_checks_once(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<Holds> {
     let mut results = CheckResults::of(session, checks);
     results.send_open(session, checks, &Tries::NONE).await;
@@ -87,7 +91,7 @@ pub(crate) async fn first_there(session: &Arc<dyn Session>, paths: &[String]) ->
 /// The results so far of several checks.
 struct CheckResults {
     known: Vec<Holds>,
-    /// The checks that are to be sent, by index. Each range becomes one transaction.
+    /// The indexes of the checks that are still to be sent. Each range becomes one transaction.
     open: Vec<Range<usize>>,
 }
 
@@ -97,13 +101,14 @@ impl CheckResults {
         CheckResults::new(checks.len(), longest.unwrap_or_default())
     }
 
-    /// Returns the unknown results of `checks` checks, each of at most `longest` bytes.
+    /// Creates the results of `checks` checks, all unknown. Each check takes at most `longest` bytes in a request.
     fn new(checks: usize, longest: usize) -> CheckResults {
         let known = vec![Err(Failure::Unknown("not checked".to_owned())); checks];
         CheckResults { known, open: divided(0..checks, CHECKS_MAX.min(BYTES_MAX / longest.max(1))) }
     }
 
-    /// Sends the open checks, and records their results. Returns `false` if there was none to send.
+    /// Sends the checks that are still to be sent, and records their results. Returns `false` if there was none to
+    /// send.
     async fn send_open(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: &Tries) -> bool {
         let parts = self.parts();
         let answers =
@@ -128,7 +133,8 @@ impl CheckResults {
                 };
                 (part.start + index, holds)
             }
-            // The whole transaction failed, and not one of its checks, so the whole range stays unknown.
+            // The transaction failed as a whole, and not at one of its checks, so the results of the whole range stay
+            // unknown.
             Err(failure) => return self.known[part.clone()].fill(Err(failure)),
         };
         self.known[part.start..failed].fill(Ok(true));
@@ -152,13 +158,13 @@ fn next(pause: Duration, session_timeout: Duration) -> Duration {
     pause.saturating_mul(2).min(PAUSE_MAX).max(session_timeout)
 }
 
-/// Returns the pause, lengthened by up to a tenth. Without this jitter many waiters that began together would ask at the same
-/// moment.
+/// Returns the pause, lengthened by up to a tenth. Without this jitter, waiters that began together would ask the
+/// leader at the same moment.
 fn with_jitter(pause: Duration, random: u64) -> Duration {
     pause + pause / 10_000 * u32::try_from(random % 1_000).unwrap_or(0)
 }
 
-/// Decides when one waiter asks the leader again, by pauses that double.
+/// The times at which one waiter asks the leader again. The pauses between them double.
 pub(crate) struct Recheck<'a> {
     session: &'a Arc<dyn Session>,
     pause: Duration,
@@ -169,7 +175,8 @@ impl<'a> Recheck<'a> {
         Recheck::after(session, false)
     }
 
-    /// Returns a recheck whose first pause is zero if the server has shown ghosts, because the server may show more of them.
+    /// Returns the schedule of a new waiter. If the server has listed ghosts, the first pause is zero, because the
+    /// server may list more of them.
     pub(crate) fn after(session: &'a Arc<dyn Session>, has_ghosts: bool) -> Recheck<'a> {
         let pause = if has_ghosts { Duration::ZERO } else { session.timeout() };
         Recheck { session, pause }
@@ -206,7 +213,7 @@ impl<'a> Recheck<'a> {
         }
     }
 
-    /// Asks the leader again and again until it has this node (`is_there`) or does not have it (`!is_there`).
+    /// Asks the leader again and again until the leader has this node (`is_there`) or does not have it (`!is_there`).
     pub(crate) async fn find(&mut self, path: &str, is_there: bool) {
         loop {
             self.pause().await;
@@ -217,8 +224,8 @@ impl<'a> Recheck<'a> {
     }
 }
 
-/// Asks the leader for these nodes, which the server lists in a directory. Returns the names of the ghosts that a contender of
-/// this mode may pass over. A ghost is a node that the server lists although the ensemble has deleted it.
+/// Asks the leader for these nodes, which the server lists in a directory. Returns the names of the ghosts that a
+/// contender of this mode may ignore. A ghost is a node that the server lists although the ensemble has deleted it.
 pub(crate) async fn ghosts_among<N: AsRef<str>>(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -231,15 +238,17 @@ pub(crate) async fn ghosts_among<N: AsRef<str>>(
     ghosts_of(session, directory, gone, (dialect, mode)).await
 }
 
-/// As [`ghosts_among`], for names that are known to be gone at the leader. Records each ghost, and logs it if it is new.
+/// As [`ghosts_among`], for names whose nodes the leader is known not to have. Records each ghost, and logs an error if
+/// it is new.
 pub(crate) async fn ghosts_of(
     session: &Arc<dyn Session>,
     directory: &str,
     gone: Vec<Arc<str>>,
     (dialect, mode): (Dialect, Mode),
 ) -> Vec<Arc<str>> {
-    // A server that missed a downgrade lists the writer's node and not the reader's node that has replaced it. Writers must wait
-    // for that reader, so the leader is asked for the reader's node too. If it exists, only readers may pass over the ghost.
+    // A server that missed a downgrade lists the writer's node, and not the reader's node that has replaced it. Writers
+    // must wait for that reader, so the leader is asked for the reader's node too. If the reader's node exists, only
+    // readers may ignore the ghost.
     let as_reader = |name: &Arc<str>| {
         let writer = Contender::parse_as(name, dialect).filter(|it| it.mode() == Mode::Write)?;
         Some(check(format!("{directory}/{}", writer.downgraded()), None))
@@ -259,8 +268,8 @@ pub(crate) async fn ghosts_of(
         .collect()
 }
 
-/// As [`ghosts_among`], for the contenders in front of a waiter, in their order. Stops as soon as [`NAMED`] of them are no
-/// ghosts, so the returned ghosts may not be all.
+/// As [`ghosts_among`], for the contenders in front of a waiter, in their order. Stops once [`NAMED`] of them are no
+/// ghosts, so the ghosts behind those are not returned.
 pub(crate) async fn ghosts_ahead(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -278,13 +287,15 @@ pub(crate) async fn ghosts_ahead(
     ghosts
 }
 
-/// Logs an error if the server's answer about a node still differs from the leader's. Called after a check has shown a change
-/// that no watch reported. The read from the server is sent between two checks by the leader. The answer to the first check
-/// brings the server up to the leader's state. So if both checks agree and the read differs, the server is wrong.
+/// Logs an error if the server's answer about a node still differs from the leader's. Called after a check has shown a
+/// change that no watch reported.
+///
+/// A read from the server is sent between two checks by the leader. The answer to the first check brings the server up
+/// to the leader's state. So if both checks agree and the read differs, the server is wrong.
 pub(crate) fn report(session: &Arc<dyn Session>, path: &str, version: Option<i32>) {
     let checks = [check(path, version)];
-    // All three requests are sent at once, so that they go over one connection. If the read went to another server after a
-    // reconnect, that server might only lag behind.
+    // All three requests are sent without waiting for an answer, so that they go over one connection. After a
+    // reconnect, the read might go to another server, which may only lag behind.
     let (before, read, after) = (session.transact(&checks), session.data(path), session.transact(&checks));
     let (on, path) = (Arc::clone(session), path.to_owned());
     session.spawn(Box::pin(async move {
@@ -318,15 +329,16 @@ pub(crate) fn report_listed(session: &Arc<dyn Session>, directory: &str, gone: V
     }));
 }
 
-/// Returns whether the check holds, from the answer to a transaction of that check alone. `None` if the answer does not say.
+/// Returns whether the check holds, by the answer to a transaction with that check alone. `None` if the answer does not
+/// show it.
 fn answered(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
     let mut results = CheckResults::new(1, 0);
     results.record(&(0..1), answer.map(drop));
     results.known.pop()?.ok()
 }
 
-/// Returns whether the leader has a node that the server denies. If it has, this waits until the request to the server may be
-/// repeated. Fails if `tries` allows no repetition.
+/// Returns whether the leader has a node although the server has answered that the node does not exist. If so, this
+/// waits until the request to the server may be repeated. Fails if `tries` allows no repetition.
 pub(crate) async fn leader_still_has(session: &Arc<dyn Session>, path: &str, tries: &mut Tries) -> Holds {
     match is_there(session, path, None).await {
         Ok(true) if tries.are_over() => Err(Failure::Refused(log_disagreement(session, path))),
@@ -338,9 +350,10 @@ pub(crate) async fn leader_still_has(session: &Arc<dyn Session>, path: &str, tri
 /// The advice in an error about a server and a leader that do not agree.
 const NEXT: &str = "zklock check, with that node as its path, asks all servers, and says what to do";
 
-/// Logs an error that the server and the leader do not agree about this node. Returns the message for an error to the caller.
+/// Logs an error that the server and the leader do not agree about the node at `path`. Returns the message for an error
+/// to the caller.
 ///
-/// The message blames neither: the leader itself may be the server that has lost the node.
+/// The message blames neither, because the leader may be the server that has lost the node.
 pub(crate) fn log_disagreement(session: &Arc<dyn Session>, path: &str) -> String {
     let server = session.server().unwrap_or_else(|| "unknown".to_owned());
     emit!(ERROR, node = path, server, "a server and the leader do not agree about a node: {NEXT}");

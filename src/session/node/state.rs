@@ -29,7 +29,7 @@ use crate::session::request::{Created, Ending, Event, Failure, Loss};
 /// The phase of a node, which is the step of its life as this process knows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// There is no create whose answer is awaited: no create was sent, or the last one failed.
+    /// No create awaits its answer: either no create was sent, or the last one failed, or its answer was lost.
     #[default]
     Absent,
     /// The create was sent, and its answer is awaited.
@@ -38,14 +38,14 @@ pub enum Phase {
     Waiting,
     /// The lock is held, since this epoch of the lease.
     Holding(u64),
-    /// The node is being replaced by another one, while it is held in this epoch of the lease, or while it waits (`None`). The
+    /// The node is being replaced by another one. The node is held in this epoch of the lease, or waits (`None`). The
     /// deletion of the old node is then no loss.
     Moving(Option<u64>),
     /// The owner has left the node, which is being deleted or is deleted.
     Left,
 }
 
-/// When the node was created. A later move to another node does not change this.
+/// When the node was created. If another node replaces this one later, the times stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Creation {
     /// The creation time on the ensemble's clock.
@@ -61,7 +61,7 @@ pub(crate) struct Evidence {
     pub(crate) over: Option<Ending>,
     /// The present epoch of the lease, or `None` while the lease is invalid.
     pub(crate) valid_in: Option<u64>,
-    /// Whether a hold or use has exceeded its limit.
+    /// Whether a hold, or a use of a node kept between uses, has exceeded its limit.
     pub(crate) is_held_too_long: bool,
 }
 
@@ -75,11 +75,11 @@ pub struct NodeState {
     /// The fencing token: the czxid of the node, which is unique in the ensemble and rises.
     token: i64,
     creation: Creation,
-    /// The connection on which the create was sent, as
-    /// [`SessionStore::connection`](crate::session::store::SessionStore::connection) counts connections.
+    /// The connection on which the create was sent, as a count: see
+    /// [`SessionStore::connection`](crate::session::store::SessionStore::connection).
     connection: u64,
-    /// Whether there may be an orphan in the queue. An orphan is a node of this owner that no answer has shown. One can exist
-    /// after the answer to a create was lost, or after the owner left the node during a downgrade.
+    /// Whether there may be an orphan in the queue. An orphan is a node of this owner that no answer has shown. An
+    /// orphan may exist after the answer to a create was lost, or after the owner left the node during a downgrade.
     may_have_orphan: bool,
     /// The path of the permit for which a waiter exchanges its node. Set until an answer shows whether the exchange took effect.
     unseen: Option<String>,
@@ -136,7 +136,7 @@ impl NodeState {
         self.phase = Phase::Absent;
         let name = created.path.rsplit('/').next().unwrap_or_default();
         if created.ephemeral_owner != session {
-            // The reconnect got another session, which has created the node.
+            // The connection was re-established with another session, and that session has created the node.
             return Err(Failure::Refused(format!("node {name} belongs to another session")));
         }
         let Some(contender) = Contender::parse_as(name, self.contender.dialect()) else {
@@ -155,8 +155,8 @@ impl NodeState {
         self.phase = Phase::Holding(epoch);
     }
 
-    /// Begins to replace the node: for `Some`, by a permit outside the queue at this path; for `None`, by a reader's node in the
-    /// queue (a downgrade).
+    /// Begins to replace the node. `outside` is the path of the permit outside the queue that replaces the node. With
+    /// `None`, a reader's node in the queue replaces it (a downgrade).
     pub fn begin_move(&mut self, outside: Option<String>) {
         match self.phase {
             Phase::Holding(epoch) => self.phase = Phase::Moving(Some(epoch)),
@@ -189,8 +189,8 @@ impl NodeState {
         self.finish_move_at(self.path.clone());
     }
 
-    /// Ends a replacement: from now on the node is at this path. Returns `false`, and changes nothing, if the owner has left the
-    /// node meanwhile. Either node may exist then.
+    /// Ends a replacement: from now on the node is at this path. If the owner has left the node meanwhile, returns
+    /// `false` and changes nothing. Either of the two nodes may exist then.
     fn finish_move_at(&mut self, path: String) -> bool {
         let Phase::Moving(held) = self.phase else { return false };
         self.phase = held.map_or(Phase::Waiting, Phase::Holding);
@@ -199,8 +199,8 @@ impl NodeState {
         true
     }
 
-    /// Leaves the node, and returns its removal. Returns `None` if there is no node, or if it was left before. If `may_signal`,
-    /// the removal of a writer that held also signals the release to waiters.
+    /// Leaves the node, and returns its removal. Returns `None` if there is no node, or if the owner has left it
+    /// before. With `may_signal`, the removal of a writer that held the lock also signals the release to waiters.
     pub fn leave(&mut self, may_signal: bool) -> Option<Leaving> {
         if !self.has_node() {
             return None;
@@ -227,8 +227,8 @@ impl NodeState {
         }
         let node = self.leave(may_signal);
         self.phase = Phase::Left;
-        // The node in the queue is removed first. An exchange still on its way fails without that node, so it creates no permit
-        // after the permit's removal.
+        // The node in the queue is removed first. An exchange that is still on its way then fails, so it cannot create
+        // the permit after the removal of the permit.
         let outside = self.unseen.take().map(Leaving::delete);
         let orphans = std::mem::take(&mut self.may_have_orphan).then_some(Leaving::Listing);
         node.into_iter().chain(outside).chain(orphans).collect()
@@ -239,15 +239,16 @@ impl NodeState {
         self.loss.is_none() && self.valid_since.is_none() && matches!(self.phase, Phase::Waiting | Phase::Moving(None))
     }
 
-    /// Sets the epoch of the lease that a waiter relies on. The waiter is lost when that epoch ends.
+    /// Sets the epoch of the lease on which a waiter relies. The waiter is lost when that epoch ends.
     pub(crate) fn rely_on(&mut self, epoch: Option<u64>) {
         self.valid_since = epoch;
     }
 
     /// Records the loss that the evidence shows, if there is one, unless an earlier loss is recorded.
     ///
-    /// Must be called before the event of the watch is [handled](NodeState::heard). After a long stop of the process, the lease
-    /// has lapsed and the server has also removed the node. The loss must then be the lapse, which is the cause of the removal.
+    /// Must be called before an event of the watch is [recorded](NodeState::heard). After the process was stopped for
+    /// long, the lease has lapsed and the server has also removed the node. The recorded loss must then be the lapse,
+    /// because it is the cause of the removal.
     pub(crate) fn find_loss(&mut self, evidence: &Evidence) {
         let since = match self.phase {
             Phase::Holding(epoch) | Phase::Moving(Some(epoch)) => Some(epoch),
@@ -278,7 +279,7 @@ impl NodeState {
         self.loss.or((self.phase == Phase::Left).then_some(Loss::GivenBack))
     }
 
-    /// Returns the node's path and its loss, if a held node was lost. Each loss is returned once.
+    /// Returns the path and the loss of a held node that was lost. Each loss is returned once.
     pub(crate) fn take_unreported_loss(&mut self) -> Option<(String, Loss)> {
         let loss = self.loss.filter(|_| self.is_holding() && !self.is_reported)?;
         self.is_reported = true;
@@ -333,8 +334,9 @@ impl NodeState {
         self.path.ends_with(self.contender.name())
     }
 
-    /// Returns the orphans among these names: other nodes of this owner, which exist after a lost answer. The listing that gave
-    /// the names must follow a later write of this session, so that it shows every orphan.
+    /// Returns the orphans among these names: other nodes of this owner, which exist if the answer to a create was
+    /// lost. The caller must have listed the names after a later write of this session, so that they contain every
+    /// orphan.
     pub fn orphans(&self, names: &[String]) -> Vec<String> {
         let (looks, me) = (self.may_have_orphan && self.has_node(), &self.contender);
         let has_our_tag = |name: &str| me.dialect().split(name).is_some_and(|(tag, _)| tag == me.tag());

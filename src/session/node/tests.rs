@@ -30,7 +30,7 @@ fn holding() -> (Arc<ContenderNode>, Arc<SessionStore>) {
 const ENDS: [fn(&Arc<ContenderNode>); 2] =
     [|node| drop(node.leave(|it| it.known.leave(true))), |node| node.lose(Loss::Removed)];
 
-/// `held_at` reads only an atomic, so the atomic must change together with the node.
+/// `held_at` reads only an atomic, so a change of the node must change the atomic, too.
 #[test]
 fn held_at_is_none_once_the_node_is_lost_or_left() {
     for end in ENDS {
@@ -67,8 +67,8 @@ fn a_task_woken_by_a_loss_finds_it_at_once() {
     }
 }
 
-/// A server deletes the node when the session expires. If the process was stopped until then, the event of the deletion comes
-/// before the owner has looked at its lease.
+/// A server deletes the node when the session expires. If the process was stopped until then, the event of the deletion
+/// comes before the owner has checked its lease.
 #[test]
 fn a_removal_after_a_lapse_counts_as_the_lapse() {
     for (stopped_for, why) in [(0, Loss::Removed), (6_000, Loss::LeaseRanOut)] {
@@ -100,7 +100,7 @@ fn requested(watch: Result<Watch, Failure>) -> OwnWatch {
     OwnWatch { path: "/lock/node".to_owned(), watch: Box::pin(std::future::ready(watch)) }
 }
 
-/// Stores this answer to a request for a watch.
+/// Stores `watch` in the node, as the answer to a request for a watch.
 fn watched(node: &Arc<ContenderNode>, watch: Result<Watch, Failure>) -> Result<(), Failure> {
     let mut outcome = pin!(node.store_watch(requested(watch)));
     let Poll::Ready(outcome) = outcome.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
@@ -158,7 +158,7 @@ fn a_hold_is_suspect_while_its_connection_is_lost() {
     assert_eq!(node.hold_state(), HoldState::Lost { why });
 }
 
-/// The caller may use its path in a transaction at any time, so the writes are never settled.
+/// The caller may use the node's path in a transaction at any time, so the outcome of the writes is never known.
 #[test]
 fn writes_are_settled_once_each_has_an_outcome() {
     let (node, _store) = holding();

@@ -5,7 +5,7 @@ use crate::queue::contender::Tag;
 use crate::queue::dialect::Dialect;
 
 impl NodeState {
-    /// Returns a node that waits at this path since `now`.
+    /// Returns a node that has been waiting at this path since `now`.
     pub(in crate::session) fn waiting_at(path: String, now: Moment) -> NodeState {
         let tag = Tag::new(Dialect::Native, "host~id".to_owned());
         let mut record = NodeState::new("/lock", tag.unnumbered(Mode::Write));
@@ -61,7 +61,7 @@ fn of_each_phase() -> Vec<NodeState> {
     vec![absent(Mode::Write), coming, waiting(), holding(), moving, changing, left]
 }
 
-/// Returns the path of the deleted node, and whether the deletion signals the release.
+/// Returns the path of the node that this removal deletes, and whether the deletion signals the release.
 fn removed(leaving: &Leaving) -> (&str, bool) {
     match leaving {
         Leaving::Coming { lists_after: false } => ("the created node", false),
@@ -72,7 +72,8 @@ fn removed(leaving: &Leaving) -> (&str, bool) {
     }
 }
 
-/// Checks that the end of the node removes these paths, in this order, each with or without a signal.
+/// Checks that the end of the node removes these paths in this order. Each path comes with whether its deletion signals
+/// the release.
 #[track_caller]
 fn ends_with<const N: usize>(mut record: NodeState, expected: [(&str, bool); N]) {
     let removals = record.end(true);
