@@ -184,7 +184,7 @@ async fn a_connection_with_a_chroot_outlives_a_break() {
     }
 }
 
-/// The server makes the node, but the reply to the create does not come.
+/// The server makes the node, but the client never gets the reply to the create.
 #[support::judged]
 async fn a_try_that_is_given_up_leaves_nothing_behind() {
     for timeout in [None, Some(PROMPT)] {

@@ -151,7 +151,7 @@ async fn a_cut_between_drop_and_acquisition_leaves_one_node() {
         stage.proxy.reset();
         let (of, how) = (round % 2, if round / 2 % 2 == 0 { Close::Fin } else { Close::Rst });
         let frames = if of == 0 { Frames::requests(Op::Multi) } else { Frames::replies(Op::Multi) };
-        // The cut comes before the first byte of the frame, in its middle, or after it.
+        // The cut comes before the first byte of the request, in its middle, or after its last byte.
         let cut = match round / 4 % 3 {
             0 => stage.proxy.apply(Rule::on(frames).close(0, how)),
             1 => stage.proxy.apply(Rule::on(frames).close(30, how)),

@@ -188,8 +188,8 @@ async fn a_writer_behind_eight_kept_readers_asks_once() {
         assert_eq!(about(keeper, path).len(), 1, "{:?}", keeper.proxy.requests());
     }
     assert_eq!((asks(&tapped, path), version(&operator, path).await), (1, version_before + 1));
-    // The writer creates its node, watches its own node and the last reader's, asks, and lists again. The readers leave
-    // meanwhile, so a listing may still show some of them.
+    // The writer creates its node, watches its own node and the last reader's, sends the ask, and lists the queue again. The
+    // readers leave meanwhile, so a listing may still show some of them.
     assert_eq!(requests.remove(0).0, Op::Create2);
     assert!(requests.iter().all(|(op, _)| [Op::GetChildren2, Op::GetData, Op::Multi].contains(op)), "{requests:?}");
     for calm in [&bystander, &neighbour.0] {

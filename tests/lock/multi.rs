@@ -350,7 +350,7 @@ impl Scheduled {
     }
 }
 
-/// The number of seconds within which all retries of a request end.
+/// The virtual seconds within which all retries of a request end.
 const PATIENCE: u32 = 10;
 
 // ---------------------------------------------------------------------------------------------------------------

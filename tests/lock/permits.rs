@@ -30,7 +30,7 @@ async fn free(semaphore: &Semaphore) -> Permit {
     soon("a free permit", semaphore.acquire()).await.expect("free")
 }
 
-/// Returns a semaphore whose directories exist. The handle has already read the number of permits.
+/// Returns a semaphore whose directories exist and whose handle has read the number of permits.
 async fn used(zk: &ZooKeeper, path: &str, permits: u32) -> Semaphore {
     let semaphore = open(zk, path, permits);
     free(&semaphore).await.release().await.unwrap();

@@ -22,8 +22,8 @@ const REFUSED_FROM: i32 = i32::MAX - (1 << 20) + 1;
 
 const DIRECTORY: &str = "/locks/old";
 
-/// Returns a server on which the next contender gets the number `next`. If `kept`, a foreign node prevents the deletion of the
-/// directory.
+/// Returns a server on which the next contender gets the sequence number `next`. If `kept`, a node of another program prevents
+/// the deletion of the directory.
 async fn server_at(next: i32, kept: bool) -> Server {
     let server = Server::start_with(&[], &WITHOUT_DIGESTS);
     let zk = connect(&server.address()).await;
@@ -50,7 +50,7 @@ async fn numbers(zk: &ZooKeeper) -> Vec<(Mode, i64)> {
     numbers.iter().map(|contender| (contender.mode(), contender.sequence())).collect()
 }
 
-/// Makes a node with the next number, as a client without this library does.
+/// Makes a node with the next sequence number, as a program without this library would.
 async fn join(session: &Arc<dyn Session>, prefix: &str) -> Result<String, Failure> {
     let created = session.create(&format!("{DIRECTORY}/{prefix}"), &[], Kind::EphemeralSequential).await?;
     Ok(created.path.rsplit('/').next().unwrap_or_default().to_owned())
@@ -131,7 +131,7 @@ async fn several_contenders_with_the_last_number_all_fail() {
     let states: Vec<_> = queue.members.iter().map(|member| member.state.clone()).collect();
     assert_eq!(states, [MemberState::Holds, MemberState::Stuck, MemberState::Stuck]);
 
-    // The first holder of the number has gone. Still no other contender with that number may be granted.
+    // The first of the contenders with this number has left. Still no other contender with the same number may be granted.
     one.delete(&format!("{DIRECTORY}/{}", names[0])).await.expect("the node exists");
     let queue = soon("the queue", b.queue()).await.expect("readable");
     assert_eq!(queue.holders().count(), 0);

@@ -331,7 +331,7 @@ async fn two_hundred_contenders_share_a_few_listings() {
     assert_eq!(two.proxy.count(Op::GetChildren2), listings);
 }
 
-/// Contenders share a listing. When the first of them give up, the others must still get its reply.
+/// Several contenders share a listing. When the contenders that requested it give up, the others must still get the reply.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crowd_whose_first_contenders_give_up_is_served() {
     let server = Server::start();

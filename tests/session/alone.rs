@@ -28,7 +28,7 @@ const TICK: Duration = Duration::from_millis(500);
 /// The time that a test waits before it concludes that no reply or grant comes.
 const A_WHILE: Duration = Duration::from_millis(500);
 
-/// Long enough for a reply, and shorter than the time between the two requests of a heartbeat.
+/// Long enough for a reply to the first of a heartbeat's two requests, and shorter than the time between the two.
 const A_MOMENT: Duration = Duration::from_millis(50);
 
 /// Returns the ensemble, which the tests of this file use one after the other.

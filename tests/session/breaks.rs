@@ -121,7 +121,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream, survives: Kind, mut is_lost: bo
 struct Options {
     timeout: Duration,
     tick: Option<Duration>,
-    /// The part of the lease that `zklock` reserves for stopping its command.
+    /// The part of the lease, at its end, that `zklock` reserves for stopping its command.
     margin: Option<Duration>,
 }
 

@@ -176,7 +176,7 @@ async fn connect(server: &str) -> Result<Option<ZooKeeper>, String> {
     Ok(answer.map_err(|_| "connecting hangs")?.ok())
 }
 
-/// Returns the number of updates whose count was checked.
+/// Runs one case. Returns the number of updates that were checked against the value.
 async fn run(server: String, seed: u64) -> Result<u64, String> {
     let garbling = if seed.is_multiple_of(3) { Garbling::Bytes } else { Garbling::Shape };
     let garbler = Garbler::start(&server, garbling, seed);

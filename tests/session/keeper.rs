@@ -1,5 +1,5 @@
-//! Old ZooKeeper servers, and servers that differ from ZooKeeper, such as ClickHouse Keeper. The client sends a request that such
-//! a server does not know at most once. It notices when the server has changed its session.
+//! Old ZooKeeper servers, and servers that differ from ZooKeeper, such as ClickHouse Keeper. A request that such a server does
+//! not know is sent only once. The client notices when the server has replaced its session.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! Small requests are sent at once (`TCP_NODELAY`), also in a container whose default profile refuses to duplicate sockets.
-//! Otherwise a request waits for the acknowledgement of the request before it, and two requests that are sent together take
-//! two round trips.
+//! Small requests are sent immediately (`TCP_NODELAY`), also in a container whose default profile refuses to duplicate sockets.
+//! Otherwise a request waits for the acknowledgement of the request before it, and two requests that are sent together take two
+//! round trips.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ use support::scene::eventually;
 use support::server::Server;
 use zk_rwlock::{RwLock, ZooKeeper};
 
-/// The number of a system call, which is the same on every processor.
+/// The number of the system call `pidfd_open`, which is the same on every processor architecture.
 const PIDFD_OPEN: i64 = 434;
 const PIDFD_GETFD: i64 = 438;
 

@@ -553,7 +553,7 @@ mod tls {
         }
     }
 
-    /// A server with a port for TLS beside the plain port.
+    /// A server with a port for TLS and a port without TLS.
     struct Secured {
         server: Server,
         address: String,
