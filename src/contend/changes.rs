@@ -64,7 +64,8 @@ impl<T> Changes<T> {
         Changes { items: Mutex::new(Box::pin(items.fuse())), shield: Shield::default() }
     }
 
-    /// Waits for the next change. The first call returns the present state at once. `None` means that no change can follow.
+    /// Waits for the next change. The first call returns the present state immediately. `None` means that no change can
+    /// follow.
     ///
     /// Changes between two calls may be skipped, but never the newest.
     ///

@@ -135,13 +135,15 @@ impl<'guard> Transaction<'guard> {
     /// - [`Error::TransactionRefused`]: an operation could not be carried out, and nothing was changed.
     /// - [`Error::OutcomeUnknown`]: the connection broke, or the client was closed, before the answer came, and nothing shows the
     ///   outcome. Everything was done, or nothing.
-    /// - [`Error::InvalidInput`]: a path is invalid, or lies inside the lock's own directory, where a write would look like a
-    ///   hand-off; or the request exceeds its [limit](Self::size_limit), and a server would close the connection. Nothing was sent.
+    /// - [`Error::InvalidInput`]: a path is invalid, or lies inside the lock's own directory, where a write would look
+    ///   like a hand-off; or the request exceeds its [limit](Self::size_limit), and a server would close the
+    ///   connection. Nothing was sent.
     pub async fn commit(self) -> Result<Vec<Outcome>, Error> {
         self.sent(true).await
     }
 
-    /// Commits like [`commit`](Transaction::commit), but returns [`Error::OutcomeUnknown`] at once if the reply is lost.
+    /// Commits like [`commit`](Transaction::commit), but returns [`Error::OutcomeUnknown`] immediately if the reply is
+    /// lost.
     pub(crate) async fn commit_once(self) -> Result<Vec<Outcome>, Error> {
         self.sent(false).await
     }

@@ -149,8 +149,8 @@ impl RwLock {
     /// has the token.
     ///
     /// For operators who have seen in the [`queue`](RwLock::queue) that a member hangs. A holder loses the lock with
-    /// [`Loss::Removed`](crate::Loss::Removed) at once, but perhaps only after the next contender was granted the lock. A waiter
-    /// gets [`Error::Evicted`], and is never granted the lock.
+    /// [`Loss::Removed`](crate::Loss::Removed) immediately, but perhaps only after the next contender was granted the
+    /// lock. A waiter gets [`Error::Evicted`], and is never granted the lock.
     ///
     /// The call never removes another member, because a token and the name of a node are used only once.
     ///
@@ -215,8 +215,8 @@ impl RwLock {
         Call::in_time(&self.handle().coordinator, async move { handle.forget().await })
     }
 
-    /// Asks every process that only [keeps](crate::RwLockBuilder::keep) the lock to give it up: at once if its node is
-    /// idle, or else with the uses that run. This includes the nodes that this process keeps.
+    /// Asks every process that only [keeps](crate::RwLockBuilder::keep) the lock to give it up: immediately if its node
+    /// is idle, or else after the uses that run. This includes the nodes that this process keeps.
     ///
     /// A contender that waits asks by itself. This call is for operators, and for programs that want the lock to be free
     /// before a `try_` method, which asks nobody.

@@ -138,8 +138,8 @@ impl Hold {
     }
 
     /// Waits until a contender queues up that this guard keeps out, and returns the first such contender. A
-    /// [`ReadGuard`](crate::ReadGuard) keeps out writers, a [`WriteGuard`](crate::WriteGuard) readers too. Ready at
-    /// once if such a contender waits already.
+    /// [`ReadGuard`](crate::ReadGuard) keeps out writers, a [`WriteGuard`](crate::WriteGuard) readers too. Ready
+    /// immediately if such a contender waits already.
     ///
     /// Permits keep out a contender that finds too few of them. A contender that takes free permits does not count. For
     /// permits, each new contender in the queue costs three reads more.
@@ -312,8 +312,8 @@ impl fmt::Debug for Hold {
 ///
 /// Dropping the guard gives the lock back in the background: from any thread, also outside a runtime and in a panic. A
 /// program that ends right after that should [`release`](Self::release) the guard, or also drop its lock and
-/// coordinator handles. Dropping the last handle waits a moment for the server. A process that exits at once takes the
-/// request with it.
+/// coordinator handles. Dropping the last handle waits a moment for the server. If the process exits immediately, the
+/// request is not sent.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct ReadGuard {
     hold: Hold,
@@ -324,8 +324,8 @@ pub struct ReadGuard {
 ///
 /// Dropping the guard gives the lock back in the background: from any thread, also outside a runtime and in a panic. A
 /// program that ends right after that should [`release`](Self::release) the guard, or also drop its lock and
-/// coordinator handles. Dropping the last handle waits a moment for the server. A process that exits at once takes the
-/// request with it.
+/// coordinator handles. Dropping the last handle waits a moment for the server. If the process exits immediately, the
+/// request is not sent.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct WriteGuard {
     hold: Hold,
@@ -385,8 +385,8 @@ impl ReadGuard {
     }
 
     /// Gives the lock back, and returns when its node is surely gone. If several guards share one node, by
-    /// [`share`](ReadGuard::share), only the last release does that. The earlier ones return at once. So does the last
-    /// one if the node is [kept](crate::RwLockBuilder::keep).
+    /// [`share`](ReadGuard::share), only the last release does that. The earlier releases return immediately. So does
+    /// the last release if the node is [kept](crate::RwLockBuilder::keep).
     ///
     /// # Cancel safety
     /// If the future is dropped after its first poll, the release goes on in the background. Before it, the guard is
@@ -401,7 +401,7 @@ impl ReadGuard {
 }
 
 impl WriteGuard {
-    /// Gives the lock back, and returns when its node is surely gone, or at once if the node is
+    /// Gives the lock back, and returns when its node is surely gone, or immediately if the node is
     /// [kept](crate::RwLockBuilder::keep).
     ///
     /// # Cancel safety

@@ -337,22 +337,24 @@ impl RwLockBuilder {
         self
     }
 
-    /// Keeps the node of the lock between uses, until another contender asks for the lock. While no other process wants the
-    /// lock, to take it again costs no request. Default: each use has a node of its own, which is removed with the guard.
+    /// Keeps the node of the lock between uses, until another contender asks for the lock. While no other process wants
+    /// the lock, taking it again costs no request. Default: each use has a node of its own, which is removed with the
+    /// guard.
     ///
-    /// When the last guard on a node is dropped, the node stays. The next acquisition of this handle or its clones that the
-    /// node covers is granted at once: a READ node covers reads, a WRITE node covers writes and reads. The uses of one node
-    /// follow the rules of the lock among themselves, first come first served. The node is given up
+    /// When the last guard on a node is dropped, the node stays. The next acquisition of this handle or its clones that
+    /// the node covers is granted immediately: a READ node covers reads, a WRITE node covers writes and reads. The uses
+    /// of one node follow the rules of the lock among themselves, first come first served. The node is given up
     ///
-    /// - when another contender asks for the lock: at once if the node is idle, or else after the uses that run. No use joins
-    ///   the node after that. Later uses queue up behind the contender that asked;
+    /// - when another contender asks for the lock: immediately if the node is idle, or else after the uses that run. No
+    ///   use joins the node after that. Later uses queue up behind the contender that asked;
     /// - when the node was idle for `idle`, and when the last clone of the handle is dropped;
     /// - when the node is lost. The lease guards a kept node like any other, so a use never begins under a lost lock.
     ///
-    /// Each waiting contender asks in one request, whatever its own options are. It needs the permission to write the lock's
-    /// directory. A contender without that permission logs that once, and waits until the node was idle for `idle`, or until
-    /// this process checks the queue: each `idle`, between 30 s and ten minutes. A `try_` method asks nobody: to take a lock
-    /// that others keep, use a [timeout](Acquire::timeout), or [ask](RwLock::ask) first.
+    /// Each waiting contender asks in one request, independent of its own options. The contender needs the permission
+    /// to write the lock's directory. A contender without that permission logs that once, and waits until the node was
+    /// idle for `idle`, or until this process checks the queue: each `idle`, between 30 s and ten minutes. A `try_`
+    /// method asks nobody: to take a lock that others keep, use a [timeout](Acquire::timeout), or [ask](RwLock::ask)
+    /// first.
     ///
     /// - Guards that use one node have one [token](crate::Hold::fencing_token), and are [lost](crate::Hold::lost) together.
     /// - [`release`](ReadGuard::release) waits for nothing while the node is kept.

@@ -197,7 +197,7 @@ impl Coordinator for Memory {
 /// let guard = RwLock::new(&zk, "/lock")?.write().await?;
 /// zk.faults().cut();
 /// assert!(matches!(guard.state(), HoldState::Suspect { .. }));
-/// tokio::time::sleep(Duration::from_secs(60)).await; // at once
+/// tokio::time::sleep(Duration::from_secs(60)).await; // returns immediately
 /// # Ok::<(), Error>(()) }).unwrap();
 /// ```
 #[derive(Clone, Debug)]
@@ -213,8 +213,8 @@ impl Memory {
 }
 
 impl Faults {
-    /// Ends this client's session at the ensemble, and deletes the session's nodes. The client learns of the end at
-    /// once or, while it is [cut](Self::cut) off, when its connection is [healed](Self::heal). The client's next
+    /// Ends this client's session at the ensemble, and deletes the session's nodes. The client learns of the end
+    /// immediately or, while it is [cut](Self::cut) off, when its connection is [healed](Self::heal). The client's next
     /// acquisition opens a new session.
     pub fn expire(&self) {
         self.zk.change(|world, id, fired| world.expire(id, Ending::Expired, fired));
@@ -263,7 +263,7 @@ impl Faults {
         self.zk.change(World::catch_up);
     }
 
-    /// Lets this client's server forget all present watches, like a server that has lost its last moments. The
+    /// Lets this client's server forget all present watches, like a server that has lost its newest state. The
     /// forgotten watches report no change any more.
     pub fn forget_watches(&self) {
         self.zk.change(|world, id, _| world.forget_watches(id));

@@ -29,7 +29,7 @@ pub(super) struct Ensemble {
 /// ensemble. The argument is `false` if a reply is lost instead.
 pub(super) type Notification = Box<dyn FnOnce(bool) + Send>;
 
-/// A request. Executed at once, or when the connection of its session is restored.
+/// A request. Executed immediately, or when the connection of its session is restored.
 type Job = Box<dyn FnOnce(&mut World, &mut Vec<Notification>) + Send>;
 
 /// The nodes and sessions of an embedded ensemble. Locked for the time of one request.

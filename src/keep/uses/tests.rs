@@ -6,7 +6,7 @@ use super::*;
 const RUNS: Joined<(), ()> = Joined::Runs(());
 const WAITS: Joined<(), ()> = Joined::Waits(());
 
-/// One step of a sequence.
+/// One step of a sequence of calls on [`Uses`].
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Joins(Mode),
@@ -19,7 +19,7 @@ enum Step {
     Downgraded,
 }
 
-/// A use that has neither been refused nor left, and its expected state.
+/// A use that is neither refused nor ended, and its expected state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Use {
     number: u64,
@@ -31,7 +31,7 @@ struct Use {
 
 #[derive(Clone)]
 struct Sequence {
-    /// The node under test. The waker of each use is the use's number.
+    /// The uses of the node under test. The waker of each use is its id.
     uses: Uses<u64>,
     left: Vec<Use>,
     is_granted: bool,
@@ -124,7 +124,8 @@ impl Sequence {
     /// Compares the state of each use with its state before the step. Exactly the uses whose state changed must have been woken.
     fn compare(&mut self, step: Step, before: &[Use], woken: &[u64]) {
         let mut uses = self.uses.clone();
-        // If the node is asked for before its grant, the reads at the front stay, or else the first write.
+        // If another contender asks for the node before the grant, the reads at the front stay, or else the first
+        // write.
         let stay = before.iter().take_while(|it| it.mode == Mode::Read).count().max(1);
         let stays = |it: &Use| before.iter().take(stay).any(|other| other.number == it.number);
         let refusable = |it: &Use| match step {
@@ -181,8 +182,8 @@ impl Sequence {
         assert_eq!(self.uses.is_idle(), self.left.is_empty(), "{:?}", self.steps);
     }
 
-    /// Ends the sequence: grants the node unless it has failed, ends each running use, and asks for the node. Fails if a use
-    /// waits for ever, or the node is not given up.
+    /// Ends the sequence: grants the node unless its acquisition has failed, ends each running use, and closes the
+    /// node. Fails if a use waits for ever, or the node is not given up.
     fn finish(mut self) {
         if !self.is_granted && !self.has_failed {
             self.take(Step::Granted);
@@ -203,7 +204,8 @@ fn possible_steps(uses: usize) -> impl Iterator<Item = Step> {
     always.chain(once).chain((0..uses).flat_map(|place| [Step::IsPolled(place), Step::Leaves(place)]))
 }
 
-/// Runs every sequence that continues this one by at most `steps` steps. Returns the number of sequences.
+/// Runs every sequence that continues this sequence by at most `steps` steps. Returns the number of sequences that were
+/// run.
 fn run_all(sequence: &Sequence, steps: usize) -> u64 {
     sequence.clone().finish();
     if steps == 0 {
@@ -229,14 +231,14 @@ fn long_random_sequences_keep_the_rules() {
     for seed in 0..2_000_u64 {
         let mut random = seed;
         let mut below = |limit: usize| {
-            // The constants of Knuth's MMIX generator.
+            // The constants of Knuth's MMIX random number generator.
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (random >> 33) as usize % limit
         };
         let mut sequence = Sequence::of(if seed % 3 == 0 { Mode::Read } else { Mode::Write });
         for _ in 0..60 {
             let mut next: Vec<_> = possible_steps(sequence.left.len()).filter(|step| sequence.allows(*step)).collect();
-            // A node that is asked for, or has failed, soon has no uses. So these two steps are rare.
+            // A node that is closed, or whose acquisition has failed, soon has no uses. So these two steps are rare.
             next.retain(|step| !matches!(step, Step::Closed | Step::Failed) || below(10) == 0);
             sequence.take(next[below(next.len())]);
         }

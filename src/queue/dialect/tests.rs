@@ -6,7 +6,7 @@ use crate::queue::tests::fuzz_text;
 
 const UUID: &str = "5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9";
 
-/// Returns the first letter of the mode, and the number.
+/// Returns the first letter of the mode, and the sequence number, of a contender's name.
 fn read(dialect: Dialect, name: &str) -> Option<(char, i64)> {
     let slot = dialect.slot(name)?;
     Some((if slot.mode == Mode::Read { 'R' } else { 'W' }, slot.sequence))

@@ -3,7 +3,8 @@
 use super::*;
 use crate::queue::dialect::Dialect;
 
-/// Makes a queue numbered from 0, with an `R` or `W` for each contender, listed last name first.
+/// Makes the names of a queue, numbered from 0, with an `R` or `W` for each contender. Returns the names in reverse
+/// order.
 fn queue(modes: &str) -> Vec<String> {
     let name_of = |(i, mode)| format!("h~{i}-{}-{i:010}", if mode == 'R' { "READ" } else { "WRITE" });
     let mut names: Vec<String> = modes.chars().enumerate().map(name_of).collect();
@@ -11,7 +12,7 @@ fn queue(modes: &str) -> Vec<String> {
     names
 }
 
-/// Returns the turn of each contender: `!` for granted, the number of its predecessor, or `x` for evicted.
+/// Returns the turn of each contender: `!` for granted, the sequence number of its predecessor, or `x` for evicted.
 fn seen(queue: &[String]) -> String {
     let mut members: Vec<_> = queue.iter().filter_map(|n| Contender::parse(n)).collect();
     members.sort_by_key(|c| (c.sequence(), c.name().to_owned()));
@@ -250,9 +251,10 @@ fn a_waiter_skips_ghosts_while_a_server_lists_them() {
     assert_eq!(waiter.departs(Departure::GoneAtLeader), Step::List);
     assert_eq!(awaits(waiter.lists(&[holder, FIRST, ME, me])), holder, "a writer before a ghost still counts");
     assert_eq!(waiter.ghosts, [ME, FIRST].map(Arc::from));
-    // A ghost's exact name is skipped. A writer that has downgraded has the ghost's number and another name.
+    // The waiter skips a ghost by its exact name. A writer that has downgraded has the same number as its ghost, but
+    // another name, so it is not skipped.
     assert_eq!(awaits(waiter.lists(&["h~b-READ-0000000002", FIRST, ME, me])), "h~b-READ-0000000002");
-    // Another server lists none of the ghosts.
+    // The client has reconnected to another server, which lists none of the ghosts.
     assert_eq!(waiter.departs(Departure::ListAgain), Step::List);
     assert_eq!(waiter.lists(&[me]), taken_by_listing(true));
     assert!(!waiter.has_ghosts());
