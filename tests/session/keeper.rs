@@ -1,5 +1,5 @@
 //! Old ZooKeeper servers, and servers that differ from ZooKeeper, such as ClickHouse Keeper. A request that such a server does
-//! not know is sent only once. The client notices when the server has replaced its session.
+//! not know is sent at most once. The client notices when the server has replaced its session.
 
 use std::time::Duration;
 
