@@ -25,8 +25,7 @@ async fn shown(columns: u16, arguments: &[&str]) -> Vec<String> {
     lines_of(&text)
 }
 
-/// Makes readers and waiting writers on every host, with long and wide labels, and one node that its process keeps
-/// between uses. Returns the tokens, and the guards and tasks that the caller must keep.
+/// Returns the lines without escape sequences.
 fn lines_of(text: &str) -> Vec<String> {
     let mut plain = String::new();
     let mut pieces = text.split('\x1b');
@@ -47,8 +46,8 @@ fn assert_fits(lines: &[String], columns: u16, tokens: &[i64]) {
     }
 }
 
-/// Makes readers and waiting writers on every host, with long and wide labels, and one kept node. Returns the tokens,
-/// and the guards and tasks that the caller must keep.
+/// Makes readers and waiting writers on every host, with long and wide labels, and one node that its process keeps
+/// between uses. Returns the tokens, and the guards and tasks that the caller must keep.
 async fn crowd(path: &str) -> (Vec<i64>, Vec<Box<dyn std::any::Any>>) {
     let label = "a label that is longer than a table has room for, 日本語のラベルも長い";
     let (zk, lock) = server_lock(path).await;
