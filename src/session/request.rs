@@ -10,10 +10,10 @@ use thiserror::Error;
 
 /// The answer to a request that is already on its way.
 ///
-/// Dropping it does not take the request back.
+/// Dropping the reply does not take the request back.
 pub type Reply<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
-/// Returns the answer, or `None` if the node does not exist or this client may not read the node.
+/// Turns the failures "the node does not exist" and "this client may not read the node" into `None`.
 pub(crate) fn shown<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
     match answer {
         Ok(it) => Ok(Some(it)),
@@ -22,7 +22,7 @@ pub(crate) fn shown<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure>
     }
 }
 
-/// Waits for all replies. For a node that does not exist, or that this client may not read, the answer is `None`.
+/// Waits for all replies. If a node does not exist, or this client may not read it, its answer is `None`.
 pub(crate) fn each_that_is_there<T: Send + 'static>(replies: Vec<Reply<T>>) -> Reply<Vec<Option<T>>> {
     Box::pin(async move {
         let mut all = Vec::with_capacity(replies.len());
@@ -36,7 +36,8 @@ pub(crate) fn each_that_is_there<T: Send + 'static>(replies: Vec<Reply<T>>) -> R
 /// A background task that outlives its caller, such as the removal of the node of a dropped future or guard.
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The data of several nodes; `None` of a node that is gone, or that this client may not read.
+/// The data and the stat of each of several nodes. `None` for a node that does not exist, or that this client may not
+/// read.
 pub type Contents = Vec<Option<(Vec<u8>, Stat)>>;
 
 /// The kind of a node.
@@ -48,27 +49,27 @@ pub enum Kind {
     Container,
     /// Deleted with its session.
     Ephemeral,
-    /// Deleted with its session. The ensemble appends a rising number to the name.
+    /// Deleted with its session. The ensemble appends a rising sequence number to the name.
     EphemeralSequential,
 }
 
 /// A node that was created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Created {
-    /// The node's path, with the sequence number if it has one.
+    /// The node's path, with the sequence number if the node has one.
     pub path: String,
-    /// The ensemble-wide number of the transaction that created the node.
+    /// The id (zxid) of the transaction that created the node, unique in the ensemble.
     pub czxid: i64,
     /// When the node was created, on the ensemble's clock.
     pub ctime: SystemTime,
-    /// The session that owns the node, 0 if the node is not ephemeral.
+    /// The id of the session that owns the node, 0 if the node is not ephemeral.
     pub ephemeral_owner: i64,
 }
 
 /// The metadata of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
-    /// The ensemble-wide number of the transaction that created the node.
+    /// The id (zxid) of the transaction that created the node, unique in the ensemble.
     pub czxid: i64,
     /// How often the node's data was set.
     pub version: i32,
@@ -76,7 +77,7 @@ pub struct Stat {
     pub ctime: SystemTime,
     /// When the node's data was last set, on the ensemble's clock. At first this is the creation time.
     pub mtime: SystemTime,
-    /// The session that owns the node, 0 if the node is not ephemeral.
+    /// The id of the session that owns the node, 0 if the node is not ephemeral.
     pub ephemeral_owner: i64,
     /// The length of the node's data in bytes.
     pub data_length: usize,
@@ -85,7 +86,7 @@ pub struct Stat {
 /// One operation of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Creates a node; not a sequential one.
+    /// Creates a node that is not sequential.
     Create {
         /// The path of the new node.
         path: String,
@@ -110,7 +111,7 @@ pub enum Operation {
         /// The version that the node must have, if one is given.
         version: Option<i32>,
     },
-    /// Changes nothing, but fails the transaction when the node is not there.
+    /// Changes nothing, but fails the transaction if the node does not exist or has another version.
     Check {
         /// The path of the node.
         path: String,
@@ -122,8 +123,8 @@ pub enum Operation {
 /// Returns the size in bytes of one request with these operations. The backend prepends `root` bytes to each path, and the ACL of
 /// a created node takes `acl` bytes.
 pub(crate) fn bytes(operations: &[Operation], root: usize, acl: usize) -> usize {
-    // ZooKeeper's wire format: a length or a version takes four bytes; a header of nine bytes stands before each operation, and
-    // after the last one.
+    // In ZooKeeper's wire format, a length or a version takes four bytes. A header of nine bytes stands before each
+    // operation, and after the last one.
     let text = |text: &str| 4 + root + text.len();
     let each = operations.iter().map(|operation| match operation {
         Operation::Create { path, data, .. } => text(path) + 4 + data.len() + acl + 4,
@@ -137,7 +138,7 @@ pub(crate) fn bytes(operations: &[Operation], root: usize, acl: usize) -> usize 
 pub(crate) const ACL_OF_ANYONE: usize = 4 + 4 + 4 + "world".len() + 4 + "anyone".len();
 
 impl Operation {
-    /// Returns the right that the operation needs, and the node on which it needs the right.
+    /// Returns the right that the operation needs, and the path of the node on which it needs the right.
     pub(crate) fn needs(&self) -> (&'static str, &str) {
         match self {
             Operation::Create { path, .. } => ("CREATE", parent(path)),
@@ -158,14 +159,14 @@ pub(crate) fn parent(path: &str) -> &str {
 pub enum Outcome {
     /// The node was created.
     Created,
-    /// The data was set, and this is the node's version now.
+    /// The data was set.
     Set {
-        /// The version for the next conditional operation.
+        /// The new version of the node's data, for the next conditional operation.
         version: i32,
     },
     /// The node was deleted.
     Deleted,
-    /// The node was there.
+    /// The node exists, and has the given version if there is one.
     Checked,
 }
 
@@ -174,13 +175,13 @@ pub enum Outcome {
 pub enum Event {
     /// The node's data was set. For a watch on children: a child was created or deleted.
     Changed,
-    /// The node is gone.
+    /// The node was deleted.
     Deleted,
     /// The session is over, and no further event comes.
     Over,
 }
 
-/// An armed one-shot watch: a future of its event. Dropping it removes the watch.
+/// An armed one-shot watch, which is a future of its event. Dropping the future removes the watch.
 pub type Watch = Pin<Box<dyn Future<Output = Event> + Send>>;
 
 /// Why a session is over.
@@ -196,16 +197,17 @@ pub enum Ending {
     /// The ensemble refused the session's credentials.
     #[error("the session's credentials were refused")]
     AuthFailed,
-    /// A reconnect was answered with a different session, so the nodes of the old session are not ours any more.
+    /// A reconnect was answered with a different session, so the nodes of the old session no longer belong to this
+    /// client.
     #[error("the session was replaced by another one on a reconnect")]
     Replaced,
     /// A task of this process that serves the session panicked, by a fault of this library or of a crate below it. The
     /// next acquisition opens another session.
     #[error("the session's store has failed")]
     Failed,
-    /// This process was forked from one that had connected. The sessions belong to the parent. The child has no threads
-    /// that serve a connection, and shares the parent's `epoll` instance, so a connection of the child would disturb the
-    /// parent's connections.
+    /// This process was forked from a process that had connected. The sessions belong to the parent. The child has no
+    /// threads that serve a connection, and shares the parent's `epoll` instance, so a connection of the child would
+    /// disturb the parent's connections.
     #[error(
         "this process was forked from one that had connected, whose threads it lacks and whose epoll it shares: fork first and \
          connect then, or exec"
@@ -220,7 +222,7 @@ pub struct Denied {
     pub right: &'static str,
     /// The node on which the request needs the right.
     pub node: String,
-    /// The identity of the client by its credentials, in words. Empty without credentials.
+    /// Describes the user as which the client is authenticated. Empty without credentials.
     pub whom: String,
 }
 
@@ -235,15 +237,15 @@ fn or_root(parent: &str) -> &str {
     if parent == "/" { "at the end of the connect string" } else { parent }
 }
 
-/// The reason why a request did not succeed. The variant says what the caller may conclude.
+/// The reason why a request did not succeed. The variant says whether the request may have been carried out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum Failure {
     /// Not carried out: there is no such node (for a create: no such parent).
     #[error("no such node")]
     NoNode,
-    /// Not carried out: the node's parent, at this path, is missing. A backend answers [`NoNode`](Failure::NoNode), and
-    /// the library finds out which node is missing.
+    /// Not carried out: the node's parent, at this path, does not exist. A backend answers [`NoNode`](Failure::NoNode),
+    /// and the library then finds out which node is missing.
     #[error("no such node: the parent {}", or_root(.0))]
     NoParent(String),
     /// Not carried out: the node exists already.
@@ -264,7 +266,7 @@ pub enum Failure {
     /// Not carried out: the ACL of the new node is not valid for this client.
     #[error("the servers refuse the ACL")]
     InvalidAcl,
-    /// Not carried out, for a reason that only people can act on.
+    /// Not carried out, for a reason that a person must resolve. The text gives the reason.
     #[error("refused: {0}")]
     Refused(String),
     /// Not carried out: no server could be reached.
@@ -290,7 +292,7 @@ pub enum Failure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum Loss {
-    /// The session is over, and its nodes with it.
+    /// The session is over, and its nodes are deleted or will be.
     #[error("{0}")]
     SessionOver(#[from] Ending),
     /// The servers may expire the session soon, and then another contender may be granted the lock. Too much time has
@@ -331,7 +333,7 @@ impl Loss {
     }
 }
 
-/// How sure it is that a lock is held.
+/// Whether a lock is held, and how certain that is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HoldState {

@@ -1,5 +1,5 @@
-//! Repeats requests whose outcome is unknown, and runs work on the thread of the sessions, where the work ends even if its caller
-//! is not polled.
+//! Repeats requests whose outcome is unknown. Also runs work on the thread of the sessions, where it ends even if its
+//! caller is not polled.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::session::request::{Failure, Reply, Stat, Task};
 use crate::session::shield::shielded;
 use crate::telemetry::user_thread::guarded;
 
-/// How often a request was repeated, and how often it may be.
+/// How often a request was repeated, and how often it may be repeated.
 #[derive(Clone)]
 pub(crate) struct Tries {
     made: u32,
@@ -22,14 +22,15 @@ pub(crate) struct Tries {
 
 impl Tries {
     pub(crate) const NONE: Tries = Tries { made: 0, most: 0 };
-    /// The limit for a request whose answers are lost, because a broken server could lose every answer. Beyond the limit the
-    /// caller gets [`Failure::Unknown`].
+    /// The limit for a request whose answers are lost. There is a limit because a broken server could lose every
+    /// answer. Beyond the limit the caller gets [`Failure::Unknown`].
     pub(crate) const LOST_ANSWERS: Tries = Tries { made: 0, most: 64 };
-    /// The limit for a request that a server denies although the leader has the node.
+    /// The limit for a request to which a server answers that the node does not exist, although the leader has the
+    /// node.
     pub(crate) const DENIALS: Tries = Tries { made: 0, most: 3 };
-    /// No limit, for work that must be done, such as the removal of a node. The work ends once an answer comes, or once the
-    /// session is over. A session that cannot reach the ensemble is over after its session timeout. So a release, which waits for
-    /// such work, ends as well.
+    /// No limit, for work that must be done, such as the removal of a node. The work ends once an answer comes or the
+    /// session is over. A session that cannot reach the ensemble is over after its session timeout, so a release, which
+    /// waits for such work, ends as well.
     pub(crate) const ENDLESS: Tries = Tries { made: 0, most: u32::MAX };
 
     pub(crate) fn count(&mut self) {
@@ -49,8 +50,8 @@ impl Tries {
         }
     }
 
-    /// Waits until the session is connected, and counts the try. From the fourth try on, it also sleeps, because then answers are
-    /// lost while the connection is up. Fails if the session is over.
+    /// Waits until the session is connected, and counts the try. From the fourth try on, also sleeps, because answers
+    /// are then probably lost by the server and not with the connection. Fails if the session is over.
     pub(crate) async fn pause(&mut self, session: &Arc<dyn Session>) -> Result<(), Failure> {
         session.connected().await.map_err(Failure::Over)?;
         self.count();
@@ -61,7 +62,7 @@ impl Tries {
     }
 }
 
-/// Sends the request, and repeats it while its outcome is unknown, within [`Tries::LOST_ANSWERS`].
+/// Sends the request, and repeats it while its outcome is unknown, up to the limit [`Tries::LOST_ANSWERS`].
 pub(crate) async fn until_known<T, F>(session: &Arc<dyn Session>, request: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
@@ -86,15 +87,15 @@ where
     }
 }
 
-/// Sleeps for `pause`. Returns `false` if the timer fired at once, which happens only if the runtime of the timer has ended. The
-/// caller must then not sleep again, because every further timer would also fire at once.
+/// Sleeps for `pause`. Returns `false` if the timer fired too early, which happens only if the runtime of the timer has
+/// ended. The caller must then not sleep again, because every further timer would also fire too early.
 pub(crate) async fn slept(session: &Arc<dyn Session>, pause: Duration) -> bool {
     let began = session.lease().now();
     session.sleep(pause).await;
     session.lease().now() >= began.saturating_add(pause / 2)
 }
 
-/// Sends a sync and a read, and returns the read's answer. Both requests are on their way when this returns.
+/// Sends a sync and a read before this function returns. Returns the read's answer.
 pub(crate) fn synced<T: 'static>(
     session: &Arc<dyn Session>,
     path: &str,
@@ -135,8 +136,8 @@ pub(crate) fn none_without_directory(failure: Failure) -> Result<Vec<String>, Fa
     if failure == Failure::NoNode { Ok(Vec::new()) } else { Err(failure) }
 }
 
-/// Polls the work once on the calling thread, and spawns the rest on the thread of the sessions. So the work makes progress even
-/// if the caller is never polled again.
+/// Polls the work once on the calling thread, and spawns the rest on the thread of the sessions. So the work goes on
+/// even if the caller is never polled again.
 pub(crate) fn begin(session: &Arc<dyn Session>, work: impl Future<Output = ()> + Send + 'static) {
     let mut task: Task = Box::pin(work);
     if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
@@ -144,8 +145,8 @@ pub(crate) fn begin(session: &Arc<dyn Session>, work: impl Future<Output = ()> +
     }
 }
 
-/// Runs work on the thread of the sessions, and returns its answer. If the reply is dropped before the answer comes, `abandoned`
-/// is called with the answer.
+/// Runs work on the thread of the sessions, and returns its result. If the reply is dropped before the work ends,
+/// `abandoned` is called with the result.
 pub(crate) fn spawn_awaited<T: Send + 'static>(
     session: &Arc<dyn Session>,
     work: impl Future<Output = Result<T, Failure>> + Send + 'static,
@@ -188,7 +189,7 @@ struct EarlyEnd<F: FnOnce()>(Option<F>);
 
 impl<F: FnOnce()> Drop for EarlyEnd<F> {
     fn drop(&mut self) {
-        // `fault` must not panic here, because a panic during unwinding would abort the process.
+        // A panic of `fault` is caught here, because a panic during unwinding would abort the process.
         let _panicked = self.0.take().and_then(guarded);
     }
 }

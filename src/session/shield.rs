@@ -1,5 +1,6 @@
-//! Protects the library's threads from the wakers of callers' tasks. Every future that a caller polls and a library thread wakes
-//! is wrapped in [`shielded`]. A waker that panics then stops no other waker, and a waker that blocks for ever blocks one thread.
+//! Protects the library's threads from the wakers of callers' tasks, which are the user's code. If a caller polls a
+//! future and a library thread wakes it, the future is wrapped in [`shielded`]. So a waker that panics does not keep
+//! other wakers from being called, and a waker that blocks for ever blocks one thread only.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -12,14 +13,14 @@ use crate::sync::{Mutex, thread_local};
 use crate::telemetry::user_thread::{guarded, is_library_thread};
 
 thread_local! {
-    /// The data pointer of the shielded waker that this thread polls with now, so that a nested shield adds no second wrapper.
-    /// Null outside a shield.
+    /// The data pointer of the shielded waker with which this thread polls now, so that a nested shield adds no second
+    /// wrapper. Null while this thread polls in no shield.
     static SHIELDED: Cell<*const ()> = const { Cell::new(ptr::null()) };
 }
 
-/// The wrapper around a task's waker, made anew when the task polls with another waker. Dropping the shield drops the task's
-/// waker on the thread of the task. A library thread may keep the wrapper for longer, and never runs the destructor of the task's
-/// waker.
+/// The wrapper around a task's waker. A new wrapper is made when the task polls with another waker. Dropping the shield
+/// drops the task's waker on the thread of the task. A library thread may keep the wrapper for longer, but does not run
+/// the destructor of the task's waker.
 #[derive(Default)]
 pub(crate) struct Shield(Option<Arc<Shielded>>);
 
@@ -89,8 +90,8 @@ impl Drop for Inside {
 }
 
 impl Shield {
-    /// Calls `poll` with a shielded waker in place of the task's waker. Library threads, and nested shields, use the waker as it
-    /// is.
+    /// Calls `poll` with a shielded waker in place of the task's waker. On a library thread, and inside another shield,
+    /// `poll` gets the present waker unchanged.
     pub(crate) fn poll<T>(
         &mut self,
         context: &mut Context<'_>,
@@ -113,7 +114,7 @@ impl Shield {
     }
 }
 
-/// Awaits a future with a shielded waker, because library threads wake it.
+/// Awaits a future that library threads wake, with a shielded waker.
 pub(crate) async fn shielded<F: Future>(work: F) -> F::Output {
     let (mut work, mut shield) = (pin!(work), Shield::default());
     poll_fn(|context| shield.poll(context, |context| work.as_mut().poll(context))).await
@@ -193,8 +194,8 @@ mod tests {
             move || shielded.wake()
         });
         receiver.recv().expect("the waker is called");
-        // The waker is blocked in its first call on the other thread. This call returns at once, and makes the other thread call
-        // the waker again.
+        // The other thread is blocked in the waker's first call. This call returns immediately, and makes the other
+        // thread call the waker again.
         shielded.wake_by_ref();
         go_on.send(()).expect("the waker is blocked");
         receiver.recv().expect("the waker is called again");

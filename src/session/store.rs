@@ -1,5 +1,5 @@
-//! The record of one session: the lease, our nodes on the session, the hand-offs to check, the listings under way, and the known
-//! ghosts. The backend reports events to it; contenders and keep-alive read it.
+//! The record of one session: the lease, our nodes on the session, the hand-offs to check, the listings under way, and
+//! the known ghosts. The backend reports events to the record; contenders and keep-alive read it.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -16,23 +16,27 @@ use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use crate::sync::{HashMap, Mutex, Notify};
 use crate::telemetry::log::emit;
 
-/// The store that the library keeps for one session. The backend makes it, hands it out, and reports each event to it.
+/// The library's record of one session. A backend creates the store, returns it from
+/// [`Session::store`](crate::coordinator::Session::store), and reports each event to it.
 ///
 /// # Implementing a backend
-/// Call [`began`](SessionStore::began) once, [`answered`](SessionStore::answered) or [`acknowledged`](SessionStore::acknowledged) after
-/// each answer, [`connected`](SessionStore::connected) and [`resumed`](SessionStore::resumed) as the connection changes, and
-/// [`end`](SessionStore::end) when the session is over. None of these calls blocks or waits.
+///
+/// Call [`began`](SessionStore::began) once, [`answered`](SessionStore::answered) or
+/// [`acknowledged`](SessionStore::acknowledged) after each answer, [`connected`](SessionStore::connected) and
+/// [`resumed`](SessionStore::resumed) as the connection changes, and [`end`](SessionStore::end) when the session is
+/// over. None of these calls blocks or waits.
 pub struct SessionStore {
     lease: Arc<Lease>,
-    /// The number that the next node gets.
+    /// The id that the next node gets.
     next: AtomicU64,
     members: Mutex<Members>,
     /// Wakes the task that renews the lease, because the connection has changed, the session is over, or the renewal must run
     /// sooner.
     pub(super) renewal_wake: Notify,
-    /// The nodes that keep-alive has not watched yet. Its `wake` also tells keep-alive of a hand-off to check.
+    /// Our nodes on which keep-alive has not requested a watch yet. The list's `wake` also notifies keep-alive of a
+    /// hand-off to check.
     pub(crate) unwatched: Arc<Unwatched>,
-    /// How often the connection was lost.
+    /// The number of times that the connection was lost.
     connection: AtomicU64,
     listings: Listings,
     ghosts: Ghosts,
@@ -80,8 +84,8 @@ impl SessionStore {
         self.find_all_losses_if(lapsed);
     }
 
-    /// Records that the handshake of the current connection resumed this session. The handshake counts as soon as an
-    /// operation is [acknowledged](SessionStore::acknowledged) that was sent on this connection.
+    /// Records that the handshake of the current connection resumed this session. The handshake extends the lease once
+    /// an operation that was sent on this connection is [acknowledged](SessionStore::acknowledged).
     pub fn resumed(&self) {
         self.lease.resumed();
     }
@@ -93,10 +97,10 @@ impl SessionStore {
         self.notify_all();
     }
 
-    /// Records a lost connection, or a connection that is back. The lease stays as it is, so a lost connection only makes
-    /// holds [suspect](crate::HoldState::Suspect).
+    /// Records that the connection is lost (`false`) or back (`true`). The lease stays as it is, so a lost connection
+    /// only makes holds [suspect](crate::HoldState::Suspect).
     ///
-    /// A backend must report a lost connection before any answer that comes on the next one.
+    /// A backend must report a lost connection before any answer that comes on the next connection.
     pub fn connected(&self, connected: bool) {
         let has_changed = self.lease.connected(connected);
         self.wake_renewal();
@@ -113,7 +117,8 @@ impl SessionStore {
     pub fn end(&self, why: Ending) {
         self.lease.end(why);
         self.members.lock().over = true;
-        // Every node that is not lost yet gets the end of the session as its loss, before an event can report its deletion.
+        // The end of the session is recorded as the loss of every node that is not lost yet, before an event can report
+        // the deletion of the node.
         self.find_all_losses();
         self.wake_renewal();
         self.unwatched.wake.notify_one();
@@ -136,8 +141,8 @@ impl SessionStore {
         ContenderNode::new(number, (Arc::clone(directory), tag.clone()), mode, &self.lease, &self.unwatched)
     }
 
-    /// Records the created node, from the answer to its create, or from a listing after that answer was lost. Keep-alive keeps
-    /// and watches the node until [`SessionStore::leave`].
+    /// Records the created node, from the answer to its create, or from a listing after that answer was lost.
+    /// Keep-alive checks and watches the node until [`SessionStore::leave`].
     pub(crate) fn created(&self, node: &Arc<ContenderNode>, created: &Created, session: i64) -> Result<(), Failure> {
         let now = self.lease.now();
         let (answer, _unlocked) = node.change(|it| (it.known.created(created, session, now), it.creating.take()));
@@ -146,15 +151,16 @@ impl SessionStore {
         Ok(())
     }
 
-    /// Removes a node from this record, because its owner gives it back or was dropped. Applies `change` to the node, and returns
-    /// its result. The second argument of `change` says whether the node may signal its release.
+    /// Removes a node from this record, because its owner gives the lock back or was dropped. Applies `change` to the
+    /// node, and returns its result. The second argument of `change` is whether the removal may signal the release.
     pub(crate) fn leave<T>(&self, node: &Arc<ContenderNode>, change: impl FnOnce(&mut Locked, bool) -> T) -> T {
         let removals = node.leave(|it| change(it, !self.is_signal_refused()));
         self.remove(node);
         removals
     }
 
-    /// Returns how often the connection was lost. If the number is the same at two answers, both came on the same connection.
+    /// Returns how often the connection was lost. If this count is the same at two answers, both came on the same
+    /// connection.
     pub(crate) fn connection(&self) -> u64 {
         self.connection.load(Ordering::Acquire)
     }
@@ -167,7 +173,8 @@ impl SessionStore {
         &self.ghosts
     }
 
-    /// Records that the server refuses that this session sets the data of its own nodes. Releases are then plain deletes.
+    /// Records that the server refuses to let this session set the data of its own nodes. Releases are then plain
+    /// deletes.
     pub(crate) fn record_signal_refused(&self) {
         self.is_signal_refused.store(true, Ordering::Relaxed);
     }
@@ -176,8 +183,8 @@ impl SessionStore {
         self.is_signal_refused.load(Ordering::Relaxed)
     }
 
-    /// Records the loss of every hold if the lease has lapsed. Otherwise a hold could survive the lapse, because the same answer
-    /// may have renewed the lease.
+    /// Records the loss of every hold if `lapsed`, that is, if an answer showed that the lease had run out. Otherwise a
+    /// hold could survive the lapse, because the same answer may have renewed the lease.
     fn find_all_losses_if(&self, lapsed: bool) {
         if lapsed {
             self.find_all_losses();
@@ -191,8 +198,9 @@ impl fmt::Debug for SessionStore {
     }
 }
 
-/// A write to a holder's node that waiters take for a hand-off: the holder has released the lock. A stranger may have sent the
-/// write, so the hand-off is confirmed only once no contender with a number up to that of the holder is left.
+/// A write to a holder's node that waiters take as the release of the lock by that holder. A stranger may have sent the
+/// write. So the hand-off is confirmed only when no contender is left whose sequence number is at most that of the
+/// holder.
 pub(crate) struct HandOff {
     pub(crate) path: Arc<str>,
     is_confirmed: AtomicBool,
@@ -203,7 +211,8 @@ impl HandOff {
         HandOff { path, is_confirmed: AtomicBool::new(false) }
     }
 
-    /// Records that no contender up to the holder is left, so the holder had released the lock.
+    /// Records that no contender with a sequence number up to the holder's is left, so the holder had released the
+    /// lock.
     pub(crate) fn confirm(&self) {
         self.is_confirmed.store(true, Ordering::Release);
     }
@@ -216,11 +225,12 @@ impl HandOff {
 #[derive(Default)]
 struct Members {
     all: HashMap<u64, Arc<ContenderNode>>,
-    /// The hand-offs to check, by the path of the node of the holder that released.
+    /// The hand-offs to check, by the path of the releasing holder's node.
     handed_off: HashMap<Arc<str>, HandedOff>,
-    /// The last hand-off that was confirmed. A contender granted by it later needs no check.
+    /// The last hand-off that was confirmed. If this hand-off grants the lock to another contender later, that grant
+    /// needs no check.
     last_confirmed: Option<Arc<HandOff>>,
-    /// The nodes that are no longer kept, and are deleted after their last use.
+    /// The nodes that their owner no longer keeps between uses, and deletes after the last use.
     leaving: Vec<Weak<ContenderNode>>,
     over: bool,
     /// When the renewal of the lease runs next, on the session's clock.
@@ -230,20 +240,20 @@ struct Members {
 struct HandedOff {
     signal: Arc<HandOff>,
     granted: Vec<Arc<ContenderNode>>,
-    /// Whether keep-alive has begun the check.
+    /// Whether keep-alive has begun to check the hand-off.
     is_under_check: bool,
 }
 
 impl SessionStore {
-    /// Adds a created node, until [`SessionStore::remove`]. If the node is the first and the next renewal of the lease is too
-    /// late for it, this wakes the renewal.
+    /// Adds a created node, until [`SessionStore::remove`]. If the node is the session's first, and the next renewal of
+    /// the lease would be too late for it, also wakes the task that renews the lease.
     pub(super) fn add(&self, node: &Arc<ContenderNode>) {
         let renewed_by = self.lease.now() + self.lease.heartbeat_period();
         let mut members = self.members.lock();
         members.all.insert(node.number, Arc::clone(node));
         let is_late = members.all.len() == 1 && members.renewal > renewed_by;
         drop(members);
-        // Other nodes need no wake-up, which would cost a tenth of the time of a short hold.
+        // The task is woken only if it must be, because a wake-up costs a tenth of the time of a short hold.
         if is_late {
             self.wake_renewal();
         }
@@ -254,8 +264,8 @@ impl SessionStore {
         self.members.lock().all.remove(&node.number);
     }
 
-    /// Returns the hand-off by the holder whose node is at `path`. All contenders that it grants share one value, because one
-    /// hand-off may grant the lock to thousands of readers.
+    /// Returns the hand-off by the holder whose node is at `path`. All contenders that it grants the lock share one
+    /// value, because one hand-off may grant the lock to thousands of readers.
     pub(crate) fn hand_off(&self, path: &Arc<str>) -> Arc<HandOff> {
         let members = self.members.lock();
         let known = members.handed_off.get(path).map(|handed| &handed.signal);
@@ -269,7 +279,7 @@ impl SessionStore {
         // `signal` may be older than the value of `last_confirmed` for the same path, so the paths are compared too.
         let is_confirmed =
             signal.is_confirmed() || members.last_confirmed.as_ref().is_some_and(|last| last.path == signal.path);
-        // A check that is not finished also covers `node`, even if the hand-off is confirmed.
+        // A check that has not ended also covers `node`, even if the hand-off is confirmed.
         if is_confirmed && !members.handed_off.contains_key(&signal.path) {
             return signal.confirm();
         }
@@ -282,23 +292,24 @@ impl SessionStore {
         self.unwatched.wake.notify_one();
     }
 
-    /// Records that this node is no longer kept, and is deleted after its last use. A contender behind it then need not ask that
-    /// the node be given up.
+    /// Records that this node is no longer kept between uses, and is deleted after its last use. A contender behind the
+    /// node then need not request that it be given up.
     pub(crate) fn mark_leaving(&self, node: &Arc<ContenderNode>) {
         let mut members = self.members.lock();
         members.leaving.retain(|node| node.strong_count() > 0);
         members.leaving.push(Arc::downgrade(node));
     }
 
-    /// Returns the names of the nodes in this directory that are no longer kept, and are deleted after their last use.
+    /// Returns the names of the nodes in this directory that are no longer kept between uses, and are deleted after
+    /// their last use.
     pub(crate) fn leaving_soon(&self, directory: &str) -> Vec<String> {
         let leaving: Vec<_> = self.members.lock().leaving.iter().filter_map(Weak::upgrade).collect();
         let name = |node: Arc<ContenderNode>| Some(node.path().strip_prefix(directory)?.strip_prefix('/')?.to_owned());
         leaving.into_iter().filter_map(name).collect()
     }
 
-    /// Returns the paths of the hand-offs whose check must start now, each once. Forgets a hand-off if none of the contenders
-    /// that it granted holds any more.
+    /// Returns the paths of the hand-offs whose check must start now. Each path is returned once. Forgets a hand-off if
+    /// no contender to which it granted the lock still holds.
     pub(super) fn take_unchecked(&self) -> Vec<Arc<str>> {
         let mut members = self.members.lock();
         members.handed_off.retain(|_, handed| handed.is_under_check || handed.granted.iter().any(|it| it.is_holding()));
@@ -310,13 +321,14 @@ impl SessionStore {
         paths.collect()
     }
 
-    /// Records that this hand-off is confirmed, so that a contender granted by it later needs no check.
+    /// Records that this hand-off is confirmed. If it grants the lock to another contender later, that grant needs no
+    /// check.
     pub(super) fn record_confirmed(&self, signal: Arc<HandOff>) {
         signal.confirm();
         self.members.lock().last_confirmed = Some(signal);
     }
 
-    /// Ends the check of a hand-off. Returns the hand-off, and our nodes that it granted.
+    /// Ends the check of a hand-off. Returns the hand-off, and our nodes to which it granted the lock.
     pub(super) fn finish_check(&self, path: &Arc<str>) -> Option<(Arc<HandOff>, Vec<Arc<ContenderNode>>)> {
         self.members.lock().handed_off.remove(path).map(|handed| (handed.signal, handed.granted))
     }
@@ -334,7 +346,7 @@ impl SessionStore {
         self.notify_all();
     }
 
-    /// Logs for each node that is held that the connection was lost, or that it is back.
+    /// Logs, for each node that is held, that the connection was lost or is back.
     pub(crate) fn log_link(&self, is_connected: bool) {
         if LevelFilter::current() < LevelFilter::WARN {
             return;
@@ -377,8 +389,8 @@ impl SessionStore {
         self.members.lock().all.is_empty()
     }
 
-    /// Records when the renewal of the lease runs next. Returns `false` if the plan is out of date: the caller took the session
-    /// for idle (`is_idle`), and a node was added since. The caller must then plan again.
+    /// Records when the renewal of the lease runs next. Returns `false` if the plan is out of date, because the caller
+    /// took the session for idle (`is_idle`) and a node was added since. The caller must then plan again.
     pub(super) fn plan_renewal(&self, at: Moment, is_idle: bool) -> bool {
         let mut members = self.members.lock();
         members.renewal = at;

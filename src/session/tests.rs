@@ -1,4 +1,4 @@
-//! A stub of a session for unit tests. It answers the requests for which the test's [`Answers`] give an answer, and no others.
+//! A stub of a session for unit tests. It answers only the requests to which the test's [`Answers`] give an answer.
 
 use std::fmt;
 use std::future::pending;

@@ -1,8 +1,8 @@
-//! The two threads of the library. One runs the tasks of the sessions (heartbeats, removals) and the sockets of the client crate.
-//! The other runs timers.
+//! The two threads of the library. One runs the tasks of the sessions (heartbeats, removals) and reads the sockets of
+//! the client crate. The other runs timers.
 //!
-//! Because of these threads, a program that blocks its own runtime, or has none, loses no lock and leaves no node behind. One
-//! thread reads the sockets and runs the sessions, so that no answer has to switch threads.
+//! Because of these threads, a program that blocks its own runtime, or has none, loses no lock and leaves no node
+//! behind. The sessions run on the thread that reads the sockets, so that no answer has to switch threads.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -27,35 +27,36 @@ use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use crate::telemetry::{relay, user_thread};
 
-/// How long the thread of the sessions still runs after its last user has gone, so that sessions can be closed.
+/// How long the thread of the sessions still runs after its last user was dropped, so that sessions can be closed.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The background thread of this process, while it has a user.
 static BACKGROUND: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
 
-/// The id of the process that connected first, 0 before that. A child that the process forks lacks the threads of the client
-/// crate and of this library, so its connections would not be served.
+/// The id of the process that connected first, 0 before that. A child that the process forks lacks the threads of the
+/// client crate and of this library, so the connections in the child would not be served.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Returns whether this process was forked after its parent had connected. Reads the clock, because [`since_boot_here`] makes the
-/// check, and calls the system for it only once in [`FORK_CHECK_EVERY`].
+/// Returns whether this process was forked after its parent had connected. This function reads the clock
+/// [`since_boot_here`], which normally asks the system for the process id at most once in [`FORK_CHECK_EVERY`].
 pub(crate) fn is_forked() -> bool {
     since_boot_here() == FORKED
 }
 
-/// The time that [`since_boot_here`] returns in a forked process. It is later than the end of any lease, so every lease that was
-/// copied by the fork is invalid there.
+/// The time that [`since_boot_here`] returns in a forked process. It is later than the end of any lease, so every lease
+/// that the fork has copied is invalid in the child.
 pub(crate) const FORKED: Moment = Duration::from_secs(1 << 40);
 
-/// The shortest time between two calls of `std::process::id`, in nanoseconds. The call enters the kernel, and a hold is checked
-/// millions of times a second. A fork takes longer than this time.
+/// The shortest time between two calls of `std::process::id`, in nanoseconds. The call enters the kernel, and a hold is
+/// checked millions of times a second. A fork takes longer than this time, so the child's first check finds that the
+/// time has passed.
 const FORK_CHECK_EVERY: u64 = 20_000;
 
 /// When `std::process::id` was last called, in nanoseconds since boot.
 static FORK_CHECKED_AT: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the time since boot, or [`FORKED`] in a process that was forked after its parent had connected. This is the clock of
-/// the leases on real sessions, because a forked process cannot serve its parent's sessions.
+/// Returns the time since boot, or [`FORKED`] in a process that was forked after its parent had connected. Real
+/// sessions use this clock for their leases, because a forked process cannot serve its parent's sessions.
 pub(crate) fn since_boot_here() -> Moment {
     let now = since_boot();
     let at = nanos(now);
@@ -74,7 +75,8 @@ pub(crate) struct BackgroundThread {
     tasks: Tasks,
     id: ThreadId,
     is_running: Arc<AtomicBool>,
-    /// When the thread began to run tasks without a pause, in nanoseconds since boot. 0 while the thread is idle.
+    /// When the thread of the sessions began to run tasks without a pause, in nanoseconds since boot. 0 while the
+    /// thread is idle.
     busy_since: Arc<AtomicU64>,
     /// The thread of timers. Timers fire even if the thread of the sessions is blocked.
     timers: Arc<Timers>,
@@ -92,7 +94,7 @@ impl Drop for Alive {
     }
 }
 
-/// Starts a thread of the library. Of the user's code, such a thread runs only wakers.
+/// Starts a thread of the library. Wakers are the only code of the user that runs on such a thread.
 fn start(name: &str, is_running: &Arc<AtomicBool>, run: impl FnOnce(Alive) + Send + 'static) -> io::Result<ThreadId> {
     let alive = Alive(Arc::clone(is_running));
     let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
@@ -113,8 +115,8 @@ struct Timers {
 impl Timers {
     fn start() -> io::Result<Timers> {
         let (stop, stopped) = oneshot::channel::<()>();
-        // The runtime is built after the thread was started. If the thread cannot be started, there is then no runtime to drop
-        // here, where a drop may panic: the caller may be in an async context.
+        // The runtime is built after the thread has started. If the thread cannot be started, there is no runtime to
+        // drop here. Such a drop may panic, because the caller may be in an async context.
         let (give, given) = std::sync::mpsc::channel::<Runtime>();
         let is_running = Arc::new(AtomicBool::new(true));
         start("zk-rwlock-timer", &is_running, move |_alive| {
@@ -136,13 +138,13 @@ impl Timers {
 pub(crate) struct Tasks(Weak<Executor<'static>>);
 
 impl Tasks {
-    /// Runs a task. A panic ends only this task.
+    /// Runs a task. If the task panics, only this task ends.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.begin(task).into_iter().for_each(FallibleTask::detach);
     }
 
-    /// Runs a task until the returned handle is dropped. The handle returns the output of the task or its panic, and `None` once
-    /// the thread has ended.
+    /// Runs a task until it ends or the returned handle is dropped. The handle returns the output of the task or its
+    /// panic, and `None` if the thread has ended.
     pub(crate) fn begin<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
@@ -151,8 +153,8 @@ impl Tasks {
     }
 }
 
-/// A task that returns its panic as an error. A panic of its destructor is caught too, because the executor would abort the
-/// process.
+/// A task that returns its panic as an error. A panic of the task's destructor is caught too, because the executor
+/// would abort the process.
 struct Guarded<F>(Option<Pin<Box<F>>>);
 
 impl<F: Future> Future for Guarded<F> {
@@ -173,7 +175,7 @@ impl<F> Drop for Guarded<F> {
     }
 }
 
-/// Returns the message of a panic. If the process lacks file descriptors, the message says so.
+/// Returns the message of a panic. If the process has no file descriptor left, the message says so.
 pub(crate) fn panic_message(panicked: &(dyn Any + Send)) -> String {
     let message = panicked.downcast_ref::<String>().map(String::as_str).or(panicked.downcast_ref::<&str>().copied());
     let message = message.and_then(|message| message.lines().next()).unwrap_or_default();
@@ -218,7 +220,8 @@ impl BackgroundThread {
         };
         let id = start("zk-rwlock", &is_running, move |alive| {
             let _context = of_tokio.handle.enter();
-            // `alive` is dropped before `executor`, so that the flag is `false` before the tasks are dropped. The drop of a task may wake code that reads the flag.
+            // `alive` is dropped before `executor`, so that its flag is `false` before the tasks are dropped. Dropping
+            // a task may wake code that reads the flag.
             let (executor, _alive) = (executor, alive);
             let mut running = pin!(executor.run(until_stopped));
             async_io::block_on(poll_fn(|context| {
@@ -250,13 +253,15 @@ impl BackgroundThread {
         &self.tasks
     }
 
-    /// Runs a task. After its last user has gone, the thread waits for the end of the task for up to one second ([`FAREWELL`]).
+    /// Runs a task. After the last user was dropped, the thread waits for the end of the task for up to one second
+    /// ([`FAREWELL`]).
     pub(crate) fn run(&self, task: impl Future<Output = ()> + Send + 'static) {
         let tenant = self.tenant();
         self.tasks.spawn(task.map(move |()| drop(tenant)));
     }
 
-    /// Returns a token. After its last user has gone, the thread goes on for up to one second ([`FAREWELL`]) while tokens exist.
+    /// Returns a token. After the last user was dropped, the thread goes on for up to one second ([`FAREWELL`]) while
+    /// tokens exist.
     pub(crate) fn tenant(&self) -> mpsc::Sender<()> {
         self.tenants.clone()
     }
@@ -269,7 +274,7 @@ impl BackgroundThread {
     /// Sleeps for `duration`. The timer fires on any executor, and even if the thread of the sessions is blocked.
     pub(crate) fn sleep(self: &Arc<Self>, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         if is_forked() {
-            // A forked process lacks the threads of timers, so this would never end.
+            // A forked process lacks the thread of timers, so the timer would never fire.
             return Box::pin(std::future::pending());
         }
         let background = Arc::clone(self);
