@@ -130,7 +130,7 @@ pub(crate) trait ExchangeTarget: Send + Sync {
     /// Fails if the handle knows that the target can never be granted. Sends nothing.
     fn check(&self) -> Result<(), Error>;
 
-    /// Fails if the target can never be granted. Asks the ensemble if the handle does not know.
+    /// Fails if the target can never be granted. Sends a request to the ensemble only if the handle does not know.
     async fn check_first(&self) -> Result<(), Error>;
 
     /// Sends an early read of the target (the permits of a semaphore) right after the create of our node. Sends nothing
@@ -141,7 +141,7 @@ pub(crate) trait ExchangeTarget: Send + Sync {
     /// Discards the early read, because an early read that precedes the newest listing of the queue is not valid.
     fn discard_early_read(&self);
 
-    /// Waits for the early read. Fails if the target can never be granted.
+    /// Waits for the early read of the target. Fails if the target can never be granted.
     async fn check_early_read(&self, entry: &ContenderHandle) -> Result<(), Error>;
 
     /// Returns whether the head of the queue could exchange its node for the target now. `None` if the permits cannot be read.

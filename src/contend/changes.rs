@@ -193,8 +193,8 @@ impl ContenderHandle {
         loop {
             let (names, mut change) = match retry::until_known(session, || session.watch_children(directory)).await {
                 Ok(seen) => seen,
-                // The servers delete the queue's directory of a semaphore when it is empty. The next contender creates
-                // it again.
+                // The servers delete the directory of a semaphore's queue when the directory is empty. The next
+                // contender creates the directory again.
                 Err(Failure::NoNode) if self.is_of_semaphore() => match follow::possible(session, directory).await {
                     Ok(()) => continue,
                     Err(_) => return std::future::pending().await,
@@ -243,7 +243,7 @@ impl ContenderHandle {
         let (wanted, number, names) =
             retry::until_known(session, read).await.map_err(|failure| self.lost_by(failure, "read"))?;
         let wanted = match wanted {
-            // The contender took its permits, or gave up.
+            // The contender's node is gone, because the contender took its permits or gave up.
             Err(Failure::NoNode) => return Ok(false),
             Err(_) => None,
             Ok(wanted) => wanted,

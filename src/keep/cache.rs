@@ -191,8 +191,9 @@ impl KeptUse {
         }
     }
 
-    /// Waits until this use excludes another contender or another use of this process. Returns that contender. A waiting use of
-    /// this process has no contender of its own, so the contender of the kept node is returned for it.
+    /// Waits until this use excludes another contender or another use of this process, and returns the contender. A
+    /// waiting use of this process has no contender of its own. For such a use, the contender of the kept node is
+    /// returned.
     pub(crate) async fn contended(&self) -> Result<Contender, Error> {
         let kept = Arc::downgrade(&self.granted.kept);
         tokio::select! {

@@ -42,10 +42,11 @@ pub(crate) struct Kept {
     /// Set if another contender asks for the node before the node has a second use. The next acquisition then keeps no node.
     in_vain: Arc<AtomicBool>,
     pub(super) state: Mutex<KeptState>,
-    /// The acquisition, until it ends. Locked while it is polled. No code waits for this lock, because a poll may wake another
-    /// use and poll it on the same thread.
+    /// The acquisition, until it ends. The mutex is locked while the acquisition is polled. No code waits for this
+    /// mutex, because a poll may wake another use, and this use may be polled on the same thread.
     work: Mutex<Option<Work>>,
-    /// Set by a use that found the acquisition locked. The use that holds the lock then polls the acquisition again.
+    /// Set by a use that found the mutex of `work` locked. The use that has locked this mutex then polls the
+    /// acquisition again.
     is_wanted: AtomicBool,
     /// The error of the acquisition. Set before the waiting uses are refused.
     pub(super) error: OnceLock<Error>,
@@ -163,12 +164,12 @@ impl Kept {
         *self.work.lock() = Some(work);
     }
 
-    /// Polls the acquisition. Returns whether this call has ended it. Every waiting use calls this, so a use whose task is not
-    /// polled does not delay the other uses.
+    /// Polls the acquisition. Returns whether the acquisition ended in this call. Every waiting use calls this
+    /// function, so a use whose task is not polled does not delay the other uses.
     pub(super) fn advance(self: &Arc<Self>) -> bool {
         let (ended, answer) = loop {
             self.is_wanted.store(true, Ordering::SeqCst);
-            // A caller further up this call stack may hold the lock, so this call must not wait for the lock.
+            // A caller further up this call stack may have locked the mutex, so this call must not wait for it.
             let Some(mut work) = self.work.try_lock() else { return false };
             self.is_wanted.store(false, Ordering::SeqCst);
             let Some(under_way) = work.as_mut() else { return false };
@@ -179,7 +180,8 @@ impl Kept {
             if self.is_wanted.load(Ordering::SeqCst) {
                 continue;
             }
-            // The last waiting use may have left during the poll, when it could not take the acquisition.
+            // The last waiting use may have left during the poll, while the locked mutex kept it from dropping the
+            // acquisition.
             if self.is_abandoned() {
                 self.abandon();
             }

@@ -190,7 +190,8 @@ impl fmt::Display for Member {
             } else {
                 whole_seconds
             };
-            // The ensemble does not record when a lock was granted. The grant of a permit creates the permit's node.
+            // The time is known when a permit was granted, because the grant creates the permit's node. For a lock, the
+            // ensemble records only when the contender queued up.
             let is_permit = self.permits.is_some() && self.state == MemberState::Holds;
             let how = if is_permit { "granted" } else { "queued" };
             write!(f, " {how} {} ago", humantime::format_duration(age))?;
