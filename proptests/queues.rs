@@ -46,8 +46,8 @@ fn check_turns(queue: &[Contender]) {
     }
 }
 
-/// Checks the departure of one contender. At most one writer watched its node, no reader that watched the node is still
-/// behind another writer, and every contender whose turn changes watched the node.
+/// Checks the departure of one contender. At most one writer watched the contender's node, no reader that watched the
+/// node is still behind another writer, and every contender whose turn changes watched the node.
 fn check_departure(queue: &[Contender], leaver: usize) {
     let before: HashMap<&str, Turn> = names(queue).into_iter().zip(turns(queue)).collect();
     let mut rest = queue.to_vec();

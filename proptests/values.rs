@@ -44,7 +44,7 @@ fn trees() -> impl Strategy<Value = Tree> {
     })
 }
 
-/// Writes the value through one handle and reads it through another. Does so twice, because only the first write
+/// Writes the value through one handle and reads it through another. Does both twice, because only the first write
 /// creates the node.
 fn comes_back<T>(format: impl Format<T> + Copy, value: &T) -> Result<(), TestCaseError>
 where

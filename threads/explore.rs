@@ -19,8 +19,8 @@ const STEPS_MAX: usize = 200_000;
 /// only the schedule in that file.
 ///
 /// In half of the schedules, the next thread is random at each step. In the others, each thread has a priority, and a
-/// few priorities change at random steps (PCT). Most faults need few such changes: one thread runs for long while
-/// another one waits.
+/// few priorities change at random steps (PCT, probabilistic concurrency testing). Most faults need few such changes:
+/// one thread runs for long while another one waits.
 pub(crate) fn explore(schedules: usize, test: impl Fn() + Send + Sync + 'static) {
     let tally = Tally { begun: Instant::now(), ran: Arc::default() };
     let ran = Arc::clone(&tally.ran);

@@ -1,5 +1,5 @@
-//! Several uses of one kept node on several threads: its session is lost, another contender asks for the node before
-//! its grant, or a use gives up.
+//! Several uses of one kept node (a node that its process keeps between uses) on several threads. The session is lost,
+//! another contender asks for the node before its grant, or a use gives up.
 
 use std::sync::Arc;
 
@@ -91,7 +91,7 @@ fn cancelled_uses_leave_a_granted_node_to_the_asker() {
     });
 }
 
-/// If the acquisition of a kept node fails, its error goes to each use that waits for this acquisition.
+/// If the acquisition of a kept node fails, each use that waits for this acquisition gets its error.
 #[test]
 fn every_use_gets_the_error_of_its_failed_node() {
     explore(500, || {

@@ -225,8 +225,8 @@ mod zookeeper {
 
         pub(crate) struct Session {
             pipeline: Arc<Pipeline>,
-            /// Whether the session closes its pipeline as soon as it learns that it was replaced. It may learn that
-            /// while the pipeline's lock is held.
+            /// Whether the session closes its pipeline as soon as it learns that it was replaced. The session may learn
+            /// this while the pipeline's lock is held.
             is_rash: bool,
         }
 

@@ -182,8 +182,8 @@ impl World {
     async fn disturb(&mut self, client: usize, i: usize, action: Action) {
         let wired = &self.clients[client];
         let memory = &wired.memory;
-        // A holder that cannot learn of its loss may hold together with the next contender, and no client can prevent
-        // that. So actions that need informed holders are skipped meanwhile.
+        // A holder that cannot learn of its loss may say "held" after the next contender was granted the lock, and no
+        // client can prevent that. So actions that need informed holders are skipped meanwhile.
         let is_held_up = self.is_held_up() || self.clients.iter().any(Wired::has_requests);
         // The same is true of a contender that takes an old reply for its grant only later, before it watches its own
         // node.
@@ -245,7 +245,7 @@ impl World {
                 self.are_unheard = true;
             }
             // Only a server that does not lag is frozen. A server that lags may not have the node yet. If a server
-            // never showed a contender, others could hold together with this contender.
+            // never showed a contender, another contender could be granted the lock at the same time.
             Action::Freeze(part) if !self.lagging[client] => {
                 if let Some(node) = self.node_in(part, i) {
                     memory.faults().freeze(node);

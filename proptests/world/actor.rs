@@ -198,8 +198,8 @@ fn give_back(release: impl Future<Output = Result<(), Error>>) {
     let _in_time_or_later = release.poll();
 }
 
-/// A task that reads the changes of a hold, as a program does beside its work. It is polled only after its waker has
-/// fired.
+/// A task that reads the changes of a hold, as a program does while it works. The task is polled only after its waker
+/// has fired.
 pub(crate) struct Listener {
     next: Spawn<Changes>,
     is_new: bool,

@@ -341,8 +341,8 @@ impl World {
         if self.is_held_up() || self.are_unheard || self.lagging.contains(&true) || !self.ghosts.is_empty() {
             return;
         }
-        // Skips the rest in two cases: after several lost replies in a row the library waits before its next try, and
-        // contenders of other libraries may follow other rules.
+        // Skips the rest in two cases: after several lost replies in a row the library waits before it sends a request
+        // again, and contenders of other libraries may follow other rules.
         if self.lost_messages > PATIENT || self.ledger.has_strangers {
             return;
         }
@@ -360,7 +360,8 @@ impl World {
                     held.extend(claims.iter().filter(|claim| claim.is_held()).map(|claim| claim.what));
                 }
                 Actor::Busy(work) if work.holds() => return,
-                // This waiter is not polled, so it may not have noticed its turn.
+                // Returns whether the queue has a reader without a kept node. A handle with `keep` also has such
+                // readers.
                 Actor::Busy(work) if self.is_asleep[i] && !work.is_new() => {
                     let Some(wish) = work.wish() else { return };
                     is_sure_of_permits &= !matches!(wish, Claimed::Permits(_));
@@ -450,9 +451,9 @@ impl World {
                 let overtaken = work.behind.iter().find(|before| {
                     in_queue.iter().any(|it| it.queued == before.queued) && before.wish.excludes(claim.what)
                 });
-                // A writer asks for the kept nodes ahead of it only after it has listed the queue. If a reader of its
-                // own session without a kept node is ahead, the writer lists only after that reader has left. So the
-                // owners of the kept nodes may learn of the ask late.
+                // A writer first lists the queue, and then asks for the kept nodes ahead of it. If a reader of its own
+                // session without a kept node is ahead, the writer lists only after that reader has left. So the owners
+                // of the kept nodes may learn late that they are asked.
                 let reads = |actor: &Actor| matches!(actor, Actor::Holding(Held::Reader(_) | Held::ValueReader(_)));
                 let had_plain_reader = keeps && matches!(claim.what, Claimed::Lock(_)) && self.ledger.had_plain_reader;
                 let may_not_ask = had_plain_reader || (self.actors.iter().any(reads) && self.has_plain_reader());
@@ -556,7 +557,7 @@ impl World {
         {
             self.ledger.number = number.parse().expect("a number of permits");
         }
-        // If the number was reduced, more permits may stay taken, but no further permits are taken.
+        // If the number of permits was reduced, more permits may stay taken, but no further permits are taken.
         let most = before.max(self.ledger.number);
         let now: HashSet<_> = taken.iter().cloned().collect();
         let is_new = !now.is_subset(&std::mem::replace(&mut self.ledger.taken, now.clone()));

@@ -110,8 +110,8 @@ pub(crate) fn draw(seed: u64) -> Schedule {
     let forges = troubles.contains(&Trouble::Forging);
     let style = Style::draw(&mut dice, subject, crew, permits, troubles);
     let are_blind = dice.chance(25);
-    // Half of the schedules with forged hand-offs are short. Such a grant is checked only at the end, when its guard
-    // must still exist.
+    // Half of the schedules with forged hand-offs are short. A grant by a forged hand-off is checked only at the end of
+    // the schedule, when its guard must still exist.
     let is_short = forges && dice.chance(50);
     let length = if is_short { 8 } else { dice.weighed(&[(3, 8), (4, 20), (3, 50), (1, 110)]) };
     let mut steps = Vec::new();

@@ -1,6 +1,6 @@
 //! The steps and the handles of a schedule, and their format in a file.
 //!
-//! A file contains the steps and not the seed. So it still means the same after a change of the random choice.
+//! A file contains the steps and not the seed. So the file still means the same after a change of the random choice.
 
 use std::time::Duration;
 
@@ -111,7 +111,7 @@ pub(crate) enum After {
     Settles,
 }
 
-/// A step: the number of an actor, its action, and what is polled afterwards.
+/// A step: the index of an actor, its action, and what is polled afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Step(pub(crate) usize, pub(crate) Action, pub(crate) After);
 

@@ -115,8 +115,8 @@ fn noticed(events: &[Event]) -> Vec<Event> {
 /// Returns whether a copy can have shown the values `looks` in this order, if the writes were done in the order
 /// `written`. A copy may lag, but never shows an older value after a newer one.
 pub(super) fn is_followed(written: &[u64], looks: &[u64]) -> bool {
-    // The tester's client for the reads, and below its client for the writes. The tester tries the client with the
-    // lower number first. With the reads first, the search needs no backtracking.
+    // The id of the tester's client that reads. The tester tries the client with the lower id first. With the reads
+    // first, the search needs no backtracking.
     const LOOKS: usize = 0;
     const WRITES: usize = 1;
     let mut tester = SequentialConsistencyTester::new(Register::default());

@@ -152,7 +152,7 @@ fn no_folder_imports_a_higher_folder() {
 #[test]
 fn no_two_files_import_each_other_in_a_circle() {
     let mut imports = imports_and_calls();
-    // Removes each file that imports no remaining file, because it is in no circle.
+    // Removes each file that imports no remaining file, because such a file is in no circle.
     while let Some(done) = imports.iter().find(|(_, imported)| imported.is_empty()).map(|(file, _)| file.clone()) {
         imports.remove(&done);
         imports.values_mut().for_each(|imported| imported.retain(|other| *other != done));

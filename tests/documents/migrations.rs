@@ -380,8 +380,8 @@ async fn stale<'c>(connection: &'c mut AnyConnection, token: i64) -> (Transactio
     (transaction, shown)
 }
 
-/// The earlier holder's transaction is like that of `psql -f` under `zklock`. The example cannot recognize it as an
-/// earlier holder's, so it waits.
+/// The earlier holder's transaction is like that of `psql -f` under `zklock`. The example cannot recognize such a
+/// transaction as an earlier holder's, so it waits for the transaction to end.
 async fn an_earlier_holders_transaction_is_waited_for(on: On) {
     let world = World::new(on, "others").await;
     world.up(&world.up_to(1)).await.with(DONE);
@@ -398,7 +398,8 @@ async fn an_earlier_holders_transaction_is_waited_for(on: On) {
     }
     assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1]);
     if on == On::Sqlite {
-        // With this setting SQLite's commit waits for readers. The later process reads the file again and again.
+        // With this setting SQLite's commit waits until no process reads the file. The later process reads the file
+        // again and again.
         earlier.execute("PRAGMA busy_timeout = 10000").await.unwrap();
     }
     earlier.commit().await.unwrap();

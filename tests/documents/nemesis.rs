@@ -60,7 +60,7 @@ fn a_falsified_round_is_refused() {
     assert!(is_refused(results::BREAK, &|round| (round.lost, round.granted) = (Some(1.0), Some(2.0))));
 }
 
-/// `docs/comparison.md` names this as a point in which the other libraries are better.
+/// `docs/comparison.md` says, as a point against this library, how long before the next grant our holder gives up.
 #[test]
 fn the_page_says_how_early_our_holder_gives_up() {
     let away = [results::BLACK_HOLE, results::ANSWERS_LOST, results::REQUESTS_LOST, results::CUT_ALONE];

@@ -558,7 +558,8 @@ struct Judge {
     holders: BTreeMap<String, bool>,
     last_token: i64,
     last_write_token: i64,
-    /// The protected value. After the kill of a writer it is uncertain, because the writer may have written or not.
+    /// The protected value. After the kill of a writer the value is uncertain, because the writer may have written or
+    /// not.
     value: u64,
     unsure: u64,
     holds: BTreeMap<String, u64>,

@@ -1,5 +1,5 @@
-//! An exhaustive search of a node's life: a create with lost replies, holding, moving, and leaving at any point, with
-//! every fault.
+//! An exhaustive search of a node's life: a create with lost replies, a hold, a downgrade or an exchange for a permit,
+//! and leaving at any point, with every fault.
 //!
 //! Contenders and removals decide with the library's own [`NodeState`] and [`Leaving`]. The model's server carries
 //! requests out in the order of each session. A connection can break at any moment. Then each request without a reply
@@ -115,7 +115,7 @@ enum Reply {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Action {
     Enter(usize),
-    /// The server carries out the oldest request and answers it.
+    /// The server carries out the oldest request and sends the reply.
     Serve(usize),
     /// The server carries out the oldest request, a create, and replies that the directory does not exist.
     Deny(usize),

@@ -47,7 +47,7 @@ pub(crate) struct Round {
     pub(crate) first_answer: Option<String>,
     /// The time of the last question to which the holder's API answered that the lock is held.
     pub(crate) held_until: f64,
-    /// The time of the first question to which it answered that the lock is not held.
+    /// The time of the first question to which the holder's API answered that the lock is not held.
     pub(crate) denied_from: Option<f64>,
     /// The time of the first signal of trouble.
     pub(crate) signal: Option<f64>,

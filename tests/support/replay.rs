@@ -177,13 +177,13 @@ struct Queue {
     /// The indices of the existing nodes.
     live: BTreeSet<usize>,
     next: i64,
-    /// The sessions that may ask that a kept node be given up. A session leaves the set when any of them asks. A
-    /// contender repeats an ask whose reply was lost, even after the contender has left the queue.
+    /// The sessions that may ask that a kept node be given up. Each ask empties the set. A contender repeats an ask
+    /// whose reply was lost, even after the contender has left the queue.
     may_ask: HashSet<i64>,
     /// The nodes of all contenders that had a kept node in the way at some time. Each contender asks at most once, and
-    /// the log shows only its session.
+    /// the log shows only the session of an ask.
     might_ask: HashSet<usize>,
-    /// The session of each ask so far.
+    /// The session of each transaction so far that asks for kept nodes.
     asked: Vec<i64>,
 }
 
@@ -204,7 +204,7 @@ struct Replay<'r> {
     semaphores: HashMap<String, Semaphore>,
     /// For each guarded path, the lock under which the path was written first.
     guards: HashMap<String, String>,
-    /// When the contender whose node has this token first reported a grant, by token.
+    /// The time at which a contender first reported its grant, by the token of its node.
     told: HashMap<i64, Duration>,
     /// When the loss of a node was first reported, by the path of the node.
     lost: HashMap<&'r str, Duration>,
@@ -723,7 +723,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Describes the contender in whose presence another contender was granted too early.
+    /// Describes the contender in whose presence another contender was granted the lock too early.
     fn behind(&self, node: &Node, how: &str) -> String {
         let gone = |it: &Node| it.left.map_or(i64::MAX, |(zxid, ..)| zxid);
         let is_before = |it: &&Node| parent(&it.path) == parent(&node.path) && it.name.is_before(&node.name);

@@ -141,7 +141,8 @@ pub fn judge_rounds(machine: &dyn Fn(Moment) -> Machine, run: &dyn Fn(Round)) {
         all_said.push(said);
     }
     let last = all_said.pop().unwrap_or_default();
-    // If all rounds failed with the same message, the code is at fault: a standstill strikes at random places.
+    // If all rounds failed with the same message, the code is at fault: a standstill interrupts a test at random
+    // places.
     let are_alike = all_said.iter().all(|said| without_digits(said) == without_digits(&last));
     assert!(!are_alike, "{last}\n(in each of {ROUNDS} rounds in a row, in all of which the machine stood still)");
     panic!("{STOOD_STILL}: {ROUNDS} rounds in a row could not be judged; the last one said: {last}");
