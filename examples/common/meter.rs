@@ -108,7 +108,7 @@ pub(crate) fn memory(name: &str) -> Option<u64> {
 /// Returns how many connections each server accepts from one address. `None` if there is no limit.
 #[allow(dead_code, reason = "not every program that measures opens many")]
 pub(crate) fn connections_allowed(servers: &str) -> Result<Option<usize>> {
-    /// The limit without `maxClientCnxns` in the configuration.
+    /// The default of ZooKeeper's `maxClientCnxns`: the connections that a server accepts from one address.
     const USUAL: usize = 60;
     let mut least = None;
     for server in servers.split(',') {

@@ -141,8 +141,8 @@ impl Child {
             command.env_remove(name);
         }
         command.envs(environment.iter().map(|(name, value)| (name, value)));
-        // The listening thread starts before the command, because a later failure to start the thread would leave a
-        // running command.
+        // The thread that waits for the command's events starts before the command. Otherwise a failure to start the
+        // thread would leave a running command.
         let (started, starts) = std::sync::mpsc::channel();
         let (sender, events) = mpsc::unbounded_channel();
         let listens = thread::Builder::new().spawn(move || {

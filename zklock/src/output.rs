@@ -48,8 +48,8 @@ pub(crate) fn say_within(limit: Duration, words: &str) {
 /// A text to print, and a sender. The printer drops the sender after printing, and this ends the wait of [`wait_for`].
 type Text = (String, Option<Sender<Infallible>>);
 
-/// The channel to the thread that prints. The first message starts the thread. `None` if the system gave no thread:
-/// then each text is written by the thread that calls.
+/// The channel to the thread that prints. The first message starts the thread. `None` if the system could not start the
+/// thread: then the caller writes each text itself.
 static PRINTER: OnceLock<Option<SyncSender<Text>>> = OnceLock::new();
 
 /// Queues a text for the thread that writes to standard error. The text is dropped if the queue is full.

@@ -29,7 +29,8 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// Opens the controlling terminal. Returns `None` if zklock has none, or if [`our_group`] is `None`.
+    /// Opens the controlling terminal. Returns `None` if zklock has no controlling terminal, or if [`our_group`]
+    /// returns `None`.
     pub(crate) fn open() -> Option<Terminal> {
         let ours = our_group()?;
         let tty = OpenOptions::new().read(true).write(true).open("/dev/tty").ok()?;

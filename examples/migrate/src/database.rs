@@ -33,7 +33,8 @@ where
 
 /// Parses `postgres://USER@HOST/NAME`, or the name of a file.
 pub(crate) fn place(text: &str) -> std::result::Result<String, String> {
-    // An empty text, as from an unset variable, would be a temporary file.
+    // An empty text, such as the value of an unset variable, is refused, because SQLite would open a temporary file for
+    // it.
     let is_place = !text.is_empty() && (Database::from(text).is_postgres() || !text.contains("://"));
     is_place.then(|| text.to_owned()).ok_or_else(|| "it is neither postgres://... nor the name of a file".to_owned())
 }

@@ -265,8 +265,8 @@ impl SemaphoreState {
             let twin = self.read_twin(session).await.map_err(|failure| self.take_error(failure))?;
             match (self.limit.known(), twin) {
                 (known, Twin::Number(was)) if known != Some(was) => {
-                    // Our server may lag behind the write of the number, and another client may have changed the number
-                    // since. So the ensemble's leader is asked.
+                    // Our server may lag behind the write of the number of permits, and another client may have changed
+                    // the number since. So the ensemble's leader is asked.
                     match presence::is_there(session, &**path, Some(stat.version)).await {
                         Ok(true) => return Err(self.permits_error(PermitsError::Vanished { was })),
                         _ => SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await,

@@ -37,7 +37,8 @@ pub struct SharedReadGuard<T> {
 #[must_use = "if unused, the lock is given back at once"]
 pub struct SharedWriteGuard<T> {
     loaded: Loaded<T>,
-    /// Whether a commit was dropped, or its outcome was not found.
+    /// Whether the outcome of this guard's last commit is unknown, because its future was dropped or its outcome was
+    /// not found.
     in_doubt: bool,
     label: Option<String>,
     store: Arc<Store<T>>,

@@ -9,7 +9,7 @@ use crate::recipes::shared::codec::Stored;
 use crate::session::lease::Lease;
 use crate::sync::{Mutex, OnceLock};
 
-/// How fresh the copy is. Returned by [`Live::state`](crate::shared::Live::state).
+/// How fresh the copy of a value is. Returned by [`Live::state`](crate::shared::Live::state).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum CopyState {
@@ -102,12 +102,13 @@ impl<T> Known<T> {
         true
     }
 
-    /// Records the content of a read. `synced` is the number of the last event before the server's last sync. Returns whether
-    /// anything has changed.
+    /// Records the content of a read. `synced` is the number of the last event before the server's last sync. Returns
+    /// whether anything has changed.
     ///
-    /// The reads of one session never go back, and the first one follows a sync. So an older value than the newest one is
-    /// recorded, too: the ensemble was restored from a backup. The exception is a commit of our own after the sync, because a
-    /// lagging server may not show it yet.
+    /// The reads of one session never go back, and the first one follows a sync. So a read that is older than the
+    /// newest value means that the ensemble was restored from a backup, and the older value is recorded. The exception
+    /// is a commit of our own after the sync: a lagging server may not show this commit yet, so the older value is
+    /// ignored.
     pub(super) fn record_read(&mut self, bytes: Vec<u8>, czxid: i64, version: i32, synced: u64) -> bool {
         let cleared = self.trouble.take().is_some();
         self.vanished = 0;

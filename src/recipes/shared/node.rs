@@ -325,8 +325,8 @@ fn outcome_of(node: Option<&NodeData>, base: Base, mark: Mark) -> CommitOutcome 
     // The number of writes since `base`, including a create.
     let since = version.wrapping_sub(base.version.unwrap_or(-1));
     match since {
-        // Without a write since `base`, the commit was not carried out. With one write, which is another client's, the version
-        // check of the commit fails.
+        // With no write since `base`, the commit was not carried out. With one write, that write was another client's,
+        // so the version check refuses the commit.
         0 | 1 => CommitOutcome::Undone,
         // The last write names another commit than ours as its predecessor. So the first of the two writes was another client's,
         // and the version check of our commit fails.

@@ -149,7 +149,8 @@ impl<T: Send + Sync + 'static> Store<T> {
         }
     }
 
-    /// Returns whether this process has seen a value. Another client may have deleted the value together with its twin.
+    /// Returns whether this process has seen a value. This tells a deleted value from one that was never written, even
+    /// if another client has deleted the value together with its twin.
     fn is_known(&self) -> bool {
         self.is_known.load(Ordering::Relaxed) || self.known.borrow().newest.is_some()
     }
@@ -197,7 +198,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         self.known.subscribe()
     }
 
-    /// Starts to follow the node, unless this store follows the node already.
+    /// Starts to follow the node. Does nothing if this store follows the node already.
     pub(crate) fn follow(self: &Arc<Self>) {
         self.stop_follower.get_or_init(|| {
             let (stop, stopped) = oneshot::channel::<()>();
@@ -394,7 +395,7 @@ pub(crate) fn start_in_background(
     watched_bytes: usize,
     work: impl FnOnce(Option<SessionSlot>) -> Task,
 ) -> Result<(), Error> {
-    // If a session is connected, its slot is usually ready at the first poll.
+    // The slot of a connected session is usually ready at the first poll.
     if let Some(Ok(session_slot)) = coordinator.session_slot(watched_bytes).now_or_never() {
         let session = Arc::clone(session_slot.session());
         session.spawn(work(Some(session_slot)));
