@@ -9,17 +9,18 @@ use crate::validation;
 pub(super) const CLEAR: &str = "tcp://";
 pub(super) const ENCRYPTED: &str = "tcp+tls://";
 
-/// The default port.
+/// The port of a server without a port in the connect string.
 const PORT: u16 = 2181;
 
-/// The most bytes of the root. A request may contain the root several times, and servers accept at most a megabyte.
+/// The most bytes of the root, which is the path at the end of the connect string. A request may contain the root
+/// several times, and servers accept at most a megabyte.
 const LONGEST_ROOT: usize = 65_536;
 
 /// A valid connect string: `zk1:2181,zk2:2181/apps`.
 #[derive(Clone, Debug)]
 pub(super) struct Servers {
     text: String,
-    /// The offset of the root in the text. The root is the path at the end.
+    /// The offset in bytes at which the root begins in the text. The root is the path at the end.
     root: usize,
 }
 
@@ -29,8 +30,8 @@ pub(super) struct Server<'a> {
 }
 
 impl Servers {
-    /// Parses a connect string. The client crate would accept `::::` as a host, and try to resolve it until its
-    /// timeout.
+    /// Parses a connect string. This is stricter than the client crate, which would accept `::::` as a host, and try to
+    /// resolve it until its timeout.
     pub(super) fn parse(text: &str) -> Result<Servers, Error> {
         let last = text.rfind(',').map_or(0, |comma| comma + 1);
         let address = text.len() - Server { text: &text[last..] }.without_scheme().len();
@@ -97,7 +98,7 @@ impl<'a> Server<'a> {
         self.host_and_port().ok().and_then(|(_host, port)| port).unwrap_or(PORT)
     }
 
-    /// Returns the name or address, without the brackets of IPv6.
+    /// Returns the host name or address, without the brackets around an IPv6 address.
     pub(super) fn host(&self) -> &'a str {
         self.host_and_port().map_or(self.without_scheme(), |(host, _port)| host)
     }
@@ -106,7 +107,7 @@ impl<'a> Server<'a> {
         &self.text[self.scheme().map_or(0, str::len)..]
     }
 
-    /// Returns the host, and the port if there is one; or the problem with them.
+    /// Returns the host, and the port if there is one. If they are not valid, returns the reason.
     fn host_and_port(&self) -> Result<(&'a str, Option<u16>), &'static str> {
         let address = self.without_scheme();
         if address.is_empty() {
@@ -145,7 +146,7 @@ fn is_name(host: &str) -> bool {
     !host.is_empty() && host.chars().all(|c| c.is_alphanumeric() || "-._".contains(c))
 }
 
-/// Returns whether this is an IPv6 address. The name of an interface may follow it.
+/// Returns whether this is an IPv6 address, with or without the name of a network interface (`fe80::1%eth0`).
 fn is_ipv6(host: &str) -> bool {
     let (address, interface) = host.split_once('%').map_or((host, None), |(address, it)| (address, Some(it)));
     address.parse::<Ipv6Addr>().is_ok() && interface.is_none_or(is_name)

@@ -1,4 +1,4 @@
-//! A session of a ZooKeeper ensemble, which implements the contract of [`Session`].
+//! A session of a ZooKeeper ensemble: the implementation of the trait [`Session`].
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -40,11 +40,12 @@ use crate::zookeeper::translate::{self, commit, event, is_removal, mode};
 /// is left for watches that are not counted.
 ///
 /// The paths of the session's ephemeral nodes are among the watched paths. The transaction that ends a session lists
-/// them, and a server that does not accept a request of that size does not start again (ZOOKEEPER-4306).
+/// these nodes, and a server cannot start again if its log has a request that is larger than the server accepts
+/// (ZOOKEEPER-4306).
 const WATCHED_BYTES_MAX: usize = 96 * 1024;
 const _: () = assert!(WATCHED_BYTES_MAX < REQUEST_LIMIT / 2);
 
-/// How old a hold must be before the library watches its node: see [`keep_alive`]. Most short holds are over by then
+/// The age of a hold from which on the library watches its node: see [`keep_alive`]. Most short holds are over by then
 /// and cost no watch. No measurement of this value is on record.
 const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
 
@@ -56,17 +57,18 @@ pub(super) struct ZooKeeperSession {
     pipeline: Arc<Pipeline>,
     store: Arc<SessionStore>,
     link: watch::Sender<SessionLink>,
-    /// Dangling once [`follow_state`] has ended: the client crate has then reported the end of the session.
+    /// A pointer that dangles once [`follow_state`] has ended, that is, once the client crate has reported the end of
+    /// the session.
     follower: OnceLock<Weak<()>>,
     background: Arc<BackgroundThread>,
     servers: Servers,
     /// The address of the server that the session is connected to; `None` while the address is uncertain.
     server: Mutex<Option<SocketAddr>>,
-    /// The bytes of watched paths that are still free.
+    /// The number of bytes of watched paths that are still free.
     room: Arc<Semaphore>,
-    /// Whether the acquisition that opened the session has not taken its slot yet.
+    /// Whether the acquisition for which the session was opened has not taken its slot yet.
     is_fresh: AtomicBool,
-    /// The length of the root: the path at the end of the connect string.
+    /// The length in bytes of the root, which is the path at the end of the connect string.
     root_bytes: usize,
     this: Weak<ZooKeeperSession>,
 }
@@ -121,7 +123,7 @@ impl ZooKeeperSession {
         Ok(session)
     }
 
-    /// Starts the tasks that run for as long as the session lives.
+    /// Starts the tasks that run until the session is over.
     fn begin(self: &Arc<Self>, states: zk::StateWatcher, ended: ClientEnded) {
         let follow = follow_state((states, ended), Arc::downgrade(self), Arc::clone(&self.store), self.link.clone());
         let follows = Arc::new(());
@@ -132,18 +134,19 @@ impl ZooKeeperSession {
         self.on_connection();
     }
 
-    /// Starts the task that ends slow attempts whenever the session has no connection.
+    /// Starts the task that ends attempts to connect that take longer than `than`, whenever the session has no
+    /// connection.
     pub(super) fn end_slow_reconnects(&self, than: Option<Duration>) {
         let (servers, link, store) = (self.servers.clone(), self.link.subscribe(), Arc::clone(&self.store));
         self.background.handle().spawn(end_slow_reconnects(than, servers, link, store));
     }
 
-    /// Spawns a task without which the session cannot go on.
+    /// Spawns a task that the session needs. If the task panics or its thread ends, the session ends.
     fn supervise(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.background.handle().spawn(self.supervised(task));
     }
 
-    /// Returns a task that ends the session if the task panics or its thread ends.
+    /// Returns a future that runs the task, and that ends the session if the task panics or its thread ends.
     fn supervised<F: Future<Output = ()>>(&self, task: F) -> impl Future<Output = ()> + use<F> {
         let this = Weak::clone(&self.this);
         retry::on_early_end(task, move || {
@@ -162,12 +165,12 @@ impl ZooKeeperSession {
         }
     }
 
-    /// Sets `TCP_NODELAY` on a new connection, and finds the server at its other end.
+    /// Sets `TCP_NODELAY` on a new connection, and finds the address of the server at its other end.
     fn on_connection(&self) {
         let (servers, connection, this) = (self.servers.clone(), self.store.connection(), Weak::clone(&self.this));
         self.background.handle().spawn(async move {
             let found = sockets::set_on_connections_to(&servers).await;
-            // The address counts only if the same connection was up during the whole search.
+            // The address is stored only if the same connection was up during the whole search.
             if let Some(session) = this.upgrade().filter(|it| it.is_up() && it.store.connection() == connection) {
                 *session.server.lock() = found;
             }
@@ -176,8 +179,9 @@ impl ZooKeeperSession {
 
     /// Reserves room for this many bytes of watched paths. Returns `None` if too little room is free.
     pub(super) fn reserve_slot(self: &Arc<Self>, watched_bytes: usize) -> Option<SessionSlot> {
-        // The server counts each path including the root. A slot watches at most three paths: a waiter behind a kept
-        // node also watches the directory, and the head of a semaphore's queue watches the number and the permits.
+        // The server counts each path with the root in front. A slot watches at most three paths. A waiter behind a
+        // node that its owner keeps between uses also watches the directory. The head of a semaphore's queue also
+        // watches the nodes of the number of permits and of the permits.
         let bytes = if watched_bytes == 0 { 0 } else { watched_bytes + 3 * self.root_bytes };
         let room = Arc::clone(&self.room).try_acquire_many_owned(u32::try_from(bytes).ok()?);
         let session: Arc<dyn Session> = self.clone();
@@ -185,8 +189,8 @@ impl ZooKeeperSession {
     }
 
     /// Lists the session's own ephemeral nodes. If `path` is among them, the server has confirmed the session's
-    /// identity on this connection. If not, but this session owns the node, the server has replaced the session, which
-    /// ends. Returns `false` in all other cases.
+    /// identity on this connection. If `path` is not among them although this session owns the node, the server has
+    /// replaced the session, and this ends the session. Returns `true` in these two cases, and `false` otherwise.
     async fn confirm_by_listing(&self, path: &str) -> Result<bool, Failure> {
         let (node, connection, abilities) =
             (path.to_owned(), self.pipeline.identity.connection(), Arc::clone(&self.abilities));
@@ -210,8 +214,8 @@ impl ZooKeeperSession {
     async fn confirm_by_create(&self, path: &str) -> Result<bool, Failure> {
         let own = format!("{}/session-{:x}", contract::temporary_parent(path), self.id);
         let made = self.create(&own, &[], Kind::Ephemeral).await;
-        // The node exists already if the reply to an earlier create was lost. The owner of such a node says nothing
-        // about this connection.
+        // If the reply to an earlier create was lost, the node exists already. Its owner then shows nothing about this
+        // connection.
         if !matches!(made, Ok(_) | Err(Failure::NodeExists)) {
             return made.map(|_| true);
         }
@@ -241,7 +245,8 @@ impl ZooKeeperSession {
         Err(self.pipeline.failure("CREATE", above)(error))
     }
 
-    /// Returns whether the session has a user: a slot with reserved room, or the acquisition that opened the session.
+    /// Returns whether the session has a user: a slot with reserved room, or the acquisition for which the session was
+    /// opened.
     pub(super) fn is_needed(&self) -> bool {
         self.room.available_permits() < WATCHED_BYTES_MAX || self.is_fresh.load(Ordering::Acquire)
     }
@@ -250,11 +255,11 @@ impl ZooKeeperSession {
         *self.link.borrow() == SessionLink::Up
     }
 
-    /// Returns when the connection was lost. `None` while it is up.
+    /// Returns when the connection was lost. `None` while the session is connected.
     ///
-    /// The client crate does not report a connection that breaks between the handshake and the first reply, and while
-    /// the library's thread is blocked nothing is reported. In these two cases, the connection counts as lost if no
-    /// reply has come for a session timeout.
+    /// A lost connection may go unreported: the client crate does not report a connection that breaks between the
+    /// handshake and the first reply, and nothing is reported while the library's thread is blocked. In these two
+    /// cases, the connection is taken as lost if no reply has come for a session timeout.
     pub(super) fn lost(&self) -> Option<Instant> {
         self.link.borrow().lost().or_else(|| {
             let (lease, limit) = (self.lease(), self.timeout());
@@ -273,9 +278,10 @@ impl ZooKeeperSession {
         self.follower.get().cloned()
     }
 
-    /// Ends the session here, and requests its end from the server.
+    /// Ends the session in this process, and requests its end from the server.
     pub(super) fn close(&self) {
-        // The store ends first, so that the guards are lost before the server gives their locks to other contenders.
+        // The store's session ends first, so that the guards are lost before the server gives their locks to other
+        // contenders.
         self.store.end(Ending::Closed);
         self.pipeline.close();
     }
@@ -288,7 +294,7 @@ impl ZooKeeperSession {
 
     fn end(&self, why: Ending) {
         self.store.end(why);
-        // Only ClickHouse Keeper replaces a session on a reconnect.
+        // Only ClickHouse Keeper replaces a session on a reconnect, so its missing features are marked.
         if why == Ending::Replaced {
             self.abilities.mark_as_clickhouse_keeper();
         }
@@ -299,8 +305,8 @@ impl ZooKeeperSession {
     /// Ends the session because the server has replaced it by another one.
     fn end_as_replaced(&self) -> Failure {
         self.end(Ending::Replaced);
-        // Closed in a task, because this function may run in the first poll of a request, which holds the lock of the
-        // pipeline.
+        // The pipeline is closed in a task, because this function may run in the first poll of a request, which holds
+        // the pipeline's lock.
         let pipeline = Arc::clone(&self.pipeline);
         self.background.run(async move { pipeline.close() });
         Failure::Over(Ending::Replaced)
@@ -318,7 +324,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn server(&self) -> Option<String> {
-        // Before the first reply, the connection may already be broken: see `lost`.
+        // Before the first reply, the connection may already be broken: see `ZooKeeperSession::lost`.
         let found = self.server.lock().filter(|_| self.is_up() && self.lease().is_answered());
         Some(found.map_or_else(|| format!("one of {}", self.servers.list()), |server| server.to_string()))
     }
@@ -494,12 +500,12 @@ impl fmt::Debug for ZooKeeperSession {
 /// Returns the session timeout of a new session, and warns if it is shorter than requested.
 fn granted_timeout(client: &zk::Client, options: &ZooKeeperBuilder) -> Result<Duration, Failure> {
     let requested = options.session_timeout;
-    // If this server grants more than requested, another server may grant less on a reconnect. So no more than the
-    // requested timeout is used.
+    // If this server grants more than requested, another server may grant less on a reconnect. So the session uses no
+    // more than the requested timeout.
     let timeout = client.session_timeout().min(requested);
     if timeout < requested {
-        // On a reconnect the client crate requests this timeout again. A server that grants even less lowers it, and
-        // the crate does not report that.
+        // On a reconnect the client crate requests this timeout again. If the new server grants less, the session
+        // timeout becomes shorter, and the crate does not report that.
         emit!(
             WARN,
             ?timeout,
@@ -512,7 +518,7 @@ fn granted_timeout(client: &zk::Client, options: &ZooKeeperBuilder) -> Result<Du
     Ok(timeout)
 }
 
-/// Reports the client crate's state to the lease and to all waiters, until the session is over.
+/// Reports each state of the client crate to the lease and to all waiters, until the session is over.
 async fn follow_state(
     (mut states, mut ended): (zk::StateWatcher, ClientEnded),
     session: Weak<ZooKeeperSession>,
@@ -525,7 +531,7 @@ async fn follow_state(
         let lost = was.lost().unwrap_or_else(Instant::now);
         let now = match state {
             zk::SessionState::SyncConnected => SessionLink::Up,
-            // A read-only server reaches no quorum, so it counts as no connection.
+            // A read-only server reaches no quorum, so a connection to it is treated as none.
             zk::SessionState::Disconnected | zk::SessionState::ConnectedReadOnly => SessionLink::Down(lost),
             zk::SessionState::AuthFailed => SessionLink::Over(Ending::AuthFailed, lost),
             zk::SessionState::Expired => SessionLink::Over(Ending::Expired, lost),
@@ -538,8 +544,8 @@ async fn follow_state(
         }
         if let Some(session) = session.upgrade().filter(|_| was != now) {
             session.pipeline.identity.connection_changes();
-            // Replies arrive on this thread, too, and those of a new connection arrive after its state. So the lease
-            // learns about the loss of the old connection before any reply of the new one.
+            // Replies arrive on this thread, too. The replies of a new connection arrive after the state of that
+            // connection. So the lease learns about the loss of the old connection before any reply of the new one.
             session.store.connected(now == SessionLink::Up);
             *session.server.lock() = None;
             if now == SessionLink::Up {
@@ -570,7 +576,7 @@ async fn run_identity_check(session: Weak<ZooKeeperSession>) {
 async fn check_identity(session: &Weak<ZooKeeperSession>) {
     loop {
         let Some(session) = session.upgrade().filter(|session| session.store.lease().over().is_none()) else { return };
-        // The session has no node, so nothing can be lost. The next reply that could renew the lease starts the check
+        // The session has no node, so no hold can be lost. The next reply that could renew the lease starts the check
         // again.
         let Some((_, path)) = session.store.to_check().into_iter().next() else { return };
         let lists = !session.abilities.ephemerals.is_lacking();
@@ -579,24 +585,26 @@ async fn check_identity(session: &Weak<ZooKeeperSession>) {
             false => session.confirm_by_create(&path).await,
         };
         match shown {
-            // A quorum commits this check, which proves that the server's leader still leads.
+            // A transaction that checks `path` is sent next. A quorum commits it, which proves that the server's leader
+            // still leads.
             Ok(true) if session.pipeline.identity.is_known() => {
                 let check = Operation::Check { path, version: None };
                 return drop(session.transact(&[check]).await);
             }
-            // The connection was lost meanwhile, or the server has replaced the session. Decide anew.
+            // The connection was lost meanwhile, so the check is repeated; or the server has replaced the session,
+            // which ends the loop.
             Ok(true) => {}
-            // The servers cannot list ephemeral nodes. Retry with a node that is created for the check. The result of
-            // the wait is ignored, because the loop ends when the session is over.
+            // The servers cannot list ephemeral nodes. The loop retries with a node that is created for the check. The
+            // result of the wait is ignored, because the loop ends when the session is over.
             Err(Failure::Unknown(_)) if lists && session.abilities.ephemerals.is_lacking() => {
                 let _over = session.connected().await;
             }
-            // The node is gone, which its watch will report. Retry with another node.
+            // The node is gone, which its watch will report. The loop retries with another node.
             Ok(false) | Err(Failure::NoNode) => session.sleep(session.timeout() / 20).await,
             Err(Failure::Unknown(_)) if session.connected().await.is_ok() => {
                 session.sleep(session.timeout() / 20).await
             }
-            // The next reply starts the check again.
+            // The next reply that could renew the lease starts the check again.
             Err(_) => return,
         }
     }

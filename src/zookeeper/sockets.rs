@@ -25,11 +25,11 @@ use crate::sync::Mutex;
 use crate::telemetry::log::emit;
 use crate::zookeeper::servers::Servers;
 
-/// Sets the option on all connections of this process to the ports of these servers. Returns the server's address if
-/// there is exactly one such connection, because two connections could belong to different sessions.
+/// Sets `TCP_NODELAY` on all connections of this process to the ports of these servers. If there is exactly one such
+/// connection, returns the address of its server. Of two connections, each could belong to another session.
 pub(super) async fn set_on_connections_to(servers: &Servers) -> Option<SocketAddr> {
     let ports: Vec<u16> = servers.each().map(|server| server.port()).collect();
-    // A process may have 100,000 files open, so the scan runs on another thread, and heartbeats do not wait for it.
+    // A process may have 100,000 files open. So the scan runs on another thread, so that heartbeats do not wait for it.
     let set = tokio::task::spawn_blocking(move || set(&ports)).await;
     match set.unwrap_or_else(|gone| Err(io::Error::other(gone))) {
         Ok(peers) => {
@@ -43,10 +43,11 @@ pub(super) async fn set_on_connections_to(servers: &Servers) -> Option<SocketAdd
     }
 }
 
-/// Sets the option, and returns the peers of the connections.
+/// Sets `TCP_NODELAY`, and returns the peers of the connections.
 ///
-/// The calls take file descriptors, for which this version of `nix` has safe functions. A duplicate by `pidfd_getfd` is
-/// no alternative: containers refuse the call by default (seccomp, without CAP_SYS_PTRACE).
+/// The calls take file descriptors by number, for which this version of `nix` has safe functions. A duplicate of the
+/// descriptor by `pidfd_getfd` is no alternative: containers refuse that call by default (seccomp, without
+/// CAP_SYS_PTRACE).
 #[cfg(target_os = "linux")]
 fn set(ports: &[u16]) -> io::Result<Vec<SocketAddr>> {
     use nix::sys::socket::setsockopt;
@@ -56,7 +57,7 @@ fn set(ports: &[u16]) -> io::Result<Vec<SocketAddr>> {
     for open in std::fs::read_dir("/proc/self/fd")? {
         let Some(number) = open?.file_name().to_str().and_then(|number| number.parse().ok()) else { continue };
         let Some(peer) = peer_of(number) else { continue };
-        // The file descriptor may stand for another socket by now. The call then fails, or sets the option on that
+        // The file descriptor may belong to another file by now. The call then fails, or sets the option on another
         // socket, which does no harm.
         if ports.contains(&peer.port()) && setsockopt(number, TcpNoDelay, &true).is_ok() {
             peers.push(peer);
@@ -76,11 +77,12 @@ pub(super) fn peer_of(number: RawFd) -> Option<SocketAddr> {
     of_four().or_else(of_six)
 }
 
-/// The inodes of the sockets on which this library probes servers. They are not attempts of the client crate.
+/// The inodes of the sockets on which this library probes servers. `attempts.rs` leaves these sockets alone, because
+/// they are no attempts of the client crate to connect.
 #[cfg(target_os = "linux")]
 pub(super) static PROBE_SOCKETS: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
-/// The registration of a probe's socket in `PROBE_SOCKETS`. The drop removes it.
+/// The registration of a probe's socket in `PROBE_SOCKETS`. Dropping it removes the entry.
 pub(super) struct ProbeSocket {
     #[cfg(target_os = "linux")]
     inode: Option<u64>,

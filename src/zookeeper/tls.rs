@@ -52,8 +52,8 @@ pub struct Tls {
 /// A certificate, the chain to its authority, and its key.
 type OwnIdentity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
-/// The certificates for the handshakes of this library's probes. The client crate does not report why one of its own
-/// handshakes failed.
+/// The certificates for the TLS handshakes of this library's probes. A probe repeats the handshake, because the client
+/// crate does not report why its own handshake failed.
 struct Own {
     verifier: Arc<WebPkiServerVerifier>,
     identity: Option<OwnIdentity>,
@@ -112,7 +112,7 @@ impl Tls {
         self.own.lock().identity.is_some()
     }
 
-    /// Returns the configuration of the probes' handshakes: the same as the client crate's.
+    /// Returns the TLS configuration of the probes' handshakes, which is the same as the client crate's.
     pub(super) fn config(&self) -> Result<ClientConfig, rustls::Error> {
         let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
         let own = self.own.lock();
@@ -134,7 +134,7 @@ impl fmt::Debug for Tls {
     }
 }
 
-/// Refuses a host name that no certificate can carry, because the client crate panics over it.
+/// Refuses a host name that no certificate can carry, because the client crate would panic over that name.
 pub(crate) fn check_host(host: &str) -> Result<(), Error> {
     match ServerName::try_from(host) {
         Ok(_) => Ok(()),
@@ -142,13 +142,13 @@ pub(crate) fn check_host(host: &str) -> Result<(), Error> {
     }
 }
 
-/// Checks certificates as the client crate will use them. The crate finds an error in certificates only when it
-/// connects, and on a renewal it only logs the error.
+/// Parses and checks certificates in the way in which the client crate will use them. The crate finds an error in
+/// certificates only when it connects, and on a renewal it only logs the error.
 fn ca(pem: &str) -> Result<(zk::TlsCa, Arc<WebPkiServerVerifier>), Error> {
     let broken = |problem: &dyn fmt::Display| Error::invalid(format!("TLS authorities: {problem}"));
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
-        // Skips unusable certificates of a bundle, as the client crate does.
+        // The error is ignored, because a bundle may contain unusable certificates, which the client crate skips, too.
         let _useless = roots.add(certificate.map_err(|error| broken(&error))?);
     }
     if roots.is_empty() {
@@ -177,8 +177,8 @@ fn identity(certificate: &str, key: &str) -> Result<(zk::TlsIdentity, OwnIdentit
     Ok((identity, (chain, private)))
 }
 
-/// Returns the provider that the client crate will use, and installs one if there is none: the crate would panic if a
-/// program had built in two providers and chosen none.
+/// Returns the `CryptoProvider` that the client crate will use, and installs one if there is none. Without one, the
+/// crate would panic if the program has two providers compiled in.
 fn provider() -> Arc<CryptoProvider> {
     if let Some(provider) = CryptoProvider::get_default() {
         return Arc::clone(provider);

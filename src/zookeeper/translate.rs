@@ -1,7 +1,7 @@
 //! Conversions between the client crate's types and this library's.
 //!
-//! The crate has many errors after which the outcome of a request is unknown, and its watchers panic when their
-//! session's task is gone. No patch in `docs/upstream/` changes that. This file maps such errors to
+//! After many errors of the client crate, the outcome of a request is unknown. Its watchers panic when the task of
+//! their session is gone. No patch in `docs/upstream/` changes that. This file maps such errors to
 //! [`Failure::Unknown`], and such panics to [`Event::Over`].
 
 use std::future::Future;
@@ -91,14 +91,14 @@ fn outcome(result: zk::MultiWriteResult) -> Outcome {
     }
 }
 
-/// Maps an error to a failure. Every error but a clear refusal leaves the outcome unknown. The crate reports a reset or
-/// silent connection as `Custom`, and an orderly close as `ConnectionLoss`. In both cases the request may have been
-/// executed.
+/// Maps an error to a failure. Every error but a clear refusal leaves the outcome of the request unknown. The client
+/// crate reports a reset or silent connection as `Custom`, and an orderly close as `ConnectionLoss`. In both cases the
+/// request may have been executed.
 ///
-/// `SessionMoved` and `Throttled` are temporary refusals. They are mapped to an unknown outcome, because such a request
-/// is retried and the session lives on.
+/// `SessionMoved` and `Throttled` are temporary refusals. They are mapped to an unknown outcome, because a request with
+/// an unknown outcome is retried and the session lives on.
 ///
-/// The request needs `right` on `node`. `whom` describes the client's user.
+/// `right` is the right that the request needs on `node`. `whom` describes the client's user.
 pub(super) fn failure(error: zk::Error, (right, node): (&'static str, &str), whom: &str) -> Failure {
     match error {
         zk::Error::NoNode => Failure::NoNode,
@@ -138,10 +138,10 @@ pub(super) fn created(path: String, stat: &zk::Stat) -> Created {
     Created { path, czxid: stat.czxid, ctime: time(stat.ctime), ephemeral_owner: stat.ephemeral_owner }
 }
 
-/// The last second of the year 9999, since 1970: later times cannot be printed.
+/// The last second of the year 9999, as seconds since 1970. Later times cannot be printed.
 const LAST_SHOWN: Duration = Duration::from_secs(253_402_300_799);
 
-/// Converts a time of the ensemble's clock, which counts milliseconds.
+/// Converts a time of the ensemble's clock, in milliseconds since 1970.
 pub(super) fn time(milliseconds: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(milliseconds.unsigned_abs()).min(LAST_SHOWN)
 }
@@ -151,8 +151,8 @@ pub(super) fn connect_failure(error: zk::Error, servers: &str) -> Failure {
     match error {
         zk::Error::BadArguments(problem) => Failure::Refused((*problem).to_owned()),
         zk::Error::AuthFailed => Failure::Over(Ending::AuthFailed),
-        // While connecting, the client crate turns network errors into timeouts. So this error is about certificates,
-        // and nothing was sent yet.
+        // While the client crate connects, it turns network errors into timeouts. So `Custom` here is an error about
+        // certificates, and no request was sent yet.
         zk::Error::Custom(problem) => Failure::Refused(problem.to_string()),
         error => Failure::Unreachable(format!("{servers}: {error}")),
     }
