@@ -117,7 +117,7 @@ fn follows(shared: &Shared<u64>) {
 }
 
 fn threads_share_a_value(has_losses: bool) {
-    // While no value exists, a task that waits for the first one retries after a pause, so timers must fire. With a
+    // While no value exists, a task that waits for the first value retries after a pause, so timers must fire. With a
     // value, tasks are notified of changes.
     let is_new = !has_losses && draw(2) == 0;
     let (world, register) = (World::with_timers(has_losses || is_new), Arc::new(Register::default()));

@@ -246,7 +246,7 @@ impl Commits {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Resets the counts after a restore. Commits in progress may still be done, so they stay in `maybe`.
+    /// Resets the counts after a restore. Commits in progress may still succeed, so they stay in `maybe`.
     pub(crate) fn forget(&self) {
         self.change(|it| *it = Counts { done: 0, maybe: it.under_way, under_way: it.under_way, age: it.age + 1 });
     }

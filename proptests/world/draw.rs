@@ -345,7 +345,7 @@ impl Style {
         }
     }
 
-    /// Adds actors that begin work and are not polled while their replies arrive and others act.
+    /// Adds actors that begin work and are not polled while their replies arrive and other actors act.
     fn sleep(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
         use Action::*;
         let sleepers: Vec<_> = (actor..actor + 1 + dice.below(ACTORS - 1)).map(|i| i % ACTORS).collect();

@@ -5,7 +5,8 @@
 //! A value that was read under a lock must be the newest value for as long as the guard says "held". So each moment at
 //! which a guard was held is recorded as a read of that value. The wait for a lock is no operation.
 //!
-//! `SWARM_SEED`, `LINEAR_SECONDS` and `SWARM_SERVERS` (1 or 3) configure the run. `make soak` runs five minutes with one server and five with three.
+//! `SWARM_SEED`, `LINEAR_SECONDS` and `SWARM_SERVERS` (1 or 3) configure the run. `make soak` runs five minutes with
+//! one server and five with three.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
@@ -44,7 +45,7 @@ const LANES: usize = 4;
 const OPERATIONS: usize = 60;
 const PATIENCE: Duration = Duration::from_secs(3);
 const JUDGED_WITHIN: Duration = Duration::from_secs(300);
-/// The number of operations that a run must have. A run with fewer tests too little.
+/// The number of operations that a run must have. With fewer operations, a run tests too little.
 const ENOUGH: usize = 100;
 /// The value that stands for "the update has read no value yet".
 const NOTHING: u64 = u64::MAX;

@@ -335,7 +335,7 @@ fn life(server: &str, path: &str, seed: u64, lasts: Duration) -> Vec<(u64, i64)>
 
 #[support::judged(flavor = "multi_thread", worker_threads = 4)]
 async fn killed_processes_never_hold_too_many_permits() {
-    /// The number of grants that a run must have. A run with fewer tests too little.
+    /// The number of grants that a run must have. With fewer grants, a run tests too little.
     const ENOUGH: usize = 50;
     let (seed, seconds, servers, _) = settings();
     let site = Site::start(servers).await;

@@ -130,8 +130,8 @@ fn the_table_of_session_timeouts_follows_from_the_lease() {
         let seconds = |share: f64| format!("{:.1} s", timeout * share);
         assert_eq!(row[1], row[0]);
         assert_eq!(row[2], seconds(0.4));
-        // The longest break of the network without a loss: the shortest rest of the lease when a break begins, less the
-        // time until the next attempt to connect.
+        // The longest break of the network without a loss: the shortest time for which the lease is still valid when a
+        // break begins, less the time until the next attempt to connect.
         let (tick, again) = (f64::min(3.0, timeout / 2.0), f64::max(timeout / 12.0, 0.35));
         let untold = 5.0 / 6.0 * timeout - timeout / 5.0 - tick / 2.0 - f64::max(tick / 8.0, 0.1) - again;
         assert_eq!(row[3], format!("{:.1} s", untold.min(timeout * 0.4)));

@@ -1,4 +1,5 @@
-//! `make interop`: our lock together with those of Curator, kazoo and zookeeper-client, each in a process of its own, on a real server.
+//! `make interop`: our lock together with those of Curator, kazoo and zookeeper-client, each in a process of its own,
+//! on a real server.
 //!
 //! The test is not part of `cargo test`, because it needs the programs that `tests/interop/setup.sh` installs. The
 //! fleets that contend share the time `INTEROP_SECONDS` (180).

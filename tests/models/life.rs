@@ -364,7 +364,7 @@ impl State {
     /// Answers every request of a connection or session with this failure.
     fn fail(&mut self, me: usize, failure: &Failure, creates: u8) {
         let failed: Vec<_> = self.members[me].sent.drain(..).collect();
-        // A session that is over carries nothing out any more.
+        // The server carries out no requests of a session that is over.
         if *failure == unknown() && !self.members[me].is_over {
             let late = &mut self.members[me].late;
             for Request { what, .. } in &failed {
@@ -590,8 +590,8 @@ fn one_contender_leaves_no_node() {
     search(Lives { refuses_downgrades: true, cuts: 2, creates: 1, ..right(vec![Goal::Lock(Mode::Write)]) });
 }
 
-/// Two contenders whose connections break once, or twice with `MODEL_CONTENDERS=4`. Three breaks have 50 times as many
-/// states, in 20 GB.
+/// Two contenders whose connections break once, or twice with `MODEL_CONTENDERS=4`. With three breaks the search has 50
+/// times as many states, and needs 20 GB.
 #[test]
 fn two_contenders_leave_no_node_and_delete_only_their_own() {
     let is_long = std::env::var("MODEL_CONTENDERS").is_ok_and(|most| most == "4");

@@ -1,4 +1,5 @@
-//! `make nemesis`: one holder, one waiting writer and one fault, for this library, Curator and kazoo in turn, on the same three servers.
+//! `make nemesis`: one holder, one waiting writer and one fault, for this library, Curator and kazoo in turn, on the
+//! same three servers.
 //!
 //! The test measures how long the holder's own API still says "held" after another contender was granted the lock. It
 //! is not part of `cargo test`, because it needs the programs that `tests/interop/setup.sh` installs. `NEMESIS_ROUNDS`

@@ -214,7 +214,8 @@ impl Server {
     /// Restarts the server, so that the next sequential child of `directory` gets the number `next`. The server must
     /// have been started with [`WITHOUT_DIGESTS`].
     pub fn set_next_sequence(&self, directory: &str, next: i32) {
-        // The newest snapshot lacks the changes since the last start. A server writes a snapshot when it starts.
+        // The newest snapshot lacks the changes since the last start. A restart adds them, because a server writes a
+        // snapshot when it starts.
         self.restart();
         self.kill();
         snapshot::set_next_sequence(&self.home.data(), directory, next);
