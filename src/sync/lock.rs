@@ -1,9 +1,10 @@
-//! Locks that ignore poisoning, used by all other files. This file is compiled twice: with the locks of the standard library, and
-//! with the locks of the test `threads/`, which decides every switch between threads.
+//! Locks that ignore poisoning, used by all other files. This file is compiled twice: with the locks of the standard
+//! library, and with the locks of the test `threads/`, which decides every switch between threads.
 //!
-//! A lock of the standard library is poisoned if a thread panics while it holds the lock, and then returns an error to every
-//! caller. Here the protected state is consistent even after a panic, because code that can panic (the user's code) runs without
-//! a lock, or under a lock whose state only that code reads. So a panic in one task must not take the lock from the others.
+//! If a thread panics while it holds a lock of the standard library, the lock is poisoned, and returns an error to
+//! every later caller. The library does not need this, because the protected state is consistent even after a panic:
+//! code that can panic (the user's code) runs without a lock, or under a lock whose state only that code reads. So a
+//! panic in one task must not keep the other tasks from the lock.
 
 #![allow(dead_code, reason = "what is used depends on the features")]
 
@@ -27,7 +28,7 @@ impl<T: ?Sized> Mutex<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns `None` if another thread holds the lock.
+    /// Locks without waiting. Returns `None` if another thread holds the lock.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(guard) => Some(guard),

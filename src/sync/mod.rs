@@ -16,8 +16,8 @@ pub(crate) use tokio::sync::{Notify, futures::Notified, watch};
 pub(crate) use lock::Condvar;
 pub(crate) use lock::{Mutex, SharedMutex};
 
-/// Types for state that the whole process shares. The test `threads/` does not replace them, because it runs several schedules in
-/// one process at a time.
+/// Types for state that the whole process shares. The test `threads/` does not replace these types, because it runs
+/// several schedules concurrently in one process.
 pub(crate) mod of_process {
     pub(crate) use std::sync::atomic::AtomicBool;
 }

@@ -1,8 +1,9 @@
 //! The library's own events and spans of `tracing`, and the thread on which the user's subscriber receives them.
 //!
-//! The subscriber may block or panic, and so may a logger of the crate `log`, which is used without a subscriber. That must cost
-//! no lease, and must not keep a caller from learning of a loss. So the [log thread](LOG_THREAD) emits the events of library
-//! threads, and the events of level INFO and above. Only spans, and events below INFO, are emitted on a caller's thread.
+//! The subscriber may block or panic, and so may a logger of the crate `log`, which receives the events if there is no
+//! subscriber. This must cost no lease, and must not keep a caller from learning of a loss. So the [log
+//! thread](LOG_THREAD) emits the events of library threads, and the events of level INFO and above. Only spans, and
+//! events below INFO, are emitted on a caller's thread.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -20,7 +21,7 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::of_process::AtomicBool;
 use crate::telemetry::user_thread::{UserThread, guarded, is_library_thread};
 
-/// How long closing or dropping a client waits at most for the subscriber.
+/// The longest time for which closing or dropping a client waits for the subscriber.
 pub(crate) const FAREWELL: Duration = Duration::from_millis(250);
 
 /// The most events that wait for the log thread. Further events are counted and dropped.
@@ -33,12 +34,12 @@ static DROPPED: AtomicU64 = AtomicU64::new(0);
 static HAS_SESSIONS: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// On a library thread: the span in which its events are emitted.
+    /// On a library thread: the user's span in which the library's events are emitted.
     static INSIDE: RefCell<OwnSpan> = const { RefCell::new(OwnSpan(None)) };
 }
 
-/// Records that this process has sessions. From now on the log thread emits the events of level INFO and above, because a blocked
-/// thread could cost a lease.
+/// Records that this process has opened a session. From now on the log thread emits the events of level INFO and above,
+/// because a thread that the subscriber blocks could cost a lease.
 pub(crate) fn mark_sessions_begun() {
     HAS_SESSIONS.store(true, Ordering::Relaxed);
 }
@@ -58,7 +59,7 @@ pub(crate) fn is_behind() -> bool {
     LOG_THREAD.waiting() > 0
 }
 
-/// Emits an event. The arguments are the level, and then those of the macro of `tracing` for this level.
+/// Emits an event. The first argument is the level. The others are those of the macro of `tracing` for this level.
 macro_rules! emit {
     ($level:ident, $($event:tt)+) => {{
         use tracing::level_filters::LevelFilter;
@@ -72,8 +73,8 @@ macro_rules! emit {
     }};
 }
 
-/// Makes each field of an event an owned value, one after the other, and then emits the event, so that another thread can emit
-/// it.
+/// Turns each field of an event into an owned value, one after the other, so that another thread can emit the event.
+/// Emits the event with these values.
 macro_rules! owned {
     ($level:ident [$($fields:tt)*] $message:literal $(,)?) => {
         $crate::telemetry::log::later(tracing::Level::$level, move || {
@@ -109,7 +110,7 @@ pub(crate) fn is_deferred(level: Level) -> bool {
     is_library_thread() || level <= Level::INFO && HAS_SESSIONS.load(Ordering::Relaxed)
 }
 
-/// Calls `emit`, which emits an event of this level, on this thread or on the log thread.
+/// Calls `emit` on this thread or on the log thread. `emit` emits one event of this level.
 pub(crate) fn later(level: Level, emit: impl FnOnce() + Send + 'static) {
     if is_library_thread() {
         event(|| {
@@ -119,8 +120,8 @@ pub(crate) fn later(level: Level, emit: impl FnOnce() + Send + 'static) {
     } else if !is_deferred(level) {
         let _panicked = guarded(emit);
     } else if LevelFilter::current() == LevelFilter::OFF {
-        // Without a subscriber, the log thread must not set one either, not even for one event: `tracing` would then stop passing
-        // events to the crate `log` for good.
+        // Without a subscriber, the log thread must not set one either, not even for one event, because `tracing` would
+        // then stop for good to pass events to the crate `log`.
         event(|| emit);
     } else {
         event(|| {
@@ -146,8 +147,8 @@ pub(super) fn event<F: FnOnce() + Send + 'static>(make: impl FnOnce() -> F) {
     });
 }
 
-/// A span of the user's subscriber that any thread may use and drop. A library thread leaves each call of the subscriber to the
-/// log thread. Empty by default.
+/// A span of the user's subscriber. Any thread may use and drop this value, because a library thread leaves each call
+/// of the subscriber to the log thread. Empty by default.
 #[derive(Clone, Default)]
 pub(crate) struct OwnSpan(Option<Arc<Entered>>);
 

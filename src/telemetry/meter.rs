@@ -11,7 +11,7 @@ use crate::telemetry::{metrics, names};
 #[cfg(feature = "metrics")]
 use {::metrics::Key, tokio::time::Instant};
 
-/// Adds one to a gauge, until dropped. The default adds nothing.
+/// Adds one to a gauge until this guard is dropped. The default guard has no gauge.
 #[derive(Default)]
 pub(crate) struct GaugeGuard(#[cfg(feature = "metrics")] Option<Raised>);
 
@@ -39,13 +39,13 @@ impl GaugeGuard {
         false
     }
 
-    /// Records how long the acquisition has waited. Called at its grant.
+    /// Records how long the acquisition has waited. Called when the lock is granted.
     pub(crate) fn granted(&self) {
         #[cfg(feature = "metrics")]
         self.0.iter().for_each(|raised| raised.measure(names::ACQUIRE_WAIT_SECONDS));
     }
 
-    /// Counts the hold as one of mode `read` and no longer of mode `write`, after a downgrade.
+    /// Moves the hold from mode `write` to mode `read` in the gauge, after a downgrade.
     pub(crate) fn change_to_read(&mut self) {
         #[cfg(feature = "metrics")]
         if let Some((_, path)) = self.0.as_ref().and_then(|held| held.lock.clone()) {
@@ -94,7 +94,7 @@ pub(crate) fn count(name: &'static str, labels: &[(&'static str, &'static str)])
     metrics::count(Key::from_parts(name, labels));
 }
 
-/// Records the number of other contenders that a contender finds in the queue.
+/// Records the number of other contenders in the queue at a contender's first listing.
 pub(crate) fn entered(aim: Aim, others: usize) {
     #[cfg(feature = "metrics")]
     metrics::measure(Key::from_parts(names::QUEUE_LENGTH, &[("mode", label(aim))]), others as f64);

@@ -85,7 +85,7 @@ static PENDING: Mutex<Pending> = Mutex::new(Pending {
     reported: 0,
 });
 
-/// Notified when the first change is recorded, when a caller calls `flush`, and when the thread has reported all changes.
+/// Notified when the first change is recorded, when `flush` is called, and when the thread has reported all changes.
 static CHANGED: Condvar = Condvar::new();
 
 struct Pending {
@@ -95,8 +95,8 @@ struct Pending {
     has_thread: bool,
     /// Whether a caller of `flush` waits until all changes are reported.
     is_awaited: bool,
-    /// How often the thread has taken the changes to report them. `reported` is the value of `taken` at the end of the last
-    /// report.
+    /// How often the thread has taken the recorded changes to report them. `reported` is the value of `taken` at the
+    /// end of the last report.
     taken: u64,
     reported: u64,
 }

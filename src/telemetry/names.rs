@@ -15,15 +15,15 @@ pub const HOLD_SECONDS: &str = "zk_rwlock_hold_seconds";
 pub const QUEUE_LENGTH: &str = "zk_rwlock_queue_length";
 /// The number of grants.
 pub const GRANTS: &str = "zk_rwlock_grants_total";
-/// The number of `try_*` that found the lock taken.
+/// The number of `try_*` calls that found the lock taken.
 pub const WOULD_BLOCK: &str = "zk_rwlock_would_block_total";
 /// The number of acquisitions that timed out.
 pub const TIMEOUTS: &str = "zk_rwlock_timeouts_total";
 /// The number of held nodes that were lost.
 pub const LOSSES: &str = "zk_rwlock_losses_total";
-/// The number of nodes that are kept between uses now.
+/// The number of nodes that their process keeps between uses now.
 pub const KEPT_NODES: &str = "zk_rwlock_kept_nodes";
-/// The number of kept nodes that were given up.
+/// The number of nodes that were kept between uses and then given up.
 pub const KEPT_GIVEN_UP: &str = "zk_rwlock_kept_given_up_total";
 /// The number of creates whose answer was lost and whose node was found.
 pub const RECOVERIES: &str = "zk_rwlock_recoveries_total";

@@ -24,20 +24,20 @@ const FIELDS: usize = 32;
 
 static RELAY: Mutex<Option<Dispatch>> = Mutex::new(None);
 
-/// How many handles each span of the relay has.
+/// The number of handles of each span of the relay, by the span's id.
 static SPANS: Mutex<Option<HashMap<u64, usize>>> = Mutex::new(None);
 
 thread_local! {
-    /// The numbers of the spans that this thread has entered, the innermost last.
+    /// The ids of the relay's spans that this thread has entered, the innermost last.
     static INSIDE: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-    /// While this guard exists, the relay is this thread's subscriber.
+    /// The guard that makes the relay this thread's subscriber for as long as the guard exists.
     static IN_FORCE: Cell<Option<DefaultGuard>> = const { Cell::new(None) };
-    /// On the log thread: the span of the user's subscriber, for the number of each span of the relay.
+    /// On the log thread: the user's span that stands for each span of the relay, by the id of the relay's span.
     static USER_SPANS: RefCell<HashMap<u64, Span>> = RefCell::new(HashMap::default());
 }
 
-/// Creates the relay, if it does not exist yet. This must happen before the user sets a subscriber, so that the relay is in force
-/// from the first event that this subscriber could receive.
+/// Creates the relay, if it does not exist yet. This must happen before the user sets a subscriber, so that the relay
+/// already passes on the first event that the subscriber could receive.
 pub(crate) fn prepare() {
     if RELAY.lock().is_some() {
         return;
@@ -49,19 +49,20 @@ pub(crate) fn prepare() {
         }
     };
     match has_subscriber() {
-        // `tracing` calls all other subscribers when a subscriber is created, on the same thread, so this runs on the log thread.
+        // When a subscriber is created, `tracing` calls all other subscribers on the same thread. So the relay is
+        // created on the log thread, where the user's code may run.
         true => LOG_THREAD.run(make),
         false => make(),
     }
 }
 
-/// Returns whether the user has set a subscriber. Without one there must be no relay, which would keep events from a logger of
-/// the crate `log`.
+/// Returns whether the user has set a subscriber. Without a subscriber there must be no relay, because the relay would
+/// keep events from a logger of the crate `log`.
 fn has_subscriber() -> bool {
     LevelFilter::current() != LevelFilter::OFF
 }
 
-/// As [`prepare`], but also waits until the relay is created, at most for [`FAREWELL`].
+/// As [`prepare`], but also waits until the relay is created, for at most [`FAREWELL`].
 pub(crate) fn prepare_and_wait() {
     prepare();
     if RELAY.lock().is_none() {
@@ -85,7 +86,8 @@ pub(crate) fn relay_this_thread() {
 struct Relay;
 
 impl Subscriber for Relay {
-    /// The relay itself wants no event, so an event that the user's subscriber does not want is never recorded.
+    /// Returns `never`, because the relay itself wants no event. `tracing` combines this with the interest of the
+    /// user's subscriber, so only events that the subscriber wants are recorded.
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
         Interest::never()
     }
@@ -182,12 +184,13 @@ fn innermost() -> Option<u64> {
     INSIDE.with_borrow(|inside| inside.last().copied())
 }
 
-/// On the log thread: returns the id of the user's span for the span of the relay with this number.
+/// On the log thread: returns the id of the user's span that stands for the relay's span with the id `number`.
 fn user_span(number: Option<u64>) -> Option<Id> {
     USER_SPANS.with_borrow(|all| all.get(&number?)?.id())
 }
 
-/// On the log thread: returns whether the user's subscriber wants this event or span. Calls it as the macros of `tracing` do.
+/// On the log thread: returns whether the user's subscriber wants this event or span. Calls the subscriber as the
+/// macros of `tracing` do.
 fn is_wanted(metadata: &'static Metadata<'static>) -> bool {
     dispatcher::get_default(|user| !user.register_callsite(metadata).is_never() && user.enabled(metadata))
 }

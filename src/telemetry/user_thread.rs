@@ -1,8 +1,8 @@
-//! Threads on which the user's code runs, so that it does not run on the library's threads: subscribers of `tracing`, and
-//! destructors of values.
+//! Threads on which the user's code runs, so that it does not run on the library's threads: subscribers of `tracing`,
+//! and destructors of values.
 //!
-//! Such code may block for ever, or panic. On a library thread that would cost a lease; on a caller's thread it could keep the
-//! caller from learning of a loss.
+//! The user's code may block for ever, or panic. On a library thread that would cost a lease. On a caller's thread it
+//! could keep the caller from learning of a loss.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,11 +33,11 @@ pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }
 
-/// A thread for the user's code. It starts with the first work, and runs until the process ends.
+/// A thread for the user's code. It starts with the first piece of work, and runs until the process ends.
 pub(crate) struct UserThread {
     name: &'static str,
-    /// The sender of work, and the id of the process in which the thread runs. A forked process lacks the thread, and starts its
-    /// own.
+    /// The sender of work to the thread, and the id of the process in which the thread runs. A forked process lacks the
+    /// thread, and starts a thread of its own.
     queue: Mutex<Option<(Sender<Work>, u32)>>,
     waiting: AtomicUsize,
 }
@@ -47,7 +47,7 @@ impl UserThread {
         UserThread { name, queue: Mutex::new(None), waiting: AtomicUsize::new(0) }
     }
 
-    /// Queues `work` behind all earlier work, and returns at once.
+    /// Queues `work` behind all earlier work, and returns immediately.
     pub(crate) fn run(&'static self, work: impl FnOnce() + Send + 'static) {
         let mut queue = self.queue.lock();
         let process = std::process::id();
@@ -55,7 +55,8 @@ impl UserThread {
             self.waiting.store(0, Ordering::Relaxed);
             let (give, given) = mpsc::channel();
             let started = thread::Builder::new().name(self.name.to_owned()).spawn(move || self.work_off(&given));
-            // If the thread cannot be started, this work is not run. The next call tries again.
+            // If the thread cannot be started, this piece of work is not run, and the next call tries again to start
+            // the thread.
             *queue = started.is_ok().then_some((give, process));
         }
         if let Some((queue, _)) = &*queue {
@@ -72,7 +73,7 @@ impl UserThread {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Waits until all earlier work is done, at most for `limit`. Returns `false` at the end of `limit`.
+    /// Waits until all earlier work is done, for at most `limit`. Returns whether the work is done.
     pub(crate) fn flush(&'static self, limit: Duration) -> bool {
         if self.waiting() == 0 {
             return true;
