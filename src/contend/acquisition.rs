@@ -43,7 +43,7 @@ pub(crate) struct Handle {
     pub(crate) warn_holding: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) asking: Arc<Asking>,
-    pub(crate) waiters: Waiters,
+    pub(crate) waiters: WarningList,
 }
 
 impl Handle {
@@ -211,19 +211,19 @@ impl Acquisition {
 
 /// The waiting acquisitions of one lock handle. One background task logs the warnings about all of them.
 #[derive(Default)]
-pub(crate) struct Waiters(Mutex<Table>);
+pub(crate) struct WarningList(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
     next: u64,
-    all: BTreeMap<u64, WaitingAcquisition>,
+    all: BTreeMap<u64, WarningEntry>,
     /// The sender that cancels the warning task when dropped.
     warning_task: Option<oneshot::Sender<()>>,
 }
 
 /// One acquisition that waits in the queue.
 #[derive(Clone)]
-pub(crate) struct WaitingAcquisition {
+pub(crate) struct WarningEntry {
     pub(crate) began: Instant,
     pub(crate) session: Arc<dyn Session>,
     pub(crate) node: Arc<ContenderNode>,
@@ -234,9 +234,9 @@ pub(crate) struct WaitingAcquisition {
     pub(crate) is_warned_of: bool,
 }
 
-impl Waiters {
+impl WarningList {
     /// Adds a waiting acquisition. Returns its id, and whether a warning task runs.
-    pub(crate) fn enter(&self, waiter: WaitingAcquisition) -> (u64, bool) {
+    pub(crate) fn enter(&self, waiter: WarningEntry) -> (u64, bool) {
         let mut table = self.0.lock();
         let number = table.next;
         table.next += 1;
@@ -263,7 +263,7 @@ impl Waiters {
 
     /// Returns the oldest acquisition that has waited for `limit` without a warning, and how many other such
     /// acquisitions there are. Marks all of them as warned about.
-    pub(crate) fn due(&self, limit: Duration) -> Option<(WaitingAcquisition, usize)> {
+    pub(crate) fn due(&self, limit: Duration) -> Option<(WarningEntry, usize)> {
         let mut table = self.0.lock();
         let mut due = table.unwarned().filter(|waiter| waiter.began.elapsed() >= limit);
         let first = due.next().map(|waiter| {
@@ -284,12 +284,12 @@ impl Waiters {
 }
 
 impl Table {
-    fn unwarned(&mut self) -> impl Iterator<Item = &mut WaitingAcquisition> {
+    fn unwarned(&mut self) -> impl Iterator<Item = &mut WarningEntry> {
         self.all.values_mut().filter(|waiter| !waiter.is_warned_of && waiter.waits())
     }
 }
 
-impl WaitingAcquisition {
+impl WarningEntry {
     /// Returns whether the acquisition still waits: the lock is not granted, and the acquisition has not given up.
     pub(crate) fn waits(&self) -> bool {
         !self.node.is_holding() && !self.node.has_left()

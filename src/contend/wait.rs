@@ -13,7 +13,7 @@ use crate::error::error::{Error, PermitsError};
 use crate::observe::on_wait::OnWait;
 use crate::queue::contender::Contender;
 use crate::queue::permits::{self, PERMITS, QUEUE};
-use crate::queue::turn::{self, Departure, Predecessor, Step, Take, Waiter, WaiterEvent};
+use crate::queue::turn::{self, Departure, Predecessor, QueueEvent, Step, Take, Waiter};
 use crate::session::contract::Session;
 use crate::session::keep_alive;
 use crate::session::presence::{self, Recheck, check};
@@ -66,7 +66,7 @@ impl Acquisition {
                     let is_again = before.replace(Arc::clone(&predecessor.name)).as_ref() == Some(&predecessor.name);
                     let behind = Behind { handle, entry, predecessor, is_again, asks, directory, has_ghosts, waiting };
                     let departure = behind.departure(&mut wait.on_wait).await?;
-                    waiter.next(WaiterEvent::Departed(departure))
+                    waiter.next(QueueEvent::Departed(departure))
                 }
                 Step::Take(take) => return Ok(take),
                 Step::Evicted => return Err(Error::Evicted(entry.find_loss().unwrap_or(Loss::Removed))),
@@ -102,7 +102,7 @@ impl Acquisition {
         let leaving = if is_alone { Vec::new() } else { session.store().leaving_soon(entry.queue()) };
         let (paths, ghosts) = (&self.handle.paths, session.store().ghosts());
         waiter.pass_over(ghosts.shown(&paths.queue, &names, me.mode()));
-        let mut step = waiter.next(WaiterEvent::Listed { names: &names, leaving: &leaving });
+        let mut step = waiter.next(QueueEvent::Listed { names: &names, leaving: &leaving });
         if step == Step::Evicted && !names.iter().any(|name| name == me.name()) {
             self.confirm_unlisted_node(entry, wait).await?;
             return Ok(Step::List);
@@ -110,7 +110,7 @@ impl Acquisition {
         if let (Step::Await { .. }, IfTaken::GiveUp) = (&step, wait.if_taken) {
             let ahead = paths.ghosts_ahead(session, &names, me.kind(), |names| turn::ahead_of(me, names));
             waiter.pass_over(ahead.await);
-            step = waiter.next(WaiterEvent::Listed { names: &names, leaving: &leaving });
+            step = waiter.next(QueueEvent::Listed { names: &names, leaving: &leaving });
         }
         let Step::Await { asks, .. } = step else { return Ok(step) };
         wait.directory = names.directory.filter(|_| asks).map(Box::new);

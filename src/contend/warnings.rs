@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::call;
-use crate::contend::acquisition::{Acquisition, Handle, WaitingAcquisition};
+use crate::contend::acquisition::{Acquisition, Handle, WarningEntry};
 use crate::contend::handle::ContenderHandle;
 use crate::contend::timeout::LOOK_UP_AHEAD;
 use crate::observe::trace::HoldTrace;
@@ -81,7 +81,7 @@ impl<'a> Lateness<'a> {
         let (session, node) = (Arc::clone(entry.session()), Arc::clone(entry.node()));
         let (label, span, target) = (options.label.clone(), trace.span(), target.clone());
         let (began, is_warned_of) = (self.began, self.is_warned_of);
-        let waiter = WaitingAcquisition { began, session, node, label, span, target, is_warned_of };
+        let waiter = WarningEntry { began, session, node, label, span, target, is_warned_of };
         let (number, has_task) = handle.waiters.enter(waiter);
         self.number = Some(number);
         if !has_task {
@@ -134,8 +134,8 @@ impl Handle {
     }
 
     /// Warns about one slow acquisition. `others` is the number of other slow acquisitions, which get no warning of their own.
-    async fn warn_of(&self, waiter: WaitingAcquisition, others: usize) {
-        let WaitingAcquisition { session, node, label, target, .. } = &waiter;
+    async fn warn_of(&self, waiter: WarningEntry, others: usize) {
+        let WarningEntry { session, node, label, target, .. } = &waiter;
         let me = &node.contender();
         let look = async {
             let names = session.children(&self.queue).await.ok()?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::Call;
-use crate::contend::acquisition::{Handle, Waiters};
+use crate::contend::acquisition::{Handle, WarningList};
 use crate::contend::warnings::WARN_AFTER;
 use crate::error::error::Error;
 use crate::keep::cache::Cache;
@@ -442,7 +442,7 @@ impl RwLockBuilder {
             warn_holding: self.warn_holding,
             max_hold: self.max_hold,
             asking: Arc::default(),
-            waiters: Waiters::default(),
+            waiters: WarningList::default(),
         })
     }
 }

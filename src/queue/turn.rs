@@ -250,7 +250,7 @@ pub struct Predecessor {
 
 /// An event for a waiter.
 #[derive(Debug)]
-pub enum WaiterEvent<'a> {
+pub enum QueueEvent<'a> {
     /// The directory was listed, as [`Step::List`] requires.
     Listed {
         /// The names in the directory, in any order.
@@ -314,10 +314,10 @@ impl<C: Borrow<Contender>> Waiter<C> {
     }
 
     /// Returns the next step after this event.
-    pub fn next(&mut self, event: WaiterEvent<'_>) -> Step {
+    pub fn next(&mut self, event: QueueEvent<'_>) -> Step {
         match event {
-            WaiterEvent::Listed { names, leaving } => self.after_listing(names, leaving),
-            WaiterEvent::Departed(departure) => self.after_departure(departure),
+            QueueEvent::Listed { names, leaving } => self.after_listing(names, leaving),
+            QueueEvent::Departed(departure) => self.after_departure(departure),
         }
     }
 

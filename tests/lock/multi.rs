@@ -232,7 +232,7 @@ async fn random_schedules_serve_all_and_keep_exclusion() {
 
 const PATHS: [&str; 4] = ["/a", "/b", "/c", "/d"];
 
-type Wanted = Vec<(&'static str, Mode)>;
+type Requested = Vec<(&'static str, Mode)>;
 
 struct Scheduled {
     random: Seeded,
@@ -240,8 +240,8 @@ struct Scheduled {
     slow: Slow,
     rough: Memory,
     left: u64,
-    waiting: Vec<(Acquiring, Wanted)>,
-    holding: Vec<(MultiGuard, Wanted)>,
+    waiting: Vec<(Acquiring, Requested)>,
+    holding: Vec<(MultiGuard, Requested)>,
     grants: u64,
     waits: u64,
     cancels: u64,
@@ -302,9 +302,9 @@ impl Scheduled {
                 }
             }
             _ if !woken.is_empty() => {
-                let (acquiring, wanted) =
+                let (acquiring, requested) =
                     self.waiting.swap_remove(woken[self.random.below(woken.len() as u64) as usize]);
-                self.poll(acquiring, wanted);
+                self.poll(acquiring, requested);
             }
             _ => return false,
         }
@@ -313,28 +313,28 @@ impl Scheduled {
 
     fn ask(&mut self) {
         self.left -= 1;
-        let (mut wanted, mut paths) = (Wanted::new(), PATHS.to_vec());
+        let (mut requested, mut paths) = (Requested::new(), PATHS.to_vec());
         for _ in 0..=self.random.below(3) {
             let path = paths.swap_remove(self.random.below(paths.len() as u64) as usize);
-            wanted.push((path, if self.random.below(3) == 0 { Read } else { Write }));
+            requested.push((path, if self.random.below(3) == 0 { Read } else { Write }));
         }
         let locks = match self.random.below(4) {
-            0 | 1 => multi(&self.slow, &wanted),
-            2 => multi(&self.zk, &wanted),
-            _ => multi(&self.rough, &wanted),
+            0 | 1 => multi(&self.slow, &requested),
+            2 => multi(&self.zk, &requested),
+            _ => multi(&self.rough, &requested),
         };
-        self.poll(acquiring(&locks), wanted);
+        self.poll(acquiring(&locks), requested);
     }
 
-    fn poll(&mut self, mut acquiring: Acquiring, wanted: Wanted) {
+    fn poll(&mut self, mut acquiring: Acquiring, requested: Requested) {
         match poll_once(&mut acquiring) {
             Poll::Ready(Ok(guard)) => {
-                self.holding.push((guard, wanted));
+                self.holding.push((guard, requested));
                 self.grants += 1;
             }
             Poll::Ready(Err(error)) => assert!(error.is_lost(), "{error}"),
             Poll::Pending => {
-                self.waiting.push((acquiring, wanted));
+                self.waiting.push((acquiring, requested));
                 self.waits += 1;
             }
         }
@@ -343,7 +343,7 @@ impl Scheduled {
     fn check(&self) {
         for path in PATHS {
             let held = self.holding.iter().filter(|(guard, _)| guard.is_held());
-            let of_path = held.flat_map(|(_, wanted)| wanted.iter().filter(|(its, _)| *its == path));
+            let of_path = held.flat_map(|(_, requested)| requested.iter().filter(|(its, _)| *its == path));
             let modes: Vec<Mode> = of_path.map(|(_, mode)| *mode).collect();
             assert!(modes.len() < 2 || modes.iter().all(|mode| *mode == Read), "{path} {modes:?}");
         }

@@ -20,13 +20,13 @@ use zk_rwlock::{Loss, Mode};
 
 /// What a contender wants: the lock or a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Goal {
+enum Aim {
     Lock(Mode),
     Permit,
 }
 
 struct Lives {
-    goals: Vec<Goal>,
+    aims: Vec<Aim>,
     /// The largest number of creates that an acquisition sends.
     creates: u8,
     /// The largest number of broken connections.
@@ -154,8 +154,8 @@ fn contender(path: &str) -> Contender {
 }
 
 impl Member {
-    fn new(member: usize, goal: Goal) -> Member {
-        let mode = if goal == Goal::Lock(Mode::Read) { "READ" } else { "WRITE" };
+    fn new(member: usize, aim: Aim) -> Member {
+        let mode = if aim == Aim::Lock(Mode::Read) { "READ" } else { "WRITE" };
         let node = NodeState::new("/lock", contender(&format!("h~{member}-{mode}-0000000000")));
         Member {
             node,
@@ -438,7 +438,7 @@ impl Model for Lives {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let members = self.goals.iter().enumerate().map(|(member, goal)| Member::new(member, *goal)).collect();
+        let members = self.aims.iter().enumerate().map(|(member, aim)| Member::new(member, *aim)).collect();
         vec![State { next: 1, cuts: 0, expired: 0, nodes: BTreeSet::new(), members, wrong: None }]
     }
 
@@ -486,12 +486,12 @@ impl Model for Lives {
             if holds && !member.is_forged {
                 actions.push(Action::Forge(me));
             }
-            match self.goals[me] {
-                Goal::Lock(_) if !holds && is_first => actions.push(Action::Take(me)),
-                Goal::Lock(Mode::Write) if holds && member.node.contender().mode() == Mode::Write => {
+            match self.aims[me] {
+                Aim::Lock(_) if !holds && is_first => actions.push(Action::Take(me)),
+                Aim::Lock(Mode::Write) if holds && member.node.contender().mode() == Mode::Write => {
                     actions.push(Action::Move(me));
                 }
-                Goal::Permit if !holds && is_first => actions.push(Action::Move(me)),
+                Aim::Permit if !holds && is_first => actions.push(Action::Move(me)),
                 _ => {}
             }
         }
@@ -522,7 +522,7 @@ impl Model for Lives {
             Action::Move(me) => {
                 state.lists(me);
                 let member = &mut state.members[me];
-                let outside = (self.goals[me] == Goal::Permit).then(|| permit(me));
+                let outside = (self.aims[me] == Aim::Permit).then(|| permit(me));
                 member.node.begin_move(outside);
                 member.moves(me);
             }
@@ -573,21 +573,21 @@ fn search(model: Lives) -> usize {
 
 const ANY: usize = usize::MAX;
 
-fn right(goals: Vec<Goal>) -> Lives {
-    Lives { goals, creates: 2, cuts: ANY, expiries: 1, denies: true, refuses_signals: false, refuses_downgrades: false }
+fn right(aims: Vec<Aim>) -> Lives {
+    Lives { aims, creates: 2, cuts: ANY, expiries: 1, denies: true, refuses_signals: false, refuses_downgrades: false }
 }
 
-const GOALS: [Goal; 3] = [Goal::Lock(Mode::Read), Goal::Lock(Mode::Write), Goal::Permit];
+const AIMS: [Aim; 3] = [Aim::Lock(Mode::Read), Aim::Lock(Mode::Write), Aim::Permit];
 
 /// One contender of each kind, with every fault, as often as the faults can occur.
 #[test]
 fn one_contender_leaves_no_node() {
-    for goal in GOALS {
-        let states = search(right(vec![goal]));
+    for aim in AIMS {
+        let states = search(right(vec![aim]));
         assert!(states > 500, "the search was cut short");
-        search(Lives { refuses_signals: true, ..right(vec![goal]) });
+        search(Lives { refuses_signals: true, ..right(vec![aim]) });
     }
-    search(Lives { refuses_downgrades: true, cuts: 2, creates: 1, ..right(vec![Goal::Lock(Mode::Write)]) });
+    search(Lives { refuses_downgrades: true, cuts: 2, creates: 1, ..right(vec![Aim::Lock(Mode::Write)]) });
 }
 
 /// Two contenders whose connections break once, or twice with `MODEL_CONTENDERS=4`. With three breaks the search has 50
@@ -595,7 +595,7 @@ fn one_contender_leaves_no_node() {
 #[test]
 fn two_contenders_leave_no_node_and_delete_only_their_own() {
     let is_long = std::env::var("MODEL_CONTENDERS").is_ok_and(|most| most == "4");
-    for pair in [[GOALS[1], GOALS[1]], [GOALS[0], GOALS[1]], [GOALS[1], GOALS[2]]] {
+    for pair in [[AIMS[1], AIMS[1]], [AIMS[0], AIMS[1]], [AIMS[1], AIMS[2]]] {
         let cuts = if is_long { 2 } else { 1 };
         let states = search(Lives { cuts, ..right(pair.to_vec()) });
         assert!(states > 10_000, "the search was cut short");

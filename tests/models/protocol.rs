@@ -6,7 +6,7 @@
 
 use stateright::{Model, Property};
 use zk_rwlock::Mode;
-use zk_rwlock::coordinator::{Contender, Departure, Step as Decision, Waiter, WaiterEvent};
+use zk_rwlock::coordinator::{Contender, Departure, QueueEvent, Step as Decision, Waiter};
 
 /// The contenders that change their node's data before they delete it, which signals a hand-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -244,7 +244,7 @@ impl State {
     }
 
     /// Passes an event to the member's waiter, and carries out the waiter's decision.
-    fn hears(&mut self, i: usize, me: Node, event: WaiterEvent<'_>) {
+    fn hears(&mut self, i: usize, me: Node, event: QueueEvent<'_>) {
         if let Some(decision) = self.members[i].waiter.as_mut().map(|waiter| waiter.next(event)) {
             self.follows(i, me, decision);
         }
@@ -379,7 +379,7 @@ impl Model for Protocol {
             Action::List(i) => {
                 let Step::Listing(me) = state.members[i].step else { return None };
                 let names: Vec<String> = state.nodes.iter().map(|node| node.contender().name().to_owned()).collect();
-                state.hears(i, me, WaiterEvent::Listed { names: &names, leaving: &[] });
+                state.hears(i, me, QueueEvent::Listed { names: &names, leaving: &[] });
             }
             Action::Arm(i) => {
                 let Step::Arming(me, nearest, asks) = state.members[i].step else { return None };
@@ -392,7 +392,7 @@ impl Model for Protocol {
                 if state.stands(nearest) {
                     state.members[i].step = Step::Waiting(me, nearest);
                 } else {
-                    state.hears(i, me, WaiterEvent::Departed(Departure::ListAgain));
+                    state.hears(i, me, QueueEvent::Departed(Departure::ListAgain));
                 }
             }
             Action::See(i) => {
@@ -405,8 +405,8 @@ impl Model for Protocol {
                         state.members[i].step = Step::Holding(me);
                         state.members[i].waiter = None;
                     }
-                    Event::Changed => state.hears(i, me, WaiterEvent::Departed(Departure::Signalled)),
-                    Event::Deleted => state.hears(i, me, WaiterEvent::Departed(Departure::ListAgain)),
+                    Event::Changed => state.hears(i, me, QueueEvent::Departed(Departure::Signalled)),
+                    Event::Deleted => state.hears(i, me, QueueEvent::Departed(Departure::ListAgain)),
                 }
             }
             Action::Ask(i) => {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use support::process::{Process, role, say};
 use support::rounds::Machine::{self, StoodStill, WasBusy, WentOn};
 use support::rounds::{VIOLATED, judge_rounds};
-use support::standstill::{BUSY, Delays, Patience, Record, STANDSTILL, Stint, most_lost_since, now, watch};
+use support::standstill::{BUSY, Delays, Record, STANDSTILL, StandstillLimit, Stint, most_lost_since, now, watch};
 use support::{safe, violated};
 
 const TICK: Duration = Duration::from_millis(10);
@@ -161,15 +161,15 @@ fn a_stopped_process_notices_its_standstill() {
 #[test]
 fn a_wait_counts_a_standstill_as_one_look() {
     let looks = |pauses: &[Duration]| {
-        let (mut patience, mut now) = (Patience::new(Duration::from_secs(1)), std::time::Instant::now());
-        assert!(!patience.is_over(now));
+        let (mut limit_left, mut now) = (StandstillLimit::new(Duration::from_secs(1)), std::time::Instant::now());
+        assert!(!limit_left.is_over(now));
         let mut is_over = pauses.iter().map(|pause| {
             now += *pause;
-            patience.is_over(now)
+            limit_left.is_over(now)
         });
         is_over.position(|is_over| is_over)
     };
-    let (look, stop) = (Patience::LOOK, Duration::from_secs(30));
+    let (look, stop) = (StandstillLimit::LOOK, Duration::from_secs(30));
     assert_eq!(looks(&[look; 50]), Some(49));
     assert_eq!(looks(&[&[stop][..], &[look; 44]].concat()), None);
     assert_eq!(looks(&[&[stop][..], &[look; 45]].concat()), Some(45));

@@ -208,7 +208,7 @@ async fn nobody_holds_beside_another_on_flapping_links() {
     let seed = std::env::var("FLAP_SEED").ok().map(|seed| seed.parse().expect("a number"));
     let seed = seed.unwrap_or_else(|| RandomState::new().hash_one(seconds) >> 32);
     println!(
-        "FLAP_SEED={seed} FLAP_SECONDS={seconds} cargo test -p zk-rwlock-tests --test session outages::on_flapping"
+        "FLAP_SEED={seed} FLAP_SECONDS={seconds} cargo test -p zk-rwlock-tests --test session outages::nobody_holds_beside_another_on_flapping"
     );
     let server = shared_server();
     let operator = connect(&server.address()).await;

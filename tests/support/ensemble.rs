@@ -238,11 +238,11 @@ impl Drop for Link {
 fn carry(near: TcpStream, target: SocketAddr, silent: &Arc<Silent>, open: &Mutex<Vec<TcpStream>>) {
     // Retries, because a new leader begins to listen a moment after its followers connect. If the link accepted and
     // then closed the follower's connection, the follower would take its leader for dead and start an election.
-    let patience = Instant::now() + LEADER_LISTENS_WITHIN;
+    let deadline = Instant::now() + LEADER_LISTENS_WITHIN;
     let far = loop {
         match TcpStream::connect(target) {
             Ok(far) => break far,
-            Err(_) if Instant::now() < patience => thread::sleep(Duration::from_millis(10)),
+            Err(_) if Instant::now() < deadline => thread::sleep(Duration::from_millis(10)),
             Err(_) => return,
         }
     };

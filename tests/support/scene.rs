@@ -12,7 +12,7 @@ use zk_rwlock::coordinator::{Coordinator, Failure, Session};
 use zk_rwlock::queue::MemberState;
 use zk_rwlock::{Error, Mode, ReadGuard, RwLock, WriteGuard, ZooKeeper};
 
-use super::standstill::Patience;
+use super::standstill::StandstillLimit;
 
 /// The time limit for an event that must occur. It only ends a hanging test, and is no measure of speed.
 pub const SOON: Duration = Duration::from_secs(20);
@@ -43,11 +43,11 @@ pub async fn soon<F: IntoFuture>(what: &str, future: F) -> F::Output {
 
 pub async fn within<F: IntoFuture>(limit: Duration, what: &str, future: F) -> F::Output {
     let mut future = std::pin::pin!(future.into_future());
-    let mut patience = Patience::new(limit);
+    let mut limit_left = StandstillLimit::new(limit);
     loop {
-        match timeout(Patience::LOOK, &mut future).await {
+        match timeout(StandstillLimit::LOOK, &mut future).await {
             Ok(output) => return output,
-            Err(_) => assert!(!patience.is_over(Instant::now().into_std()), "{what}: not within {limit:?}"),
+            Err(_) => assert!(!limit_left.is_over(Instant::now().into_std()), "{what}: not within {limit:?}"),
         }
     }
 }
@@ -80,13 +80,13 @@ where
 
 /// Calls `look` again and again until `is_right` accepts its value. Fails after [`SOON`].
 async fn becomes<T: Debug, F: Future<Output = T>>(what: &str, look: impl Fn() -> F, is_right: impl Fn(&T) -> bool) {
-    let mut patience = Patience::new(SOON);
+    let mut limit_left = StandstillLimit::new(SOON);
     loop {
         let seen = look().await;
         if is_right(&seen) {
             return;
         }
-        assert!(!patience.is_over(Instant::now().into_std()), "{what}: not within {SOON:?}, it is {seen:?}");
+        assert!(!limit_left.is_over(Instant::now().into_std()), "{what}: not within {SOON:?}, it is {seen:?}");
         tokio::time::sleep(INTERVAL).await;
     }
 }

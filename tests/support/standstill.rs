@@ -131,25 +131,25 @@ pub fn too_little(since: Moment, what: &str) -> ! {
 }
 
 /// A time limit for a task that checks a condition again and again. One standstill of the machine uses up at most five
-/// times [`Patience::LOOK`] of the limit.
+/// times [`StandstillLimit::LOOK`] of the limit.
 #[derive(Debug)]
-pub struct Patience {
+pub struct StandstillLimit {
     left: Duration,
     looked: Option<Instant>,
 }
 
-impl Patience {
+impl StandstillLimit {
     /// The interval at which a waiting task should check its condition.
     pub const LOOK: Duration = Duration::from_millis(20);
 
-    pub fn new(limit: Duration) -> Patience {
-        Patience { left: limit, looked: None }
+    pub fn new(limit: Duration) -> StandstillLimit {
+        StandstillLimit { left: limit, looked: None }
     }
 
     /// Returns whether the limit is reached. Call it at each check of the condition, with the current time.
     pub fn is_over(&mut self, now: Instant) -> bool {
         let since = self.looked.replace(now).map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
-        self.left = self.left.saturating_sub(since.min(5 * Patience::LOOK));
+        self.left = self.left.saturating_sub(since.min(5 * StandstillLimit::LOOK));
         self.left.is_zero()
     }
 }

@@ -146,11 +146,11 @@ fn waiter(hands_off: bool) -> Waiter<Contender> {
 impl Waiter<Contender> {
     fn lists(&mut self, of: &[&str]) -> Step {
         let names: Vec<String> = of.iter().map(|name| (*name).to_owned()).collect();
-        self.next(WaiterEvent::Listed { names: &names, leaving: &[] })
+        self.next(QueueEvent::Listed { names: &names, leaving: &[] })
     }
 
     fn departs(&mut self, departure: Departure) -> Step {
-        self.next(WaiterEvent::Departed(departure))
+        self.next(QueueEvent::Departed(departure))
     }
 }
 
@@ -227,7 +227,7 @@ fn a_waiter_asks_once_for_the_kept_nodes_before_it() {
     let leaving = [kept[1].to_owned(), writer.to_owned()];
     let lists = |of: &[&str]| {
         let names: Vec<String> = of.iter().map(|name| (*name).to_owned()).collect();
-        asks(waiter(true).next(WaiterEvent::Listed { names: &names, leaving: &leaving }))
+        asks(waiter(true).next(QueueEvent::Listed { names: &names, leaving: &leaving }))
     };
     for leaves in [kept[1], writer] {
         assert!(!lists(&[leaves, ME]), "a node that leaves by itself needs no ask");
