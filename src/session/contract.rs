@@ -46,8 +46,8 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure>;
 
-    /// Ends every session, and with it every node that it owns. Returns when the ensemble has confirmed the end, or could
-    /// not be asked within the session timeout.
+    /// Ends every session, and with each all its nodes. Returns when the ensemble has confirmed the end, or after one
+    /// session timeout without a confirmation.
     ///
     /// Guards of these sessions are lost, waiting acquisitions fail, and new ones are refused.
     #[doc(hidden)]
@@ -128,8 +128,8 @@ impl SessionSlot {
 /// 2. **One order.** A session's requests take effect, and are answered, in the order of the calls.
 /// 3. **Own writes are seen.** A read sent after a write of this session sees that write, and everything before it.
 /// 4. **Reads may be stale**, but never go back in time. [`Session::sync`] brings them up to date.
-/// 5. **Sequence numbers** of one directory rise with every sequential create, until the numbers end, where they stick
-///    or wrap.
+/// 5. **Sequence numbers** of one directory rise with every sequential create, up to the largest number. After that they
+///    stay there or wrap around.
 /// 6. **Creation ids** (`czxid`) rise ensemble-wide, and are never used twice, not even after the directory is made anew.
 /// 7. **A transaction** takes effect as a whole or not at all; no client sees it half done.
 /// 8. **A watch** fires once, with the first change after the state that its arming saw. If the node is gone when the

@@ -1,23 +1,24 @@
-//! The lease of a session: until when the session is surely alive, computed from the times of requests and answers. A guard is
-//! valid only while the lease is valid.
+//! The lease of a session: until when the session is surely alive, computed from the times of requests and answers. A
+//! guard is valid only while the lease is valid.
 //!
-//! The ensemble may expire a session one session timeout T after its leader last heard of the session. A client cannot see this
-//! in time: on a server that is cut off from the leader, the connection looks healthy, and a read still shows the client's node.
+//! The ensemble may expire a session one session timeout T after its leader last heard of the session. A client cannot
+//! see this in time: on a server that is cut off from the leader, the connection looks healthy, and a read still shows
+//! the client's node.
 //!
-//! A follower notes which sessions send it requests. It reports them to the leader in its answer to the leader's ping, every half
-//! tick. The leader hears of a session only by these reports, and by a handshake that creates or resumes the session. A request
-//! that a follower forwards does not count as hearing of the session. Therefore:
+//! A follower notes which sessions send it requests. It reports them to the leader in its answer to the leader's ping,
+//! every half tick. The leader hears of a session only by these reports, and by a handshake that creates or resumes the
+//! session. It does not hear of a session by a request that a follower forwards. Therefore:
 //! - A *touch* is the sending of a request that was answered.
-//! - A touch *counts* once a quorum acknowledges an operation that was sent a [settling time](Lease::with_tick_time) after the
-//!   touch's answer came, on the same connection. In between, the follower has answered a ping, and its messages reach the leader
-//!   in order.
-//! - A handshake that created the session counts from its sending, as soon as it is answered, because a quorum has created the
-//!   session.
-//! - A handshake that resumed the session counts once a quorum acknowledges an operation that was sent on the same connection.
-//!   The leader alone answers such a handshake, and may have been deposed without knowing it. A new leader restarts the session's
-//!   timeout when it is elected, which may be before the handshake.
-//! - The lease ends one T after the newest touch that counts, less a stop margin. The margin covers slow clocks, and gives
-//!   holders the time to stop their work. A lease that has run out has *lapsed*.
+//! - A touch *counts*, that is, extends the lease, once a quorum acknowledges an operation that was sent a [settling
+//!   time](Lease::with_tick_time) after the touch's answer came, on the same connection. In between, the follower has
+//!   answered a ping, and the follower's messages reach the leader in order.
+//! - A handshake that created the session extends the lease from the moment of its sending, as soon as it is answered,
+//!   because a quorum has created the session.
+//! - A handshake that resumed the session extends the lease once a quorum acknowledges an operation that was sent on
+//!   the same connection. The leader alone answers such a handshake, and may have been deposed without knowing it. A
+//!   new leader restarts the session's timeout when it is elected, which may be before the handshake.
+//! - The lease ends one T after the newest touch that counts, less a stop margin. The margin covers slow clocks, and
+//!   gives holders the time to stop their work. A lease that has run out has *lapsed*.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -43,8 +44,8 @@ const LEAST_MARGIN: Duration = Duration::from_millis(300);
 /// The most heartbeats that are sent within one session timeout.
 const MOST_HEARTBEATS: u32 = 20;
 
-/// The number of parts into which a session timeout is divided to thin out touches: of the touches in one part, about
-/// one is recorded. A touch is the sending of a request that was answered.
+/// The divisor of the session timeout that gives the least time between two recorded touches (requests that were
+/// answered). So few touches are recorded.
 const TOUCHES: u32 = 64;
 
 /// A lease on a session: how long the session is surely alive.

@@ -7,7 +7,7 @@
 //! | `Coming` | the node was created | `Deleting` |
 //! | | not created, but the answer was lost or is `NoNode`, or the answer to an earlier create was lost | `Listing` |
 //! | | not created, otherwise | `Gone` |
-//! | `Deleting` | deleted, or `NoNode` to a repeated delete | the first that applies: `Deleting` the next listed node, `Listing`, `Restarting` (if the numbers of the directory are nearly used up), `Gone` |
+//! | `Deleting` | deleted, or `NoNode` to a repeated delete | the first that applies: `Deleting` the next listed node, `Listing`, `Restarting` (if the sequence numbers of the directory are nearly used up), `Gone` |
 //! | | the write that signals the release was refused | `Deleting`, without that write |
 //! | | another failure | as after "deleted", but not `Restarting` |
 //! | `Listing` | the nodes of the owner | `Deleting` the first of them, or `Gone` if there are none |

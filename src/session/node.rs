@@ -1,4 +1,4 @@
-//! One node that this library has created (a node of ours): its [state](NodeState) behind a lock, its watch, the tasks
+//! One node that this library has created (a node of ours): its [state](NodeState) behind a mutex, its watch, the tasks
 //! that wait for its changes, and the time limits of its holds. A contender changes the state, and keep-alive watches
 //! the node.
 
@@ -99,7 +99,7 @@ pub(crate) struct ContenderNode {
     unwatched: Weak<Unwatched>,
 }
 
-/// The part of a node that is behind its lock.
+/// The part of a node that its mutex protects.
 pub(crate) struct Locked {
     pub(crate) known: NodeState,
     pub(crate) creating: Option<Reply<Created>>,
@@ -141,11 +141,11 @@ impl ContenderNode {
         })
     }
 
-    /// Changes the state of the node under its lock, and updates `held_in`. After the lock is released, this logs and counts a
-    /// lost hold, because subscribers of `tracing` run the user's code.
+    /// Changes the state of the node under its mutex, and updates `held_in`. After the mutex is released, logs and
+    /// counts a lost hold, because subscribers of `tracing` run the user's code.
     ///
-    /// A value with a destructor (a watch, a reply) must be returned by `change`, and dropped by the caller after the lock is
-    /// released, because its destructor calls the backend. Callers name such a value `_unlocked`.
+    /// A value with a destructor (a watch, a reply) must be returned by `change`, and dropped by the caller after the
+    /// mutex is released, because its destructor calls the backend. Callers name such a value `_unlocked`.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Locked) -> T) -> T {
         let mut state = self.state.lock();
         let answer = change(&mut state);
@@ -368,7 +368,7 @@ impl ContenderNode {
     }
 
     /// Wakes the waiting tasks after an event of the watch. If only the node's data has changed, also lets keep-alive
-    /// watch the node again. The caller must not hold the lock on the state.
+    /// watch the node again. The caller must not hold the mutex of the state.
     fn handle_event(self: &Arc<Self>, event: Option<Event>) {
         let Some(event) = event else { return };
         self.changed.notify_waiters();
@@ -447,7 +447,7 @@ impl Locked {
     fn poll_watch(&mut self) -> Option<Event> {
         let (watch, waker) = self.own.as_mut()?;
         // Without `unconstrained`, tokio's cooperative budget may make this poll return `Pending` and call the waker
-        // immediately, while the lock on the state is held.
+        // immediately, while the mutex of the state is locked.
         let watch = std::pin::pin!(tokio::task::unconstrained(watch));
         let Poll::Ready(event) = watch.poll(&mut Context::from_waker(waker)) else {
             return None;

@@ -101,9 +101,10 @@ impl ZooKeeper {
 
     /// Returns whether this client is connected, for readiness probes.
     ///
-    /// The call returns at once. While connected it sends no request. A client has a session from the moment it is
-    /// made. If it has several, the oldest live one counts, because the next acquisition will likely use it. Between
-    /// sessions the state is [`Connecting`](ConnectionState::Connecting), since the last session lost its connection.
+    /// The call returns immediately. While connected, the call sends no request. A client has a session from
+    /// the moment it is made. If the client has several, the state is that of the oldest live session, because the next
+    /// acquisition will likely use that session. Between sessions the state is
+    /// [`Connecting`](ConnectionState::Connecting), since the last session lost its connection.
     ///
     /// While not connected, a call has two effects, in the background and at most once a second. It replaces a session
     /// that is over by a new one, as an acquisition would do. And it probes each server, on a connection of its own, for
@@ -226,7 +227,7 @@ impl Coordinator for ZooKeeper {
                     _ => continue,
                 },
             };
-            // If the session ends during this wait, the loop chooses another session.
+            // If the session ends during this wait, the next round of the loop chooses another session.
             tokio::select! {
                 biased;
                 () = self.ensemble.closed() => {}

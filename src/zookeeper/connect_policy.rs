@@ -100,8 +100,8 @@ const PART: u32 = 4;
 /// Returns a client's random pause before it replaces a lost session ("full jitter"): up to a quarter of `away`, the
 /// time since the last answer, and at most half a session timeout.
 ///
-/// Before the first attempt, the pause counts from the moment at which the client knew that its session was over. After
-/// a failed attempt, the next pause counts from the failure.
+/// Before the first attempt, the pause begins when the client knows that its session is over. After a failed attempt,
+/// the next pause begins at the failure.
 pub fn reconnect_jitter(away: Duration, session_timeout: Duration, random: u64) -> Duration {
     let longest = (away / PART).min(session_timeout / LONGEST);
     longest.mul_f64((random % GRAINS) as f64 / GRAINS as f64)

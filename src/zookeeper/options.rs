@@ -164,7 +164,7 @@ impl ZooKeeperBuilder {
     /// are made.
     ///
     /// Wrong credentials end [`connect`](Self::connect) with [`Error::Closed`]. If a server refuses them later, on a
-    /// reconnect, guards are lost and waiting acquisitions fail, at once.
+    /// reconnect, guards are lost and waiting acquisitions fail, immediately.
     #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
     #[cfg_attr(docsrs, doc(cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))))]
     pub fn sasl(mut self, sasl: Sasl) -> Self {
@@ -198,7 +198,7 @@ impl ZooKeeperBuilder {
     ///
     /// Each acquisition reads the ACL of its directory, in the same round trip. An acquisition of permits also reads
     /// the ACLs of the semaphore's node and of its permits, in two more round trips. A node that was made in a refused
-    /// directory is removed at once.
+    /// directory is removed immediately.
     pub fn refuse_wider_acl(mut self) -> Self {
         self.refuses_wider_acl = true;
         self

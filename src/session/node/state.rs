@@ -1,5 +1,5 @@
-//! The state of one node of ours, from before its create until its owner leaves it. It has no I/O, lock or clock.
-//! [`ContenderNode`](crate::session::node::ContenderNode) keeps it behind a lock, and the exhaustive model
+//! The state of one node of ours, from before its create until its owner leaves it. The state has no I/O, mutex or
+//! clock. [`ContenderNode`](crate::session::node::ContenderNode) keeps it behind a mutex, and the exhaustive model
 //! (`tests/models/`) drives it.
 //!
 //! | phase | event | next phase |
