@@ -296,7 +296,8 @@ impl ConnectionState {
         *self == ConnectionState::Connected
     }
 
-    /// Returns how long ago the connection was lost, and why. `None` if it is not lost.
+    /// Returns how long ago the connection was lost, and why. `None` unless the state is
+    /// [`Connecting`](ConnectionState::Connecting).
     pub(crate) fn cut_off(self) -> Option<CutOff> {
         match self {
             ConnectionState::Connecting { since, why } => Some(CutOff { lasted: since.elapsed(), why }),

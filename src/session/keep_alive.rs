@@ -1,6 +1,6 @@
 //! Keeps one session alive by heartbeats until the session is over. Also watches the nodes that this library created on
-//! the session, and checks hand-offs. A backend spawns [`keep_alive`] for each session; a holder awaits the loss of its
-//! node by [`ContenderNode::lost`].
+//! the session, and checks hand-offs of the lock by other holders. A backend spawns [`keep_alive`] for each session. A
+//! holder awaits the loss of its node by [`ContenderNode::lost`].
 
 use std::future::ready;
 use std::sync::{Arc, Weak};
@@ -208,7 +208,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
             woken.await;
             continue;
         } else if !lease.is_connected() {
-            // Makes the heartbeat due at the reconnect, which wakes this loop.
+            // The connection is lost. The reconnect wakes this loop, and the heartbeat is then due immediately.
             due = now;
         } else if due <= now {
             due = now + period;

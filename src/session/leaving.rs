@@ -19,7 +19,7 @@
 
 use crate::session::request::Failure;
 
-/// The removal of one node of ours: its present step.
+/// The present step of the removal of one node that this library has created.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Leaving {
     /// The owner was dropped before the answer to its create came. The removal awaits the answer, and then deletes the
@@ -56,7 +56,8 @@ pub struct Deletion {
     pub(super) restarts: bool,
     /// Whether an earlier delete of this node was sent and its answer lost, so that [`Failure::NoNode`] counts as a success.
     pub(super) is_again: bool,
-    /// Whether all nodes of the owner are listed and deleted afterwards.
+    /// Whether all nodes of the owner are listed and deleted afterwards, because the answer to an earlier create was
+    /// lost.
     pub(super) lists_after: bool,
     /// The paths of further nodes to delete afterwards. The last one is deleted first.
     pub(super) rest: Vec<String>,
@@ -129,8 +130,8 @@ impl Leaving {
             (Leaving::Coming { lists_after }, Input::Created(created)) => match created {
                 Ok(path) => Leaving::Deleting(Deletion { path, lists_after, ..Deletion::default() }),
                 Err(over @ Failure::Over(_)) => Leaving::Gone(Err(over)),
-                // The server may be faulty: it may have created the node and then answer that the directory does not
-                // exist. So after `NoNode`, too, the nodes of the owner are listed.
+                // A faulty server may create the node and yet answer that the directory does not exist. So after
+                // `NoNode`, too, the nodes of the owner are listed.
                 Err(Failure::Unknown(_) | Failure::NoNode) => Leaving::Listing,
                 Err(_) if lists_after => Leaving::Listing,
                 Err(_) => Leaving::Gone(Ok(())),

@@ -234,8 +234,8 @@ async fn connect(connector: zk::Connector, servers: &str, encrypted: bool) -> Re
 /// could be over for as long as it lasted before the next attempt comes, too late for the lease. Within a round the
 /// pauses grow by only 50 ms, and the first round has none.
 fn connect_string(servers: &Servers, session_timeout: Duration, silent: &BTreeSet<usize>) -> (String, ServerOrder) {
-    // The client crate begins the second round after 100 ms for each name, at most 1 s. It begins the third round half
-    // a session timeout later.
+    // The client crate begins the second round 100 ms after the first for each name in the list, but at most 1 s after
+    // it. It begins the third round half a session timeout later.
     let names = (session_timeout.as_millis() / 300).clamp(2, 24);
     let of = |is_silent| {
         let some = servers.each().enumerate().filter(move |(index, _)| silent.contains(index) == is_silent);

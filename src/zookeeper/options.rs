@@ -290,9 +290,9 @@ impl ZooKeeperBuilder {
         let of = |it: Option<Duration>| it.unwrap_or(self.session_timeout);
         let (attempt, silence) = (of(self.attempt(ConnectPolicy::Quick)), of(self.silence(ConnectPolicy::Quick)));
         let rides_out = lease.rides_out(attempt);
-        // A silent connection to a server may be given up as late as the limit of a silence. If that is after the
-        // break, a new attempt comes too late. So the limit of a silence is used here in place of the limit of an
-        // attempt to connect.
+        // A silent connection is given up after at most 9/8 of the limit of its silence. If that is longer than the
+        // break, a new attempt to connect comes too late. So the limit of the silence then takes the place of the limit
+        // of an attempt.
         if rides_out >= silence * 9 / 8 { rides_out } else { lease.rides_out(silence) }
     }
 

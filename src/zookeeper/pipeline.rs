@@ -174,7 +174,7 @@ impl Drop for Pipeline {
     }
 }
 
-/// The progress of a session's close.
+/// How far the close of a session has come.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Closing {
     NotYet,
@@ -188,7 +188,7 @@ fn unknown<T>(why: &str) -> Result<T, Failure> {
     Err(Failure::Unknown(why.to_owned()))
 }
 
-/// Whether the server continues this session on the present connection.
+/// The answer to the question whether the server continues this session on the present connection.
 pub(super) struct Identity {
     session: i64,
     /// Starts a check of the session's identity in the background. The check ends with a call of
