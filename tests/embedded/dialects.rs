@@ -15,8 +15,7 @@ const FOREIGN: [Dialect; 3] = [Dialect::Curator, Dialect::CuratorMutex, Dialect:
 
 const UUID: &str = "5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9";
 
-// ---------------------------------------------------------------------------------------------------------------
-// Every order of events, decided by a model of each library
+// ----------------------------------------------------------- Every order of events, decided by a model of each library
 
 /// The state of a contender's node in the directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -167,8 +166,7 @@ fn libraries_of_different_dialects_ignore_each_other() {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The lock among nodes that an operator makes
+// ------------------------------------------------------------------------- The lock among nodes that an operator makes
 
 /// A lock in a dialect, and an operator on the same ensemble.
 struct Scene {

@@ -74,8 +74,7 @@ impl Stage {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Creates and listings
+// ------------------------------------------------------------------------------------------------ Creates and listings
 
 #[support::judged]
 async fn a_create_with_a_held_reply_makes_one_node() {
@@ -275,8 +274,7 @@ async fn a_new_session_does_not_adopt_the_node_of_the_old_one() {
     guard.release().await.unwrap();
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Waiters
+// ------------------------------------------------------------------------------------------------------------- Waiters
 
 /// The predecessor is gone before the waiter sets its watch. In this situation the Helix client slept for ever, and Go's client
 /// sent requests without a pause.
@@ -372,8 +370,7 @@ async fn waiters_and_handles_dropped_together_leave_nothing() {
     holder.release().await.unwrap();
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Releases
+// ------------------------------------------------------------------------------------------------------------ Releases
 
 #[support::judged]
 async fn a_release_at_the_sessions_end_deletes_no_other_node() {
@@ -430,8 +427,7 @@ async fn a_late_delete_spares_the_node_of_another() {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Replaced and altered sessions
+// --------------------------------------------------------------------------------------- Replaced and altered sessions
 
 #[support::judged]
 async fn a_reconnect_with_another_session_loses_the_lock() {

@@ -28,8 +28,7 @@ use zk_rwlock::{Error, HoldState, Loss, Mode, RwLock, Semaphore, Survey, WriteGu
 /// The session timeout in tests that wait for a session to expire, or that show that heartbeats keep a session alive for longer.
 const SHORT: Duration = Duration::from_secs(2);
 
-// ---------------------------------------------------------------------------------------------------------------
-// Exclusion
+// ----------------------------------------------------------------------------------------------------------- Exclusion
 
 /// Two halves that are equal except while a writer works. Only the lock protects them.
 #[derive(Debug, Default)]
@@ -106,8 +105,7 @@ async fn fifty_tasks_in_ten_sessions_lose_no_update() {
     becomes_empty(&sessions[0], "/locks/halves").await;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Order
+// --------------------------------------------------------------------------------------------------------------- Order
 
 #[support::judged]
 async fn a_reader_never_overtakes_an_earlier_writer() {
@@ -231,8 +229,7 @@ async fn a_writer_that_gives_up_lets_nobody_in_early() {
     becomes_empty(&zk, "/locks/gives-up").await;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Operators
+// ----------------------------------------------------------------------------------------------------------- Operators
 
 #[support::judged]
 async fn a_holder_learns_of_its_deleted_node() {
@@ -300,8 +297,7 @@ async fn a_waiter_whose_node_is_deleted_is_evicted() {
     granted(last).await.release().await.unwrap();
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Cancellation
+// -------------------------------------------------------------------------------------------------------- Cancellation
 
 /// Polls the future up to this many times: once immediately, and again after each wake-up. Then drops the future.
 async fn poll_at_most<F: IntoFuture>(times: u64, future: F) -> Option<F::Output> {
@@ -513,8 +509,7 @@ fn watchers_of(server: &Server, node: &str) -> usize {
     answer.lines().skip_while(|line| *line != node).skip(1).take_while(|line| line.starts_with('\t')).count()
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Guards
+// -------------------------------------------------------------------------------------------------------------- Guards
 
 #[support::judged]
 fn a_guard_may_be_dropped_without_a_runtime() {
@@ -639,8 +634,7 @@ async fn closing_ends_the_guards_before_the_next_grant() {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Timeouts and refusals
+// ----------------------------------------------------------------------------------------------- Timeouts and refusals
 
 #[support::judged]
 async fn a_timeout_names_the_holder() {
@@ -886,8 +880,7 @@ async fn a_chroot_is_made_and_holds_everything() {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The queue as people see it
+// ------------------------------------------------------------------------------------------ The queue as people see it
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_queue_never_shows_waiters_without_a_holder() {
@@ -966,8 +959,7 @@ async fn the_queue_shows_members_with_their_sessions() {
     assert_eq!(queue.members[2].state, waits);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Ends of sessions
+// ---------------------------------------------------------------------------------------------------- Ends of sessions
 
 /// Calls `is_held` on the guard without pause until it returns false. Returns the guard and the time just before the last call
 /// that returned true.
@@ -1149,8 +1141,7 @@ async fn a_server_that_crashes_and_returns_loses_nothing() {
     granted(waiter).await.release().await.unwrap();
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Lost requests, replies and events
+// ----------------------------------------------------------------------------------- Lost requests, replies and events
 
 /// The loss of one frame of a session, together with its connection.
 #[derive(Clone, Copy, Debug)]

@@ -76,8 +76,7 @@ async fn keeper(directory: &str, writes: bool) -> (Tapped, RwLock) {
     (tapped, lock)
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Costs
+// --------------------------------------------------------------------------------------------------------------- Costs
 
 #[support::judged]
 async fn a_kept_node_costs_one_more_read_and_its_uses_nothing() {
@@ -235,8 +234,7 @@ async fn a_waiter_of_the_same_session_asks_like_any_other() {
     becomes_empty(&operator, path).await;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Faults of an ask
+// ---------------------------------------------------------------------------------------------------- Faults of an ask
 
 /// A subscriber that collects the text of each warning.
 struct Warnings;

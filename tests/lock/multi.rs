@@ -116,8 +116,7 @@ async fn locks_of_other_paths_or_ensembles_are_refused() {
     assert_eq!(refusal([lock_at(&one, "/multi/a"), lock_at(&again, "/multi/b")]), "");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Order
+// --------------------------------------------------------------------------------------------------------------- Order
 
 #[test]
 fn locks_are_taken_in_the_order_of_their_paths() {
@@ -353,8 +352,7 @@ impl Scheduled {
 /// The virtual seconds within which all retries of a request end.
 const PATIENCE: u32 = 10;
 
-// ---------------------------------------------------------------------------------------------------------------
-// All or none
+// --------------------------------------------------------------------------------------------------------- All or none
 
 #[test]
 fn an_empty_list_or_a_repeated_path_is_refused() {
@@ -606,8 +604,7 @@ fn a_lock_lost_during_the_next_wait_ends_the_waiting() {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Holding
+// ------------------------------------------------------------------------------------------------------------- Holding
 
 #[test]
 fn a_guard_is_lost_with_one_lock_and_keeps_the_others() {
@@ -905,8 +902,7 @@ fn guards_and_futures_can_go_to_other_threads() {
     assert!(locks.lock().blocking().is_ok());
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// On a server
+// --------------------------------------------------------------------------------------------------------- On a server
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn transfers_in_any_order_of_accounts_lose_nothing() {

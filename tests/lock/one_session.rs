@@ -118,8 +118,7 @@ fn a_reconnect_invalidates_the_known_queue() {
     drop(assert_ready_ok!(next.poll()));
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// On a server
+// --------------------------------------------------------------------------------------------------------- On a server
 
 /// A session behind a proxy and its lock, and another session with a direct connection and its handle of the same lock.
 struct Tapped {

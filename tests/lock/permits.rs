@@ -58,8 +58,7 @@ fn without_own_watch(ops: Vec<Op>) -> Vec<Op> {
     rest
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Costs
+// --------------------------------------------------------------------------------------------------------------- Costs
 
 #[support::judged]
 async fn a_free_permit_costs_two_round_trips() {
@@ -238,8 +237,7 @@ async fn a_hundred_contenders_of_a_session_leave_no_watch() {
     assert_eq!(to.proxy.count(Op::Multi), CONTENDERS as u64);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Network faults
+// ------------------------------------------------------------------------------------------------------ Network faults
 
 /// Each round cuts the transaction that takes the permit after one more byte. In the last round the whole frame gets through, so
 /// the transaction takes effect and only its reply is lost.
@@ -377,8 +375,7 @@ async fn a_holder_in_a_black_hole_loses_the_lock_in_time() {
     assert!(!held.is_held());
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Operators and ACLs
+// -------------------------------------------------------------------------------------------------- Operators and ACLs
 
 #[support::judged]
 async fn deleted_nodes_of_a_semaphore_end_its_holders() {
@@ -447,8 +444,7 @@ async fn a_forbidden_semaphore_is_an_error() {
     assert!(free(&theirs).await.is_held());
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Processes
+// ----------------------------------------------------------------------------------------------------------- Processes
 
 #[test]
 fn the_child_process_of_other_tests() {

@@ -31,8 +31,7 @@ fn creates(proxies: &[&Proxy]) -> u64 {
     proxies.iter().map(|proxy| proxy.count(Op::Create2)).sum()
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Servers that lag behind
+// --------------------------------------------------------------------------------------------- Servers that lag behind
 
 /// The create commits, its reply is lost, and the client reconnects to a server that has not applied the create yet. A listing on
 /// that server is sure to show the node only after a sync (fault 6).
@@ -209,8 +208,7 @@ async fn an_event_after_the_lease_grants_no_waiter() {
     becomes_empty(&zk, "/one-way").await;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Servers that freeze
+// ------------------------------------------------------------------------------------------------- Servers that freeze
 
 /// The holder's server stands still, and then the leader, for less or more than the session timeout (faults 26 and 27).
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
@@ -315,8 +313,7 @@ async fn a_connect_timeout_above_the_session_timeout_holds() {
     assert!(took > Duration::from_secs(2), "connecting took only {took:?}, although the server was down for longer");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Servers that crash
+// -------------------------------------------------------------------------------------------------- Servers that crash
 
 /// The server is killed before or after it carries out a request, and restarts with its data (fault 28).
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]

@@ -197,8 +197,7 @@ async fn a_keeper_on_a_lagging_server_is_asked_later() {
     assert!(again.is_held());
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Stopped processes
+// --------------------------------------------------------------------------------------------------- Stopped processes
 
 /// Returns the time of the monotonic clock, in nanoseconds. All processes of this machine share that clock.
 fn clock() -> u64 {

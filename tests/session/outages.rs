@@ -52,8 +52,7 @@ fn watch_closely<G: Guard>(guard: G, stop: Arc<AtomicBool>) -> thread::JoinHandl
     })
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Links that fail in one direction
+// ------------------------------------------------------------------------------------ Links that fail in one direction
 
 /// The server's events still arrive, so the client believes that it is connected until the server ends its session.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
@@ -124,8 +123,7 @@ fn watched_by(answer: &str, session: &str) -> usize {
     lines.next().map_or(0, |_| lines.take_while(|line| line.starts_with('\t')).count())
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Links that flap
+// ----------------------------------------------------------------------------------------------------- Links that flap
 
 /// A time during which a guard surely held.
 #[derive(Clone, Copy, Debug)]
@@ -256,8 +254,7 @@ async fn nobody_holds_beside_another_on_flapping_links() {
     becomes_empty(&operator, "/outages/flapping").await;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Servers that come back empty
+// ---------------------------------------------------------------------------------------- Servers that come back empty
 
 /// A server that has lost its data assigns sequence numbers from 0 again. Its next number may happen to follow the number of the
 /// handle's last grant, but such consecutive numbers do not prove that no contender came in between.

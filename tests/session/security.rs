@@ -114,8 +114,7 @@ fn set(path: &str) -> Operation {
     Operation::Set { path: path.to_owned(), data: b"released".to_vec(), version: None }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Contenders that can steal a lock
+// ------------------------------------------------------------------------------------ Contenders that can steal a lock
 
 #[support::judged]
 async fn a_digest_users_lock_is_closed_to_strangers() {
@@ -186,8 +185,7 @@ async fn a_user_name_misread_by_the_server_is_refused() {
     assert_eq!(proxy.connections(), 0);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Contenders that lack some of the permissions
+// ------------------------------------------------------------------------ Contenders that lack some of the permissions
 
 #[support::judged]
 async fn a_guest_who_may_not_list_leaves_no_node() {
@@ -467,8 +465,7 @@ async fn each_refusal_names_the_right_the_node_and_the_user() {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// TLS
+// ----------------------------------------------------------------------------------------------------------------- TLS
 
 mod tls {
     use std::sync::OnceLock;
@@ -893,8 +890,7 @@ mod tls {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// SASL
+// ---------------------------------------------------------------------------------------------------------------- SASL
 
 mod sasl {
     use std::io::{Read, Write};

@@ -40,8 +40,7 @@ fn for_ever() {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The children
+// -------------------------------------------------------------------------------------------------------- The children
 
 /// The behaviour of a bad subscriber or waker when the library calls it.
 #[derive(Clone, Copy, PartialEq)]
@@ -291,8 +290,7 @@ async fn work_under(held: &WriteGuard) {
     say(&format!("{} {}", last.into_inner(), clock()));
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The parent
+// ---------------------------------------------------------------------------------------------------------- The parent
 
 /// Starts a child with this bad subscriber or waker. Returns the path of the child's lock, its proxy and the child, once the
 /// library has called the bad code and the child holds the lock.

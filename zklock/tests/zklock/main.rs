@@ -56,8 +56,7 @@ mod tie;
 mod trips;
 mod waiting;
 
-// ---------------------------------------------------------------------------------------------------------------
-// Starting and awaiting zklock
+// ---------------------------------------------------------------------------------------- Starting and awaiting zklock
 
 fn binary() -> &'static str {
     static PATH: LazyLock<String> = LazyLock::new(|| program("zklock").display().to_string());
@@ -197,8 +196,7 @@ fn scratch() -> tempfile::TempDir {
     tempfile::tempdir().expect("the directory for temporary files is writable")
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Exit codes
+// ---------------------------------------------------------------------------------------------------------- Exit codes
 
 #[support::judged]
 async fn each_way_to_end_has_its_exit_code() {
@@ -389,8 +387,7 @@ async fn tls_files_authenticate_server_and_client() {
     assert_eq!((stranger.code, plain.code), (Some(69), Some(69)), "{stranger:#?} {plain:#?}");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Running the command
+// ------------------------------------------------------------------------------------------------- Running the command
 
 #[support::judged]
 async fn the_command_gets_lock_variables_and_standard_input() {
@@ -495,8 +492,7 @@ async fn the_exit_code_survives_an_ignored_sigchld() {
     assert_eq!(run.code, Some(7), "{run:#?}");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Waiting for the lock
+// ------------------------------------------------------------------------------------------------ Waiting for the lock
 
 #[support::judged]
 async fn readers_run_together_and_a_writer_after_them() {
@@ -575,8 +571,7 @@ async fn a_wait_off_a_terminal_prints_a_line_per_change() {
     assert_eq!(waiting.ends().await.code, Some(0));
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Losing the lock
+// ----------------------------------------------------------------------------------------------------- Losing the lock
 
 /// Returns a script that writes the time into a file again and again, and that leaves a process in the background that
 /// does the same. Only KILL ends the two.
@@ -835,8 +830,7 @@ async fn a_command_that_ended_during_a_long_stop_counts_as_lost() {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Looking at locks and repairing them
+// --------------------------------------------------------------------------------- Looking at locks and repairing them
 
 #[support::judged]
 async fn ls_shows_the_queue_as_a_table_and_as_json() {
@@ -1313,8 +1307,7 @@ async fn completions_and_manual_pages_know_the_subcommands() {
     assert!(page.stdout.contains("\\-\\-tree") && page.stdout.contains(".nf\n  path "), "{page:#?}");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// On a terminal
+// ------------------------------------------------------------------------------------------------------- On a terminal
 
 /// A program on a pseudo-terminal. The test presses its keys and reads its screen.
 struct OnTerminal {
@@ -1711,8 +1704,7 @@ async fn terminal_settings_of_other_programs_are_kept() {
     assert_eq!(terminal.ends().await, Some(0));
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The commands in the documentation
+// ----------------------------------------------------------------------------------- The commands in the documentation
 
 /// Returns a directory with `zklock`, and with a script for each of these names, which prints its arguments.
 fn commands(stand_ins: &[&str]) -> tempfile::TempDir {

@@ -264,8 +264,7 @@ async fn ls_shows_the_last_run_and_forget_makes_it_due() {
     assert_eq!(ended(host("web-2", path, "echo done")).await.stdout, "done\n");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// Different clocks
+// ---------------------------------------------------------------------------------------------------- Different clocks
 
 #[support::judged]
 async fn hosts_with_different_clocks_agree_on_the_last_run() {
@@ -336,8 +335,7 @@ async fn the_ensembles_clock_decides_even_when_it_is_set() {
     assert!(!ran(start().await));
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The commands in the guide's chapter on cron
+// ------------------------------------------------------------------------- The commands in the guide's chapter on cron
 
 #[support::judged]
 async fn the_crontab_of_the_guide_runs_the_job_once() {
