@@ -221,7 +221,8 @@ impl Faults {
     }
 
     /// Cuts the connection: requests wait, events are not delivered, and the lease starts to run out. The ensemble
-    /// keeps the session and its nodes until [`expire`](Self::expire): no timeout ends the session.
+    /// keeps the session and its nodes until [`expire`](Self::expire): no timeout ends the session. So a release waits for
+    /// its reply until [`heal`](Self::heal), also after the loss.
     pub fn cut(&self) {
         // Opens a session before the first use, so that the first acquisition finds the client cut off.
         let _session = self.zk.open();
