@@ -18,10 +18,12 @@ use crate::session::retry;
 use crate::session::shield::Shield;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-/// How long before its timeout a disconnected call asks the servers why there is no connection.
+/// How long before a call's timeout a client without a connection asks the servers for the reason, so that the timeout error can
+/// name the reason. At most half of the timeout.
 const REASON_AHEAD: Duration = Duration::from_millis(1_200);
 
-/// How often a call checks, during one time limit, whether the process was stopped.
+/// The number of slices into which [`in_time_awake`] divides a time limit. A slice that lasts too long shows that the process was
+/// stopped.
 const SLICES: u32 = 8;
 
 /// The number of sessions on which a call is tried, if each session ends before the call has made a node.
@@ -267,8 +269,8 @@ pub(crate) async fn removes(coordinator: &impl Coordinator, path: &str, node: &s
     });
     match removal.await {
         Ok(()) => Ok(true),
-        // If the delete was sent more than once, an earlier delete may have removed the node. Otherwise its owner
-        // removed the node.
+        // If the delete was sent more than once, the node is counted as removed by this call, because an earlier delete whose
+        // reply was lost may have removed it. After a single delete, another client removed the node.
         Err(Failure::NoNode) => Ok(tries.into_inner() > 1),
         Err(failure) => Err(fault(failure)),
     }
@@ -298,8 +300,8 @@ where
 
 /// Returns the result of `work`, or `None` after `limit`.
 ///
-/// If this process was stopped during that time, it has not waited for the servers, and its session may have ended. So
-/// if the limit expires late, or while the client is disconnected, `work` gets twice the limit in addition, which is
+/// If this process was stopped during that time, it has not waited for the servers, and its session may have ended. So if a slice
+/// of the wait lasted too long, or if the client is disconnected at the limit, `work` gets twice the limit in addition, which is
 /// enough for a fresh session.
 async fn in_time_awake<T, S: Future<Output = ()>>(
     limit: Duration,
@@ -308,7 +310,8 @@ async fn in_time_awake<T, S: Future<Output = ()>>(
     work: impl Future<Output = T>,
 ) -> Option<T> {
     let (mut work, mut is_late) = (pin!(work), false);
-    // Sleeps in slices, so that a stop of the process is noticed even if the stop ends exactly at the limit.
+    // Sleeps in slices, because one sleep hides a stop of the process that ends exactly at the limit: the sleep then ends in
+    // time.
     let end = async {
         for slice in [limit / SLICES; SLICES as usize] {
             let began = Instant::now();

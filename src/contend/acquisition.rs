@@ -102,7 +102,7 @@ impl Options {
     /// Returns the timeout of the acquisition; `None` if it has none.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if an option is invalid.
+    /// [`Error::InvalidInput`] if the timeout is zero or the label is invalid.
     pub(crate) fn timeout(&self) -> Result<Option<Duration>, Error> {
         validation::check_label(self.label.as_deref())?;
         match self.timeout {
@@ -112,9 +112,9 @@ impl Options {
     }
 }
 
-/// A function that the acquisition of a kept node (a node that the process keeps between uses) calls once the node
-/// exists. The watch fires when another contender asks for the node. The argument is `None` if the watch may not be
-/// armed.
+/// A function that the acquisition of a kept node (a node that the process keeps between uses) calls once the node exists. The
+/// watch is on the lock's directory, and fires when another contender asks for the node. The argument is `None` if the watch is
+/// not known to be armed.
 pub(crate) type Sharing = Box<dyn Fn(&ContenderHandle, Option<Watch>) + Send + Sync>;
 
 /// The permits for which the head of a semaphore's queue exchanges its node. The acquisition of a lock has no target,
@@ -130,7 +130,8 @@ pub(crate) trait ExchangeTarget: Send + Sync {
     /// Fails if the handle knows that the target can never be granted. Sends nothing.
     fn check(&self) -> Result<(), Error>;
 
-    /// Fails if the target can never be granted. Sends a request to the ensemble only if the handle does not know.
+    /// Fails if the target can never be granted. If the handle does not know the number of permits, reads this number from the
+    /// ensemble first.
     async fn check_first(&self) -> Result<(), Error>;
 
     /// Sends an early read of the target (the permits of a semaphore) right after the create of our node. Sends nothing
@@ -241,7 +242,7 @@ impl WarningList {
         let number = table.next;
         table.next += 1;
         table.all.insert(number, waiter);
-        // A warning task ends with the session that runs the task, and the receiver of the task is then closed.
+        // A warning task runs on a session, and ends with this session. The receiver of the task's sender is then closed.
         (number, table.warning_task.as_ref().is_some_and(|task| !task.is_closed()))
     }
 
@@ -314,6 +315,6 @@ pub(crate) struct WaitState<'a> {
     /// The stat of the directory in the last listing. `None` unless the next step asks other processes to give up nodes
     /// that they keep between uses.
     pub(crate) directory: Option<Box<Stat>>,
-    /// How often a listing lacked our node although the leader had it.
+    /// The limit of how many listings may lack our node although the leader has it. After that the acquisition fails.
     pub(crate) denials: Tries,
 }

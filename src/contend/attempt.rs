@@ -23,8 +23,8 @@ impl Acquisition {
                 tries += 1;
                 let limit = self.fail_if_taken().await?;
                 match self.take_now(limit).await {
-                    // The process was stopped or cut off while its node was in the queue. The caller may try again
-                    // safely, because the node is gone or will be.
+                    // The process was stopped or cut off while its node was in the queue. The session is over or the lease has
+                    // run out, so the node is gone or will be removed. The caller may safely try again.
                     Err(Error::Evicted(Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired | Ending::Replaced)))
                         if tries < SESSION_TRIES => {}
                     answer => return answer,
@@ -53,8 +53,7 @@ impl Acquisition {
         let (paths, newcomer) = (&self.handle.paths, (self.handle.dialect, self.mode));
         let ahead = paths
             .ghosts_ahead(&session, &names, newcomer, |names| turn::ahead_of_newcomer(newcomer.0, newcomer.1, names));
-        // `ghosts_ahead` itself records the ghosts (deleted nodes that our server still lists), so its result is
-        // dropped. The call sends nothing if no contender is ahead.
+        // `ghosts_ahead` stores the ghosts (deleted nodes that our server still lists) in the session, where the next line reads them. So its result is dropped. The call sends nothing if no contender is ahead.
         drop(ahead.await);
         let there = session.store().ghosts().without(path, &names, self.mode);
         let is_free = turn::ahead_of_newcomer(newcomer.0, newcomer.1, &there).is_empty();

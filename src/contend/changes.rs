@@ -129,7 +129,8 @@ async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<Ho
         if last.is_none_or(|last| discriminant(&last) != discriminant(&state)) {
             return Some(state);
         }
-        // Each future waits for a change of one hold, so a change reads the state of that hold alone.
+        // Each future waits for a change of one hold and returns the new state of this hold, so the states of the other holds are
+        // not read again.
         let changed = holds.iter().zip(&states).map(|(hold, before)| {
             let recheck = || {
                 let is_as_before = state_of(hold).is_some_and(|now| discriminant(&now) == discriminant(before));
@@ -193,7 +194,7 @@ impl ContenderHandle {
         loop {
             let (names, mut change) = match retry::until_known(session, || session.watch_children(directory)).await {
                 Ok(seen) => seen,
-                // The servers delete the directory of a semaphore's queue when the directory is empty. The next
+                // The servers delete the directory of a semaphore's queue when the directory has been empty for a while. The next
                 // contender creates the directory again.
                 Err(Failure::NoNode) if self.is_of_semaphore() => match follow::possible(session, directory).await {
                     Ok(()) => continue,
@@ -217,7 +218,7 @@ impl ContenderHandle {
             if recheck.wait(&mut change).await.is_err() {
                 return std::future::pending().await;
             }
-            // Thousands of readers may come and go, so there is a pause between two listings.
+            // Thousands of readers may come and go, and each of them ends a wait. The pause limits the listings to 50 a second.
             let since = last_change.map(|last| self.now().saturating_sub(last));
             if let Some(rest) = since.and_then(|since| LISTING_PAUSE.checked_sub(since)) {
                 session.sleep(rest).await;

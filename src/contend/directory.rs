@@ -14,9 +14,9 @@ fn steps(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').skip(1).map(|(at, _)| &path[..at]).chain(Some(path))
 }
 
-/// Creates the lock directory at `path` as a container, and its missing parents as persistent nodes. Servers delete a container
-/// that was empty for a while. With `has_to_stay`, the lock directory is a persistent node, too. Calls `made` for each directory
-/// that was created.
+/// Creates the lock directory at `path`, and its missing parents as persistent nodes. The lock directory is a container, a node
+/// that servers delete after it was empty for a while. With `has_to_stay`, the lock directory is a persistent node. Calls `made`
+/// for each directory that was created.
 pub(crate) async fn make(
     session: &Arc<dyn Session>,
     path: &str,
@@ -29,8 +29,8 @@ pub(crate) async fn make(
         match until_known(session, || session.create(step, &[], kind)).await {
             Ok(_) => made(step),
             Err(Failure::NodeExists) => {}
-            // A parent that we may not create may exist already. The error is returned only if the next directory lacks its
-            // parent.
+            // The parent may exist already, although this client may not create it. So the error is returned only if the next
+            // directory cannot be created because its parent is missing.
             Err(failure @ Failure::NoAuth(_)) if step != path => denied = denied.or(Some(failure)),
             // The root of the connect string (its chroot) does not exist.
             Err(Failure::NoNode) if parent(step) == "/" => return Err(Failure::NoParent("/".to_owned())),
@@ -42,11 +42,9 @@ pub(crate) async fn make(
 }
 
 /// Asks for every kept node in the directory (every node that another process keeps between uses), by one write to the
-/// directory's data. Sends the first request before it returns.
+/// directory's data. If `seen` says that the directory has no data, sends the write before it returns.
 ///
-/// `seen` is the stat of the directory in the listing that showed a kept node. Before a process creates a node to keep,
-/// it watches the directory. So a write after that listing has notified the process. If the directory's version shows
-/// such a write, no further write is sent.
+/// `seen` is the stat of the directory in the listing that showed a kept node. Before a process creates a node to keep, it watches the directory. So a write after that listing notifies the process. If another client has written since the listing, the servers refuse this write because of the directory's version, and no further write is sent.
 pub(crate) fn ask(directory: &Arc<str>, asking: &Arc<Asking>, session: &Arc<dyn Session>, seen: Option<Stat>) {
     let first = seen.filter(|stat| stat.data_length == 0).map(|stat| set(session, directory, Vec::new(), stat.version));
     let (directory, asking, session) = (Arc::clone(directory), Arc::clone(asking), Arc::clone(session));
@@ -106,7 +104,8 @@ fn set(
     }
 }
 
-/// Whether a server has refused this lock handle's request for kept nodes.
+/// Whether this lock handle has logged that a server refused a request for kept nodes. The flag keeps the warning to one for each
+/// lock handle.
 #[derive(Default)]
 pub(crate) struct Asking(AtomicBool);
 

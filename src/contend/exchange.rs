@@ -23,7 +23,7 @@ pub(crate) struct Exchange<'a> {
 
 /// Why an exchange failed.
 pub(crate) enum NotExchanged {
-    /// Our node was gone.
+    /// Our node did not exist any more.
     Evicted,
     /// The node [`Exchange::unchanged`] has another version. Our node stays.
     Changed,

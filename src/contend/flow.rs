@@ -27,8 +27,8 @@ use crate::session::{follow, listing, presence};
 use crate::sync::random;
 use crate::telemetry::log::emit;
 
-/// How often one acquisition enters the queue again because the sequence numbers of the directory are used up. One
-/// further try may not suffice, because other contenders may delete and recreate the directory at the same time.
+/// How often one acquisition enters the queue again because the sequence numbers of the directory are used up. One further try
+/// may not suffice, because other contenders may delete and recreate the directory at the same time.
 const RESTARTS: u32 = 8;
 
 /// How often the directory may vanish between its creation and the create of our node. The acquisition fails after that.
@@ -40,8 +40,8 @@ pub(crate) fn is_used_up(contender: &Contender) -> bool {
     !(0..mode::REFUSED_FROM).contains(&contender.sequence())
 }
 
-/// How often a quorum may confirm our node while the lease is invalid. The acquisition fails after that. Two tries are
-/// a twentieth of the session timeout apart, so all tries take about five session timeouts.
+/// How often an acquisition asks a quorum for its node while the lease stays invalid. The acquisition fails after that. Two tries
+/// are a twentieth of the session timeout apart, so all tries take about five session timeouts.
 pub(crate) const LEASE_TRIES: u32 = 100;
 
 /// The evidence that a contender's turn has come.
@@ -150,9 +150,10 @@ impl Acquisition {
         let taken = match (turn, &self.target) {
             (Ok(take), None) => {
                 let grant = Grant::by(take, entry);
-                // The watch on our own node fires only once, so another client's write to our node uses it up. Without
-                // the watch, our node may have been removed unnoticed, so a quorum is asked before a hand-off is
-                // accepted. If a loss is already known, `take` returns the loss, and no quorum is asked.
+                // The watch on our own node fires only once, so a write of another client to our node uses the watch up. Without
+                // the watch, our node may have been removed unnoticed. So the acquisition asks a quorum for our node before it
+                // accepts a hand-off. If the loss of our node is already known, `take` returns the loss, and the quorum is not
+                // asked.
                 let is_deaf = grant.signal.is_some() && entry.find_loss().is_none() && !entry.node().has_own_watch();
                 if !is_deaf && self.take(entry, &grant)? {
                     return Ok(());
@@ -265,8 +266,8 @@ impl Acquisition {
             let listing = listing.await;
             match entry.await_create().await {
                 Ok(()) => return Ok(Some(listing)),
-                // The directory is missing. Even after its creation, the server may delete the empty directory before
-                // the next try.
+                // The directory is missing, so it is created before the next try. The server may delete the empty directory again
+                // before that try, hence several tries.
                 Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
                     missing += 1;
                     // A faulty server may report a missing directory and yet list the node. A second node of ours would wait
@@ -295,8 +296,8 @@ impl Acquisition {
     }
 
     /// Leaves a directory whose sequence numbers are used up. Returns whether the caller may enter the queue again, in a new
-    /// directory. It may if the numbers of all other contenders in the directory are used up, too, so that these contenders
-    /// leave.
+    /// directory: `true` if the directory is gone, or contains only contenders whose numbers are used up and which therefore
+    /// leave, too. Always `false` in a dialect whose directories must stay.
     pub(crate) async fn leave_used_up(&self, entry: Box<ContenderHandle>) -> Result<bool, Error> {
         let dialect = self.handle.dialect;
         match entry.leave().await {

@@ -174,8 +174,8 @@ impl ContenderHandle {
 
     /// Starts the time limit of the hold, and stores the trace of the hold until the hold ends.
     pub(crate) fn limit_and_trace(&self, holding: HoldTrace) {
-        // The node has only this hold, so the limit lasts until the node is gone. The returned limit is ignored,
-        // because nothing ends it earlier.
+        // Only this hold uses the node, so the limit runs until the node is gone. The returned value is ignored, because nothing
+        // ends the limit earlier.
         _ = self.node.limits().begin(self.now());
         *self.holding.lock() = holding;
     }
@@ -413,17 +413,17 @@ impl ContenderHandle {
     }
 }
 
-/// Removes the node after a loss that leaves the node in place: a hold exceeded its limit, or the lease ran out while
-/// the session lives on. A holder over its limit first gets a margin in which to stop its work. The owner of the node
-/// may remove the node earlier.
+/// Waits for a loss that leaves the node in place: a hold exceeded its limit, or the lease ran out while the session lives on.
+/// Then removes the node. A holder over its limit first gets a margin in which to stop its work. The owner of the node may remove
+/// the node earlier.
 async fn give_up_in_time(node: Arc<ContenderNode>, session: Arc<dyn Session>) {
     if matches!(node.lost(&session).await, Loss::SessionOver(_) | Loss::GivenBack | Loss::Removed) {
         return;
     }
     let slice = session.timeout() / 20;
     while let Some(left) = node.given_up_in().filter(|left| !left.is_zero() && !node.has_left()) {
-        // Sleeps in slices, because timers stand still while the machine is suspended. A slice bounds the delay after
-        // that.
+        // Sleeps in slices, because timers stand still while the machine is suspended. After a suspension, the removal is late by
+        // one slice at most.
         if !slept(&session, left.min(slice)).await {
             return;
         }

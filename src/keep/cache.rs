@@ -145,7 +145,8 @@ impl Kept {
         Some(KeptUse::new(granted, number))
     }
 
-    /// Returns the running use with this id. If the node is lost, gives the node up and returns `None`.
+    /// Returns the running use with this id. Returns `None` if `granted` is `None`. If the node is lost, gives the node up and
+    /// returns `None`.
     fn run(&self, number: u64, granted: Option<Arc<Granted>>) -> Option<KeptUse> {
         let used = KeptUse::new(granted?, number);
         if let Err(loss) = used.held_at() {
@@ -341,8 +342,8 @@ impl Drop for PendingUse {
             let woken = state.leave(self.number, self.kept.idle);
             drop(settle(state, woken));
         }
-        // Only the uses of a node that is not granted yet poll its acquisition. If other uses wait too, this use may
-        // leave without waking them, because the waker of the acquisition wakes all of them.
+        // Only uses of a node that is not granted yet poll its acquisition. If no other use waits, the acquisition is dropped
+        // with this use. Other waiting uses need no wake-up, because the waker of the acquisition wakes all of them.
         if !self.is_granted && self.kept.is_abandoned() {
             self.kept.abandon();
         }

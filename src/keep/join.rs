@@ -34,8 +34,8 @@ pub struct Lock {
     pub(crate) cache: Option<Cache>,
 }
 
-/// Makes a task that acquires in a loop yield to other tasks. Tokio's cooperative budget allows 128 steps between two yields. A
-/// use of a kept node is so short that only every fourth use consumes a step.
+/// Makes a task that acquires in a loop yield to other tasks. Tokio's cooperative budget allows 128 steps between two yields.
+/// Only every fourth use of a kept node consumes a step, because a use is much shorter than other steps.
 pub(crate) fn proceeds(context: &mut Context<'_>) -> Poll<()> {
     thread_local!(static USES: Cell<u8> = const { Cell::new(0) });
     let uses = USES.get().wrapping_add(1);

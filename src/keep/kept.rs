@@ -426,11 +426,12 @@ pub(super) fn wake(woken: Vec<Waker>) {
 /// The shortest time between two checks whether a node is idle.
 const IDLE_PAUSE: Duration = Duration::from_millis(10);
 
-/// The shortest and the longest time between two listings of the queue. The listings find contenders that wait behind
-/// the node although no watch has reported that they ask for it.
+/// The shortest and the longest time between two listings of the queue; in between, the idle time is used. The listings find a
+/// contender that waits behind the node although no watch has reported its request for the node.
 const QUEUE_PAUSES: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 
-/// How many checks in a row must find the same use waiting before a warning is logged.
+/// The number of checks within the time after which a warning is due. A warning is logged if the same use waits at this many
+/// checks in a row.
 const CHECKS: u32 = 4;
 
 /// Waits until the node was idle for its idle time. Returns early if the session or the node is gone.
@@ -445,7 +446,7 @@ async fn wait_until_idle(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
         if left.is_zero() {
             return;
         }
-        // While the node is in use, `left` is the whole idle time, so the node is rarely checked.
+        // While the node is in use, `left` is the whole idle time, so the task sleeps for the whole idle time between two checks.
         if !retry::slept(session, left.max(IDLE_PAUSE)).await {
             return;
         }

@@ -71,7 +71,7 @@ async fn the_warning_task_sleeps_while_no_use_waits() {
     assert!(warns.is_woken(), "a use waits");
 }
 
-/// The warning task must not own the node: a node owns the client, so the program could not close its client.
+/// The warning task must not own the node. A granted node owns the client, so the program could not close its client.
 #[tokio::test(start_paused = true)]
 async fn the_warning_task_does_not_own_the_node() {
     let ((kept, ..), slot) = (entering(0), Memory::new().session_slot(0).await.unwrap());
@@ -82,7 +82,8 @@ async fn the_warning_task_does_not_own_the_node() {
     assert!(seen.upgrade().is_none());
 }
 
-/// The session's thread uses the node, and must not drop the last pointer to the client.
+/// The session's thread uses the kept node, which must not own the last pointer to the client: dropping that pointer waits for
+/// the server, and the session's thread must not wait.
 #[test]
 fn a_kept_node_does_not_own_the_client() {
     let lock = RwLock::new(&Memory::new(), "/a").unwrap();
