@@ -193,7 +193,7 @@ fn permits(n: usize) -> Measured {
 fn simulated(n: usize) -> Measured {
     let habits = Habits { session_timeout: Duration::from_secs(40), pauses: true };
     let (contenders, per_lock, is_mixed, seed) = (1, 10, false, 1);
-    // The capacity is the same as in scale.rs.
+    // The capacity is that of `CAPACITY` in benches/scale.rs.
     let capacity = Capacity { writes: 30_000, reads: 120_000, names: 2_700_000 };
     let world = World { processes: n, contenders, per_lock, is_mixed, capacity, habits, seed };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();

@@ -1,5 +1,5 @@
-//! Simulates a hundred thousand clients that reconnect at once, in virtual time: after a mass expiry, a change of the
-//! leader, or a rolling restart.
+//! Simulates a hundred thousand clients that reconnect at the same time, in virtual time: after a mass expiry, a change
+//! of the leader, or a rolling restart.
 //!
 //! The library runs unchanged on the embedded ensemble. The capacity of an ensemble is a model. `make scale` runs this
 //! program.
@@ -19,8 +19,8 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The capacity per second: requests of one busy server on loopback, and names of 46 bytes over a network of one
-/// gigabit.
+/// The capacity per second: the requests that one busy server on loopback answers, and the names of 46 bytes that fit
+/// into a network of one gigabit per second.
 const CAPACITY: Capacity = Capacity { writes: 30_000, reads: 120_000, names: 2_700_000 };
 
 #[derive(Parser)]

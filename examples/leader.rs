@@ -57,8 +57,8 @@ async fn run(arguments: Arguments) -> common::Result<()> {
     observing.await?
 }
 
-/// Runs a candidate. If it loses the leadership, its work is dropped at the next `await`, and it stands again. When the
-/// work ends by itself, the candidate steps down.
+/// Runs a candidate. If the candidate loses the leadership, its work is dropped at the next `await`, and the candidate
+/// stands again. When the work ends by itself, the candidate steps down.
 async fn stand(zk: Client, name: String, beats: u32, interval: Duration) -> common::Result<()> {
     let leadership = Leadership::builder(&zk, PATH).data(&name).build()?;
     leadership.lead(|term| work(&name, term, beats, interval)).await?;

@@ -12,7 +12,7 @@ use zookeeper_client::{Acls, Client, CreateMode, LockPrefix};
 
 use crate::Result;
 
-/// The weight of a held write lock. A read lock weighs 1, and a permit a quarter of this. It is an error if the
+/// The weight of a held write lock. A read lock weighs 1, and a permit a quarter of a write lock. It is an error if the
 /// contenders together hold more than this weight.
 const ALL: u64 = 1_000_000;
 

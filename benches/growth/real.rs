@@ -17,7 +17,7 @@ use super::{Measured, PATH, Result};
 /// The maximal number of creates that are in flight at the same time.
 const CREATES_IN_FLIGHT: usize = 1_000;
 
-/// The session timeout. A thousand processes take a while to start.
+/// The session timeout. It is long, because a thousand processes take a while to start.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(40);
 
 fn start() -> Server {

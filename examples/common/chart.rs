@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 const MARGIN: f64 = 80.0;
 const TOP: f64 = 66.0;
 const LEGEND_ROW: f64 = 20.0;
-/// The least distance between two names at the ends of lines.
+/// The least vertical distance between the names of two lines of a chart, in pixels.
 const NAME_ROW: f64 = 18.0;
 
 #[derive(Debug)]

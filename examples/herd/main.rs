@@ -177,7 +177,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
 
 fn heading(scene: &Scene, releases: usize) -> String {
     let Scene { n, sessions, .. } = scene;
-    // At the first release n contenders wait, at the next one n - 1.
+    // At the first release n contenders wait, at the next one n - 1. This is the average over all releases.
     let waiting = (2 * n - releases + 1) as f64 / 2.0;
     format!(
         "{n} contenders on {sessions} sessions, {releases} releases; {waiting:.1} waited at a release, on average. \

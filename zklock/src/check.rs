@@ -97,7 +97,7 @@ struct Nodes {
     /// For a semaphore: its number of permits (`None` if the number is not valid), and the nodes of the permits that
     /// are held.
     semaphore: Option<(Option<u32>, Vec<ShownNode>)>,
-    /// For a semaphore: the nodes of contenders for a lock at the same path.
+    /// For a semaphore: the nodes of contenders that took the semaphore's path for the path of a lock.
     beside: Vec<ShownNode>,
 }
 
@@ -117,8 +117,8 @@ impl Nodes {
         nodes.filter(|(_, stat)| stat.ephemeral_owner != 0).collect()
     }
 
-    /// Returns the paths that are read on every server: the directories of the queue and of the permits, the node
-    /// itself, the record of the last run under `--once-in`, and the value if the lock guards a `Shared` value.
+    /// Returns the paths that are read on every server: the directories of the queue and of the permits, the node at
+    /// `path`, the record of the last run under `--once-in`, and the value if the lock guards a `Shared` value.
     fn places(&self, path: &str) -> Places {
         let directories = match self.semaphore {
             None => vec![path.to_owned()],

@@ -173,8 +173,8 @@ impl Child {
 
     /// Sends the signal to the whole process group. Returns `false` if zklock has no right to signal the group.
     pub(crate) fn signal(&self, signal: Signal) -> bool {
-        // The group cannot be signalled if it is empty, if zklock has no right to, or if the command has not begun its
-        // own session yet. In the last case the process alone is signalled.
+        // Signalling the group fails if the group is empty, if zklock may not signal it, or if the command is to begin
+        // its own Unix session (setsid(2)) but has not begun it yet. In the last case the process alone is signalled.
         let signalled = kill_process_group(self.group, signal).or_else(|_| kill_process(self.group, signal));
         signalled != Err(Errno::PERM)
     }

@@ -83,13 +83,13 @@ fn with_time_to_stop(session_timeout: Duration) -> ZooKeeperBuilder {
     if session_timeout.is_zero() { builder } else { builder.stop_margin(session_timeout / 4) }
 }
 
-/// Returns user and password of the digest scheme, or the file with them.
+/// Returns the two settings for the digest scheme: user and password, and the file with them.
 fn digest(connection: &Connection) -> Either {
     let file = settings::AUTH_FILE.given(connection.auth_file.as_ref());
     (settings::AUTH.given(connection.auth.as_ref()), file)
 }
 
-/// Returns user and password for SASL, or the file with them.
+/// Returns the two settings for SASL: user and password, and the file with them.
 fn sasl(connection: &Connection) -> Either {
     let file = settings::SASL_FILE.given(connection.sasl_file.as_ref());
     (settings::SASL.given(connection.sasl.as_ref()), file)

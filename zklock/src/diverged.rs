@@ -32,9 +32,9 @@ fn shown(servers: &[ServerReport], node: &str) -> Vec<(Role, Option<Option<i32>>
     servers.iter().map(|server| (Role::of(server.mode.as_deref()), steady(server))).collect()
 }
 
-/// Returns the nodes that one server shows in its first and third look, but that another server does not show, or shows
-/// in another version, in its second look. A deleted node is never created again under its name, and an old version
-/// never returns, so one of the two servers is wrong.
+/// Returns the nodes that one server shows in its first and third look (a look is one read of all nodes), but that
+/// another server does not show, or shows in another version, in its second look. A deleted node is never created again
+/// under its name, and an old version never returns, so one of the two servers is wrong.
 fn disagreements(servers: &[ServerReport]) -> Vec<Disagreement<'_>> {
     let looked: Vec<&ServerReport> = servers.iter().filter(|server| server.looks.len() == 3).collect();
     let named = |servers: &[&&ServerReport]| servers.iter().map(|it| it.name_and_role()).collect::<Vec<_>>().join(", ");
@@ -82,7 +82,7 @@ fn with_advice(servers: &[ServerReport], found: &[Disagreement<'_>], is_whole: b
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Members {
     Known(BTreeSet<u8>),
-    /// The servers keep no list. The servers of the connect string count as the whole ensemble.
+    /// The servers keep no list of the ensemble, so the servers of the connect string count as the whole ensemble.
     Unlisted,
     Unknown,
 }
@@ -120,7 +120,7 @@ fn number(server: &ServerReport) -> Option<u8> {
     server.session.map(|session| session.to_be_bytes()[0])
 }
 
-/// Whether every server of the ensemble answered all three looks.
+/// Whether `servers` are all servers of the ensemble, and each of them answered all three looks (reads of all nodes).
 fn is_whole(servers: &[ServerReport], members: &Members) -> bool {
     let is_looked_at = servers.iter().all(|server| server.looks.len() == 3);
     let numbers: Option<BTreeSet<u8>> = servers.iter().map(number).collect();

@@ -28,10 +28,11 @@ const CONNECT_AT_ONCE: Duration = Duration::from_secs(3);
 /// The shortest time for which zklock tries to reach a server, even if `-w` is shorter.
 const CONNECT_LEAST: Duration = Duration::from_secs(1);
 
-/// How often zklock checks whether a command that got TERM has to be killed.
+/// The pause between two checks while zklock waits for an event without a notification, such as the moment for KILL
+/// after a TERM.
 const TICK: Duration = Duration::from_millis(10);
 
-/// After a loss: how long to wait until the client knows why it reaches no server.
+/// After a loss of the lock: the longest wait until the client knows why it reaches no server.
 const REASON: Duration = Duration::from_millis(500);
 
 const KILLED: &str = "the command was killed";
@@ -42,7 +43,7 @@ const BEAT: Duration = Duration::from_millis(500);
 /// The suffix of an error message if the lock was lost because zklock, or the machine, was stopped.
 const STOOD_STILL: &str = " (zklock stood still meanwhile, or this machine did)";
 
-/// How long to wait until the servers confirm the end of the session.
+/// The longest wait for the last steps of zklock, above all until the servers confirm the end of the session.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// How long to wait until the servers confirm the end of the session, if zklock is not connected.
@@ -103,7 +104,8 @@ fn ended_by(signal: Signal) -> u8 {
     exit::by_signal(signal.as_raw())
 }
 
-/// Returns how long to try to reach a server: no longer than the user would wait for the lock.
+/// Returns how long to try to reach a server. With `-w` this time is no longer than the wait, but at least
+/// [`CONNECT_LEAST`]. With `-n` and without `--connect-timeout` it is at most [`CONNECT_AT_ONCE`].
 fn connect_limit(run: &Run, connection: &Connection) -> Duration {
     let wanted = connection.connect_timeout.unwrap_or(connection.session_timeout);
     match run.wait {
@@ -253,7 +255,7 @@ async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeepe
     Exit::new(code, if is_silent { String::new() } else { message })
 }
 
-/// Whether zklock can lose the lock for this reason because zklock was stopped.
+/// Whether a stop of zklock (by SIGSTOP, or because the machine was suspended) can have caused this loss.
 fn can_follow_a_stop(why: Loss) -> bool {
     matches!(why, Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired))
 }
@@ -449,7 +451,8 @@ impl Noticed<'_> {
     }
 }
 
-/// Returns the longest wait until a message is printed. It is zero if the session can be over, because KILL is due.
+/// Returns the longest wait until a message is printed: an eighth of the time until the session can expire, so that the
+/// message does not delay KILL, and at most 200 ms.
 fn message_wait(guard: &AnyGuard) -> Duration {
     (guard.session_left() / 8).min(Duration::from_millis(200))
 }

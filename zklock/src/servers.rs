@@ -53,7 +53,7 @@ const VULNERABILITIES: [([u32; 3], [u32; 3], &str); 10] = [
 /// version 0 here.
 pub(crate) type Look = BTreeMap<String, i32>;
 
-/// What zklock has learned from one server.
+/// The state of one server, as zklock has read it.
 #[derive(Debug, Default)]
 pub(crate) struct ServerReport {
     pub(crate) name: String,
@@ -78,8 +78,8 @@ pub(crate) struct Places {
 }
 
 /// Reads `places` on every server three times. Each of these three looks begins when all servers have answered the look
-/// before, and after the server has caught up with the leader (sync). `nodes` are the ephemeral nodes that were read
-/// before.
+/// before, and after the server has caught up with the leader (sync). `nodes` are the ephemeral nodes that may be
+/// ghosts: nodes of sessions that are over.
 pub(crate) async fn look(
     nodes: &BTreeMap<String, Stat>,
     places: &Places,

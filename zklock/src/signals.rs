@@ -41,9 +41,9 @@ const ENDING: &[Signal] = &[
     Signal::STKFLT,
 ];
 
-/// Signals that the kernel sends to a faulty program. zklock blocks them, and a thread takes those that another process
-/// sent from the queue of blocked signals. A handler cannot do this: after a real fault of zklock the handler would
-/// return to the faulty instruction. A real fault still ends zklock, although the signal is blocked.
+/// Signals that the kernel sends to a faulty program. zklock blocks them, and a thread waits for those that another
+/// process sends. A handler cannot do this: after a real fault of zklock the handler would return to the faulty
+/// instruction. A real fault still ends zklock, although the signal is blocked.
 #[cfg(target_os = "linux")]
 const FAULTS: [NamedSignal; 7] = [
     NamedSignal::SIGILL,

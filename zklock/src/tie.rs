@@ -13,7 +13,8 @@ use crate::exit::{self, Exit};
 #[cfg(target_os = "linux")]
 use crate::{signals, terminal::our_group};
 
-/// The first argument of the stage. It cannot be the path of a lock, which begins with a slash.
+/// The first argument of the stage, the process that becomes the command. It cannot be the path of a lock, which begins
+/// with a slash.
 #[cfg(target_os = "linux")]
 const STAGE: &str = "tied-to";
 

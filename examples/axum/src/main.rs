@@ -1,5 +1,5 @@
 //! A web service on axum with a lock in its state. It shows probes that report an unreachable ZooKeeper, and a clean
-//! stop that gives back every lock at once. It needs a server.
+//! stop that frees every lock immediately. It needs a server.
 //!
 //! ```text
 //! ZK_HOSTS=127.0.0.1:2181 LISTEN=127.0.0.1:8080 cargo run -p example-axum

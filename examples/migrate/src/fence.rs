@@ -16,7 +16,8 @@ use crate::database::{Database, in_time};
 
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS lock_fence (name TEXT PRIMARY KEY, token BIGINT NOT NULL)";
 const ROW: &str = "INSERT INTO lock_fence VALUES ('schema', 0) ON CONFLICT DO NOTHING";
-/// The condition is `<=`, so that one holder can run several migrations.
+/// Writes the holder's token into the row, unless the row has a higher token. The condition is `<=` and not `<`, so
+/// that one holder can run several migrations.
 const SHOW: &str = "UPDATE lock_fence SET token = $1 WHERE name = 'schema' AND token <= $1";
 const RAISE: &str = "UPDATE lock_fence SET token = $1 WHERE name = 'schema' AND token < $1";
 

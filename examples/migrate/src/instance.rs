@@ -47,7 +47,8 @@ async fn be_let_in_and_serve(
     };
     let mut connection = site.database.connect(site.timeout).await?;
     let serve = async {
-        // An earlier holder may have lost its connection while its commit was on the way to the database.
+        // An earlier holder may have lost its connection while its commit was on the way to the database. After `raise`
+        // the database refuses such a commit.
         site.fence(guard.fencing_token()).raise(name, &mut connection).await?;
         requests(site, name, &mut connection, duration).await
     };

@@ -1,5 +1,6 @@
-//! Computes figures from measurements, and formats figures and the names of drivers. A driver is a program that
-//! measures one library.
+//! Computes figures from measurements, and formats figures and the names of peers. A peer is a library in one
+//! configuration, such as zk-rwlock with one session for all contenders. A [`Line`] of the results is one measurement
+//! of one peer.
 
 use super::results::{Line, Outcome, Results, in_order_of_appearance};
 use crate::chart::thousands;
@@ -17,7 +18,7 @@ pub(crate) struct Figure {
     digits: fn(f64) -> String,
 }
 
-/// Returns the seconds for one acquisition, or for all readers together.
+/// Returns the seconds for one acquisition, or, if many readers are granted the lock together, for all these readers.
 pub(crate) fn seconds(line: &Line) -> Option<f64> {
     let seconds = line.number("seconds")?;
     Some(if line.text("kind") == "readers" { seconds } else { seconds / line.number("ops")? })
@@ -62,8 +63,8 @@ impl Figure {
         (self.digits)(value)
     }
 
-    /// Returns the spread of the figure: in nine of ten cells of a table (a driver in a case), the greatest and the
-    /// least round differ by no more than this, in percent of the median.
+    /// Returns the spread of the figure, in percent. For each peer in each case, the difference between the greatest
+    /// and the least round is divided by the median. Nine of ten of these quotients are at most the spread.
     pub(crate) fn spread(&self, results: &Results) -> Outcome<f64> {
         let here: Vec<&Line> = results.compared.iter().filter(|line| line.text("place") == self.place).collect();
         let mut spreads = Vec::new();
@@ -78,7 +79,8 @@ impl Figure {
     }
 }
 
-/// The drivers in the order of the tables: id, title, colour, dashes.
+/// The peers in the order of the tables: id, title, and the colour and the dash pattern of the peer's line in the
+/// plots.
 const PEERS: [(&str, &str, &str, &str); 9] = [
     ("raw", "raw: no lock", "#7f8c8d", "2 4"),
     ("zookeeper-client", "zookeeper-client", "#1e8449", ""),
@@ -91,7 +93,7 @@ const PEERS: [(&str, &str, &str, &str); 9] = [
     ("local", "tokio's RwLock, in one process", "#7d3c98", "8 6"),
 ];
 
-/// Returns the drivers of the chosen lines, in the order of [`PEERS`].
+/// Returns the peers that have a measurement for which `chosen` returns `true`, in the order of [`PEERS`].
 pub(crate) fn peers(results: &Results, chosen: impl Fn(&Line) -> bool) -> Vec<&'static str> {
     let is_there = |peer: &str| results.compared.iter().any(|line| chosen(line) && line.text("peer") == peer);
     PEERS.iter().map(|known| known.0).filter(|peer| is_there(peer)).collect()
@@ -101,7 +103,7 @@ pub(crate) fn title(peer: &str) -> &str {
     PEERS.iter().find(|known| known.0 == peer).map_or(peer, |known| known.1)
 }
 
-/// Returns the colour and the dashes of a driver.
+/// Returns the colour and the dash pattern of the peer's line in the plots.
 pub(crate) fn look(peer: &str) -> (&'static str, &'static str) {
     PEERS.iter().find(|known| known.0 == peer).map_or(("#884ea0", ""), |known| (known.2, known.3))
 }

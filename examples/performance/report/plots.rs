@@ -1,5 +1,5 @@
-//! The plots of `docs/performance.md`. Each shows one figure against one size, with a line for each driver (a program
-//! that measures one library), and the range of the driver's rounds.
+//! The plots of `docs/performance.md`. Each shows one figure against one size, with a line for each peer (a library in
+//! one configuration), and the range of the peer's rounds.
 
 use super::figures::{bytes, look, peers, seconds, title};
 use super::results::{Line, Results};

@@ -42,7 +42,7 @@ impl Results {
         Ok(Results { compared, growth, storms: read("storms.jsonl", storms)? })
     }
 
-    /// Returns the median of `figure` over the rounds of one driver in one case. `None` if there are no rounds.
+    /// Returns the median of `figure` over the rounds of one peer in one case. `None` if there are no rounds.
     pub(crate) fn median(
         &self,
         [place, case, peer]: [&str; 3],

@@ -22,7 +22,8 @@ const WRITES_A_PAIR: f64 = 2.0;
 /// The share of the capacity to plan with. The rest is for elections, slow disks and other users.
 const PLANNED_SHARE: f64 = 0.5;
 
-/// Returns the writes per second that the busy ensemble committed.
+/// Returns the writes per second that the ensemble committed for 64 contenders without a lock, which only create and
+/// delete nodes.
 fn committed(results: &Results) -> Outcome<f64> {
     let pairs = figure("ensemble").and_then(|figure| figure.median(results, "contend-64", "raw"));
     Ok(pairs.ok_or("raw has no contend-64 on the ensemble")? * WRITES_A_PAIR)
@@ -44,8 +45,7 @@ fn listed_bytes(host: usize) -> f64 {
     (4 + host + "~".len() + ID_BYTES + "-WRITE-0000000000".len()) as f64
 }
 
-/// Returns a figure for a sentence: `FIGURE CASE DRIVER`, the ratio `FIGURE CASE DRIVER / DRIVER`, or a fact about the
-/// run.
+/// Returns a figure for a sentence: `FIGURE CASE PEER`, the ratio `FIGURE CASE PEER / PEER`, or a fact about the run.
 pub(crate) fn value(results: &Results, name: &str) -> Outcome<String> {
     let first = results.compared.first().ok_or("nothing was compared")?;
     let of = |peer: &str| results.compared.iter().find(|line| line.text("peer") == peer);

@@ -44,7 +44,7 @@ pub(crate) fn table(results: &Results, name: &str) -> Outcome<String> {
     }
 }
 
-/// Returns a table with a row for each case and a column for each driver.
+/// Returns a table with a row for each case and a column for each peer.
 fn side_by_side(results: &Results, name: &str, figure: Figure) -> String {
     let there = peers(results, |line| shows(name, line));
     let heads: String = there.iter().map(|peer| format!(" {} |", title(peer))).collect();

@@ -139,8 +139,8 @@ async fn data_is_deleted_only_on_a_follower_differing_alone() {
     let zk = connect(&ensemble.addresses()).await;
     let held = RwLock::builder(&zk, path).host("ghost").build().unwrap().write().await.unwrap();
     let (leader, followers) = (ensemble.leader(), ensemble.followers());
-    // Returns what `check` prints about the holder's node. `asked` are the numbers of the servers that `check` asks,
-    // and `lacking` the numbers of the servers that hide the node.
+    // Returns the line that `check` prints about the holder's node, and the addresses of the servers. `asked` has the
+    // indices of the servers that `check` asks. `lacking` has the indices of the servers that hide the node.
     let told = async |lacking: &[usize], asked: &[usize]| {
         let mut names = Vec::new();
         for number in 0..3 {
@@ -156,8 +156,7 @@ async fn data_is_deleted_only_on_a_follower_differing_alone() {
     let (cure, names) = told(&followers[..1], &[0, 1, 2]).await;
     let alone = format!(": {} alone differs: stop it, delete its data, and start it", names[followers[0]]);
     assert!(cure.ends_with(&alone), "{cure}");
-    // Returns the text that `check` prints about the holder's node. `asked` has the indices of the servers that `check`
-    // asks. `lacking` has the indices of the servers that hide the node.
+    // Here `check` asks only two of the three servers, one of them twice in the second and third case.
     for asked in [&[followers[0], leader][..], &[followers[0], leader, leader], &[followers[0], followers[0], leader]] {
         let (cure, _) = told(&followers[..1], asked).await;
         assert!(cure.ends_with("so delete no data on any server"), "{asked:?}: {cure}");

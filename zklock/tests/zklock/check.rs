@@ -165,7 +165,7 @@ async fn servers_are_asked_below_the_chroot() {
     assert_eq!(odd.stdout.lines().filter(|line| line.contains(&told)).count(), 1, "{odd:#?}");
 }
 
-/// Does nothing on a machine whose loopback interface has no IPv6 address.
+/// The test does nothing on a machine whose loopback interface has no IPv6 address.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_is_asked_at_an_ipv6_address() {
     let (path, server) = ("/zklock/check/ipv6", shared_server().address());

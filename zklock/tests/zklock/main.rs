@@ -939,7 +939,8 @@ async fn a_table_aligns_wide_characters() {
         (before.len(), after.chars().take_while(|c| *c == ' ').count())
     };
     let lines: Vec<&str> = table.stdout.lines().collect();
-    // A cell takes six terminal columns, and two blanks follow. The second label takes five columns.
+    // The first label takes six terminal columns, and the second label five. So two blanks follow the first label, and
+    // three the second.
     assert_eq!(after_label(lines[1], "日本語").1, 2, "{}", table.stdout);
     assert_eq!(after_label(lines[2], "plain"), (after_label(lines[1], "日本語").0, 3), "{}", table.stdout);
 }
@@ -1643,8 +1644,9 @@ async fn watch_fits_its_screen() {
     for (columns, rows) in [(60, 8), (40, 6), (20, 12)] {
         terminal.seen.clear();
         terminal.resize(columns, rows);
-        // zklock redraws the screen immediately, although the next request is due in an hour. One row is the heading,
-        // one is empty, and the last row stays free.
+        // zklock redraws the screen immediately, although the next request is due in an hour. Five rows show no member:
+        // the path, an empty row, the headings, the number of members that are left out, and the last row, which stays
+        // free.
         let shown = rows - 3 - 1 - 1;
         if u32::from(shown) < 9 {
             terminal.shows(&format!("{shown}      holds"));

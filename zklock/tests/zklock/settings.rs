@@ -95,8 +95,8 @@ async fn the_help_names_the_variable_of_each_setting() {
     }
 }
 
-/// These options have no variable. zklock refuses a session timeout of a millisecond, because its error would blame a
-/// working server.
+/// These options have no variable. zklock refuses a session timeout of a millisecond. No server could answer in that
+/// time, so the error of the connection would blame a working server.
 #[support::judged]
 async fn a_timeout_too_short_to_connect_is_refused() {
     for (option, value, problem) in [
