@@ -1,7 +1,7 @@
 //! A leader that is cut off from its followers and does not know that they have elected another leader. Clients of the old leader
 //! are granted no lock, keep no lock beyond their session, and read no old data under a lock.
 //!
-//! `ALONE_TIMEOUT` sets the session timeout, in seconds, of the holder whose lease ends there; `make soak` sets it high.
+//! `ALONE_TIMEOUT` sets the session timeout, in seconds, of the holder whose connection breaks again and again; `make soak` sets it high.
 
 use std::future::IntoFuture;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,8 @@ const TICK: Duration = Duration::from_millis(500);
 /// The time that a test waits before it concludes that no reply or grant comes.
 const A_WHILE: Duration = Duration::from_millis(500);
 
-/// Long enough for a reply to the first of a heartbeat's two requests, and shorter than the time between the two.
+/// The time between the test's two reads and its break of the connection: long enough for a reply to the first of a heartbeat's
+/// two requests, and shorter than the time between the two.
 const A_MOMENT: Duration = Duration::from_millis(50);
 
 /// Returns the ensemble, which the tests of this file use one after the other.
@@ -51,8 +52,8 @@ fn others(ensemble: &Ensemble) -> String {
     addresses.join(",")
 }
 
-/// The model checker in `models::lease_model` found this fault: the deposed leader answers a handshake by itself. That answer
-/// extended the lease, although the new leader let the session expire.
+/// A leader that does not know that it is deposed answers a handshake by itself. That answer must not extend the lease, because
+/// the new leader lets the session expire. (The model checker in `models::lease_model` found this fault.)
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handshake_with_a_deposed_leader_prolongs_no_lock() {
     let limit = std::env::var("ALONE_TIMEOUT").ok().map_or(3, |value| value.parse().expect("a number"));
@@ -67,7 +68,8 @@ async fn a_handshake_with_a_deposed_leader_prolongs_no_lock() {
     let next = writer(&lock);
     line_becomes(&lock, "W+ W-").await;
 
-    // The connection breaks before the reply to each heartbeat, and the client reconnects.
+    // After every two reads and [`A_MOMENT`], this task breaks the connection, so that the client sends many handshakes, also to
+    // the deposed leader.
     let (flapping, client) = (Arc::clone(&near), session(&zk).await);
     let flaps = tokio::spawn(async move {
         loop {
@@ -139,7 +141,8 @@ async fn a_leader_alone_grants_nothing_and_serves_no_old_data() {
     let old = session(&stays).await;
     assert_eq!(old.data(REGISTER).await.expect("there").0, b"1", "the old leader returned a new value");
     assert_eq!(held.read_node("/alone-held").await.expect("held").expect("there").data, b"1");
-    // The sync gets no answer. A server answers a session's requests in order, so the old leader answers nothing after the sync.
+    // The sync gets no answer, because the old leader has no quorum. A server answers a session's requests in order, so the old
+    // leader answers nothing after the sync.
     assert!(timeout(A_WHILE, old.sync("/")).await.is_err(), "the old leader answers a sync");
     assert!(!waits_there.is_finished(), "a waiter was granted at the old leader");
     for mode in [free.try_write().timeout(A_WHILE).await, free.write().timeout(A_WHILE).await] {

@@ -101,7 +101,8 @@ impl Drop for Link {
     }
 }
 
-/// Forwards bytes from one socket to the other until some bytes are lost.
+/// Forwards bytes from one socket to the other. From the first bytes that a broken link loses, discards all later bytes, too,
+/// until the sender closes its socket.
 fn carry(mut from: TcpStream, mut to: TcpStream, survives: Kind, mut is_lost: bool, state: &Mutex<State>) {
     let mut buffer = [0; 16 * 1024];
     while let Ok(count @ 1..) = from.read(&mut buffer) {
@@ -162,8 +163,8 @@ async fn lost(options: Options, kind: Kind, share: f64, rounds: u32) -> usize {
     tasks.join_all().await.into_iter().filter(|lost| *lost).count()
 }
 
-/// The link breaks for two fifths of the session timeout, in any way and at any time. The client knows the servers' tick, which
-/// is at most a fifth of the session timeout.
+/// A break of two fifths of the session timeout costs no lock, if the client knows the servers' tick (here at most a fifth of the
+/// session timeout). The test makes breaks of each kind of [`KINDS`], at several moments between two heartbeats.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_break_of_two_fifths_of_the_timeout_loses_nothing() {
     let rounds: Option<u32> = std::env::var("BREAK_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
@@ -201,8 +202,8 @@ async fn a_break_of_two_fifths_of_the_timeout_loses_nothing() {
                 let may_lose = if options.tick.is_none() || share > 0.46 {
                     usize::MAX
                 } else if share > 0.41 {
-                    // These breaks are longer than two fifths, so locks may be lost: with a margin, which ends the lease earlier,
-                    // some 3 of 20.
+                    // These breaks are longer than two fifths of the session timeout, so locks may be lost: with a margin, which
+                    // ends the lease earlier, some 3 of 20.
                     if options.margin.is_some() { 10 } else { 4 }
                 } else {
                     0

@@ -56,14 +56,16 @@ async fn clients_pause_before_they_replace_ended_sessions() {
     proxies.iter().for_each(|proxy| shared_server().end_session(&proxy.granted().expect("the client has a session")));
     proxies.iter().for_each(Proxy::heal);
     within(2 * SOON, "all comebacks", coming.join_all()).await;
-    // A client's first handshake finds that the old session has ended. Its last handshake opens a new session.
+    // The times are measured from each client's first handshake, which finds that the old session has ended, to its last
+    // handshake, which opens a new session.
     let handshakes = proxies.iter().map(|proxy| proxy.arrivals(Op::Handshake));
     assert_spread_out(handshakes.map(|all| *all.last().expect("the client has reconnected") - all[0]).collect());
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_pause_between_retries_in_an_outage() {
-    // These clients learned long ago that their sessions have ended, and keep trying to open new ones.
+    // The session timeout is a third of `AWAY`, so these clients notice the end of their sessions while they are cut off, and
+    // keep trying to open new ones.
     let (proxies, coming) = cut_off("/comeback/outage", AWAY / 3).await;
     let healed = Instant::now();
     proxies.iter().for_each(Proxy::heal);

@@ -116,7 +116,8 @@ async fn a_listing_without_our_own_node_is_not_used() {
         connect(&format!("{},{}", near.address(), far.address())).await,
         connect(&ensemble.server(leader).address()).await,
     );
-    // Another handle takes the lock first, because this handle might skip the listing if it had been granted before.
+    // Another handle makes the lock's directory. A handle that has been granted before might skip the listing that this test
+    // holds back.
     lock_at(&zk, "/ensemble/lagging").write().await.expect("free").release().await.expect("held");
     let lock = lock_at(&zk, "/ensemble/lagging");
     near.reset();
@@ -192,8 +193,8 @@ async fn an_event_after_the_lease_grants_no_waiter() {
         if held.is_some() || lost_since.elapsed() < TIMEOUT.mul_f64(0.75) {
             soon("an event", sign).await;
         }
-        // The lease runs out after five sixths of the session timeout. The server ends the session after the whole timeout,
-        // rounded up to ticks. The hand-off comes in between.
+        // The waiter's lease runs out after five sixths of the session timeout. The server ends its session after the whole
+        // timeout, rounded up to ticks. The holder releases between these two moments.
         if expiring.is_finished()
             && let Some(held) = held.take()
         {

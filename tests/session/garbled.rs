@@ -28,7 +28,8 @@ use tempfile::NamedTempFile;
 use tokio::task::JoinSet;
 use zk_rwlock::{Error, Mode, ReadGuard, RwLock, Shared, WriteGuard, ZooKeeper};
 
-/// The environment variable with a child's task: the server, the first case, and the number of cases.
+/// The environment variable with a child's task: the server's address, the random seed of the first case, and the number of
+/// cases. Each case has the next seed.
 const CASES: &str = "ZK_RWLOCK_GARBLED";
 
 /// The environment variable with the path of the file into which children write their traces.
@@ -126,8 +127,8 @@ impl Case {
             holds[who] = Some(Arc::clone(&guard));
             let held: Vec<_> = holds.iter().flatten().filter(|guard| guard.is_held()).collect();
             let are_two = held.len() > 1 && held.iter().any(|guard| guard.writes());
-            // With other kinds of garbled bytes than `Shape`, a client can be told that a node is gone. Then two holders prove no
-            // fault.
+            // With `Garbling::Bytes`, a garbled reply can tell a client that an existing node is gone. So two holders prove a
+            // fault of the library only with `Garbling::Shape`.
             if are_two && self.garbling == Garbling::Shape {
                 return Err(format!("{VIOLATED}two hold the lock"));
             }
@@ -206,8 +207,8 @@ async fn run(server: String, seed: u64) -> Result<u64, String> {
         let _granted_or_not = case.turn(GARBLED, &open(&zk, LIED_TO), Mode::Write, LIMIT).await?;
         tokio::time::timeout(HANGS, zk.close()).await.map_err(|_| "closing hangs")?;
     }
-    // Only this kind is checked for nodes that stay. With other garbled bytes, the client may be granted a session timeout of a
-    // minute, which the next connection asks for again.
+    // Only `Garbling::Shape` is checked for nodes that stay. With `Garbling::Bytes`, a garbled handshake may grant the client a
+    // session timeout of a minute, which the next connection asks for again, and the nodes may stay as long.
     if garbling == Garbling::Shape {
         let closed = Instant::now();
         let value = format!("{path}-value/lock");

@@ -30,7 +30,7 @@ async fn a_changed_session_is_noticed_by_its_own_node() {
         assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(Ending::Replaced));
         let error = refused(waiter).await;
         assert!(matches!(error, Error::Evicted(Loss::SessionOver(Ending::Replaced))), "{error:?}");
-        // The client still has the lost guard during these acquisitions.
+        // The lost guard still exists. These acquisitions must not open further sessions because of that guard.
         for _ in 0..20 {
             soon("another lock", other.write()).await.expect("free").release().await.expect("held");
         }
@@ -45,7 +45,8 @@ async fn a_changed_session_is_noticed_by_its_own_node() {
     assert_eq!(keeper.count(LIST_EPHEMERALS), 0);
 }
 
-/// Keeper closes the connection at the first request for a container. The client may lose its session by that.
+/// Keeper closes the connection at the first request for a container, which may cost the client its session. From then on, the
+/// client makes its directories as persistent nodes.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_that_closes_the_connection_is_persistent() {
     let keeper = converted_keeper(shared_server().address());

@@ -223,7 +223,7 @@ fn the_child_process_of_other_tests() {
             return;
         }
         last_let_in = asked;
-        // No pause: when the process continues after a stop, this try runs before the library's threads run.
+        // The loop has no pause, so that after a stop of the process, this try runs before the library's threads run.
         std::hint::spin_loop();
     }
 }

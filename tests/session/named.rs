@@ -39,7 +39,8 @@ async fn a_server_is_named_only_while_it_is_connected() {
     eventually("none is named", || async { named(&session) == one_of }).await;
 }
 
-/// The client crate does not report a connection that breaks before the reply to its first ping.
+/// The client crate does not report a connection that breaks before the reply to its first ping. The library must find out by
+/// itself that no server is connected.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_broken_before_its_reply_names_no_server() {
     let proxy = Proxy::start(shared_server().address());

@@ -160,7 +160,7 @@ async fn hold<G: Guard>(guard: G, mode: Mode, token: i64) -> (G, Option<Interval
 async fn contend(lock: RwLock, mut dice: Seeded, end: Instant) -> Vec<Interval> {
     let mut held = Vec::new();
     while Instant::now() < end || held.is_empty() {
-        // After any error, such as an ended session or a timeout, the client tries again.
+        // The loop goes on after any error, such as an ended session or a timeout.
         if dice.below(3) == 0 {
             if let Ok(guard) = lock.read().timeout(SHORT).await {
                 let token = guard.fencing_token();
@@ -290,8 +290,8 @@ async fn an_uncontended_lock_lists_its_queue_after_data_loss() {
     assert!((1..=number + 2).contains(&(guard.fencing_token() - token)), "{} after {token}", guard.fencing_token());
 }
 
-/// A server that has lost its data has forgotten the holder, and the holder has not noticed the loss yet. The fencing tokens
-/// start again, too. Only a check at the guarded resource keeps the two holders apart.
+/// A server that has lost its data grants the lock again, before the first holder has noticed the loss. The fencing tokens start
+/// again, too, so the new holder's token is lower. Only a check of the token at the guarded resource keeps the two holders apart.
 #[support::judged]
 async fn an_emptied_server_grants_beside_a_suspect_holder() {
     const PATH: &str = "/outages/empty";

@@ -145,8 +145,8 @@ async fn an_impatient_client_costs_another_client_no_lock() {
     let [sooner, other] = [of(TIMEOUT / 2).await.unwrap(), of(TIMEOUT).await.unwrap()];
     drop(lock_at(&sooner, "/pauses/sooner").write().await.unwrap());
     let held = lock_at(&other, "/pauses/later").write().await.unwrap();
-    // The delay is longer than an attempt of the first client to connect may take, and shorter than an attempt of the second may
-    // take.
+    // An attempt to connect may take a twelfth of the client's session timeout. This delay is too long for the first client and
+    // short enough for the second.
     proxy.apply(Rule::on(Frames::from_server()).and_all_later().delay(TIMEOUT / 20));
     proxy.disconnect();
     let lost = tokio::time::timeout(TIMEOUT, held.lost()).await;

@@ -66,7 +66,7 @@ fn watch(lock: &RwLock) {
             return say(&format!("{last_yes} {asked}"));
         }
         last_yes = asked;
-        // No pause: when the process continues after a stop, this call runs before the library's threads run.
+        // The loop has no pause, so that after a stop of the process, this call runs before the library's threads run.
         std::hint::spin_loop();
     }
 }
@@ -134,7 +134,8 @@ async fn a_holder_that_released_is_followed_at_once() {
             let mut holder = start(role, &path, CALM);
             assert_eq!(holder.says(), "held");
             assert!(holder.child.wait().unwrap().success());
-            // The limit is far below the session timeout of the process that exited.
+            // The limit is far below the session timeout of the process that exited, so the lock is granted because the process
+            // gave the lock up.
             let next = within(CALM / 6, role, lock_at(&zk, &path).write()).await.unwrap();
             next.release().await.unwrap();
         }

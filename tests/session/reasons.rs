@@ -191,8 +191,8 @@ async fn a_timeout_while_disconnected_gives_start_and_reason() {
     .await;
 }
 
-/// Returns the timeout errors of three acquisitions after the server is gone: a new acquisition, one that is listing the queue,
-/// and one that waits.
+/// Returns the timeout errors of three calls that are pending or start after the server is gone: a new acquisition, a read of the
+/// queue, and an acquisition that waits since before.
 async fn timeouts_while_disconnected(server: &Server, limit: Duration) -> [String; 3] {
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
     let (free, taken) = (lock_at(&zk, "/reasons/free"), lock_at(&zk, "/reasons/taken"));

@@ -196,7 +196,7 @@ async fn a_guest_who_may_not_list_leaves_no_node() {
         [refused(writer(&lock_at(&guest, directory))).await, refused(reader(&lock_at(&guest, directory))).await]
     {
         assert!(matches!(&error, Error::PermissionDenied { path, .. } if path == directory), "{error:?}");
-        // The client waits for the reply to its delete before it returns the error.
+        // The client waits for the reply to its delete before it returns the error, so its node is gone by now.
         assert_eq!(children(&owner, directory).await, Vec::<String>::new());
     }
 }
@@ -1046,7 +1046,8 @@ mod sasl {
 
     #[support::judged]
     async fn many_logins_in_a_row_succeed() {
-        // Each login uses other random numbers. One number in 16 is shorter than the others, and must work as well.
+        // Each login uses other random numbers. One number in 16 is shorter than the others, and must work as well: 60 logins
+        // almost surely include such a number.
         for _ in 0..60 {
             drop(sasl_user("bob", &server().address()).await);
         }
@@ -1100,7 +1101,8 @@ mod sasl {
 
         server.replace_file("jaas.conf", &users("a new password"));
         tokio::task::block_in_place(|| server.restart());
-        // The test waits far less than the session timeout, which is a minute.
+        // The session timeout is a minute, and the test waits far less. So the refused login causes this loss, and not the end of
+        // the lease.
         assert_eq!(soon("the loss", held.lost()).await, Loss::SessionOver(Ending::AuthFailed));
         assert!(!held.is_held());
         let mut errors = Vec::new();

@@ -197,7 +197,7 @@ fn wait_for_long(zk: &ZooKeeper, path: &str) {
     }
 }
 
-/// Makes the library's thread call a bad waker, that of a waiter for another lock, by granting that lock.
+/// Grants another lock to a waiter with a bad waker, so that the library's thread calls that waker.
 async fn be_woken(zk: &ZooKeeper, path: &str, habit: Habit) {
     let other = lock_at(zk, &format!("{path}-other"));
     let guard = other.write().await.unwrap();
@@ -351,7 +351,7 @@ async fn round(what: &str, habit: &str, sessions: usize) {
     let (path, proxy, child) = begin(what, habit, sessions).await;
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, &path);
-    // The child's session lives well beyond its timeout, so no grant comes.
+    // The wait lasts two session timeouts. No grant comes, because the library renews the child's session.
     let granted = tokio::time::timeout(SHORT * 2, lock.write().into_future()).await;
     assert!(granted.is_err(), "the child has lost its lock");
     let next = contend(lock);

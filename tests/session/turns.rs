@@ -17,7 +17,7 @@ use zk_rwlock::ZooKeeper;
 const AT_ONCE: Duration = Duration::from_secs(3);
 
 /// Returns an address that drops every packet of a new connection, as a host without power does, because the queue of its
-/// listener is full. The listener and the waiting connections keep it so.
+/// listener is full. The queue stays full while the returned listener and connections exist.
 async fn black_hole() -> (SocketAddr, TcpListener, Vec<TcpStream>) {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
@@ -29,7 +29,8 @@ async fn black_hole() -> (SocketAddr, TcpListener, Vec<TcpStream>) {
     (address, listener, waiting)
 }
 
-/// Returns the errors of fifty attempts to connect with the timeout of `zklock -n`.
+/// Makes fifty attempts to connect with the timeout of `zklock -n`, five at a time. Returns the errors of the attempts that
+/// failed.
 async fn failing(servers: &str) -> Vec<String> {
     let mut failed = Vec::new();
     for _ in 0..10 {
@@ -65,7 +66,8 @@ async fn a_server_that_stands_still_fails_no_connect() {
     assert!(failed.is_empty(), "{failed:?}");
 }
 
-/// One attempt to connect takes at most a twelfth of the session timeout, although the client crate would wait longer.
+/// After each disconnect, the client tries the silent server at most once. That attempt ends after a twelfth of the session
+/// timeout at the latest, although the client crate would wait longer.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reconnect_tries_a_silent_server_once() {
     let still = TcpListener::bind("127.0.0.1:0").await.expect("a port");

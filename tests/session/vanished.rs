@@ -131,7 +131,7 @@ async fn a_vanished_number_of_permits_is_never_guessed() {
     assert_eq!(vanished_number(open(&other, 3).acquire().await), 5);
     assert_eq!(vanished_number(open(&zk, 6).try_acquire().await), 5);
     assert_eq!(vanished_number(any.acquire().await), 5);
-    // A handle that was opened with the same number as before writes the number again.
+    // A semaphore handle that was opened with the same number of permits as before writes that number again.
     let five = open(&other, 5).acquire_many(5).await.expect("there are five");
     assert!(any.try_acquire().await.expect_err("all are taken").is_would_block());
     assert_eq!(any.permits().await.expect("readable"), Some(5));
