@@ -15,7 +15,7 @@ use zk_rwlock::{Error, Memory, Mode, MultiLock, Queue, RwLock, Semaphore, Shared
 /// The session timeout of clients whose server does not answer.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// A timeout far below the other limits, and far longer than the server takes to answer a call.
+/// A timeout far below the session timeout [`SHORT`], and far longer than the server takes to answer a call.
 const PROMPT: Duration = Duration::from_millis(300);
 
 const SESSION_EXPIRED: i32 = -112;
@@ -94,7 +94,7 @@ async fn a_server_that_answers_only_pings_blocks_no_call() {
     assert!(silence.has_happened() && proxy.connections() == 1, "the session did not live on");
 }
 
-/// The server answers the listing of the queue, but no later request.
+/// The server answers the call's first request, and then nothing but pings.
 #[support::judged]
 async fn a_server_that_answers_only_pings_blocks_no_permit_try() {
     let limit_of = |zk: &ZooKeeper| Semaphore::new(zk, "/calls/limit", 1).unwrap();
@@ -258,7 +258,7 @@ async fn a_call_on_an_ended_session_is_answered_on_a_fresh_one() {
     }
 }
 
-/// None of these errors says that the caller has lost its own place in the queue.
+/// Each failed request gives the call an error of its own. No error says that the caller has lost its own place in the queue.
 #[support::judged]
 async fn each_failure_to_read_a_queue_has_its_own_error() {
     const NO_NODE: i32 = -101;
@@ -323,7 +323,7 @@ async fn contenders_of_any_local_client_are_of_this_process() {
         error.matches(" (this process)").count() == 1 && error.contains(" (this process) and READ web-9"),
         "{error}"
     );
-    // When a client is dropped, its session ends, and its node is deleted.
+    // After this release, only the stranger's node is in the queue.
     held.release().await.unwrap();
     drop((elsewhere, other));
     assert_eq!(own(lock.queue().await.unwrap()), [false]);

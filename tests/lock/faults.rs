@@ -260,7 +260,7 @@ async fn a_waiter_whose_listing_is_lost_keeps_its_place() {
 async fn a_new_session_does_not_adopt_the_node_of_the_old_one() {
     let stage = Stage::set("/faults/adopted", SHORT).await;
     // The server creates the node, but the client receives the error that its session has expired. So the client opens another
-    // session, and must look for the node there.
+    // session. There, the reply to the create is lost, and the client must look for its node.
     let expired = stage.proxy.apply(Rule::on(Frames::replies(Op::Create2)).claim_error(-112));
     let lost = stage.proxy.apply(Rule::on(Frames::replies(Op::Create2)).nth(2).close(0, Close::Rst));
     let guard = soon("the grant", stage.lock.write()).await.unwrap();
@@ -569,7 +569,8 @@ async fn a_read_only_server_renews_no_lease() {
 
 #[support::judged]
 async fn a_slow_servers_reply_counts_from_its_request() {
-    // Only two late replies, one after the other, renew the lease. So with a longer tick no lease would be left.
+    // Every reply comes 1.2 s late, and only two such replies, one after the other, renew the lease. With a longer tick, the
+    // lease would be shorter than these delays.
     let builder = ZooKeeper::builder().session_timeout(SLOW).tick_time(TICK).connect_timeout(SOON);
     let stage = Stage::set_with("/faults/slow", builder).await;
     let late = SLOW.mul_f64(0.3);
@@ -585,14 +586,13 @@ async fn a_slow_servers_reply_counts_from_its_request() {
         }
     };
     let HoldState::Suspect { until } = state else { panic!("{state:?}") };
-    // A request that a quorum acknowledged was sent at `newest` or earlier. An earlier request extends the lease if its reply
-    // came at least half a tick before `newest`.
+    // `newest` is the moment at which the last write that was answered before the cut reached the proxy. The lease counts from the latest request whose reply came at least half a tick before `newest`.
     let arrivals = |ops: &[Op]| ops.iter().flat_map(|op| stage.proxy.arrivals(*op)).collect::<Vec<_>>();
     let writes = arrivals(&[Op::Create2, Op::Multi]).into_iter().filter(|arrival| *arrival + late <= cut_at);
     let newest = writes.max().unwrap();
     let touches = arrivals(&[Op::Create2, Op::Multi, Op::GetData, Op::GetChildren2, Op::Exists]);
     let touches = touches.into_iter().filter(|arrival| *arrival + late + TICK / 2 <= newest);
-    // A handshake extends the lease as soon as the client sends a later request.
+    // The lease may also count from a handshake whose reply came before `newest`.
     let handshakes = arrivals(&[Op::Handshake]).into_iter().filter(|arrival| *arrival + late <= newest);
     let newest = touches.chain(handshakes).max().unwrap_or(newest);
     let end = newest + SLOW - SLOW / 6;
@@ -602,7 +602,8 @@ async fn a_slow_servers_reply_counts_from_its_request() {
     soon("the release", guard.release()).await.ok();
     stage.becomes_empty().await;
 
-    // A client of such a slow server can keep a lock without further faults. Several tries allow for a machine that is too busy.
+    // A client of such a slow server can keep a lock if there is no further fault. The test tries five times, because a busy
+    // machine may delay the replies further.
     let mut lost = Vec::new();
     while lost.len() < 5 {
         let guard = soon("the grant", stage.lock.write()).await.unwrap();

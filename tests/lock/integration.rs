@@ -1056,7 +1056,7 @@ async fn only_a_session_with_a_hold_sends_heartbeats() {
     proxy.reset();
     tokio::time::sleep(SHORT * 3).await;
     let heartbeats = proxy.count(Op::Multi);
-    // A heartbeat comes in each fifth of the session timeout, which makes fifteen in three timeouts.
+    // A heartbeat comes in each fifth of the session timeout, which makes fifteen in three timeouts, and fewer on a busy machine.
     assert!((6..=18).contains(&heartbeats), "{heartbeats} heartbeats in three session timeouts");
     let check = format!("Check {}", guard.node_path());
     for (op, what) in proxy.requests() {

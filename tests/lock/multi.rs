@@ -129,7 +129,7 @@ fn locks_are_taken_in_the_order_of_their_paths() {
         assert_eq!(locks.paths().collect::<Vec<_>>(), ["/a", "/a/b", "/b"]);
         let [a, ab, b] = ["/a", "/a/b", "/b"].map(|path| write(&zk.connect(), path));
         let mut acquiring = acquiring(&locks);
-        // The directory /a/b counts as a contender in /a.
+        // The function `queued` also counts the directory /a/b, because it is a child of /a.
         for (freed, after) in [(b, [3, 1, 0]), (ab, [3, 0, 0])] {
             assert_pending!(acquiring.poll());
             now(freed.release()).expect("held");
@@ -263,7 +263,8 @@ impl Scheduled {
             } else if self.left == 0 && self.holding.is_empty() {
                 idle += 1;
                 assert!(idle < PATIENCE, "{} wait for ever", self.waiting.len());
-                // After several lost replies in a row, the client pauses before its next try.
+                // After several lost replies in a row, the client pauses before its next try. This virtual second lets the pause
+                // end.
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
             self.check();

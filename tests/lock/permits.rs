@@ -252,7 +252,7 @@ async fn an_exchange_cut_at_any_byte_takes_one_permit() {
                 let here = used(&operator, &path, 1).await;
                 let tapped = Tapped::new(shared_server()).await;
                 let semaphore = used(&tapped.zk, &path, 1).await;
-                // One acquisition and release send at least as many bytes as their longest frame has.
+                // The bytes of one acquisition and release are an upper limit for the length of the cut frame.
                 tapped.proxy.reset();
                 free(&semaphore).await.release().await.unwrap();
                 let longest = usize::try_from(tapped.proxy.bytes_to_server()).unwrap();
