@@ -66,7 +66,7 @@ pub(crate) fn replay_each(schedules: usize, test: impl Fn() + Send + Sync + 'sta
 }
 
 fn run_under<S: Scheduler + 'static>(scheduler: S, test: impl Fn() + Send + Sync + 'static) {
-    // The clock is paused, so that time decides nothing.
+    // Pauses tokio's clock, so that a run depends on the schedule alone and not on real time.
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
     let _in_its_time = runtime.enter();
     Runner::new(scheduler, config()).run(test);

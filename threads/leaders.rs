@@ -116,7 +116,7 @@ fn a_leader_that_has_resigned_has_no_node() {
         let_others_run(32);
         assert!(block_on(resigns.resign()));
         assert!(!term.is_leader());
-        // The candidate already campaigns again with another node.
+        // The candidate may already campaign again with a new node, so only the nodes of the ended term must be gone.
         assert!(
             client.memory.children(PATH).iter().all(|name| !nodes.contains(name)),
             "a node of an ended term is left"
@@ -128,8 +128,8 @@ fn a_leader_that_has_resigned_has_no_node() {
     });
 }
 
-/// A candidate campaigns once at a time, even if two threads start campaigns at the same moment. The campaign that
-/// leads waits until the other campaign has been refused.
+/// A candidate campaigns once at a time, even if two threads start campaigns at the same moment. The leader's work ends only
+/// after the other campaign was refused, so the two campaigns always overlap.
 #[test]
 fn a_second_campaign_of_a_candidate_is_refused() {
     explore(200, || {

@@ -1,5 +1,5 @@
-//! An operator removes nodes, on many threads. A holder is notified of the loss by each method for that, and a waiter
-//! gets an error.
+//! An operator removes nodes, on many threads. Each method by which a guard reports a loss must report the loss, and a waiter
+//! must get an error.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -15,7 +15,8 @@ use crate::world::{Client, World, draw, let_others_run, spawn, warned};
 
 const PATH: &str = "/lock";
 
-/// Waits for the report of the loss, in one of the ways that all guards have.
+/// Waits until the guard reports the loss: by `run`, by `changes` or by `lost`, at random. Then checks that `lost` returns and
+/// that the guard is not held.
 macro_rules! hears {
     ($guard:expr, $granted:expr) => {{
         let guard = $guard.expect("a guard");
@@ -28,7 +29,7 @@ macro_rules! hears {
             }
             _ => {}
         }
-        // A guard that is asked only after the loss must report the loss too.
+        // `lost` must also return if it is called after the loss.
         let _loss = block_on(guard.lost());
         assert!(!guard.is_held());
     }};

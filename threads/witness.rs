@@ -1,4 +1,5 @@
-//! A witness that keeps guards. It fails if two guards that exclude each other say "held" at the same moment.
+//! A witness that keeps guards. It fails if the guards that say "held" at the same moment exclude each other, or have more
+//! permits than the semaphore.
 
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use shuttle::thread;
 use zk_rwlock::semaphore::Permit;
 use zk_rwlock::{ReadGuard, WriteGuard};
 
-/// A guard of any kind, as the witness asks it.
+/// A guard of any kind, which the [`Witness`] asks for its share of the lock, and whether it is held.
 pub(crate) trait Says: Send + Sync + 'static {
     /// Returns the share of the lock that the guard takes: a writer takes `whole`, a reader 1, and a permit's guard its
     /// number of permits.

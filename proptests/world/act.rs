@@ -127,7 +127,7 @@ impl World {
         }
     }
 
-    /// Reads the record under the lock. Checks the record if the first poll returns the reply.
+    /// Reads the node [`RECORD`] under the lock. Checks the token in the node if the first poll returns the reply.
     fn look(&mut self, i: usize) {
         let read: Poll<Result<Option<NodeData>, Error>> = match &self.actors[i] {
             Actor::Holding(Held::Reader(guards)) => task::spawn(guards[0].read_node(RECORD)).poll(),
@@ -182,11 +182,11 @@ impl World {
     async fn disturb(&mut self, client: usize, i: usize, action: Action) {
         let wired = &self.clients[client];
         let memory = &wired.memory;
-        // A holder that cannot learn of its loss may say "held" after the next contender was granted the lock, and no
-        // client can prevent that. So actions that need informed holders are skipped meanwhile.
+        // A holder that cannot learn of its loss may say "held" after the next contender was granted the lock, and no client can
+        // prevent that. So the actions that delete nodes do nothing while some client cannot be notified.
         let is_held_up = self.is_held_up() || self.clients.iter().any(Wired::has_requests);
-        // The same is true of a contender that takes an old reply for its grant only later, before it watches its own
-        // node.
+        // The same is true of a contender that was woken and not polled yet: it may still take an old reply for its grant, and
+        // does not watch its own node before that.
         let is_late = |actor: &Actor| matches!(actor, Actor::Busy(work) if work.is_woken());
         let are_late = self.actors.iter().any(is_late);
         let all_hear = !self.are_unheard && !self.lagging.contains(&true) && !is_held_up && !are_late;
@@ -360,7 +360,8 @@ fn value_of(value: &Shared<u64>, action: Action) -> Option<Actor> {
     begun(action, reading, writing)
 }
 
-/// The three ways to acquire one kind of guard. None of them sends a request before its first poll.
+/// The calls that acquire one kind of guard: `acquire` waits, and `attempt` does not. Neither sends a request before its first
+/// poll.
 struct Kind<G: Guard> {
     mode: Mode,
     acquire: Acquire<G>,

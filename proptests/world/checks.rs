@@ -44,11 +44,11 @@ pub(crate) struct Ledger {
     queued: HashMap<String, i64>,
     /// Whether the queue of the lock had a reader without a kept node at the last check at which nothing moved.
     had_plain_reader: bool,
-    /// The newest token in the record.
+    /// The token in the node [`RECORD`] at the last check.
     written: i64,
-    /// The token in the record when each actor was granted the lock, by the index of the actor.
+    /// The token in [`RECORD`] when each actor was granted the lock, by the index of the actor.
     found: HashMap<usize, i64>,
-    /// The value now.
+    /// The shared value at the last check.
     value: u64,
     /// The value at the last reset of the counts of commits.
     value_before: u64,
@@ -265,7 +265,7 @@ impl Ledger {
         assert!(is_expected, "an acquisition failed: {error}");
     }
 
-    /// Checks a record that a holder has read: its token is not lower than the record's token at the grant.
+    /// Checks that the token that a holder has read from [`RECORD`] is not lower than the token there at the holder's grant.
     pub(super) fn read(&self, actor: usize, record: &[u8]) {
         let seen: i64 = String::from_utf8_lossy(record).parse().expect("a token");
         let Some(found) = self.found.get(&actor) else { return };
@@ -444,7 +444,8 @@ impl World {
                 let Some(claim) = claims.first() else { return };
                 let may_be_lost = work.holds() || has_value || self.ledger.may_forge;
                 assert!(claim.is_held() || may_be_lost, "a lost hold was granted");
-                // A contender that was woken and not polled may not have asked yet that the kept node be given up.
+                // Leaves out a waiter that was woken and not polled: it may not have asked yet that this actor's kept node be
+                // given up.
                 let keeps = self.handles[self.handle_of[i]].plan.keep.is_some();
                 let is_up_to_date = |it: &&Actor| !keeps || !matches!(it, Actor::Busy(work) if work.is_woken());
                 let in_queue: Vec<_> = self.actors.iter().filter(is_up_to_date).filter_map(Actor::waits).collect();

@@ -509,7 +509,7 @@ async fn a_process_without_its_database_releases_the_lock() {
     instance.says("serves on version 3").await;
     postgres.black_hole();
     instance.ends().await.with(NOT_IN_TIME).saying("the database has not answered");
-    // A new process cannot reach the database either.
+    // PostgreSQL is still cut off, so a new process fails for the same reason.
     start(&build, &["up"]).ends().await.with(NOT_IN_TIME).saying("the database has not answered");
     assert_eq!(line(&lock_of(&world).await).await, "");
 }

@@ -411,7 +411,7 @@ impl State {
         member.removals.iter().enumerate().filter(is_cut).map(|(at, _)| at).collect()
     }
 
-    /// One contender of each kind, with every fault, and in most searches with any number of broken connections.
+    /// Returns whether all nodes are removed in the end, if all contenders give up now and no further fault occurs.
     fn comes_to_rest(&self, model: &Lives) -> bool {
         let mut state = self.clone();
         for me in 0..state.members.len() {

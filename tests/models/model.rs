@@ -54,7 +54,8 @@ fn every_interleaving_keeps_every_property() {
     keeps_every_property(of(companies(contenders(), &PLAIN)));
 }
 
-/// By default, three contenders get fewer faults than two. With `MODEL_CONTENDERS=4` they get as many.
+/// By default, three contenders get fewer faults than two: no lost replies, and at most one expired session. With
+/// `MODEL_CONTENDERS=4` they get as many as two.
 #[test]
 fn every_property_holds_with_kept_nodes_too() {
     let keepers = |company: &Vec<Role>| company.iter().filter(|(_, keeps)| *keeps).count();

@@ -120,7 +120,7 @@ fn one_long_pause_or_many_short_ones_are_a_standstill() {
     assert_eq!(stopped.most_lost_since(Duration::ZERO), Delays { sum: lost, longest: lost });
     let (busy, _) = record(calm().chain([2 * TICK; 20]).chain(calm()));
     assert_eq!(busy.most_lost_since(Duration::ZERO), Delays { sum: 20 * TICK, longest: TICK });
-    // A standstill before the time that is asked for has no effect.
+    // Only standstills after the given time count, and this standstill ended before it.
     assert_eq!(stopped.most_lost_since(end - 90 * TICK), Delays::default());
 }
 

@@ -159,8 +159,8 @@ struct Node {
     /// The zxid of the transaction that created the node. For the node that a downgrade created, the zxid of the node
     /// before.
     token: i64,
-    /// When the contender's turn came: the zxid of the transaction that made it its turn, the time of its proposal, and
-    /// how the last node in the way was removed, if there was one.
+    /// When the contender's turn came: the zxid and the proposal time of the transaction that brought the turn, and how the last
+    /// node in the way was removed, or `None` if no node was in the way.
     turn: Option<(i64, Duration, Option<Left>)>,
     left: Option<(i64, Duration, Left)>,
 }

@@ -11,7 +11,7 @@ use zk_rwlock::WriteGuard;
 
 use crate::safe;
 
-/// A thread that asks a guard without pause. No runtime can block it.
+/// A thread that asks a guard every 200 microseconds whether it is held. A blocked runtime does not delay the questions.
 #[derive(Debug)]
 pub struct Witness {
     stop: Arc<AtomicBool>,
