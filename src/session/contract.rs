@@ -25,11 +25,11 @@ pub(crate) fn temporary_parent(path: &str) -> &str {
 }
 
 /// A client of an ensemble: [`ZooKeeper`](crate::ZooKeeper), or [`Memory`](crate::Memory) for tests. Locks, semaphores
-/// and values are opened on one.
+/// and values are opened on a client.
 ///
 /// Handles are cheap to clone, and share their sessions.
 ///
-/// Only types of this library implement it: its methods are internal, and may change in any release.
+/// Only types of this library implement this trait: its methods are internal, and may change in any release.
 #[async_trait]
 pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
     /// Returns a slot on a session that is connected and alive now, with room for `watched_bytes` of watched paths.
@@ -205,7 +205,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)>;
 
     /// Returns the data of each of these nodes; `None` for a node that is gone, or that this client may not read. By
-    /// default each read is a request of its own.
+    /// default each node is read by a request of its own.
     fn data_of_each(&self, paths: &[String]) -> Reply<Contents> {
         request::each_that_is_there(paths.iter().map(|path| self.data(path)).collect())
     }
@@ -356,7 +356,7 @@ mod tests {
 
     #[test]
     fn each_connection_state_has_its_words() {
-        // This moment is in the future, so that the elapsed time is shown as "0s" even if the test is slow.
+        // `later` is an hour in the future, so that the elapsed time is shown as "0s" even if the test is slow.
         let later = Instant::now() + Duration::from_secs(3600);
         let connecting = |why: Option<&str>| ConnectionState::Connecting { since: later, why: why.map(str::to_owned) };
         for (state, words) in [

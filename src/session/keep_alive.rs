@@ -91,8 +91,8 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<ContenderNo
 }
 
 /// Awaits the requested watch and stores it in the node. If the server answers that the node does not exist, this asks
-/// the leader. If the leader does not have the node either, the hold is lost. If the leader has the node, this returns
-/// [`Failure::Refused`], and the hold or the wait goes on.
+/// the leader for the node. If the leader does not have the node either, the hold is lost. If the leader has the node,
+/// this returns [`Failure::Refused`], and the hold or the wait goes on.
 pub(crate) async fn store_watch(
     session: &Arc<dyn Session>,
     node: &Arc<ContenderNode>,
@@ -214,7 +214,8 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
             due = now + period;
             live.spawn(Box::pin(heartbeat(Weak::clone(session), Arc::clone(store))));
         }
-        // The session's first node was added meanwhile, and needs the shorter period.
+        // If the session's first node was added meanwhile, this loop plans again, because a session with nodes needs
+        // the shorter period.
         if !store.plan_renewal(due, is_idle) {
             continue;
         }
@@ -237,7 +238,8 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
     }
 }
 
-/// Touches the session by a read. If the session has nodes, then checks the nodes, so that the read extends the lease.
+/// Touches the session by a read, and then lets the read extend the lease, by [`check_own`]. Leaves out the read if a
+/// recent request has touched the session.
 async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     let lease = store.lease();
     let Some(live) = session.upgrade() else { return };
@@ -305,7 +307,7 @@ impl ContenderNode {
     /// or a limit of the hold may have ended.
     pub(crate) async fn until<T>(&self, session: &Arc<dyn Session>, mut look: impl FnMut() -> Option<T>) -> T {
         loop {
-            // The task waits for changes from before the call of `look`, so that no change in between is missed.
+            // `changed` is created before the call of `look`, so that no change during the call is missed.
             let mut changed = std::pin::pin!(self.changed());
             changed.as_mut().enable();
             if let Some(found) = look() {

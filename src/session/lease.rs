@@ -36,7 +36,7 @@ type Clock = Box<dyn Fn() -> Moment + Send + Sync>;
 /// The longest tick that the lease assumes if the backend gives none. 3 s is ZooKeeper's own default of `tickTime`.
 const LONGEST_TICK: Duration = Duration::from_secs(3);
 
-/// The least slack for the delay of a ping from the leader to a follower.
+/// The least time that the settling time allows, beyond half a tick, for a ping that reaches the follower late.
 const LEAST_SLACK: Duration = Duration::from_millis(100);
 
 const LEAST_MARGIN: Duration = Duration::from_millis(300);
@@ -44,8 +44,9 @@ const LEAST_MARGIN: Duration = Duration::from_millis(300);
 /// The most heartbeats that are sent within one session timeout.
 const MOST_HEARTBEATS: u32 = 20;
 
-/// The divisor of the session timeout that gives the least time between two recorded touches (requests that were
-/// answered). So few touches are recorded.
+/// The divisor of the session timeout that gives the `step` of recorded touches (requests that were answered). Of three
+/// recorded touches in a row, the first and the last were answered at least a `step` apart, so at most about 128
+/// touches are recorded.
 const TOUCHES: u32 = 64;
 
 /// A lease on a session: how long the session is surely alive.
@@ -177,8 +178,9 @@ impl Lease {
         }
         state.answered = state.answered.max(sent);
         state.lateness = now.saturating_sub(sent);
-        // Touches are recorded at least a `step` apart, so that their number is bounded. If the second newest touch was
-        // answered less than a `step` ago, the present touch replaces the newest.
+        // Of three recorded touches in a row, the first and the last were answered at least a `step` apart, so that the
+        // number of touches is bounded. If the second newest touch was answered less than a `step` ago, the present
+        // touch replaces the newest.
         let second_newest = state.touches.len().checked_sub(2).and_then(|at| state.touches.get(at));
         if second_newest.is_some_and(|touch| now < touch.answered.saturating_add(step)) {
             state.touches.pop_back();
@@ -190,8 +192,10 @@ impl Lease {
         }
     }
 
-    /// As [`Lease::answered`], for an operation that a quorum has acknowledged. So touches before the operation may
-    /// extend the lease. Returns `true` if this call is the first to find that the lease has run out.
+    /// As [`Lease::answered`], for an operation that a quorum has acknowledged. Each recorded touch that was answered
+    /// at least a settling time before `sent` extends the lease, and so does the handshake if it has
+    /// [resumed](Lease::resumed) the session. Returns `true` if this call is the first to find that the lease has run
+    /// out.
     pub(super) fn acknowledged(&self, sent: Moment) -> bool {
         let mut newest = None;
         let mut state = self.state.lock();
@@ -250,8 +254,8 @@ impl Lease {
         if was && !connected {
             state.touches.clear();
             state.connected_since = now;
-            // The time of the handshake is not known. The handshake is sent after every request that the previous connection has
-            // answered, so the time of the newest such request is a safe lower bound.
+            // The time of the handshake is not known. The handshake is sent after every request that the previous
+            // connection has answered, so the time of the newest such request is a safe lower bound.
             state.handshake = Some(Handshake { sent: state.answered, is_ours: false });
         }
         was != connected
@@ -281,13 +285,14 @@ impl Lease {
         state.over.map(|(_, ended)| (state.answered.min(ended), ended))
     }
 
-    /// Returns how long the lease is still valid, or `None` if it has run out or the session is over.
+    /// Returns how long the lease is still valid, or `None` if it has run out or the session is over. `Duration::MAX`
+    /// in steady mode.
     pub fn remaining(&self) -> Option<Duration> {
         self.validity().map(|(left, _)| left)
     }
 
     /// Returns how long the ensemble surely keeps the session: until one session timeout after the newest touch that
-    /// has extended the lease. Zero after that time, and after the end of the session.
+    /// has extended the lease. Zero after that time, and after the end of the session. `Duration::MAX` in steady mode.
     ///
     /// This is longer than [`remaining`](Lease::remaining) by the stop margin, the time in which a holder whose lease
     /// has ended must stop its work.
@@ -301,8 +306,8 @@ impl Lease {
         }
     }
 
-    /// Returns the time between heartbeats: a fifth of the session timeout, or less in two cases, so that the next
-    /// touch extends the lease before the lease ends.
+    /// Returns the time between heartbeats: a fifth of the session timeout, or less in two cases (at least a
+    /// twentieth), so that the next touch extends the lease before the lease ends.
     /// - Answers come late. From the sending of a touch until it extends the lease, two answers and the settling time
     ///   pass.
     /// - The stop margin is longer than its default. The period is then shorter by the difference, so that a lost
@@ -312,14 +317,15 @@ impl Lease {
         usual.min(self.spare() / 2).max(self.timeout / MOST_HEARTBEATS)
     }
 
-    /// Returns the time between touches of a session without nodes. Every request postpones the next ping of the client
-    /// crate, and a quarter of the session timeout leaves enough time for the pings.
+    /// Returns the time between touches of a session without nodes: a quarter of the session timeout. The client crate
+    /// pings only after it has sent nothing for up to 3/16 of the session timeout, so more frequent touches could
+    /// suppress its pings.
     pub(crate) fn idle_period(&self) -> Duration {
         self.timeout / 4
     }
 
-    /// Returns how long a connection may be lost, at any time, without the loss of a hold, if the attempt to reconnect takes at
-    /// most `attempt`. Zero if a hold may be lost even without a lost connection.
+    /// Returns how long a connection may be lost, at any time, without the loss of a hold, if the attempt to reconnect
+    /// takes at most `attempt`. Zero if a hold may be lost even without a lost connection.
     pub(crate) fn rides_out(&self, attempt: Duration) -> Duration {
         let oldest = self.heartbeat_period() + self.settling;
         self.term().saturating_sub(oldest).saturating_sub(attempt)
@@ -351,7 +357,8 @@ impl Lease {
         self.settling
     }
 
-    /// Returns the time since the newest request that was answered on this connection was sent.
+    /// Returns the time since the newest recorded touch of this connection was sent. Without one, returns the time
+    /// since the zero of the lease's clock, which is long enough for a touch to be due.
     pub(crate) fn since_touch(&self) -> Duration {
         self.now().saturating_sub(self.state.lock().touches.back().map_or(Duration::ZERO, |touch| touch.sent))
     }
@@ -362,7 +369,8 @@ impl Lease {
         state.answered >= state.connected_since
     }
 
-    /// Returns the time since the newest answered request was sent, or since the previous connection was lost if that was later.
+    /// Returns the time since the newest answered request was sent, or since the previous connection was lost if that
+    /// was later.
     pub(crate) fn silent_for(&self) -> Duration {
         let state = self.state.lock();
         self.now().saturating_sub(state.answered.max(state.connected_since))
@@ -445,8 +453,8 @@ pub(super) fn nanos(moment: Moment) -> u64 {
 }
 
 impl LeaseState {
-    /// Ends the epoch if the lease has run out. Then a late answer may renew the lease, but no hold of the ended epoch becomes
-    /// valid again.
+    /// Ends the epoch if the lease has run out. A late answer may still renew the lease, but no hold of the ended epoch
+    /// becomes valid again.
     ///
     /// Returns `true` if this call is the first to find that the lease has run out.
     fn lapse(&mut self, now: Moment) -> bool {
@@ -465,8 +473,8 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// Returns the time since boot, which goes on while the machine is suspended, as the ensemble's clock does. On Linux `Instant`
-/// stands still during that time.
+/// Returns the time since boot, which goes on while the machine is suspended, as the ensemble's clock does. On Linux
+/// `Instant` stands still during that time.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn since_boot() -> Moment {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

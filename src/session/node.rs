@@ -81,7 +81,7 @@ pub(crate) struct ContenderNode {
     state: Mutex<Locked>,
     changed: Notify,
     /// The number of transactions that check this node, were sent, and may still take effect. A path that was given to
-    /// the caller counts as one that always may.
+    /// the caller counts as such a transaction for ever, because the caller may send one at any time.
     unsettled: AtomicUsize,
     /// The number of transactions that check this node and were sent.
     writes: AtomicUsize,
@@ -185,7 +185,7 @@ impl ContenderNode {
         self.read(NodeState::token)
     }
 
-    /// Returns the current epoch of the lease, if the lease is valid and its heartbeats come in time for this node.
+    /// Returns the current epoch of the lease, if the lease is valid and this node [can rely on it](Lease::lasts_from).
     pub(crate) fn epoch(&self) -> Option<u64> {
         self.epoch_since(self.read(NodeState::creation).answered)
     }

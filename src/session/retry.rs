@@ -1,5 +1,5 @@
-//! Repeats requests whose outcome is unknown. Also runs work on the thread of the sessions, where it ends even if its
-//! caller is not polled.
+//! Repeats requests whose outcome is unknown. Also runs work on the thread of the sessions, so that the work goes on
+//! even if its caller is never polled again.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -50,8 +50,9 @@ impl Tries {
         }
     }
 
-    /// Waits until the session is connected, and counts the try. From the fourth try on, also sleeps, because answers
-    /// are then probably lost by the server and not with the connection. Fails if the session is over.
+    /// Waits until the session is connected, and counts the try. From the fourth try on, also sleeps for 1/50 to 12/50
+    /// of the session timeout, because answers are then probably lost by the server and not with the connection. Fails
+    /// if the session is over.
     pub(crate) async fn pause(&mut self, session: &Arc<dyn Session>) -> Result<(), Failure> {
         session.connected().await.map_err(Failure::Over)?;
         self.count();

@@ -276,7 +276,8 @@ impl SessionStore {
     /// Requests that keep-alive check this hand-off, because it has granted the lock to `node`.
     pub(crate) fn request_check(&self, signal: &Arc<HandOff>, node: &Arc<ContenderNode>) {
         let mut members = self.members.lock();
-        // `signal` may be older than the value of `last_confirmed` for the same path, so the paths are compared too.
+        // `signal` and `last_confirmed` may be two values for the same path, of which only `last_confirmed` is confirmed.
+        // So the paths are compared too.
         let is_confirmed =
             signal.is_confirmed() || members.last_confirmed.as_ref().is_some_and(|last| last.path == signal.path);
         // A check that has not ended also covers `node`, even if the hand-off is confirmed.

@@ -206,7 +206,8 @@ impl BackgroundThread {
     fn start() -> io::Result<BackgroundThread> {
         let (stop, stopped) = oneshot::channel::<()>();
         let (tenants, mut all_gone) = mpsc::channel::<()>(1);
-        // This starts the reactor of `async-io` now, so that its panic is caught by the caller and becomes an error.
+        // The first timer starts the reactor of `async-io`. This timer starts the reactor now, so that a panic of the
+        // reactor is caught by the caller of this function and becomes an error.
         let _started = Timer::after(FAREWELL).now_or_never();
         let (timers, executor) = (Arc::new(Timers::start()?), Arc::new(Executor::new()));
         let (is_running, busy_since) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));

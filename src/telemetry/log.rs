@@ -120,8 +120,8 @@ pub(crate) fn later(level: Level, emit: impl FnOnce() + Send + 'static) {
     } else if !is_deferred(level) {
         let _panicked = guarded(emit);
     } else if LevelFilter::current() == LevelFilter::OFF {
-        // Without a subscriber, the log thread must not set one either, not even for one event, because `tracing` would
-        // then stop for good to pass events to the crate `log`.
+        // Without a subscriber, the log thread must not set one for this event either, because `tracing` would then
+        // never again pass events to the crate `log`.
         event(|| emit);
     } else {
         event(|| {
@@ -263,7 +263,8 @@ mod tests {
 
     use super::*;
 
-    /// The event is left to the log thread even without a subscriber, because a logger of the crate `log` may block as well.
+    /// The event is left to the log thread even without a subscriber, because a logger of the crate `log` may block as
+    /// well.
     #[test]
     fn without_a_subscriber_a_loss_is_still_logged_later() {
         struct Asked(Cell<u32>);

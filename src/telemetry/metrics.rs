@@ -21,9 +21,9 @@
 //! gauges `zk_rwlock_waiting` and `zk_rwlock_holding` have the lock's `path`. A program with very many locks may remove
 //! the label before it reaches the recorder.
 //!
-//! The recorder has to be a global one. A thread of its own calls it, so a recorder that blocks or panics delays no lock.
-//! Counters and gauges are summed up while it blocks. Of the measurements of histograms, 100,000 wait for it, and later
-//! ones are dropped.
+//! The recorder has to be a global one. A separate thread calls it, so a recorder that blocks or panics delays no lock.
+//! While the recorder blocks, counters and gauges are summed up. At most 100,000 measurements of histograms wait for the
+//! recorder, and later ones are dropped.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,8 +35,8 @@ use metrics::{Key, Level, Metadata, Recorder, Unit, describe_counter, describe_g
 use crate::sync::{Condvar, Mutex};
 pub use crate::telemetry::names::*;
 
-// A recorder is the user's code: it may wait for a lock, take long, or panic. So the library only records changes, and a thread
-// of its own, which holds no lock meanwhile, calls the recorder.
+// A recorder is the user's code, which may block or panic. So the library only records changes, and a separate thread,
+// which holds no mutex of the library meanwhile, calls the recorder.
 
 /// Describes each metric and its unit to the recorder, and reports the present gauges. Call it once, after the recorder
 /// was installed. It also creates the counters of losses with zero, so that an alert sees the first loss.
@@ -67,8 +67,8 @@ pub fn describe() {
     });
 }
 
-/// How long the thread collects changes before it reports them together. In unit tests this is so long that only `flush` ends the
-/// wait.
+/// How long the thread collects changes before it reports them together. In unit tests this is so long that only
+/// `flush` ends the wait.
 const COLLECTS_FOR: Duration = if cfg!(test) { Duration::from_secs(3_600) } else { Duration::from_millis(20) };
 
 /// The most measurements of histograms that wait for the recorder. Further ones are dropped.

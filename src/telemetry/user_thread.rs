@@ -1,8 +1,8 @@
 //! Threads on which the user's code runs, so that it does not run on the library's threads: subscribers of `tracing`,
 //! and destructors of values.
 //!
-//! The user's code may block for ever, or panic. On a library thread that would cost a lease. On a caller's thread it
-//! could keep the caller from learning of a loss.
+//! The user's code may block for ever, or panic. A blocked thread of the library would cost a lease. A blocked caller
+//! would not learn of a loss.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -74,8 +74,8 @@ impl Ability {
         }
     }
 
-    /// Records whether the answer shows that the servers have this feature. If the connection is lost during the first
-    /// request, the feature is marked as lacking, although the loss may have another cause.
+    /// Records whether the answer shows that the servers have this feature. If the connection is lost before any answer
+    /// has shown the feature, the feature is marked as lacking, although the loss may have another cause.
     fn record<T>(&self, answer: &Result<T, zk::Error>) {
         match answer {
             // The lack is recorded even after an earlier success, because during an upgrade the ensemble also has

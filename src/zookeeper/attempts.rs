@@ -37,8 +37,8 @@ use crate::zookeeper::servers::Servers;
 /// The number of scans of the sockets within the limit of an attempt to connect.
 const SCANS: u32 = 8;
 
-/// The least time between the starts of two scans, as a multiple of the processor time of the first scan. So scans use
-/// at most a quarter of one processor, even with very many open files.
+/// The least time between the starts of two scans, as a multiple of the processor time of the earlier scan. So scans
+/// use at most a quarter of one processor, even with very many open files.
 const SHARE: u32 = 4;
 
 /// For each client of this process: the ports of its servers, and the time that an attempt to connect to them may take.
@@ -175,7 +175,7 @@ mod system {
     const CONNECTED: &str = "01";
 
     /// Whether the tables have the column that shows whether a socket has received data. Some systems omit the last
-    /// columns.
+    /// columns. Found out by a connection of this process to itself.
     pub(super) static TABLES_SHOW_REPLIES: LazyLock<bool> = LazyLock::new(|| {
         let shows = || {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;

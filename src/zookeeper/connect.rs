@@ -1,4 +1,4 @@
-//! Opens a session: attempts to connect to the servers, pauses between them, and the reason if no attempt succeeds.
+//! Opens a session. Repeats the attempts to connect, pauses between them, and finds the reason if none succeeds.
 
 use std::collections::BTreeSet;
 use std::future::pending;
@@ -27,8 +27,8 @@ use crate::zookeeper::translate::connect_failure;
 /// server may need so long to answer a probe.
 const PROBE_AHEAD: Duration = Duration::from_secs(3);
 
-/// The time after which an attempt to open a session counts as slow. Such an attempt may be waiting for a server that
-/// answers nothing.
+/// The time after which an attempt to open a session is slow, so that the servers are probed. Such an attempt may be
+/// waiting for a server that answers nothing.
 const LONG_FOR_AN_ATTEMPT: Duration = Duration::from_millis(150);
 
 /// The longest time that servers get to answer a probe while an attempt to open a session is under way.
@@ -195,7 +195,8 @@ pub(super) async fn new_session(
     }
 }
 
-/// Creates the path at the end of the connect string, unless it exists. Retries after a lost connection.
+/// Creates the path at the end of the connect string, unless it exists. Retries after a lost connection, until the
+/// session is over.
 async fn make_root(session: &ZooKeeperSession) -> Result<(), Failure> {
     loop {
         match session.make_root().await {
@@ -210,7 +211,8 @@ async fn make_root(session: &ZooKeeperSession) -> Result<(), Failure> {
 /// the end.
 async fn reason_at_the_end(servers: &Servers, options: &ZooKeeperBuilder, bound: Duration) -> String {
     let ahead = PROBE_AHEAD.min(bound / 2);
-    // Two timers, because adding a long duration to an `Instant` can overflow.
+    // Two timers, and no `sleep_until(Instant::now() + bound)` after the probe, because that sum overflows if `bound`
+    // is very long.
     let (nearly, end) = (tokio::time::sleep(bound - ahead), tokio::time::sleep(bound));
     nearly.await;
     let why = reason(servers, options, ahead).await.words;
@@ -230,8 +232,8 @@ async fn connect(connector: zk::Connector, servers: &str, encrypted: bool) -> Re
 /// Returns the connect string for the client crate, and the order of the servers in it. The string names each server
 /// several times, but a silent server only once.
 ///
-/// The client crate doubles its pauses with each round through the list. With a short list, a break of the connection
-/// could be over for as long as it lasted before the next attempt comes, too late for the lease. Within a round the
+/// The client crate doubles its pauses with each round through the list. With a short list, a pause could be as long as
+/// the break of the connection before it. The next attempt would then come too late for the lease. Within a round the
 /// pauses grow by only 50 ms, and the first round has none.
 fn connect_string(servers: &Servers, session_timeout: Duration, silent: &BTreeSet<usize>) -> (String, ServerOrder) {
     // The client crate begins the second round 100 ms after the first for each name in the list, but at most 1 s after

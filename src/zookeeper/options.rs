@@ -22,8 +22,8 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The shortest session timeout. With 222 ms or less no lease could be renewed, because the settling time (a quarter of
 /// the timeout plus 100 ms) and the shortest heartbeat period (a twentieth) together are longer than the lease (three
-/// quarters): see [`Lease::is_renewable`]. A server that grants less than this, such as zero, will not keep the
-/// session; the client crate would turn zero into 8 ms.
+/// quarters): see [`Lease::is_renewable`]. `connect` also fails if the server grants less than this. A server that
+/// grants zero keeps no session, although the client crate would go on with a timeout of 8 ms.
 pub(super) const SHORTEST_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// The longest session timeout. A longer one is probably a mistake in the unit: after a crash the lock would stay taken
@@ -35,8 +35,8 @@ const SHORTEST_SILENCE: Duration = Duration::from_millis(50);
 
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 
-/// The divisor of a duration that gives the largest assumed difference between two clocks that measure the duration:
-/// one part in 100.
+/// The divisor of the session timeout that gives the least stop margin. The margin covers two clocks that differ by up
+/// to one part in 100 when they measure the session timeout.
 const CLOCK_DRIFT: u32 = 100;
 
 /// Options of a connection. Made by [`ZooKeeper::builder`](crate::ZooKeeper::builder).
@@ -240,7 +240,8 @@ impl ZooKeeperBuilder {
         self.digest.iter().chain(&self.sasl)
     }
 
-    /// Refuses a session timeout with which heartbeats could not renew the lease in time.
+    /// Refuses a tick time or stop margin that is out of range, or with which heartbeats could not renew the lease of a
+    /// session with this timeout.
     pub(super) fn check_lease(&self, timeout: Duration) -> Result<(), String> {
         match (self.tick_time, self.stop_margin) {
             (Some(tick), _) if tick < SHORTEST_TICK => {
@@ -307,8 +308,9 @@ impl ZooKeeperBuilder {
         }
     }
 
-    /// Refuses a connect string that contradicts the options about encryption. The client crate would follow a `tcp://`
-    /// in it, and send a password in clear text.
+    /// Refuses a connect string that contradicts the options about encryption, or has a host name that TLS cannot
+    /// verify. The client crate would follow a `tcp://` in the string even if TLS is set, and send a password in clear
+    /// text.
     pub(super) fn check_encryption(&self, servers: &Servers) -> Result<(), Error> {
         for server in servers.each() {
             let problem = match (self.is_encrypted(), server.scheme()) {

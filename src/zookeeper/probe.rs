@@ -23,7 +23,7 @@ use crate::zookeeper::servers::Servers;
 pub(super) const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
 /// The least time that a server gets to close the new connection before the probe goes on. A server that has reached
-/// its limit of connections does so. Also the pause after which an answer is taken as complete.
+/// its limit of connections closes the connection. Also the pause after which an answer is taken as complete.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
 /// The time after which the probe sends an end of line after `srvr`, because a peer that reads lines does not answer
@@ -33,7 +33,7 @@ const END_OF_LINE: Duration = Duration::from_millis(250);
 /// The number of bytes of an answer that are enough to identify the peer.
 const ENOUGH: usize = 4096;
 
-/// The most bytes of an answer to a four-letter word.
+/// The number of bytes of an answer to a four-letter word after which the rest is not read.
 const MOST: usize = 64 << 20;
 
 /// The most characters that a message shows of the answer of a peer that is no ZooKeeper server.
@@ -43,7 +43,8 @@ const SHOWN: usize = 60;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reason {
     pub(super) words: String,
-    /// Whether `words` gives a reason for each server. If not, `words` says only that there is no session.
+    /// Whether `words` gives a reason for each server. If not, `words` says of at least one server only that it is up
+    /// and has not given a session.
     pub(super) is_known: bool,
 }
 
@@ -68,7 +69,7 @@ pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, limit:
 }
 
 /// Returns the indexes of the silent servers. A silent server neither answers nor refuses the connection within
-/// `limit`. Empty if no server answers.
+/// `limit`. Empty if no server answers, because then no server can be preferred.
 pub(super) async fn silent(servers: &Servers, options: &ZooKeeperBuilder, limit: Duration) -> BTreeSet<usize> {
     let deadline = Instant::now() + limit;
     let mut probes = JoinSet::new();

@@ -64,7 +64,7 @@ impl Acl {
     }
 }
 
-/// The rights that this client's own ACL gives, and the users that the servers know it as.
+/// The rights that this client's own ACL gives, and the users that the servers know this client as.
 #[derive(Clone, Debug)]
 pub(super) struct OwnRights {
     pub(super) acl: Acl,
@@ -254,7 +254,8 @@ impl Credentials {
     /// Describes the user, without a secret.
     pub(super) fn whom(&self) -> String {
         match self {
-            // No server refuses a password: a wrong password only makes another user.
+            // The description does not say that the password is right, because no server refuses one: a wrong password
+            // makes another user.
             Credentials::Digest { user, .. } => format!("digest user {user:?} with the password given"),
             #[cfg(feature = "sasl-digest-md5")]
             Credentials::DigestMd5 { user, .. } => format!("SASL user {user:?}"),
