@@ -188,7 +188,8 @@ pub(crate) async fn in_time<T>(
     in_time_for(timeout.map(|waited| (waited, late(coordinator, waited))), work).await
 }
 
-/// The timeout that a caller gave, and a future that is ready when the timeout expires.
+/// The timeout that a caller gave, and a future that is ready when the timeout expires. The output of the future says since when
+/// and why the client is disconnected then. `None` if the caller gave no timeout.
 pub(crate) type Late = Option<(Duration, Pin<Box<dyn Future<Output = Option<CutOff>> + Send>>)>;
 
 /// Returns the result of `work`, or [`Error::Timeout`] if `late` ends first.
@@ -218,7 +219,8 @@ pub(crate) fn late(
     })
 }
 
-/// Returns the result of `work`, or [`Error::Unreachable`] if `work` takes longer than `limit`, the session timeout.
+/// Returns the result of `work`. Fails with [`Error::Unreachable`] after `limit`, the session timeout; later only if this process
+/// was stopped or the client is disconnected, as in [`in_time_awake`].
 pub(crate) async fn bounded<T>(
     coordinator: &Arc<dyn Coordinator>,
     limit: Duration,
@@ -229,8 +231,8 @@ pub(crate) async fn bounded<T>(
         .unwrap_or_else(|| Err(Error::Unreachable(no_answer(limit))))
 }
 
-/// Repeats the request `ask` until its outcome is known, as [`retry::until_known`] does. Fails if no answer comes for a
-/// session timeout.
+/// Repeats the request `ask` until its outcome is known, as [`retry::until_known`] does. Fails if no answer comes for a session
+/// timeout; later only if this process was stopped or the client is disconnected, as in [`in_time_awake`].
 pub(crate) async fn answered<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
@@ -276,8 +278,9 @@ pub(crate) async fn removes(coordinator: &impl Coordinator, path: &str, node: &s
     }
 }
 
-/// Returns the answer to the request `ask` on a session. If the session has ended, sends the request again on a fresh
-/// session, because the call has made no node on the old session. An error names the operation and the path.
+/// Returns the answer to the request `ask` on a session. If the session has ended, sends the request again on a fresh session, on
+/// at most [`SESSION_TRIES`] sessions. This is safe, because the call has made no node on the old session. An error names the
+/// operation and the path.
 pub(crate) async fn on_a_session<T, F>(
     coordinator: &impl Coordinator,
     (operation, path): (&'static str, &str),

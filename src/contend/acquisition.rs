@@ -258,6 +258,7 @@ impl WarningList {
     }
 
     /// Returns the time until the next warning is due: until the oldest acquisition without a warning has waited for `limit`.
+    /// `None` if every acquisition has its warning.
     pub(crate) fn next(&self, limit: Duration) -> Option<Duration> {
         self.0.lock().unwarned().next().map(|waiter| limit.saturating_sub(waiter.began.elapsed()))
     }

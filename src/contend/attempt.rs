@@ -63,9 +63,9 @@ impl Acquisition {
         Err(Error::WouldBlock { blockers: paths.blockers_of_newcomer(&session, &names, newcomer).await })
     }
 
-    /// Returns whether the target (the permits of a semaphore) is free, or there is no target. If the target is taken
-    /// and `is_its_turn` is true, asks the leader whether the holders are ghosts: deleted nodes that our server still
-    /// lists.
+    /// Returns `false` if the target (the permits of a semaphore) is taken. Returns `true` if the target is free or cannot be
+    /// read, or if there is no target. If the target is taken and `is_its_turn` is true, first asks the leader whether the
+    /// holders are ghosts: deleted nodes that our server still lists.
     async fn has_enough(&self, session: &Arc<dyn Session>, is_its_turn: bool) -> Result<bool, Error> {
         let Some(target) = &self.target else { return Ok(true) };
         let has_enough = async {

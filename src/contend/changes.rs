@@ -101,8 +101,8 @@ pub(crate) fn states_of(holds: impl IntoIterator<Item = OneHold>, ended: GuardEn
     Changes::of(states.take_until(ended))
 }
 
-/// A part of a guard. Dropping this part ends the streams of the guard's states. The node may outlive the guard if the
-/// node is kept or shared.
+/// A part of a guard. Dropping this part ends the streams of the guard's states. The end of the node cannot end the streams,
+/// because the node outlives the guard if the node is kept or shared.
 #[derive(Debug, Default)]
 pub(crate) struct GuardLife(OnceLock<watch::Sender<()>>);
 
@@ -174,7 +174,8 @@ impl ContenderHandle {
             if !self.is_of_semaphore() || self.finds_too_few(&first).await? {
                 return Ok(first);
             }
-            // Enough permits are free, so this contender is about to take its permits, unless its process is stopped.
+            // Enough permits are free, so this contender is about to take its permits, unless its process is stopped. The loop
+            // lists again after a pause, which doubles while the same contender is the first.
             let session = self.session();
             let first = Some(first.name().to_owned());
             pause = if before == first { (2 * pause).min(session.timeout()) } else { LISTING_PAUSE };
@@ -233,7 +234,7 @@ impl ContenderHandle {
         let Some((semaphore, _)) = queue.rsplit_once('/') else { return Ok(true) };
         let (node, taken) = (format!("{queue}/{}", first.name()), format!("{semaphore}/{PERMITS}"));
         let read = || async {
-            // All requests are sent before the first reply is awaited.
+            // All requests are sent before the first reply is awaited, so that together they take one round trip.
             let (node, number, names) = (session.data(&node), session.data(semaphore), session.children(&taken));
             let wanted = match node.await {
                 Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),

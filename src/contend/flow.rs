@@ -34,8 +34,8 @@ const RESTARTS: u32 = 8;
 /// How often the directory may vanish between its creation and the create of our node. The acquisition fails after that.
 pub(crate) const DIRECTORY_TRIES: usize = 64;
 
-/// Returns whether the contender's sequence number is too close to the maximum. At the maximum, several contenders get
-/// the same number, or later contenders get lower numbers.
+/// Returns whether the contender's sequence number is negative, or too close to the maximum. At the maximum, several contenders
+/// get the same number, or later contenders get lower numbers.
 pub(crate) fn is_used_up(contender: &Contender) -> bool {
     !(0..mode::REFUSED_FROM).contains(&contender.sequence())
 }
@@ -258,7 +258,7 @@ impl Acquisition {
     pub(crate) async fn take_place(&self, entry: &ContenderHandle) -> Result<Option<Result<Names, Failure>>, Failure> {
         let (mut missing, mut tries) = (0, Tries::LOST_ANSWERS);
         loop {
-            // The create and the listing are sent before the first reply is awaited.
+            // The create and the listing are sent before the first reply is awaited, so that together they take one round trip.
             entry.ask_for_node();
             let (listing, is_sent) = listing::list_or_join(entry.session(), entry.queue());
             self.target.iter().for_each(|target| target.send_early_read(entry, is_sent));

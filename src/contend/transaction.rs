@@ -323,9 +323,9 @@ impl<'a> Doubt<'a> {
         }
     }
 
-    /// Reads the nodes that the transaction changes, and sends a check of the locks before these reads. An earlier
-    /// request of the session cannot be carried out after a reconnect, because servers refuse requests that the session
-    /// sent to another server before.
+    /// Reads the nodes that the transaction changes, and sends a check of the locks before these reads. An earlier request of the
+    /// session cannot be carried out after a reconnect, because servers refuse requests that the session sent to another server
+    /// before. `None` if the session is over, a lock is lost, or a read fails.
     async fn read_nodes(&self) -> Option<Contents> {
         let (session, paths) = (self.session, self.changed());
         let checks = self.locks.len().min(self.operations.len());

@@ -79,8 +79,8 @@ impl Cache {
         }
     }
 
-    /// Creates a kept node of this mode, without an acquisition yet. `None` if the last node of this mode was kept in
-    /// vain: another contender asked for that node before its second use.
+    /// Creates a kept node of this mode, without an acquisition yet. Returns `None` if the last node of this mode was kept in
+    /// vain: another contender asked for that node before its second use. After one `None` the next call creates a node again.
     fn new_node(&self, mode: Mode) -> Option<Arc<Kept>> {
         let in_vain = match mode {
             Mode::Read => &self.reads_in_vain,

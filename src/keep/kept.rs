@@ -423,7 +423,7 @@ pub(super) fn wake(woken: Vec<Waker>) {
     woken.into_iter().for_each(Waker::wake);
 }
 
-/// The shortest time between two checks whether a node is idle.
+/// The shortest time between two checks of a node: whether it was idle for too long, and whether its uses wait for too long.
 const IDLE_PAUSE: Duration = Duration::from_millis(10);
 
 /// The shortest and the longest time between two listings of the queue; in between, the idle time is used. The listings find a

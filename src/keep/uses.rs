@@ -112,8 +112,8 @@ impl<W: Clone> Uses<W> {
     /// wakers of the refused uses.
     pub(crate) fn close(&mut self) -> Vec<W> {
         self.is_closed = true;
-        // Before the grant, the reads at the front of the queue stay, or else the first write. After the grant, no waiting use
-        // stays.
+        // Before the grant, the reads at the front of the queue stay, or else the first write, so that the acquired node has a
+        // use. After the grant, no waiting use stays.
         let reads = self.waiting.values().take_while(|it| it.mode == Mode::Read).count();
         let keep = if self.is_granted { 0 } else { reads.max(1) };
         let refused = self.waiting.keys().copied().nth(keep);

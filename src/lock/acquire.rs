@@ -226,7 +226,7 @@ where
     L: Guard<Source = Arc<Lock>>,
     F: Future<Output = Result<G, Error>>,
 {
-    // The default is safe here, because the acquisition itself refuses an invalid timeout.
+    // An invalid option counts as no timeout here. The acquisition in the next line then fails because of this option.
     let late = late(&lock, options.timeout().unwrap_or_default());
     let guard = Acquire::<L> { source: lock, options }.await?;
     call::in_time_for(late, rest(guard)).await

@@ -245,7 +245,8 @@ impl Dialect {
     /// assert_eq!(Dialect::Native.foreign("config"), None);
     /// ```
     pub fn foreign(self, name: &str) -> Option<Dialect> {
-        // Every contender's name ends with at least nine digits. So most other names are skipped here.
+        // Every contender's name ends with at least nine digits: the server prints ten, or a minus sign and nine. So most other
+        // names are skipped here.
         if !name.as_bytes().last_chunk::<9>().is_some_and(|digits| digits.iter().all(u8::is_ascii_digit))
             || self.split(name).is_some()
         {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// The number of inputs for each parser, unless `FUZZ_SECONDS` sets a duration.
 const INPUTS: u64 = 3_000;
 
-/// Pieces that parsers often mishandle.
+/// Pieces that random changes insert into an input, because parsers often mishandle them.
 const PIECES: [&[u8]; 26] = [
     b"\n",
     b"\n\n",

@@ -94,12 +94,12 @@ where
     let mut nearest: Option<(i64, I::Item)> = None;
     for child in queue {
         let name = child.as_ref();
-        // If 10,000 contenders arrive together, each reads 10,000 names. So this check skips most names by their last
-        // digits.
+        // If 10,000 contenders arrive together, each reads 10,000 names. So this check skips, by its last digits, each name that
+        // cannot be the predecessor: its number is higher than ours, or lower than that of a predecessor found before.
         //
-        // No contender of another dialect is skipped: its name has `_` or `k-` before the digits, and
-        // `sequence_if_plain` requires `E-` or `D-`. A malformed name such as `a__WRIT__D-0000000007` may be skipped,
-        // but no library makes such a name.
+        // No contender of another dialect is skipped: its name has `_` or `k-` before the digits, and `sequence_if_plain`
+        // requires `E-` or `D-`. A malformed name such as `a__WRIT__D-0000000007` may be skipped, but no library makes such a
+        // name.
         if dialect == Dialect::Native
             && let Some(sequence) = dialect::sequence_if_plain(name)
             && (sequence > mine.sequence || nearest.as_ref().is_some_and(|(nearest, _)| *nearest > sequence))
@@ -133,7 +133,7 @@ where
 /// processes keep between uses). `me` asks only the readers behind the last earlier writer, because that writer asks
 /// the readers before it. `me` does not ask for the nodes in `leaving`, because they are about to be given up.
 pub(crate) fn is_reader_kept_before(me: &Contender, queue: &[String], leaving: &[String]) -> bool {
-    // `may_keep` rejects most names by their last characters: a waiter may list 10,000 names.
+    // `may_keep` comes first, because it rejects most names by their last characters, and a waiter may list 10,000 names.
     let kept = queue.iter().filter(|name| dialect::may_keep(name) && !leaving.contains(name));
     let before = |name: &String| me.dialect().slot(name).filter(|it| it.sequence < me.sequence());
     let readers = kept.filter_map(before).filter(|it| it.mode == Mode::Read);

@@ -58,7 +58,7 @@ pub(crate) enum End {
     Unhealthy,
 }
 
-/// The maximum length of a pause: 100 years. A much longer pause could overflow an `Instant`.
+/// The maximum length of a pause: 100 years. With a much longer pause, `Instant::now() + pause` could overflow and panic.
 const MAX_PAUSE: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 impl Candidate {

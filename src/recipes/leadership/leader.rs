@@ -75,8 +75,8 @@ pub(crate) fn leading(dialect: Dialect, names: &[String]) -> Option<Contender> {
 /// The name of the operation in errors.
 const OPERATION: &str = "read the leader of";
 
-/// The bytes that an observer reserves for the name of the node that it watches, because the name is not known in
-/// advance.
+/// The bytes that an observer reserves for the name of the node that it watches. A session has room for a limited number of bytes
+/// of watched paths, and the name is not known when the room is reserved.
 const NAME_BYTES: usize = 128;
 
 pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
@@ -182,7 +182,8 @@ impl Followed for Observer {
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
         let path = &self.handle.queue;
-        // This server may lag behind the server whose reply led to the last item.
+        // This server may lag behind the server whose reply led to the last item of the stream. Without a sync, the stream could
+        // go back to an earlier leader.
         if self.seen.lock().last.is_some() {
             retry::until_known(session, || session.sync(path)).await?;
         }

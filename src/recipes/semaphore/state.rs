@@ -24,8 +24,8 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 /// The name of the operation in errors.
 pub(super) const TAKE: &str = "take a permit of";
 
-/// A contender of a lock at the semaphore's path may be about to leave. These are the maximum number of listings that
-/// wait for that, and the pause between two of them.
+/// How often the semaphore's path is listed, and the pause between two listings, before a contender of a lock at this path causes
+/// an error. A contender that is about to leave is gone by then.
 const LISTINGS: u32 = 4;
 const LISTING_PAUSE: Duration = Duration::from_millis(100);
 

@@ -184,7 +184,7 @@ impl ExchangeTarget for PermitRequest {
         let (names, number, children) = (names.await, number.await, OptionFuture::from(children).await);
         let node = match number {
             Ok(node) => node,
-            // The contender reads the number of permits again when it is the head.
+            // The error is ignored, because the contender reads the number of permits again when it is the head.
             Err(Failure::Unknown(_) | Failure::NoNode) => return Ok(()),
             Err(failure) => return Err(self.state.take_error(failure)),
         };
@@ -357,7 +357,7 @@ impl<'a> View<'a> {
         let (path, store) = (self.state.handle.shown(), session.store());
         let directory = &self.state.taken;
         let connection = store.connection();
-        // All requests are sent before the first reply is awaited.
+        // All requests are sent before the first reply is awaited, so that together they take one round trip.
         let synced = (connection != self.connection).then(|| session.sync(path));
         let lists = self.signal.is_some() && self.names.is_some();
         let queue = lists.then(|| session.children(self.entry.queue()));

@@ -27,7 +27,8 @@ use crate::error::value::{ValueError, Written};
 use crate::queue::metadata::date;
 use crate::validation::REQUEST_LIMIT;
 
-/// The bytes of a commit's request besides the value: two paths, an ACL, and the frames of the transaction.
+/// The bytes that are reserved for the parts of a commit's request other than the value: two paths, an ACL, and the frames of the
+/// transaction.
 pub(crate) const OVERHEAD: usize = 4096;
 
 /// The default maximum size of a value with its header, in bytes: the servers' default limit of a request, less [`OVERHEAD`].
