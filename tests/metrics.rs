@@ -412,7 +412,8 @@ fn a_late_recorder_gets_gauges_and_zero_counters() {
     });
 }
 
-/// An exporter of OpenTelemetry appends `_ratio` to the name of a gauge whose unit is a count.
+/// The gauges are described without a unit, because an exporter of OpenTelemetry appends `_ratio` to the name of a
+/// gauge whose unit is a count.
 #[test]
 fn every_name_is_described_and_no_gauge_has_a_unit() {
     let describing = Arc::new(Described::default());
@@ -686,7 +687,7 @@ fn a_recorder_that_blocks_or_panics_breaks_nothing() {
             drop(closed.take());
             zk_rwlock::metrics::flush();
         }
-        // The next recorder counts everything.
+        // The recorder that follows the bad ones counts everything.
         let seen = Measured::begins();
         use_all();
         assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"read\",kind=\"kept\"}"), 6.0);
@@ -704,7 +705,8 @@ fn a_stuck_recorder_costs_no_lease_and_no_count() {
             let rude = Arc::new(BadRecorder::Waits(Mutex::new(gate)));
             let recorder = CURRENT.write().expect("no panic").replace(rude);
             let guard = lock_at(&zk, "/locks/measured").write().await.expect("free");
-            // The thread that sends a heartbeat also counts the heartbeat.
+            // The thread that renews the lease also counts each heartbeat. The recorder blocks, and the lease must
+            // still be renewed.
             for _ in 0..4 {
                 let least = Cell::new(Duration::MAX);
                 let is_renewed = || async { least.replace(guard.session_left()) < guard.session_left() };

@@ -249,8 +249,8 @@ pub async fn a_contender_that_lost_the_lock_can_get_it_again<H: Harness>(h: &H) 
             (held.node_path(), Box::new(held))
         } else {
             let held = soon("a free lock", s.a.write()).await.expect("free");
-            // After `prepare_foreign_transaction`, the library does not keep this node between uses. A kept node would
-            // serve the next use until the event of its removal arrives.
+            // A kept node would serve the next use until the event of its removal arrives. After
+            // `prepare_foreign_transaction`, the library does not keep this node after its use.
             (held.prepare_foreign_transaction(), Box::new(held))
         };
         s.operator.delete(&path).await.expect("the node existed");
@@ -348,7 +348,8 @@ pub async fn a_timeout_names_the_holder_and_leaves_no_node<H: Harness>(h: &H) {
     assert_eq!((holder.label.as_deref(), waiter.label.as_deref()), (Some("nightly report"), Some("migrate")));
     assert_eq!((&holder.state, waiter.mode), (&MemberState::Holds, Mode::Write));
     assert!(matches!(waiter.state, MemberState::Waits { .. }));
-    // The two timestamps come from different clocks, and one of them counts whole milliseconds.
+    // The slack allows for two clocks, the server's and this process's, and for the server's timestamps in whole
+    // milliseconds.
     let since = holder.since.expect("the holder's node can be read");
     let slack = Duration::from_secs(2);
     assert!(since + slack >= entered && since <= SystemTime::now() + slack, "{since:?}");
@@ -378,7 +379,8 @@ pub async fn a_cancelled_waiter_leaves_no_node_and_wakes_nobody<H: Harness>(h: &
     line_becomes(&s.a, "W+ W- W-").await;
     cancel(first).await;
     line_becomes(&s.a, "W+ W-").await;
-    // The reply to a later call of each session shows that the effects of the cancellations are over.
+    // A later call of each session is answered after the cancelled waiters' requests. So no effect of the cancellations
+    // is still to come.
     for lock in [&s.a, &s.b] {
         assert!(lock.try_write().await.is_err_and(|error| error.is_would_block()));
     }
@@ -575,8 +577,7 @@ pub async fn an_operators_ask_call_ends_a_kept_node_after_its_use<H: Harness>(h:
             one.release().await.expect("held");
             None
         };
-        // The request to give up kept nodes comes first from another session, and in the second round from the session
-        // that keeps the node.
+        // The session that keeps the node asks for an idle node. Another session asks for a node that is in use.
         let asks = if is_used { &s.b } else { &s.a };
         soon("an answer", asks.ask()).await.expect("allowed");
         if let Some(one) = one {
@@ -613,7 +614,8 @@ pub async fn each_use_restarts_the_idle_time<H: Harness>(h: &H) {
     let idle = Duration::from_secs(1);
     let kept = RwLock::builder(&s.mine, &s.directory).keep(idle).build().expect("valid");
     let (mut granted, mut late_uses) = (None, 0);
-    // A busy machine may pause for longer than the idle time. Then a new node follows, and the count starts again.
+    // A busy machine may pause for longer than the idle time. Then the library gives the node up, and the test starts
+    // to count anew with the next node.
     for _ in 0..100 {
         let guard = soon("a free lock", kept.write()).await.expect("free");
         let (token, now) = (guard.fencing_token(), Instant::now());

@@ -105,8 +105,8 @@ fn a_client_on_a_lagging_server_asks_for_unseen_nodes() {
     drop(write(&plain(&other)));
     drop((read(&kept), read(&kept)));
     other.faults().lag();
-    // The lagging server of `other` shows neither the next request to give up kept nodes nor the node that `kept` makes
-    // afterwards.
+    // From now on, the server of `other` shows no change: neither the next request to give up kept nodes, nor the node
+    // that `kept` makes afterwards.
     now(plain(&zk).ask()).expect("allowed");
     drop(read(&kept));
     assert_eq!(zk.children(DIRECTORY).len(), 1);

@@ -186,8 +186,8 @@ async fn a_queue_is_read_on_three_ended_sessions() {
     let began = Instant::now();
     let error = RwLock::new(&zk, PATH).expect("valid").queue().await.expect_err("every session has ended");
     assert!(error.to_string().contains("expired"), "{error}");
-    // After each failure, the client still hands out the ended session until the client notices the end, a twentieth of
-    // the session timeout (500 ms) later.
+    // Each new try gets the same ended session again until the client notices the end, which takes a twentieth of the
+    // session timeout: 500 ms. So the three tries take 1 s.
     assert_eq!((count.now(), began.elapsed()), (3, Duration::from_secs(1)));
 }
 
@@ -234,7 +234,8 @@ async fn confirmed_by(
     let tries = count.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| {
         let Request::Transact([Operation::Check { path, version: None }]) = asked else { return None };
-        // The session also checks the directory, as a sync. The test does not count those checks.
+        // Before the grant, the session also sends a check of the lock's directory, as a sync. The test counts only
+        // checks of the contender's node.
         if !path.contains("-WRITE-") {
             return None;
         }
@@ -258,8 +259,8 @@ async fn a_lease_that_has_run_out_is_renewed_before_the_grant() {
     };
     let (tries, took, granted) = confirmed_by(renew).await;
     granted.expect("the last check succeeded");
-    // The second check follows the first without a pause, and the third follows a twentieth of the session timeout (500
-    // ms) later.
+    // The second check follows the first without a pause. The third follows after a twentieth of the session timeout:
+    // 500 ms.
     assert_eq!((tries, took), (3, Duration::from_millis(500)));
 }
 

@@ -47,11 +47,12 @@ impl Fleet {
         }
     }
 
-    /// Asks the model of each waiter's library whether the waiter may hold, and checks that no writer would hold beside another
-    /// holder. Returns which waiters may hold.
+    /// Asks the model of each waiter's library whether the waiter may take the lock now, and checks that no writer
+    /// would then hold beside another holder. Returns the answer for each contender.
     fn check(&self, steps: &[Step]) -> Vec<bool> {
         let nodes: Vec<_> = steps.iter().enumerate().map(|(i, step)| self.nodes_of(i, *step)).collect();
-        // Servers list names in no particular order, so the test lists them in reverse.
+        // A server may list names in any order. The test lists them in the reverse of the queue's order, so that a
+        // model that relies on the order fails.
         let names: Vec<String> = nodes.iter().rev().flatten().map(|(_, name)| name.clone()).collect();
         let described = || format!("{} {:?} {steps:?}", self.dialect, self.members);
         let holders: Vec<_> =
@@ -257,7 +258,8 @@ async fn a_contender_of_another_dialect_is_refused_by_name() {
 async fn a_waiter_that_lists_again_refuses_a_foreign_node() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
-        // The first holder is in another process, because a waiter behind a contender of its own session need not list again.
+        // The first holder is in another process. A waiter behind a contender of its own session would not have to list
+        // again when that contender leaves, and would not see the foreign node.
         let first = s.another_process(dialect).read().await.unwrap();
         let second = writer(&s.lock);
         line_becomes(&s.lock, "R+ W-").await;
@@ -411,7 +413,8 @@ async fn an_uncontended_write_and_release_cost_3_requests() {
         for _ in 0..10 {
             s.lock.write().await.unwrap().release().await.unwrap();
         }
-        // Each of the ten uses sends a create, a listing, a watch on its own node, and a delete.
+        // Each of the ten uses sends its three requests (a create, a listing and a delete) and the watch on its own
+        // node.
         assert_eq!(s.zk.requests() - before, 40, "{dialect}");
     }
 }

@@ -99,7 +99,8 @@ async fn options_of_any_length_are_refused_or_obeyed() {
                 Ok::<(), Error>(())
             });
             timeout(LONG, terms).await.expect("one term").expect("granted");
-            // A candidate pauses for `one` after a term that is no longer than `one`. The term before took one second.
+            // The term took one second. A candidate pauses for `one` after a term that was no longer than `one`, so the
+            // next term comes within the time only if `one` is at most `LONG`.
             let next = timeout(2 * LONG, leader.lead(|_| async {})).await;
             assert_eq!(next.is_err(), one > LONG, "{one:?}");
         }

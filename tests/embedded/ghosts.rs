@@ -132,7 +132,8 @@ async fn a_session_confirms_and_logs_a_ghost_once() {
         assert_eq!(began.elapsed(), Duration::ZERO);
     }
     assert_eq!((checks.now() - before, errors()), (0, vec![node.clone()]));
-    // After the reconnect, another server serves the session. It does not show the ghost, so the call asks the leader nothing.
+    // After the reconnect, another server serves the session. That server does not show the ghost, so the call sends no
+    // check to the leader.
     ours.faults().cut();
     ours.faults().heal();
     drop(lock.try_write().await.expect("free"));
@@ -320,8 +321,8 @@ async fn a_ghost_in_the_queue_of_a_semaphore_blocks_nobody() {
     drop(limit(&ours, 1).acquire().timeout(SECOND).await.expect("free"));
 }
 
-/// The ensemble's leader is asked twice before the contender ignores the ghost. The contender then lists the permits
-/// and takes a permit.
+/// Each transaction takes 250 ms. Within its timeout, the acquisition must find time for two checks of the ghost at the
+/// leader, a listing of the permits, and the exchange for a permit.
 #[tokio::test(start_paused = true)]
 async fn a_short_wait_behind_a_ghost_tolerates_slow_commits() {
     let ours = client_that_shows_a_waiter_for_permits();

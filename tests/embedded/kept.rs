@@ -340,7 +340,7 @@ fn a_write_node_whose_path_was_given_out_is_not_kept() {
     assert!(zk.children(DIRECTORY).iter().all(|name| !path.ends_with(name)), "the node of that path is still there");
 }
 
-// The end of a kept node: its last handle is dropped, or the node is lost.
+// The end of a kept node: the last handle of its lock is dropped, or the node is lost.
 
 #[test]
 fn the_last_clone_of_a_handle_removes_its_idle_node() {
@@ -580,8 +580,8 @@ fn a_node_idle_before_it_is_watched_hears_asks_too() {
     let forever = RwLock::builder(&zk, DIRECTORY).keep(Duration::MAX).build().expect("valid");
     let slot = now(zk.session_slot(0)).expect("always open");
     let clone = forever.clone();
-    // The ensemble runs one background task at a time. So both uses end before the task that watches their node can
-    // run.
+    // The ensemble runs one background task at a time. So both uses end before the background task that watches the
+    // kept node can start.
     slot.session().spawn(Box::pin(async move { drop((read(&clone), read(&clone))) }));
     assert_eq!(line(&zk), [Mode::Read]);
     drop(write(&other));
@@ -617,8 +617,8 @@ fn a_clone_on_another_thread_joins_too() {
     assert_eq!(zk.requests(), before);
 }
 
-/// Tokio's budget lets a task take 128 steps before the task must yield. Every fourth use counts as a step, so the task must
-/// yield after some five hundred uses.
+/// Tokio's budget lets a task take 128 steps before the task must yield. Every fourth use counts as a step, so the task
+/// must yield after about 512 uses.
 #[support::judged]
 async fn a_task_that_only_joins_yields_now_and_then() {
     let (_zk, kept, _) = two();

@@ -372,7 +372,8 @@ fn a_value_may_be_used_while_an_old_one_is_dropped() {
             .build()
             .unwrap();
         let shared = NOISY.get_or_init(|| shared);
-        // Two reads: the first creates the value, and the library keeps the lock's node of the second.
+        // The first read writes the initial value. The library keeps the node of the second read, and the third read
+        // uses that node.
         drop(shared.read().blocking().unwrap());
         drop(shared.read().blocking().unwrap());
         drop(shared.read().blocking().unwrap());

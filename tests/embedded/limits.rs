@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// millisecond.
 const MARGIN: Duration = Duration::from_millis(1_667);
 
-/// The most by which a timer fires late. Tokio's timers have a resolution of 1 ms.
+/// An upper bound on how late a timer fires: twice the resolution of tokio's timers, which is 1 ms.
 const TICK: Duration = Duration::from_millis(2);
 
 fn limited(zk: &Memory) -> RwLockBuilder {

@@ -334,7 +334,8 @@ fn a_waiter_hears_that_its_predecessor_gave_up() {
     let (listener, hears) = listener();
     let mut reader = task::spawn(lock.read().on_wait(listener).into_future());
     assert_pending!(reader.poll());
-    // Readers ahead of a reader do not block it.
+    // Of the four contenders ahead, only the two writers block the reader. The two readers hold, and a reader may hold
+    // beside them.
     assert_eq!(heard(&hears).iter().map(|(place, ahead, _)| (*place, *ahead)).collect::<Vec<_>>(), [(5, 2)]);
 
     let [first, second] = writers;
@@ -433,8 +434,8 @@ async fn listening_waiters_read_under_10_000_names_a_second() {
         tokio::time::sleep(Duration::from_secs(20)).await;
         let requests = zk.requests();
         tokio::time::sleep(Duration::from_secs(100)).await;
-        // No contender comes or leaves in these 100 s, so each request is a listing, which returns all names in the
-        // queue.
+        // No contender comes or leaves in these 100 s, so each request is a listing. Each listing returns the names of
+        // the waiters and of the holder.
         let names = (zk.requests() - requests) * (waiters + 1);
         assert!(names > 1_000 && names < 10_000 * 100, "{waiters}: {names} in 100 seconds");
         tasks.abort_all();
@@ -469,7 +470,7 @@ fn a_writer_finds_its_first_waiter_for_two_listings() {
     let requests = zk.requests();
     let first = assert_ready_ok!(contended.poll());
     assert_eq!((first.mode(), zk.requests() - requests), (Mode::Read, 1));
-    // The waiter is still in the queue, so `contended` returns immediately.
+    // The waiter is still in the queue, so another call of `contended` returns immediately.
     assert_eq!(now(guard.contended()).expect("held"), first);
     drop(contended);
     drop(guard);
@@ -600,7 +601,7 @@ fn a_waiter_dropped_at_any_poll_leaves_nothing() {
             let mut behind = reading(&b);
             assert_pending!(behind.poll());
             drop(acquiring);
-            // After the drop, `behind` waits for the predecessor of the dropped contender.
+            // The drop deletes the contender's node, so `behind` must now wait for the next contender ahead.
             if behind.is_woken() {
                 assert_pending!(behind.poll());
             }
@@ -798,7 +799,7 @@ fn a_create_brings_a_lagging_server_up_to_date() {
     other.faults().lag();
     let held = write(&a);
     let mut next = writing(&b);
-    // The waiter's server lags, and showed an empty directory when the waiter queued up.
+    // The waiter's server lags. When the waiter queued up, that server listed an empty directory.
     assert_pending!(next.poll());
     drop(held);
     assert!(!next.is_woken(), "the event has arrived too early");
@@ -989,8 +990,8 @@ fn an_old_hand_off_is_no_grant_once_the_node_is_gone() {
     assert!(write(&a).is_held());
 }
 
-/// A waiter that is cut off learns of the end of its session as early as a holder does. The waiter's node is deleted
-/// after the reconnect.
+/// A waiter that is cut off fails with `LeaseRanOut` when its lease runs out, as a holder does. The waiter's node is
+/// deleted after the reconnect.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_cut_off_is_evicted_at_the_lease_end() {
     let (zk, other, a, b) = two();
@@ -1010,7 +1011,8 @@ async fn a_waiter_cut_off_is_evicted_at_the_lease_end() {
     assert_nothing_left(&zk);
 }
 
-/// The event of the hand-off is late, but the waiter's lease is still valid. So the hand-off counts as a grant.
+/// The event of the hand-off arrives 8 s late, but the waiter's lease is still valid then. So the hand-off counts as a
+/// grant.
 #[tokio::test(start_paused = true)]
 async fn an_old_hand_off_is_a_grant_while_the_lease_is_valid() {
     let (_zk, other, a, b) = two();

@@ -109,8 +109,8 @@ async fn work_becomes_due_during_a_long_wait() {
     zk.faults().set_clock_forward(30 * MINUTE);
     let mut waits = asking(&b);
     assert_pending!(waits.poll());
-    // The record of the last work was half an hour old when the contender made its node. After this advance, the record
-    // is two and a half hours old.
+    // The record was half an hour old when the contender made its node. After this advance, the record is two and a
+    // half hours old, and the work is due.
     tokio::time::advance(120 * MINUTE).await;
     zk.faults().set_clock_forward(120 * MINUTE);
     now(idle.release()).expect("held");
@@ -347,7 +347,8 @@ fn a_record_is_no_contender_in_any_dialect() {
         let outer = RwLock::builder(&zk, "/cron").dialect(dialect).build().expect("valid");
         works(&lock);
         assert!(due(&lock).is_none(), "{dialect}");
-        // The record lies in the directory of `outer`, another lock. That lock works as before.
+        // The record lies in the directory `/cron` of another lock, `outer`. It is no contender there: `outer` is
+        // granted, and its queue is empty.
         drop(now(outer.write()).expect("free"));
         assert_eq!(now(outer.queue()).expect("readable").members.len(), 0, "{dialect}");
         zk.faults().set_clock_forward(PERIOD);

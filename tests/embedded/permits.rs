@@ -67,8 +67,8 @@ fn forge_hand_off(stranger: &Memory, place: &str) {
     now(session(stranger).transact(&[set])).expect("allowed");
 }
 
-/// An acquisition sets no time limit for its read of the number of permits. Only calls that wait for no contender limit
-/// that read.
+/// An acquisition without a timeout reads the number of permits without a time limit. The silence of the server must
+/// not end that read.
 #[tokio::test(start_paused = true)]
 async fn an_acquisition_waits_for_the_number_of_permits() {
     let zk = Memory::new();
@@ -292,7 +292,7 @@ fn an_acquisition_dropped_while_cut_off_leaves_nothing() {
     drop(head);
     zk.faults().heal();
     assert_eq!(left(&other), (vec![], vec![], 0));
-    // Some of these cuts come in the middle of the transaction that exchanges the head's place for a permit.
+    // Some of these cuts interrupt the transaction that exchanges the contender's place in the queue for a permit.
     let slow = open(&Slow(zk.clone()), 1);
     for polls in 1..POLLS {
         let mut taking = acquiring(&slow, 1);
@@ -549,7 +549,8 @@ fn a_number_of_permits_changed_in_an_exchange_is_used() {
     assert!(refused);
 }
 
-/// The listing of permits that a lagging server shows until the session sends a sync.
+/// A session on a lagging server. Until the session sends a sync, the server lists the permits in `shows`, if that is
+/// set.
 #[derive(Debug)]
 struct Lagging {
     inner: Arc<dyn Session>,
@@ -559,7 +560,7 @@ struct Lagging {
     owner: Option<i64>,
 }
 
-/// A client whose session is connected to the lagging server.
+/// A client that returns this session on the lagging server to every caller.
 #[derive(Clone, Debug)]
 struct ToLagging(Memory, Arc<Lagging>);
 
@@ -727,7 +728,8 @@ async fn a_holder_backs_off_from_a_waiter_that_idles() {
         timeout(Duration::from_secs(600), held.contended()).await.is_err(),
         "the holder heard of a waiter that finds enough permits"
     );
-    // Each pause between two listings is twice as long as the last, up to the session timeout of 10 s.
+    // Each pause between two listings of the queue is twice as long as the last, up to the session timeout of 10 s. So
+    // about 60 listings fit into the 600 s.
     assert!((60..=75).contains(&(listings.now() - before)), "{} listings", listings.now() - before);
 }
 

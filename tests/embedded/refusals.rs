@@ -16,7 +16,8 @@ const PATH: &str = "/locks/config";
 const LIMIT: &str = "/limit";
 const PERMITS: &str = "/limit/permits";
 
-/// Returns the result of a write acquisition on an ensemble that refuses some requests.
+/// Returns the result of a write acquisition on an ensemble that answers a request with a failure if `refuses` returns
+/// one.
 fn write_where(
     memory: &Memory,
     refuses: impl Fn(Request<'_>) -> Option<Failure> + Send + Sync + 'static,
@@ -24,7 +25,7 @@ fn write_where(
     now(RwLock::new(&Hindered::new(memory, refuses), PATH).expect("valid").write())
 }
 
-/// Returns the operation and the path that the error names.
+/// Returns the operation and the path of the `PermissionDenied` error. Panics on any other result.
 fn denied(granted: Result<WriteGuard, Error>) -> (&'static str, String) {
     match granted {
         Err(Error::PermissionDenied { operation, path, .. }) => (operation, path),
@@ -168,7 +169,8 @@ async fn a_queue_with_lost_listings_is_listed_66_times() {
     let lock = RwLock::builder(&zk, PATH).warn_after_waiting(None).build().expect("valid");
     let error = lock.write().await.expect_err("the queue is unknown");
     assert!(error.to_string().contains("lost"), "{error}");
-    // The first listing is sent together with the create. A second listing and its 64 repeats follow.
+    // The first listing is sent together with the create. The contender then lists the queue again, and repeats that
+    // listing 64 times.
     assert_eq!(tries.now(), 66);
 }
 
@@ -214,7 +216,8 @@ fn a_place_that_cannot_be_deleted_is_not_exchanged() {
         let Request::Transact(operations) = asked else { return None };
         let may_not = matches!(operations, [_, _, Operation::Create { .. }, ..]);
         tries.one_more();
-        // The fourth operation is the signal to the next waiter or, without a signal, the delete.
+        // The fourth operation deletes the place in the queue, because no waiter follows to which a signal would be
+        // sent first.
         may_not.then(|| refused_at(3, Failure::NoAuth(Box::default())))
     });
     let refused = now(semaphore(&zk).acquire());
@@ -424,7 +427,8 @@ fn a_refused_downgrade_is_an_error() {
 fn a_transaction_too_large_is_refused_unsent() {
     let sent = Count::default();
     let count = sent.clone();
-    // The guard repeats only the check to learn the outcome, and the check is small enough for the server.
+    // The server closes the connection at each transaction of two or more operations, as if the transaction were too
+    // large. To learn the outcome, the guard sends only the check, a transaction of one operation.
     let guard = write_where(&Memory::new(), move |asked| match asked {
         Request::Transact([_, _, ..]) => {
             count.one_more();
@@ -445,8 +449,8 @@ fn a_transaction_too_large_is_refused_unsent() {
     assert_eq!(sent.now(), 1);
 }
 
-/// Without a check of the owner, the holder would take the foreign node for its own. It would then report its lock as lost when
-/// the foreign node is deleted.
+/// Without a check of the node's owner, the holder would take the foreign node for its own, and would report its lock
+/// as lost when the foreign node is deleted.
 #[test]
 fn a_foreign_node_at_a_downgrade_is_not_taken_as_own() {
     let memory = Memory::new();
@@ -510,8 +514,8 @@ async fn permits_with_lost_replies_are_listed_65_times() {
     let began = Instant::now();
     let error = semaphore(&zk).acquire().await.expect_err("the number of taken permits is unknown");
     assert!(error.to_string().contains("lost"), "{error}");
-    // The first four tries follow each other without a pause. The next pauses are one fiftieth of the session timeout,
-    // two fiftieths, and so on up to twelve fiftieths.
+    // The first four tries follow each other without a pause. The next pauses are one fiftieth of the session timeout
+    // of 10 s, two fiftieths, and so on up to twelve fiftieths, which is then the pause before each further try.
     let fiftieths: u32 = (4..=64).map(|tries: u32| (tries - 3).min(12)).sum();
     assert_eq!(began.elapsed(), Duration::from_secs(10) / 50 * fiftieths);
     assert_eq!(tries.now(), 65);

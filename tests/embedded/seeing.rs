@@ -111,8 +111,9 @@ impl Subscriber for Log {
     }
 }
 
-/// A second subscriber. With a single subscriber, `tracing` asks that subscriber only on the first thread that reaches
-/// a span, and caches the answer for all threads. The first thread may run a test that does not want the span.
+/// A second subscriber. With a single subscriber, `tracing` asks only on the first thread that reaches a span whether
+/// the span is wanted, and caches the answer for all threads. The first thread may run a test that does not want the
+/// span.
 static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(Log::default()));
 
 impl Log {
@@ -507,7 +508,7 @@ async fn a_long_wait_is_warned_of_despite_a_long_on_wait() {
     tokio::time::timeout(Duration::from_secs(60), logged).await.expect("the waiter is notified");
 }
 
-/// The acquisition is polled once, so the acquisition queues up. No later poll follows.
+/// The acquisition is polled once, to queue up, and then never again. The session must log the warning.
 #[tokio::test(start_paused = true)]
 async fn a_long_wait_that_is_not_polled_is_warned_of_once() {
     let zk = Memory::new();
@@ -557,7 +558,7 @@ async fn a_turn_that_nobody_polls_is_warned_of() {
     assert_eq!(log.open_spans(), 0, "a span is still open");
 }
 
-/// The warning is on by default, so the log shows that a program waits for its own lock.
+/// The warning is on by default, so that a program that waits for its own lock shows up in the log.
 #[tokio::test(start_paused = true)]
 async fn a_wait_of_30_s_is_warned_of_by_default() {
     let zk = Memory::new();
@@ -611,7 +612,8 @@ async fn one_warning_covers_all_late_waiters_of_a_handle() {
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].ends_with(" others=19"), "{warnings:?}");
     assert!(warnings[1].contains("label=\"late\"") && !warnings[1].contains("others"), "{warnings:?}");
-    // Each warning costs a listing and a read of each contender that the warning names, at most eight.
+    // Each of the two warnings costs one listing, and one read for each contender that the warning names. A warning
+    // names at most eight.
     assert!(zk.requests() - before <= 2 * 9, "{} requests", zk.requests() - before);
     drop(held);
 }
@@ -750,7 +752,8 @@ async fn a_permit_timeout_separates_holders_and_waiters() {
     waits.into_iter().for_each(|it| it.abort());
 }
 
-/// Returns a client on which `guard` is dropped after the queue is listed and before its nodes are read.
+/// Returns a client that drops `guard` just before its first read of a contender's node. At that time, the client has
+/// already listed the queue.
 fn leaving<G: Send + 'static>(zk: &Memory, guard: G) -> Hindered {
     let leaves = Mutex::new(Some(guard));
     Hindered::new(&zk.connect(), move |asked| {

@@ -173,8 +173,8 @@ async fn a_waiter_without_an_event_fails_at_its_check() {
     }
 }
 
-/// Returns a client whose transactions fail with `failure` if they contain only checks, and as many checks as `checks`
-/// allows.
+/// Returns a client whose transactions fail with `failure` if they contain nothing but checks and the range `checks`
+/// contains the number of these checks.
 fn without_checks(zk: &Memory, checks: Range<usize>, failure: Failure) -> Hindered {
     let is_check = |operation: &Operation| matches!(operation, Operation::Check { .. });
     Hindered::new(zk, move |asked| match asked {
@@ -278,8 +278,8 @@ async fn an_unseen_downgrade_after_a_ghost_is_checked_rarely() {
     let early = timeout(600 * SECOND, &mut waiter).await;
     assert!(early.is_err(), "the waiter holds beside the reader: {early:?}");
     let (listings, checks) = (listings.now() - before.0, checks.now() - before.1);
-    // After each listing, a check at the leader follows immediately, and another check a session timeout later. Each
-    // check is two transactions.
+    // After each listing, one check at the leader follows immediately and another after a session timeout. Each check
+    // takes two transactions, so each listing costs four.
     assert!(
         (50..=60).contains(&listings) && (200..=245).contains(&checks),
         "{listings} listings, {checks} transactions"
@@ -383,7 +383,8 @@ async fn a_waiter_checks_less_often_and_never_while_cut_off() {
         asked.now() - before
     };
     assert_eq!((checks(9).await, checks(3).await, checks(7).await), (0, 1, 0));
-    // Each pause between checks at the leader is twice as long as the last, up to ten minutes.
+    // The first check comes about 10 s after the wait begins. Each later pause is twice as long as the last, up to 600
+    // s.
     let more = checks(6_000).await;
     assert!((12..=15).contains(&more), "{more}");
     waiter.abort();
@@ -461,7 +462,8 @@ async fn a_head_passes_over_all_permits_of_a_session() {
     assert_eq!(errors().len(), 20);
 }
 
-/// The checks of a thousand permits at the leader do not fit into one transaction.
+/// A transaction that checks a thousand permits at the leader would be too large, so the head needs several
+/// transactions.
 #[tokio::test(start_paused = true)]
 async fn a_head_knows_which_of_1000_permits_was_freed() {
     let errors = diverged();
@@ -714,7 +716,8 @@ async fn a_copy_without_an_event_sees_a_commit_at_its_check() {
     let live = copy.await.expect("a value");
     let mut changes = live.changes();
     assert_eq!(**changes.next().await.expect("open").expect("a value"), 2);
-    // After an event, the pauses between checks at the leader start again from the shortest.
+    // During these 600 s, the pauses between checks at the leader become long. The next event resets them to the
+    // shortest, one session timeout (10 s).
     sleep(600 * SECOND).await;
     value.update(|value| *value = 3).await.expect("free");
     assert_eq!(**timeout(SECOND, changes.next()).await.expect("an event").expect("open").expect("a value"), 3);
@@ -794,8 +797,8 @@ async fn hidden_nodes_are_looked_for_less_and_less_often() {
         ours.faults().freeze(PATH);
         let _value =
             Shared::builder(&theirs, PATH).initial(|| 7_u64).build().expect("valid").read().await.expect("free");
-        // The waiter's checks come after 10, 30, 70, 150, 310, 630, 1,230, 1,830 and 2,430 seconds, each delayed by up
-        // to a tenth by jitter.
+        // The waiter's nine checks come after 10, 30, 70, 150, 310, 630, 1,230, 1,830 and 2,430 seconds, each delayed
+        // by up to a tenth by jitter.
         assert!(timeout(3_000 * SECOND, &mut waiter).await.is_err());
         waiter.abort();
         assert_eq!(errors().len(), 9, "{:?}", errors());
@@ -812,7 +815,7 @@ async fn a_hidden_initial_value_is_written_less_often() {
     let (line, contenders) = Hindered::counting(&ours, |_| ());
     let mut changes = counter(&line).changes();
     // The client tries to write the initial value after 0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1,023, 1,623, 2,223 and
-    // 2,823 seconds.
+    // 2,823 seconds, because its server hides the value that exists. The pauses double up to 600 s.
     let end = timeout(3_000 * SECOND, changes.next()).await;
     assert!(end.is_err(), "{end:?}");
     assert_eq!(contenders.now(), 14);
@@ -853,7 +856,8 @@ async fn a_holder_without_an_event_sees_a_waiter() {
     let (ours, theirs) = two();
     let held = now(lock_of(&ours).read()).expect("free");
     let contended = spawn(async move { held.contended().await.map(|who| who.mode()) });
-    // After an event, the pauses between checks at the leader start again from the shortest.
+    // During these 600 s, the pauses between checks at the leader become long. The next event resets them to the
+    // shortest, one session timeout (10 s).
     sleep(600 * SECOND).await;
     let reader = read(&lock_of(&theirs));
     sleep(SECOND).await;

@@ -138,7 +138,7 @@ async fn a_campaign_survives_an_outage_of_the_servers() {
     candidate.leadership.stop().await;
 }
 
-/// An ensemble that is unreachable at the first requests.
+/// An ensemble that is unreachable: the first two requests for a session fail, and all later ones succeed.
 #[derive(Clone, Debug)]
 struct Away(Memory, Arc<AtomicUsize>);
 
@@ -322,7 +322,7 @@ async fn a_leader_cut_off_says_no_before_its_session_ends() {
     zk.faults().cut();
     advance(Duration::from_secs(5)).await;
     assert!(a.leadership.is_leader() && term.is_leader(), "the leader lost its term during the lease");
-    // The session timeout is ten seconds, and the lease ends earlier.
+    // Nine seconds after the cut, the lease has ended, but the session of ten seconds has not.
     advance(Duration::from_secs(4)).await;
     assert!(!a.leadership.is_leader() && !term.is_leader());
     assert_eq!(a.is_dropped().await, term.number());
@@ -376,7 +376,7 @@ async fn a_candidate_leads_again_after_a_restore() {
         let requests = zk.requests();
         sleep(Duration::from_secs(600)).await;
         assert!(term.is_leader() && candidate.events.is_empty(), "after {resigned}");
-        // The candidate renews its lease, and sends nothing else.
+        // In these 600 s, the candidate sends nothing but the heartbeats that renew its lease.
         assert!(zk.requests() - requests < 1_000);
         terms.extend([before.number(), term.number()]);
     }

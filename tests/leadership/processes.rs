@@ -42,7 +42,8 @@ fn the_child_process_of_other_tests() {
         let work = |term: Term| {
             let (role, leadership, seen) = (role.clone(), leadership.clone(), Arc::clone(&seen));
             async move {
-                // The asking thread reports the end of a term only if it has seen that term.
+                // The thread in `asks` reports the end of a term only if it has seen that term. So the work waits until
+                // that thread has seen the term.
                 while role == "asks" && seen.load(Ordering::Acquire) != term.number() {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }

@@ -99,7 +99,8 @@ async fn an_observer_survives_a_session_that_ends_at_once() {
     let observer = connect(&format!("{}/leaders-of", proxy.address())).await;
     let mut changes = leadership(&observer, "/sessions").changes();
     assert_eq!(next(&mut changes).await.map(|leader| leader.term), Some(term));
-    // The client sends this request to look up the chroot of the connect string.
+    // The client sends an `exists` request to look up the chroot of its connect string. The proxy holds that request
+    // back.
     let lookup = proxy.hold_request(Op::Exists);
     let ends = || {
         proxy.cut();
@@ -132,8 +133,8 @@ async fn dropped_observers_leave_no_watch() {
     // change.
     let waiting = tokio::time::timeout(Duration::from_millis(200), watchers[0].next()).await;
     assert!(waiting.is_err(), "{waiting:?}");
-    // The server's counter includes watches on nodes and on children. The holder sets the watch on its own node a
-    // moment after the grant.
+    // The server's counter includes watches on nodes and on children. The holder sets the watch on its own node shortly
+    // after the grant, so the test waits for the sum.
     let watches = || async { server.counter("zk_watch_count") };
     eventually("all watch", || async { watches().await == 4 }).await;
     drop(watchers);
@@ -204,7 +205,7 @@ async fn a_server_that_restarts_has_one_leader_again() {
     eventually("one candidate leads and the other waits", both_are_there).await;
     for _ in 0..2 {
         server.kill();
-        // The wait is longer than a lease.
+        // The wait is longer than a lease, which is shorter than the session timeout.
         tokio::time::sleep(SHORT + SHORT / 2).await;
         assert!(!a.is_leader() && !b.is_leader());
         server.start_again();
@@ -223,7 +224,8 @@ async fn a_resigned_candidate_leads_on_an_emptied_server() {
     let zk = connect_with(&server.address(), SHORT).await;
     let mut candidate = Candidate::campaigns(leadership(&zk, "/leaders/empty"));
     let first = candidate.leads().await.number();
-    // These uses raise the fencing tokens, so that the tokens of the emptied server stay lower for a long time.
+    // These uses raise the server's zxid, and with it the later fencing tokens. The tokens of the emptied server stay
+    // below them for a long time.
     let others = lock_at(&zk, "/leaders/others");
     for _ in 0..50 {
         others.write().await.expect("free").release().await.expect("held");
@@ -238,7 +240,7 @@ async fn a_resigned_candidate_leads_on_an_emptied_server() {
     assert_eq!(candidate.is_dropped().await, last.number());
     let term = candidate.leads().await;
     assert!(term.number() < resigned, "{term:?}");
-    // The leader's node is in the queue and its work goes on, so no second leader can come meanwhile.
+    // The leader's node stays in the queue and its work goes on. So another writer is not granted.
     let waiting = lock_at(&zk, "/leaders/empty").write().timeout(SHORT / 2).await;
     assert!(waiting.is_err_and(|error| error.is_timeout()) && term.is_leader() && candidate.events.is_empty());
     soon("the stop", candidate.leadership.stop()).await;

@@ -404,7 +404,7 @@ pub(crate) async fn only_values_within_the_size_limit_are_written(h: &impl Harne
     let beside = write(&blob, Vec::new()).await;
     let mut guard = blob.write().await.unwrap();
     let (head, tail) = (bytes(&one, &path).await.unwrap().len(), |token: i64| token.to_string().len());
-    // The header lines contain two tokens, whose texts may become longer.
+    // The value's header contains two tokens. Their texts may be longer in the next commit than in the first.
     let head = head + tail(guard.lock().fencing_token()) - tail(first.token);
     guard.resize(ALLOWED - head + 1, 7);
     let error = guard.commit().await.unwrap_err();

@@ -62,7 +62,7 @@ pub(crate) async fn changes_and_copies_write_the_initial_value(h: &impl Harness)
     assert!(first.iter().all(|value| value == &first[0]), "{first:?}");
     assert_eq!(first[0].written().commit, 1);
     assert_eq!(*handles[0].read().await.unwrap(), **first[0]);
-    // Later observers do not write the initial value again.
+    // A later observer finds a value, so it does not make an initial value again.
     let before = made.load(Ordering::Relaxed);
     assert_eq!(**next(&mut open(&two).changes()).await, **first[0]);
     assert_eq!(made.load(Ordering::Relaxed), before);
@@ -191,7 +191,7 @@ pub(crate) async fn an_update_is_repeated_after_a_write_without_lock(h: &impl Ha
 pub(crate) async fn an_update_is_repeated_when_its_session_has_ended(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let shared = counter(&one, &path);
-    // The closure of `update` must be `'static`, but the harness is borrowed. So the test expires the session outside
+    // The closure of `update` must be `'static`, so it cannot borrow the harness. The test expires the session outside
     // the closure, and channels tell the closure when to go on.
     let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
     let (go_on, goes_on) = std::sync::mpsc::channel::<()>();
@@ -406,8 +406,8 @@ async fn a_kept_read_does_not_block_the_first_value() {
     assert_eq!(**live.get(), 1);
 }
 
-/// A format that stores numbers as text. Each method first reads the copy of the value that this format decodes, and
-/// records its thread.
+/// A format that stores numbers as text. Each method records the calling thread, and reads the copy in `copy`, if there
+/// is one.
 #[derive(Clone, Default)]
 struct Curious {
     copy: Arc<std::sync::Mutex<Option<Copied<u64>>>>,

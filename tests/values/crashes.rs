@@ -12,10 +12,11 @@ use support::scene::{SOON, connect, connect_with, within};
 use support::server::shared_server;
 use support::wire::{Close, Fault, Frames, Proxy, Rule};
 
-/// The session timeout of the children. The next contender is granted after that time.
+/// The session timeout of the children. The lock of a killed child becomes free after that time.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// The number of points at which a child is killed: the frames that a few commits need in each direction.
+/// The number of runs: a child is killed at each of its first 16 frames in one direction. A few commits need that many
+/// frames.
 const POINTS: u64 = 16;
 
 /// Two matching halves, with enough data between them to need several packets.
@@ -84,7 +85,7 @@ async fn killed_at_each_point(name: &'static str, rule: fn(u64) -> Rule) {
         points.spawn(async move {
             killed_at(&format!("/shared/{name}-{point}"), |wire| wire.apply(rule(point))).await;
         });
-        // Four children at a time are as many as two cores can run.
+        // At most four children run at a time, so that a machine with two cores is not overloaded.
         if point % 4 == 0 {
             while let Some(ended) = points.join_next().await {
                 ended.unwrap();

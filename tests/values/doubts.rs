@@ -152,7 +152,8 @@ async fn a_removed_initial_value_is_written_again() {
             Request::Transact([_, Operation::Create { path, .. }]) if path.ends_with("/value") => {
                 was_written.store(!is_second.swap(true, Ordering::Relaxed), Ordering::Relaxed);
             }
-            // The copy reads the value after the event, but the value is deleted before that read.
+            // The first time that the copy reads the initial value, another client deletes the value just before that
+            // read.
             Request::Data(path) if path.ends_with("/value") && was_written.swap(false, Ordering::Relaxed) => {
                 now(now(session(&stranger)).delete(path)).expect("the value was just written");
             }
@@ -160,7 +161,8 @@ async fn a_removed_initial_value_is_written_again() {
         }
         None
     });
-    // The directory exists, so the copy reads the value without a delay.
+    // The directory exists, so the copy watches the directory's children and reads the value right after it is created.
+    // Without the directory, the copy would watch an ancestor, and pause for `LOOK_PAUSE` (20 ms) after the event.
     session(&zk).await.create(path, b"", Kind::Persistent).await.unwrap();
     let shared = Shared::builder(&line, path).initial(|| 7_u64).build().unwrap();
     let mut changes = shared.changes();

@@ -150,8 +150,8 @@ async fn no_read_sees_the_cached_value_after_a_restore() {
     zk.faults().restore(&backup);
     drop(read);
     write(&shared, 1).await;
-    // The new node has the same token as the node before the restore, and as many writes were sent under each of them.
-    // The read must still return the new value.
+    // The new node has the same token as the node before the restore, and equally many commits were sent under both
+    // nodes. So these numbers do not show that the cached value is old. The read must still return the new value.
     assert_eq!(*shared.read().await.unwrap(), 1);
 }
 
@@ -164,7 +164,8 @@ async fn after_a_restore_kept_reads_cost_nothing_again() {
     for _ in 0..10 {
         other.write().await.unwrap().release().await.unwrap();
     }
-    // The token of this read is higher than the next tokens after the restore.
+    // The other lock's uses raise the zxid, and the restore undoes them. So the token of this read is higher than the
+    // first tokens after the restore.
     drop(shared.read().await.unwrap());
     zk.faults().restore(&backup);
     write(&shared, 0).await;

@@ -105,7 +105,8 @@ async fn a_copy_goes_back_with_a_restored_server() {
     let live = soon("the value", here.live()).await.unwrap();
     eventually("the last commit", || async { **live.get() == 110 }).await;
     server.restore();
-    // The server refuses a client that has seen a later state than its own, so the client's session expires.
+    // The restored server refuses a client that has seen a later zxid than the server's last. So the client's session
+    // expires.
     eventually("the copy goes back", || async { **live.get() == 20 }).await;
     eventually("the copy is current", || async { matches!(live.state(), CopyState::Current) }).await;
 }
@@ -136,7 +137,7 @@ async fn follows_a_server_that_lost_a_commit(is_silent: bool) {
     if is_silent {
         write(&counter(&there, PATH), 3).await;
     }
-    // The numbers of later transactions are higher than all numbers that the copy has seen.
+    // After these 20 uses of the other lock, the zxid is higher than every zxid that the copy saw before the restore.
     for _ in 0..20 {
         other.write().await.unwrap().release().await.unwrap();
     }

@@ -277,7 +277,7 @@ async fn a_timeout_holds_when_the_connection_breaks_in_the_read() {
 async fn a_first_value_an_update_and_a_copy_cost_as_promised() {
     let wire = Proxy::start(shared_server().address());
     let zk = connect(&wire.address()).await;
-    // A first value costs a watch on the missing node, a lock for reading, and one commit.
+    // The first value costs two transactions: the commit of the initial value, and the release of the lock.
     let shared = counter(&zk, "/shared/comforts");
     let live = soon("the first value", shared.live()).await.unwrap();
     assert_eq!((**live.get(), wire.count(Op::Multi)), (0, 2), "{:?}", wire.requests());
