@@ -26,8 +26,9 @@ enum Kind {
 
 const KINDS: [Kind; 4] = [Kind::BlackHole, Kind::RequestsLost, Kind::AnswersLost, Kind::Refused];
 
-/// A link to a server. A broken link loses the bytes sent over it, and then closes their connection. New connections over a
-/// broken link get no answer. (A real kernel would send lost bytes again, after longer and longer pauses.)
+/// A link to a server. Once a connection over a broken link has lost bytes, it loses all later bytes in that direction, too, even
+/// after the link heals. A new connection over a broken link gets no answer. (A real kernel would send lost bytes again, after
+/// longer and longer pauses.)
 struct Link {
     port: Port,
     state: Arc<Mutex<State>>,

@@ -189,7 +189,8 @@ async fn an_event_after_the_lease_grants_no_waiter() {
     let (lost_since, mut held) = (Instant::now(), Some(held));
     for (path, sign) in signs {
         operator.transact(&[Operation::Set { path, data: Vec::new(), version: None }]).await.expect("the node exists");
-        // The client considers the connection healthy, because events arrive.
+        // Every write causes an event at the waiter's client. So this client takes its connection for healthy, although its
+        // requests are lost.
         if held.is_some() || lost_since.elapsed() < TIMEOUT.mul_f64(0.75) {
             soon("an event", sign).await;
         }
@@ -258,8 +259,8 @@ async fn a_server_that_stands_still_never_makes_two_holders() {
     println!("{kept} locks were kept through a short standstill");
 }
 
-/// A break that is shorter than two fifths of the session timeout costs no lock, whatever its kind and its moment between two
-/// heartbeats.
+/// A break of 0.38 session timeouts costs no lock, whatever its kind. The rounds of each kind begin at different moments between
+/// two heartbeats.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_break_below_two_fifths_loses_nothing() {
     const TIMEOUT: Duration = Duration::from_secs(6);

@@ -39,7 +39,7 @@ const TRACE: &str = "ZK_RWLOCK_GARBLED_TRACE";
 /// the ensemble.
 const TRACED: &str = "/garbled/Shape/";
 
-/// The word with which a child reports success, followed by the number of updates.
+/// The word with which a child reports success, followed by the number of updates that it checked.
 const WELL: &str = "well";
 
 /// The prefix that marks a child's own lines in the output of the test harness.

@@ -1,9 +1,9 @@
 //! A kept node, which a process keeps in the queue between its uses of a lock, is lost as early as a held node. After the grant
 //! of the next contender, the kept node grants no use, despite faults of the network, the servers and the process.
 //!
-//! A thread tries to use the lock without pause. The test compares, on one clock, the last moment at which the kept node granted
-//! a use with the moment of the next contender's grant. `LEASE_ROUNDS` sets the number of rounds. Fault numbers are those of
-//! `tests/FAULTS.md`.
+//! A thread tries to use the lock again and again, with pauses of at most 500 µs. The test compares, on one clock, the last
+//! moment at which the kept node granted a use with the moment of the next contender's grant. `LEASE_ROUNDS` sets the number of
+//! rounds. Fault numbers are those of `tests/FAULTS.md`.
 
 use std::future::IntoFuture;
 use std::panic::resume_unwind;
@@ -32,7 +32,7 @@ fn keeping(zk: &ZooKeeper, path: &str) -> RwLock {
     RwLock::builder(zk, path).host("keeper").keep(IDLE).build().expect("valid")
 }
 
-/// Whether a new acquisition is granted at its first poll, under the node with this fencing token.
+/// Returns whether a new acquisition is granted at its first poll, under the node with this fencing token.
 fn joins_at_once(lock: &RwLock, writes: bool, token: i64) -> bool {
     let mut context = Context::from_waker(Waker::noop());
     if writes {

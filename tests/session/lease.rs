@@ -65,7 +65,8 @@ async fn round(holder: &ZooKeeper, other: &ZooKeeper, path: String, offset: Dura
     next.release().await.expect("the next holder's session is alive");
 }
 
-/// Runs rounds of one kind concurrently, each with a proxy of its own. Their cuts are spread over the period of a heartbeat.
+/// Runs rounds of one kind concurrently, each with a proxy of its own. Their cuts are spread over half a session timeout, which
+/// contains at least two heartbeats.
 async fn rounds_of(kind: &'static str, cut: fn(&Proxy)) {
     let server = shared_server();
     let rounds = rounds();

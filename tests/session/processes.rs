@@ -55,7 +55,8 @@ fn hold(lock: &RwLock) {
     }
 }
 
-/// Calls `is_held` on the guard without pause and without a runtime, until it returns false.
+/// Calls `is_held` on the guard without pause and without a runtime, until it returns false. Prints the times just before the
+/// last call that returned true and before the call that returned false.
 fn watch(lock: &RwLock) {
     let guard = lock.write().blocking().unwrap();
     say("held");

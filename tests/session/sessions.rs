@@ -324,8 +324,8 @@ async fn closing_ends_an_unpolled_acquisition() {
     drop((parked, guard));
 }
 
-/// The server still answers pings, so it would keep the session as long as the process lives. The client must give the session up
-/// itself.
+/// A listing never gets its reply, but the server still answers pings, so it would keep the session as long as the process lives.
+/// The client must end the session itself, although that request is unanswered.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_ends_despite_an_unanswered_request() {
     const TIMEOUT: Duration = Duration::from_secs(2);
@@ -447,8 +447,8 @@ async fn an_impossible_lease_is_refused_with_the_reason() {
     }
 }
 
-/// Makes nodes with long paths by each kind of hold: locks, permits and kept nodes. A reply that lists the nodes of a session at
-/// its end must not be too large.
+/// Makes nodes with long paths by each kind of hold: locks, permits and kept nodes. When a session ends, one reply lists all its
+/// nodes, and must not be too large. So the client spreads the nodes over several sessions.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn no_session_gets_more_nodes_than_its_end_can_list() {
     const EACH: usize = 30;

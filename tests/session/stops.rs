@@ -45,8 +45,8 @@ async fn answer(parent: String, polled: &AtomicU64) {
     .await;
 }
 
-/// Runs `work` once under a guard, several locks, a permit or leadership, depending on the role. Returns whether the call
-/// returned the output of the work, and not an error.
+/// Runs `work` once under a guard, several locks, a permit or leadership, depending on the role. Returns whether the output of
+/// the work was returned. If the term of a leader ends during the work, its next term returns false.
 async fn works(role: &str, zk: &ZooKeeper, path: &str, work: impl Future<Output = ()>) -> bool {
     match role {
         "guard" => lock_at(zk, path).write().await.expect("free").run(work).await.is_ok(),

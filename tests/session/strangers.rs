@@ -292,8 +292,8 @@ async fn work_under(held: &WriteGuard) {
 
 // ---------------------------------------------------------------------------------------------------------- The parent
 
-/// Starts a child with this bad subscriber or waker. Returns the path of the child's lock, its proxy and the child, once the
-/// library has called the bad code and the child holds the lock.
+/// Starts a child with this bad subscriber or waker. Waits until the child holds the lock and, if `what` is "subscriber" or
+/// "waker", until the library has called the bad code. Returns the path of the child's lock, its proxy and the child.
 async fn begin(what: &str, habit: &str, sessions: usize) -> (String, Proxy, Process) {
     let path = format!("/strangers/{what}-{habit}-{sessions}");
     let proxy = Proxy::start(shared_server().address());
