@@ -14,10 +14,11 @@ use zk_rwlock::coordinator::{Failure, Kind, Session};
 use zk_rwlock::queue::{Contender, MemberState};
 use zk_rwlock::{Error, Loss, Mode, RwLock, ZooKeeper};
 
-/// From this sequence number on, the last contender to leave deletes the directory, so that the numbers start again at 0.
+/// From this sequence number on (half of all numbers), the last contender to leave deletes the directory, so that the numbers
+/// start again at 0.
 const RESTART_FROM: i32 = 1 << 30;
 
-/// From this sequence number on, the lock refuses new contenders.
+/// From this sequence number on (the last 2^20 numbers), the lock refuses new contenders.
 const REFUSED_FROM: i32 = i32::MAX - (1 << 20) + 1;
 
 const DIRECTORY: &str = "/locks/old";

@@ -322,8 +322,8 @@ async fn two_hundred_contenders_share_a_few_listings() {
     answers.release();
     eventually("all watch the writer and themselves", || async { two.proxy.count(Op::GetData) == 2 * CROWD }).await;
     two.settle().await;
-    // The contenders that came while the first four listings were under way share one. A few more listings serve contenders that
-    // came just after that listing was sent.
+    // The contenders that came while the first four listings were under way share the fifth. Up to three more listings serve
+    // contenders that came just after the fifth listing was sent.
     let listings = two.proxy.count(Op::GetChildren2);
     assert!((5..=8).contains(&listings), "{listings}");
     holder.release().await.unwrap();
