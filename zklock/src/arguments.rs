@@ -303,7 +303,7 @@ impl Run {
         matches!(self.permits, Some(Permits(None)))
     }
 
-    /// Whether zklock exits at once if the lock is taken.
+    /// Whether zklock exits immediately if the lock is taken: with `-n`, or with `-w 0`.
     pub(crate) fn does_not_wait(&self) -> bool {
         self.nonblock || self.wait == Some(Duration::ZERO)
     }

@@ -266,7 +266,7 @@ fn fault(failure: Failure, path: &str) -> Exit {
     }
 }
 
-/// Reads every node in the directory. The queue that the library returns leaves out the nodes that are no contenders.
+/// Reads every node in the directory, also the nodes that are no contenders, which the library's queue leaves out.
 async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<ShownNode>, Exit> {
     let session_slot = zk.session_slot(0).await.map_err(|failure| fault(failure, path))?;
     let session = session_slot.session();
@@ -332,7 +332,8 @@ fn foreign(name: &str, dialect: Dialect) -> (&'static str, String) {
 }
 
 fn odd_contender(contender: &Contender, stat: Option<&Stat>, is_tied: bool) -> Vec<(&'static str, String)> {
-    // Only clients of the native dialect rely on the version of a contender's node.
+    // Only clients of the native dialect rely on the version of a contender's node, so in other dialects a written node
+    // is no oddity.
     let is_written = contender.dialect() == Dialect::Native && stat.is_some_and(|stat| stat.version > 0);
     let is_persistent = stat.is_some_and(|stat| stat.ephemeral_owner == 0);
     let found = [

@@ -203,7 +203,8 @@ impl Child {
         let lent = terminal.is_lent_to(self.group);
         let asks = matches!(by, Signal::TTIN | Signal::TTOU);
         if asks && lent {
-            // The command asked for the terminal before zklock lent it, and has the terminal by now.
+            // The command asked for the terminal before zklock lent it. The command has the terminal by now, so it only
+            // has to be continued.
             self.signal(Signal::CONT);
         } else if asks && terminal.is_ours() {
             self.lend_terminal();

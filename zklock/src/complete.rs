@@ -38,7 +38,8 @@ use crate::quotes::{self, TypedWord};
 /// The longest wait for the ensemble. The user waits at the prompt meanwhile.
 const TIME_LIMIT: Duration = Duration::from_secs(1);
 
-/// If more paths than this are offered, zklock does not look up which of them have children.
+/// If more paths than this are offered, zklock does not look up which of them have children, because each look-up is a
+/// request to the server.
 const LOOKED_INTO: usize = 100;
 
 /// A node with both of these children is a semaphore.

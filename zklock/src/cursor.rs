@@ -136,7 +136,7 @@ fn option<'a>(command: &'a Command, word: &str) -> Option<(&'a Arg, bool)> {
             option.get_short() == Some(letter) || others.contains(&letter)
         };
         let option = command.get_arguments().find(has_letter)?;
-        // The rest of the word is the option's value.
+        // If the option takes a value, the rest of the word is the value.
         if takes(option) {
             return Some((option, letters.as_str().is_empty()));
         }

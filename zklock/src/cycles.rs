@@ -37,7 +37,7 @@ pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<Edge>> {
         lock.waiters.iter().for_each(|who| waits.entry(who).or_default().push(lock));
     }
     let holders: BTreeSet<&Process> = locks.iter().flat_map(|lock| &lock.holders).collect();
-    // No search starts at a process that holds nothing, because no process waits for such a process.
+    // No search starts at a process that holds nothing: no process waits for such a process, so it is in no circle.
     let starts = waits.keys().filter(|who| holders.contains(*who));
     // The search from each member finds the circle. Only the circle that was found from its smallest member is
     // returned.

@@ -87,7 +87,7 @@ pub(crate) enum Members {
     Unknown,
 }
 
-/// Reads the list of servers from the first server that answered all looks.
+/// Reads the list of servers from the first server that answered all three looks (reads of all nodes).
 pub(crate) async fn members(servers: &[ServerReport], connection: &Connection) -> Members {
     let Some(server) = servers.iter().find(|server| server.looks.len() == 3) else { return Members::Unknown };
     let asked = async {

@@ -127,7 +127,7 @@ fn total(columns: &[Column], width: impl Fn(&Column) -> usize) -> usize {
     columns.iter().map(width).sum::<usize>() + BETWEEN * columns.len().saturating_sub(1)
 }
 
-/// Returns the hosts without the domain that they share. Hosts without a domain stay as they are.
+/// Returns the hosts with an ellipsis in place of the domain that they share. Hosts without a domain stay as they are.
 pub(crate) fn without_shared_domain(hosts: &[String]) -> Vec<String> {
     // An IP address has dots, but no domain.
     let has_domain = |host: &&String| host.contains('.') && !host.ends_with(|last: char| last.is_ascii_digit());

@@ -12,7 +12,8 @@ use crate::output::{escape_controls, to_people};
 
 /// Turns the log on.
 pub(crate) fn show() {
-    // The error is ignored: this process sets no other subscriber, so there is none.
+    // The error is ignored: `set_global_default` fails only if a subscriber is already set, and this process sets no
+    // other.
     let _ = tracing::subscriber::set_global_default(Log { started: Instant::now() });
 }
 
@@ -23,7 +24,7 @@ struct Log {
 
 impl Subscriber for Log {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // At DEBUG the ZooKeeper client logs every request.
+        // The ZooKeeper client logs every request at DEBUG, so only INFO and above is printed for it.
         let most = if metadata.target().starts_with("zk_rwlock") { Level::DEBUG } else { Level::INFO };
         metadata.is_event() && *metadata.level() <= most
     }

@@ -59,7 +59,8 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
             "--permits cannot be used with --dialect: other programs do not see the nodes of a semaphore",
         ));
     }
-    // A wrong path or option is reported before zklock connects, because the embedded backend reports it, too.
+    // The lock is opened on the embedded backend first, so that a wrong path or option is reported before zklock
+    // connects.
     open(&Memory::new(), run, &order, connection.dialect)?;
     let mut signals = Signals::listen()?;
     let zk = tokio::select! {
@@ -219,7 +220,8 @@ fn bounded<G: zk_rwlock::Guard>(
     run.wait.into_iter().fold(acquire, Acquire::timeout)
 }
 
-/// Prints that the command is not run because the job was already done, and which process did it.
+/// Prints that the command is not run because the job was already done, and, if the record can be read, which process
+/// did the job.
 async fn skipped(place: &Place, run: &Run) {
     if run.quiet {
         return;
@@ -549,7 +551,7 @@ async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, sig
             let left = humantime::format_duration(Duration::from_millis(u64::try_from(left.as_millis()).unwrap_or(u64::MAX)));
             say(&format!("no server has confirmed the release: the lock is free when the session ends, in {left} at most"));
         },
-        // The user does not want to wait for the reply. The end of the session removes the node.
+        // The signal means that the user does not want to wait for the reply. The end of the session removes the node.
         _ = signals.next_ending() => {}
     }
 }

@@ -213,8 +213,8 @@ fn sessions(dump: &str) -> Option<BTreeSet<i64>> {
     Some(sessions.lines().filter_map(id).collect())
 }
 
-/// Returns the ghosts: nodes that every server shows, although none of the servers that answered `dump` knows their
-/// session.
+/// Returns the ghosts among `nodes`: the nodes that each server showed when it was last read, although none of the
+/// servers that answered `dump` knows their session.
 pub(crate) fn ghosts<'n>(servers: &[ServerReport], nodes: &'n BTreeMap<String, Stat>) -> Vec<(&'n String, &'n Stat)> {
     let known: Vec<&BTreeSet<i64>> = servers.iter().filter_map(|server| server.sessions.as_ref()).collect();
     let mut looks = servers.iter().filter_map(|server| server.looks.last()).peekable();

@@ -120,8 +120,8 @@ impl Signals {
     #[cfg(target_os = "linux")]
     fn add_faults(&self) -> Result<(), Exit> {
         if !tie::has_stage() {
-            // The command inherits the blocked signals. Only the stage (`tie::stage`) unblocks them before the command
-            // runs.
+            // Without the stage nothing is blocked: the command would inherit the blocked signals, and only the stage
+            // (`tie::stage`) unblocks them before the command runs.
             return Ok(());
         }
         let ignored = ignored();

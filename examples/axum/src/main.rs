@@ -6,9 +6,9 @@
 //!
 //! curl 127.0.0.1:8080/ready                                   # 503 and the reason, if requests cannot be served now
 //! curl 127.0.0.1:8080/live                                    # 200 as long as the process answers
-//! curl 127.0.0.1:8080/                                        # reads the configuration under a kept read lock
+//! curl 127.0.0.1:8080/                                        # reads the configuration under the read lock
 //! curl -X PUT --data 'good evening' 127.0.0.1:8080/greeting   # changes it under the write lock
-//! curl -X POST 127.0.0.1:8080/report                          # one instance at a time; 409 says which has the lock
+//! curl -X POST 127.0.0.1:8080/report                          # one instance at a time; 409 names the instance with it
 //! ```
 //!
 //! `examples/kubernetes/deployment.yaml` runs a service with these probes. To start a service of your own, copy this

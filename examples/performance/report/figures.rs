@@ -1,6 +1,6 @@
 //! Computes figures from measurements, and formats figures and the names of peers. A peer is a library in one
-//! configuration, such as zk-rwlock with one session for all contenders. A [`Line`] of the results is one measurement
-//! of one peer.
+//! configuration, such as zk-rwlock with one session for all contenders. A [`Line`] of the comparison is one
+//! measurement of one peer.
 
 use super::results::{Line, Outcome, Results, in_order_of_appearance};
 use crate::chart::thousands;

@@ -136,7 +136,7 @@ async fn each_server_is_asked_and_an_absent_one_is_named() {
 async fn servers_are_asked_below_the_chroot() {
     let (path, server) = ("/zklock/check/below", shared_server().address());
     let below = format!("{server}/zklock/root");
-    // Outside of the chroot there is another lock with the same path.
+    // Another lock with the same path exists outside of the chroot. `check` must not read its nodes.
     let (_whole, outside) = server_lock(path).await;
     let zk = connect(&below).await;
     let held = (outside.write().await.unwrap(), lock_at(&zk, path).write().await.unwrap());

@@ -177,7 +177,7 @@ async fn bash_completes_paths_options_files_and_commands() {
     assert_eq!(in_bash(&commands, &line, &words).await, format!("{prefix}/deep/\n{prefix}/done\n"));
     let one = in_bash(&commands, &format!("zklock {prefix}/de"), &["zklock", &format!("{prefix}/de")]).await;
     assert_eq!(one, format!("compopt -o nospace\n{prefix}/deep/\n"));
-    // A blank in a name is escaped, also in the text after the cursor.
+    // A blank in a name is escaped, also if the word goes on after the cursor.
     let line = format!("zklock {prefix}/deep/one\\ l");
     let blank = in_bash(&commands, &line, &["zklock", &format!("{prefix}/deep/one\\ lo")]).await;
     assert_eq!(blank, format!("{prefix}/deep/one\\ lock\n"));

@@ -822,7 +822,7 @@ async fn ends_while_zklock_is_stopped(path: &str) {
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_that_ended_during_a_long_stop_counts_as_lost() {
-    // zklock may notice the loss or the command's end first, at random.
+    // Whether zklock first notices the loss or the end of the command is random, so there are four rounds.
     for round in 0..4 {
         let paths: [_; 3] = std::array::from_fn(|at| format!("/zklock/ended-meanwhile/{round}-{at}"));
         let [one, two, three] = paths.each_ref().map(|path| ends_while_zklock_is_stopped(path));
