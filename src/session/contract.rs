@@ -17,8 +17,9 @@ use crate::session::request::{
 };
 use crate::session::store::SessionStore;
 
-/// Returns the directory in which the owner of the node at `path` creates a temporary node. For a permit this is the parent of
-/// the directory of permits, because a node with another name among the permits would make every count of the permits fail.
+/// Returns the directory in which the owner of the node at `path` creates a temporary node. For a permit this is the
+/// parent of the directory of permits, because a node with another name among the permits would make every count of the
+/// permits fail.
 pub(crate) fn temporary_parent(path: &str) -> &str {
     let (directory, name) = path.rsplit_once('/').unwrap_or_default();
     if permits_of(name).is_some() { request::parent(directory) } else { directory }
@@ -103,7 +104,7 @@ pub struct SessionSlot {
 }
 
 impl SessionSlot {
-    /// Returns a slot on a session that never runs out of room.
+    /// Returns a slot on a session that has room for any number of watches, so that no room is reserved.
     pub fn new(session: Arc<dyn Session>) -> SessionSlot {
         SessionSlot { session, _reservation: None }
     }

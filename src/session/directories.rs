@@ -74,14 +74,14 @@ impl Listings {
         (listed.next.get_or_insert_with(|| watch::channel(None).0).subscribe(), None)
     }
 
-    /// Records the answer to a listing. If the next listing must be sent now, returns the sender of its answer, and whether the
-    /// directory is large.
+    /// Records the answer to a listing. If the next listing must be sent now, returns the sender of its answer, and
+    /// whether the directory is large.
     pub(super) fn end(&self, directory: &Arc<str>, is_large: bool) -> Option<(Callers, bool)> {
         let mut all = self.0.lock();
         let listed = all.get_mut(directory)?;
         listed.is_large = is_large;
-        // The directory may have become large, so that more listings are under way than its limit allows. The next listing is
-        // sent once fewer are under way.
+        // The directory may have become large, so that more listings are under way than its limit allows. The next
+        // listing is sent once fewer are under way.
         let next = if listed.under_way <= listed.most() { listed.next.take() } else { None };
         let next = next.filter(|next| next.receiver_count() > 0);
         if next.is_none() {

@@ -1,5 +1,5 @@
-//! Watches a node for as long as the client is open, on one session after another ([`follow`]), for the copies of shared values
-//! and the observers of elections. [`possible`] waits for a node that does not exist yet.
+//! Watches a node for as long as the client is open, on one session after another ([`follow`]), for the copies of
+//! shared values and the observers of elections. [`possible`] waits for a node that does not exist yet.
 
 use std::convert::Infallible;
 use std::future::Future;

@@ -19,7 +19,7 @@ use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 
-/// The most requests for a watch that are under way together.
+/// The most requests for a watch that one call of [`watch_own`] has under way at a time.
 const ARMED_AT_ONCE: usize = 64;
 
 /// Keeps a session alive and watches our nodes on it until the session is over. A backend spawns this once for each

@@ -306,8 +306,8 @@ impl Lease {
         }
     }
 
-    /// Returns the time between heartbeats: a fifth of the session timeout, or less in two cases (at least a
-    /// twentieth), so that the next touch extends the lease before the lease ends.
+    /// Returns the time between heartbeats: usually a fifth of the session timeout. In two cases the time is shorter,
+    /// but at least a twentieth of the timeout, so that the next touch extends the lease before the lease ends.
     /// - Answers come late. From the sending of a touch until it extends the lease, two answers and the settling time
     ///   pass.
     /// - The stop margin is longer than its default. The period is then shorter by the difference, so that a lost

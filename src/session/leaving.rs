@@ -37,10 +37,11 @@ pub enum Leaving {
     Listing,
     /// The answer to a request was lost. The removal waits for the connection, and then repeats this step.
     Cut(Box<Leaving>),
-    /// The directory is being deleted, so that its sequence numbers start again at zero. The server refuses the deletion while
-    /// the directory has a child.
+    /// The directory is being deleted, so that its sequence numbers start again at zero. The server refuses the
+    /// deletion while the directory has a child.
     Restarting,
-    /// The removal has ended, with this result. [`Failure::NoNode`] means that the node was gone before the first request.
+    /// The removal has ended, with this result. [`Failure::NoNode`] means that the node was gone before the first
+    /// request.
     Gone(Result<(), Failure>),
 }
 
@@ -54,7 +55,8 @@ pub struct Deletion {
     pub signals: bool,
     /// Whether the directory is deleted afterwards, so that its sequence numbers start again at zero.
     pub(super) restarts: bool,
-    /// Whether an earlier delete of this node was sent and its answer lost, so that [`Failure::NoNode`] counts as a success.
+    /// Whether an earlier delete of this node was sent and its answer lost, so that [`Failure::NoNode`] counts as a
+    /// success.
     pub(super) is_again: bool,
     /// Whether all nodes of the owner are listed and deleted afterwards, because the answer to an earlier create was
     /// lost.

@@ -332,8 +332,8 @@ impl ContenderNode {
         loss
     }
 
-    /// Returns the present moment if the node is held and no loss was found so far. Takes no lock. On `None` the caller must call
-    /// [`ContenderNode::find_loss`].
+    /// Returns the present moment if the node is held and no loss was found so far. Takes no lock. On `None` the caller
+    /// must call [`ContenderNode::find_loss`].
     pub(crate) fn held_at(&self) -> Option<Moment> {
         let now = self.lease.covered_at(self.held_in.load(Ordering::Acquire).checked_sub(1)?)?;
         self.limits.allows(now).then_some(now)

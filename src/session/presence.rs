@@ -77,7 +77,8 @@ pub(crate) async fn is_there(session: &Arc<dyn Session>, path: impl Into<String>
     run_checks(session, &[check(path, version)]).await.swap_remove(0)
 }
 
-/// Returns the first of these nodes that exists. Repeats lost requests until the answer is known or the session is over.
+/// Returns the first of these nodes that exists. Repeats lost requests until the answer is known or the session is
+/// over.
 pub(crate) async fn first_there(session: &Arc<dyn Session>, paths: &[String]) -> Result<Option<String>, Failure> {
     let checks: Vec<_> = paths.iter().map(|path| check(path, None)).collect();
     let mut results = CheckResults::of(session, &checks);
@@ -153,7 +154,8 @@ fn divided(all: Range<usize>, most: usize) -> Vec<Range<usize>> {
     starts.map(|start| start..all.end.min(start + most)).collect()
 }
 
-/// Returns the pause that follows `pause`: twice as long, but at least one session timeout and at most [`PAUSE_MAX`].
+/// Returns the pause that follows `pause`: twice as long, but at most [`PAUSE_MAX`], and never less than one session
+/// timeout.
 fn next(pause: Duration, session_timeout: Duration) -> Duration {
     pause.saturating_mul(2).min(PAUSE_MAX).max(session_timeout)
 }
@@ -182,7 +184,8 @@ impl<'a> Recheck<'a> {
         Recheck { session, pause }
     }
 
-    /// Waits for the event of a watch (`true`), or until a check is due (`false`). Fails if the event is the end of the session.
+    /// Waits for the event of a watch (`true`), or until a check is due (`false`). Fails if the event is the end of the
+    /// session.
     pub(crate) async fn wait(&mut self, watch: &mut Watch) -> Result<bool, Failure> {
         tokio::select! {
             biased;
@@ -195,8 +198,8 @@ impl<'a> Recheck<'a> {
         }
     }
 
-    /// Waits until a check is due. While the connection is lost, no check is due. After the reconnect a new pause begins, because
-    /// the server then delivers the missed events.
+    /// Waits until a check is due. While the connection is lost, no check is due. After the reconnect a new pause
+    /// begins, because the server then delivers the missed events. Never completes once the session is over.
     pub(crate) async fn pause(&mut self) {
         loop {
             if !retry::slept(self.session, with_jitter(self.pause, random())).await {

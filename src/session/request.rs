@@ -120,8 +120,8 @@ pub enum Operation {
     },
 }
 
-/// Returns the size in bytes of one request with these operations. The backend prepends `root` bytes to each path, and the ACL of
-/// a created node takes `acl` bytes.
+/// Returns the size in bytes of one request with these operations. The backend prepends `root` bytes to each path, and
+/// the ACL of a created node takes `acl` bytes.
 pub(crate) fn bytes(operations: &[Operation], root: usize, acl: usize) -> usize {
     // In ZooKeeper's wire format, a length or a version takes four bytes. A header of nine bytes stands before each
     // operation, and after the last one.
@@ -201,8 +201,8 @@ pub enum Ending {
     /// client.
     #[error("the session was replaced by another one on a reconnect")]
     Replaced,
-    /// A task of this process that serves the session panicked, by a fault of this library or of a crate below it. The
-    /// next acquisition opens another session.
+    /// A task of this process that serves the session panicked, by a fault of this library or of a crate that it uses.
+    /// The next acquisition opens another session.
     #[error("the session's store has failed")]
     Failed,
     /// This process was forked from a process that had connected. The sessions belong to the parent. The child has no
@@ -339,7 +339,8 @@ impl Loss {
 pub enum HoldState {
     /// The lock is held.
     Held,
-    /// The connection is lost, but no other contender can be granted the lock yet. Start nothing new.
+    /// The connection is lost, but no other contender can be granted the lock yet. Start no new work that needs the
+    /// lock.
     Suspect {
         /// When the lock is lost unless the connection comes back.
         until: Instant,

@@ -41,8 +41,8 @@ impl Tries {
         self.made >= self.most
     }
 
-    /// Waits until a request that failed with an unknown outcome may be sent again. Returns any other failure, and every failure
-    /// beyond the limit.
+    /// Waits until a request that failed with an unknown outcome may be sent again. Returns any other failure, and
+    /// every failure beyond the limit.
     pub(crate) async fn again(&mut self, session: &Arc<dyn Session>, failure: Failure) -> Result<(), Failure> {
         match failure {
             Failure::Unknown(_) if !self.are_over() => self.pause(session).await,
@@ -109,7 +109,8 @@ pub(crate) fn synced<T: 'static>(
     })
 }
 
-/// Sends a read. With `is_synced` it sends a sync before the read, so that the answer shows a state no older than this call.
+/// Sends a read. With `is_synced` it sends a sync before the read, so that the answer shows a state no older than this
+/// call.
 pub(crate) fn read<T: 'static>(
     session: &Arc<dyn Session>,
     path: &str,
@@ -119,8 +120,8 @@ pub(crate) fn read<T: 'static>(
     if is_synced { synced(session, path, read) } else { read(&**session, path) }
 }
 
-/// Returns a node's data, or `None` if the node does not exist. With `is_synced` the answer shows a state no older than this
-/// call.
+/// Returns a node's data, or `None` if the node does not exist. With `is_synced` the answer shows a state no older than
+/// this call.
 pub(crate) async fn data(
     session: &Arc<dyn Session>,
     path: &str,

@@ -14,7 +14,7 @@ use crate::telemetry::user_thread::{guarded, is_library_thread};
 
 thread_local! {
     /// The data pointer of the shielded waker with which this thread polls now, so that a nested shield adds no second
-    /// wrapper. Null while this thread polls in no shield.
+    /// wrapper. Null outside every shield.
     static SHIELDED: Cell<*const ()> = const { Cell::new(ptr::null()) };
 }
 

@@ -30,8 +30,8 @@ pub struct SessionStore {
     /// The id that the next node gets.
     next: AtomicU64,
     members: Mutex<Members>,
-    /// Wakes the task that renews the lease, because the connection has changed, the session is over, or the renewal must run
-    /// sooner.
+    /// Wakes the task that renews the lease, because the connection has changed, the session is over, or the renewal
+    /// must run sooner.
     pub(super) renewal_wake: Notify,
     /// Our nodes on which keep-alive has not requested a watch yet. The list's `wake` also notifies keep-alive of a
     /// hand-off to check.
@@ -129,8 +129,8 @@ impl SessionStore {
         self.newest_zxid.fetch_max(zxid, Ordering::AcqRel);
     }
 
-    /// Returns the highest zxid of all answers so far, 0 before the first one. Every write that this session sends later gets a
-    /// higher zxid.
+    /// Returns the highest zxid of all answers so far, 0 before the first one. Every write that this session sends
+    /// later gets a higher zxid.
     pub(crate) fn newest_zxid(&self) -> i64 {
         self.newest_zxid.load(Ordering::Acquire)
     }
@@ -294,7 +294,7 @@ impl SessionStore {
     }
 
     /// Records that this node is no longer kept between uses, and is deleted after its last use. A contender behind the
-    /// node then need not request that it be given up.
+    /// node then need not request that the node be given up.
     pub(crate) fn mark_leaving(&self, node: &Arc<ContenderNode>) {
         let mut members = self.members.lock();
         members.leaving.retain(|node| node.strong_count() > 0);
@@ -338,8 +338,8 @@ impl SessionStore {
         self.renewal_wake.notify_one();
     }
 
-    /// Calls [`ContenderNode::find_loss`] on each node, which records and reports a loss. Then wakes every task that waits for a
-    /// change of a node.
+    /// Calls [`ContenderNode::find_loss`] on each node, which records and reports a loss. Then wakes every task that
+    /// waits for a change of a node.
     pub(crate) fn find_all_losses(&self) {
         for node in self.all() {
             node.find_loss();
@@ -373,8 +373,8 @@ impl SessionStore {
         self.members.lock().all.values().cloned().collect()
     }
 
-    /// Returns the nodes that a heartbeat checks, with their paths: all nodes that are held, or one node of a waiter if none is
-    /// held.
+    /// Returns the nodes that a heartbeat checks, with their paths: all nodes that are held, or one node of a waiter if
+    /// none is held.
     pub(crate) fn to_check(&self) -> Vec<(Arc<ContenderNode>, String)> {
         let members = self.members.lock();
         let standing = |node: &Arc<ContenderNode>| Some((Arc::clone(node), node.standing_path()?));

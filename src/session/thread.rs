@@ -104,8 +104,8 @@ fn start(name: &str, is_running: &Arc<AtomicBool>, run: impl FnOnce(Alive) + Sen
     Ok(thread.thread().id())
 }
 
-/// The thread of timers, which ends when this value is dropped. Its tokio runtime also serves the sockets by which the library
-/// asks a server why it refuses a connection.
+/// The thread of timers, which ends when this value is dropped. Its tokio runtime also serves the sockets by which the
+/// library asks a server why it refuses a connection.
 struct Timers {
     handle: Handle,
     is_running: Arc<AtomicBool>,
@@ -241,8 +241,8 @@ impl BackgroundThread {
         !is_forked() && [&self.is_running, &self.timers.is_running].iter().all(|it| it.load(Ordering::Acquire))
     }
 
-    /// Returns for how long the thread of the sessions has run tasks without a pause. After a long time, a task is probably
-    /// blocking the thread.
+    /// Returns for how long the thread of the sessions has run tasks without a pause. After a long time, a task is
+    /// probably blocking the thread.
     pub(crate) fn busy_for(&self) -> Duration {
         match self.busy_since.load(Ordering::Relaxed) {
             0 => Duration::ZERO,

@@ -42,7 +42,8 @@ impl<T: ?Sized> Mutex<T> {
     }
 }
 
-/// A lock for one writer or several readers. It is not called `RwLock`, because that is the name of the library's own lock.
+/// A lock for one writer or several readers. It is not called `RwLock`, because that is the name of the library's own
+/// lock.
 #[derive(Debug, Default)]
 pub(crate) struct SharedMutex<T>(raw::RwLock<T>);
 

@@ -1,7 +1,7 @@
 //! The locks, atomics and maps that the library's threads share, and its random numbers.
 //!
-//! All other files import these types from here, and not from the standard library or tokio. The test `threads/` replaces this
-//! file by `threads/sync.rs`, whose types let the test decide every switch between threads.
+//! All other files import these types from here, and not from the standard library or tokio. The test `threads/`
+//! replaces this file by `threads/sync.rs`, whose types let the test decide every switch between threads.
 
 mod lock;
 
@@ -28,6 +28,7 @@ mod raw {
 
 /// Returns a random number.
 pub(crate) fn random() -> u64 {
-    // Without an answer of the operating system, this hashes the process id with the random keys of the standard library.
+    // Without an answer of the operating system, this hashes the process id with the random keys of the standard
+    // library.
     getrandom::u64().unwrap_or_else(|_| RandomState::new().hash_one(std::process::id()))
 }

@@ -49,7 +49,8 @@ pub(crate) fn mark_sessions_begun() {
 ///
 /// Events are emitted by a thread of their own, `zk-rwlock-log`, so that a subscriber that blocks or panics costs no
 /// lock. At most 4,096 events wait for the subscriber; further events are dropped, and their number is logged.
-/// [`ZooKeeper::close`](crate::ZooKeeper::close) waits for up to 250 ms, and so does dropping the last user of a client.
+/// [`ZooKeeper::close`](crate::ZooKeeper::close) waits for up to 250 ms, and so does dropping the last user of a
+/// client.
 pub fn flush_events(limit: Duration) -> bool {
     LOG_THREAD.flush(limit)
 }

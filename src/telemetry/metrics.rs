@@ -143,8 +143,8 @@ pub(super) fn measure(key: Key, value: f64) {
     });
 }
 
-/// Adds `by` to a gauge. The recorder gets the value of the gauge and not the change, because the recorder may have been
-/// installed after earlier changes.
+/// Adds `by` to a gauge. The recorder gets the value of the gauge and not the change, because the recorder may have
+/// been installed after earlier changes.
 pub(super) fn raise(key: Key, by: i64) {
     note(|pending| {
         let value = pending.gauges.get(&key).copied().unwrap_or_default() + by;

@@ -1,9 +1,9 @@
-//! A subscriber of `tracing` for the library's own threads, called the relay. It receives the events of the client crate and of
-//! tokio on these threads. The [log thread](crate::telemetry::user_thread) then passes the events to the user's subscriber, so
-//! that the subscriber's code does not run on the library's threads.
+//! A subscriber of `tracing` for the library's own threads, called the relay. It receives the events of the client
+//! crate and of tokio on these threads. The [log thread](crate::telemetry::user_thread) then passes the events to the
+//! user's subscriber, so that the subscriber's code does not run on the library's threads.
 //!
-//! For each place that emits an event, `tracing` calls `register_callsite` of every subscriber once, on the first thread that
-//! reaches the place. On a library thread, this is the relay.
+//! For each place that emits an event, `tracing` calls `register_callsite` of every subscriber once, on the first
+//! thread that reaches the place. On a library thread, this is the relay.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;

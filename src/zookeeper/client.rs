@@ -65,7 +65,7 @@ struct Sessions {
     options: ZooKeeperBuilder,
     background: Mutex<Arc<BackgroundThread>>,
     sessions: Mutex<Vec<Arc<ZooKeeperSession>>>,
-    /// Shared by all sessions, because later sessions connect to the same servers.
+    /// The features that the servers lack. Shared by all sessions, because later sessions connect to the same servers.
     abilities: Arc<Abilities>,
     /// The attempt to open a session, while it is under way. All callers wait for the same attempt, so that many
     /// callers open only one session.
@@ -331,8 +331,8 @@ impl Sessions {
         Arc::clone(&background)
     }
 
-    /// Returns a slot on the first live session that has room. Also drops each session that is over, and reports its
-    /// end to [`Outage`]. Of the live sessions without a user, keeps only the first.
+    /// Returns a slot on the first live session that has room. Also drops each session that is over, and reports the
+    /// end of the oldest of them to [`Outage`]. Of the live sessions, keeps the oldest and those that have a user.
     fn reuse_session(&self, watched_bytes: usize) -> Option<SessionSlot> {
         let mut sessions = self.sessions.lock();
         let (alive, over) =

@@ -73,7 +73,8 @@ impl ConnectPolicy {
     }
 
     /// Returns the policy of the next attempt, after all servers have refused an attempt with this policy. `took` is
-    /// the length of the refused attempt. Servers that refuse immediately are not slow.
+    /// the length of the refused attempt. If it is within the limit of a quick attempt, the servers are not slow, and
+    /// the policy stays.
     pub fn after_refusals(self, took: Duration, session_timeout: Duration) -> ConnectPolicy {
         if took > ConnectPolicy::quick(session_timeout) { self.after_silence() } else { self }
     }
@@ -159,7 +160,6 @@ mod tests {
         assert!(reconnect_jitter(Duration::MAX, Duration::MAX, GRAINS / 2) > SECOND);
     }
 
-    /// Each tenth of the longest pause gets its share of the clients.
     #[test]
     fn pauses_are_spread_evenly() {
         let mut tenths = [0; 10];

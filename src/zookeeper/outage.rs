@@ -151,7 +151,8 @@ mod tests {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        // This time is in the future, so that a pause of the test's machine changes nothing.
+        // The end of the probe is set to a minute in the future, so that the next probe is not due even if the test
+        // pauses.
         let ended = outage.0.lock().probed.replace(Instant::now() + Duration::from_secs(60));
         assert!(ended.is_some() && !probes(), "a probe ended just now");
         let earlier = Instant::now().checked_sub(2 * PROBE_INTERVAL).unwrap();

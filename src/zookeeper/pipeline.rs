@@ -247,7 +247,7 @@ impl Identity {
     }
 }
 
-/// Returns whether the reply certainly came from a server. The client crate makes the other replies itself.
+/// Returns whether the reply certainly came from a server. The client crate may have made any other reply itself.
 fn is_from_server<T>(answer: &Result<T, Failure>) -> bool {
     matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_)))
 }

@@ -95,7 +95,8 @@ impl ServerOrder {
         output
     }
 
-    /// Returns a seed with which the shuffle puts each server once at the front.
+    /// Returns a seed with which the shuffle puts each server once at the front, or a random seed if none of [`TRIES`]
+    /// seeds does.
     fn good_seed(&self) -> u64 {
         let distinct_first = |seed: &u64| {
             let order = self.shuffled(*seed).0;
@@ -115,7 +116,8 @@ impl ServerOrder {
     }
 
     /// Updates the order after a poll in which the crate has used the generator, to shuffle or to choose the length of
-    /// a pause. `seed` is the seed before the poll, `now` the seed after it.
+    /// a pause. `seed` is the seed before the poll, `now` the seed after it. If `now` fits neither use, the order is
+    /// unknown from now on.
     fn note_shuffle(&mut self, seed: u64, now: u64) {
         let (order, after_shuffle) = self.shuffled(seed);
         let mut generator = Rng::with_seed(seed);

@@ -5,8 +5,8 @@
 //! option nor exposes its sockets. With `docs/upstream/nodelay.patch`, this file need not set the option.
 //!
 //! This module scans the sockets of this process for those that lead to a server's port. These include sockets of other
-//! clients in the process, whose small requests are then also sent without delay. Where the system does not allow the scan,
-//! or has no `/proc`, requests only take longer.
+//! clients in the process, whose small requests are then also sent without delay. Where the system does not allow the
+//! scan, or has no `/proc`, requests only take longer.
 //!
 //! The scan compares ports and resolves no names. A lookup can take many seconds, and by then the connection may lead
 //! to another server.

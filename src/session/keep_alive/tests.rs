@@ -21,7 +21,8 @@ const fn ms(milliseconds: u64) -> Duration {
 
 const GRACE: Duration = ms(100);
 
-/// A session that records each request. Its timeout is 6 s, and the tick of its servers 2 s, so the settling time is 1,250 ms.
+/// A session that records each request. Its timeout is 6 s, and the tick of its servers 2 s, so the settling time is
+/// 1,250 ms.
 #[derive(Debug)]
 struct Noted {
     store: Arc<SessionStore>,
@@ -56,7 +57,8 @@ impl Noted {
         node
     }
 
-    /// Waits until `milliseconds` after the start of the test. Returns the requests since the last call, each with its time.
+    /// Waits until `milliseconds` after the start of the test. Returns the requests since the last call, each with its
+    /// time.
     async fn after(&self, milliseconds: u64) -> Vec<(u128, String)> {
         tokio::time::sleep_until(self.start + ms(milliseconds)).await;
         std::mem::take(&mut *self.notes.lock().unwrap())
@@ -227,7 +229,7 @@ async fn a_heartbeat_ends_only_the_hold_of_a_missing_node() {
 }
 
 /// A server closes the connection when it receives a request of 1 MiB, and the client would repeat the request after
-/// each reconnect.
+/// each reconnect. So a heartbeat divides its checks into several transactions.
 #[tokio::test(start_paused = true)]
 async fn heartbeats_stay_below_the_request_limit() {
     let (session, _task) = Noted::kept_alive();

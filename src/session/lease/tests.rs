@@ -317,7 +317,8 @@ fn a_repeated_connection_report_changes_nothing() {
     assert!(stage.lease.connected(false) && !stage.lease.is_connected());
     assert!(!stage.lease.connected(false));
     assert!(stage.lease.connected(true));
-    // A request that was sent at the moment of the loss may have been sent on the new connection.
+    // A request that was sent at the moment of the loss may have been sent on the new connection, so it is recorded as
+    // a touch.
     stage.touch();
     assert_eq!(stage.lease.since_touch(), Duration::ZERO);
     stage.advance(ms(700));

@@ -103,7 +103,8 @@ async fn an_unanswered_listing_delays_others_one_timeout() {
 /// with large listings.
 #[tokio::test(start_paused = true)]
 async fn large_listings_take_turns_and_wait_at_most_250_ms() {
-    // The first listings are sent together, because a session knows only after its first answer that the directory is large.
+    // The first listings are sent together, because a session knows only after its first answer that the directory is
+    // large.
     let sent = Directory::new(257, ms(100)).listed(3, 5).await;
     assert_eq!(sent[12..], [100, 200, 300]);
     let sent = Directory::new(257, ms(5_000)).listed(3, 5).await;

@@ -81,7 +81,8 @@ pub struct NodeState {
     /// Whether there may be an orphan in the queue. An orphan is a node of this owner that no answer has shown. An
     /// orphan may exist after the answer to a create was lost, or after the owner left the node during a downgrade.
     may_have_orphan: bool,
-    /// The path of the permit for which a waiter exchanges its node. Set until an answer shows whether the exchange took effect.
+    /// The path of the permit for which a waiter exchanges its node. Set until an answer shows whether the exchange
+    /// took effect.
     unseen: Option<String>,
     /// The epoch of the lease on which a waiter relies. `None` if the lease was never valid while the node waits.
     valid_since: Option<u64>,
@@ -93,7 +94,8 @@ pub struct NodeState {
 }
 
 impl NodeState {
-    /// Returns the state of a node in this directory before its create. The name of `contender` has no sequence number yet.
+    /// Returns the state of a node in this directory before its create. The name of `contender` has no sequence number
+    /// yet.
     pub fn new(directory: &str, contender: Contender) -> NodeState {
         NodeState {
             phase: Phase::Absent,
@@ -219,7 +221,8 @@ impl NodeState {
         }))
     }
 
-    /// Leaves the node in any phase. Returns the removals of all nodes that may exist, in the order in which they must be sent.
+    /// Leaves the node in any phase. Returns the removals of all nodes that may exist, in the order in which they must
+    /// be sent.
     pub fn end(&mut self, may_signal: bool) -> Vec<Leaving> {
         if self.phase == Phase::Coming {
             self.phase = Phase::Left;
@@ -286,8 +289,8 @@ impl NodeState {
         Some((self.path.clone(), loss))
     }
 
-    /// Returns the path on which to request a watch, or `None` if a watch was requested already, or no watch is needed in this
-    /// phase.
+    /// Returns the path on which to request a watch, or `None` if a watch was requested already, or no watch is needed
+    /// in this phase.
     pub(crate) fn begin_to_watch(&mut self) -> Option<String> {
         let watches = !self.is_watched && matches!(self.phase, Phase::Waiting | Phase::Holding(_));
         self.is_watched |= watches;
