@@ -26,7 +26,7 @@ const SHORT: Duration = Duration::from_secs(2);
 /// The calls of user code on threads of the library. Each is a fault.
 static WRONG: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// The logged events, each once, with the name of the crate that logged them.
+/// The first four words of each logged event, after the name of the crate that logged it.
 static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 static DROPPED: AtomicUsize = AtomicUsize::new(0);
@@ -94,7 +94,7 @@ impl Subscriber for Watches {
     }
 }
 
-/// A value whose destructor, encoder and decoder record the thread that calls them.
+/// A value that records the thread of each clone, encoding, decoding and drop.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(from = "u64", into = "u64")]
 struct Value(u64);
