@@ -97,9 +97,9 @@ impl Waits {
     }
 }
 
-/// Checks the waiters of a queue until it is empty: contenders leave one after another in `order`, and every waiter takes the
-/// lock exactly at its turn. If bit `n` of `vanishes` is set, the node of the `n`th contender to leave disappears without the
-/// signal of a hand-off.
+/// Checks the waiters of a queue until it is empty: contenders leave one after another in `order`, and every waiter
+/// takes the lock exactly at its turn. If bit `n` of `vanishes` is set, the node of the `n`th contender to leave
+/// disappears without the signal of a hand-off.
 fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
     let mut names: Vec<String> = queue(modes).iter().map(|it| it.name().to_owned()).collect();
     let begin = |me: Contender| Waits { waiter: Waiter::new(me.clone(), true), me, awaits: None };

@@ -26,7 +26,7 @@ const SCHEDULES: u64 = 5_000;
 /// The number of runs of each schedule in the corpus. Runs differ, because tasks are woken in random order.
 const AGAIN: usize = 5;
 
-/// The time that is spent to make a failing schedule smaller.
+/// The longest time that is spent to make a failing schedule smaller.
 const SHRINKING: Duration = Duration::from_secs(30);
 
 /// The time after which a schedule counts as endless. A schedule takes milliseconds. The limit is far higher, because
@@ -173,7 +173,8 @@ impl Drop for Watchdog {
     }
 }
 
-/// No schedule breaks a promise. At the end of each, every waiter has been granted, and no node is left.
+/// Every schedule passes all checks of the world. At the end of each, every waiter has been granted, and no node is
+/// left.
 #[test]
 fn every_schedule_keeps_all_promises_and_ends() {
     let began = Instant::now();

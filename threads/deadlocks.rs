@@ -1,4 +1,5 @@
-//! Tests of the report that a deadlock prints.
+//! Tests of the report that is printed when a schedule deadlocks: for each waiting task, the lock or event for which it
+//! waits.
 
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::Arc;

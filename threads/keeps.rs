@@ -58,8 +58,8 @@ fn no_use_begins_under_a_node_whose_session_is_over() {
     });
 }
 
-/// Another contender asks for a kept node whose turn has not come yet. From then on, the process keeps the node only for the uses
-/// that already wait for the node.
+/// Another contender asks for a kept node whose turn has not come yet. From then on, the process keeps the node only
+/// for the uses that already wait for the node.
 #[test]
 fn cancelled_uses_leave_a_granted_node_to_the_asker() {
     explore(500, || {
@@ -91,7 +91,7 @@ fn cancelled_uses_leave_a_granted_node_to_the_asker() {
     });
 }
 
-/// If the acquisition of a kept node fails, each use that waits for this acquisition gets its error.
+/// If the acquisition of a kept node fails, each use that waits for this acquisition gets the acquisition's error.
 #[test]
 fn every_use_gets_the_error_of_its_failed_node() {
     explore(500, || {
@@ -121,8 +121,8 @@ fn every_use_gets_the_error_of_its_failed_node() {
     });
 }
 
-/// A contender of the same session sees the kept WRITE node in the queue. Before this contender asks for the node, the owner may
-/// replace it by a READ node, because the owner downgrades.
+/// A contender of the same session sees the kept WRITE node in the queue. Before this contender asks for the node, the
+/// owner may replace it by a READ node, because the owner downgrades.
 #[test]
 fn a_kept_node_may_be_asked_for_during_a_downgrade() {
     explore(1_500, || {

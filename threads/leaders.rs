@@ -29,8 +29,8 @@ fn candidate(client: &Client) -> Leadership {
     Leadership::builder(client, PATH).lock(|lock| lock.host("h")).build().expect("a candidate")
 }
 
-/// Leads `times` times, for a few steps each time. The witness keeps each term, and asks it also after its end whether
-/// it is held.
+/// Leads `times` times, for a few steps each time. The witness keeps every term, also after its end, and asks each one
+/// whether it is held.
 async fn leads(candidate: &Leadership, witness: &Witness, times: usize) -> Result<(), Error> {
     for _ in 0..times {
         let work = |term: Term| async {
@@ -128,8 +128,8 @@ fn a_leader_that_has_resigned_has_no_node() {
     });
 }
 
-/// A candidate campaigns once at a time, even if two threads start campaigns at the same moment. The leader's work ends only
-/// after the other campaign was refused, so the two campaigns always overlap.
+/// A candidate campaigns once at a time, even if two threads start campaigns at the same moment. The leader's work ends
+/// only after the other campaign was refused, so the two campaigns always overlap.
 #[test]
 fn a_second_campaign_of_a_candidate_is_refused() {
     explore(200, || {

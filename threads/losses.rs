@@ -1,5 +1,5 @@
-//! An operator removes nodes, on many threads. Each method by which a guard reports a loss must report the loss, and a waiter
-//! must get an error.
+//! An operator removes nodes, on many threads. Each method by which a guard reports a loss must report the loss, and a
+//! waiter must get an error.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::world::{Client, World, draw, let_others_run, spawn, warned};
 
 const PATH: &str = "/lock";
 
-/// Waits until the guard reports the loss: by `run`, by `changes` or by `lost`, at random. Then checks that `lost` returns and
-/// that the guard is not held.
+/// Waits until the guard reports the loss: by `run`, by `changes` or by `lost`, at random. Then checks that `lost`
+/// returns and that the guard is not held.
 macro_rules! hears {
     ($guard:expr, $granted:expr) => {{
         let guard = $guard.expect("a guard");

@@ -225,8 +225,8 @@ mod zookeeper {
 
         pub(crate) struct Session {
             pipeline: Arc<Pipeline>,
-            /// Whether the session closes its pipeline in the same call in which it learns that the server reports another
-            /// session. The pipeline may make that call while its lock is held.
+            /// Whether the session closes its pipeline in the same call in which it learns that the server reports
+            /// another session. The pipeline may make that call while its lock is held.
             is_rash: bool,
         }
 
@@ -329,8 +329,8 @@ fn uses(session: &Session, name: &str) -> bool {
     };
     let answers = [Some(block_on(removed)), read.map(block_on), created.map(|it| block_on(it).map(drop))];
     let failures: Vec<_> = answers.into_iter().flatten().filter_map(Result::err).collect();
-    // A request may fail only because the session was closed. If the send of a request panicked, the pipeline would report a
-    // malformed answer, and this assertion fails.
+    // A request may fail only because the session was closed. If the send of a request panicked, the pipeline would
+    // report a malformed answer, and this assertion fails.
     let is_closed =
         |it: &Failure| matches!(it, Failure::Over(_)) || it.to_string().ends_with("closed before the answer came");
     assert!(failures.iter().all(is_closed), "{failures:?}");
@@ -347,8 +347,8 @@ fn a_reply_for_another_session_hangs_no_thread() {
     explore::explore(2_000, || a_session_is_used_and_closed(true, false));
 }
 
-/// Plants a former fault again: the session closes its pipeline during a send, while the pipeline's lock is held. The test must
-/// find the fault.
+/// Plants a former fault again: the session closes its pipeline during a send, while the pipeline's lock is held. The
+/// test must find the fault.
 #[test]
 #[should_panic = "is malformed"]
 fn a_close_of_the_pipeline_during_a_send_is_found() {

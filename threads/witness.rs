@@ -1,5 +1,5 @@
-//! A witness that keeps guards. It fails if the guards that say "held" at the same moment exclude each other, or have more
-//! permits than the semaphore.
+//! A witness that keeps guards. It fails if the guards that say "held" at the same moment exclude each other, or have
+//! more permits than the semaphore.
 
 use std::sync::Arc;
 

@@ -63,8 +63,8 @@ struct Routes {
     tasks: Tasks,
 }
 
-/// Returns a random argument for a handle's `warn_after_waiting`: no warning, or a warning after a wait of zero. Zero is the only
-/// limit that a wait can reach, because the clock is paused.
+/// Returns a random argument for a handle's `warn_after_waiting`: no warning, or a warning after a wait of zero. Zero
+/// is the only limit that a wait can reach, because the clock is paused.
 pub(crate) fn warned() -> Option<Duration> {
     (draw(2) == 0).then_some(Duration::ZERO)
 }

@@ -141,7 +141,8 @@ impl World {
 
     fn look_at_copy(&mut self, i: usize) {
         let handle = self.handle_of[i];
-        // Without a session, the local copy would begin on a thread of the library, and that thread uses real time.
+        // Skips the read while there is no session. The copy would otherwise start on a thread of the library, and that
+        // thread uses real time instead of the test's virtual time.
         if self.cut[self.client_of(i)] {
             return;
         }
@@ -182,11 +183,11 @@ impl World {
     async fn disturb(&mut self, client: usize, i: usize, action: Action) {
         let wired = &self.clients[client];
         let memory = &wired.memory;
-        // A holder that cannot learn of its loss may say "held" after the next contender was granted the lock, and no client can
-        // prevent that. So the actions that delete nodes do nothing while some client cannot be notified.
+        // A holder that cannot learn of its loss may say "held" after the next contender was granted the lock, and no
+        // client can prevent that. So the actions that delete nodes do nothing while some client cannot be notified.
         let is_held_up = self.is_held_up() || self.clients.iter().any(Wired::has_requests);
-        // The same is true of a contender that was woken and not polled yet: it may still take an old reply for its grant, and
-        // does not watch its own node before that.
+        // The same is true of a contender that was woken and not polled yet: it may still take an old reply for its
+        // grant, and does not watch its own node before that.
         let is_late = |actor: &Actor| matches!(actor, Actor::Busy(work) if work.is_woken());
         let are_late = self.actors.iter().any(is_late);
         let all_hear = !self.are_unheard && !self.lagging.contains(&true) && !is_held_up && !are_late;
@@ -360,8 +361,8 @@ fn value_of(value: &Shared<u64>, action: Action) -> Option<Actor> {
     begun(action, reading, writing)
 }
 
-/// The calls that acquire one kind of guard: `acquire` waits, and `attempt` does not. Neither sends a request before its first
-/// poll.
+/// The calls that acquire one kind of guard: `acquire` waits, and `attempt` does not. Neither sends a request before
+/// its first poll.
 struct Kind<G: Guard> {
     mode: Mode,
     acquire: Acquire<G>,

@@ -103,7 +103,8 @@ impl Ledger {
             let lags = matches!(action, Lag | Forget | Freeze(_) | Forge(_));
             lags || matches!(action, Expire | Reap | Remove(_) | Clear(_) | Reopen | Restore | Commit)
         });
-        // A local copy of a value acquires the lock on its own.
+        // A local copy of a value acquires the lock on its own, and so may use or ask for a kept node. So a schedule
+        // with a value is not calm.
         let has_value = schedule.handles.iter().any(|handle| handle.has_value);
         let used: HashSet<_> = schedule.steps.iter().map(|Step(actor, ..)| schedule.handle_of[*actor]).collect();
         let losses = schedule.steps.iter().filter(is_loss).count();
@@ -265,7 +266,8 @@ impl Ledger {
         assert!(is_expected, "an acquisition failed: {error}");
     }
 
-    /// Checks that the token that a holder has read from [`RECORD`] is not lower than the token there at the holder's grant.
+    /// Checks that the token that a holder has read from [`RECORD`] is not lower than the token there at the holder's
+    /// grant.
     pub(super) fn read(&self, actor: usize, record: &[u8]) {
         let seen: i64 = String::from_utf8_lossy(record).parse().expect("a token");
         let Some(found) = self.found.get(&actor) else { return };
@@ -360,8 +362,8 @@ impl World {
                     held.extend(claims.iter().filter(|claim| claim.is_held()).map(|claim| claim.what));
                 }
                 Actor::Busy(work) if work.holds() => return,
-                // Returns whether the queue has a reader without a kept node. A handle with `keep` also has such
-                // readers.
+                // This waiter is not polled, so it may not have noticed its turn. It counts as a holder here, and no
+                // waiter is expected to be granted the lock in its place.
                 Actor::Busy(work) if self.is_asleep[i] && !work.is_new() => {
                     let Some(wish) = work.wish() else { return };
                     is_sure_of_permits &= !matches!(wish, Claimed::Permits(_));
@@ -410,7 +412,8 @@ impl World {
         }
     }
 
-    /// Returns whether the queue has a reader without a kept node. A handle with `keep` also has such nodes.
+    /// Returns whether the queue has a reader whose node is not a kept one. A handle with `keep` may also create such
+    /// nodes.
     fn has_plain_reader(&self) -> bool {
         let is_plain_reader =
             |name: &String| contender(name).is_some_and(|it| it.mode() == Mode::Read) && !name.contains("~keep-");
@@ -444,8 +447,8 @@ impl World {
                 let Some(claim) = claims.first() else { return };
                 let may_be_lost = work.holds() || has_value || self.ledger.may_forge;
                 assert!(claim.is_held() || may_be_lost, "a lost hold was granted");
-                // Leaves out a waiter that was woken and not polled: it may not have asked yet that this actor's kept node be
-                // given up.
+                // Leaves out a waiter that was woken and not polled: it may not have asked yet that this actor's kept
+                // node be given up.
                 let keeps = self.handles[self.handle_of[i]].plan.keep.is_some();
                 let is_up_to_date = |it: &&Actor| !keeps || !matches!(it, Actor::Busy(work) if work.is_woken());
                 let in_queue: Vec<_> = self.actors.iter().filter(is_up_to_date).filter_map(Actor::waits).collect();

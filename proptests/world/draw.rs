@@ -368,8 +368,8 @@ impl Style {
         }
     }
 
-    /// Adds a stranger's write to a node. The write looks like a hand-off. The contender behind the node later gets the reply
-    /// that shows the forgery, or that reply is lost.
+    /// Adds a stranger's write to a node. The write looks like a hand-off. The contender behind the node later gets the
+    /// reply that shows the forgery, or that reply is lost.
     fn forge(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
         use Action::*;
         let mut add = |actor, action, after| steps.push(Step(actor, action, after));

@@ -452,8 +452,8 @@ impl Verdict {
             self.faults.push(format!("no order of the operations explains {what}:\n{}", lines.concat()));
             return Vec::new();
         };
-        // Tests the judge too: it must refuse falsified copies of the first 12 histories, and of later ones until three kinds of
-        // falsification have been refused.
+        // Tests the judge too: it must refuse falsified copies of the first 12 histories, and of later ones until three
+        // kinds of falsification have been refused.
         let few = self.histories <= 12 || self.refused.len() < 3;
         for (how, wrong) in falsified(events).into_iter().filter(|_| few) {
             *locked(&self.searched) = format!("{how} in {what}: {wrong:#?}");

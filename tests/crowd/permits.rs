@@ -148,8 +148,8 @@ async fn liveness_phase(world: &Arc<World>) {
         let world = Arc::clone(world);
         tasks.spawn(async move {
             let client = &world.clients[number];
-            // A fault from before the healing may still end the client's session. So the client tries until one acquisition
-            // succeeds, within [`LIVENESS_LIMIT`].
+            // A fault from before the healing may still end the client's session. So the client tries until one
+            // acquisition succeeds, within [`LIVENESS_LIMIT`].
             while let Err(error) = gets_all(&world, client).await {
                 world.failed(&error);
             }
@@ -279,8 +279,8 @@ fn the_child_process_of_other_tests() {
                 loop {
                     let count = 1 + dice.below(2) as u32;
                     match take(&semaphore, count, &mut dice).await {
-                        // A loss is not reported as a fault: the session timeout is two seconds, so the session ends whenever the
-                        // machine stands still for longer.
+                        // A loss is not reported as a fault: the session timeout is two seconds, so the session ends
+                        // whenever the machine stands still for longer.
                         Err(error) if !(error.is_lost() || matches!(error, Error::OutcomeUnknown { .. })) => {
                             say(&format!("fails {error}"));
                         }

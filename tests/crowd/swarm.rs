@@ -262,8 +262,8 @@ async fn use_reader(world: &World, holding: Holding<ReadGuard>, which: usize, di
     }
 }
 
-/// Holds a lock for a random time below 4 s. After a loss, half of the holders stop immediately, and the others go on to the end
-/// of that time.
+/// Holds a lock for a random time below 4 s. After a loss, half of the holders stop immediately, and the others go on
+/// to the end of that time.
 async fn hold_on<G: Guard>(world: &World, holding: &Holding<G>, dice: &mut Seeded) {
     let end = Instant::now() + Duration::from_millis(dice.below(4_000));
     let heeds = dice.below(2) == 0;
@@ -476,8 +476,8 @@ async fn liveness_phase(world: &Arc<World>, mut tasks: JoinSet<()>) -> Duration 
             let world = Arc::clone(world);
             tasks.spawn(async move {
                 let client = &world.clients[number];
-                // A fault from before the healing may still end the client's session, and each error then ends one try. So the
-                // client tries until one try succeeds, within [`LIVENESS_LIMIT`].
+                // A fault from before the healing may still end the client's session, and each error then ends one try.
+                // So the client tries until one try succeeds, within [`LIVENESS_LIMIT`].
                 loop {
                     client.attempts.fetch_add(2, Ordering::Relaxed);
                     let gets = async {

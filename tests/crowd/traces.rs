@@ -94,8 +94,8 @@ impl Scene {
         becomes_empty(&self.operator, PATH).await;
     }
 
-    /// Plays a lost reply and a lost request of a create, a session that ends while it holds the lock and a permit, and an
-    /// operator who deletes a holder's node.
+    /// Plays a lost reply and a lost request of a create, a session that ends while it holds the lock and a permit, and
+    /// an operator who deletes a holder's node.
     async fn lose(&self) {
         let proxy = Proxy::start(self.server.address());
         let zk = connect(&proxy.address()).await;
@@ -374,8 +374,8 @@ fn a_writer_that_releases_without_a_signal_is_found() {
 #[test]
 fn two_releases_in_the_wrong_order_are_found() {
     assert_found(|run| {
-        // Transactions that remove a node of the lock and have two operations. [`swap`] takes the first two of them: the first
-        // holder's release, which signals a hand-off, and the downgrade by the waiter behind that holder.
+        // Transactions that remove a node of the lock and have two operations. [`swap`] takes the first two of them:
+        // the first holder's release, which signals a hand-off, and the downgrade by the waiter behind that holder.
         let is_one = |txn: &Txn| left(txn, PATH).is_some() && txn.ops.len() == 2;
         let first = swap(run, is_one);
         let path = left(&first, PATH).expect("the node was deleted").to_owned();
@@ -406,7 +406,7 @@ fn a_write_to_a_node_that_stays_is_found() {
 fn an_ask_without_a_kept_node_ahead_is_found() {
     assert_found(|run| {
         run.operators.remove(PATH);
-        // The last transaction that asks for a kept node is the operator's.
+        // The log has two transactions that ask for a kept node: a contender's, and then the operator's.
         let asks: Vec<i64> = run.log.iter().filter(|txn| asks(txn)).map(|txn| txn.zxid).collect();
         assert_eq!(asks.len(), 2, "a contender and an operator asked");
         words(["Ask", PATH, &format!("{:#x}", asks[1]), "only a contender behind a kept node"])

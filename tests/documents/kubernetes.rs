@@ -260,6 +260,7 @@ async fn the_job_fails_without_retry_on_a_permanent_error() {
     fs::write(&secret, "no colon").unwrap();
     ends_with(64).await;
     assert!([64, 65, 77, 126, 127].into_iter().all(hopeless), "{policy}");
-    // After a failed command, an unreachable server or a lost lock, the Job must not give up, because the next pod may succeed.
+    // After a failed command, an unreachable server or a lost lock, the Job must not give up, because the next pod may
+    // succeed.
     assert!(![1, 69, 71, 75, 76].into_iter().any(hopeless), "{policy}");
 }

@@ -84,7 +84,7 @@ fn every_case_that_was_measured_is_in_a_table() {
     assert!(["growth", "storms"].iter().all(|name| on_page.contains(name)), "{on_page:?}");
 }
 
-/// Writes the tables as `make performance` does.
+/// `make performance` writes the tables in this way, before a page exists.
 #[test]
 fn all_tables_can_be_made_without_a_page() {
     let all = report::every_table(&results());
@@ -108,7 +108,8 @@ fn an_unknown_marker_is_an_error() {
     assert_eq!(report::fill("<!-- a remark -->", &results).expect("no marker"), "<!-- a remark -->");
 }
 
-/// The page calculates with the real length of node names.
+/// Checks the formula by which the page calculates the bytes of watched paths against the bytes that an acquisition
+/// reserves.
 #[support::judged]
 async fn a_waiter_reserves_the_stated_bytes() {
     let (zk, reserved) = Hindered::noting(&Memory::new());
@@ -118,7 +119,7 @@ async fn a_waiter_reserves_the_stated_bytes() {
     assert_eq!(reserved, scale::watched_bytes("/locks/config".len(), "web-1".len()));
 }
 
-/// The results of two runs cannot be compared, because the machine may differ between the runs.
+/// All results must come from one run, because the machine may differ between two runs.
 #[test]
 fn lines_of_two_runs_are_refused() {
     let line = |run: &str| format!(r#"{{"run":"{run}","case":"write"}}"#);

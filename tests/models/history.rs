@@ -120,8 +120,8 @@ fn a_lost_update_is_found_unless_an_operator_caused_it() {
     assert_eq!(lost_updates(&[update(1, 0, 1, 110), update(2, 1, 2, 210), update(2, 2, 3, 220)], &none).len(), 0);
     let lost = [update(1, 0, 1, 110), update(2, 0, 2, 112)];
     assert_eq!(lost_updates(&lost, &none).len(), 1);
-    // The second update did not read the first update's value, and overwrote it. That is excused, because an operator deleted the
-    // first holder's node.
+    // The second update did not read the first update's value, and overwrote it. That is excused, because an operator
+    // deleted the first holder's node.
     let deleted = HashMap::from([("/l/1".to_owned(), ms(105))]);
     assert_eq!(lost_updates(&lost, &deleted).len(), 0);
     // The third update lost the second. The operator's deletion of the first holder's node does not excuse that.

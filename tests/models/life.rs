@@ -411,7 +411,8 @@ impl State {
         member.removals.iter().enumerate().filter(is_cut).map(|(at, _)| at).collect()
     }
 
-    /// Returns whether all nodes are removed in the end, if all contenders give up now and no further fault occurs.
+    /// Returns whether no rule is violated and all nodes are removed in the end, if all contenders give up now and no
+    /// further fault occurs.
     fn comes_to_rest(&self, model: &Lives) -> bool {
         let mut state = self.clone();
         for me in 0..state.members.len() {

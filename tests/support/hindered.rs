@@ -97,7 +97,7 @@ impl Hindered {
         Hindered { listing: Arc::new(listing), ..self }
     }
 
-    /// Gives the session this store. The events of the session do not reach the store.
+    /// Makes this client's sessions use `store`. The events of a session do not reach the store.
     pub fn with_store(self, store: &Arc<SessionStore>) -> Hindered {
         Hindered { store: Some(Arc::clone(store)), ..self }
     }

@@ -46,7 +46,7 @@ pub struct Hold {
     pub lost: bool,
 }
 
-/// The questions that the history asks a guard of any kind.
+/// A guard of any kind, as the history records it: its mode, its token, its node, and whether it is held.
 pub trait Guard: Send + Sync + 'static {
     const MODE: Mode;
     fn is_held(&self) -> bool;

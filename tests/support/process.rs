@@ -89,8 +89,8 @@ pub fn signal(pid: u32, name: &str) {
     let status = kill.expect("the kill command can be run");
     assert!(status.success(), "kill -{name} {pid} ended with {status}");
     if name == "STOP" {
-        // SIGSTOP reaches a thread only when the thread gets a core, and the other threads run until then. The wait ends after
-        // about 5 s, because another process may resume this one before all its threads have stopped.
+        // SIGSTOP reaches a thread only when the thread gets a core, and the other threads run until then. The wait
+        // ends after about 5 s, because another process may resume this one before all its threads have stopped.
         let mut left = 5_000;
         while left > 0 && !stands_still(pid) {
             thread::sleep(Duration::from_millis(1));

@@ -159,8 +159,8 @@ struct Node {
     /// The zxid of the transaction that created the node. For the node that a downgrade created, the zxid of the node
     /// before.
     token: i64,
-    /// When the contender's turn came: the zxid and the proposal time of the transaction that brought the turn, and how the last
-    /// node in the way was removed, or `None` if no node was in the way.
+    /// When the contender's turn came: the zxid and the proposal time of the transaction that brought the turn, and how
+    /// the last node in the way was removed, or `None` if no node was in the way.
     turn: Option<(i64, Duration, Option<Left>)>,
     left: Option<(i64, Duration, Left)>,
 }
@@ -314,7 +314,8 @@ impl Replay<'_> {
                 _ => {}
             }
         }
-        // The check of a contender's own node belongs to an exchange for a permit, not to a commit.
+        // A check of a node that still exists belongs to a commit. An exchange for a permit also checks the contender's
+        // node, but deletes that node.
         for path in guards {
             if let Some(node) = self.at.get(path).map(|at| self.nodes[*at].clone()) {
                 self.saw("Commit");

@@ -130,8 +130,8 @@ pub fn too_little(since: Moment, what: &str) -> ! {
     panic!("{what}");
 }
 
-/// A time limit for a task that checks a condition again and again. One standstill of the machine uses up at most five
-/// times [`StandstillLimit::LOOK`] of the limit.
+/// A time limit for a task that checks a condition again and again. The time between two checks counts as at most five
+/// times [`StandstillLimit::LOOK`] (100 ms), so a standstill of the machine uses up little of the limit.
 #[derive(Debug)]
 pub struct StandstillLimit {
     left: Duration,

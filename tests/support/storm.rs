@@ -211,8 +211,8 @@ pub async fn storm(world: &World, storm: Storm) -> Measured {
     };
     fleet.wait_until_back(entered + again).await;
     let back_after = came_back.elapsed();
-    // Wait until no request is older than 100 ms, and then for one session timeout, so that every lease that can expire has
-    // expired.
+    // Wait until no request is older than 100 ms, and then for one session timeout, so that every lease that can expire
+    // has expired.
     while fleet.servers.oldest() > Duration::from_millis(100) {
         sleep(Duration::from_millis(100)).await;
     }

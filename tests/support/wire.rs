@@ -496,7 +496,8 @@ impl Connection {
         let (mut from_server, mut into_server) = server.split();
         let (to_server, requests) = mpsc::unbounded_channel();
         let (to_client, replies) = mpsc::unbounded_channel();
-        // The proxy's own replies use a weak sender, so that it does not keep the connection open.
+        // The proxy's own replies use a weak sender, so that this sender does not keep the connection open after the
+        // server has closed it.
         let answers = to_client.downgrade();
         let traffic = async {
             // An error in any of the four tasks ends all of them. An orderly end of one direction leaves the other

@@ -11,7 +11,8 @@ use zk_rwlock::WriteGuard;
 
 use crate::safe;
 
-/// A thread that asks a guard every 200 microseconds whether it is held. A blocked runtime does not delay the questions.
+/// A thread that asks a guard every 200 microseconds whether it is held. A blocked runtime does not delay the
+/// questions.
 #[derive(Debug)]
 pub struct Witness {
     stop: Arc<AtomicBool>,
