@@ -19,7 +19,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use zk_rwlock::{Leadership, Mode, MultiLock, Semaphore, ZooKeeper};
 
-/// The shortest session timeout with a usable lease.
+/// The session timeout of the child. It is short, because each round stops the child until the server has ended its session.
 const SHORT: Duration = Duration::from_secs(1);
 
 const ROUNDS: usize = 10;
