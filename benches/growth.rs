@@ -93,7 +93,7 @@ fn built<T>(build: impl FnOnce() -> T) -> Measured {
     let (bytes, before) = (resident(), processor());
     let all = build();
     let (processor, bytes) = (processor() - before, Some(resident().saturating_sub(bytes)));
-    // The items are leaked, so that the next case does not reuse their memory.
+    // The items are leaked, so that the next round does not reuse their memory.
     std::mem::forget(all);
     Measured { processor, bytes, clock: None }
 }
@@ -189,7 +189,7 @@ fn permits(n: usize) -> Measured {
     })
 }
 
-/// Simulates that ten processes for each lock lose their server for a moment.
+/// Simulates that all processes, ten for each lock, lose their server for two seconds.
 fn simulated(n: usize) -> Measured {
     let habits = Habits { session_timeout: Duration::from_secs(40), pauses: true };
     let (contenders, per_lock, is_mixed, seed) = (1, 10, false, 1);

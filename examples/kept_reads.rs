@@ -95,7 +95,7 @@ async fn run(arguments: Arguments) -> common::Result<()> {
 struct Reads {
     number: u64,
     took: Duration,
-    /// The longest time from the grant to the drop, as a task measures it.
+    /// The longest time for which a task held the lock: from the grant to the drop of the guard.
     longest: Duration,
     nodes: HashSet<i64>,
 }

@@ -66,7 +66,8 @@ impl Arguments {
     }
 }
 
-/// Opens a session and its lock. Returns the client of zk-rwlock, too, for ending the session.
+/// Opens a session and a lock on it. For tokio's lock, returns a clone of `local` instead. Returns the client of
+/// zk-rwlock, too, because only the client can end its session.
 async fn open(args: &Arguments, directory: &Arc<str>, local: &Lock) -> Result<(Lock, Option<ZooKeeper>)> {
     Ok(match args.peer {
         Peer::Local => (local.clone(), None),
@@ -115,7 +116,7 @@ fn processor() -> Duration {
     Duration::new(used.tv_sec.unsigned_abs(), u32::try_from(used.tv_nsec).unwrap_or_default())
 }
 
-/// Measures the work between two orders, and prints the figures.
+/// Waits for an order, measures `work`, prints the figures, and waits for the next order.
 async fn measure<T>(of: &Contender, work: impl Future<Output = Result<T>>) -> Result<T> {
     say("ready")?;
     let (before, began) = (processor(), Instant::now());

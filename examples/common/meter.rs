@@ -105,7 +105,8 @@ pub(crate) fn memory(name: &str) -> Option<u64> {
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
-/// Returns how many connections each server accepts from one address. `None` if there is no limit.
+/// Returns how many connections every server accepts from one address: the least of the servers' limits. `None` if no
+/// server has a limit.
 #[allow(dead_code, reason = "not every program that measures opens many")]
 pub(crate) fn connections_allowed(servers: &str) -> Result<Option<usize>> {
     /// The default of ZooKeeper's `maxClientCnxns`: the connections that a server accepts from one address.

@@ -112,8 +112,8 @@ impl Line {
     }
 }
 
-/// Returns the error of the first contender that fails. A contender that was granted the lock has ended without an
-/// error.
+/// Waits until a contender fails, and returns the error. Ignores the contenders that end without an error, because they
+/// were granted the lock.
 async fn failure<T>(contenders: &mut JoinSet<Result<()>>) -> Result<T> {
     while let Some(ended) = contenders.join_next().await {
         match ended {

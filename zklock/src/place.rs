@@ -94,8 +94,8 @@ pub(crate) async fn is_semaphore(semaphore: &Semaphore, zk: &Arc<dyn Coordinator
     })
 }
 
-/// Prints a message if the path does not exist. The user may have mistyped the path, and the answer "free" alone would
-/// mislead.
+/// Prints a message if neither the path nor its record (`PATH.done`) exists. The user may have mistyped the path, and
+/// the answer "free" alone would mislead.
 pub(crate) async fn report_if_missing<C: Coordinator>(zk: &C, path: &str) {
     let Ok(session_slot) = zk.session_slot(0).await else { return };
     let session = session_slot.session();

@@ -92,7 +92,7 @@ pub(crate) fn is_background(of: impl AsFd) -> Option<bool> {
     tcgetpgrp(of).ok().map(|group| Some(group) != our_group())
 }
 
-/// Returns the columns and rows of the terminal of this stream.
+/// Returns the columns and rows of the terminal of this stream, or 80 columns and 24 rows if the size is unknown.
 pub(crate) fn size(of: impl AsFd) -> (usize, usize) {
     let known = tcgetwinsize(of).ok().filter(|size| size.ws_col > 0 && size.ws_row > 0);
     known.map_or((80, 24), |size| (size.ws_col.into(), size.ws_row.into()))

@@ -83,7 +83,7 @@ pub(crate) fn exponent(points: &[(f64, f64)]) -> f64 {
     (xy - x * y) / (xx - x * x)
 }
 
-/// Returns a table of the cost per item, with rows for each case and a column for each number.
+/// Returns a table of the cost per item, with a row for each unit in each case and a column for each number of items.
 fn growth(results: &Results) -> String {
     let lines = &results.growth;
     let mut sizes: Vec<u64> = lines.iter().filter_map(|line| Some(line.number("n")? as u64)).collect();

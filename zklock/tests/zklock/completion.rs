@@ -113,7 +113,8 @@ async fn an_absent_or_refusing_ensemble_offers_no_paths() {
     for words in [&["--zk", "::::", "/l"][..], &["--auth", "hunter2", "/l"], &["--tick-time", "x", "/l"]] {
         silence(&server, words).await;
     }
-    // A server that accepts connections but answers nothing must not make the user wait longer either.
+    // A server that accepts connections but answers nothing must not make the user wait longer than an unreachable
+    // server does.
     let proxy = Proxy::start(shared_server().address());
     proxy.black_hole();
     silence(&proxy.address(), &["ls", "/l"]).await;
@@ -139,8 +140,8 @@ fn has(shell: &str) -> bool {
     found
 }
 
-/// Returns the candidates of bash at the end of a line, one on each line. The script calls the completion as readline
-/// does outside of quotes.
+/// Returns the calls of `compopt` and the candidates of bash at the end of a line, one on each line. The script calls
+/// the completion as readline does outside of quotes.
 async fn in_bash(commands: &tempfile::TempDir, before: &str, words: &[&str]) -> String {
     let script = r#"
         compopt() { echo "compopt $*"; }
@@ -169,7 +170,7 @@ async fn bash_completes_paths_options_files_and_commands() {
     let prefix = "/completed-bash";
     let _there = locks(prefix).await;
     let commands = prepared("bash");
-    // bash also breaks words at ':' and '='.
+    // bash also breaks words at ':' and '=', so `--zk=HOST:PORT` is five words.
     let server = shared_server().address();
     let (host, port) = server.split_once(':').unwrap();
     let line = format!("zklock --zk={server} ls {prefix}/d");
