@@ -53,7 +53,8 @@ impl Acquisition {
         let (paths, newcomer) = (&self.handle.paths, (self.handle.dialect, self.mode));
         let ahead = paths
             .ghosts_ahead(&session, &names, newcomer, |names| turn::ahead_of_newcomer(newcomer.0, newcomer.1, names));
-        // `ghosts_ahead` stores the ghosts (deleted nodes that our server still lists) in the session, where the next line reads them. So its result is dropped. The call sends nothing if no contender is ahead.
+        // The call of `ghosts_ahead` stores the ghosts (deleted nodes that our server still lists) in the session, where the next
+        // line reads them. So its result is dropped. The call sends nothing if no contender is ahead.
         drop(ahead.await);
         let there = session.store().ghosts().without(path, &names, self.mode);
         let is_free = turn::ahead_of_newcomer(newcomer.0, newcomer.1, &there).is_empty();

@@ -44,7 +44,9 @@ pub(crate) async fn make(
 /// Asks for every kept node in the directory (every node that another process keeps between uses), by one write to the
 /// directory's data. If `seen` says that the directory has no data, sends the write before it returns.
 ///
-/// `seen` is the stat of the directory in the listing that showed a kept node. Before a process creates a node to keep, it watches the directory. So a write after that listing notifies the process. If another client has written since the listing, the servers refuse this write because of the directory's version, and no further write is sent.
+/// The parameter `seen` is the stat of the directory in the listing that showed a kept node. Before a process creates a node to
+/// keep, it watches the directory. So a write after that listing notifies the process. If another client has written since the
+/// listing, the servers refuse this write because of the directory's version, and no further write is sent.
 pub(crate) fn ask(directory: &Arc<str>, asking: &Arc<Asking>, session: &Arc<dyn Session>, seen: Option<Stat>) {
     let first = seen.filter(|stat| stat.data_length == 0).map(|stat| set(session, directory, Vec::new(), stat.version));
     let (directory, asking, session) = (Arc::clone(directory), Arc::clone(asking), Arc::clone(session));

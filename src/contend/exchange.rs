@@ -96,7 +96,8 @@ impl ContenderHandle {
                     tries.again(session, failure).await?;
                     continue;
                 }
-                // `NodeExists` has three possible causes: an earlier try whose reply was lost has created the READ node, another client has created it, or the READ node existed but is gone again.
+                // The failure `NodeExists` has three possible causes: an earlier try whose reply was lost has created the READ
+                // node, another client has created it, or the READ node existed but is gone again.
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::NodeExists => {
                     match until_known(session, || session.data(&to)).await {
                         Ok((_, stat)) if stat.ephemeral_owner == session.id() => break,

@@ -223,8 +223,8 @@ impl Acquisition {
             label: self.options.label.clone(),
             permits: self.target.as_ref().map(|target| target.count()),
         };
-        // The bytes of the two paths that a waiter watches: its own and its predecessor's. The predecessor's name may be longer
-        // than ours.
+        // The session slot reserves room for the paths that the contender watches. A waiter watches two nodes: its own and its
+        // predecessor's, whose name may be longer than ours.
         let mut watched = 2 * (handle.queue.len() + "/".len() + LONGEST_MARKER.len() + "0000000000".len());
         watched += tag.len() + handle.dialect.longest_tag(tag.len());
         if self.may_be_kept() {

@@ -110,7 +110,7 @@ pub enum Error {
     #[error("ZooKeeper cannot be reached: {0}")]
     Unreachable(String),
 
-    /// The client was closed and never connects again; or its credentials were refused. Fix the credentials.
+    /// The client never connects again, because it was closed or the servers refused its credentials. Fix refused credentials.
     #[error("{0}, and no new one can be opened")]
     Closed(#[source] Ending),
 

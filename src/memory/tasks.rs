@@ -9,7 +9,8 @@ use crate::session::request::{Ending, Task};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{HashMap, Mutex, Notify};
 
-/// Runs tasks on the thread that wakes them, so that only the calls of a test cause events in the background.
+/// An executor without a thread of its own: the thread that wakes a task runs the task. So only the calls of a test cause events
+/// in the background.
 #[derive(Default)]
 pub(super) struct Executor {
     tasks: Mutex<Tasks>,
@@ -46,8 +47,8 @@ impl Executor {
     fn run(self: &Arc<Self>) {
         while let Some((number, mut task)) = self.next() {
             let waker = Waker::from(Arc::new(Ready { executor: Arc::downgrade(self), number }));
-            // Without `unconstrained`, tokio's budget could make this task yield inside the caller's task again and
-            // again.
+            // This thread may be in the poll of a tokio task whose budget is used up. Without `unconstrained`, each poll here
+            // would then yield and wake this task again without end.
             let polled = pin!(tokio::task::unconstrained(task.as_mut())).poll(&mut Context::from_waker(&waker));
             if polled.is_pending() {
                 self.tasks.lock().pending.insert(number, task);

@@ -148,8 +148,9 @@ impl LockPaths {
         self.progress_beside(&self.taken(session).await, &names, me)
     }
 
-    /// Asks the leader which of the contenders that `ahead` selects still exist. Returns the others, which are ghosts:
-    /// our server still lists their deleted nodes. `names` are the names in the queue.
+    /// Asks the leader which of the contenders that `ahead` selects still exist. Returns the others, which are ghosts: our server
+    /// still lists their deleted nodes. Returns none if the leader does not answer within a session timeout. `names` are the
+    /// names in the queue.
     pub(crate) async fn ghosts_ahead(
         &self,
         session: &Arc<dyn Session>,

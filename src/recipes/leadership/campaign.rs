@@ -264,7 +264,8 @@ impl Drop for RunningTerm {
         let (path, data, lasted, why) =
             (self.candidate.lock.path(), self.candidate.data(), self.began.elapsed(), self.why);
         emit!(INFO, path, term = self.term.number(), data, ?lasted, why, "a term ends");
-        // The reply to the removal of the node is not awaited here. The removal goes on in the background.
+        // The reply to the removal of the node is dropped, because `drop` cannot wait for the reply. The removal goes on in the
+        // background.
         drop(self.term.guard.held().leave());
         let mut ended = None;
         self.candidate.status.send_modify(|status| ended = status.term.take());
