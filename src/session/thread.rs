@@ -30,7 +30,7 @@ use crate::telemetry::{relay, user_thread};
 /// How long the thread of the sessions still runs after its last user was dropped, so that sessions can be closed.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// The background thread of this process, while it has a user.
+/// The background thread of this process, while a user (a client or a session) holds an `Arc` of it.
 static BACKGROUND: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
 
 /// The id of the process that connected first, 0 before that. A child that the process forks lacks the threads of the

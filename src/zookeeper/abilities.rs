@@ -24,10 +24,11 @@ pub(crate) struct Abilities {
 }
 
 impl Abilities {
-    /// Recognizes ClickHouse Keeper by the id of a session. ClickHouse Keeper counts sessions up from one
-    /// (`KeeperStorage`), unless its data came from ZooKeeper. A session id of ZooKeeper has the server's configured id
-    /// in its highest byte, and below it the milliseconds between the start of the machine and the start of the server
-    /// (`SessionTrackerImpl`).
+    /// Recognizes ClickHouse Keeper by the id of a session, which is below 2^28. ClickHouse Keeper counts sessions up
+    /// from one (`KeeperStorage`), unless its data came from ZooKeeper. A session id of ZooKeeper has the server's
+    /// configured id in its highest byte, and from bit 16 on the milliseconds between the start of the machine and the
+    /// start of the server (`SessionTrackerImpl`). So only a server 0 that starts within 4 s after its machine gives
+    /// such a low id.
     pub(crate) fn learn_from_session_id(&self, session: i64) {
         if (1..1 << 28).contains(&session) {
             self.mark_as_clickhouse_keeper();

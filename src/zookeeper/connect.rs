@@ -44,8 +44,8 @@ pub(super) struct Reconnect {
 }
 
 impl Reconnect {
-    /// Returns when a session that is over may be replaced. `None` if this process ended the session, or the servers
-    /// refused it.
+    /// Returns when a session that expired, or that a server replaced, may be replaced by a new one. `None` if the
+    /// session is not over, or is over for another reason.
     pub(super) fn after(lease: &Lease) -> Option<Reconnect> {
         let is_lost = matches!(lease.over(), Some(Ending::Expired | Ending::Replaced));
         let (answered, ended) = lease.away().filter(|_| is_lost)?;
