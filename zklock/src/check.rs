@@ -139,8 +139,8 @@ impl Nodes {
 }
 
 /// Returns an oddity for each node whose ACL gives more rights than the ACL that this client would set. The nodes are
-/// directories, and nodes with data, such as a record or the number of a semaphore's permits. A node whose ACL this
-/// client may not read is left out.
+/// directories, and nodes with data, such as a record or the number of a semaphore's permits. A node whose ACL cannot
+/// be read is left out.
 async fn wider_acls(zk: &ZooKeeper, places: Places) -> Result<Vec<Odd>, Exit> {
     let mut odd = Vec::new();
     let with_data = places.nodes.into_iter().filter(|node| !places.directories.contains(node)).collect::<Vec<_>>();

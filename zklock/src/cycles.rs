@@ -51,8 +51,8 @@ pub(crate) fn json_of(cycles: &[Vec<Edge>]) -> Value {
     cycles.iter().map(|cycle| Value::from(cycle.iter().map(wait).collect::<Vec<_>>())).collect()
 }
 
-/// A lock with its waiting and holding processes. Every waiter waits until all holders have left, also holders that are
-/// not the waiter's predecessor.
+/// A lock, or a semaphore with one permit, with its waiting and holding processes. Every waiter waits until all holders
+/// have left, also holders that are not the waiter's predecessor.
 struct Lock<'a> {
     path: &'a str,
     waiters: BTreeSet<Process>,

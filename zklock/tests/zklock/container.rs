@@ -24,8 +24,8 @@ fn unshare() -> Option<&'static [&'static str]> {
 }
 
 /// Returns the command line that runs a command as the first process of a PID namespace. With `begins_session` the
-/// command begins a Unix session that has the terminal (`setsid -c`), as under `docker run -it`. Otherwise it stays in
-/// the session of `unshare`.
+/// command begins a Unix session that has the terminal (`setsid -c`), as under `docker run -it`. Otherwise the command
+/// stays in the Unix session of `unshare`.
 fn first_process<'a>(unshare: &[&'a str], begins_session: bool, command: &[&'a str]) -> Vec<&'a str> {
     let session = if begins_session { &["setsid", "-c"][..] } else { &[] };
     [unshare, &["--pid", "--fork", "--mount-proc", "--kill-child"], session, command].concat()
@@ -62,7 +62,7 @@ async fn pid_1_passes_exit_codes_and_signals_on() {
     }
 }
 
-/// Half of the orphans end by themselves, and half by a real-time signal.
+/// Half of the orphans exit, and half are ended by a real-time signal.
 #[support::judged]
 async fn pid_1_reaps_orphans_of_its_command() {
     let Some(unshare) = unshare() else { return };
@@ -111,7 +111,7 @@ async fn ctrl_c_spares_the_other_processes_of_a_container() {
     terminal.rest().await;
 }
 
-/// zklock continues a stopped command, because no shell could continue zklock and the command later.
+/// In these containers no shell could continue a stopped zklock, so zklock continues the stopped command immediately.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn ctrl_z_is_undone_where_no_shell_can_continue() {
     let Some(unshare) = unshare() else { return };

@@ -1,4 +1,4 @@
-//! Tests of `zklock --max-hold`: a command that hangs loses the lock before the next one starts.
+//! Tests of `zklock --max-hold`, which limits how long a command may hold the lock.
 
 use support::scene::*;
 use support::server::shared_server;

@@ -37,7 +37,7 @@ async fn a_refused_connection_is_reported_within_the_limit() {
     ] {
         let begin = format!("{address} within {waited}: {address}: ");
         // The shortest limit leaves 150 ms for the connection. On a busy machine zklock may not get to run in this
-        // time.
+        // time, so up to ten runs are tried.
         eventually_says(|| zklock_on(&address, arguments), &begin, "Connection refused (os error 111)").await;
     }
 }
@@ -101,7 +101,8 @@ async fn cut_off_while_it_waits(limit: Duration, options: &[&str]) -> (Run, Stri
     let limit = seconds(limit);
     let arguments = [options, &["-w", &limit, "/reasons", "true"]].concat();
     let mut waiting = Running::start(zklock_on(&server.address(), &arguments));
-    // On a busy machine the limit may be over before the waiter is in the queue.
+    // On a busy machine the limit may be over before the waiter is in the queue, so the loop also ends when zklock has
+    // ended.
     while line(&lock).await != "W+ W-" && waiting.child.try_wait().unwrap().is_none() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
