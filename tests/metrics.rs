@@ -149,7 +149,7 @@ fn keeping(zk: &Memory) -> RwLock {
     RwLock::builder(zk, DIRECTORY).keep(Duration::from_secs(9)).build().expect("valid")
 }
 
-/// Returns how many nodes are kept now, how many were given up for this cause, and how many for any cause.
+/// Returns three numbers: the nodes that are kept now, those given up for `cause`, and those given up for any cause.
 fn kept(seen: &Measured, cause: &str) -> [f64; 3] {
     let given_up = |cause: &str| seen.value(&format!("zk_rwlock_kept_given_up_total{{cause=\"{cause}\"}}"));
     let all = ["asked", "idle", "lost", "closed", "replaced", "unsure"].map(given_up);
@@ -624,7 +624,7 @@ fn an_acquisition_dropped_at_any_poll_leaves_no_gauge() {
 
 /// What a bad recorder does when it is called.
 enum BadRecorder {
-    /// Blocks until the test ends.
+    /// Blocks until the sender of this channel is dropped.
     Waits(Mutex<mpsc::Receiver<()>>),
     Panics,
     Locks(RwLock),

@@ -74,7 +74,8 @@ fn create(path: &str) -> Operation {
     Operation::Create { path: path.to_owned(), data: b"new".to_vec(), kind: Kind::Persistent }
 }
 
-/// Removes a node as a contender does: with a hand-off or by a plain delete.
+/// Removes a node as a contender does: with a hand-off, a transaction that writes to the node before it deletes the
+/// node, or by a plain delete.
 fn removal(session: &Arc<dyn Session>, path: &str, hands_off: bool) -> Reply<Vec<Outcome>> {
     if hands_off {
         return session.transact(&[set(path), delete(path)]);

@@ -542,8 +542,8 @@ pub async fn a_node_that_was_asked_for_admits_no_new_use<H: Harness>(h: &H) {
     let (one, two) = (soon("a free lock", kept.read()).await.expect("free"), kept.read().await.expect("kept"));
     let write = writer(&s.b);
     line_becomes(&s.a, "R+ W-").await;
-    // The keeping session receives the request to give up its node as an event, before the replies to its own later
-    // requests.
+    // The session that keeps the node receives the writer's request as an event. Until then, a new use still joins the
+    // kept node.
     eventually("the node is asked for", || async { kept.try_read().await.is_err_and(|error| error.is_would_block()) })
         .await;
     let (three, four) = (reader(&kept), reader(&kept));
@@ -705,7 +705,8 @@ pub async fn a_waiter_behind_a_lost_local_node_is_granted<H: Harness>(h: &H) {
     line_becomes(&s.b, if s.keeps { "W+" } else { "W+ W-" }).await;
     s.operator.delete(&held.node_path()).await.expect("there");
     let next = granted(waits).await;
-    // If a node is removed before the watch on it is set, the guard notices the loss when the watch is set.
+    // The node may be deleted before the guard's watch on it is set. Then the guard notices the loss when the watch is
+    // set.
     eventually("the guard is lost", || async { !held.is_held() }).await;
     drop((held, next));
 }
@@ -775,7 +776,7 @@ pub async fn a_waker_may_poll_its_task_inside_a_request<H: Harness>(h: &H) {
         let (is_woken, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
         Waker::from(Arc::new(InlineTask { work, is_woken, is_over })).wake();
         queue.push_str(" W-");
-        // With `keep`, the acquisitions of one handle share one node.
+        // With `keep`, the acquisitions of one handle share one node, so the queue shows no further contender.
         if !s.keeps {
             line_becomes(&s.b, &queue).await;
         }

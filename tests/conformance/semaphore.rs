@@ -517,7 +517,8 @@ pub async fn an_unreadable_number_of_permits_is_an_error<H: Harness>(h: &H) {
     assert!(soon("a free permit", s.a.acquire()).await.expect("free").is_held());
     assert_eq!(s.b.permits().await.expect("readable"), Some(2));
     s.becomes_empty().await;
-    // As long as no permit was ever taken, the directory's data may belong to another program.
+    // As long as no permit was ever taken, the directory's data may belong to another program. `set_permits` must not
+    // replace that data.
     let never = Stage::set(h, 2).await;
     never.operator.create(&never.path, b"theirs", Kind::Persistent).await.expect("created");
     assert!(matches!(never.a.set_permits(3).await, Err(Error::Permits { .. })));
@@ -695,7 +696,8 @@ pub async fn a_survey_shows_holders_of_a_damaged_semaphore<H: Harness>(h: &H) {
         assert_eq!(seen().await, [(s.path.clone(), Some(0), 1)], "{data:?}");
     }
     held.release().await.expect("held");
-    // Here a lock uses the path `permits`, and no other node shows that there is a semaphore.
+    // A lock uses the subdirectory `permits`, and nothing else shows that there is a semaphore. The survey must list
+    // only the lock.
     let lock = RwLock::new(&s.mine, s.in_it("permits")).expect("valid").write().await.expect("free");
     for data in ["config", ""] {
         s.set_data(&s.path, data.as_bytes()).await;

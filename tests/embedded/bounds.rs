@@ -100,8 +100,8 @@ async fn a_removed_initial_value_is_written_64_times() {
     assert_eq!((writings.now(), error.value_error()), (64, Some(&ValueError::Unset)));
 }
 
-/// The reply to the first commit is lost, so the client does not know which of two values is stored. The next commit of the same
-/// guard must succeed in both cases.
+/// The reply to the first commit is lost, so the client does not know whether the old or the new value is stored. The
+/// next commit of the same guard must succeed in both cases.
 #[tokio::test(start_paused = true)]
 async fn a_guard_can_commit_again_after_a_commit_in_doubt() {
     let (memory, is_cut_off) = (Memory::new(), Arc::new(AtomicBool::new(false)));

@@ -228,7 +228,8 @@ async fn a_short_wait_passes_over_all_ghosts_of_a_session() {
     assert_eq!((blockers.ahead, format!("{PATH}/{}", blockers.first[0].node)), (1, holder.node_path()));
 }
 
-/// The contender stands behind a holder, and the server shows a ghost ahead of both.
+/// The contender stands behind a holder, and the server shows a ghost ahead of both. The error must name only the
+/// holder.
 #[tokio::test(start_paused = true)]
 async fn the_error_of_a_timeout_names_no_ghost() {
     let theirs = Memory::new();

@@ -1081,8 +1081,8 @@ async fn a_suspended_machine_has_lost_its_locks_before_timers() {
     assert!(asked.is_held());
     clock.fetch_add(3_600, Ordering::SeqCst);
     assert!(!asked.is_held(), "a guard is held after the suspend");
-    // The timer of the lease runs in short slices. So a task that awaits the loss learns of the loss after the current
-    // slice, and not only after the whole lease.
+    // The timer of the lease sleeps in slices of a twentieth of the session timeout: here 500 ms. So a task that awaits
+    // the loss learns of the loss after the current slice, and not only after the whole lease.
     tokio::time::advance(Duration::from_millis(501)).await;
     assert_eq!(assert_ready!(lost.poll()), Loss::LeaseRanOut);
 }

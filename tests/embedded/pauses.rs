@@ -69,8 +69,8 @@ fn assert_lost<T: Debug>(answer: Result<T, Error>) {
     assert!(matches!(lost, Error::Lost(Loss::LeaseRanOut)), "{lost}");
 }
 
-/// Stops the process while work runs under the hold that `take` returns. Checks that the work is not polled again and that `run`
-/// does not return its output.
+/// Stops the process while work runs under the hold that `take` returns. Checks that the work is not polled again and
+/// that `run` fails because the lock is lost.
 fn assert_work_ends<H>(take: impl Fn(&Memory) -> H, run: impl AsyncFn(&H, Work) -> Result<&'static str, Error>) {
     for stopped in [Stopped::BetweenPolls, Stopped::InTheLastPoll] {
         let zk = Memory::new();

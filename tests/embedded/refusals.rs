@@ -280,7 +280,8 @@ fn a_sync_needs_no_node_and_no_permission() {
     assert!(!is_synced(Failure::Unknown("lost".to_owned())));
 }
 
-/// Records finished work while each write fails with the result of `answers`. Returns the number of writes and the error.
+/// Calls `done` for work that is due, while each write of the work's record fails with the result of `answers`. Returns
+/// the number of writes and the error.
 async fn recorded_with(answers: impl Fn(&Operation) -> Failure + Send + Sync + 'static) -> (usize, Error) {
     recorded_on(&Memory::new(), answers).await
 }

@@ -493,7 +493,7 @@ fn a_transaction_of_a_past_term_is_not_sent() {
     assert!(zk.children("/").iter().all(|name| name != "late"));
 }
 
-/// The campaign ends in another thread while the transaction is being sent.
+/// The campaign is dropped just before the transaction is sent, as another thread could do.
 #[test]
 fn a_transaction_sent_after_the_term_is_refused() {
     let memory = Memory::new();
@@ -534,8 +534,8 @@ fn a_read_of_a_past_term_is_not_sent() {
     assert_eq!(zk.requests(), before);
 }
 
-/// Each leader works in one thread, and other threads ask its `Leadership` handle whether it leads. The answers never
-/// contradict the term that the handle shows.
+/// The four candidates resign in turn, 400 times in all. At every time, at most one of them works as leader, and
+/// `is_leader` is true for at most one.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn at_most_one_of_many_candidates_leads() {
     let zk = Memory::new();

@@ -66,7 +66,8 @@ async fn an_observer_costs_four_requests_a_change() {
     assert!(tokio_test::task::spawn(changes.next()).poll().is_pending());
     assert_eq!((tapped.requests(), tapped.notifications()), (vec![], 0));
 
-    // Twenty more observers do not affect the candidates.
+    // Twenty more observers watch the leader. The candidates must not send or receive more for them when the leader
+    // changes.
     let mut crowd: Vec<_> = (0..20).map(|_| leadership(&observer, PATH).changes()).collect();
     for changes in &mut crowd {
         assert_eq!(next(changes).await.map(|leader| leader.term), Some(first));

@@ -175,8 +175,8 @@ pub(crate) async fn an_update_is_repeated_after_a_write_without_lock(h: &impl Ha
     });
     assert_eq!(soon("the update", updated).await.unwrap().output, 2);
     assert_eq!((calls.load(Ordering::Relaxed), *shared.read().await.unwrap()), (3, 2));
-    // Each call of this closure writes the value without the lock, so each commit is refused. The library must not
-    // repeat the update for ever.
+    // Each call of this closure writes the value without the lock, so each commit is refused. The library gives up
+    // after 16 tries.
     let (called, operator, node) = (Arc::clone(&calls), two.clone(), path.clone());
     let stranger = bytes(&two, &path).await.expect("a value");
     let updated = shared.update(move |_| {

@@ -59,8 +59,8 @@ fn no_answer() -> Option<Failure> {
     Some(Failure::Unknown("nobody has answered".to_owned()))
 }
 
-/// Returns the error of a commit whose first request is lost. At the request with the index `at`, another client writes
-/// the value `writes` times without the lock.
+/// Returns the error of a commit whose first request is lost. Just before the commit's request number `at`, counted
+/// from 0, another client writes the value `writes` times without the lock.
 async fn disturbed(at: usize, writes: usize) -> Error {
     let (zk, path) = (Memory::new(), "/doubts");
     write(&counter(&zk, path), 7).await;
@@ -129,8 +129,8 @@ async fn a_commit_in_doubt_is_settled_on_the_next_session() {
     }
 }
 
-/// By the field `after`, the library can find a commit with an unknown outcome even if another commit has replaced its
-/// value: see [`Error::OutcomeUnknown`].
+/// The field `after` of a stored value names the commit before it. With this field, the library can find a commit with
+/// an unknown outcome even if another commit has replaced its value: see [`Error::OutcomeUnknown`].
 #[support::judged]
 async fn each_value_names_the_commit_before_it() {
     let (zk, path) = (Memory::new(), "/doubts");
@@ -190,7 +190,8 @@ async fn an_initial_value_waits_until_foreign_bytes_are_gone() {
         let (zk, path) = (Memory::new(), "/doubts");
         let stranger = zk.connect();
         let (line, contenders) = Hindered::counting(&zk, move |before| {
-            // `stranger` writes before the lock's directory exists.
+            // Before the first create of a contender, and so before the lock's directory exists, `stranger` writes
+            // foreign bytes.
             if before == 0 {
                 now(put(&stranger, path, b"a stranger's"));
             }

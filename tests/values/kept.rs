@@ -40,7 +40,7 @@ async fn kept_reads_send_nothing_and_see_the_newest_value() {
         for _ in 0..2 {
             assert_eq!(*soon("a read", reader.read()).await.unwrap(), value);
         }
-        // The reader's session sets the watch on its own node a moment after the grant.
+        // The session of the reader sets the watch on its own node shortly after the grant. The last round checks this.
         if value == 20 {
             eventually("the node is watched", || async { wire.count(Op::GetData) > 0 }).await;
         }
@@ -48,7 +48,7 @@ async fn kept_reads_send_nothing_and_see_the_newest_value() {
         for _ in 0..1_000 {
             assert_eq!(*reader.read().await.unwrap(), value);
         }
-        // One heartbeat may come in between: a read and a check.
+        // Besides at most one heartbeat (a read and a check), only the watch on the node may be sent during the reads.
         assert!(wire.requests().len() - before <= 3, "{:?}", &wire.requests()[before..]);
     }
 }
