@@ -308,7 +308,8 @@ pub(crate) enum IfTaken {
 /// The state of an acquisition from the create of its node until the grant.
 pub(crate) struct WaitState<'a> {
     pub(crate) if_taken: IfTaken,
-    /// The store of each listing of the queue, for the timeout error.
+    /// Where each listing of the queue is stored, for the timeout error and for progress reports. `None` if nothing needs the
+    /// listings.
     pub(crate) waiting: Option<&'a QueueView>,
     pub(crate) on_wait: Option<Box<OnWait>>,
     /// The reply to the listing that was sent with the create. `None` if the reply to the create was lost.

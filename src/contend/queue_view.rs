@@ -62,8 +62,8 @@ pub(crate) struct QueueSnapshot {
     pub(crate) listings: usize,
 }
 
-/// Waits until the queue was listed more than `listings` times. Registers no waker: the task that lists the queue for a shared
-/// acquisition wakes all tasks that wait for that acquisition.
+/// Waits until the queue was listed more than `listings` times. This future registers no waker, because the task that lists the
+/// queue for a shared acquisition wakes all tasks that wait for that acquisition.
 pub(crate) async fn next_listing(waiting: &QueueView, listings: usize) -> QueueSnapshot {
     poll_fn(|_| match &*waiting.snapshot() {
         Some(snapshot) if snapshot.listings > listings => Poll::Ready(snapshot.clone()),

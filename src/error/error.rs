@@ -322,7 +322,7 @@ impl Error {
     /// Wraps this error as the error of the lock at `path`, which is one of several locks.
     pub(crate) fn of_one(self, path: &str) -> Error {
         match self {
-            // The text of the error names its path already.
+            // The texts of these two errors name the path already.
             Error::InvalidInput(_) | Error::OneOfMany { .. } => self,
             error => Error::OneOfMany { path: path.to_owned(), error: Box::new(error) },
         }

@@ -180,8 +180,8 @@ impl Kept {
             if self.is_wanted.load(Ordering::SeqCst) {
                 continue;
             }
-            // The last waiting use may have left during the poll, while the locked mutex kept it from dropping the
-            // acquisition.
+            // The last waiting use may have left during the poll. That use could not drop the acquisition, because the mutex was
+            // locked.
             if self.is_abandoned() {
                 self.abandon();
             }
@@ -343,8 +343,9 @@ impl Kept {
             };
             let why = node.find_loss().map_or(why, Why::by);
             if let Some(kept) = kept.upgrade() {
-                // The acquisition of a kept node asks for all kept nodes while it waits, and this request fires our own
-                // watch, too. So after such a request, the event is no proof that another contender has asked.
+                // The acquisition of a kept node asks for all kept nodes while it waits, and this request fires our own watch,
+                // too. So after such a request, the event is no proof that another contender has asked. The node is then given
+                // up, but does not count as kept in vain.
                 if why == Why::Asked && !node.has_asked() {
                     kept.handle_ask();
                 }

@@ -56,7 +56,7 @@ impl MultiGuard {
         MultiGuard { locks: Vec::new(), first_loss: OnceLock::new(), life: GuardLife::default() }
     }
 
-    /// Adds the next lock once it is granted. Fails if an earlier lock is lost before that.
+    /// Waits for the grant of the next lock, and adds this lock. Fails if a lock of this guard is lost during the wait.
     pub(crate) async fn add(
         &mut self,
         lock: &RwLock,

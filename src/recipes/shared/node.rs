@@ -172,7 +172,7 @@ impl ValueNode {
 }
 
 /// How often a commit is sent whose replies are lost although smaller requests get replies. After that, the size of the commit is
-/// taken for the cause.
+/// taken for the cause of the losses.
 const TRIES: u32 = 4;
 
 /// The state of the node before a commit.
