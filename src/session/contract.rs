@@ -145,7 +145,7 @@ impl SessionSlot {
 ///     [answered](SessionStore::answered) or, by a quorum, [acknowledged](SessionStore::acknowledged), of each loss and return of
 ///     the [connection](SessionStore::connected), when a handshake is known to have [resumed](SessionStore::resumed) the session,
 ///     and of its [end](SessionStore::end).
-/// 12. **Nothing is locked at a call.** The library calls a session while it holds none of its own locks. So a session may
+/// 12. **Nothing is locked at a call.** The library calls a session while it holds none of its own mutexes. So a session may
 ///     wake tasks, and report to its store, inside a request, and a waker may poll its task there.
 ///
 /// # Implementing it

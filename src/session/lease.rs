@@ -59,7 +59,7 @@ pub struct Lease {
     clock: Clock,
     state: Mutex<LeaseState>,
     /// When the lease ends, in nanoseconds on the session's clock. 0 once the session is over, `u64::MAX` in steady
-    /// mode. This is a copy of the state, which [`Lease::covered_at`] reads without the lock, because a node that its
+    /// mode. This is a copy of the state, which [`Lease::covered_at`] reads without the mutex, because a node that its
     /// process keeps between uses is checked millions of times a second.
     valid_until: AtomicU64,
     /// The epoch of the lease that ends at `valid_until`.
@@ -396,7 +396,7 @@ impl Lease {
         self.validity_at(now).map(|(_, epoch)| epoch)
     }
 
-    /// Returns the present moment if the lease is valid and has been valid since this epoch began. Takes no lock. On
+    /// Returns the present moment if the lease is valid and has been valid since this epoch began. Takes no mutex. On
     /// `None` the caller must call [`Lease::epoch_at`], because the atomics that this function reads may be older than
     /// the state.
     pub(crate) fn covered_at(&self, epoch: u64) -> Option<Moment> {

@@ -307,8 +307,8 @@ impl ContenderNode {
     pub(crate) fn find_loss(self: &Arc<Self>) -> Option<Loss> {
         let (lease, now) = (&self.lease, self.lease.now());
         if now == FORKED {
-            // In a forked process nothing is recorded and no task is woken, because both need locks. A thread of the
-            // parent may have held these locks at the fork, and taking them here would then block for ever.
+            // In a forked process nothing is recorded and no task is woken, because both need mutexes. A thread of the
+            // parent may have held these mutexes at the fork, and taking them here would then block for ever.
             return Some(Loss::SessionOver(Ending::Forked));
         }
         let (loss, event) = self.change(|it| {
@@ -332,7 +332,7 @@ impl ContenderNode {
         loss
     }
 
-    /// Returns the present moment if the node is held and no loss was found so far. Takes no lock. On `None` the caller
+    /// Returns the present moment if the node is held and no loss was found so far. Takes no mutex. On `None` the caller
     /// must call [`ContenderNode::find_loss`].
     pub(crate) fn held_at(&self) -> Option<Moment> {
         let now = self.lease.covered_at(self.held_in.load(Ordering::Acquire).checked_sub(1)?)?;
@@ -462,7 +462,7 @@ pub(crate) struct Limits {
     /// The longest duration of one hold, or of one use of a node that is kept between uses.
     longest: OnceLock<Duration>,
     ends: Mutex<Ends>,
-    /// The earliest end in `ends`, in nanoseconds on the session's clock. This copy is read without the lock, because a
+    /// The earliest end in `ends`, in nanoseconds on the session's clock. This copy is read without the mutex, because a
     /// node that is kept between uses is checked millions of times a second.
     first: AtomicU64,
     /// When the node is given up, on the session's clock. Set once a hold or use has exceeded its limit.

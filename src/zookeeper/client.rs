@@ -415,7 +415,7 @@ impl Sessions {
     /// Waits until this client is closed or dropped. The future does not keep the client alive.
     fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut closed = self.closed.subscribe();
-        // Drops the result inside the block, because the result holds the channel's lock.
+        // Drops the result inside the block, because the result holds the internal lock of the channel.
         async move { drop(shielded(closed.wait_for(|closed| *closed)).await) }
     }
 

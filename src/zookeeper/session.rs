@@ -306,7 +306,7 @@ impl ZooKeeperSession {
     fn end_as_replaced(&self) -> Failure {
         self.end(Ending::Replaced);
         // The pipeline is closed in a task, because this function may run in the first poll of a request, which holds
-        // the pipeline's lock.
+        // the pipeline's mutex.
         let pipeline = Arc::clone(&self.pipeline);
         self.background.run(async move { pipeline.close() });
         Failure::Over(Ending::Replaced)
