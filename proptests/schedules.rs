@@ -130,7 +130,7 @@ fn first_failure(first: u64, schedules: u64, runs: usize) -> Option<String> {
                     let why = failure_of_seed(seed, runs);
                     drop(watched);
                     if let Some(why) = why {
-                        // No seed is left, so the other workers stop.
+                        // Marks all seeds as taken, so that the other workers stop after this failure.
                         next.store(schedules, Ordering::Relaxed);
                         let after = format!("after {} of {schedules} schedules", i + 1);
                         failed.lock().expect("nothing panics here").get_or_insert(format!("{after}: {why}"));

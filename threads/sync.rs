@@ -86,8 +86,9 @@ fn switch() {
     let _ = atomic::AtomicBool::new(false).load(atomic::Ordering::Relaxed);
 }
 
-/// Stands in for the standard library's `OnceLock`. A second thread waits on shuttle's lock. The second thread must not
-/// block the operating system's thread, which runs all threads of a test.
+/// Stands in for the standard library's `OnceLock`. While one thread makes the value, a second thread waits on
+/// shuttle's lock. The standard library's type would block the operating system's thread, which runs all threads of a
+/// test.
 pub(crate) struct OnceLock<T> {
     begun: Mutex<()>,
     value: std::sync::OnceLock<T>,

@@ -209,7 +209,8 @@ impl World {
             }
             Action::Expire => {
                 if self.cut[client] {
-                    // The ensemble expires the session after the whole session timeout. The lease has ended before.
+                    // Lets the session timeout pass first, because the ensemble expires a session only then. The
+                    // session's lease ends earlier.
                     tokio::time::advance(LONG).await;
                 }
                 memory.faults().expire();
@@ -245,8 +246,8 @@ impl World {
                 memory.faults().forget_watches();
                 self.are_unheard = true;
             }
-            // Only a server that does not lag is frozen. A server that lags may not have the node yet. If a server
-            // never showed a contender, another contender could be granted the lock at the same time.
+            // A server that lags is not frozen: it may lack the node of a contender, and would never show the node
+            // later. Another contender could then be granted the lock although the first one holds it.
             Action::Freeze(part) if !self.lagging[client] => {
                 if let Some(node) = self.node_in(part, i) {
                     memory.faults().freeze(node);
@@ -268,7 +269,8 @@ impl World {
     fn node_in(&self, part: Part, i: usize) -> Option<String> {
         let directory = World::directory(part);
         let mut children = self.children(directory);
-        // Sorts by sequence number, because the names begin with a random id.
+        // Sorts by sequence number and not by name, because the names begin with a random id. So a schedule selects the
+        // same node in every run.
         children.sort_by_key(|name| name.rsplit(|c: char| !c.is_ascii_digit()).next().map(str::to_owned));
         children.get(i % children.len().max(1)).map(|child| format!("{directory}/{child}"))
     }

@@ -173,7 +173,8 @@ impl Ledger {
                 return Actor::Idle;
             }
         };
-        // After a restore, a token that was granted before may be granted to another contender.
+        // The ensemble was restored during this work. The token of a lost hold may then be granted to another contender
+        // too, so the token is not checked.
         if age < self.age && held.claims().iter().any(|claim| !claim.is_held()) {
             return Actor::Idle;
         }
@@ -257,7 +258,7 @@ impl Ledger {
             // The library waits for a reply for at most a session timeout. A process that was cut off and slept for
             // that long may report `Unreachable` before it learns that its session is over.
             Error::Unreachable(_) => self.has_stalls || (self.may_cut && self.may_expire),
-            // The restore has changed the value since the grant.
+            // A write of the value checks the value's version, and the restore has changed the version since the grant.
             Error::TransactionRefused { .. } => self.has_forgotten,
             // The handle has seen the value, and the restored ensemble has none.
             Error::Value { error: ValueError::Vanished, .. } => self.has_forgotten,
@@ -630,7 +631,7 @@ impl World {
         }
     }
 
-    /// Resets the facts to those of the restored ensemble.
+    /// Sets the value and the taken permits in the ledger to those of the restored ensemble.
     pub(super) async fn begin_anew(&mut self) {
         if let Ok((bytes, _)) = self.observer.data(VALUE_NODE).await {
             let text = String::from_utf8_lossy(&bytes).into_owned();

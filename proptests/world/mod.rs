@@ -144,7 +144,8 @@ impl World {
     fn steps_blindly(mut self, steps: Vec<Step>) -> World {
         let (done, mut world) = tokio::sync::oneshot::channel();
         let session = Arc::clone(&self.observer);
-        // The steps run inside a background task, because no other background task runs meanwhile.
+        // The steps run inside a background task, because the ensemble runs one background task at a time. So no other
+        // background task runs before the steps have ended.
         session.spawn(Box::pin(async move {
             self.is_blind = true;
             for step in steps {
@@ -156,8 +157,8 @@ impl World {
         world.try_recv().expect("no step waits")
     }
 
-    /// Returns whether this step, or a later step that follows from it, needs background tasks: time must pass, or a
-    /// contender must watch its own node.
+    /// Returns whether the effects of this step need background tasks: time must pass, or a contender must watch its
+    /// own node.
     fn needs_others(&self, Step(actor, action, _): Step) -> bool {
         match action {
             Action::Wait | Action::Cut(_) | Action::Remove(_) | Action::Clear(_) | Action::Restore => true,

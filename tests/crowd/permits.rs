@@ -129,7 +129,7 @@ async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
         }
         let node = format!("{directory}/{}", names[dice.below(names.len() as u64) as usize]);
         let asked = world.history.now();
-        // Unless the reply is `NoNode`, the node may have been deleted.
+        // Unless the reply is `NoNode`, the node may have been deleted, so the deletion is recorded.
         if !matches!(session(&world.operator).await.delete(&node).await, Err(Failure::NoNode)) {
             world.history.operator_deleted(&node, asked);
             world.saw("a node was deleted by an operator");
@@ -172,7 +172,7 @@ async fn swarm_phase(world: &Arc<World>, dice: &mut Seeded, lasts: Duration) {
     let end = Instant::now() + lasts;
     let mut tasks = JoinSet::new();
     let mut own_dice = || Seeded(dice.below(u64::MAX));
-    // Every other client has two tasks, which contend on one session.
+    // Every second client has two tasks, which contend on one session.
     for number in (0..CLIENTS as usize).chain((0..CLIENTS as usize).step_by(2)) {
         let (world, dice) = (Arc::clone(world), own_dice());
         tasks.spawn(async move { use_permits(&world, &world.clients[number], dice, end).await });

@@ -336,7 +336,8 @@ async fn stopped_past_its_session(on: On) {
         first.signal("CONT");
         first.ends().await.with(LOST);
     } else {
-        // The stopped process has locked the SQLite file, and no other process can release that lock.
+        // The stopped process has locked the SQLite file, and no other process can release that lock. So the second
+        // process holds the ZooKeeper lock, and waits for the file.
         line_becomes(&lock, "W+").await;
         assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1]);
         first.signal("CONT");

@@ -35,7 +35,7 @@ fn the_figures_are_those_of_the_results() {
     let results = results();
     for file in files("docs", "md").into_iter().chain([root().join("README.md")]) {
         let (name, page) = (file.display(), read(&file));
-        // The table of `docs/comparison.md` has no such marks, and is checked by `nemesis.rs`.
+        // `docs/comparison.md` has no marks of single values, and `nemesis.rs` checks its table.
         if !page.contains("<!-- value: ") {
             continue;
         }

@@ -200,7 +200,7 @@ impl Member {
                 What::Delete { path: deletion.path.clone(), signals: deletion.signals }
             }
             Ok(RemovalRequest::List) => What::List,
-            // The create is in progress, the connection is down, or the removal is over.
+            // No request is needed now: the create is in progress, the connection is down, or the removal is over.
             _ => return,
         };
         self.send(what, By::Removal(removal));
@@ -364,7 +364,8 @@ impl State {
     /// Answers every request of a connection or session with this failure.
     fn fail(&mut self, me: usize, failure: &Failure, creates: u8) {
         let failed: Vec<_> = self.members[me].sent.drain(..).collect();
-        // The server carries out no requests of a session that is over.
+        // The server carries out no request of a session that is over, so none of these requests can be carried out
+        // late.
         if *failure == unknown() && !self.members[me].is_over {
             let late = &mut self.members[me].late;
             for Request { what, .. } in &failed {

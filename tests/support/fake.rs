@@ -107,7 +107,7 @@ impl Fake {
 impl Drop for Fake {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::SeqCst);
-        // The listener checks `is_over` when it has accepted a connection, so connect once.
+        // The listener checks `is_over` only after it has accepted a connection, so this drop connects once.
         let _ = TcpStream::connect(self.port.address());
         let _ = self.thread.take().map(JoinHandle::join);
     }

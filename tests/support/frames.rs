@@ -109,7 +109,7 @@ impl Hello {
             Direction::ToClient => None,
         };
         let (timeout, session, password) = (fields.int()?, fields.long()?, fields.buffer()?.to_vec());
-        // Servers and clients before 3.4 omit this field.
+        // Servers and clients before 3.4 omit the read-only flag.
         let read_only = fields.take(1) == Some(&[1]);
         Some(Self { zxid, timeout, session, password, read_only })
     }

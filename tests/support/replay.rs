@@ -156,8 +156,8 @@ struct Node {
     path: String,
     name: Name,
     session: i64,
-    /// The zxid of the transaction that created the node. For the node that a downgrade created, the zxid of the node
-    /// before.
+    /// The zxid of the transaction that created the node. For a node that a downgrade created, the token of the node
+    /// that the downgrade replaced.
     token: i64,
     /// When the contender's turn came: the zxid and the proposal time of the transaction that brought the turn, and how
     /// the last node in the way was removed, or `None` if no node was in the way.
@@ -447,7 +447,7 @@ impl Replay<'_> {
 
     fn deleted(&mut self, txn: &Txn, path: &str) {
         let Some(at) = self.at.get(path).copied() else {
-            // The sequence numbers of a directory that is created again begin with 0.
+            // Forgets the queue of a deleted directory, because the sequence numbers of a new directory begin with 0.
             self.queues.remove(path);
             return;
         };

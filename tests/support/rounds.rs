@@ -186,7 +186,8 @@ struct Own {
     end: Box<dyn FnOnce() + Send>,
 }
 
-/// A value that the tests of a process share, such as a server. It can be ended while tests refer to it.
+/// A value that the tests of a process share, such as a server. `end` takes `&self`, because other tests may still
+/// refer to the value.
 pub trait Ends: Send + Sync + 'static {
     fn end(&self);
 }

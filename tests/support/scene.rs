@@ -102,7 +102,7 @@ pub async fn children(zk: &ZooKeeper, directory: &str) -> Vec<String> {
         match session(zk).await.children(directory).await {
             Ok(children) => return children,
             Err(Failure::NoNode) => return Vec::new(),
-            // On a busy machine a server may close the connection of a client that it hears from too late.
+            // Retries: on a busy machine a server may close the connection of a client that it hears from too late.
             Err(Failure::Unknown(_)) => tokio::time::sleep(INTERVAL).await,
             Err(failure) => panic!("{directory} cannot be listed: {failure}"),
         }

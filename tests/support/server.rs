@@ -247,7 +247,7 @@ impl Server {
     /// Restarts the server, so that its next transactions get zxids after `zxid`, in the way that ZooKeeper's
     /// administrator's guide advises.
     pub fn go_on_after(&self, zxid: i64) {
-        // A server writes a snapshot when it starts.
+        // A server writes a snapshot when it starts, so this restart puts all changes into a snapshot.
         self.restart();
         self.kill();
         snapshot::call_newest_after(&self.home.data(), zxid);
