@@ -85,8 +85,8 @@ impl ContenderHandle {
             Operation::Delete { path: from.clone(), version: None },
         ];
         let session = self.session();
-        // From here on, the ensemble may have the WRITE node or the READ node. Dropping this future and the handle
-        // removes both.
+        // From here on, the ensemble may have the WRITE node or the READ node. Dropping this future and the handle removes
+        // whichever of the two exists.
         self.node().change(|it| it.known.begin_move(None));
         let mut tries = Tries::LOST_ANSWERS;
         loop {
@@ -163,7 +163,7 @@ impl ContenderHandle {
         };
         let stat = match answer {
             Ok(stat) if stat.ephemeral_owner == session.id() => stat,
-            // The server has replaced our session by a new one, which owns the new node.
+            // Another session owns the new node, because the server has replaced our session by a new one.
             Ok(_) => {
                 return Err(NotExchanged::Failed(Failure::Refused(format!("{} is of another session", exchange.to))));
             }

@@ -178,7 +178,7 @@ impl<'guard> Transaction<'guard> {
             return Err(Error::invalid(format!("a transaction of {bytes} bytes; at most {size_limit} may be sent")));
         }
         locks.iter().for_each(|lock| lock.node().begin_write());
-        // The end of a leader's term may have given the lock back before `begin_write`.
+        // The end of a leader's term may have given the lock back before `begin_write`. The transaction is then not sent.
         if let Some(lock) = locks.iter().find(|lock| lock.node().has_left()) {
             locks.iter().for_each(|lock| lock.node().settle_write());
             return Err(lost(lock, Loss::GivenBack));
@@ -294,7 +294,7 @@ impl<'a> Doubt<'a> {
         let lost = select_all(self.locks.iter().map(|lock| Box::pin(lock.lost())));
         let find_out = async {
             let mut answer = answer.clone();
-            // The transaction was sent once before this loop.
+            // The transaction was sent once before this loop, so all tries together are `TRIES`.
             for _ in 1..TRIES {
                 let nodes = self.read_nodes().await?;
                 match self.fate(&nodes) {

@@ -230,7 +230,7 @@ impl Kept {
     pub(crate) fn give_up(&self, why: Why) {
         let mut state = self.state.lock();
         let woken = state.close(why);
-        // Dropping the hold sends the removal.
+        // Dropping the hold sends the removal of the node.
         drop(settle(state, woken));
     }
 

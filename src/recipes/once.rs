@@ -209,7 +209,8 @@ impl DueCheck {
         }
         let at = humantime::format_rfc3339_millis(date(last.at));
         emit!(DEBUG, path = hold.shown(), host = last.host, %at, "the work is not due: it was done within the period");
-        // The work was done within the period before the grant. This stays true if the lock is lost now.
+        // The lock is given back in the background. The answer does not need the lock: the work was done within the period before
+        // the grant, even if the lock is lost now.
         drop(guard);
         Ok(Work::Done(last))
     }

@@ -251,8 +251,8 @@ fn a_waiter_skips_ghosts_while_a_server_lists_them() {
     assert_eq!(waiter.departs(Departure::GoneAtLeader), Step::List);
     assert_eq!(awaits(waiter.lists(&[holder, FIRST, ME, me])), holder, "a writer before a ghost still counts");
     assert_eq!(waiter.ghosts, [ME, FIRST].map(Arc::from));
-    // The waiter skips a ghost by its exact name. A writer that has downgraded has the same number as its ghost, but
-    // another name, so it is not skipped.
+    // The waiter skips a ghost by its exact name. A writer that has downgraded has the same number as its ghost, but another
+    // name, so the waiter does not skip the new name.
     assert_eq!(awaits(waiter.lists(&["h~b-READ-0000000002", FIRST, ME, me])), "h~b-READ-0000000002");
     // The client has reconnected to another server, which lists none of the ghosts.
     assert_eq!(waiter.departs(Departure::ListAgain), Step::List);

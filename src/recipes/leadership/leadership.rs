@@ -135,7 +135,7 @@ impl Leadership {
     {
         let campaign = self.candidate.begin_campaign()?;
         while let Some(term) = campaign.next().await? {
-            // The work is dropped before the lock is given back.
+            // At the end of the term, `while_held` drops the work. Only after that, `finish` gives the lock back.
             let ended = while_held(term.loss(), term.wait_for_end(), async { work(term.term()).await }).await;
             if let Some(output) = term.finish(ended).await? {
                 return Ok(Some(output));
@@ -198,7 +198,8 @@ impl Leadership {
     /// Returns the present term, if this candidate leads. Its [number](Term::number) is the fencing token.
     pub fn term(&self) -> Option<Term> {
         let term = self.candidate.status.borrow().term.clone();
-        // The status must not be locked here: finding the loss of a term wakes the tasks that end the term.
+        // The status is not locked here. The filter may find the loss of the term and wake the tasks that end the term, and these
+        // tasks lock the status.
         term.filter(Term::is_leader)
     }
 

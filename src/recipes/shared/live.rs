@@ -306,8 +306,8 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
             tokio::select! {
                 biased;
                 () = failed.closed() => {}
-                // Stops once the node has a value, because the stream may be polled again much later. `drop` ends the borrow of
-                // the copy before the write is dropped.
+                // Stops the write once the node has a value, because the stream may be polled again much later. The call of
+                // `map(drop)` ends the borrow of the copy before the write is dropped.
                 () = known.wait_for(|known| !known.is_unset_since(before)).map(drop) => {}
                 error = write => drop(failed.send(error)),
             }
