@@ -58,7 +58,8 @@ impl Recorder for Current {
     }
 }
 
-/// Runs this test alone, with a recorder of its own.
+/// Calls `run` with a recorder of its own, while no other test of this file runs. Fails if a gauge is not zero at the
+/// end.
 fn measured(run: impl FnOnce(&Measured)) {
     static ALONE: Mutex<()> = Mutex::new(());
     static INSTALLED: Once = Once::new();

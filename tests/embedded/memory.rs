@@ -559,7 +559,7 @@ fn a_writer_that_left_again_does_not_contend() {
     assert_pending!(contended.poll());
 }
 
-// Acquisitions, tries and releases that are dropped after each number of polls.
+// Futures of acquisitions, tries and releases, dropped after each number of polls.
 
 /// More polls than any acquisition takes.
 const POLLS: usize = 60;

@@ -24,7 +24,7 @@ const RECORD: &str = "/cron/report.done";
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// More polls than an acquisition takes, or the write of the record that the work is done.
+/// More polls than an acquisition takes, and more than the write of the record of finished work takes.
 const POLLS: usize = 40;
 
 const PERIOD: Duration = Duration::from_secs(50 * 60);

@@ -164,7 +164,7 @@ fn a_handle_without_a_number_may_take_all_permits() {
     assert_eq!(now(plain().acquire_many(2)).expect("all are free").count(), 2);
 }
 
-// Acquisitions and releases of permits that are dropped after each number of polls.
+// Futures of acquisitions and releases of permits, dropped after each number of polls.
 
 /// More polls than any acquisition takes.
 const POLLS: usize = 80;

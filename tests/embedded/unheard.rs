@@ -54,7 +54,7 @@ async fn ends<F: IntoFuture>(future: F) -> F::Output {
     timeout(5_000 * SECOND, future.into_future()).await.expect("in time")
 }
 
-/// Returns a client that fails the test if it sends requests without end.
+/// Returns a client that fails the test at its 501st request, because a request is then repeated for ever.
 fn counted(zk: &Memory) -> Hindered {
     let count = Count::default();
     Hindered::new(zk, move |_| {

@@ -397,7 +397,7 @@ pub(crate) async fn a_value_that_cannot_be_decoded_is_not_written(h: &impl Harne
 pub(crate) async fn only_values_within_the_size_limit_are_written(h: &impl Harness) {
     const ALLOWED: usize = 1_044_479;
     let (one, two) = (h.client().await, h.client().await);
-    // A long path leaves less room for the value.
+    // The transaction that writes the value also contains the paths. So a long path leaves less room for the value.
     let path = format!("{}/{}", h.directory(), "p".repeat(900));
     let blob: Shared<Vec<u8>> = Shared::with_format(&one, &path, Raw).build().unwrap();
     let first = write(&blob, Vec::new()).await;

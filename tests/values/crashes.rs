@@ -38,7 +38,7 @@ impl Halves {
     }
 }
 
-/// Commits rising numbers and prints each, until the process is killed.
+/// The child process: commits rising numbers and prints each, until it is killed.
 #[test]
 fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };

@@ -38,8 +38,8 @@ fn requests(wire: &Proxy) -> (Vec<Op>, Vec<Op>) {
     (about_value.into_iter().map(|(op, _)| op).collect(), about_lock.map(|(op, _)| op).collect())
 }
 
-/// Returns the requests of `work`. At least eight of the last ten runs must agree, because a run with a heartbeat
-/// differs.
+/// Runs `work` until eight of its last ten runs have sent the same requests, and returns these requests. A run may
+/// differ from the others because a heartbeat was sent.
 async fn usual(wire: &Proxy, work: impl AsyncFn()) -> (Vec<Op>, Vec<Op>) {
     let mut costs: Vec<(Vec<Op>, Vec<Op>)> = Vec::new();
     for _ in 0..100 {
@@ -176,7 +176,7 @@ async fn a_commit_that_is_cut_at_any_byte_is_done_once() {
     let shared = counter(&zk, "/shared/cut");
     let mut guard = shared.write().await.unwrap();
     guard.commit().await.unwrap();
-    // Both the request and its reply are shorter than the last cut.
+    // The cuts reach beyond the end of the request and of the reply, because both are shorter than 396 bytes.
     for (number, bytes) in (0..400).step_by(9).enumerate() {
         let how = if number % 2 == 0 { Close::Fin } else { Close::Rst };
         let frames = if number % 3 == 0 { Frames::replies(Op::Multi) } else { Frames::requests(Op::Multi) };
