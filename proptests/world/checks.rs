@@ -579,7 +579,8 @@ impl World {
         self.ledger.queued = queued;
     }
 
-    /// Checks that the writes of the record came in the order of their tokens.
+    /// Checks that the token in [`RECORD`] is not lower than at the last check. Records the token for each actor that
+    /// has been granted the lock since then.
     async fn check_record(&mut self) {
         let (record, _) = self.observer.data(RECORD).await.expect("never deleted");
         let written = String::from_utf8_lossy(&record).parse().expect("a token");

@@ -35,7 +35,7 @@ struct Lives {
     expiries: usize,
     /// Whether the server may reply that the directory does not exist, after it has created a node there.
     denies: bool,
-    /// Whether the server refuses writes to lock nodes, which signal a hand-off.
+    /// Whether the server refuses the writes to lock nodes by which writers signal a hand-off.
     refuses_signals: bool,
     /// Whether the server may refuse a downgrade.
     refuses_downgrades: bool,
@@ -112,6 +112,7 @@ enum Reply {
     Listed(Result<Vec<String>, Failure>),
 }
 
+/// A step of the search. The first number is the index of the contender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Action {
     Enter(usize),
@@ -124,7 +125,7 @@ enum Action {
     Cut(usize),
     /// The server carries out the oldest request of a broken connection.
     Late(usize),
-    /// A removal learns that the connection is back.
+    /// The removal with this index (the second number) learns that the connection is back.
     Link(usize, usize),
     Take(usize),
     Move(usize),

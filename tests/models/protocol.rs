@@ -120,6 +120,7 @@ pub(super) enum Event {
     Deleted,
 }
 
+/// A step of the search. The number is the index of the member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Action {
     ArmDirectory(usize),
