@@ -398,7 +398,7 @@ pub(crate) fn host_problem(host: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the machine's name, with invalid characters replaced.
+/// Returns the first `HOST_BYTES` bytes of the machine's name, with each invalid byte replaced by `_`.
 pub(crate) fn machine_name() -> String {
     let fit = |byte| if is_host_byte(byte) { char::from(byte) } else { '_' };
     let fit: String = system_name().bytes().take(HOST_BYTES).map(fit).collect();

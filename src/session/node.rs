@@ -299,8 +299,8 @@ impl ContenderNode {
         self.changed.notify_waiters();
     }
 
-    /// Checks the lease, the limits and the watch for a loss. Records and reports a new loss, and returns the first
-    /// recorded one. Sends no request.
+    /// Checks the lease, the limits and the watch for a loss. Records a loss, unless one is
+    /// recorded already, and reports the loss of a hold. Returns the recorded loss. Sends no request.
     ///
     /// This polls the watch on the node. If the watch has fired, this wakes the waiting tasks. A waiter without an
     /// epoch of the lease gets the current epoch.

@@ -1,5 +1,5 @@
-//! Protects the library's threads from the wakers of callers' tasks, which are the user's code. If a caller polls a
-//! future and a library thread wakes it, the future is wrapped in [`shielded`]. So a waker that panics does not keep
+//! Protects the library's threads from the wakers of callers' tasks, which are the user's code. Every
+//! future that a caller polls and that a library thread may wake is wrapped in [`shielded`]. So a waker that panics does not keep
 //! other wakers from being called, and a waker that blocks for ever blocks one thread only.
 
 use std::cell::Cell;

@@ -132,8 +132,8 @@ impl Pipeline {
                 Request::Read => {}
                 _ if !is_from_quorum(&answer) => {}
                 _ if identity.is_known() => {
-                    // The handshake of this connection may extend the lease only if the server resumed this session,
-                    // which is known only now. Later calls on the same connection change nothing.
+                    // The server is known to have resumed this session on this connection. Only then may the handshake of the
+                    // connection extend the lease. Later calls on the same connection change nothing.
                     store.resumed();
                     store.acknowledged(sent);
                 }

@@ -46,7 +46,7 @@ const ONCE: &str = "/swarm/once";
 const LED: &str = "/swarm/led";
 /// The number of clients that do work by `once_in`, and the number of clients that campaign.
 const OTHERS: u64 = 2;
-/// The node with the number that each leader increments.
+/// The node to which each leader writes the number of its term.
 const LEDGER: &str = "/count-led";
 const COUNTERS: [&str; 2] = ["/count-a", "/count-b"];
 /// The time limit for all grants after the faults. A session whose client is gone expires after 4 s and at most one

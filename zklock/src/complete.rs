@@ -82,7 +82,7 @@ pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
 struct Line {
     /// The words without their quotes.
     words: Vec<String>,
-    /// The last word as it was typed, with its quotes. `None` if the shell is not bash.
+    /// The last word as it was typed, with its quotes. `None` if the shell is not bash, or sent one word only.
     typed: Option<TypedWord>,
 }
 
