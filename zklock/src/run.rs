@@ -8,6 +8,7 @@ use rustix::process::{Pid, Signal};
 use tokio::sync::watch;
 use zk_rwlock::coordinator::Coordinator;
 use zk_rwlock::error::Ending;
+use zk_rwlock::once::{Record, Work};
 use zk_rwlock::queue::Progress;
 use zk_rwlock::{Acquire, ConnectionState, Dialect, Error, HoldState, Loss, Memory, RwLock, Semaphore, ZooKeeper};
 
@@ -80,9 +81,9 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
         guard = stall.during(acquire(&place, run, connection.verbose)) => guard,
     };
     let guard = match guard {
-        Ok(Some(guard)) => guard,
-        Ok(None) => {
-            skipped(&place, run).await;
+        Ok(Ok(guard)) => guard,
+        Ok(Err(record)) => {
+            skipped(&place, run, &record);
             leave(&zk, &mut signals).await;
             return Ok(run.skipped_exit_code);
         }
@@ -140,8 +141,8 @@ fn open<C: Coordinator + Clone>(zk: &C, run: &Run, order: &Order, dialect: Diale
     Ok(Place::Lock(builder.build()?))
 }
 
-/// Acquires the lock. With `--once-in`, returns `None` if the job was already done.
-async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Option<AnyGuard>, Error> {
+/// Acquires the lock. With `--once-in`, returns the record as an inner error if the job was already done.
+async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Result<AnyGuard, Record>, Error> {
     let started = Instant::now();
     if run.does_not_wait() {
         return try_to_acquire(place, run).await;
@@ -161,7 +162,7 @@ async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Option<An
         guard = wait_for(place, run, on_progress) => guard?,
         never = shown => match never {},
     };
-    if let Some(guard) = guard.as_ref().filter(|_| is_verbose) {
+    if let Some(guard) = guard.as_ref().ok().filter(|_| is_verbose) {
         let waited = humantime::format_duration(Duration::from_millis(
             u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
         ));
@@ -180,15 +181,15 @@ fn what(run: &Run) -> &'static str {
     }
 }
 
-async fn try_to_acquire(place: &Place, run: &Run) -> Result<Option<AnyGuard>, Error> {
+async fn try_to_acquire(place: &Place, run: &Run) -> Result<Result<AnyGuard, Record>, Error> {
     let lock = match place {
-        Place::Semaphore(semaphore) => return Ok(Some(AnyGuard::Permit(semaphore.try_acquire().await?))),
+        Place::Semaphore(semaphore) => return Ok(Ok(AnyGuard::Permit(semaphore.try_acquire().await?))),
         Place::Lock(lock) | Place::Either(lock, ..) => lock,
     };
     Ok(match run.once_in {
-        Some(period) => lock.try_once_in(period).await?.due().map(AnyGuard::Once),
-        None if run.shared => Some(AnyGuard::Read(lock.try_read().await?)),
-        None => Some(AnyGuard::Write(lock.try_write().await?)),
+        Some(period) => due(lock.try_once_in(period).await?),
+        None if run.shared => Ok(AnyGuard::Read(lock.try_read().await?)),
+        None => Ok(AnyGuard::Write(lock.try_write().await?)),
     })
 }
 
@@ -196,17 +197,17 @@ async fn wait_for(
     place: &Place,
     run: &Run,
     on_progress: impl FnMut(&Progress) + Send + 'static,
-) -> Result<Option<AnyGuard>, Error> {
+) -> Result<Result<AnyGuard, Record>, Error> {
     let lock = match place {
         Place::Semaphore(semaphore) => {
-            return Ok(Some(AnyGuard::Permit(bounded(semaphore.acquire(), run, on_progress).await?)));
+            return Ok(Ok(AnyGuard::Permit(bounded(semaphore.acquire(), run, on_progress).await?)));
         }
         Place::Lock(lock) | Place::Either(lock, ..) => lock,
     };
     Ok(match run.once_in {
-        Some(period) => bounded(lock.write(), run, on_progress).once_in(period).await?.due().map(AnyGuard::Once),
-        None if run.shared => Some(AnyGuard::Read(bounded(lock.read(), run, on_progress).await?)),
-        None => Some(AnyGuard::Write(bounded(lock.write(), run, on_progress).await?)),
+        Some(period) => due(bounded(lock.write(), run, on_progress).once_in(period).await?),
+        None if run.shared => Ok(AnyGuard::Read(bounded(lock.read(), run, on_progress).await?)),
+        None => Ok(AnyGuard::Write(bounded(lock.write(), run, on_progress).await?)),
     })
 }
 
@@ -220,20 +221,22 @@ fn bounded<G: zk_rwlock::Guard>(
     run.wait.into_iter().fold(acquire, Acquire::timeout)
 }
 
-/// Prints that the command is not run because the job was already done, and, if the record can be read, which process
-/// did the job.
-async fn skipped(place: &Place, run: &Run) {
+/// Returns the guard of a job that is due, or the record of the last success.
+fn due(work: Work) -> Result<AnyGuard, Record> {
+    match work {
+        Work::Due(guard) => Ok(AnyGuard::Once(guard)),
+        Work::Done(record) => Err(record),
+    }
+}
+
+/// Prints that the command is not run because the job was already done, and which process did the job.
+fn skipped(place: &Place, run: &Run, record: &Record) {
     if run.quiet {
         return;
     }
-    let queue = tokio::time::timeout(FAREWELL, place.queue()).await;
-    let last = queue
-        .ok()
-        .and_then(Result::ok)
-        .and_then(|queue| queue.done)
-        .map_or_else(|| "done".to_owned(), |done| done.to_string());
     let period = humantime::format_duration(run.once_in.unwrap_or_default());
-    say(&format!("{}: not run, because it was {}, less than {period} ago", place.path(), escape_controls(&last)));
+    let last = escape_controls(&record.to_string());
+    say(&format!("{}: not run, because it was {last}, less than {period} ago", place.path()));
 }
 
 async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeeper, stood_still: Duration) -> Exit {
