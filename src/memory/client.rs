@@ -77,8 +77,8 @@ impl Memory {
         if self.client.closed.load(Ordering::Acquire) {
             return ConnectionState::Closed;
         }
-        let cut = self.session().and_then(|session| self.client.ensemble.world().cut_since(session.id()));
-        match cut {
+        let session = self.session().filter(|session| session.lease().over().is_none());
+        match session.and_then(|session| session.lease().lost()) {
             Some(since) => ConnectionState::Connecting { since, why: Some("the connection is cut".to_owned()) },
             None => ConnectionState::Connected,
         }

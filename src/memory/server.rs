@@ -3,11 +3,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
 
 use tokio::sync::oneshot;
 
-use crate::memory::tasks::{Executor, Link, LinkState};
+use crate::memory::tasks::Executor;
 use crate::memory::tree::{
     Backup, Change, Node, Owned, Stamp, Tree, children_key, children_of, commit, is_from, parent_of,
 };
@@ -47,9 +46,7 @@ pub(super) struct World {
 
 struct SessionState {
     store: Arc<SessionStore>,
-    link: Arc<Link>,
-    /// When the connection was cut; `None` if it is not cut.
-    cut: Option<Instant>,
+    is_cut: bool,
     /// Why the ensemble has ended the session, while the client does not know yet.
     ended_as: Option<Ending>,
     /// The nodes that a lagging server shows; `None` if the server does not lag.
@@ -133,7 +130,7 @@ impl Ensemble {
             }));
         });
         self.requests.fetch_add(1, Ordering::Relaxed);
-        self.change(|world, fired| match world.sessions.get_mut(&session).filter(|state| !state.is_up()) {
+        self.change(|world, fired| match world.sessions.get_mut(&session).filter(|state| state.is_cut) {
             Some(cut_off) => cut_off.waiting.push(job),
             None => job(world, fired),
         });
@@ -150,18 +147,6 @@ impl Ensemble {
 }
 
 impl SessionState {
-    fn is_up(&self) -> bool {
-        self.link.state() == LinkState::Up
-    }
-
-    /// Changes the state of the connection now, so that a later request finds the new state. Returns the notification
-    /// for the tasks that wait for such a change.
-    fn change_link(&self, to: LinkState) -> Notification {
-        let link = Arc::clone(&self.link);
-        link.change(to);
-        Box::new(move |_| link.notify())
-    }
-
     fn deliver(&mut self, path: &str, event: Event, fired: &mut Vec<Notification>) {
         let hides = |(top, _): &(String, Tree)| is_from(path, top) || path == children_key(parent_of(top));
         if self.frozen.iter().any(hides) {
@@ -169,7 +154,7 @@ impl SessionState {
         }
         if self.view.is_some() {
             self.late.push((path.to_owned(), event));
-        } else if self.is_up() {
+        } else if !self.is_cut {
             self.fire(path, event, fired);
         }
     }
@@ -188,13 +173,11 @@ impl SessionState {
 }
 
 impl World {
-    /// Opens a session, and returns its id and its connection.
-    pub(super) fn open(&mut self, store: &Arc<SessionStore>) -> (i64, Arc<Link>) {
-        let link = Arc::new(Link::up());
+    /// Opens a session, and returns its id.
+    pub(super) fn open(&mut self, store: &Arc<SessionStore>) -> i64 {
         let state = SessionState {
             store: Arc::clone(store),
-            link: Arc::clone(&link),
-            cut: None,
+            is_cut: false,
             ended_as: None,
             view: None,
             late: Vec::new(),
@@ -208,7 +191,7 @@ impl World {
         };
         self.last_session += 1;
         self.sessions.insert(self.last_session, state);
-        (self.last_session, link)
+        self.last_session
     }
 
     /// Executes a request, unless `fault` loses the request. `fault` may also lose only the reply.
@@ -369,7 +352,7 @@ impl World {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.ended_as.get_or_insert(why);
         // After a close or a failed task, the client knows even without a connection that its session is over.
-        let is_notified = state.is_up() || matches!(why, Ending::Closed | Ending::Failed);
+        let is_notified = !state.is_cut || matches!(why, Ending::Closed | Ending::Failed);
         let owned = self.index.owned_by(session);
         if is_notified {
             self.end(session, why, fired);
@@ -387,9 +370,7 @@ impl World {
         // The lease ends now, before the notifications: another thread may be granted the lock as soon as the world is
         // unlocked.
         store.lease().end(why);
-        let link = state.change_link(LinkState::Over(why));
         fired.push(Box::new(move |_| store.end(why)));
-        fired.push(link);
         for armed in state.forgotten {
             fired.push(Box::new(move |_| armed.fire(Event::Over)));
         }
@@ -400,20 +381,17 @@ impl World {
     }
 
     pub(super) fn cut(&mut self, session: i64, fired: &mut Vec<Notification>) {
-        let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_up()) else { return };
+        let Some(state) = self.sessions.get_mut(&session).filter(|state| !state.is_cut) else { return };
         state.seen = self.zxid;
-        state.cut = Some(Instant::now());
+        state.is_cut = true;
+        // The loss is reported first, because a task that learns of a lost reply then waits for the connection.
+        fired.extend([state.change_store(|it| it.steady(false)), state.change_store(|it| it.connected(false))]);
         let withheld = state.withheld.take().into_iter().flatten();
         fired.extend(withheld.map(|notify| Box::new(move |_| notify(false)) as Notification));
-        fired.extend([
-            state.change_link(LinkState::Down),
-            state.change_store(|it| it.steady(false)),
-            state.change_store(|it| it.connected(false)),
-        ]);
     }
 
     pub(super) fn silence(&mut self, session: i64, fired: &mut Vec<Notification>) {
-        if let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_up()) {
+        if let Some(state) = self.sessions.get_mut(&session).filter(|state| !state.is_cut) {
             state.withheld.get_or_insert_default();
             fired.push(state.change_store(|it| it.steady(false)));
         }
@@ -421,14 +399,13 @@ impl World {
 
     /// Restores a session's connection, and delivers the events that its client missed.
     pub(super) fn heal(&mut self, session: i64, fired: &mut Vec<Notification>) {
-        let Some(state) = self.sessions.get_mut(&session).filter(|state| !state.is_up()) else { return };
+        let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_cut) else { return };
         if let Some(why) = state.ended_as {
             return self.end(session, why, fired);
         }
-        fired.extend([state.change_store(|it| it.steady(true)), state.change_store(|it| it.connected(true))]);
-        state.cut = None;
+        fired.push(state.change_store(|it| it.steady(true)));
+        state.is_cut = false;
         state.frozen.clear();
-        let link = state.change_link(LinkState::Up);
         let tree = Arc::clone(&self.tree);
         // Like ZooKeeper's `SetWatches`, this compares the server's nodes with the newest transaction that the client
         // has seen.
@@ -447,8 +424,8 @@ impl World {
         for (path, event) in missed {
             state.fire(&path, event, fired);
         }
+        fired.push(state.change_store(|it| it.connected(true)));
         let waiting = std::mem::take(&mut state.waiting);
-        fired.push(link);
         for job in waiting {
             job(self, fired);
         }
@@ -469,10 +446,6 @@ impl World {
         for session in sessions {
             self.end(session, Ending::Expired, fired);
         }
-    }
-
-    pub(super) fn cut_since(&self, session: i64) -> Option<Instant> {
-        self.sessions.get(&session)?.cut
     }
 
     /// Makes a session's server lag behind the other servers.

@@ -11,7 +11,6 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 
 use crate::memory::server::{Ensemble, Notification, World};
-use crate::memory::tasks::{Link, LinkState};
 use crate::memory::tree::{Node, Tree, children_key, children_of};
 use crate::session::contract::Session;
 use crate::session::lease::Lease;
@@ -27,7 +26,6 @@ pub(super) struct MemorySession {
     id: i64,
     ensemble: Arc<Ensemble>,
     store: Arc<SessionStore>,
-    link: Arc<Link>,
 }
 
 impl MemorySession {
@@ -37,8 +35,8 @@ impl MemorySession {
         let clock = move || opened.elapsed() + Duration::from_nanos(1);
         let store = Arc::new(SessionStore::new(Lease::with_clock(SESSION_TIMEOUT, Box::new(clock))));
         store.steady(true);
-        let (id, link) = ensemble.change(|world, _| world.open(&store));
-        Arc::new(MemorySession { id, ensemble: Arc::clone(ensemble), store, link })
+        let id = ensemble.change(|world, _| world.open(&store));
+        Arc::new(MemorySession { id, ensemble: Arc::clone(ensemble), store })
     }
 
     fn request<T: Send + 'static>(
@@ -74,20 +72,6 @@ impl Session for MemorySession {
 
     fn store(&self) -> &Arc<SessionStore> {
         &self.store
-    }
-
-    async fn connected(&self) -> Result<(), Ending> {
-        let is_known = |state| match state {
-            LinkState::Up => Some(Ok(())),
-            LinkState::Down => None,
-            LinkState::Over(why) => Some(Err(why)),
-        };
-        self.link.wait_until(is_known).await
-    }
-
-    async fn over(&self) -> Ending {
-        let is_over = |state| if let LinkState::Over(why) = state { Some(why) } else { None };
-        self.link.wait_until(is_over).await
     }
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {

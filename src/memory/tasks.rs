@@ -1,13 +1,13 @@
-//! The background tasks of an embedded ensemble, and the state of a session's connection.
+//! The background tasks of an embedded ensemble.
 
 use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Wake, Waker};
 
-use crate::session::request::{Ending, Task};
+use crate::session::request::Task;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{HashMap, Mutex, Notify};
+use crate::sync::{HashMap, Mutex};
 
 /// An executor without a thread of its own: the thread that wakes a task runs the task. So only the calls of a test cause events
 /// in the background.
@@ -85,56 +85,6 @@ impl Wake for Ready {
     fn wake(self: Arc<Self>) {
         if let Some(executor) = self.executor.upgrade() {
             executor.schedule(self.number);
-        }
-    }
-}
-
-/// The state of a session's connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LinkState {
-    Up,
-    Down,
-    Over(Ending),
-}
-
-/// The state of a connection, and a notification for the tasks that wait for a change. The state changes immediately;
-/// the tasks are notified later, in the order in which they began to wait.
-pub(super) struct Link {
-    state: Mutex<LinkState>,
-    changed: Notify,
-}
-
-impl Link {
-    pub(super) fn up() -> Link {
-        Link { state: Mutex::new(LinkState::Up), changed: Notify::new() }
-    }
-
-    pub(super) fn state(&self) -> LinkState {
-        *self.state.lock()
-    }
-
-    /// Changes the state, unless the session is over.
-    pub(super) fn change(&self, to: LinkState) {
-        let mut state = self.state.lock();
-        if !matches!(*state, LinkState::Over(_)) {
-            *state = to;
-        }
-    }
-
-    pub(super) fn notify(&self) {
-        self.changed.notify_waiters();
-    }
-
-    /// Waits until `is_awaited` returns a value for the state.
-    pub(super) async fn wait_until<T>(&self, is_awaited: impl Fn(LinkState) -> Option<T>) -> T {
-        loop {
-            // Registered before the state is read, so that a change in between is not missed.
-            let mut changed = pin!(self.changed.notified());
-            changed.as_mut().enable();
-            if let Some(answer) = is_awaited(self.state()) {
-                return answer;
-            }
-            changed.await;
         }
     }
 }

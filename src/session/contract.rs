@@ -182,10 +182,14 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Waits until the session is connected. Fails when the session is over.
-    async fn connected(&self) -> Result<(), Ending>;
+    async fn connected(&self) -> Result<(), Ending> {
+        self.store().until_connected().await
+    }
 
     /// Waits until the session is over, and returns the reason.
-    async fn over(&self) -> Ending;
+    async fn over(&self) -> Ending {
+        self.store().until_over().await
+    }
 
     /// Creates a node. The name of a sequential node is `path` with ten digits appended.
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created>;

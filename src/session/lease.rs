@@ -22,7 +22,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::session::request::Ending;
 use crate::sync::Mutex;
@@ -88,7 +88,8 @@ struct LeaseState {
     epoch: u64,
     /// Why the session is over, and when this was recorded.
     over: Option<(Ending, Moment)>,
-    connected: bool,
+    /// When the connection was lost. `None` while the session is connected, and never `None` once it is over.
+    lost: Option<Instant>,
     /// The handshake of the present connection, until it extends the lease. `None` for the first connection.
     handshake: Option<Handshake>,
 }
@@ -118,7 +119,7 @@ impl Lease {
 
     /// Returns a lease on the given clock.
     pub fn with_clock(timeout: Duration, clock: Box<dyn Fn() -> Moment + Send + Sync>) -> Lease {
-        let state = LeaseState { end: Some(Duration::ZERO), connected: true, ..LeaseState::default() };
+        let state = LeaseState { end: Some(Duration::ZERO), ..LeaseState::default() };
         let lease = Lease {
             timeout,
             settling: Duration::ZERO,
@@ -246,23 +247,34 @@ impl Lease {
         self.publish(&state);
     }
 
-    /// Records that the connection is lost (`false`) or back (`true`). Returns whether that is a change.
+    /// Records that the connection is lost (`false`) or back (`true`). Returns whether that is a change. After the end of
+    /// the session nothing changes.
     pub(super) fn connected(&self, connected: bool) -> bool {
         let now = self.now();
         let mut state = self.state.lock();
-        let was = std::mem::replace(&mut state.connected, connected);
-        if was && !connected {
+        if state.lost.is_none() == connected || state.over.is_some() {
+            return false;
+        }
+        if connected {
+            state.lost = None;
+        } else {
+            state.lost = Some(Instant::now());
             state.touches.clear();
             state.connected_since = now;
             // The time of the handshake is not known. The handshake is sent after every request that the previous
             // connection has answered, so the time of the newest such request is a safe lower bound.
             state.handshake = Some(Handshake { sent: state.answered, is_ours: false });
         }
-        was != connected
+        true
     }
 
     pub(crate) fn is_connected(&self) -> bool {
-        self.state.lock().connected
+        self.lost().is_none()
+    }
+
+    /// Returns when the connection was lost. `None` while the session is connected.
+    pub(crate) fn lost(&self) -> Option<Instant> {
+        self.state.lock().lost
     }
 
     /// Records the end of the session, unless an earlier end is recorded.
@@ -270,6 +282,7 @@ impl Lease {
         let now = self.now();
         let mut state = self.state.lock();
         state.over.get_or_insert((why, now));
+        state.lost.get_or_insert_with(Instant::now);
         self.publish(&state);
     }
 
@@ -484,7 +497,6 @@ pub(crate) fn since_boot() -> Moment {
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 pub(crate) fn since_boot() -> Moment {
     use std::sync::OnceLock;
-    use std::time::Instant;
     static START: OnceLock<Instant> = OnceLock::new();
     // One nanosecond is added, because zero as the end of a lease means that the lease is invalid.
     START.get_or_init(Instant::now).elapsed() + Duration::from_nanos(1)

@@ -12,6 +12,7 @@ use crate::session::directories::{Ghosts, Listings};
 use crate::session::lease::{Lease, Moment};
 use crate::session::node::{ContenderNode, Locked, Unwatched};
 use crate::session::request::{Created, Ending, Failure};
+use crate::session::shield::shielded;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use crate::sync::{HashMap, Mutex, Notify};
 use crate::telemetry::log::emit;
@@ -33,6 +34,8 @@ pub struct SessionStore {
     /// Wakes the task that renews the lease, because the connection has changed, the session is over, or the renewal
     /// must run sooner.
     pub(super) renewal_wake: Notify,
+    /// Notified when the connection is lost or back, and when the session is over.
+    link_changed: Notify,
     /// Our nodes on which keep-alive has not requested a watch yet. The list's `wake` also notifies keep-alive of a
     /// hand-off to check.
     pub(crate) unwatched: Arc<Unwatched>,
@@ -53,6 +56,7 @@ impl SessionStore {
             next: AtomicU64::new(0),
             members: Mutex::default(),
             renewal_wake: Notify::new(),
+            link_changed: Notify::new(),
             unwatched: Arc::default(),
             connection: AtomicU64::new(0),
             listings: Listings::default(),
@@ -111,6 +115,7 @@ impl SessionStore {
             self.log_link(connected);
         }
         self.notify_all();
+        self.link_changed.notify_waiters();
     }
 
     /// Records the end of the session, unless an earlier end is recorded. All nodes are lost.
@@ -122,6 +127,29 @@ impl SessionStore {
         self.find_all_losses();
         self.wake_renewal();
         self.unwatched.wake.notify_one();
+        self.link_changed.notify_waiters();
+    }
+
+    /// Waits until the session is connected. Fails when the session is over.
+    pub(crate) async fn until_connected(&self) -> Result<(), Ending> {
+        self.until(|lease| lease.over().map(Err).or_else(|| lease.is_connected().then_some(Ok(())))).await
+    }
+
+    /// Waits until the session is over, and returns the reason.
+    pub(crate) async fn until_over(&self) -> Ending {
+        self.until(Lease::over).await
+    }
+
+    /// Waits until `awaited` returns a value. Looks at each change of the connection, and at the end of the session.
+    pub(crate) async fn until<T>(&self, awaited: impl Fn(&Lease) -> Option<T>) -> T {
+        loop {
+            // Made before the lease is read, so that a change in between is not missed.
+            let changed = self.link_changed.notified();
+            if let Some(answer) = awaited(&self.lease) {
+                return answer;
+            }
+            shielded(changed).await;
+        }
     }
 
     /// Records the zxid of an answer.

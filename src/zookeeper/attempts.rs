@@ -26,10 +26,10 @@ use futures_util::future::join_all;
 #[cfg(target_os = "linux")]
 use tokio::time::Instant;
 
+use crate::session::lease::Lease;
 use crate::session::store::SessionStore;
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::sync::{Mutex, watch};
-use crate::zookeeper::link::SessionLink;
 #[cfg(target_os = "linux")]
 use crate::zookeeper::lookup::addresses;
 use crate::zookeeper::servers::Servers;
@@ -119,27 +119,19 @@ pub(super) async fn end_slow_attempts(than: Option<Duration>, servers: &Servers)
 }
 
 /// Calls [`end_slow_attempts`] whenever a session has no connection, until the session is over.
-pub(super) async fn end_slow_reconnects(
-    than: Option<Duration>,
-    servers: Servers,
-    mut link: watch::Receiver<SessionLink>,
-    store: Arc<SessionStore>,
-) {
+pub(super) async fn end_slow_reconnects(than: Option<Duration>, servers: Servers, store: Arc<SessionStore>) {
     let _of_this_client = Limit::of(&servers, than);
-    let is_over = || store.lease().over().is_some();
+    let lease = store.lease();
     let Some(limit) = than.filter(|_| can_end_attempts()) else {
-        while !is_over() && link.changed().await.is_ok() {}
+        store.until_over().await;
         return;
     };
-    while !is_over() && link.wait_for(|link| link.lost().is_some()).await.is_ok() {
+    while lease.over().is_none() {
+        store.until(Lease::lost).await;
         // The client crate does not report a connection that breaks before its first answer. So the session is
-        // connected only if `is_up` is true and the server has answered a request on this connection.
+        // connected only if the server has answered a request on this connection.
         let is_back = async {
-            loop {
-                let is_up = link.borrow_and_update().lost().is_none();
-                if is_over() || (is_up && store.lease().is_answered()) {
-                    break;
-                }
+            while lease.over().is_none() && !(lease.is_connected() && lease.is_answered()) {
                 tokio::time::sleep(limit / SCANS).await;
             }
         };

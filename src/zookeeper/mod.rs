@@ -42,7 +42,6 @@ mod abilities;
 mod attempts;
 mod connect;
 pub(crate) mod connect_policy;
-mod link;
 mod lookup;
 mod outage;
 mod pipeline;

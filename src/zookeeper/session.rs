@@ -22,12 +22,11 @@ use crate::session::shield::shielded;
 use crate::session::store::SessionStore;
 use crate::session::thread::{BackgroundThread, is_forked};
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, OnceLock, watch};
+use crate::sync::{Mutex, OnceLock};
 use crate::telemetry::log::{self, emit};
 use crate::validation::REQUEST_LIMIT;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::attempts::end_slow_reconnects;
-use crate::zookeeper::link::SessionLink;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::pipeline::{Identity, Pipeline, Request};
 use crate::zookeeper::security::{Acl, OwnRights};
@@ -56,7 +55,6 @@ pub(super) struct ZooKeeperSession {
     abilities: Arc<Abilities>,
     pipeline: Arc<Pipeline>,
     store: Arc<SessionStore>,
-    link: watch::Sender<SessionLink>,
     /// A pointer that dangles once [`follow_state`] has ended, that is, once the client crate has reported the end of
     /// the session.
     follower: OnceLock<Weak<()>>,
@@ -108,7 +106,6 @@ impl ZooKeeperSession {
                 rights: Arc::new(options.own_rights()),
                 abilities,
                 store,
-                link: watch::Sender::new(SessionLink::Up),
                 follower: OnceLock::new(),
                 background: Arc::clone(background),
                 servers,
@@ -125,7 +122,7 @@ impl ZooKeeperSession {
 
     /// Starts the tasks that run until the session is over.
     fn begin(self: &Arc<Self>, states: zk::StateWatcher, ended: ClientEnded) {
-        let follow = follow_state((states, ended), Arc::downgrade(self), Arc::clone(&self.store), self.link.clone());
+        let follow = follow_state((states, ended), Arc::downgrade(self), Arc::clone(&self.store));
         let follows = Arc::new(());
         let _first = self.follower.set(Arc::downgrade(&follows));
         self.background.run(self.supervised(follow).map(move |()| drop(follows)));
@@ -137,8 +134,7 @@ impl ZooKeeperSession {
     /// Starts the task that ends attempts to connect that take longer than `than`, whenever the session has no
     /// connection.
     pub(super) fn end_slow_reconnects(&self, than: Option<Duration>) {
-        let (servers, link, store) = (self.servers.clone(), self.link.subscribe(), Arc::clone(&self.store));
-        self.background.handle().spawn(end_slow_reconnects(than, servers, link, store));
+        self.background.handle().spawn(end_slow_reconnects(than, self.servers.clone(), Arc::clone(&self.store)));
     }
 
     /// Spawns a task that the session needs. If the task panics or its thread ends, the session ends.
@@ -252,7 +248,7 @@ impl ZooKeeperSession {
     }
 
     pub(super) fn is_up(&self) -> bool {
-        *self.link.borrow() == SessionLink::Up
+        self.lease().is_connected()
     }
 
     /// Returns when the connection was lost. `None` while the session is connected.
@@ -261,7 +257,7 @@ impl ZooKeeperSession {
     /// handshake and the first reply, and nothing is reported while the library's thread is blocked. In these two
     /// cases, the connection is taken as lost if no reply has come for a session timeout.
     pub(super) fn lost(&self) -> Option<Instant> {
-        self.link.borrow().lost().or_else(|| {
+        self.lease().lost().or_else(|| {
             let (lease, limit) = (self.lease(), self.timeout());
             let silent_for = lease.silent_for();
             let is_lost = silent_for > limit && (!lease.is_answered() || self.background.busy_for() > limit);
@@ -298,8 +294,6 @@ impl ZooKeeperSession {
         if why == Ending::Replaced {
             self.abilities.mark_as_clickhouse_keeper();
         }
-        self.link
-            .send_if_modified(|link| link.change(SessionLink::Over(why, link.lost().unwrap_or_else(Instant::now))));
     }
 
     /// Ends the session because the server has replaced it by another one.
@@ -337,22 +331,14 @@ impl Session for ZooKeeperSession {
         if is_forked() {
             return Err(Ending::Forked);
         }
-        let mut link = self.link.subscribe();
-        match shielded(link.wait_for(|link| !matches!(link, SessionLink::Down(_)))).await.as_deref() {
-            Ok(SessionLink::Over(why, _)) => Err(*why),
-            _ => Ok(()),
-        }
+        self.store.until_connected().await
     }
 
     async fn over(&self) -> Ending {
         if is_forked() {
             return Ending::Forked;
         }
-        let mut link = self.link.subscribe();
-        match shielded(link.wait_for(|link| matches!(link, SessionLink::Over(..)))).await.as_deref() {
-            Ok(SessionLink::Over(why, _)) => *why,
-            _ => Ending::Closed,
-        }
+        self.store.until_over().await
     }
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
@@ -488,10 +474,8 @@ impl Drop for ZooKeeperSession {
 
 impl fmt::Debug for ZooKeeperSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let link = *self.link.borrow();
         f.debug_struct("ZooKeeperSession")
             .field("id", &self.id)
-            .field("link", &link)
             .field("lease", self.store.lease())
             .finish_non_exhaustive()
     }
@@ -523,37 +507,28 @@ async fn follow_state(
     (mut states, mut ended): (zk::StateWatcher, ClientEnded),
     session: Weak<ZooKeeperSession>,
     store: Arc<SessionStore>,
-    link: watch::Sender<SessionLink>,
 ) {
     let mut state = states.peek_state();
     loop {
-        let was = *link.borrow();
-        let lost = was.lost().unwrap_or_else(Instant::now);
-        let now = match state {
-            zk::SessionState::SyncConnected => SessionLink::Up,
+        let is_up = match state {
+            zk::SessionState::SyncConnected => true,
             // A read-only server reaches no quorum, so a connection to it is treated as none.
-            zk::SessionState::Disconnected | zk::SessionState::ConnectedReadOnly => SessionLink::Down(lost),
-            zk::SessionState::AuthFailed => SessionLink::Over(Ending::AuthFailed, lost),
-            zk::SessionState::Expired => SessionLink::Over(Ending::Expired, lost),
-            zk::SessionState::Closed => SessionLink::Over(Ending::Closed, lost),
+            zk::SessionState::Disconnected | zk::SessionState::ConnectedReadOnly => false,
+            zk::SessionState::AuthFailed => return store.end(Ending::AuthFailed),
+            zk::SessionState::Expired => return store.end(Ending::Expired),
+            zk::SessionState::Closed => return store.end(Ending::Closed),
         };
-        if let SessionLink::Over(ending, _) = now {
-            store.end(ending);
-            link.send_if_modified(|link| link.change(now));
-            return;
-        }
-        if let Some(session) = session.upgrade().filter(|_| was != now) {
+        if let Some(session) = session.upgrade().filter(|session| session.is_up() != is_up) {
             session.pipeline.identity.connection_changes();
+            *session.server.lock() = None;
             // Replies arrive on this thread, too. The replies of a new connection arrive after the state of that
             // connection. So the lease learns about the loss of the old connection before any reply of the new one.
-            session.store.connected(now == SessionLink::Up);
-            *session.server.lock() = None;
-            if now == SessionLink::Up {
+            store.connected(is_up);
+            if is_up {
                 session.on_connection();
                 session.pipeline.identity.start_check();
             }
         }
-        link.send_if_modified(|link| link.change(now));
         state = tokio::select! {
             biased;
             state = states.changed() => state,
