@@ -192,7 +192,7 @@ pub mod coordinator {
     pub use crate::session::keep_alive::keep_alive;
     pub use crate::session::lease::{Lease, Moment};
     pub use crate::session::leaving::{Deletion, Input, Leaving, RemovalReport, RemovalRequest};
-    pub use crate::session::node::state::{NodeState, Phase};
+    pub use crate::session::node::state::{EntryStep, NodeState, Phase};
     pub use crate::session::request::{
         Contents, Created, Denied, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch,
     };

@@ -20,6 +20,7 @@ use crate::queue::metadata::Metadata;
 use crate::queue::mode;
 use crate::queue::turn::Take;
 use crate::session::directories::Names;
+use crate::session::node::state::EntryStep;
 use crate::session::request::{Failure, Loss};
 use crate::session::retry::{self, Tries};
 use crate::session::store::HandOff;
@@ -30,9 +31,6 @@ use crate::telemetry::log::emit;
 /// How often one acquisition enters the queue again because the sequence numbers of the directory are used up. One further try
 /// may not suffice, because other contenders may delete and recreate the directory at the same time.
 const RESTARTS: u32 = 8;
-
-/// How often the directory may vanish between its creation and the create of our node. The acquisition fails after that.
-pub(crate) const DIRECTORY_TRIES: usize = 64;
 
 /// Returns whether the contender's sequence number is negative, or too close to the maximum. At the maximum, several contenders
 /// get the same number, or later contenders get lower numbers.
@@ -254,44 +252,35 @@ impl Acquisition {
         }
     }
 
-    /// Creates the node, and lists the directory. `None` in place of a listing if the reply to the create was lost.
+    /// Creates the node, and lists the directory. `None` in place of a listing if the reply to the create was lost. The
+    /// machine [`NodeState`](crate::session::node::state::NodeState) decides the steps.
     pub(crate) async fn take_place(&self, entry: &ContenderHandle) -> Result<Option<Result<Names, Failure>>, Failure> {
-        let (mut missing, mut tries) = (0, Tries::LOST_ANSWERS);
+        let mut step = EntryStep::Create;
         loop {
-            // The create and the listing are sent before the first reply is awaited, so that together they take one round trip.
-            entry.ask_for_node();
-            let (listing, is_sent) = listing::list_or_join(entry.session(), entry.queue());
-            self.target.iter().for_each(|target| target.send_early_read(entry, is_sent));
-            // The listing is answered after the create. Awaiting the later reply first wakes the task once instead of twice.
-            let listing = listing.await;
-            match entry.await_create().await {
-                Ok(()) => return Ok(Some(listing)),
-                // The directory is missing, so it is created before the next try. The server may delete the empty directory again
-                // before that try, hence several tries.
-                Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
-                    missing += 1;
-                    // A faulty server may report a missing directory and yet list the node. A second node of ours would wait
-                    // behind the first one for ever.
-                    let is_there = listing.is_ok_and(|names| names.iter().any(|name| entry.node().tag().is_on(name)));
-                    if is_there && entry.recover().await? {
-                        return Ok(None);
-                    }
-                    let has_to_stay = self.handle.dialect.keeps_directories();
-                    match entry.make_directory(has_to_stay).await {
-                        // A parent that Curator created may be a container, so the server may have deleted the parent. The next
-                        // try creates it again.
-                        Ok(()) | Err(Failure::NoNode) => {}
-                        Err(failure) => return Err(failure),
+            step = match step {
+                EntryStep::Create => {
+                    // The create and the listing are sent before the first reply is awaited, so that together they take
+                    // one round trip.
+                    entry.ask_for_node();
+                    let (listing, is_sent) = listing::list_or_join(entry.session(), entry.queue());
+                    self.target.iter().for_each(|target| target.send_early_read(entry, is_sent));
+                    // The listing is answered after the create. Awaiting the later reply first wakes the task once
+                    // instead of twice.
+                    let listing = listing.await;
+                    match entry.await_create(&listing).await? {
+                        None => return Ok(Some(listing)),
+                        Some(next) => next,
                     }
                 }
-                Err(Failure::Unknown(_)) if !tries.are_over() => {
-                    tries.count();
-                    if entry.recover().await? {
-                        return Ok(None);
-                    }
-                }
-                Err(failure) => return Err(failure),
-            }
+                EntryStep::Recover if entry.recover().await? => return Ok(None),
+                EntryStep::Recover => EntryStep::Create,
+                EntryStep::MakeDirectory => match entry.make_directory(self.handle.dialect.keeps_directories()).await {
+                    // A parent that Curator created may be a container, so the server may have deleted the parent. The
+                    // next create finds out.
+                    Ok(()) | Err(Failure::NoNode) => EntryStep::Create,
+                    Err(failure) => return Err(failure),
+                },
+            };
         }
     }
 

@@ -17,6 +17,7 @@ use crate::session::directories::Names;
 use crate::session::lease::Moment;
 use crate::session::leaving::Leaving;
 use crate::session::listing;
+use crate::session::node::state::EntryStep;
 use crate::session::node::{ContenderNode, LimitEnd, Locked};
 use crate::session::presence::{self, Recheck, check};
 use crate::session::request::{Created, Failure, HoldState, Kind, Loss, Operation, Reply, Stat, Watch};
@@ -80,11 +81,12 @@ impl ContenderHandle {
         directory_watch.await.ok()
     }
 
-    /// Waits for the reply to [`ContenderHandle::ask_for_node`].
+    /// Waits for the reply to [`ContenderHandle::ask_for_node`]. Returns `None` once the node is created, and otherwise the
+    /// next step. `listing` is the answer to the listing that was sent after the create.
     ///
     /// # Cancel safety
     /// Dropping the future keeps the request. Dropping the handle removes the node that the request creates.
-    pub(crate) async fn await_create(&self) -> Result<(), Failure> {
+    pub(crate) async fn await_create(&self, listing: &Result<Names, Failure>) -> Result<Option<EntryStep>, Failure> {
         let answer = poll_fn(|context| {
             self.node.change(|it| match &mut it.creating {
                 Some(reply) => reply.as_mut().poll(context),
@@ -92,15 +94,17 @@ impl ContenderHandle {
             })
         });
         match answer.await {
-            Ok(created) => self.stand_at(&created),
+            Ok(created) => self.stand_at(&created).map(|()| None),
             Err(failure) => {
+                let is_own = |name: &String| self.node.tag().is_on(name);
+                let is_listed = listing.as_ref().is_ok_and(|names| names.iter().any(is_own));
                 // The create may still be carried out. The watch on the directory is dropped, because a later create
                 // could not prove that this watch was armed first. The process does not keep a node without the watch.
-                let _unlocked = self.node.change(|it| {
-                    it.known.refused(&failure);
-                    (it.creating.take(), it.directory_watch.take())
+                let (step, _unlocked) = self.node.change(|it| {
+                    let step = it.known.not_created(failure, is_listed);
+                    (step, (it.creating.take(), it.directory_watch.take()))
                 });
-                Err(failure)
+                step.map(Some)
             }
         }
     }
@@ -133,7 +137,6 @@ impl ContenderHandle {
     /// A sync precedes the listing, because a lagging server could hide the node. The caller would then create a second
     /// node, which would wait behind the first node for ever.
     pub(crate) async fn recover(&self) -> Result<bool, Failure> {
-        self.node.change(|it| it.known.suspect_orphan());
         let (session, directory, tag) = (self.session(), self.queue(), self.node.tag());
         let children = until_known(session, || synced(session, directory, |it, path| it.children(path)));
         let children = children.await.or_else(none_without_directory)?;

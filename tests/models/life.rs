@@ -14,7 +14,8 @@ use std::time::{Duration, SystemTime};
 
 use stateright::{Checker, Model, Property};
 use zk_rwlock::coordinator::{
-    Contender, Created, Denied, Ending, Failure, Input, Leaving, NodeState, Phase, RemovalReport, RemovalRequest,
+    Contender, Created, Denied, Ending, EntryStep, Failure, Input, Leaving, NodeState, Phase, RemovalReport,
+    RemovalRequest,
 };
 use zk_rwlock::{Loss, Mode};
 
@@ -227,8 +228,8 @@ impl Member {
         }
     }
 
-    /// Passes a reply to the acquisition. The acquisition continues as `take_place`, `downgrade` and `exchange` do in
-    /// the library.
+    /// Passes a reply to the acquisition. The library's own [`NodeState`] decides how the entry goes on. A downgrade or an
+    /// exchange goes on as `downgrade` and `exchange` do in the library.
     fn hears(&mut self, me: usize, reply: Reply, creates: u8) {
         if self.is_dropped {
             return;
@@ -236,27 +237,30 @@ impl Member {
         match reply {
             Reply::Created(Ok(path)) => self.stands_at(path),
             Reply::Created(Err(failure)) => {
-                self.node.refused(&failure);
-                match failure {
-                    // The acquisition fails without another listing, as `take_place` does after too many lost replies.
-                    Failure::Unknown(_) if self.creates == creates => self.drops(),
-                    Failure::Unknown(_) | Failure::NoNode => {
-                        self.node.suspect_orphan();
-                        self.send(What::List, By::Acquisition);
-                    }
-                    _ => {}
+                // A server that denies the directory and yet has created the node lists this node.
+                let is_listed = failure == Failure::NoNode;
+                if let Ok(step) = self.node.not_created(failure, is_listed) {
+                    self.goes_on(step, creates);
                 }
             }
             Reply::Listed(Ok(names)) => match names.first() {
                 Some(path) => self.stands_at(path.clone()),
-                None if self.creates < creates => self.asks_for_node(),
-                None => self.drops(),
+                None => self.goes_on(EntryStep::Create, creates),
             },
             Reply::Listed(Err(Failure::Unknown(_))) => self.send(What::List, By::Acquisition),
             Reply::Done(Ok(())) => self.move_node(),
             Reply::Done(Err(Failure::Unknown(_))) => self.moves(me),
             Reply::Done(Err(Failure::NoAuth(_))) => self.node.cancel_move(),
             Reply::Done(Err(_)) | Reply::Listed(Err(_)) => {}
+        }
+    }
+
+    /// Takes the next step of the acquisition. The caller gives up instead of sending too many creates.
+    fn goes_on(&mut self, step: EntryStep, creates: u8) {
+        match step {
+            EntryStep::Recover => self.send(What::List, By::Acquisition),
+            EntryStep::Create | EntryStep::MakeDirectory if self.creates < creates => self.asks_for_node(),
+            EntryStep::Create | EntryStep::MakeDirectory => self.drops(),
         }
     }
 

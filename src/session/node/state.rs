@@ -5,7 +5,7 @@
 //! | phase | event | next phase |
 //! |---|---|---|
 //! | `Absent` | the create was sent | `Coming` |
-//! | `Coming` | the create failed, or its answer was lost | `Absent` |
+//! | `Coming` | the create failed, or its answer was lost | `Absent`, with the next [`EntryStep`] |
 //! | | the node was created | `Waiting` |
 //! | `Waiting` | the lock was granted | `Holding` |
 //! | | an exchange for a permit was sent | `Moving` |
@@ -45,6 +45,22 @@ pub enum Phase {
     Left,
 }
 
+/// The largest number of creates of one acquisition whose answers are lost, and of those that find no directory. There is
+/// a limit because a broken server could lose every answer, and because the directory may vanish again each time: servers
+/// delete an empty one.
+const CREATES_MAX: u8 = 64;
+
+/// The next step of an acquisition that has no node yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryStep {
+    /// Send a create, and a listing after it.
+    Create,
+    /// Look for the node that a create may have made. If there is none, create again.
+    Recover,
+    /// Create the directory, and then create again.
+    MakeDirectory,
+}
+
 /// When the node was created. If another node replaces this one later, the times stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Creation {
@@ -78,6 +94,10 @@ pub struct NodeState {
     /// The connection on which the create was sent, as a count: see
     /// [`SessionStore::connection`](crate::session::store::SessionStore::connection).
     connection: u64,
+    /// The number of creates whose answers were lost.
+    unanswered: u8,
+    /// The number of creates that found no directory.
+    without_directory: u8,
     /// Whether there may be an orphan in the queue. An orphan is a node of this owner that no answer has shown. An
     /// orphan may exist after the answer to a create was lost, or after the owner left the node during a downgrade.
     may_have_orphan: bool,
@@ -104,6 +124,8 @@ impl NodeState {
             token: 0,
             creation: Creation { ctime: SystemTime::UNIX_EPOCH, sent: Moment::MAX, answered: Moment::MAX },
             connection: 0,
+            unanswered: 0,
+            without_directory: 0,
             may_have_orphan: false,
             unseen: None,
             valid_since: None,
@@ -119,15 +141,24 @@ impl NodeState {
         self.creation.sent = self.creation.sent.min(now);
     }
 
-    /// Records that the create failed, or that its answer was lost. In the second case there may be an orphan.
-    pub fn refused(&mut self, failure: &Failure) {
+    /// Records that the create failed, or that its answer was lost. Returns the next step of the acquisition. `is_listed`
+    /// says whether the listing that was sent after the create shows a node of this owner.
+    ///
+    /// # Errors
+    /// `failure`, if another create cannot help, or if [`CREATES_MAX`] creates have failed for the same reason.
+    pub fn not_created(&mut self, failure: Failure, is_listed: bool) -> Result<EntryStep, Failure> {
         self.phase = Phase::Absent;
-        self.may_have_orphan |= matches!(failure, Failure::Unknown(_));
-    }
-
-    /// Records that a create may have taken effect although the server answered that it did not.
-    pub fn suspect_orphan(&mut self) {
-        self.may_have_orphan = true;
+        let (tries, step) = match failure {
+            Failure::Unknown(_) => (&mut self.unanswered, EntryStep::Recover),
+            // A faulty server may report a missing directory and yet list the node. A second node of this owner would
+            // wait behind the first one for ever.
+            Failure::NoNode if is_listed => (&mut self.without_directory, EntryStep::Recover),
+            Failure::NoNode => (&mut self.without_directory, EntryStep::MakeDirectory),
+            failure => return Err(failure),
+        };
+        self.may_have_orphan |= step == EntryStep::Recover;
+        *tries += 1;
+        if *tries > CREATES_MAX { Err(failure) } else { Ok(step) }
     }
 
     /// Records the node from the answer to its create, or from a listing after that answer was lost.

@@ -87,10 +87,13 @@ fn a_failed_create_is_repeated_under_the_same_name() {
     let mut record = absent(Mode::Write);
     assert_eq!((record.phase(), record.path()), (Phase::Absent, "/lock/host~id-WRITE-"));
     assert!(record.contender().sequence() < 0, "a name without a number can never hold");
-    for (failure, may_have_orphan) in [(Failure::NoNode, false), (unknown(), true), (Failure::NoNode, true)] {
+    let (make_directory, recover) = (EntryStep::MakeDirectory, EntryStep::Recover);
+    let failures =
+        [(Failure::NoNode, make_directory, false), (unknown(), recover, true), (Failure::NoNode, make_directory, true)];
+    for (failure, step, may_have_orphan) in failures {
         record.create_sent(NOW, 1);
         assert_eq!(record.phase(), Phase::Coming);
-        record.refused(&failure);
+        assert_eq!(record.not_created(failure, false), Ok(step));
         assert_eq!((record.phase(), record.may_have_orphan), (Phase::Absent, may_have_orphan));
         assert_eq!(record.path(), "/lock/host~id-WRITE-", "the next create has the same name");
     }
@@ -165,19 +168,32 @@ fn the_end_removes_every_node_that_may_exist() {
     ends_with(coming(false), [("the created node", false)]);
     ends_with(coming(true), [("the created node, and all", false)]);
     let mut lost = coming(false);
-    lost.refused(&unknown());
+    lost.not_created(unknown(), false).unwrap();
     ends_with(lost, [("all", false)]);
     let mut denied = coming(false);
-    denied.refused(&Failure::NoNode);
-    ends_with(denied.clone(), []);
-    denied.suspect_orphan();
-    ends_with(denied, [("all", false)]);
+    let mut listed = denied.clone();
+    denied.not_created(Failure::NoNode, false).unwrap();
+    ends_with(denied, []);
+    assert_eq!(listed.not_created(Failure::NoNode, true), Ok(EntryStep::Recover));
+    ends_with(listed, [("all", false)]);
     let mut exchanging = waiting();
     exchanging.begin_move(Some(PERMIT.to_owned()));
     ends_with(exchanging, [(WRITER, false), (PERMIT, false)]);
     let mut changing = holding();
     changing.begin_move(None);
     ends_with(changing, [(WRITER, true), ("all", false)]);
+}
+
+#[test]
+fn an_entry_ends_at_a_failure_that_no_create_can_mend() {
+    for failure in [Failure::Over(Ending::Expired), Failure::NodeExists] {
+        assert_eq!(absent(Mode::Read).not_created(failure.clone(), true), Err(failure));
+    }
+    for failure in [unknown(), Failure::NoNode] {
+        let mut record = absent(Mode::Read);
+        let created = (1..=CREATES_MAX).all(|_| record.not_created(failure.clone(), false).is_ok());
+        assert_eq!((created, record.not_created(failure.clone(), false)), (true, Err(failure)));
+    }
 }
 
 #[test]
@@ -190,7 +206,7 @@ fn a_downgraded_writer_holds_on_as_a_reader() {
     assert_eq!((record.phase(), record.path(), record.token()), (Phase::Holding(2), READER, 40));
     assert_eq!(record.begin_to_watch(), Some(READER.to_owned()), "the old watch shows no event of the new node");
     ends_with(record.clone(), [(READER, false)]);
-    record.suspect_orphan();
+    record.may_have_orphan = true;
     record.begin_move(None);
     record.downgraded(Contender::parse("host~id-READ-0000000003").unwrap());
     ends_with(record, [(READER, false), ("all", false)]);
@@ -295,7 +311,7 @@ fn orphans_are_nodes_of_its_owner_after_a_lost_answer() {
     let names = names.map(str::to_owned);
     let mut record = waiting();
     assert_eq!(record.orphans(&names), Vec::<String>::new());
-    record.suspect_orphan();
+    record.may_have_orphan = true;
     assert_eq!(record.orphans(&names), [names[1].clone()]);
     record.leave(true);
     assert_eq!(record.orphans(&names), Vec::<String>::new(), "the removal of the node also removes orphans");
