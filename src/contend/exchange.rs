@@ -10,7 +10,7 @@ use crate::queue::contender::Contender;
 use crate::session::node::state::NodeState;
 use crate::session::presence::{is_there, leader_still_has};
 use crate::session::request::{Failure, Kind, Loss, Operation, Stat};
-use crate::session::retry::{Tries, until_known};
+use crate::session::retry::Tries;
 
 /// The exchange of our node at the head of a queue for a new node.
 pub(crate) struct Exchange<'a> {
@@ -96,23 +96,12 @@ impl ContenderHandle {
                     tries.again(session, failure).await?;
                     continue;
                 }
-                // The failure `NodeExists` has three possible causes: an earlier try whose reply was lost has created the READ
-                // node, another client has created it, or the READ node existed but is gone again.
+                // The READ node exists. If the leader no longer has the WRITE node, an earlier try whose reply was lost was
+                // carried out. Otherwise another client has created the READ node.
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::NodeExists => {
-                    match until_known(session, || session.data(&to)).await {
-                        Ok((_, stat)) if stat.ephemeral_owner == session.id() => break,
-                        // The leader no longer has the WRITE node, so an earlier try was carried out, even if this server does
-                        // not show the READ node.
-                        Err(Failure::NoNode | Failure::NoAuth(_))
-                            if is_there(session, &from, None).await == Ok(false) =>
-                        {
-                            break;
-                        }
-                        Err(Failure::NoNode) if !tries.are_over() => {
-                            tries.pause(session).await?;
-                            continue;
-                        }
-                        Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_)) => *failure,
+                    match is_there(session, &from, None).await {
+                        Ok(false) => break,
+                        Ok(true) => *failure,
                         Err(failure) => failure,
                     }
                 }
