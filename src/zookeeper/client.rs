@@ -249,9 +249,10 @@ impl Coordinator for ZooKeeper {
             session.close();
         }
         let confirmed = sessions.iter().map(|session| async move {
+            let mut follower = session.follower();
             tokio::select! {
                 biased;
-                _ = session.over() => {}
+                _ = shielded(follower.changed()) => {}
                 () = session.sleep(session.timeout()) => {}
             }
             session.ended(Ending::Closed);
@@ -305,14 +306,14 @@ impl Drop for Sessions {
             return;
         }
         let sessions = std::mem::take(&mut *self.sessions.lock());
-        let leaving: Vec<_> = sessions.iter().filter(|it| it.is_up()).filter_map(|it| it.follower()).collect();
+        let leaving: Vec<_> = sessions.iter().filter(|it| it.is_up()).map(|it| it.follower()).collect();
         drop(sessions);
         if user_thread::is_library_thread() {
             return;
         }
         let deadline = Instant::now() + FAREWELL;
         // Sleeps without a runtime, because a drop is not async.
-        while Instant::now() < deadline && leaving.iter().any(|follower| follower.strong_count() > 0) {
+        while Instant::now() < deadline && leaving.iter().any(|follower| follower.has_changed().is_ok()) {
             thread::sleep(Duration::from_millis(1));
         }
         log::flush_events(deadline.saturating_duration_since(Instant::now()));

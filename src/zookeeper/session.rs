@@ -22,7 +22,7 @@ use crate::session::shield::shielded;
 use crate::session::store::SessionStore;
 use crate::session::thread::{BackgroundThread, is_forked};
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, OnceLock};
+use crate::sync::{Mutex, watch};
 use crate::telemetry::log::{self, emit};
 use crate::validation::REQUEST_LIMIT;
 use crate::zookeeper::abilities::Abilities;
@@ -55,9 +55,9 @@ pub(super) struct ZooKeeperSession {
     abilities: Arc<Abilities>,
     pipeline: Arc<Pipeline>,
     store: Arc<SessionStore>,
-    /// A pointer that dangles once [`follow_state`] has ended, that is, once the client crate has reported the end of
-    /// the session.
-    follower: OnceLock<Weak<()>>,
+    /// A channel whose sender is dropped when [`follow_state`] ends, that is, when the client crate has reported the end
+    /// of the session.
+    follower: watch::Receiver<()>,
     background: Arc<BackgroundThread>,
     servers: Servers,
     /// The address of the server that the session is connected to; `None` while the address is uncertain.
@@ -84,7 +84,7 @@ impl ZooKeeperSession {
         let timeout = granted_timeout(&client, options)?;
         let store = Arc::new(SessionStore::new(options.lease(timeout)));
         store.began(started);
-        let states = client.state_watcher();
+        let (states, (follows, follower)) = (client.state_watcher(), watch::channel(()));
         let (id, root_bytes, acl) =
             (client.session_id().0, client.path().trim_end_matches('/').len(), options.acl_of_nodes());
         let whom = options.whom();
@@ -106,7 +106,7 @@ impl ZooKeeperSession {
                 rights: Arc::new(options.own_rights()),
                 abilities,
                 store,
-                follower: OnceLock::new(),
+                follower,
                 background: Arc::clone(background),
                 servers,
                 server: Mutex::default(),
@@ -116,15 +116,13 @@ impl ZooKeeperSession {
                 this: Weak::clone(this),
             }
         });
-        session.begin(states, ended);
+        session.begin(states, ended, follows);
         Ok(session)
     }
 
     /// Starts the tasks that run until the session is over.
-    fn begin(self: &Arc<Self>, states: zk::StateWatcher, ended: ClientEnded) {
+    fn begin(self: &Arc<Self>, states: zk::StateWatcher, ended: ClientEnded, follows: watch::Sender<()>) {
         let follow = follow_state((states, ended), Arc::downgrade(self), Arc::clone(&self.store));
-        let follows = Arc::new(());
-        let _first = self.follower.set(Arc::downgrade(&follows));
         self.background.run(self.supervised(follow).map(move |()| drop(follows)));
         let shared: Arc<dyn Session> = self.clone();
         self.supervise(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
@@ -269,9 +267,9 @@ impl ZooKeeperSession {
         self.is_fresh.store(false, Ordering::Release);
     }
 
-    /// Returns a pointer that dangles once the client crate has reported the end of the session.
-    pub(super) fn follower(&self) -> Option<Weak<()>> {
-        self.follower.get().cloned()
+    /// Returns a channel whose sender is dropped when the client crate has reported the end of the session.
+    pub(super) fn follower(&self) -> watch::Receiver<()> {
+        self.follower.clone()
     }
 
     /// Ends the session in this process, and requests its end from the server.
