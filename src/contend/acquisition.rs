@@ -17,9 +17,10 @@ use crate::error::error::Error;
 use crate::observe::lock_paths::LockPaths;
 use crate::observe::on_wait::{Listener, OnWait};
 use crate::observe::trace::{self, AcquireTrace};
+use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::{Aim, Mode};
-use crate::queue::turn::{self, Take};
+use crate::queue::turn::{self, Take, Waiter};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::directories::Names;
 use crate::session::node::ContenderNode;
@@ -153,13 +154,7 @@ pub(crate) trait ExchangeTarget: Send + Sync {
     async fn check_for_ghosts(&self, session: &Arc<dyn Session>) -> bool;
 
     /// Exchanges the node of the head of the queue for the target. Waits until the target is free.
-    async fn exchange(
-        &self,
-        acquisition: &Acquisition,
-        entry: &ContenderHandle,
-        turn: Take,
-        wait: &mut WaitState<'_>,
-    ) -> Result<(), Error>;
+    async fn exchange(&self, turn: Take, wait: &mut Wait<'_>) -> Result<(), Error>;
 }
 
 /// A call of the user that acquires a lock or permits.
@@ -210,40 +205,38 @@ impl Acquisition {
     }
 }
 
-/// The waiting acquisitions of one lock handle. One background task logs the warnings about all of them.
+/// The waiting acquisitions of one lock handle that have no warning yet. One background task logs the warnings about all of
+/// them.
 #[derive(Default)]
 pub(crate) struct WarningList(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
     next: u64,
-    all: BTreeMap<u64, WarningEntry>,
+    /// The acquisitions, by the time at which the warning is due.
+    waiting: BTreeMap<(Instant, u64), WarningEntry>,
     /// The sender that cancels the warning task when dropped.
     warning_task: Option<oneshot::Sender<()>>,
 }
 
 /// One acquisition that waits in the queue.
-#[derive(Clone)]
 pub(crate) struct WarningEntry {
-    pub(crate) began: Instant,
     pub(crate) session: Arc<dyn Session>,
     pub(crate) node: Arc<ContenderNode>,
     pub(crate) label: Option<String>,
     pub(crate) span: OwnSpan,
     pub(crate) target: Option<Arc<dyn ExchangeTarget>>,
-    /// Whether a warning about this acquisition was logged.
-    pub(crate) is_warned_of: bool,
 }
 
 impl WarningList {
-    /// Adds a waiting acquisition. Returns its id, and whether a warning task runs.
-    pub(crate) fn enter(&self, waiter: WarningEntry) -> (u64, bool) {
+    /// Adds a waiting acquisition, of which the task warns at `due`. Returns its key, and whether a warning task runs.
+    pub(crate) fn enter(&self, due: Instant, waiter: WarningEntry) -> ((Instant, u64), bool) {
         let mut table = self.0.lock();
-        let number = table.next;
+        let key = (due, table.next);
         table.next += 1;
-        table.all.insert(number, waiter);
+        table.waiting.insert(key, waiter);
         // A warning task runs on a session, and ends with this session. The receiver of the task's sender is then closed.
-        (number, table.warning_task.as_ref().is_some_and(|task| !task.is_closed()))
+        (key, table.warning_task.as_ref().is_some_and(|task| !task.is_closed()))
     }
 
     /// Stores the sender that cancels a new warning task. Cancels an earlier task.
@@ -252,42 +245,23 @@ impl WarningList {
         drop(before);
     }
 
-    pub(crate) fn leave(&self, number: u64) {
-        let waiter = self.0.lock().all.remove(&number);
-        drop(waiter);
-    }
-
-    /// Returns the time until the next warning is due: until the oldest acquisition without a warning has waited for `limit`.
-    /// `None` if every acquisition has its warning.
-    pub(crate) fn next(&self, limit: Duration) -> Option<Duration> {
-        self.0.lock().unwarned().next().map(|waiter| limit.saturating_sub(waiter.began.elapsed()))
-    }
-
-    /// Returns the oldest acquisition that has waited for `limit` without a warning, and how many other such
-    /// acquisitions there are. Marks all of them as warned about.
-    pub(crate) fn due(&self, limit: Duration) -> Option<(WarningEntry, usize)> {
+    /// Returns the time until the next warning is due. If there is no acquisition to warn of, ends the warning task, and
+    /// returns `None`.
+    pub(crate) fn next(&self) -> Option<Duration> {
         let mut table = self.0.lock();
-        let mut due = table.unwarned().filter(|waiter| waiter.began.elapsed() >= limit);
-        let first = due.next().map(|waiter| {
-            waiter.is_warned_of = true;
-            waiter.clone()
-        })?;
-        let others = due.map(|waiter| waiter.is_warned_of = true).count();
-        Some((first, others))
+        let next = table.waiting.first_key_value().map(|((due, _), _)| due.saturating_duration_since(Instant::now()));
+        table.warning_task.take_if(|_| next.is_none());
+        next
     }
 
-    /// Cancels the warning task if every waiting acquisition has its warning. Returns whether the task was cancelled.
-    pub(crate) fn end_task_if_all_are_warned(&self) -> bool {
+    /// Removes the acquisitions whose warning is due. Returns the one that has waited longest, and the number of the others.
+    pub(crate) fn due(&self) -> Option<(WarningEntry, usize)> {
         let mut table = self.0.lock();
-        let is_over = table.unwarned().next().is_none();
-        table.warning_task.take_if(|_| is_over);
-        is_over
-    }
-}
-
-impl Table {
-    fn unwarned(&mut self) -> impl Iterator<Item = &mut WarningEntry> {
-        self.all.values_mut().filter(|waiter| !waiter.is_warned_of && waiter.waits())
+        let later = table.waiting.split_off(&(Instant::now(), u64::MAX));
+        let due = std::mem::replace(&mut table.waiting, later);
+        drop(table);
+        let mut due = due.into_values().filter(WarningEntry::waits);
+        Some((due.next()?, due.count()))
     }
 }
 
@@ -305,13 +279,17 @@ pub(crate) enum IfTaken {
     GiveUp,
 }
 
-/// The state of an acquisition from the create of its node until the grant.
-pub(crate) struct WaitState<'a> {
+/// The wait of an acquisition, from the create of its node until the grant.
+pub(crate) struct Wait<'a> {
+    pub(crate) acquisition: &'a Acquisition,
+    pub(crate) entry: &'a ContenderHandle,
     pub(crate) if_taken: IfTaken,
     /// Where each listing of the queue is stored, for the timeout error and for progress reports. `None` if nothing needs the
     /// listings.
     pub(crate) waiting: Option<&'a QueueView>,
     pub(crate) on_wait: Option<Box<OnWait>>,
+    /// The decisions of the contender.
+    pub(crate) waiter: Waiter<Arc<Contender>>,
     /// The reply to the listing that was sent with the create. `None` if the reply to the create was lost.
     pub(crate) listing: Option<Result<Names, Failure>>,
     /// The stat of the directory in the last listing. `None` unless the next step asks other processes to give up nodes
@@ -319,4 +297,18 @@ pub(crate) struct WaitState<'a> {
     pub(crate) directory: Option<Box<Stat>>,
     /// The limit of how many listings may lack our node although the leader has it. After that the acquisition fails.
     pub(crate) denials: Tries,
+    /// When a warning about the acquisition is due. `None` if there is to be no warning, or the acquisition is in the list of
+    /// those to warn of.
+    pub(crate) warn_at: Option<Instant>,
+    /// The key of the acquisition in [`Handle::waiters`].
+    pub(crate) registered: Option<(Instant, u64)>,
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        if let Some(key) = self.registered {
+            let waiter = self.acquisition.handle.waiters.0.lock().waiting.remove(&key);
+            drop(waiter);
+        }
+    }
 }

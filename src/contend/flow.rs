@@ -7,10 +7,9 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 use crate::call::SESSION_TRIES;
-use crate::contend::acquisition::{Acquisition, IfTaken, WaitState};
+use crate::contend::acquisition::{Acquisition, IfTaken, Wait};
 use crate::contend::handle::ContenderHandle;
 use crate::contend::queue_view::QueueView;
-use crate::contend::warnings::Lateness;
 use crate::error::error::Error;
 use crate::observe::on_wait::OnWait;
 use crate::observe::trace;
@@ -18,7 +17,7 @@ use crate::queue::contender::{Contender, Tag};
 use crate::queue::dialect::LONGEST_MARKER;
 use crate::queue::metadata::Metadata;
 use crate::queue::mode;
-use crate::queue::turn::Take;
+use crate::queue::turn::{Take, Waiter};
 use crate::session::directories::Names;
 use crate::session::node::state::EntryStep;
 use crate::session::request::{Failure, Loss};
@@ -123,28 +122,38 @@ impl Acquisition {
         on_wait: Option<Box<OnWait>>,
     ) -> Result<Box<ContenderHandle>, Error> {
         // Boxed, because a waiter's future is as large as its largest step, and this step is short.
-        let (entry, listing, mut late) = Box::pin(self.queue_up_by_a_usable_number()).await?;
-        let mut wait = WaitState { if_taken, waiting, on_wait, listing, directory: None, denials: Tries::DENIALS };
+        let (entry, listing, began) = Box::pin(self.queue_up_by_a_usable_number()).await?;
+        let due = self.handle.warn_waiting.and_then(|limit| began.checked_add(limit));
+        let mut wait = Wait {
+            acquisition: self,
+            entry: &entry,
+            if_taken,
+            waiting,
+            on_wait,
+            waiter: Waiter::new(entry.contender(), self.handle.dialect.hands_off()),
+            listing,
+            directory: None,
+            denials: Tries::DENIALS,
+            // After the warning that the acquisition has not entered the queue, there is no second one.
+            warn_at: due.filter(|due| Instant::now() < *due),
+            registered: None,
+        };
         let turn = tokio::select! {
             biased;
-            turn = self.wait_for_turn(&entry, &mut wait, &mut late) => turn,
+            turn = wait.wait_for_turn() => turn,
             // A loss of our node ends the wait even if the reply to a request never comes.
             loss = entry.lost() => Err(self.handle.evicted(loss)),
         };
-        Box::pin(self.take_or_exchange(&entry, turn, &mut wait, &mut late)).await?;
+        Box::pin(self.take_or_exchange(turn, &mut wait)).await?;
+        drop(wait);
         self.begin_hold(&entry);
         Ok(entry)
     }
 
     /// After the wait, takes the lock, or exchanges the node for the target (the permits of a semaphore). Leaves the
     /// queue if a permission is missing.
-    async fn take_or_exchange(
-        &self,
-        entry: &ContenderHandle,
-        turn: Result<Take, Error>,
-        wait: &mut WaitState<'_>,
-        late: &mut Lateness<'_>,
-    ) -> Result<(), Error> {
+    async fn take_or_exchange(&self, turn: Result<Take, Error>, wait: &mut Wait<'_>) -> Result<(), Error> {
+        let entry = wait.entry;
         let taken = match (turn, &self.target) {
             (Ok(take), None) => {
                 let grant = Grant::by(take, entry);
@@ -156,12 +165,12 @@ impl Acquisition {
                 if !is_deaf && self.take(entry, &grant)? {
                     return Ok(());
                 }
-                late.begin(entry);
+                wait.warn_if_long();
                 self.grant_once_confirmed(entry, grant).await
             }
             (Ok(take), Some(target)) => tokio::select! {
                 biased;
-                exchanged = target.exchange(self, entry, take, wait) => exchanged,
+                exchanged = target.exchange(take, wait) => exchanged,
                 loss = entry.lost() => Err(self.handle.evicted(loss)),
             },
             (Err(error), _) => Err(error),
@@ -184,10 +193,10 @@ impl Acquisition {
         }
     }
 
-    /// Enters the queue. Tries again if the sequence number of the new node is used up.
+    /// Enters the queue. Tries again if the sequence number of the new node is used up. Also returns when this began.
     async fn queue_up_by_a_usable_number(
         &self,
-    ) -> Result<(Box<ContenderHandle>, Option<Result<Names, Failure>>, Lateness<'_>), Error> {
+    ) -> Result<(Box<ContenderHandle>, Option<Result<Names, Failure>>, Instant), Error> {
         if let Some(target) = &self.target {
             target.check_first().await?;
         }
@@ -205,7 +214,7 @@ impl Acquisition {
             sharing(&entry, entry.directory_watch().await);
         }
         self.trace.record("sequence", entry.contender().sequence());
-        Ok((entry, listing, Lateness::since(began, self)))
+        Ok((entry, listing, began))
     }
 
     /// Creates our node at the end of the queue. Returns the node, and the listing of the queue that was sent right

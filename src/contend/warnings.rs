@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::call;
-use crate::contend::acquisition::{Acquisition, Handle, WarningEntry};
+use crate::contend::acquisition::{Acquisition, Handle, Wait, WarningEntry};
 use crate::contend::handle::ContenderHandle;
 use crate::contend::timeout::LOOK_UP_AHEAD;
 use crate::observe::trace::HoldTrace;
@@ -57,52 +57,28 @@ impl Acquisition {
     }
 }
 
-/// The registration of a waiting acquisition for a warning. Dropping this value ends the registration. A background
-/// task logs the warning, because the acquisition's own future may not be polled. If the future is not polled when the
-/// acquisition's turn comes, all contenders behind the acquisition wait.
-pub(crate) struct Lateness<'a> {
-    acquisition: &'a Acquisition,
-    began: Instant,
-    /// Whether a warning was logged before the acquisition entered the queue.
-    is_warned_of: bool,
-    number: Option<u64>,
-}
-
-impl<'a> Lateness<'a> {
-    pub(crate) fn since(began: Instant, acquisition: &'a Acquisition) -> Lateness<'a> {
-        let is_warned_of = acquisition.handle.warn_waiting.is_some_and(|limit| began.elapsed() >= limit);
-        Lateness { acquisition, began, is_warned_of, number: None }
-    }
-
-    /// Registers the acquisition when it begins to wait. Starts the warning task if none runs.
-    pub(crate) fn begin(&mut self, entry: &ContenderHandle) {
+impl Wait<'_> {
+    /// Registers the acquisition for a warning when it begins to wait. Starts the warning task if none runs.
+    ///
+    /// A background task logs the warning, because the acquisition's own future may not be polled. If the future is not
+    /// polled when the acquisition's turn comes, all contenders behind the acquisition wait.
+    pub(crate) fn warn_if_long(&mut self) {
+        let Some(due) = self.warn_at.take() else { return };
         let Acquisition { handle, options, trace, target, .. } = self.acquisition;
-        let (Some(limit), None) = (handle.warn_waiting, self.number) else { return };
-        let (session, node) = (Arc::clone(entry.session()), Arc::clone(entry.node()));
+        let (node, session) = self.entry.node_and_session();
         let (label, span, target) = (options.label.clone(), trace.span(), target.clone());
-        let (began, is_warned_of) = (self.began, self.is_warned_of);
-        let waiter = WarningEntry { began, session, node, label, span, target, is_warned_of };
-        let (number, has_task) = handle.waiters.enter(waiter);
-        self.number = Some(number);
+        let (key, has_task) = handle.waiters.enter(due, WarningEntry { session, node, label, span, target });
+        self.registered = Some(key);
         if !has_task {
-            let session = entry.session();
-            let task = warn_of_slow(Arc::downgrade(handle), limit, Arc::downgrade(session));
+            let session = self.entry.session();
+            let task = warn_of_slow(Arc::downgrade(handle), Arc::downgrade(session));
             handle.waiters.set_task(spawn_cancellable(session, task));
         }
     }
 }
 
-impl Drop for Lateness<'_> {
-    fn drop(&mut self) {
-        if let Some(number) = self.number {
-            self.acquisition.handle.waiters.leave(number);
-        }
-    }
-}
-
-/// Warns about the slow acquisitions of one lock handle. Ends when every waiting acquisition has its warning, and no
-/// new acquisition has waited for `limit`.
-async fn warn_of_slow(handle: Weak<Handle>, limit: Duration, session: Weak<dyn Session>) -> Option<()> {
+/// Warns about the slow acquisitions of one lock handle. Ends when there is no acquisition to warn of.
+async fn warn_of_slow(handle: Weak<Handle>, session: Weak<dyn Session>) -> Option<()> {
     // While the task sleeps, it holds only a weak pointer to the session. If a timer ends too early, its runtime has
     // shut down, so the task ends, too.
     let sleep = async |time: Duration| {
@@ -111,17 +87,14 @@ async fn warn_of_slow(handle: Weak<Handle>, limit: Duration, session: Weak<dyn S
         (begun.elapsed() >= time / 2).then_some(())
     };
     loop {
-        let next = handle.upgrade()?.waiters.next(limit);
-        // A later waiter cannot become overdue before this timer ends.
-        sleep(next.unwrap_or(limit)).await?;
+        let next = handle.upgrade()?.waiters.next()?;
+        sleep(next).await?;
         let handle = handle.upgrade()?;
-        if let Some((waiter, others)) = handle.waiters.due(limit) {
+        if let Some((waiter, others)) = handle.waiters.due() {
             let span = waiter.span.clone();
             span.around(pin!(handle.warn_of(waiter, others))).await;
             drop(handle);
             sleep(PAUSE).await?;
-        } else if next.is_none() && handle.waiters.end_task_if_all_are_warned() {
-            return None;
         }
     }
 }

@@ -8,8 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::contend::acquisition::{Handle, IfTaken, WaitState};
-use crate::contend::handle::ContenderHandle;
+use crate::contend::acquisition::{Handle, IfTaken, Wait};
 use crate::error::error::{Error, PermitsError};
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
@@ -130,13 +129,8 @@ impl SemaphoreState {
     }
 
     /// Reports the holders because too few permits are free. Returns an error if the acquisition must not wait.
-    pub(super) async fn report_shortage(
-        &self,
-        entry: &ContenderHandle,
-        now: &SeenPermits,
-        wait: &mut WaitState<'_>,
-    ) -> Result<(), Error> {
-        let (session, paths, me) = (entry.session(), &self.handle.paths, &*entry.contender());
+    pub(super) async fn report_shortage(&self, now: &SeenPermits, wait: &mut Wait<'_>) -> Result<(), Error> {
+        let (session, paths, me) = (wait.entry.session(), &self.handle.paths, &*wait.entry.contender());
         let only_me = [me.name().to_owned()];
         if wait.if_taken == IfTaken::GiveUp {
             return Err(Error::WouldBlock { blockers: paths.blockers(session, &only_me, me).await });

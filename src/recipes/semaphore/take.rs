@@ -18,7 +18,7 @@ use async_trait::async_trait;
 use futures_util::future::OptionFuture;
 
 use crate::call;
-use crate::contend::acquisition::{Acquisition, ExchangeTarget, IfTaken, WaitState};
+use crate::contend::acquisition::{ExchangeTarget, IfTaken, Wait};
 use crate::contend::exchange::{Exchange, NotExchanged};
 use crate::contend::flow::{Grant, GrantKind};
 use crate::contend::handle::ContenderHandle;
@@ -225,13 +225,8 @@ impl ExchangeTarget for PermitRequest {
         !self.state.find_ghosts(session, &self.state.without_ghosts(session, &names)).await.is_empty()
     }
 
-    async fn exchange(
-        &self,
-        acquisition: &Acquisition,
-        entry: &ContenderHandle,
-        turn: Take,
-        wait: &mut WaitState<'_>,
-    ) -> Result<(), Error> {
+    async fn exchange(&self, turn: Take, wait: &mut Wait<'_>) -> Result<(), Error> {
+        let (acquisition, entry) = (wait.acquisition, wait.entry);
         let mut grant = Grant::by(turn, entry);
         let mut view = View::new(&self.state, entry, &mut grant);
         let mut refused = None;
@@ -266,7 +261,7 @@ impl ExchangeTarget for PermitRequest {
                             continue;
                         }
                     }
-                    self.state.report_shortage(entry, &now, wait).await?;
+                    self.state.report_shortage(&now, wait).await?;
                     view.wait_for_change(&now, wait).await?;
                 }
             }
@@ -456,7 +451,7 @@ impl<'a> View<'a> {
     }
 
     /// Waits until permits may have been released since the read `now`, or the number of permits may have changed.
-    async fn wait_for_change(&mut self, now: &SeenPermits, wait: &mut WaitState<'_>) -> Result<(), Error> {
+    async fn wait_for_change(&mut self, now: &SeenPermits, wait: &mut Wait<'_>) -> Result<(), Error> {
         if self.number.is_none() {
             self.watch_number(now).await?;
         }
