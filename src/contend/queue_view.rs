@@ -7,47 +7,34 @@ use std::task::Poll;
 use crate::queue::contender::Contender;
 use crate::queue::member::{Blockers, Progress};
 use crate::session::contract::Session;
-use crate::sync::{Mutex, MutexGuard, Notify};
+use crate::sync::{Mutex, Notify};
 
 /// The last listing of a waiting acquisition, for its timeout error and for its progress reports.
 #[derive(Default)]
 pub(crate) struct QueueView {
-    snapshot: Mutex<Option<QueueSnapshot>>,
+    pub(crate) snapshot: Mutex<Option<QueueSnapshot>>,
     /// Notified when the leader has shown that contenders in the way are ghosts: deleted nodes that our server still
     /// lists.
-    ghosts_found: Notify,
+    pub(crate) ghosts_found: Notify,
 }
 
 impl QueueView {
-    pub(crate) fn snapshot(&self) -> MutexGuard<'_, Option<QueueSnapshot>> {
-        self.snapshot.lock()
-    }
-
-    /// Waits until the leader has shown that contenders in the way are ghosts.
-    pub(crate) async fn ghosts_found(&self) {
-        self.ghosts_found.notified().await;
-    }
-
-    pub(crate) fn notify_of_ghosts(&self) {
-        self.ghosts_found.notify_one();
-    }
-
     /// Stores a listing of the queue.
     pub(crate) fn record(&self, session: &Arc<dyn Session>, me: &Contender, seen: Progress) {
-        let mut snapshot = self.snapshot();
+        let mut snapshot = self.snapshot.lock();
         let listings = snapshot.as_ref().map_or(1, |snapshot| snapshot.listings + 1);
         *snapshot = Some(QueueSnapshot { session: Arc::clone(session), me: me.clone(), seen, listings });
     }
 
     /// Drops the listing, because the acquisition has ended.
     pub(crate) fn end(&self) {
-        let snapshot = self.snapshot().take();
+        let snapshot = self.snapshot.lock().take();
         drop(snapshot);
     }
 
     /// Returns the contenders in the way according to the last listing.
     pub(crate) fn seen_in_the_way(&self) -> Blockers {
-        self.snapshot().as_ref().map(|snapshot| snapshot.seen.blockers.clone()).unwrap_or_default()
+        self.snapshot.lock().as_ref().map(|snapshot| snapshot.seen.blockers.clone()).unwrap_or_default()
     }
 }
 
@@ -65,7 +52,7 @@ pub(crate) struct QueueSnapshot {
 /// Waits until the queue was listed more than `listings` times. This future registers no waker, because the task that lists the
 /// queue for a shared acquisition wakes all tasks that wait for that acquisition.
 pub(crate) async fn next_listing(waiting: &QueueView, listings: usize) -> QueueSnapshot {
-    poll_fn(|_| match &*waiting.snapshot() {
+    poll_fn(|_| match &*waiting.snapshot.lock() {
         Some(snapshot) if snapshot.listings > listings => Poll::Ready(snapshot.clone()),
         _ => Poll::Pending,
     })

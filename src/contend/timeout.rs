@@ -57,7 +57,7 @@ impl Acquisition {
     /// Asks the leader whether the contenders in the way are ghosts (deleted nodes that our server still lists). Wakes
     /// the waiter if some are. Returns `false` if the acquisition has not listed the queue yet.
     async fn ask_for_ghosts(&self, waiting: &QueueView) -> bool {
-        let snapshot = waiting.snapshot().clone();
+        let snapshot = waiting.snapshot.lock().clone();
         let Some(QueueSnapshot { session, me, .. }) = snapshot else { return false };
         let Ok(names) = session.children(&self.handle.queue).await else { return true };
         let paths = &self.handle.paths;
@@ -69,14 +69,14 @@ impl Acquisition {
         }
         // The waiter lists the queue again. The waiter is then granted the lock, or waits for other contenders.
         if has_ghosts {
-            waiting.notify_of_ghosts();
+            waiting.ghosts_found.notify_one();
         }
         true
     }
 
     /// Reads the contenders in the way, with their hosts and labels. `None` if the acquisition has not listed the queue yet.
     async fn in_the_way(&self, waiting: &QueueView) -> Option<Blockers> {
-        let snapshot = waiting.snapshot().clone();
+        let snapshot = waiting.snapshot.lock().clone();
         let QueueSnapshot { session, me, seen, .. } = snapshot?;
         let Ok(names) = session.children(&self.handle.queue).await else { return Some(seen.blockers) };
         Some(self.handle.paths.blockers(&session, &names, &me).await)

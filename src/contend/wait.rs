@@ -147,7 +147,7 @@ impl Wait<'_> {
         // Boxed, because only a few of thousands of waiters have a listener.
         let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, paths, me)));
         // The leader may show, shortly before the timeout, that contenders ahead of us are ghosts.
-        let ghosts_found = self.waiting.map(|waiting| Box::pin(waiting.ghosts_found()));
+        let ghosts_found = self.waiting.map(|waiting| Box::pin(waiting.ghosts_found.notified()));
         let departure = tokio::select! {
             biased;
             event = self.await_event(predecessor, is_again, asks) => event,

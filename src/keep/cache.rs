@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use crate::contend::acquisition::Handle;
 use crate::contend::handle::{ContenderHandle, LimitedUse};
-use crate::contend::queue_view::QueueView;
 use crate::error::error::Error;
 use crate::keep::kept::{Granted, Kept, Why, Work, settle, wake};
 use crate::keep::uses::Joined;
@@ -65,7 +64,7 @@ impl Cache {
                 self.replaced(before);
                 return Joined::Refused;
             };
-            kept.acquire_by(begin(&kept));
+            *kept.work.lock() = Some(begin(&kept));
             let found = kept.join(mode);
             let mut newest = self.newest.write();
             // Another use may have replaced the newest node since `before` was read. If so, the next round of the loop
@@ -180,10 +179,6 @@ impl KeptUse {
         &self.granted.hold
     }
 
-    fn kept(&self) -> &Kept {
-        &self.granted.kept
-    }
-
     /// Returns the present time on the lease's clock if the node is held, or else the loss of the hold.
     pub(crate) fn held_at(&self) -> Result<Moment, Loss> {
         match self.hold().held_at() {
@@ -212,7 +207,7 @@ impl KeptUse {
 
     /// Returns another share of the use, for another guard.
     pub(crate) fn share(&self) -> KeptUse {
-        self.kept().state.lock().uses.share(self.number);
+        self.granted.kept.state.lock().uses.share(self.number);
         let mut share = KeptUse::new(Arc::clone(&self.granted), self.number);
         share.trace = self.trace.clone();
         share.limit = self.limit.clone();
@@ -227,9 +222,9 @@ impl KeptUse {
             return None;
         }
         if self.is_changing {
-            self.kept().give_up(Why::Unsure);
+            self.granted.kept.give_up(Why::Unsure);
         }
-        self.kept().end(self.number, self.hold(), now(self.hold()))
+        self.granted.kept.end(self.number, self.hold(), now(self.hold()))
     }
 
     /// Ends the use. If the node is given up now, waits until the node is gone.
@@ -249,7 +244,7 @@ impl KeptUse {
         if let Some(holding) = self.trace.as_mut().and_then(Arc::get_mut) {
             holding.begin_read_hold(self.granted.hold.shown(), self.granted.hold.node());
         }
-        let woken = self.kept().state.lock().uses.downgraded(self.number);
+        let woken = self.granted.kept.state.lock().uses.downgraded(self.number);
         wake(woken);
         Ok(())
     }
@@ -264,7 +259,8 @@ impl Drop for KeptUse {
 /// A use that waits until the node is acquired, or until other uses of the node end. Dropping the use ends the wait. If
 /// no other use waits for the acquisition of the node, the drop cancels the acquisition, too.
 pub(crate) struct PendingUse {
-    kept: Arc<Kept>,
+    /// The node that the use waits for.
+    pub(super) kept: Arc<Kept>,
     number: u64,
     /// Whether the node was granted when this use was last polled.
     is_granted: bool,
@@ -272,34 +268,12 @@ pub(crate) struct PendingUse {
 }
 
 impl PendingUse {
-    /// Returns the last listing of the queue by the acquisition of the node.
-    pub(crate) fn waiting(&self) -> &Arc<QueueView> {
-        &self.kept.waiting
-    }
-
-    /// Returns the node that the use waits for.
-    pub(crate) fn kept(&self) -> &Arc<Kept> {
-        &self.kept
-    }
-
     /// Waits until the use runs. `None` if the node is closed to further uses.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
     pub(crate) async fn wait(&mut self) -> Result<Option<KeptUse>, Error> {
         poll_fn(|context| self.poll(context)).await
-    }
-
-    /// Waits until the use runs or is refused. After the grant of the node, returns even if the use waits for other uses.
-    ///
-    /// # Cancel safety
-    /// Nothing is lost by dropping the future.
-    pub(crate) async fn settled(&mut self) -> Result<Joined<KeptUse, ()>, Error> {
-        poll_fn(|context| match self.poll(context) {
-            Poll::Pending if self.is_granted => Poll::Ready(Ok(Joined::Waits(()))),
-            answer => answer.map_ok(|used| used.map_or(Joined::Refused, Joined::Runs)),
-        })
-        .await
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<KeptUse>, Error>> {

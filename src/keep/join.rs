@@ -2,7 +2,8 @@
 //! uses, or acquires a node to keep.
 
 use std::cell::Cell;
-use std::future::Future;
+use std::convert::Infallible;
+use std::future::{Future, pending, poll_fn};
 use std::ops::Deref;
 use std::pin::pin;
 use std::sync::Arc;
@@ -11,7 +12,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::call;
 use crate::contend::acquisition::{Acquisition, Handle, IfTaken, Options};
 use crate::contend::flow::GrantKind;
 use crate::contend::handle::ContenderHandle;
@@ -84,8 +84,8 @@ impl Lock {
                     return Ok(GuardHold::Kept(begin_use(&acquisition, used)));
                 }
                 Joined::Waits(waits) => {
-                    if waits.kept().hold().is_some() {
-                        return acquisition.reported(Err(Error::WouldBlock { blockers: waits.kept().as_blockers() }));
+                    if waits.kept.hold().is_some() {
+                        return acquisition.reported(Err(Error::WouldBlock { blockers: waits.kept.as_blockers() }));
                     }
                     // Another use is acquiring the node, and may have to wait. This attempt must not wait, so it enters the queue
                     // with a node of its own.
@@ -117,20 +117,12 @@ async fn enter(
             Joined::Refused => break,
             Joined::Waits(waits) => waits,
         };
-        let is_granted = waits.kept().hold().is_some();
-        let answer = match is_granted {
-            true if timeout.is_none() && acquisition.options.on_wait.is_none() => waits.wait().await,
-            true => Box::pin(wait_for_others(acquisition, &mut waits, left())).await,
-            false => match Box::pin(wait_for_node(acquisition, &mut waits, left())).await? {
-                Joined::Runs(used) => Ok(Some(used)),
-                Joined::Waits(()) => {
-                    joined = Joined::Waits(waits);
-                    continue;
-                }
-                Joined::Refused => Ok(None),
-            },
+        let used = match left() {
+            None if acquisition.options.on_wait.is_none() => waits.wait().await?,
+            // Boxed, because moving this large future would be most of the cost of a short wait.
+            left => Box::pin(wait_in_time(acquisition, &mut waits, left)).await?,
         };
-        match answer? {
+        match used {
             Some(used) => return Ok(Some(used)),
             // A refused write enters the queue with a node of its own, behind the contender that asked for the kept node. Refused
             // reads share a new node.
@@ -144,62 +136,44 @@ async fn enter(
     Ok(None)
 }
 
-/// Waits until the node is acquired and the use runs, or the use is refused. With an `on_wait` listener, also returns when the
-/// node is acquired and the use waits for other uses.
-async fn wait_for_node(
+/// Waits until the use runs or is refused, for at most `left`. Meanwhile calls the `on_wait` listener.
+async fn wait_in_time(
     acquisition: &Acquisition,
     waits: &mut PendingUse,
     left: Option<Duration>,
-) -> Result<Joined<KeptUse, ()>, Error> {
-    let (waiting, kept) = (Arc::clone(waits.waiting()), Arc::clone(waits.kept()));
-    let on_wait = acquisition.options.on_wait.clone().map(OnWait::new);
-    let granted = async {
-        let Some(mut on_wait) = on_wait else {
-            return Ok(waits.wait().await?.map_or(Joined::Refused, Joined::Runs));
-        };
-        let mut settled = pin!(waits.settled());
+) -> Result<Option<KeptUse>, Error> {
+    let kept = Arc::clone(&waits.kept);
+    let reports = async {
+        let Some(mut on_wait) = acquisition.options.on_wait.clone().map(OnWait::new) else { return pending().await };
         tokio::select! {
             biased;
-            answer = &mut settled => return answer,
-            () = report_progress(&acquisition.handle, &waiting, &mut on_wait) => {}
+            // Registers no waker, because the waker of the acquisition of the node wakes all waiting uses.
+            () = poll_fn(|_| if kept.hold().is_some() { Poll::Ready(()) } else { Poll::Pending }) => {}
+            never = report_progress(&acquisition.handle, &kept.waiting, &mut on_wait) => match never {},
         }
-        settled.await
+        let (path, uses) = (Arc::clone(&acquisition.handle.queue), kept.uses());
+        on_wait.report(Progress { path, place: uses, length: uses, blockers: kept.as_blockers() });
+        pending().await
     };
-    let answer = match left {
-        None => granted.await,
-        Some(left) => acquisition.within(left, &waiting, pin!(granted)).await,
-    };
-    match answer {
-        Err(Error::Timeout { waited, blockers, cut_off }) if blockers.ahead == 0 => {
+    let mut granted = pin!(async {
+        tokio::select! {
+            biased;
+            used = waits.wait() => used,
+            never = reports => match never {},
+        }
+    });
+    let Some(left) = left else { return granted.await };
+    match acquisition.within(left, &kept.waiting, &mut granted).await {
+        // After the grant of the node, the use waits for other uses of this process.
+        Err(Error::Timeout { waited, cut_off, .. }) if kept.hold().is_some() => {
             Err(Error::Timeout { waited, blockers: kept.as_blockers(), cut_off })
         }
         answer => answer,
     }
 }
 
-/// Waits until the use runs or is refused, while it waits for other uses of a granted node.
-async fn wait_for_others(
-    acquisition: &Acquisition,
-    waits: &mut PendingUse,
-    left: Option<Duration>,
-) -> Result<Option<KeptUse>, Error> {
-    let kept = Arc::clone(waits.kept());
-    if let Some(mut on_wait) = acquisition.options.on_wait.clone().map(OnWait::new) {
-        let (path, uses) = (Arc::clone(&acquisition.handle.queue), kept.uses());
-        on_wait.report(Progress { path, place: uses, length: uses, blockers: kept.as_blockers() });
-    }
-    let Some(left) = left else { return waits.wait().await };
-    tokio::select! {
-        biased;
-        granted = waits.wait() => granted,
-        cut_off = call::late(&acquisition.handle.coordinator, left) => {
-            Err(Error::Timeout { waited: left, blockers: kept.as_blockers(), cut_off })
-        }
-    }
-}
-
 /// Calls the listener at each change in the listings of the shared acquisition.
-async fn report_progress(handle: &Handle, waiting: &QueueView, on_wait: &mut OnWait) {
+async fn report_progress(handle: &Handle, waiting: &QueueView, on_wait: &mut OnWait) -> Infallible {
     let mut waits = next_listing(waiting, 0).await;
     loop {
         on_wait.report_read(&waits.session, &handle.paths, waits.me.dialect(), waits.seen.clone()).await;

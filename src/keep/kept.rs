@@ -44,7 +44,7 @@ pub(crate) struct Kept {
     pub(super) state: Mutex<KeptState>,
     /// The acquisition, until it ends. The mutex is locked while the acquisition is polled. No code waits for this
     /// mutex, because a poll may wake another use, and this use may be polled on the same thread.
-    work: Mutex<Option<Work>>,
+    pub(super) work: Mutex<Option<Work>>,
     /// Set by a use that found the mutex of `work` locked. The use that has locked this mutex then polls the
     /// acquisition again.
     is_wanted: AtomicBool,
@@ -76,17 +76,6 @@ pub(super) struct KeptState {
 pub(super) struct Granted {
     pub(super) kept: Arc<Kept>,
     pub(super) hold: Arc<ContenderHandle>,
-}
-
-/// The parts of a node that is given up. Must be dropped while no mutex of this module is locked: the drop wakes the background
-/// task, and dropping the hold sends the removal of the node.
-struct Gone {
-    granted: Arc<Granted>,
-    why: Option<Why>,
-    counted: Option<GaugeGuard>,
-    uses: u64,
-    idle_for: Duration,
-    background_task: Option<oneshot::Sender<()>>,
 }
 
 /// Why a node is given up.
@@ -139,7 +128,7 @@ impl Wake for WakeAll {
 }
 
 impl Kept {
-    /// Creates a kept node without an acquisition. [`Kept::acquire_by`] sets the acquisition.
+    /// Creates a kept node without an acquisition. The caller sets `work`.
     pub(crate) fn new(handle: &Arc<Handle>, mode: Mode, idle: Duration, in_vain: &Arc<AtomicBool>) -> Arc<Kept> {
         let (uses, used) = (Uses::new(mode), Moment::ZERO);
         let state = KeptState { uses, granted: None, used, why: None, counted: None, background_task: None };
@@ -157,11 +146,6 @@ impl Kept {
             waiting: Arc::default(),
             crowded: Arc::default(),
         })
-    }
-
-    /// Sets the acquisition of the node.
-    pub(super) fn acquire_by(&self, work: Work) {
-        *self.work.lock() = Some(work);
     }
 
     /// Polls the acquisition. Returns whether the acquisition ended in this call. Every waiting use calls this
@@ -258,14 +242,6 @@ impl Kept {
     /// Returns the hold, from the grant until the node is given up.
     pub(crate) fn hold(&self) -> Option<Arc<ContenderHandle>> {
         self.state.lock().granted.as_ref().map(|granted| Arc::clone(&granted.hold))
-    }
-
-    /// Returns the id and the mode of the first waiting use, and how many uses wait. `None` before the grant, when uses
-    /// wait for the node and not for other uses.
-    fn granted_and_waiting(&self) -> Option<(u64, Mode, usize)> {
-        let state = self.state.lock();
-        let (number, mode) = state.granted.as_ref().and_then(|_| state.uses.first_waiting())?;
-        Some((number, mode, state.uses.waiting()))
     }
 
     /// Returns the kept node as a blocker, for the timeout error of another use of this process.
@@ -382,41 +358,25 @@ impl KeptState {
             session.store().mark_leaving(&node);
         }
     }
-
-    /// Returns the parts of the node if it is given up now: no use is left and no use can join.
-    fn end_if_over(&mut self) -> Option<Gone> {
-        if !self.uses.is_over() {
-            return None;
-        }
-        let granted = self.granted.take()?;
-        let (uses, idle_for) = (self.uses.count(), granted.hold.now().saturating_sub(self.used));
-        let (counted, background_task) = (self.counted.take(), self.background_task.take());
-        Some(Gone { granted, why: self.why, counted, uses, idle_for, background_task })
-    }
 }
 
-impl Gone {
-    /// Counts and logs that a kept node is given up. Returns its hold.
-    fn end(self) -> Arc<ContenderHandle> {
-        let Gone { granted, why, counted, uses, idle_for, background_task } = self;
-        let hold = Arc::clone(&granted.hold);
-        drop(background_task);
-        if let (Some(_), Some(why)) = (counted, why) {
-            let (path, cause) = (hold.shown(), why.label());
-            meter::count(names::KEPT_GIVEN_UP, &[("cause", cause)]);
-            emit!(DEBUG, path, cause, uses, ?idle_for, "a kept lock is given up");
-        }
-        hold
-    }
-}
-
-/// Unlocks the state of a node, and after that wakes these uses. Returns the hold if no use is left and no use can
-/// join.
+/// Unlocks the state of a node, and after that wakes these uses. If no use is left and no use can join, counts and logs that
+/// the node is given up, and returns its hold.
 pub(super) fn settle(mut state: MutexGuard<'_, KeptState>, woken: Vec<Waker>) -> Option<Arc<ContenderHandle>> {
-    let gone = state.end_if_over();
+    let is_over = state.uses.is_over();
+    // These parts are dropped after the unlock, because the drop wakes the background task and may end the hold.
+    let (granted, why) = (state.granted.take_if(|_| is_over), state.why);
+    let parts = granted.as_ref().map(|_| (state.counted.take(), state.background_task.take()));
+    let (uses, used) = (state.uses.count(), state.used);
     drop(state);
     wake(woken);
-    gone.map(Gone::end)
+    let hold = Arc::clone(&granted?.hold);
+    if let (Some((Some(_counted), _)), Some(why)) = (parts, why) {
+        let (path, cause, idle_for) = (hold.shown(), why.label(), hold.now().saturating_sub(used));
+        meter::count(names::KEPT_GIVEN_UP, &[("cause", cause)]);
+        emit!(DEBUG, path, cause, uses, ?idle_for, "a kept lock is given up");
+    }
+    Some(hold)
 }
 
 /// Wakes uses. No mutex of this module may be locked, because a woken task may be polled inside the call.
@@ -431,8 +391,8 @@ const IDLE_PAUSE: Duration = Duration::from_millis(10);
 /// bounds. The listings find a contender that waits behind the node although no watch has reported its request for the node.
 const QUEUE_PAUSES: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 
-/// The number of checks within the time after which a warning is due. A warning is logged if the same use waits at this many
-/// checks in a row.
+/// The number of checks within the time after which a warning is due. A warning is logged if the same use is the first to wait
+/// at one check more in a row.
 const CHECKS: u32 = 4;
 
 /// Waits until the node was idle for its idle time. Returns early if the session or the node is gone.
@@ -478,30 +438,24 @@ async fn wait_for_contention(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
 async fn warn_of_slow_uses(kept: &Weak<Kept>, session: &Arc<dyn Session>) -> Infallible {
     // Uses have no timers of their own, because millions of uses may begin in a second. This task checks the first waiting use in
     // intervals instead.
-    let mut first = None;
+    let (mut first, mut checks) = (None, 0);
     while let Some(limit) = kept.upgrade().and_then(|kept| kept.warn_waiting) {
         // While no use waits, the task has no timer and stays asleep.
-        if first.is_none() {
-            Kept::wait_until_crowded(kept).await;
-            first = kept.upgrade().and_then(|kept| kept.granted_and_waiting()).map(|(number, ..)| (number, 1));
-        }
+        Kept::wait_until_crowded(kept).await;
         if !retry::slept(session, (limit / CHECKS).max(IDLE_PAUSE)).await {
             break;
         }
         let Some(kept) = kept.upgrade() else { break };
-        let waits = kept.granted_and_waiting();
-        first = match (waits, first) {
-            (Some((number, mode, _)), Some((before, seen))) if number == before => {
-                if seen == CHECKS
-                    && let Some(handle) = kept.handle.upgrade()
-                {
-                    let others = waits.map_or(0, |(_, _, all)| all - 1);
-                    handle.warn(Aim::Lock(mode), None, &kept.as_blockers(), others);
-                }
-                Some((number, seen + 1))
-            }
-            _ => waits.map(|(number, ..)| (number, 1)),
-        };
+        let state = kept.state.lock();
+        // Before the grant, uses wait for the node and not for other uses.
+        let waits = state.granted.as_ref().and_then(|_| state.uses.first_waiting());
+        let others = state.uses.waiting().saturating_sub(1);
+        drop(state);
+        checks = if waits == first { checks + 1 } else { 1 };
+        first = waits;
+        if let (Some((_, mode)), true, Some(handle)) = (waits, checks == CHECKS + 1, kept.handle.upgrade()) {
+            handle.warn(Aim::Lock(mode), None, &kept.as_blockers(), others);
+        }
     }
     std::future::pending().await
 }

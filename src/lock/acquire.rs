@@ -80,22 +80,16 @@ impl<G: 'static> Future for Granting<G> {
     type Output = Result<G, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Stage::Joining { lock, acquisition, guard } = &mut self.0 {
+        if let Stage::Joining { .. } = &self.0 {
             ready!(join::proceeds(context));
-            let guard = *guard;
-            let (joined, timeout) = match lock.join(acquisition) {
-                Ok((Joined::Runs(used), _)) => {
-                    let held = GuardHold::Kept(join::begin_use(acquisition, used));
-                    self.0 = Stage::Over;
-                    return Poll::Ready(Ok(guard(held)));
-                }
-                Ok(others) => others,
-                Err(error) => {
-                    self.0 = Stage::Over;
-                    return Poll::Ready(Err(error));
-                }
-            };
-            if let Stage::Joining { lock, mut acquisition, .. } = std::mem::replace(&mut self.0, Stage::Over) {
+            if let Stage::Joining { lock, mut acquisition, guard } = std::mem::replace(&mut self.0, Stage::Over) {
+                let (joined, timeout) = match lock.join(&acquisition)? {
+                    (Joined::Runs(used), _) => {
+                        let held = GuardHold::Kept(join::begin_use(&acquisition, used));
+                        return Poll::Ready(Ok(guard(held)));
+                    }
+                    others => others,
+                };
                 let work = async move { lock.acquire(&mut acquisition, joined, timeout).await.map(guard) };
                 self.0 = Stage::Working(Box::pin(work));
             }

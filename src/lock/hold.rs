@@ -18,7 +18,7 @@ use crate::session::request::{HoldState, Loss};
 ///
 /// Below, "the lock" stands for the permits of a semaphore and the term of a leader, too.
 pub struct Hold {
-    held: GuardHold,
+    pub(crate) held: GuardHold,
     life: GuardLife,
 }
 
@@ -27,14 +27,7 @@ impl Hold {
         Hold { held, life: GuardLife::default() }
     }
 
-    pub(crate) fn held(&self) -> &GuardHold {
-        &self.held
-    }
-
-    pub(crate) fn held_mut(&mut self) -> &mut GuardHold {
-        &mut self.held
-    }
-
+    /// Returns the hold, and ends the streams of its states.
     pub(crate) fn into_held(self) -> GuardHold {
         self.held
     }
@@ -361,7 +354,7 @@ guard!(WriteGuard);
 impl ReadGuard {
     /// Returns whether the node is kept between uses.
     pub(crate) fn is_kept(&self) -> bool {
-        matches!(self.hold.held(), GuardHold::Kept(_))
+        matches!(self.hold.held, GuardHold::Kept(_))
     }
 
     /// Returns one more guard on the same node, without queueing. For a read inside a read.
@@ -381,7 +374,7 @@ impl ReadGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn share(&self) -> ReadGuard {
-        ReadGuard::new(self.hold.held().share())
+        ReadGuard::new(self.hold.held.share())
     }
 
     /// Gives the lock back, and returns when its node is surely gone. If several guards share one node, by
@@ -440,7 +433,7 @@ impl WriteGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn downgrade(mut self) -> Result<ReadGuard, Error> {
-        self.hold.held_mut().downgrade().await?;
+        self.hold.held.downgrade().await?;
         Ok(ReadGuard { hold: self.hold })
     }
 }

@@ -178,7 +178,7 @@ impl DueCheck {
 
     /// Returns the guard if the work is due. Otherwise gives the lock back, and returns the record.
     async fn run(self, guard: WriteGuard) -> Result<Work, Error> {
-        let hold = guard.held();
+        let hold = &guard.held;
         let (session, path) = (hold.session(), metadata::record_path(hold.shown()));
         let seen = hold.run(RecordNode::read(session, &path)).await?;
         let (last, is_there) = match seen.map_err(|failure| refused(failure, &path))? {
@@ -305,7 +305,7 @@ impl OnceGuard {
     pub async fn done(&self) -> Result<(), Error> {
         let (path, text) =
             (self.record(), metadata::record_text(&self.host, self.label.as_deref(), self.fencing_token()));
-        let session = self.guard.held().session();
+        let session = self.guard.held.session();
         let (mut in_doubt, mut tries, twin) = (false, Tries::LOST_ANSWERS, metadata::twin_of(&path));
         // One transaction writes the record and its twin. A twin that may not be created is left out, because an operator may
         // have made the record alone.
@@ -355,7 +355,7 @@ impl OnceGuard {
 
     /// Returns the path of the record: the path of the lock, with `.done` at the end.
     pub fn record(&self) -> String {
-        metadata::record_path(self.guard.held().shown())
+        metadata::record_path(self.guard.held.shown())
     }
 
     /// Gives the lock back: see [`WriteGuard::release`]. Records nothing.

@@ -225,7 +225,7 @@ impl RunningTerm {
     /// Returns a function that returns [`End::Lost`] once the term is lost.
     pub(crate) fn loss(&self) -> impl Fn() -> Option<End> + use<> {
         let term = self.term();
-        move || term.guard.held().find_loss().map(|_| End::Lost)
+        move || term.guard.held.find_loss().map(|_| End::Lost)
     }
 
     /// Ends the term after its work has ended or was dropped. Returns the output of the work, or `None` if the work was dropped.
@@ -238,7 +238,7 @@ impl RunningTerm {
     /// Gives the lock back, and waits until the next candidate can lead. Does not wait if the lock is lost. `why` is
     /// the reason why the work was dropped, or `None` if the work has ended by itself.
     async fn give_back(mut self, why: Option<End>) -> Result<(), Error> {
-        let (loss, lasted) = (self.term.guard.held().find_loss(), self.began.elapsed());
+        let (loss, lasted) = (self.term.guard.held.find_loss(), self.began.elapsed());
         self.why = match (loss, why) {
             (Some(_), _) | (None, Some(End::Lost)) => "lost",
             (None, Some(End::Resigned)) => "resigned",
@@ -252,7 +252,7 @@ impl RunningTerm {
         if why != Some(End::Resigned) {
             self.candidate.schedule_pause(lasted, Ok(()));
         }
-        match self.term.guard.held().give_back().await {
+        match self.term.guard.held.give_back().await {
             Err(Error::Lost(_)) => Ok(()),
             answer => answer,
         }
@@ -266,7 +266,7 @@ impl Drop for RunningTerm {
         emit!(INFO, path, term = self.term.number(), data, ?lasted, why, "a term ends");
         // The reply to the removal of the node is dropped, because `drop` cannot wait for the reply. The removal goes on in the
         // background.
-        drop(self.term.guard.held().leave());
+        drop(self.term.guard.held.leave());
         let mut ended = None;
         self.candidate.status.send_modify(|status| ended = status.term.take());
         drop(ended);

@@ -464,7 +464,7 @@ impl<'a> View<'a> {
         };
         let mut recheck = Recheck::after(session, !self.gone.is_empty());
         let (paths, me) = (&self.state.handle.paths, &*self.entry.contender());
-        let ghosts_found = wait.waiting.map(|waiting| Box::pin(waiting.ghosts_found()));
+        let ghosts_found = wait.waiting.map(|waiting| Box::pin(waiting.ghosts_found.notified()));
         let looking = wait.on_wait.as_mut().map(|on_wait| on_wait.keep_looking(session, paths, me));
         tokio::select! {
             biased;

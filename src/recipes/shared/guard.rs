@@ -144,7 +144,7 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn commit(&mut self) -> Result<Written, Error> {
-        let (node, hold, loaded) = (&self.store.node, self.guard.held(), &mut self.loaded);
+        let (node, hold, loaded) = (&self.store.node, &self.guard.held, &mut self.loaded);
         if self.in_doubt {
             loaded.base = node.next_base(hold, loaded.base).await?;
         }
@@ -337,7 +337,7 @@ async fn write<T: Send + Sync + 'static>(
     label: Option<String>,
     guard: WriteGuard,
 ) -> Result<SharedWriteGuard<T>, Error> {
-    let loaded = store.load(guard.held(), instead).await?;
+    let loaded = store.load(&guard.held, instead).await?;
     let label = label.or_else(|| store.node.label().clone());
     Ok(SharedWriteGuard { loaded, in_doubt: false, label, store, guard })
 }

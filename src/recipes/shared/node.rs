@@ -126,12 +126,12 @@ impl ValueNode {
         loop {
             let attempt = async {
                 let guard = self.lock.read().await?;
-                let (bytes, base) = self.read(guard.held(), false, false).await?;
+                let (bytes, base) = self.read(&guard.held, false, false).await?;
                 if base.is_vanished() {
                     return Err(self.fault(ValueError::Vanished));
                 }
                 match bytes.is_empty() {
-                    true => self.write_initial(guard.held(), payload, base).await.map(drop),
+                    true => self.write_initial(&guard.held, payload, base).await.map(drop),
                     false => Ok(()),
                 }
             };

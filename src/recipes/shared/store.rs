@@ -84,7 +84,7 @@ impl<T> Store<T> {
     /// Returns the value that an earlier read found under the same kept node. Returns `None` if this process has since
     /// written under the node. No other client can have changed the value, because a write needs the lock.
     fn kept_value(&self, guard: &ReadGuard) -> Option<Arc<Stored<T>>> {
-        let node = guard.held().node();
+        let node = guard.held.node();
         let writes = node.settled_writes().filter(|_| guard.is_kept())?;
         let kept = self.kept.lock();
         let known = kept.as_ref().filter(|kept| kept.under.as_ptr() == Arc::as_ptr(node));
@@ -93,7 +93,7 @@ impl<T> Store<T> {
 
     fn keep_value(&self, guard: &ReadGuard, writes: Option<usize>, value: &Arc<Stored<T>>) {
         if let Some(writes) = writes.filter(|_| guard.is_kept()) {
-            let kept = KeptValue { value: Arc::clone(value), under: Arc::downgrade(guard.held().node()), writes };
+            let kept = KeptValue { value: Arc::clone(value), under: Arc::downgrade(guard.held.node()), writes };
             let before = self.kept.lock().replace(kept);
             // The old value is dropped after the mutex is unlocked, because its destructor is user code.
             drop(before);
@@ -108,7 +108,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         if let Some(value) = self.kept_value(guard) {
             return Ok(value);
         }
-        let (hold, Store { node, codec, .. }) = (guard.held(), self);
+        let (hold, Store { node, codec, .. }) = (&guard.held, self);
         let mut tries = 0;
         loop {
             let writes = hold.node().settled_writes();
