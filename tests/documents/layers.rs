@@ -229,6 +229,6 @@ fn no_hosts_time_of_day_decides_whether_work_is_due() {
 fn a_call_through_self_counts_as_an_import() {
     let calls = calls_through_self();
     let knows = |file: &str, other: &str| calls[file].contains(other);
-    assert!(knows("contend::flow", "contend::wait") && knows("contend::exchange", "contend::handle"), "{calls:?}");
-    assert!(!knows("contend::wait", "contend::flow"));
+    assert!(knows("contend::flow", "contend::timeout") && knows("contend::exchange", "contend::handle"), "{calls:?}");
+    assert!(!knows("contend::timeout", "contend::flow"));
 }
