@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::memory::costs;
 use support::polled::*;
+use support::wired::Wired;
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok, task};
 use zk_rwlock::coordinator::Coordinator;
 use zk_rwlock::queue::Contender;
@@ -211,6 +212,29 @@ fn one_ask_releases_the_kept_reads_of_many_processes() {
     let guard = costs(&zk, 50 + 6, "create, list, two watches, one ask, fifty removals, one listing", || write(&other));
     drop(guard);
     assert_nothing_left(&zk);
+}
+
+/// The keeper's watch on the directory must be armed before any other client can see the keeper's node.
+#[test]
+fn an_ask_at_any_moment_of_the_create_is_heard() {
+    for carried_out in 0..=3 {
+        let zk = Memory::new();
+        drop(write(&plain(&zk)));
+        let wired = Wired::new(zk.clone());
+        let (keeper, other) = (keeping(&wired), plain(&zk.connect()));
+        wired.stall();
+        let mut kept = writing(&keeper);
+        assert_pending!(kept.poll());
+        (0..carried_out).for_each(|_| wired.carry_out());
+        let mut writer = writing(&other);
+        let before = writer.poll();
+        wired.flow();
+        while wired.deliver() {}
+        let is_ahead = before.is_ready();
+        drop(before);
+        drop(assert_ready_ok!(kept.poll()));
+        assert!(is_ahead || writer.poll().is_ready(), "after {carried_out} requests, the node is kept before a waiter");
+    }
 }
 
 #[test]

@@ -393,6 +393,59 @@ fn a_newcomer_recounts_after_a_predecessor_gave_up() {
     }
 }
 
+/// Four listings of the queue are under way, so the newcomer shares the next listing. A predecessor takes the permit between
+/// the newcomer's create and that listing.
+#[test]
+fn a_newcomer_that_shares_a_listing_counts_after_it() {
+    let (zk, other, _a, b) = two(1);
+    let wired = Wired::new(zk.clone());
+    let ours = open(&wired, 1);
+    drop(acquire(&ours));
+    let held = acquire(&b);
+    let mut predecessor = acquiring(&b, 1);
+    assert_pending!(predecessor.poll());
+    wired.stall();
+    let mut all: Vec<_> = (0..5).map(|_| acquiring(&ours, 1)).collect();
+    all.iter_mut().for_each(|it| assert_pending!(it.poll()));
+    drop(held);
+    (0..50).for_each(|_| wired.carry_out());
+    let taken = assert_ready_ok!(predecessor.poll());
+    let (queue, mut newcomer) = (zk.children(QUEUE), all.pop().expect("five"));
+    let last = queue.iter().max_by_key(|name| name.rsplit('-').next().map(str::to_owned)).expect("five");
+    queue.iter().filter(|name| *name != last).for_each(|name| other.faults().remove(format!("{QUEUE}/{name}")));
+    wired.flow();
+    while wired.deliver() {}
+    assert_eq!(zk.children(QUEUE), [last.as_str()]);
+    assert_pending!(newcomer.poll(), "two hold one permit");
+    drop(taken);
+    assert!(assert_ready_ok!(newcomer.poll()).is_held());
+}
+
+/// The answer to the newcomer's first listing is lost. A predecessor takes the permit just before the second listing.
+#[test]
+fn a_newcomer_that_lists_again_counts_permits_after_it() {
+    let (zk, _other, a, b) = two(1);
+    let held = acquire(&b);
+    let mut predecessor = acquiring(&b, 1);
+    assert_pending!(predecessor.poll());
+    drop((held, a));
+    let (listings, predecessor, taken) = (Count::default(), Mutex::new(predecessor), Arc::new(Mutex::new(None)));
+    let taken_before = Arc::clone(&taken);
+    let line = Hindered::new(&zk, move |asked| match asked {
+        Request::Children(QUEUE) if listings.one_more() == 0 => Some(Failure::Unknown("lost".to_owned())),
+        Request::Children(QUEUE) if taken.lock().expect("no panic").is_none() => {
+            let permit = assert_ready_ok!(predecessor.lock().expect("no panic").poll());
+            *taken.lock().expect("no panic") = Some(permit);
+            None
+        }
+        _ => None,
+    });
+    let mut newcomer = acquiring(&open(&line, 1), 1);
+    assert_pending!(newcomer.poll(), "two hold one permit");
+    assert!(taken_before.lock().expect("no panic").take().expect("granted").is_held());
+    assert!(assert_ready_ok!(newcomer.poll()).is_held());
+}
+
 #[test]
 fn tasks_of_one_session_never_exceed_the_permits() {
     let (zk, _other, a, _b) = two(3);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use support::hindered::{Count, Hindered, Request, refused_at};
 use support::polled::now;
 use tokio::time::Instant;
-use tokio_test::{assert_pending, assert_ready_ok, task};
+use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation};
 use zk_rwlock::{Error, Loss, Memory, RwLock, Semaphore, Shared, WriteGuard};
 
@@ -212,16 +212,19 @@ fn a_refused_signal_is_sent_once() {
 #[test]
 fn a_place_that_cannot_be_deleted_is_not_exchanged() {
     let tries = Count::default();
+    let count = tries.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| {
         let Request::Transact(operations) = asked else { return None };
-        let may_not = matches!(operations, [_, _, Operation::Create { .. }, ..]);
-        tries.one_more();
-        // The fourth operation deletes the place in the queue, because no waiter follows to which a signal would be
-        // sent first.
-        may_not.then(|| refused_at(3, Failure::NoAuth(Box::default())))
+        if !matches!(operations, [_, _, Operation::Create { .. }, ..]) {
+            return None;
+        }
+        count.one_more();
+        let place = operations.iter().position(|it| matches!(it, Operation::Delete { .. }));
+        place.map(|index| refused_at(index, Failure::NoAuth(Box::default())))
     });
     let refused = now(semaphore(&zk).acquire());
     assert!(matches!(refused, Err(Error::PermissionDenied { .. })), "{refused:?}");
+    assert_eq!(tries.now(), 1, "the exchange is repeated without the signal");
 }
 
 #[test]
@@ -254,8 +257,14 @@ fn a_refused_delete_is_not_retried_without_the_signal() {
         _ => None,
     };
     let memory = Memory::new();
-    let refused = now(write_where(&memory, refuses).expect("free").release());
-    assert!(matches!(refused, Err(Error::PermissionDenied { .. })), "{refused:?}");
+    let guard = write_where(&memory, refuses).expect("free");
+    let node = guard.node_path();
+    match now(guard.release()) {
+        Err(Error::PermissionDenied { path, .. }) => {
+            assert_eq!(path, node, "the error does not name the node that stays")
+        }
+        other => panic!("not refused: {other:?}"),
+    }
     assert_eq!(memory.children(PATH).len(), 1, "the node did not stay");
 }
 
@@ -412,6 +421,39 @@ fn a_foreign_sessions_node_is_not_taken_as_own() {
     assert!(granted.expect("a second create, on the own session").is_held());
 }
 
+/// The server makes the contender's node and yet answers that the directory is missing.
+#[test]
+fn a_node_made_in_a_directory_said_to_be_missing_is_used() {
+    let memory = with_directory();
+    for (late, is_own) in [(memory.clone(), true), (memory.connect(), false)] {
+        let tries = Count::default();
+        let count = tries.clone();
+        let granted = write_where(&memory, move |asked| match asked {
+            Request::Create(path, kind @ Kind::EphemeralSequential) if tries.one_more() == 0 => {
+                let slot = now(late.session_slot(0)).expect("open");
+                now(slot.session().create(path, b"", kind)).expect("the directory is there");
+                Some(Failure::NoNode)
+            }
+            _ => None,
+        });
+        assert!(granted.expect("no other contender").is_held());
+        assert_eq!(count.now(), if is_own { 1 } else { 2 });
+        assert_eq!(memory.children(PATH), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_downgrade_is_repeated_if_the_node_in_its_way_is_gone() {
+    let tries = Count::default();
+    let guard = write_where(&Memory::new(), move |asked| match asked {
+        Request::Transact([Operation::Create { .. }, Operation::Delete { .. }]) if tries.one_more() == 0 => {
+            Some(refused_at(0, Failure::NodeExists))
+        }
+        _ => None,
+    });
+    assert!(now(guard.expect("free").downgrade()).expect("no node is in the way").is_held());
+}
+
 #[test]
 fn a_refused_downgrade_is_an_error() {
     let guard = write_where(&Memory::new(), |asked| match asked {
@@ -495,6 +537,28 @@ async fn a_head_whose_place_is_gone_is_evicted() {
     let (tries, taken) = taken_with(refused_at(0, Failure::NoNode)).await;
     assert!(matches!(taken, Err(Error::Evicted(Loss::Removed))), "{taken:?}");
     assert_eq!(tries, 1);
+}
+
+/// The number of permits falls in the last moment, so the head waits on. The head watches its place again.
+#[test]
+fn a_head_whose_exchange_was_refused_hears_of_its_eviction() {
+    let (memory, tries) = (Memory::new(), Count::default());
+    let other = Semaphore::new(&memory.connect(), LIMIT, 2).expect("valid");
+    let held = now(other.acquire()).expect("free");
+    let zk = Hindered::new(&memory, move |asked| {
+        if matches!(asked, Request::Transact([_, _, Operation::Create { .. }, ..])) && tries.one_more() == 0 {
+            now(other.set_permits(1)).expect("allowed");
+        }
+        None
+    });
+    let mut head = task::spawn(Semaphore::builder(&zk, LIMIT).build().expect("valid").acquire().into_future());
+    assert_pending!(head.poll());
+    let place = memory.children("/limit/queue").remove(0);
+    memory.faults().remove(format!("/limit/queue/{place}"));
+    assert!(head.is_woken(), "the eviction is not noticed");
+    let error = assert_ready_err!(head.poll());
+    assert!(matches!(error, Error::Evicted(Loss::Removed)), "{error:?}");
+    drop(held);
 }
 
 fn semaphore(zk: &Hindered) -> Semaphore {

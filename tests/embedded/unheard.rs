@@ -5,19 +5,19 @@ use std::cell::RefCell;
 use std::fmt::Debug;
 use std::future::IntoFuture;
 use std::ops::Range;
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use support::hindered::{Count, Hindered, Request, refused_at};
 use support::polled::{now, read, write, writing};
 use tokio::task::{JoinHandle, spawn};
 use tokio::time::{Instant, sleep, timeout};
-use tokio_test::{assert_pending, assert_ready_ok};
+use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
-use zk_rwlock::coordinator::{Coordinator, Failure, Operation};
+use zk_rwlock::coordinator::{Coordinator, Failure, Lease, Operation, SessionStore};
 use zk_rwlock::shared::CopyState;
 use zk_rwlock::{Error, Leadership, Loss, Memory, Mode, RwLock, Semaphore, Shared};
 
@@ -188,6 +188,31 @@ fn without_checks(zk: &Memory, checks: Range<usize>, failure: Failure) -> Hinder
 fn no_answers() -> Vec<Failure> {
     let refused = (0..3).map(|index| refused_at(index, Failure::NoAuth(Box::default())));
     refused.chain([Failure::Refused("by a proxy".to_owned())]).collect()
+}
+
+/// The server refuses the waiter's watch on its own node. The waiter's node is removed, and then the holder hands off.
+#[test]
+fn a_hand_off_without_an_own_watch_is_confirmed_first() {
+    let (ours, theirs) = two();
+    let held = write(&lock_of(&theirs));
+    let line = Hindered::new(&ours, |asked| match asked {
+        Request::Watch(path) if path.contains("/ours~") => Some(Failure::Refused("by a proxy".to_owned())),
+        _ => None,
+    });
+    // No event of the session reaches this store, so the session's own task does not watch the waiter's node either.
+    let store = Arc::new(SessionStore::new(Lease::new(10 * SECOND)));
+    store.steady(true);
+    let line = line.with_store(&store);
+    let mut waiter = writing(&RwLock::builder(&line, PATH).host("ours").build().expect("valid"));
+    assert_pending!(waiter.poll());
+    let own = theirs.children(PATH).into_iter().find(|name| name.starts_with("ours~")).expect("the waiter waits");
+    theirs.faults().remove(format!("{PATH}/{own}"));
+    let mut next = writing(&lock_of(&theirs));
+    assert_pending!(next.poll());
+    drop(held);
+    let error = assert_ready_err!(waiter.poll(), "a waiter without a node holds");
+    assert!(matches!(error, Error::Evicted(Loss::Removed)), "{error:?}");
+    assert!(assert_ready_ok!(next.poll()).is_held());
 }
 
 #[tokio::test(start_paused = true)]
