@@ -443,18 +443,6 @@ fn a_node_made_in_a_directory_said_to_be_missing_is_used() {
 }
 
 #[test]
-fn a_downgrade_is_repeated_if_the_node_in_its_way_is_gone() {
-    let tries = Count::default();
-    let guard = write_where(&Memory::new(), move |asked| match asked {
-        Request::Transact([Operation::Create { .. }, Operation::Delete { .. }]) if tries.one_more() == 0 => {
-            Some(refused_at(0, Failure::NodeExists))
-        }
-        _ => None,
-    });
-    assert!(now(guard.expect("free").downgrade()).expect("no node is in the way").is_held());
-}
-
-#[test]
 fn a_refused_downgrade_is_an_error() {
     let guard = write_where(&Memory::new(), |asked| match asked {
         Request::Transact([Operation::Create { .. }, Operation::Delete { .. }]) => {
