@@ -1,5 +1,4 @@
-//! Threads on which the user's code runs, so that it does not run on the library's threads: subscribers of `tracing`,
-//! and destructors of values.
+//! Threads on which the user's code runs, so that it does not run on the library's threads: subscribers of `tracing`.
 //!
 //! The user's code may block for ever, or panic. A blocked thread of the library would cost a lease. A blocked caller
 //! would not learn of a loss.

@@ -1,13 +1,11 @@
-//! The copy of a value's node, updated by reads and commits: the newest value, and the events for the streams.
+//! The copy of a value's node, updated by reads and commits: the newest value, and the events for the streams. The
+//! copy has the bytes of the values. So it contains no user code, and may be dropped on the library's threads.
 
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
 use crate::error::error::Error;
 use crate::error::value::ValueError;
-use crate::recipes::shared::codec::Stored;
 use crate::session::lease::Lease;
-use crate::sync::{Mutex, OnceLock};
 
 /// How fresh the copy of a value is. Returned by [`Live::state`](crate::shared::Live::state).
 #[derive(Clone, Debug)]
@@ -26,9 +24,13 @@ pub enum CopyState {
     Over(Error),
 }
 
-pub(crate) struct Known<T> {
+#[derive(Default)]
+pub(crate) struct Known {
+    /// Whether this process has read or written a value. This tells a deleted value from one that was never written, even if
+    /// another client has deleted the value together with its twin.
+    pub(super) was_seen: bool,
     /// The newest content of the node with a valid header.
-    pub(crate) newest: Option<Arc<Seen<T>>>,
+    pub(crate) newest: Option<Arc<Seen>>,
     /// The number of the event of the present error, and the error. `None` while the node's content is a value.
     pub(super) trouble: Option<(u64, Error)>,
     /// The number of the event of the newest value, if a later read found no value in the node. 0 otherwise.
@@ -43,26 +45,17 @@ pub(crate) struct Known<T> {
 }
 
 /// A value or an error, with the number of its event.
-pub(crate) type ValueEvent<T> = (u64, Result<Arc<Seen<T>>, Error>);
+pub(crate) type ValueEvent = (u64, Result<Arc<Seen>, Error>);
 
 /// The content of the node at one time.
-pub(crate) struct Seen<T> {
+pub(crate) struct Seen {
     pub(crate) event: u64,
     czxid: i64,
     pub(super) version: i32,
-    digest: u64,
-    /// The node's bytes. Empty once the value is decoded.
-    pub(super) bytes: Mutex<Arc<Vec<u8>>>,
-    pub(super) decoded: OnceLock<Result<Arc<Stored<T>>, Error>>,
+    pub(super) bytes: Vec<u8>,
 }
 
-impl<T> Default for Known<T> {
-    fn default() -> Self {
-        Known { newest: None, trouble: None, vanished: 0, last_event: 0, own_commit: 0, lease: None, over: None }
-    }
-}
-
-impl<T> Known<T> {
+impl Known {
     pub(super) fn state(&self) -> CopyState {
         match (&self.over, &self.trouble, &self.lease) {
             (Some(error), ..) => CopyState::Over(error.clone()),
@@ -77,7 +70,7 @@ impl<T> Known<T> {
 
     /// Returns the first event after the event `seen`. If the newest value and the present error are both later, returns the
     /// value.
-    pub(crate) fn event_after(&self, seen: u64) -> Option<ValueEvent<T>> {
+    pub(crate) fn event_after(&self, seen: u64) -> Option<ValueEvent> {
         let value = self.newest.iter().map(|newest| (newest.event, Ok(Arc::clone(newest))));
         let trouble = self.trouble.iter().map(|(event, error)| (*event, Err(error.clone())));
         value.chain(trouble).find(|(event, _)| *event > seen)
@@ -119,8 +112,9 @@ impl<T> Known<T> {
                 return cleared;
             }
             self.own_commit = 0;
-            // The same value as before is no event, unless an error came in between.
-            if !cleared && (czxid, version, digest(&bytes)) == (newest.czxid, newest.version, newest.digest) {
+            // The same value as before is no event, unless an error came in between. The bytes are compared, because the reply to
+            // a commit has no `mzxid`, which would identify them.
+            if !cleared && (czxid, version, &bytes) == (newest.czxid, newest.version, &newest.bytes) {
                 return false;
             }
         }
@@ -131,7 +125,7 @@ impl<T> Known<T> {
     /// Records a commit of our own. `czxid` is `None` if the holder of the commit's lock created the node. Ignores a commit to a
     /// node with another czxid than the newest value's: after a restore of the ensemble, that node may be the older one.
     pub(super) fn record_commit(&mut self, bytes: &[u8], czxid: Option<i64>, version: i32) -> bool {
-        let is_before = |newest: &Seen<T>| Some(newest.czxid) == czxid && version.wrapping_sub(newest.version) > 0;
+        let is_before = |newest: &Seen| Some(newest.czxid) == czxid && version.wrapping_sub(newest.version) > 0;
         let Some(czxid) = self.newest.as_ref().filter(|it| is_before(it)).map(|it| it.czxid) else { return false };
         self.trouble = None;
         self.set_newest(bytes.to_vec(), czxid, version);
@@ -141,15 +135,9 @@ impl<T> Known<T> {
 
     fn set_newest(&mut self, bytes: Vec<u8>, czxid: i64, version: i32) {
         self.last_event += 1;
-        let (digest, bytes, decoded) = (digest(&bytes), Mutex::new(Arc::new(bytes)), OnceLock::new());
-        self.newest = Some(Arc::new(Seen { event: self.last_event, czxid, version, digest, bytes, decoded }));
+        self.was_seen = true;
+        self.newest = Some(Arc::new(Seen { event: self.last_event, czxid, version, bytes }));
     }
-}
-
-/// Returns a hash of the content. The `mzxid` cannot identify the content, because the reply to a commit does not
-/// contain it.
-fn digest(bytes: &[u8]) -> u64 {
-    BuildHasherDefault::<DefaultHasher>::default().hash_one(bytes)
 }
 
 #[cfg(test)]
@@ -163,13 +151,13 @@ mod tests {
     }
 
     /// Returns a copy after one read from a synced server.
-    fn known_at(czxid: i64, version: i32) -> Known<u8> {
+    fn known_at(czxid: i64, version: i32) -> Known {
         let mut known = Known::default();
         assert!(known.record_read(b"a".to_vec(), czxid, version, 0));
         known
     }
 
-    fn newest(known: &Known<u8>) -> (i64, i32) {
+    fn newest(known: &Known) -> (i64, i32) {
         known.newest.as_ref().map(|newest| (newest.czxid, newest.version)).expect("a value was read")
     }
 
@@ -243,7 +231,7 @@ mod tests {
     #[test]
     fn a_watched_copy_without_a_value_is_fetching() {
         let lease = Some(Arc::new(Lease::new(Duration::from_secs(6))));
-        let mut known = Known::<u8> { lease, ..Known::default() };
+        let mut known = Known { lease, ..Known::default() };
         assert!(matches!(known.state(), CopyState::Fetching));
         assert!(known.record_read(Vec::new(), 10, 3, 0));
         assert!(!matches!(known.state(), CopyState::Fetching));

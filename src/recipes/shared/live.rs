@@ -219,7 +219,7 @@ pub type ValueChanges<T> = Changes<Result<Arc<Stored<T>>, Error>>;
 /// Starts to follow the node, and returns a stream of the values.
 fn changes<T: Send + Sync + 'static>(store: &Arc<Store<T>>) -> ValueChanges<T> {
     store.follow();
-    let (store, known) = (Arc::clone(store), store.subscribe());
+    let (store, known) = (Arc::clone(store), store.known.subscribe());
     let subscriber = Subscriber { store, known, is_new: true, before: 0, seen: 0, initial_write: None };
     Changes::of(unfold(subscriber, |mut subscriber| async {
         let next = subscriber.next().await?;
@@ -231,7 +231,7 @@ fn changes<T: Send + Sync + 'static>(store: &Arc<Store<T>>) -> ValueChanges<T> {
 /// One stream of values, and its position in the events of the copy.
 struct Subscriber<T> {
     store: Arc<Store<T>>,
-    known: watch::Receiver<Known<T>>,
+    known: watch::Receiver<Known>,
     /// Whether the stream has yielded nothing yet.
     is_new: bool,
     /// The number of the event of the last value, if the node had lost that value before the stream's first item. 0
@@ -295,7 +295,7 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
     fn start_initial_write(&self) -> Option<InitialWrite> {
         let payload = self.store.payload(&self.store.codec.initial.as_ref()?());
         let ((mut failed, initial_write), node) = (oneshot::channel(), Arc::clone(&self.store.node));
-        let (mut known, before) = (self.store.subscribe(), self.before);
+        let (mut known, before) = (self.store.known.subscribe(), self.before);
         let write = async move {
             let write = async {
                 match payload {

@@ -25,9 +25,7 @@ use crate::session::presence::{self, Recheck};
 use crate::session::request::{Ending, Failure, Stat, Task};
 use crate::session::retry::{self, Tries};
 use crate::session::thread::BackgroundThread;
-use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock, watch};
-use crate::telemetry::user_thread::{self, UserThread};
 
 /// The name of the operation in errors.
 const WATCH: &str = "watch";
@@ -40,17 +38,21 @@ pub(crate) struct Store<T> {
     /// Stops the follower of the node when dropped. This field is the first, and so is dropped first: the follower's watch and
     /// session slot are then released before the coordinator.
     stop_follower: OnceLock<oneshot::Sender<()>>,
-    known: watch::Sender<Known<T>>,
-    last_good: Mutex<LastGood<T>>,
+    /// The copy of the node, which the follower shares.
+    pub(super) known: Arc<watch::Sender<Known>>,
+    decoded: Mutex<Decoded<T>>,
     kept: Mutex<Option<KeptValue<T>>>,
-    /// Whether a clone of the handle has read or written a value.
-    is_known: AtomicBool,
     pub(crate) codec: Codec<T>,
     pub(crate) node: Arc<ValueNode>,
 }
 
-/// The number of an event, and its value: the newest value that could be decoded.
-type LastGood<T> = Option<(u64, Arc<Stored<T>>)>;
+/// What callers have decoded from the copy.
+struct Decoded<T> {
+    /// The number of the newest event whose value was decoded, and the value, or the error.
+    newest: Option<(u64, Result<Arc<Stored<T>>, Error>)>,
+    /// The newest value that could be decoded.
+    last_good: Option<Arc<Stored<T>>>,
+}
 
 /// The value that was read under a kept node: a lock node that this process keeps between uses.
 struct KeptValue<T> {
@@ -71,10 +73,9 @@ pub(crate) struct Loaded<T> {
 
 impl<T> Store<T> {
     pub(crate) fn new(node: ValueNode, codec: Codec<T>) -> Arc<Store<T>> {
-        let (stop_follower, known) = (OnceLock::new(), watch::Sender::new(Known::default()));
-        let (last_good, kept) = (Mutex::new(None), Mutex::new(None));
-        let is_known = AtomicBool::new(false);
-        Arc::new(Store { stop_follower, known, last_good, kept, is_known, codec, node: Arc::new(node) })
+        let (stop_follower, known) = (OnceLock::new(), Arc::new(watch::Sender::new(Known::default())));
+        let (decoded, kept) = (Mutex::new(Decoded { newest: None, last_good: None }), Mutex::new(None));
+        Arc::new(Store { stop_follower, known, decoded, kept, codec, node: Arc::new(node) })
     }
 
     pub(crate) fn lock(&self) -> Arc<Lock> {
@@ -111,9 +112,9 @@ impl<T: Send + Sync + 'static> Store<T> {
         let (hold, Store { node, codec, .. }) = (&guard.held, self);
         let mut tries = 0;
         loop {
-            let writes = hold.node().settled_writes();
+            let (writes, is_known) = (hold.node().settled_writes(), self.known.borrow().was_seen);
             let is_needed = codec.initial.is_none() || tries == MAX_INITIAL_WRITES;
-            let (bytes, base) = node.read(hold, self.is_known(), is_needed).await?;
+            let (bytes, base) = node.read(hold, is_known, is_needed).await?;
             match (self.open(&bytes, &base), &codec.initial) {
                 (Err(ValueError::Unset), Some(initial)) if tries < MAX_INITIAL_WRITES => {
                     tries += 1;
@@ -136,8 +137,8 @@ impl<T: Send + Sync + 'static> Store<T> {
     /// the initial value, which is not in the node yet.
     pub(crate) async fn load(&self, hold: &ContenderHandle, instead: Option<T>) -> Result<Loaded<T>, Error> {
         let Store { node, codec, .. } = self;
-        let is_needed = codec.initial.is_none() && instead.is_none();
-        let (bytes, base) = node.read(hold, self.is_known(), is_needed).await?;
+        let (is_known, is_needed) = (self.known.borrow().was_seen, codec.initial.is_none() && instead.is_none());
+        let (bytes, base) = node.read(hold, is_known, is_needed).await?;
         if let Some(value) = instead {
             let written = Envelope::open(&bytes).ok().map(|(envelope, _)| envelope.written);
             return Ok(Loaded { value, written, base });
@@ -149,16 +150,15 @@ impl<T: Send + Sync + 'static> Store<T> {
         }
     }
 
-    /// Returns whether this process has seen a value. This tells a deleted value from one that was never written, even
-    /// if another client has deleted the value together with its twin.
-    fn is_known(&self) -> bool {
-        self.is_known.load(Ordering::Relaxed) || self.known.borrow().newest.is_some()
-    }
-
     fn open(&self, bytes: &[u8], base: &Base) -> Result<Stored<T>, ValueError> {
         let opened = self.codec.open(&self.node.form, bytes);
         match opened {
-            Ok(_) => self.is_known.store(true, Ordering::Relaxed),
+            Ok(_) => {
+                self.known.send_if_modified(|known| {
+                    known.was_seen = true;
+                    false
+                });
+            }
             Err(ValueError::Unset) if base.is_vanished() => return Err(ValueError::Vanished),
             Err(_) => {}
         }
@@ -171,16 +171,16 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 
     /// Returns the newest value that has come from the ensemble.
-    pub(crate) fn latest(self: &Arc<Self>) -> Option<Arc<Stored<T>>> {
+    pub(crate) fn latest(&self) -> Option<Arc<Stored<T>>> {
         self.follow();
         let newest = self.known.borrow().newest.clone()?;
         match self.value_of(&newest) {
             Ok(value) => Some(value),
-            Err(_) => self.last_good.lock().clone().map(|(_, value)| value),
+            Err(_) => self.decoded.lock().last_good.clone(),
         }
     }
 
-    pub(crate) fn state(self: &Arc<Self>) -> CopyState {
+    pub(crate) fn state(&self) -> CopyState {
         self.follow();
         let (state, newest) = {
             let known = self.known.borrow();
@@ -194,15 +194,13 @@ impl<T: Send + Sync + 'static> Store<T> {
         }
     }
 
-    pub(crate) fn subscribe(&self) -> watch::Receiver<Known<T>> {
-        self.known.subscribe()
-    }
-
     /// Starts to follow the node. Does nothing if this store follows the node already.
-    pub(crate) fn follow(self: &Arc<Self>) {
+    pub(crate) fn follow(&self) {
         self.stop_follower.get_or_init(|| {
             let (stop, stopped) = oneshot::channel::<()>();
-            let follower = Follower { store: Arc::downgrade(self), path: self.node.path.clone() };
+            let (node, path) = (Arc::downgrade(&self.node), self.node.path.clone());
+            let (has_initial, known) = (self.codec.initial.is_some(), Arc::clone(&self.known));
+            let follower = Follower { node, path, has_initial, known };
             let follow = |session_slot| async move {
                 tokio::select! {
                     biased;
@@ -220,53 +218,37 @@ impl<T: Send + Sync + 'static> Store<T> {
     ///
     /// The format is user code: it may take long, panic, or use this copy. So no mutex is locked during the decoding, and a
     /// second caller does not wait for the first, but decodes the bytes, too.
-    pub(crate) fn value_of(&self, seen: &Seen<T>) -> Result<Arc<Stored<T>>, Error> {
-        if let Some(decoded) = seen.decoded.get() {
-            return decoded.clone();
+    pub(crate) fn value_of(&self, seen: &Seen) -> Result<Arc<Stored<T>>, Error> {
+        let decoded_before = |decoded: &Decoded<T>| {
+            let (event, value) = decoded.newest.as_ref()?;
+            (*event == seen.event).then(|| value.clone())
+        };
+        if let Some(value) = decoded_before(&self.decoded.lock()) {
+            return value;
         }
-        let bytes = Arc::clone(&seen.bytes.lock());
-        let decoded = self.codec.open(&self.node.form, &bytes).map(Arc::new).map_err(|error| self.node.fault(error));
-        let decoded = seen.decoded.get_or_init(|| decoded).clone();
-        *seen.bytes.lock() = Arc::default();
-        // `last_good` also owns the value. Otherwise a newer value that replaces `seen` would run the destructor of
-        // this value, which is user code, on the session's thread.
-        if let Ok(value) = &decoded {
-            let mut last = self.last_good.lock();
-            let is_newer = last.as_ref().is_none_or(|(before, _)| *before < seen.event);
-            let before = is_newer.then(|| last.replace((seen.event, Arc::clone(value))));
-            drop(last);
-            // The old value is dropped after the mutex is unlocked, because its destructor is user code.
-            drop(before);
+        let value = self.codec.open(&self.node.form, &seen.bytes).map(Arc::new).map_err(|error| self.node.fault(error));
+        let mut decoded = self.decoded.lock();
+        if let Some(first) = decoded_before(&decoded) {
+            return first;
         }
-        decoded
+        let is_newest = decoded.newest.as_ref().is_none_or(|(event, _)| *event < seen.event);
+        let before = is_newest.then(|| {
+            let good = value.as_ref().ok().and_then(|value| decoded.last_good.replace(Arc::clone(value)));
+            (decoded.newest.replace((seen.event, value.clone())), good)
+        });
+        drop(decoded);
+        // The old values are dropped after the mutex is unlocked, because their destructors are user code.
+        drop(before);
+        value
     }
 
     /// Stores a commit of our own in the copy before the watch reports it. `lease` belongs to the session that sent the commit.
     pub(crate) fn record_commit(&self, lease: &Lease, NewValue { bytes, czxid, version, .. }: &NewValue) {
-        self.is_known.store(true, Ordering::Relaxed);
-        if self.stop_follower.get().is_none() {
-            return;
-        }
-        // After the end of the session, the ensemble may have been restored to a state without the commit.
-        self.known.send_if_modified(|known| lease.over().is_none() && known.record_commit(bytes, *czxid, *version));
-    }
-
-    fn record_read(&self, bytes: Vec<u8>, stat: Stat, lease: &Arc<Lease>, synced: u64) {
-        if bytes.is_empty() {
-            // An empty node counts as no value: an operator has made the node for a later value.
-            return self.set_trouble(self.node.fault(ValueError::Unset));
-        }
         self.known.send_if_modified(|known| {
-            known.lease = Some(Arc::clone(lease));
-            match self.node.form.open(&bytes) {
-                Ok(_) => known.record_read(bytes, stat.czxid, stat.version, synced),
-                Err(error) => known.set_trouble(self.node.fault(error)),
-            }
+            known.was_seen = true;
+            // After the end of the session, the ensemble may have been restored to a state without the commit.
+            lease.over().is_none() && known.record_commit(bytes, *czxid, *version)
         });
-    }
-
-    fn set_trouble(&self, error: Error) {
-        self.known.send_if_modified(|known| known.set_trouble(error));
     }
 
     pub(crate) fn why_over(&self) -> Error {
@@ -278,15 +260,20 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 }
 
-/// The follower of a value's node. It watches the node as long as a handle exists, and does not keep the handle alive.
-struct Follower<T> {
-    store: Weak<Store<T>>,
+/// The follower of a value's node. It watches the node as long as a handle exists. It owns no user code (values, and the
+/// functions that make them), because it runs on a thread of the library.
+struct Follower {
+    /// The node, and its coordinator, which the follower does not keep open.
+    node: Weak<ValueNode>,
     path: String,
+    /// Whether the user gave an initial value.
+    has_initial: bool,
+    known: Arc<watch::Sender<Known>>,
 }
 
-impl<T: Send + Sync + 'static> Followed for Follower<T> {
+impl Followed for Follower {
     fn coordinator(&self) -> Option<Arc<dyn Coordinator>> {
-        with_upgraded(&self.store, |store| Arc::clone(store.node.coordinator()))
+        self.node.upgrade().map(|node| Arc::clone(node.coordinator()))
     }
 
     fn watched_bytes(&self) -> usize {
@@ -296,14 +283,17 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
     fn refused(&self, failure: Failure) {
         let is_over = matches!(failure, Failure::Over(_));
         let error = Error::from_failure(failure, WATCH, &self.path);
-        let _there = self.with(|store| if is_over { store.end(error) } else { store.set_trouble(error) });
+        match is_over {
+            true => self.known.send_modify(|known| known.over = Some(error)),
+            false => self.set_trouble(error),
+        }
     }
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
         let mut look = Recheck::new(session);
         // The number of the last event before the server was last synced. A later commit of our own may be missing on this
         // server.
-        let mut synced = self.last_event()?;
+        let mut synced = self.known.borrow().last_event;
         retry::until_known(session, || session.sync(&self.path)).await?;
         // `outdated` is the stat of the node that the server showed when the ensemble's leader no longer had that
         // version. `denials` limits how often the server may deny a node that the leader has.
@@ -311,7 +301,7 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
         loop {
             // `is_known` is read before the node. Otherwise a commit of this process between the two reads would make a
             // node look deleted that did not exist yet when it was read.
-            let is_known = self.with(|store| store.is_known())?;
+            let is_known = self.known.borrow().was_seen;
             let answers = retry::until_known(session, || {
                 // The watch is sent first. So a change between the two requests is in the data, and also fires the watch.
                 let (change, node) = (session.watch(&self.path), session.data(&self.path));
@@ -330,16 +320,16 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
             match outdated == Some(stat) {
                 true => {
                     let (path, reason) = (self.path.clone(), presence::log_disagreement(session, &self.path));
-                    self.with(|store| store.set_trouble(Error::Refused { operation: WATCH, path, reason }))?;
+                    self.set_trouble(Error::Refused { operation: WATCH, path, reason });
                 }
-                false => self.with(|store| store.record_read(bytes, stat, session.lease(), synced))?,
+                false => self.record_read(bytes, stat, session.lease(), synced)?,
             }
             if look.wait(&mut change).await? {
                 continue;
             }
             // The node is read again even if the ensemble's leader has this version: a server may have missed that the
             // node was deleted and created again with the same version. The leader's reply has synced the server.
-            let known = self.last_event()?;
+            let known = self.known.borrow().last_event;
             if let Ok(is_there) = presence::is_there(session, &self.path, Some(stat.version)).await {
                 (synced, outdated) = (known, (!is_there).then_some(stat));
             }
@@ -347,10 +337,26 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
     }
 }
 
-impl<T: Send + Sync + 'static> Follower<T> {
-    /// Calls `work` with the store. Fails if no handle exists any more.
-    fn with<R>(&self, work: impl FnOnce(&Store<T>) -> R) -> Result<R, Failure> {
-        with_upgraded(&self.store, work).ok_or(Failure::Over(Ending::Closed))
+impl Follower {
+    fn set_trouble(&self, error: Error) {
+        self.known.send_if_modified(|known| known.set_trouble(error));
+    }
+
+    /// Returns the node. Fails if no handle exists any more.
+    fn node(&self) -> Result<Arc<ValueNode>, Failure> {
+        self.node.upgrade().ok_or(Failure::Over(Ending::Closed))
+    }
+
+    fn record_read(&self, bytes: Vec<u8>, stat: Stat, lease: &Arc<Lease>, synced: u64) -> Result<(), Failure> {
+        let node = self.node()?;
+        self.known.send_if_modified(|known| {
+            known.lease = Some(Arc::clone(lease));
+            match node.form.open(&bytes) {
+                Ok(_) => known.record_read(bytes, stat.czxid, stat.version, synced),
+                Err(error) => known.set_trouble(node.fault(error)),
+            }
+        });
+        Ok(())
     }
 
     /// Handles a read that found no node. Returns whether the caller should wait until the node is created. Returns
@@ -363,29 +369,22 @@ impl<T: Send + Sync + 'static> Follower<T> {
         denials: &mut Tries,
     ) -> Result<bool, Failure> {
         let absence = node::absence_of(session, &self.path, is_known).await?;
-        let is_needed = !absence.is_gone && self.with(|store| store.codec.initial.is_none())?;
-        let is_denied = is_needed && presence::is_there(session, &self.path, None).await == Ok(true);
+        let is_denied =
+            !absence.is_gone && !self.has_initial && presence::is_there(session, &self.path, None).await == Ok(true);
         if is_denied && !denials.are_over() {
             return denials.pause(session).await.map(|()| false);
         }
-        self.with(|store| match is_denied {
+        self.set_trouble(match is_denied {
             true => {
                 let (path, reason) = (self.path.clone(), presence::disagreement(session));
-                store.set_trouble(Error::Refused { operation: WATCH, path, reason });
+                Error::Refused { operation: WATCH, path, reason }
             }
-            false if absence.is_gone => store.set_trouble(store.node.fault(ValueError::Vanished)),
-            false => store.set_trouble(store.node.fault(ValueError::Unset)),
-        })?;
+            false if absence.is_gone => self.node()?.fault(ValueError::Vanished),
+            false => self.node()?.fault(ValueError::Unset),
+        });
         Ok(true)
     }
-
-    fn last_event(&self) -> Result<u64, Failure> {
-        self.with(|store| store.known.borrow().last_event)
-    }
 }
-
-/// The thread that drops the user's values, because their destructors may block or panic.
-static VALUE_DROPPER: UserThread = UserThread::new("zk-rwlock-values");
 
 /// Starts `work` in the background. If a session is connected, `work` gets a slot of the session and runs on the
 /// session's thread. Otherwise it runs on the library's thread. The embedded ensemble has no thread of its own: its
@@ -410,25 +409,9 @@ pub(crate) fn start_in_background(
     Ok(())
 }
 
-/// Calls `work` with the object, or returns `None` if the object was dropped. The object contains user code: values,
-/// and the functions that make them. If the last other owner goes while `work` runs on a thread of the library, another
-/// thread drops the object, because its destructors may block.
-pub(crate) fn with_upgraded<S: Send + Sync + 'static, T>(shared: &Weak<S>, work: impl FnOnce(&S) -> T) -> Option<T> {
-    let shared = shared.upgrade()?;
-    let result = work(&shared);
-    if let Some(last) = Arc::into_inner(shared)
-        && user_thread::is_library_thread()
-    {
-        VALUE_DROPPER.run(move || drop(last));
-    }
-    Some(result)
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
-    #[cfg(not(shuttle))]
-    use std::{sync::mpsc, thread};
 
     use super::*;
     use crate::lock::rw_lock::RwLock;
@@ -476,32 +459,7 @@ mod tests {
     fn a_copy_that_cannot_follow_says_why() {
         let copy = copy();
         assert!(matches!(copy.state(), CopyState::Fetching));
-        copy.set_trouble(trouble("a"));
+        copy.known.send_if_modified(|known| known.set_trouble(trouble("a")));
         assert!(matches!(copy.state(), CopyState::Behind(Error::Unreachable(reason)) if reason == "a"));
-    }
-
-    #[cfg(not(shuttle))]
-    #[test]
-    fn no_value_is_dropped_on_a_library_thread() {
-        struct ReportsDrop(mpsc::Sender<Option<String>>);
-        impl Drop for ReportsDrop {
-            fn drop(&mut self) {
-                self.0.send(thread::current().name().map(str::to_owned)).expect("the receiver exists");
-            }
-        }
-        for (is_ours, expected) in [(true, "zk-rwlock-values"), (false, "a caller")] {
-            let (sender, dropped) = mpsc::channel();
-            let caller = thread::Builder::new().name("a caller".to_owned()).spawn(move || {
-                if is_ours {
-                    user_thread::mark_library_thread();
-                }
-                let mut owner = Some(Arc::new(ReportsDrop(sender)));
-                let weak = owner.as_ref().map(Arc::downgrade).unwrap_or_default();
-                assert!(with_upgraded(&weak, |_| owner.take().is_some()).is_some_and(|had_it| had_it));
-                assert!(with_upgraded(&weak, |_| ()).is_none());
-            });
-            caller.expect("a thread").join().expect("no panic");
-            assert_eq!(dropped.recv().expect("the value is dropped").as_deref(), Some(expected));
-        }
     }
 }
