@@ -287,11 +287,8 @@ impl ContenderHandle {
 
     pub(crate) async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
         validation::check(path)?;
-        match self.run(retry::data(self.session(), path, false)).await? {
-            Ok(node) => Ok(node.map(NodeData::of)),
-            Err(Failure::Over(ending)) => Err(Error::Lost(Loss::SessionOver(ending))),
-            Err(failure) => Err(Error::from_failure(failure, "read", path)),
-        }
+        let node = self.run(retry::data(self.session(), path, false)).await?;
+        node.map(|node| node.map(NodeData::of)).map_err(|failure| Error::under_lock(failure, "read", path))
     }
 
     /// Leaves the queue or gives up the hold: ends the trace, marks the node as left
@@ -323,9 +320,8 @@ impl ContenderHandle {
     pub(crate) fn lost_by(&self, failure: Failure, operation: &'static str) -> Error {
         match failure {
             Failure::NoNode => Error::Lost(Loss::Removed),
-            Failure::Over(ending) => Error::Lost(Loss::SessionOver(ending)),
             Failure::Operation { failure, .. } => self.lost_by(*failure, operation),
-            failure => Error::from_failure(failure, operation, &self.shown),
+            failure => Error::under_lock(failure, operation, &self.shown),
         }
     }
 }

@@ -378,6 +378,14 @@ impl Error {
             other => Error::Refused { operation, path, reason: other.to_string() },
         }
     }
+
+    /// Returns the error of a request under a lock, whose node ends with the session.
+    pub(crate) fn under_lock(failure: Failure, operation: &'static str, path: &str) -> Error {
+        match failure {
+            Failure::Over(ending) => Error::Lost(Loss::SessionOver(ending)),
+            failure => Error::from_failure(failure, operation, path),
+        }
+    }
 }
 
 /// Returns what was in the way at the timeout, in words.

@@ -20,7 +20,7 @@ use crate::queue::metadata::{self, Now, Record, date};
 use crate::queue::mode::{Aim, Mode};
 use crate::session::node::state::NodeState;
 use crate::session::presence;
-use crate::session::request::{Failure, Loss};
+use crate::session::request::Failure;
 use crate::session::retry::Tries;
 use crate::telemetry::log::emit;
 use crate::validation;
@@ -180,16 +180,16 @@ impl DueCheck {
     async fn run(self, guard: WriteGuard) -> Result<Work, Error> {
         let hold = &guard.held;
         let (session, path) = (hold.session(), metadata::record_path(hold.shown()));
+        let refused = |failure| Error::under_lock(failure, "read the record", &path);
         let seen = hold.run(RecordNode::read(session, &path)).await?;
-        let (last, is_there) = match seen.map_err(|failure| refused(failure, &path))? {
+        let (last, is_there) = match seen.map_err(refused)? {
             RecordNode::Foreign => return Err(Error::ForeignRecord { path }),
             RecordNode::None { is_there: true } => (None, true),
             // The server shows no record. The record's twin, a second copy, shows whether the record was made and then
             // deleted.
             RecordNode::None { is_there: false } => {
                 let twin = hold.run(RecordNode::read(session, &metadata::twin_of(&path))).await?;
-                let twin = twin.map_err(|failure| refused(failure, &path))?;
-                let last = twin.done().map(|(last, _)| last.clone());
+                let last = twin.map_err(refused)?.done().map(|(last, _)| last.clone());
                 // The server may lag behind the creation of the record, so the ensemble's leader is asked.
                 let is_there = match last {
                     Some(_) => hold.run(presence::is_there(session, &path, None)).await? == Ok(true),
@@ -213,13 +213,6 @@ impl DueCheck {
         // the grant, even if the lock is lost now.
         drop(guard);
         Ok(Work::Done(last))
-    }
-}
-
-fn refused(failure: Failure, path: &str) -> Error {
-    match failure {
-        Failure::Over(ending) => Error::Lost(Loss::SessionOver(ending)),
-        failure => Error::from_failure(failure, "read the record", path),
     }
 }
 
@@ -321,22 +314,21 @@ impl OnceGuard {
                 return Ok(());
             };
             tries.count();
+            let may_retry = !tries.are_over();
             match error {
-                Error::TransactionRefused { path, reason, .. } if path == twin && !tries.are_over() => {
+                Error::TransactionRefused { path, reason, .. } if may_retry && path == twin => {
                     has_twin = match reason {
                         Failure::NoNode => Some(false),
                         Failure::NodeExists => Some(true),
                         _ => None,
                     };
                 }
-                Error::TransactionRefused { reason: Failure::NoNode, .. } if is_there && !tries.are_over() => {
-                    is_there = false;
-                }
-                Error::TransactionRefused { reason: Failure::NodeExists, .. } if !is_there && !tries.are_over() => {
-                    is_there = true;
+                Error::TransactionRefused { reason: Failure::NoNode, .. } if may_retry && is_there => is_there = false,
+                Error::TransactionRefused { reason: Failure::NodeExists, .. } if may_retry && !is_there => {
+                    is_there = true
                 }
                 // The retry may record the success a second time, which does no harm.
-                Error::OutcomeUnknown { .. } if !tries.are_over() => {
+                Error::OutcomeUnknown { .. } if may_retry => {
                     in_doubt = true;
                     if tries.pause(session).await.is_err() {
                         return Err(error);

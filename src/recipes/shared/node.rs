@@ -154,12 +154,8 @@ impl ValueNode {
         if let Some(loss) = hold.find_loss() {
             return Err(Error::Lost(loss));
         }
-        let node = match read_node(hold.session(), &self.path).await {
-            Ok(node) => node,
-            Err(Failure::Over(ending)) => return Err(Error::Lost(Loss::SessionOver(ending))),
-            Err(failure) => return Err(Error::from_failure(failure, "read", &self.path)),
-        };
-        let now = Base::of(node.as_ref());
+        let node = read_node(hold.session(), &self.path).await;
+        let now = Base::of(node.map_err(|failure| Error::under_lock(failure, "read", &self.path))?.as_ref());
         if now.mark.is_some_and(|mark| mark.token == hold.node().token()) {
             return Ok(now);
         }
