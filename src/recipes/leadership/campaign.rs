@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::call;
+use crate::contend::handle::while_held;
 use crate::error::error::Error;
 use crate::lock::hold::{Hold, WriteGuard};
 use crate::lock::rw_lock::RwLock;
@@ -197,20 +198,16 @@ type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// A term while its work runs. Dropping it ends the term, even if clones of the [`Term`] exist.
 pub(crate) struct RunningTerm {
     candidate: Arc<Candidate>,
-    term: Term,
+    pub(crate) term: Term,
     began: Instant,
     /// The reason of the term's end, for the log.
     why: &'static str,
 }
 
 impl RunningTerm {
-    pub(crate) fn term(&self) -> Term {
-        self.term.clone()
-    }
-
     /// Waits until the work must stop.
-    pub(crate) fn wait_for_end(&self) -> Task<End> {
-        let (candidate, term) = (Arc::clone(&self.candidate), self.term());
+    fn wait_for_end(&self) -> Task<End> {
+        let (candidate, term) = (Arc::clone(&self.candidate), self.term.clone());
         Box::pin(async move {
             let mut status = candidate.status.subscribe();
             tokio::select! {
@@ -222,14 +219,13 @@ impl RunningTerm {
         })
     }
 
-    /// Returns a function that returns [`End::Lost`] once the term is lost.
-    pub(crate) fn loss(&self) -> impl Fn() -> Option<End> + use<> {
-        let term = self.term();
-        move || term.guard.held.find_loss().map(|_| End::Lost)
-    }
-
-    /// Ends the term after its work has ended or was dropped. Returns the output of the work, or `None` if the work was dropped.
-    pub(crate) async fn finish<T>(self, ended: Result<T, End>) -> Result<Option<T>, Error> {
+    /// Runs the work of the term, and drops it if the term ends first. Then gives the lock back. Returns the output of the work,
+    /// or `None` if the work was dropped.
+    pub(crate) async fn run<F: Future>(self, work: F) -> Result<Option<F::Output>, Error> {
+        let term = self.term.clone();
+        let loss = || term.guard.held.find_loss().map(|_| End::Lost);
+        // At the end of the term, `while_held` drops the work. Only after that, the lock is given back.
+        let ended = while_held(loss, self.wait_for_end(), work).await;
         let given_back: Task<Result<(), Error>> = Box::pin(self.give_back(ended.as_ref().err().copied()));
         given_back.await?;
         Ok(ended.ok())

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::Call;
-use crate::contend::handle::while_held;
 use crate::error::error::Error;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 use crate::recipes::leadership::campaign::{Candidate, Check, Term};
@@ -135,9 +134,8 @@ impl Leadership {
     {
         let campaign = self.candidate.begin_campaign()?;
         while let Some(term) = campaign.next().await? {
-            // At the end of the term, `while_held` drops the work. Only after that, `finish` gives the lock back.
-            let ended = while_held(term.loss(), term.wait_for_end(), async { work(term.term()).await }).await;
-            if let Some(output) = term.finish(ended).await? {
+            let lasting = term.term.clone();
+            if let Some(output) = term.run(async { work(lasting).await }).await? {
                 return Ok(Some(output));
             }
         }
@@ -181,8 +179,8 @@ impl Leadership {
     pub async fn lead_mut<T>(&self, mut work: impl AsyncFnMut(Term) -> T) -> Result<Option<T>, Error> {
         let campaign = self.candidate.begin_campaign()?;
         while let Some(term) = campaign.next().await? {
-            let ended = while_held(term.loss(), term.wait_for_end(), async { work(term.term()).await }).await;
-            if let Some(output) = term.finish(ended).await? {
+            let lasting = term.term.clone();
+            if let Some(output) = term.run(async { work(lasting).await }).await? {
                 return Ok(Some(output));
             }
         }
