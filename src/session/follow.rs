@@ -31,7 +31,8 @@ pub(crate) trait Followed: Sync {
 }
 
 /// Watches the target until the client is closed, or [`Followed::coordinator`] returns `None`.
-pub(crate) async fn follow(it: &impl Followed, mut session_slot: Option<SessionSlot>) {
+pub(crate) async fn follow(it: &impl Followed) {
+    let mut session_slot: Option<SessionSlot> = None;
     loop {
         let failure = match &session_slot {
             Some(on) => {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::session::contract::Session;
-use crate::session::request::{Failure, Reply, Stat, Task};
+use crate::session::request::{Failure, Reply, Stat, Task, Watch};
 use crate::session::shield::shielded;
 use crate::telemetry::user_thread::guarded;
 
@@ -132,6 +132,16 @@ pub(crate) async fn data(
         Err(Failure::NoNode) => Ok(None),
         Err(failure) => Err(failure),
     }
+}
+
+/// Watches a node and reads it. The watch is sent first. So a change between the two requests is in the data, and also
+/// fires the watch.
+pub(crate) async fn watched_data(session: &Arc<dyn Session>, path: &str) -> Result<(Watch, (Vec<u8>, Stat)), Failure> {
+    let request = || {
+        let (change, node) = (session.watch(path), session.data(path));
+        async move { Ok((change.await?, node.await?)) }
+    };
+    until_known(session, request).await
 }
 
 pub(crate) fn none_without_directory(failure: Failure) -> Result<Vec<String>, Failure> {

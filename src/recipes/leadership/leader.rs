@@ -90,9 +90,12 @@ pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
                 let mut there = names.clone();
                 there.retain(|name| !gone.iter().any(|it| it.name() == name));
                 let Some(first) = leading_without_ghosts(&session, handle, &there) else { return Ok((names, None)) };
-                match node_of(&session, path, &first).await? {
-                    Some((data, stat)) => return Ok((names, Some(Leader::of(&first, &data, stat)))),
-                    None => gone.push(first),
+                let node = format!("{path}/{}", first.name());
+                let read = call::answered(&session, || session.data(&node));
+                match unless_gone(&session, path, &first, read).await {
+                    Ok(Some((data, stat))) => return Ok((names, Some(Leader::of(&first, &data, stat)))),
+                    Ok(None) | Err(Failure::NoNode) => gone.push(first),
+                    Err(failure) => return Err(failure),
                 }
             }
         });
@@ -102,28 +105,22 @@ pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
     })
 }
 
-/// Reads the node of the candidate `it`. Returns `None` if the ensemble's leader no longer has the node, even if this client's
-/// server still shows it.
-async fn node_of(session: &Arc<dyn Session>, path: &str, it: &Contender) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
-    let node = format!("{path}/{}", it.name());
-    let (read, has_left) = read_and_ask_leader(session, &node, call::answered(session, || session.data(&node))).await;
-    if has_left {
+/// Returns the output of `read`, a read of the node of the candidate `it`. Returns `None` if the ensemble's leader no longer has
+/// the node, even if this client's server still shows it. If the ensemble's leader does not answer within a session timeout, the
+/// node counts as present.
+async fn unless_gone<T>(
+    session: &Arc<dyn Session>,
+    path: &str,
+    it: &Contender,
+    read: impl Future<Output = Result<T, Failure>>,
+) -> Result<Option<T>, Failure> {
+    let is_there = presence::is_there(session, format!("{path}/{}", it.name()), None);
+    let (read, is_there) = tokio::join!(read, call::unless(session.sleep(session.timeout()), is_there));
+    if is_there == Some(Ok(false)) {
         presence::ghosts_of(session, path, vec![it.name().into()], it.kind()).await;
         return Ok(None);
     }
-    match read {
-        Ok(node) => Ok(Some(node)),
-        Err(Failure::NoNode) => Ok(None),
-        Err(failure) => Err(failure),
-    }
-}
-
-/// Returns the output of `read`, and whether the ensemble's leader no longer has the node. If the ensemble's leader does not
-/// answer within a session timeout, the node counts as present.
-async fn read_and_ask_leader<T>(session: &Arc<dyn Session>, node: &str, read: impl Future<Output = T>) -> (T, bool) {
-    let asked = call::unless(session.sleep(session.timeout()), presence::is_there(session, node, None));
-    let (read, is_there) = tokio::join!(read, asked);
-    (read, is_there == Some(Ok(false)))
+    read.map(Some)
 }
 
 /// Returns the contender that leads according to the listing `names`. Skips the known ghosts: nodes that this client's
@@ -147,7 +144,7 @@ type LeaderUpdate = Result<Option<Leader>, Error>;
 pub(crate) fn changes(handle: &Arc<Handle>) -> LeaderChanges {
     let observer = Arc::new(Observer { handle: Arc::clone(handle), seen: Mutex::default() });
     let follower = Arc::clone(&observer);
-    let mut observing = Box::pin(async move { follow(&*follower, None).await });
+    let mut observing = Box::pin(async move { follow(&*follower).await });
     Changes::of(poll_fn(move |context| match observing.as_mut().poll(context) {
         Poll::Ready(()) => Poll::Ready(None),
         Poll::Pending => observer.take_update().map_or(Poll::Pending, |update| Poll::Ready(Some(update))),
@@ -272,13 +269,8 @@ impl Observer {
         has_ghosts: &mut bool,
     ) -> Result<(), Failure> {
         let node = format!("{}/{}", self.handle.queue, first.name());
-        let answers = retry::until_known(session, || {
-            let (change, data) = (session.watch(&node), session.data(&node));
-            Box::pin(async move { Ok((change.await?, data.await?)) })
-        });
-        let (answers, has_left) = read_and_ask_leader(session, &node, answers).await;
-        if !has_left {
-            let (change, (data, stat)) = answers?;
+        let read = retry::watched_data(session, &node);
+        if let Some((change, (data, stat))) = unless_gone(session, &self.handle.queue, first, read).await? {
             self.report(Ok(Some(Leader::of(first, &data, stat))));
             let mut look = Recheck::after(session, *has_ghosts);
             tokio::select! {
@@ -286,10 +278,10 @@ impl Observer {
                 event = change => return unless_over(session, event).await,
                 () = look.find(&node, false) => {}
             }
+            presence::ghosts_of(session, &self.handle.queue, vec![first.name().into()], first.kind()).await;
         }
         // The ensemble's leader no longer has the node, although the server shows it.
         *has_ghosts = true;
-        presence::ghosts_of(session, &self.handle.queue, vec![first.name().into()], first.kind()).await;
         Ok(())
     }
 }

@@ -312,7 +312,7 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
                 error = write => drop(failed.send(error)),
             }
         };
-        let started = store::start_in_background(self.store.node.coordinator(), 0, |_session_slot| Box::pin(write));
+        let started = store::start_in_background(self.store.node.coordinator(), Box::pin(write));
         started.unwrap_or_else(|error| self.store.end(error));
         Some(initial_write)
     }

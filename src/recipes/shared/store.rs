@@ -17,7 +17,7 @@ use crate::lock::hold::ReadGuard;
 use crate::recipes::shared::codec::{Codec, Envelope, Stored};
 use crate::recipes::shared::known::{CopyState, Known, Seen};
 use crate::recipes::shared::node::{self, Base, NewValue, ValueNode};
-use crate::session::contract::{Coordinator, Session, SessionSlot};
+use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::{self, Followed, follow};
 use crate::session::lease::Lease;
 use crate::session::node::ContenderNode;
@@ -201,14 +201,14 @@ impl<T: Send + Sync + 'static> Store<T> {
             let (node, path) = (Arc::downgrade(&self.node), self.node.path.clone());
             let (has_initial, known) = (self.codec.initial.is_some(), Arc::clone(&self.known));
             let follower = Follower { node, path, has_initial, known };
-            let follow = |session_slot| async move {
+            let follow = async move {
                 tokio::select! {
                     biased;
                     _ = stopped => {}
-                    () = follow(&follower, session_slot) => {}
+                    () = follow(&follower) => {}
                 }
             };
-            let started = start_in_background(self.node.coordinator(), self.node.path.len(), |it| Box::pin(follow(it)));
+            let started = start_in_background(self.node.coordinator(), Box::pin(follow));
             started.unwrap_or_else(|error| self.end(error));
             stop
         });
@@ -302,12 +302,7 @@ impl Followed for Follower {
             // `is_known` is read before the node. Otherwise a commit of this process between the two reads would make a
             // node look deleted that did not exist yet when it was read.
             let is_known = self.known.borrow().was_seen;
-            let answers = retry::until_known(session, || {
-                // The watch is sent first. So a change between the two requests is in the data, and also fires the watch.
-                let (change, node) = (session.watch(&self.path), session.data(&self.path));
-                Box::pin(async move { Ok((change.await?, node.await?)) })
-            });
-            let (mut change, (bytes, stat)) = match answers.await {
+            let (mut change, (bytes, stat)) = match retry::watched_data(session, &self.path).await {
                 Ok(answers) => answers,
                 Err(Failure::NoNode) => {
                     if self.handle_missing(session, is_known, &mut denials).await? {
@@ -386,22 +381,16 @@ impl Follower {
     }
 }
 
-/// Starts `work` in the background. If a session is connected, `work` gets a slot of the session and runs on the
-/// session's thread. Otherwise it runs on the library's thread. The embedded ensemble has no thread of its own: its
-/// sessions run `work` on the thread of the client that wakes it.
-pub(crate) fn start_in_background(
-    coordinator: &Arc<dyn Coordinator>,
-    watched_bytes: usize,
-    work: impl FnOnce(Option<SessionSlot>) -> Task,
-) -> Result<(), Error> {
+/// Starts `work` in the background: on the thread of a connected session, or else on the library's thread. The embedded
+/// ensemble has no thread of its own: its sessions run `work` on the thread of the client that wakes it.
+pub(crate) fn start_in_background(coordinator: &Arc<dyn Coordinator>, work: Task) -> Result<(), Error> {
     // The slot of a connected session is usually ready at the first poll.
-    if let Some(Ok(session_slot)) = coordinator.session_slot(watched_bytes).now_or_never() {
-        let session = Arc::clone(session_slot.session());
-        session.spawn(work(Some(session_slot)));
+    if let Some(Ok(session_slot)) = coordinator.session_slot(0).now_or_never() {
+        session_slot.session().spawn(work);
         return Ok(());
     }
     let background = BackgroundThread::get().map_err(|error| Error::Unreachable(error.to_string()))?;
-    let (handle, work) = (background.handle().clone(), work(None));
+    let handle = background.handle().clone();
     handle.spawn(async move {
         work.await;
         drop(background);
