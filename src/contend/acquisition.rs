@@ -125,9 +125,6 @@ pub(crate) trait ExchangeTarget: Send + Sync {
     /// Returns the number of permits requested.
     fn count(&self) -> u32;
 
-    /// Returns the total length in bytes of the paths that the head of the queue watches for the target.
-    fn watched_bytes(&self) -> usize;
-
     /// Fails if the handle knows that the target can never be granted. Sends nothing.
     fn check(&self) -> Result<(), Error>;
 
@@ -140,11 +137,8 @@ pub(crate) trait ExchangeTarget: Send + Sync {
     /// sent.
     fn send_early_read(&self, entry: &ContenderHandle, is_listed: bool);
 
-    /// Discards the early read, because an early read that precedes the newest listing of the queue is not valid.
-    fn discard_early_read(&self);
-
-    /// Waits for the early read of the target. Fails if the target can never be granted.
-    async fn check_early_read(&self, entry: &ContenderHandle) -> Result<(), Error>;
+    /// Returns the early read of the target; `None` if no read was sent or answered. Fails if the target can never be granted.
+    async fn early_read(&self, entry: &ContenderHandle) -> Result<Option<Box<SeenPermits>>, Error>;
 
     /// Returns whether the head of the queue could exchange its node for the target now. `None` if the permits cannot be read.
     async fn is_available(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error>;
@@ -155,6 +149,15 @@ pub(crate) trait ExchangeTarget: Send + Sync {
 
     /// Exchanges the node of the head of the queue for the target. Waits until the target is free.
     async fn exchange(&self, turn: Take, wait: &mut Wait<'_>) -> Result<(), Error>;
+}
+
+/// The result of one read: the number of permits, and the permits that are taken.
+pub(crate) struct SeenPermits {
+    pub(crate) number: u32,
+    /// The version of the semaphore's node, whose data is the number of permits.
+    pub(crate) version: i32,
+    /// The names of the permit nodes, one for each holder.
+    pub(crate) names: Vec<String>,
 }
 
 /// A call of the user that acquires a lock or permits.
@@ -292,6 +295,8 @@ pub(crate) struct Wait<'a> {
     pub(crate) waiter: Waiter<Arc<Contender>>,
     /// The reply to the listing that was sent with the create. `None` if the reply to the create was lost.
     pub(crate) listing: Option<Result<Names, Failure>>,
+    /// The early read of the target, until a later listing. `None` if there was no early read.
+    pub(crate) early_read: Option<Box<SeenPermits>>,
     /// The stat of the directory in the last listing. `None` unless the next step asks other processes to give up nodes
     /// that they keep between uses.
     pub(crate) directory: Option<Box<Stat>>,

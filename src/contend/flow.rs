@@ -132,6 +132,7 @@ impl Acquisition {
             on_wait,
             waiter: Waiter::new(entry.contender(), self.handle.dialect.hands_off()),
             listing,
+            early_read: None,
             directory: None,
             denials: Tries::DENIALS,
             // After the warning that the acquisition has not entered the queue, there is no second one.
@@ -237,7 +238,8 @@ impl Acquisition {
         if self.may_be_kept() {
             watched += handle.queue.len();
         }
-        watched += self.target.as_ref().map_or(0, |target| target.watched_bytes());
+        // The head of a semaphore's queue also watches the number of permits and the permits.
+        watched += handle.paths.permits.as_ref().map_or(0, |permits| handle.shown().len() + permits.len());
         let mut tries = 0;
         loop {
             let session_slot =

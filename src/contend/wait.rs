@@ -25,7 +25,7 @@ impl Wait<'_> {
     pub(crate) async fn wait_for_turn(&mut self) -> Result<Take, Error> {
         if let Some(target) = &self.acquisition.target {
             self.warn_if_long();
-            target.check_early_read(self.entry).await?;
+            self.early_read = target.early_read(self.entry).await?;
         }
         let (mut step, mut before) = (Step::List, None);
         loop {
@@ -50,7 +50,7 @@ impl Wait<'_> {
         let names = match self.listing.take() {
             // The reply to the first listing was lost, or this is a later listing.
             None | Some(Err(Failure::Unknown(_))) => {
-                acquisition.target.iter().for_each(|target| target.discard_early_read());
+                self.early_read = None;
                 retry::until_known(session, || entry.list()).await
             }
             Some(names) => names,

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::contend::acquisition::{Handle, IfTaken, Wait};
+use crate::contend::acquisition::{Handle, IfTaken, SeenPermits, Wait};
 use crate::error::error::{Error, PermitsError};
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
@@ -38,15 +38,6 @@ pub struct SemaphoreState {
     /// Whether a listing after the write of the number of permits showed no lock at the path. A contender of a lock
     /// that comes after that listing reads the number of permits, and leaves.
     pub(super) has_no_lock: AtomicBool,
-}
-
-/// The result of one read: the number of permits, and the permits that are taken.
-pub(super) struct SeenPermits {
-    pub(super) number: u32,
-    /// The version of the semaphore's node, whose data is the number of permits.
-    pub(super) version: i32,
-    /// The names of the permit nodes, one for each holder.
-    pub(super) names: Vec<String>,
 }
 
 impl SemaphoreState {
@@ -261,9 +252,8 @@ impl SemaphoreState {
                 (known, Twin::Number(was)) if known != Some(was) => {
                     // Our server may lag behind the write of the number of permits, and another client may have changed
                     // the number since. So the ensemble's leader is asked.
-                    match presence::is_there(session, &**path, Some(stat.version)).await {
-                        Ok(true) => return Err(self.permits_error(PermitsError::Vanished { was })),
-                        _ => SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await,
+                    if presence::is_there(session, &**path, Some(stat.version)).await == Ok(true) {
+                        return Err(self.permits_error(PermitsError::Vanished { was }));
                     }
                 }
                 (None, _) => return Err(self.permits_error(PermitsError::Unset)),
@@ -276,13 +266,12 @@ impl SemaphoreState {
                             return Ok((number, stat.version.wrapping_add(1)));
                         }
                         // Another client, or an earlier try of ours, wrote the number of permits first.
-                        Err(Failure::BadVersion) => {
-                            SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await;
-                        }
+                        Err(Failure::BadVersion) => {}
                         Err(failure) => return Err(self.take_error(failure)),
                     }
                 }
             }
+            SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await;
             (data, stat) =
                 retry::until_known(session, || session.data(path)).await.map_err(|failure| self.take_error(failure))?;
         }

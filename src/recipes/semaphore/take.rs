@@ -18,7 +18,7 @@ use async_trait::async_trait;
 use futures_util::future::OptionFuture;
 
 use crate::call;
-use crate::contend::acquisition::{ExchangeTarget, IfTaken, Wait};
+use crate::contend::acquisition::{ExchangeTarget, IfTaken, SeenPermits, Wait};
 use crate::contend::exchange::{Exchange, NotExchanged};
 use crate::contend::flow::{Grant, GrantKind};
 use crate::contend::handle::ContenderHandle;
@@ -28,7 +28,7 @@ use crate::queue::metadata;
 use crate::queue::mode::Mode;
 use crate::queue::permits::{self, Room};
 use crate::queue::turn::Take;
-use crate::recipes::semaphore::state::{SeenPermits, SemaphoreState, TAKE, too_few};
+use crate::recipes::semaphore::state::{SemaphoreState, TAKE, too_few};
 use crate::session::contract::Session;
 use crate::session::keep_alive;
 use crate::session::node::state::NodeState;
@@ -43,23 +43,16 @@ use crate::sync::atomic::Ordering;
 pub(crate) struct PermitRequest {
     state: Arc<SemaphoreState>,
     count: u32,
-    early_read: Mutex<EarlyRead>,
+    early_read: Mutex<Option<EarlyRead>>,
 }
 
 /// The early read of the permits. It is sent right behind the create of the node in the queue, before the contender
 /// knows its place.
-#[derive(Default)]
-enum EarlyRead {
-    #[default]
-    None,
-    Sent {
-        names: Reply<Vec<String>>,
-        number: Reply<(Vec<u8>, Stat)>,
-        /// The children of the semaphore's own node. Not listed (`None`) if an earlier listing showed no lock at the
-        /// path.
-        children: Option<Reply<Vec<String>>>,
-    },
-    Done(SeenPermits),
+struct EarlyRead {
+    names: Reply<Vec<String>>,
+    number: Reply<(Vec<u8>, Stat)>,
+    /// The children of the semaphore's own node. Not listed (`None`) if an earlier listing showed no lock at the path.
+    children: Option<Reply<Vec<String>>>,
 }
 
 impl PermitRequest {
@@ -74,70 +67,12 @@ impl PermitRequest {
             false => Ok(()),
         }
     }
-
-    fn replace(&self, read: EarlyRead) -> EarlyRead {
-        std::mem::replace(&mut *self.early_read.lock(), read)
-    }
-
-    /// Takes the result of the early read. `None` if there is none, or if the contender had to wait before it became
-    /// the head.
-    fn take_early_read(&self, grant: &Grant) -> Option<SeenPermits> {
-        match self.replace(EarlyRead::None) {
-            EarlyRead::Done(seen) if !grant.has_waited => Some(seen),
-            _ => None,
-        }
-    }
-
-    /// Exchanges the node in the queue for a permit node. Returns `false` if the caller must read the permits again.
-    /// `version` is the expected version of the semaphore's node. `refused` is the version that the ensemble's leader
-    /// refused last.
-    async fn try_exchange(
-        &self,
-        entry: &ContenderHandle,
-        version: i32,
-        refused: &mut Option<i32>,
-        rounds: &mut u32,
-        if_taken: IfTaken,
-    ) -> Result<bool, Error> {
-        let SemaphoreState { handle, taken, .. } = &*self.state;
-        let name = permits::name(&entry.node().tag().to_string(), self.count);
-        let to = format!("{taken}/{name}");
-        let exchange = Exchange { to, data: entry.note(), unchanged: (handle.shown(), version) };
-        match entry.exchange(&exchange).await {
-            Ok(()) => Ok(true),
-            Err(NotExchanged::Changed) => {
-                if refused.replace(version) == Some(version) {
-                    if if_taken == IfTaken::GiveUp {
-                        let what = "its number has changed, and the server does not show it yet";
-                        return Err(self.state.doubtful_error(what.to_owned()));
-                    }
-                    let session = entry.session();
-                    presence::report(session, handle.shown(), *refused);
-                    Recheck::new(session).pause().await;
-                }
-                Ok(false)
-            }
-            Err(NotExchanged::NoDirectory) => {
-                make_directory(entry.session(), taken, rounds)
-                    .await
-                    .map_err(|failure| self.state.take_error(failure))?;
-                Ok(false)
-            }
-            Err(NotExchanged::Evicted) => Err(self.state.take_error(Failure::NoNode)),
-            Err(NotExchanged::Failed(failure)) => Err(self.state.take_error(failure)),
-        }
-    }
 }
 
 #[async_trait]
 impl ExchangeTarget for PermitRequest {
     fn count(&self) -> u32 {
         self.count
-    }
-
-    /// Returns the length of the two paths that the head watches: the semaphore's node and the directory of the permits.
-    fn watched_bytes(&self) -> usize {
-        self.state.handle.shown().len() + self.state.taken.len()
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -165,27 +100,25 @@ impl ExchangeTarget for PermitRequest {
     /// before the listing would be too old for a decision.
     fn send_early_read(&self, entry: &ContenderHandle, is_listed: bool) {
         let (session, path) = (entry.session(), self.state.handle.shown());
-        let asked = || {
+        let read = is_listed.then(|| {
             let (names, number) = (session.children(&self.state.taken), session.data(path));
             // The children are listed after the read of the number of permits. A listing without a lock is no proof if
             // the number was written later.
             let has_no_lock = self.state.has_no_lock.load(Ordering::Acquire);
-            EarlyRead::Sent { names, number, children: (!has_no_lock).then(|| session.children(path)) }
-        };
-        drop(self.replace(if is_listed { asked() } else { EarlyRead::None }));
+            EarlyRead { names, number, children: (!has_no_lock).then(|| session.children(path)) }
+        });
+        let before = std::mem::replace(&mut *self.early_read.lock(), read);
+        drop(before);
     }
 
-    fn discard_early_read(&self) {
-        drop(self.replace(EarlyRead::None));
-    }
-
-    async fn check_early_read(&self, entry: &ContenderHandle) -> Result<(), Error> {
-        let EarlyRead::Sent { names, number, children } = self.replace(EarlyRead::None) else { return Ok(()) };
+    async fn early_read(&self, entry: &ContenderHandle) -> Result<Option<Box<SeenPermits>>, Error> {
+        let read = self.early_read.lock().take();
+        let Some(EarlyRead { names, number, children }) = read else { return Ok(None) };
         let (names, number, children) = (names.await, number.await, OptionFuture::from(children).await);
         let node = match number {
             Ok(node) => node,
             // The error is ignored, because the contender reads the number of permits again when it is the head.
-            Err(Failure::Unknown(_) | Failure::NoNode) => return Ok(()),
+            Err(Failure::Unknown(_) | Failure::NoNode) => return Ok(None),
             Err(failure) => return Err(self.state.take_error(failure)),
         };
         let had_number = permits::decode(&node.0).is_ok_and(|number| number.is_some());
@@ -194,10 +127,7 @@ impl ExchangeTarget for PermitRequest {
         if let Some(Ok(children)) = children.filter(|_| had_number) {
             self.state.ensure_no_lock(entry.session(), Some(children)).await?;
         }
-        if let Ok(names) = names {
-            drop(self.replace(EarlyRead::Done(SeenPermits { number, version, names })));
-        }
-        Ok(())
+        Ok(names.ok().map(|names| Box::new(SeenPermits { number, version, names })))
     }
 
     async fn is_available(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error> {
@@ -229,13 +159,12 @@ impl ExchangeTarget for PermitRequest {
         let (acquisition, entry) = (wait.acquisition, wait.entry);
         let mut grant = Grant::by(turn, entry);
         let mut view = View::new(&self.state, entry, &mut grant);
-        let mut refused = None;
-        // The early read is not used if the listing showed a ghost ahead of this contender: that contender may have
-        // left the queue with permits that the server did not show yet.
-        let mut seen = self.take_early_read(&grant).filter(|_| view.ghosts.is_empty());
+        // The early read is not used if the contender had to wait before it became the head, or if the listing showed a
+        // ghost ahead of it: that contender may have left the queue with permits that the server did not show yet.
+        let mut seen = wait.early_read.take().filter(|_| !grant.has_waited && view.ghosts.is_empty());
         loop {
             let mut now = match seen.take() {
-                Some(now) => now,
+                Some(now) => *now,
                 None => view.read_permits().await?,
             };
             view.remove_ghosts(&mut now.names);
@@ -245,21 +174,16 @@ impl ExchangeTarget for PermitRequest {
                 Ok(Room::Enough) => {
                     self.state.ensure_no_lock(entry.session(), None).await?;
                     self.state.check_rights(entry.session()).await?;
-                    if self.try_exchange(entry, now.version, &mut refused, &mut view.rounds, wait.if_taken).await? {
+                    if view.try_exchange(self.count, now.version, wait.if_taken).await? {
                         break;
                     }
-                    // The number of permits may have changed although the watch has not fired yet. So the next round
-                    // reads the number again.
-                    view.number = None;
                 }
                 Ok(Room::Short) => {
                     grant.kind = GrantKind::Look;
-                    if wait.if_taken == IfTaken::GiveUp {
-                        let found = self.state.find_ghosts(entry.session(), &now.names).await;
-                        if !found.is_empty() {
-                            view.gone.extend(found);
-                            continue;
-                        }
+                    if wait.if_taken == IfTaken::GiveUp
+                        && !self.state.find_ghosts(entry.session(), &now.names).await.is_empty()
+                    {
+                        continue;
                     }
                     self.state.report_shortage(&now, wait).await?;
                     view.wait_for_change(&now, wait).await?;
@@ -290,9 +214,10 @@ struct View<'a> {
     ghosts: Vec<Arc<str>>,
     /// The number of `ghosts` that the server showed at the last check.
     shown_ghosts: usize,
-    /// The names of the permit nodes that the ensemble's leader no longer has, although our server shows them. No later
-    /// node has one of these names.
-    gone: Vec<Arc<str>>,
+    /// Whether our server has shown permits that the ensemble's leader no longer has, so that it may show others.
+    has_ghosts: bool,
+    /// The version of the semaphore's node that the ensemble's leader refused last.
+    refused: Option<i32>,
     /// How often the server replied that the directory of the permits is missing, although a create failed because the
     /// directory exists.
     rounds: u32,
@@ -302,8 +227,38 @@ impl<'a> View<'a> {
     fn new(state: &'a SemaphoreState, entry: &'a ContenderHandle, grant: &mut Grant) -> View<'a> {
         let signal = grant.signal.clone().filter(|signal| !signal.is_confirmed());
         let (connection, ghosts) = (entry.node().read(NodeState::connection), std::mem::take(&mut grant.ghosts));
-        let (shown_ghosts, gone) = (ghosts.len(), Vec::new());
-        View { state, entry, connection, number: None, names: None, signal, ghosts, shown_ghosts, gone, rounds: 0 }
+        let (number, names, shown_ghosts) = (None, None, ghosts.len());
+        let (has_ghosts, refused, rounds) = (false, None, 0);
+        View { state, entry, connection, number, names, signal, ghosts, shown_ghosts, has_ghosts, refused, rounds }
+    }
+
+    /// Exchanges the node in the queue for a permit node. Returns `false` if the caller must read the permits again.
+    /// `version` is the expected version of the semaphore's node.
+    async fn try_exchange(&mut self, count: u32, version: i32, if_taken: IfTaken) -> Result<bool, Error> {
+        let (entry, session) = (self.entry, self.entry.session());
+        let SemaphoreState { handle, taken, .. } = self.state;
+        let to = format!("{taken}/{}", permits::name(&entry.node().tag().to_string(), count));
+        match entry.exchange(&Exchange { to, data: entry.note(), unchanged: (handle.shown(), version) }).await {
+            Ok(()) => return Ok(true),
+            Err(NotExchanged::Changed) if self.refused.replace(version) != Some(version) => {}
+            Err(NotExchanged::Changed) if if_taken == IfTaken::GiveUp => {
+                let what = "its number has changed, and the server does not show it yet";
+                return Err(self.state.doubtful_error(what.to_owned()));
+            }
+            Err(NotExchanged::Changed) => {
+                presence::report(session, handle.shown(), self.refused);
+                Recheck::new(session).pause().await;
+            }
+            Err(NotExchanged::NoDirectory) => {
+                let made = make_directory(session, taken, &mut self.rounds).await;
+                made.map_err(|failure| self.state.take_error(failure))?;
+            }
+            Err(NotExchanged::Evicted) => return Err(self.state.take_error(Failure::NoNode)),
+            Err(NotExchanged::Failed(failure)) => return Err(self.state.take_error(failure)),
+        }
+        // The number of permits may have changed although the watch has not fired yet. So the next round reads the number again.
+        self.number = None;
+        Ok(false)
     }
 
     fn fault(&self, failure: Failure) -> Error {
@@ -320,8 +275,6 @@ impl<'a> View<'a> {
         loop {
             match self.try_read(&session).await {
                 Ok(Some((mut names, node))) => {
-                    session.store().ghosts().shown(&self.state.taken, &names, Mode::Write);
-                    self.remove_ghosts(&mut names);
                     let is_whole = self.add_unseen(&mut names).await.map_err(|failure| self.fault(failure))?;
                     // This listing may be from before a ghost left the queue, and so lack the ghost's permits. The permits are
                     // read again if the connection has changed, or if the server has stopped showing a ghost.
@@ -408,9 +361,9 @@ impl<'a> View<'a> {
 
     /// Removes from `names` the permits that the ensemble's leader no longer has.
     fn remove_ghosts(&mut self, names: &mut Vec<String>) {
-        let known = self.entry.session().store().ghosts().among(&self.state.taken, names, Mode::Write);
-        self.gone.extend(known);
-        names.retain(|name| !self.gone.iter().any(|gone| **gone == **name));
+        let ghosts = self.entry.session().store().ghosts().shown(&self.state.taken, names, Mode::Write);
+        self.has_ghosts |= !ghosts.is_empty();
+        names.retain(|name| !ghosts.iter().any(|ghost| **ghost == **name));
     }
 
     /// Adds to `names` the permits of the ghosts that our server still shows in the queue, because that server may not show these
@@ -462,7 +415,7 @@ impl<'a> View<'a> {
             let holders = now.names.iter().map(|name| check(node(name), None));
             std::iter::once(check(&**path, Some(now.version))).chain(holders).collect()
         };
-        let mut recheck = Recheck::after(session, !self.gone.is_empty());
+        let mut recheck = Recheck::after(session, self.has_ghosts);
         let (paths, me) = (&self.state.handle.paths, &*self.entry.contender());
         let ghosts_found = wait.waiting.map(|waiting| Box::pin(waiting.ghosts_found.notified()));
         let looking = wait.on_wait.as_mut().map(|on_wait| on_wait.keep_looking(session, paths, me));
@@ -480,7 +433,7 @@ impl<'a> View<'a> {
                 let gone = missed.iter().filter_map(|index| now.names.get(index.checked_sub(1)?));
                 let gone = gone.map(|name| Arc::from(&**name)).collect();
                 let kind = (self.state.handle.dialect, Mode::Write);
-                self.gone.extend(presence::ghosts_of(session, &self.state.taken, gone, kind).await);
+                self.has_ghosts |= !presence::ghosts_of(session, &self.state.taken, gone, kind).await.is_empty();
             }
             Some(never) = OptionFuture::from(looking) => match never {},
             Some(()) = OptionFuture::from(ghosts_found) => {}
