@@ -32,12 +32,6 @@ impl Hold {
         self.held
     }
 
-    /// Adds the fields of `Debug`, for this type and the types that deref to it.
-    pub(crate) fn describe(&self, mut debug: fmt::DebugStruct<'_, '_>) -> fmt::Result {
-        debug.field("path", &self.held.node().path()).field("fencing_token", &self.fencing_token());
-        debug.field("is_held", &self.is_held()).finish()
-    }
-
     /// Returns whether the lock is still held. The answer is `false` before a conflicting contender is granted the lock.
     ///
     /// There is one exception: if somebody deletes the node of the lock, its holder and the next contender are notified at
@@ -296,7 +290,9 @@ impl Hold {
 
 impl fmt::Debug for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.describe(f.debug_struct("Hold"))
+        let mut debug = f.debug_struct("Hold");
+        debug.field("path", &self.held.node().path()).field("fencing_token", &self.fencing_token());
+        debug.field("is_held", &self.is_held()).finish()
     }
 }
 
@@ -307,6 +303,7 @@ impl fmt::Debug for Hold {
 /// program that ends right after that should [`release`](Self::release) the guard, or also drop its lock and
 /// coordinator handles. Dropping the last handle waits a moment for the server. If the process exits immediately, the
 /// request is not sent.
+#[derive(Debug)]
 #[must_use = "if unused, the lock is given back at once"]
 pub struct ReadGuard {
     hold: Hold,
@@ -319,6 +316,7 @@ pub struct ReadGuard {
 /// program that ends right after that should [`release`](Self::release) the guard, or also drop its lock and
 /// coordinator handles. Dropping the last handle waits a moment for the server. If the process exits immediately, the
 /// request is not sent.
+#[derive(Debug)]
 #[must_use = "if unused, the lock is given back at once"]
 pub struct WriteGuard {
     hold: Hold,
@@ -337,12 +335,6 @@ macro_rules! guard {
 
             fn deref(&self) -> &Hold {
                 &self.hold
-            }
-        }
-
-        impl fmt::Debug for $guard {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.hold.describe(f.debug_struct(stringify!($guard)))
             }
         }
     };

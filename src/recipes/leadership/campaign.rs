@@ -1,6 +1,5 @@
 //! A candidate's campaign and terms: when the candidate queues up, when it resigns, and how long it pauses.
 
-use std::fmt;
 use std::future::{Future, IntoFuture, pending};
 use std::ops::Deref;
 use std::pin::Pin;
@@ -274,7 +273,7 @@ impl Drop for RunningTerm {
 /// Derefs to [`Hold`], with everything a holder can do. A term is cheap to clone for the tasks that the work starts. A
 /// clone does not prolong the term: when the term ends, [`is_leader`](Self::is_leader) is false in every clone, and
 /// transactions are refused.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Term {
     pub(crate) guard: Arc<WriteGuard>,
 }
@@ -301,12 +300,6 @@ impl Deref for Term {
 
     fn deref(&self) -> &Hold {
         &self.guard
-    }
-}
-
-impl fmt::Debug for Term {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Term").field("number", &self.number()).field("is_leader", &self.is_leader()).finish()
     }
 }
 

@@ -343,11 +343,9 @@ impl Leadership {
 
 impl fmt::Debug for Leadership {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let status = self.candidate.status.borrow();
-        let (is_campaigning, term) = (status.is_campaigning, status.term.clone());
-        drop(status);
+        let is_campaigning = self.candidate.status.borrow().is_campaigning;
         let mut debug = f.debug_struct("Leadership");
-        debug.field("path", &self.candidate.lock.path()).field("is_campaigning", &is_campaigning).field("term", &term);
+        debug.field("path", &self.lock().path()).field("is_campaigning", &is_campaigning).field("term", &self.term());
         debug.finish_non_exhaustive()
     }
 }

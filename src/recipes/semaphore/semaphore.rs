@@ -1,6 +1,5 @@
 //! The public face of the semaphore: the handle, its builder, the permit, and the calls of operators.
 
-use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
@@ -312,6 +311,7 @@ impl SemaphoreBuilder {
 /// Dropping the permit gives it back in the background: from any thread, also outside a runtime and in a panic. A
 /// program that ends right after that should [`release`](Self::release) the permit: see
 /// [`WriteGuard`](crate::WriteGuard).
+#[derive(Debug)]
 #[must_use = "if unused, the permits are given back at once"]
 pub struct Permit {
     hold: Hold,
@@ -347,14 +347,6 @@ impl Deref for Permit {
 
     fn deref(&self) -> &Hold {
         &self.hold
-    }
-}
-
-impl fmt::Debug for Permit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("Permit");
-        debug.field("count", &self.count);
-        self.hold.describe(debug)
     }
 }
 
