@@ -1,13 +1,12 @@
 //! Work that one of many processes does once in a while: `once_in`, which grants the lock only if the work is due, and
 //! the guard that records a success.
 
-use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::Call;
-use crate::contend::acquisition::Options;
+use crate::contend::acquisition::{Handle, Options};
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
 use crate::keep::join::Lock;
@@ -135,8 +134,10 @@ impl RwLock {
     pub fn try_once_in(&self, period: Duration) -> Call<Work> {
         let lock = Arc::clone(&self.lock);
         Call::new(move |timeout| async move {
-            let check = DueCheck::new(&lock, None, period)?;
-            acquire::attempt(lock, Mode::Write, timeout, WriteGuard::new, |guard| check.run(guard)).await
+            check(&lock, period)?;
+            let handle = Arc::clone(&lock.handle);
+            acquire::attempt(lock, Mode::Write, timeout, WriteGuard::new, |it| check_if_due(it, &handle, None, period))
+                .await
         })
     }
 }
@@ -146,74 +147,71 @@ impl Guard for Work {
 
     fn acquire((lock, period): Self::Source, options: Options) -> Granting<Work> {
         Granting::by(async move {
-            let check = DueCheck::new(&lock, options.label.clone(), period);
+            let (handle, label) = (Arc::clone(&lock.handle), options.label.clone());
             let aim = Aim::Lock(Mode::Write);
-            let check = check.inspect_err(|error| trace::not_granted(&lock.handle.queue, aim, error))?;
-            acquire::acquire_and(lock, options, |guard| check.run(guard)).await
+            check(&lock, period).inspect_err(|error| trace::not_granted(&handle.queue, aim, error))?;
+            acquire::acquire_and(lock, options, |guard| check_if_due(guard, &handle, label, period)).await
         })
     }
 }
 
-/// The options of `once_in`, and the check whether the work is due, which runs after the grant.
-struct DueCheck {
-    host: String,
-    label: Option<String>,
-    period: Duration,
+/// Fails if the options do not fit `once_in`.
+fn check(Lock { handle, cache }: &Lock, period: Duration) -> Result<(), Error> {
+    if period.is_zero() {
+        return Err(Error::invalid("the period of once_in is zero"));
+    }
+    if cache.is_some() {
+        return Err(Error::invalid(
+            "once_in on a kept lock: work that is done once in a while needs no kept node, and other hosts would \
+             wait until the node is given up; open the lock without keep",
+        ));
+    }
+    validation::check_directory(&metadata::record_path(&handle.queue))
 }
 
-impl DueCheck {
-    fn new(Lock { handle, cache }: &Lock, label: Option<String>, period: Duration) -> Result<DueCheck, Error> {
-        if period.is_zero() {
-            return Err(Error::invalid("the period of once_in is zero"));
+/// Returns the guard if the work is due. Otherwise gives the lock back, and returns the record.
+async fn check_if_due(
+    guard: WriteGuard,
+    handle: &Handle,
+    label: Option<String>,
+    period: Duration,
+) -> Result<Work, Error> {
+    let hold = &guard.held;
+    let (session, path) = (hold.session(), metadata::record_path(hold.shown()));
+    let refused = |failure| Error::under_lock(failure, "read the record", &path);
+    let seen = hold.run(RecordNode::read(session, &path)).await?;
+    let (last, is_there) = match seen.map_err(refused)? {
+        RecordNode::Foreign => return Err(Error::ForeignRecord { path }),
+        RecordNode::None { is_there: true } => (None, true),
+        // The server shows no record. The record's twin, a second copy, shows whether the record was made and then
+        // deleted.
+        RecordNode::None { is_there: false } => {
+            let twin = hold.run(RecordNode::read(session, &metadata::twin_of(&path))).await?;
+            let last = twin.map_err(refused)?.done().map(|(last, _)| last.clone());
+            // The server may lag behind the creation of the record, so the ensemble's leader is asked.
+            let is_there = match last {
+                Some(_) => hold.run(presence::is_there(session, &path, None)).await? == Ok(true),
+                None => false,
+            };
+            (last, is_there)
         }
-        if cache.is_some() {
-            return Err(Error::invalid(
-                "once_in on a kept lock: work that is done once in a while needs no kept node, and other hosts would \
-                 wait until the node is given up; open the lock without keep",
-            ));
-        }
-        validation::check_directory(&metadata::record_path(&handle.queue))?;
-        Ok(DueCheck { host: handle.host.clone(), label: label.or_else(|| handle.label.clone()), period })
+        RecordNode::Done(last, _) => (Some(last), true),
+    };
+    let (creation, at) = (hold.node().read(NodeState::creation), hold.now());
+    let now = Now::since(creation.ctime, at.saturating_sub(creation.answered), at.saturating_sub(creation.sent));
+    let Some(last) = last.filter(|last| now.is_within(period, last.at)) else {
+        let label = label.or_else(|| handle.label.clone());
+        return Ok(Work::Due(OnceGuard { guard, host: handle.host.clone(), label, had_record: is_there }));
+    };
+    if !is_there {
+        return Err(Error::RecordVanished { path, last: Box::new(last) });
     }
-
-    /// Returns the guard if the work is due. Otherwise gives the lock back, and returns the record.
-    async fn run(self, guard: WriteGuard) -> Result<Work, Error> {
-        let hold = &guard.held;
-        let (session, path) = (hold.session(), metadata::record_path(hold.shown()));
-        let refused = |failure| Error::under_lock(failure, "read the record", &path);
-        let seen = hold.run(RecordNode::read(session, &path)).await?;
-        let (last, is_there) = match seen.map_err(refused)? {
-            RecordNode::Foreign => return Err(Error::ForeignRecord { path }),
-            RecordNode::None { is_there: true } => (None, true),
-            // The server shows no record. The record's twin, a second copy, shows whether the record was made and then
-            // deleted.
-            RecordNode::None { is_there: false } => {
-                let twin = hold.run(RecordNode::read(session, &metadata::twin_of(&path))).await?;
-                let last = twin.map_err(refused)?.done().map(|(last, _)| last.clone());
-                // The server may lag behind the creation of the record, so the ensemble's leader is asked.
-                let is_there = match last {
-                    Some(_) => hold.run(presence::is_there(session, &path, None)).await? == Ok(true),
-                    None => false,
-                };
-                (last, is_there)
-            }
-            RecordNode::Done(last, _) => (Some(last), true),
-        };
-        let (creation, at) = (hold.node().read(NodeState::creation), hold.now());
-        let now = Now::since(creation.ctime, at.saturating_sub(creation.answered), at.saturating_sub(creation.sent));
-        let Some(last) = last.filter(|last| now.is_within(self.period, last.at)) else {
-            return Ok(Work::Due(OnceGuard { guard, host: self.host, label: self.label, had_record: is_there }));
-        };
-        if !is_there {
-            return Err(Error::RecordVanished { path, last: Box::new(last) });
-        }
-        let at = humantime::format_rfc3339_millis(date(last.at));
-        emit!(DEBUG, path = hold.shown(), host = last.host, %at, "the work is not due: it was done within the period");
-        // The lock is given back in the background. The answer does not need the lock: the work was done within the period before
-        // the grant, even if the lock is lost now.
-        drop(guard);
-        Ok(Work::Done(last))
-    }
+    let at = humantime::format_rfc3339_millis(date(last.at));
+    emit!(DEBUG, path = hold.shown(), host = last.host, %at, "the work is not due: it was done within the period");
+    // The lock is given back in the background. The answer does not need the lock: the work was done within the period before
+    // the grant, even if the lock is lost now.
+    drop(guard);
+    Ok(Work::Done(last))
 }
 
 /// The name of the operation in errors.
@@ -250,6 +248,7 @@ impl Work {
 /// Derefs to the [`WriteGuard`], with everything a holder can do. When the work has succeeded, call
 /// [`done`](Self::done). Dropping or [releasing](Self::release) the guard without that leaves the record as it was: the
 /// work stays due, and the next contender gets a guard.
+#[derive(Debug)]
 #[must_use = "if unused, the lock is given back at once, and the work stays due"]
 pub struct OnceGuard {
     guard: WriteGuard,
@@ -372,11 +371,5 @@ impl Deref for OnceGuard {
 
     fn deref(&self) -> &WriteGuard {
         &self.guard
-    }
-}
-
-impl fmt::Debug for OnceGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OnceGuard").field("guard", &self.guard).field("label", &self.label).finish_non_exhaustive()
     }
 }
