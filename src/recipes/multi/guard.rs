@@ -11,7 +11,6 @@ use crate::contend::changes::{Changes, GuardLife, states_of, worst_of};
 use crate::contend::handle::{ContenderHandle, NodeData, while_held};
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
-use crate::lock::rw_lock::RwLock;
 use crate::queue::contender::Contender;
 use crate::session::request::{HoldState, Loss};
 use crate::sync::OnceLock;
@@ -56,15 +55,15 @@ impl MultiGuard {
         MultiGuard { locks: Vec::new(), first_loss: OnceLock::new(), life: GuardLife::default() }
     }
 
-    /// Waits for the grant of the next lock, and adds this lock. Fails if a lock of this guard is lost during the wait.
+    /// Waits for the grant of the next lock, whose directory is `path`, and adds this lock. Fails if a lock of this guard is lost during the wait.
     pub(crate) async fn add(
         &mut self,
-        lock: &RwLock,
+        path: &str,
         granted: impl Future<Output = Result<Box<ContenderHandle>, Error>>,
     ) -> Result<(), Error> {
         let held = tokio::select! {
             biased;
-            answer = granted => answer.map_err(|error| error.of_one(lock.path()))?,
+            answer = granted => answer.map_err(|error| error.of_one(path))?,
             loss = self.lost() => return Err(evicted(loss)),
         };
         self.locks.push(*held);

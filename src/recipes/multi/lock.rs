@@ -10,12 +10,10 @@ use tokio::time::Instant;
 
 use crate::call::Call;
 use crate::contend::acquisition::{Acquisition, Options};
-use crate::contend::handle::ContenderHandle;
 use crate::error::error::Error;
 use crate::lock::acquire::{Acquire, Granting, Guard};
 use crate::lock::rw_lock::RwLock;
-use crate::observe::trace;
-use crate::queue::mode::{Aim, Mode};
+use crate::queue::mode::Mode;
 use crate::recipes::multi::guard::MultiGuard;
 use crate::session::contract::Coordinator;
 
@@ -172,39 +170,46 @@ impl MultiLock {
         // A node that this process keeps idle between uses (`RwLockBuilder::keep`) would block the `MultiLock`, which
         // cannot reuse the node. So idle nodes are given up first.
         self.locks.iter().for_each(|(lock, _)| lock.let_go());
-        let checks = self.locks.iter().map(|(lock, mode)| check_free(lock, *mode));
+        let all: Vec<_> = self.locks.iter().map(|(lock, mode)| acquisition(lock, *mode, Options::default())).collect();
         let mut limit = Duration::MAX;
-        for ((lock, mode), check) in self.locks.iter().zip(join_all(checks).await) {
-            limit = check.map_err(|error| report_refusal(lock, *mode, error).of_one(lock.path()))?;
+        for (one, check) in all.iter().zip(join_all(all.iter().map(Acquisition::fail_if_taken)).await) {
+            limit = one.reported(check).map_err(|error| error.of_one(one.handle.shown()))?;
         }
         let mut taken = MultiGuard::of_none();
-        for (lock, mode) in &*self.locks {
-            taken.add(lock, take_now(lock, *mode, limit)).await?;
+        for mut one in all {
+            let (span, path) = (one.begin(), Arc::clone(one.handle.shown()));
+            // The lock was free a moment ago.
+            let take = async { one.reported(one.take_now(limit).await) };
+            taken.add(&path, span.around(pin!(take))).await?;
         }
         taken.complete()
     }
 
     async fn acquire(&self, options: Options) -> Result<MultiGuard, Error> {
-        let timeout = options.timeout().map_err(|error| match &*self.locks {
-            [(lock, mode), ..] => report_refusal(lock, *mode, error),
-            [] => error,
-        })?;
+        // An invalid option counts as no timeout here. The first acquisition then fails because of this option.
+        let timeout = options.timeout().unwrap_or_default();
         let begun = Instant::now();
         let mut taken = MultiGuard::of_none();
         for (lock, mode) in &*self.locks {
             let left = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
+            let options = Options { timeout: left.or(options.timeout), ..options.clone() };
+            let mut one = acquisition(lock, *mode, options);
             let granted = async {
                 let answer = match left {
-                    Some(Duration::ZERO) => Err(report_refusal(lock, *mode, Error::late(Duration::ZERO, None))),
-                    timeout => take(lock, *mode, Options { timeout, ..options.clone() }).await,
+                    Some(Duration::ZERO) => one.reported(Err(Error::late(Duration::ZERO, None))),
+                    _ => one.begin().around(pin!(one.acquire())).await,
                 };
                 // This lock could wait only for the rest of the timeout. The error names the timeout of the whole call.
                 answer.map_err(|error| error.of_the_whole(timeout))
             };
-            taken.add(lock, granted).await?;
+            taken.add(lock.path(), granted).await?;
         }
         taken.complete()
     }
+}
+
+fn acquisition(lock: &RwLock, mode: Mode, options: Options) -> Acquisition {
+    Acquisition::new(Arc::clone(lock.handle()), mode, options)
 }
 
 /// Fails if the two locks are certainly of different ensembles or below different paths.
@@ -233,29 +238,4 @@ impl Guard for MultiGuard {
     fn acquire(locks: MultiLock, options: Options) -> Granting<MultiGuard> {
         Granting::by(async move { locks.acquire(options).await })
     }
-}
-
-async fn take(lock: &RwLock, mode: Mode, options: Options) -> Result<Box<ContenderHandle>, Error> {
-    let mut acquisition = Acquisition::new(Arc::clone(lock.handle()), mode, options);
-    let span = acquisition.begin();
-    span.around(pin!(acquisition.acquire())).await
-}
-
-/// Acquires a lock that was free a moment ago. Waits for no contender, and at most `limit` for replies of the ensemble.
-async fn take_now(lock: &RwLock, mode: Mode, limit: Duration) -> Result<Box<ContenderHandle>, Error> {
-    let mut acquisition = Acquisition::new(Arc::clone(lock.handle()), mode, Options::default());
-    let span = acquisition.begin();
-    let take = async { acquisition.reported(acquisition.take_now(limit).await) };
-    span.around(pin!(take)).await
-}
-
-/// Fails if the lock is taken. Writes nothing. Returns the session timeout.
-async fn check_free(lock: &RwLock, mode: Mode) -> Result<Duration, Error> {
-    Acquisition::new(Arc::clone(lock.handle()), mode, Options::default()).fail_if_taken().await
-}
-
-/// Logs the error of one lock, because of which no lock is granted. Returns the error.
-fn report_refusal(lock: &RwLock, mode: Mode, error: Error) -> Error {
-    trace::not_granted(lock.path(), Aim::Lock(mode), &error);
-    error
 }
