@@ -372,11 +372,8 @@ impl<'a> View<'a> {
     async fn add_unseen(&mut self, names: &mut Vec<String>) -> Result<bool, Failure> {
         let (session, mut shown) = (self.entry.session(), 0);
         for ghost in self.ghosts.iter().filter_map(|name| Contender::parse(name)) {
-            let data = match retry::until_known(session, || session.data(&self.entry.child(ghost.name()))).await {
-                Ok((data, _)) => data,
-                Err(Failure::NoNode) => continue,
-                Err(failure) => return Err(failure),
-            };
+            let node = retry::data(session, &self.entry.child(ghost.name()), false).await?;
+            let Some((data, _)) = node else { continue };
             shown += 1;
             let name = permits::name(ghost.tag(), metadata::read(&data).permits.unwrap_or(1));
             let path = format!("{}/{name}", self.state.taken);
@@ -387,29 +384,16 @@ impl<'a> View<'a> {
         Ok(shown >= std::mem::replace(&mut self.shown_ghosts, shown))
     }
 
-    /// Sets the watch on the semaphore's node, whose data is the number of permits. Leaves the watch out if the node has changed
-    /// since the read `now`.
-    async fn watch_number(&mut self, now: &SeenPermits) -> Result<(), Error> {
-        let (session, path) = (self.entry.session(), self.state.handle.shown());
-        let (watch, node) = (session.watch(path), session.data(path));
-        match (watch.await, node.await) {
-            (Ok(watch), Ok((_, stat))) if stat.version == now.version => {
-                self.number = Some((now.number, stat.version, watch));
-                Ok(())
-            }
-            // The caller reads again. That read returns the new number of permits, or the error.
-            (Ok(_), Ok(_)) | (Err(Failure::Unknown(_)), _) | (_, Err(Failure::Unknown(_))) => Ok(()),
-            (Err(failure), _) | (_, Err(failure)) => Err(self.state.take_error(failure)),
-        }
-    }
-
     /// Waits until permits may have been released since the read `now`, or the number of permits may have changed.
     async fn wait_for_change(&mut self, now: &SeenPermits, wait: &mut Wait<'_>) -> Result<(), Error> {
+        let (session, path) = (self.entry.session(), self.state.handle.shown());
         if self.number.is_none() {
-            self.watch_number(now).await?;
+            let watched = retry::watched_data(session, path).await.map_err(|failure| self.state.take_error(failure))?;
+            let (watch, (_, stat)) = watched;
+            // If the node has changed since the read `now`, the caller reads again.
+            self.number = (stat.version == now.version).then_some((now.number, stat.version, watch));
         }
         let (Some((_, _, number)), Some(names)) = (&mut self.number, &mut self.names) else { return Ok(()) };
-        let (session, path) = (self.entry.session(), self.state.handle.shown());
         let node = |name: &str| format!("{}/{name}", self.state.taken);
         let checks = || {
             let holders = now.names.iter().map(|name| check(node(name), None));

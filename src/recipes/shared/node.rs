@@ -235,17 +235,15 @@ struct Commit<'a> {
 impl Commit<'_> {
     /// Writes the bytes if the lock is held and the node is still in the state `base`. Returns the node's new version.
     async fn put(self) -> Result<i32, Error> {
-        let mut tries = 0;
-        loop {
+        for tries in 1..=TRIES {
             let error = match self.transaction().commit_once().await {
                 Ok(outcomes) => return Ok(version_of(&outcomes)),
                 Err(error) => error,
             };
             let is_unknown = matches!(error, Error::OutcomeUnknown { .. });
-            if tries == 0 && !is_unknown {
+            if tries == 1 && !is_unknown {
                 return Err(error);
             }
-            tries += 1;
             match self.find_outcome().await {
                 CommitOutcome::Done(version) => return Ok(version),
                 CommitOutcome::Unknown if !is_unknown => {
@@ -258,11 +256,8 @@ impl Commit<'_> {
                 }
                 CommitOutcome::Unknown | CommitOutcome::Undone => return Err(error),
             }
-            if tries == TRIES {
-                let error = ValueError::TooLarge { bytes: self.bytes.len(), limit: None };
-                return Err(self.node.fault(error));
-            }
         }
+        Err(self.node.fault(ValueError::TooLarge { bytes: self.bytes.len(), limit: None }))
     }
 
     fn transaction(&self) -> Transaction<'_> {
