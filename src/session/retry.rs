@@ -179,15 +179,22 @@ pub(crate) fn spawn_cancellable(
     session: &Arc<dyn Session>,
     work: impl Future<Output: Send> + Send + 'static,
 ) -> oneshot::Sender<()> {
+    let (end, task) = cancellable(work);
+    session.spawn(task);
+    end
+}
+
+/// Returns a task that does the work, and a sender. Dropping the sender cancels the work.
+pub(crate) fn cancellable(work: impl Future<Output: Send> + Send + 'static) -> (oneshot::Sender<()>, Task) {
     let (end, ended) = oneshot::channel();
-    session.spawn(Box::pin(async move {
+    let task = Box::pin(async move {
         tokio::select! {
             biased;
             _ = ended => {}
             _ = work => {}
         }
-    }));
-    end
+    });
+    (end, task)
 }
 
 /// Runs the task, and calls `fault` if the task panics or is dropped before its end.

@@ -197,19 +197,11 @@ impl<T: Send + Sync + 'static> Store<T> {
     /// Starts to follow the node. Does nothing if this store follows the node already.
     pub(crate) fn follow(&self) {
         self.stop_follower.get_or_init(|| {
-            let (stop, stopped) = oneshot::channel::<()>();
             let (node, path) = (Arc::downgrade(&self.node), self.node.path.clone());
             let (has_initial, known) = (self.codec.initial.is_some(), Arc::clone(&self.known));
             let follower = Follower { node, path, has_initial, known };
-            let follow = async move {
-                tokio::select! {
-                    biased;
-                    _ = stopped => {}
-                    () = follow(&follower) => {}
-                }
-            };
-            let started = start_in_background(self.node.coordinator(), Box::pin(follow));
-            started.unwrap_or_else(|error| self.end(error));
+            let (stop, task) = retry::cancellable(async move { follow(&follower).await });
+            start_in_background(self.node.coordinator(), task).unwrap_or_else(|error| self.end(error));
             stop
         });
     }
