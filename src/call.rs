@@ -95,16 +95,11 @@ pub struct Call<T> {
 /// ```
 #[track_caller]
 pub fn block_on<F: IntoFuture>(future: F) -> F::Output {
-    assert_outside_a_runtime();
-    pollster::block_on(future.into_future())
-}
-
-/// Panics with tokio's message if the caller runs on a thread of a tokio runtime that must not block.
-#[track_caller]
-fn assert_outside_a_runtime() {
+    // Panics with tokio's message on a thread of a tokio runtime that must not block.
     let (sender, receiver) = oneshot::channel();
     let _ = sender.send(());
     let _ = receiver.blocking_recv();
+    pollster::block_on(future.into_future())
 }
 
 /// A function that makes the future of a call's answer. The argument is the caller's timeout, after which the future

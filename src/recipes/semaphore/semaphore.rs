@@ -16,12 +16,13 @@ use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 use crate::queue::member::{Member, Queue};
 use crate::queue::mode::Mode;
 use crate::queue::permits::{self, PERMITS};
-use crate::recipes::semaphore::state::{PermitLimit, SemaphoreState};
+use crate::recipes::semaphore::state::{KnownNumber, SemaphoreState};
 use crate::recipes::semaphore::take::PermitRequest;
 use crate::session::contract::{Coordinator, Session};
 use crate::session::presence;
 use crate::session::request::Failure;
 use crate::session::retry::{self, Tries};
+use crate::sync::Mutex;
 use crate::sync::atomic::AtomicBool;
 
 /// A semaphore, shared by all processes that open the same path of the same ensemble. The whole fleet never holds more
@@ -293,7 +294,7 @@ impl SemaphoreBuilder {
         let taken = handle.paths.permits.clone().unwrap_or_default();
         let state = SemaphoreState {
             handle: Arc::new(handle),
-            limit: PermitLimit::new(self.permits),
+            number: Mutex::new(self.permits.map_or(KnownNumber::Unknown, KnownNumber::Given)),
             taken,
             has_no_lock: AtomicBool::new(false),
         };
@@ -471,7 +472,7 @@ impl Semaphore {
 
 /// Reads the queue. If `is_synced`, the result is at most as old as this call.
 async fn queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> {
-    let number = number(state, "read the queue of", is_synced).await?.or(state.limit.known());
+    let number = number(state, "read the queue of", is_synced).await?.or(state.known());
     let (queue, taken) = state.handle.queue(is_synced, number).await?;
     if let Err(name) = permits::taken(&taken) {
         return Err(state.doubtful_error(format!("{name:?} is no permit")));
@@ -496,7 +497,7 @@ async fn set(state: &SemaphoreState, permits: u32) -> Result<(), Error> {
         call::answered(&session, || try_to_set(state, &session, permits)).await
     });
     set.await??;
-    state.limit.set(permits);
+    *state.number.lock() = KnownNumber::Seen(permits);
     Ok(())
 }
 

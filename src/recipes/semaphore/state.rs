@@ -32,7 +32,7 @@ const LISTING_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct SemaphoreState {
     pub(crate) handle: Arc<Handle>,
-    pub(crate) limit: PermitLimit,
+    pub(super) number: Mutex<KnownNumber>,
     /// The directory of the permit nodes.
     pub(crate) taken: Arc<str>,
     /// Whether a listing after the write of the number of permits showed no lock at the path. A contender of a lock
@@ -142,7 +142,11 @@ impl SemaphoreState {
     }
 
     pub(super) fn permits_error(&self, reason: PermitsError) -> Error {
-        permits_error(self.handle.shown(), reason)
+        Error::Permits { path: self.handle.shown().to_string(), reason }
+    }
+
+    pub(super) fn too_few(&self, wanted: u32, permits: u32) -> Error {
+        self.permits_error(PermitsError::TooFew { wanted, permits })
     }
 
     pub(super) fn take_error(&self, failure: Failure) -> Error {
@@ -153,12 +157,9 @@ impl SemaphoreState {
     }
 }
 
-/// The number of permits, as far as the handle knows. All clones of the handle share this value.
-#[derive(Debug)]
-pub(crate) struct PermitLimit(Mutex<KnownNumber>);
-
+/// The number of permits, as far as the handle knows.
 #[derive(Clone, Copy, Debug)]
-enum KnownNumber {
+pub(super) enum KnownNumber {
     Unknown,
     /// The number of permits that the user gave, before the first read of the ensemble's number.
     Given(u32),
@@ -166,14 +167,10 @@ enum KnownNumber {
     Seen(u32),
 }
 
-impl PermitLimit {
-    pub(crate) fn new(given: Option<u32>) -> PermitLimit {
-        PermitLimit(Mutex::new(given.map_or(KnownNumber::Unknown, KnownNumber::Given)))
-    }
-
+impl SemaphoreState {
     /// Returns the number of permits that the handle knows. The handle writes this number if the ensemble has none.
-    pub(crate) fn known(&self) -> Option<u32> {
-        match *self.0.lock() {
+    pub(super) fn known(&self) -> Option<u32> {
+        match *self.number.lock() {
             KnownNumber::Unknown => None,
             KnownNumber::Given(number) | KnownNumber::Seen(number) => Some(number),
         }
@@ -183,11 +180,11 @@ impl PermitLimit {
     ///
     /// # Errors
     /// [`Error::Permits`] if the user gave another number, and this is the handle's first read.
-    pub(crate) fn learn(&self, path: &str, number: u32) -> Result<(), Error> {
-        let mut known = self.0.lock();
+    pub(super) fn learn(&self, number: u32) -> Result<(), Error> {
+        let mut known = self.number.lock();
         match *known {
             KnownNumber::Given(ours) if ours != number => {
-                Err(permits_error(path, PermitsError::Other { ours, theirs: number }))
+                Err(self.permits_error(PermitsError::Other { ours, theirs: number }))
             }
             _ => {
                 *known = KnownNumber::Seen(number);
@@ -196,32 +193,20 @@ impl PermitLimit {
         }
     }
 
-    pub(crate) fn set(&self, number: u32) {
-        *self.0.lock() = KnownNumber::Seen(number);
-    }
-
     /// Fails if the number of permits that the user gave is too small for this request. Returns whether the caller must
     /// read the ensemble's number before it enters the queue, because the ensemble may have fewer permits than
     /// requested.
-    pub(crate) fn check(&self, path: &str, wanted: u32) -> Result<bool, Error> {
+    pub(super) fn check(&self, wanted: u32) -> Result<bool, Error> {
         if wanted == 0 {
             return Err(Error::invalid("an acquisition needs at least one permit"));
         }
-        match *self.0.lock() {
-            KnownNumber::Given(permits) if wanted > permits => Err(too_few(path, wanted, permits)),
+        match *self.number.lock() {
+            KnownNumber::Given(permits) if wanted > permits => Err(self.too_few(wanted, permits)),
             KnownNumber::Given(_) => Ok(false),
             KnownNumber::Seen(permits) => Ok(wanted > permits),
             KnownNumber::Unknown => Ok(wanted > 1),
         }
     }
-}
-
-pub(crate) fn permits_error(path: &str, reason: PermitsError) -> Error {
-    Error::Permits { path: path.to_owned(), reason }
-}
-
-pub(crate) fn too_few(path: &str, wanted: u32, permits: u32) -> Error {
-    permits_error(path, PermitsError::TooFew { wanted, permits })
 }
 
 /// The content of the twin node, which stores a second copy of the semaphore's number of permits.
@@ -244,11 +229,11 @@ impl SemaphoreState {
         let (path, mut rounds) = (self.handle.shown(), 0);
         loop {
             if let Some(number) = self.parse_number(&data)? {
-                self.limit.learn(path, number)?;
+                self.learn(number)?;
                 return Ok((number, stat.version));
             }
             let twin = self.read_twin(session).await.map_err(|failure| self.take_error(failure))?;
-            match (self.limit.known(), twin) {
+            match (self.known(), twin) {
                 (known, Twin::Number(was)) if known != Some(was) => {
                     // Our server may lag behind the write of the number of permits, and another client may have changed
                     // the number since. So the ensemble's leader is asked.
@@ -262,7 +247,7 @@ impl SemaphoreState {
                     self.check_for_lock(session, None).await?;
                     match self.write_number(session, number, stat.version, twin).await {
                         Ok(()) => {
-                            self.limit.set(number);
+                            *self.number.lock() = KnownNumber::Seen(number);
                             return Ok((number, stat.version.wrapping_add(1)));
                         }
                         // Another client, or an earlier try of ours, wrote the number of permits first.
@@ -339,11 +324,20 @@ impl SemaphoreState {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::client::Memory;
+    use crate::recipes::semaphore::semaphore::Semaphore;
+
+    /// Returns the state of a handle that was opened with this number of permits.
+    fn opened(given: Option<u32>) -> Arc<SemaphoreState> {
+        let builder = Semaphore::builder(&Memory::new(), "/s");
+        let builder = given.into_iter().fold(builder, |builder, number| builder.permits(number));
+        builder.build().expect("valid").state
+    }
 
     /// Returns whether a request for `wanted` permits must read the ensemble's number first. Fails with the known number of
     /// permits if the request is for more.
-    fn check(limit: &PermitLimit, wanted: u32) -> Result<bool, u32> {
-        limit.check("/s", wanted).map_err(|error| match error {
+    fn check(limit: &SemaphoreState, wanted: u32) -> Result<bool, u32> {
+        limit.check(wanted).map_err(|error| match error {
             Error::Permits { reason: PermitsError::TooFew { wanted: asked, permits }, .. } if asked == wanted => {
                 permits
             }
@@ -353,41 +347,41 @@ mod tests {
 
     #[test]
     fn too_many_permits_are_refused_without_a_request() {
-        let limit = PermitLimit::new(Some(3));
+        let limit = opened(Some(3));
         assert_eq!(limit.known(), Some(3));
         assert_eq!([1, 2, 3, 4].map(|wanted| check(&limit, wanted)), [Ok(false), Ok(false), Ok(false), Err(3)]);
     }
 
     #[test]
     fn the_ensemble_is_asked_for_more_permits_than_seen() {
-        let unknown = PermitLimit::new(None);
+        let unknown = opened(None);
         assert_eq!(unknown.known(), None);
         assert_eq!([1, 2].map(|wanted| check(&unknown, wanted)), [Ok(false), Ok(true)]);
-        let limit = PermitLimit::new(Some(3));
-        limit.set(5);
+        let limit = opened(Some(3));
+        *limit.number.lock() = KnownNumber::Seen(5);
         assert_eq!(limit.known(), Some(5));
         assert_eq!([4, 5, 6].map(|wanted| check(&limit, wanted)), [Ok(false), Ok(false), Ok(true)]);
     }
 
     #[test]
     fn a_request_for_no_permits_is_refused() {
-        for limit in [PermitLimit::new(None), PermitLimit::new(Some(1))] {
-            assert!(matches!(limit.check("/s", 0), Err(Error::InvalidInput(_))));
+        for limit in [opened(None), opened(Some(1))] {
+            assert!(matches!(limit.check(0), Err(Error::InvalidInput(_))));
         }
     }
 
     #[test]
     fn only_the_first_read_refuses_another_number() {
-        let limit = PermitLimit::new(Some(3));
+        let limit = opened(Some(3));
         assert!(matches!(
-            limit.learn("/s", 4),
+            limit.learn(4),
             Err(Error::Permits { reason: PermitsError::Other { ours: 3, theirs: 4 }, .. })
         ));
         assert_eq!(limit.known(), Some(3));
-        assert!(limit.learn("/s", 3).is_ok() && limit.learn("/s", 4).is_ok());
+        assert!(limit.learn(3).is_ok() && limit.learn(4).is_ok());
         assert_eq!(limit.known(), Some(4));
-        let unknown = PermitLimit::new(None);
-        assert!(unknown.learn("/s", 2).is_ok());
+        let unknown = opened(None);
+        assert!(unknown.learn(2).is_ok());
         assert_eq!(unknown.known(), Some(2));
     }
 }

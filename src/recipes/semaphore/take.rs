@@ -28,7 +28,7 @@ use crate::queue::metadata;
 use crate::queue::mode::Mode;
 use crate::queue::permits::{self, Room};
 use crate::queue::turn::Take;
-use crate::recipes::semaphore::state::{SemaphoreState, TAKE, too_few};
+use crate::recipes::semaphore::state::{SemaphoreState, TAKE};
 use crate::session::contract::Session;
 use crate::session::keep_alive;
 use crate::session::node::state::NodeState;
@@ -63,7 +63,7 @@ impl PermitRequest {
     /// Fails if the request is for more permits than exist.
     fn check_number(&self, number: u32) -> Result<(), Error> {
         match self.count > number {
-            true => Err(too_few(self.state.handle.shown(), self.count, number)),
+            true => Err(self.state.too_few(self.count, number)),
             false => Ok(()),
         }
     }
@@ -76,12 +76,12 @@ impl ExchangeTarget for PermitRequest {
     }
 
     fn check(&self) -> Result<(), Error> {
-        self.state.limit.check(self.state.handle.shown(), self.count).map(drop)
+        self.state.check(self.count).map(drop)
     }
 
     async fn check_first(&self) -> Result<(), Error> {
         let path = self.state.handle.shown();
-        if !self.state.limit.check(path, self.count)? {
+        if !self.state.check(self.count)? {
             return Ok(());
         }
         let read = call::on_a_session(&self.state.handle.coordinator, (TAKE, path), |session| async move {
@@ -140,7 +140,7 @@ impl ExchangeTarget for PermitRequest {
             Err(_) => None,
         };
         if let Some(Some(number)) = number {
-            self.state.limit.learn(self.state.handle.shown(), number)?;
+            self.state.learn(number)?;
             self.check_number(number)?;
         }
         let (Ok(names), Some(number)) = (names, number) else { return Ok(None) };
@@ -170,7 +170,7 @@ impl ExchangeTarget for PermitRequest {
             view.remove_ghosts(&mut now.names);
             match permits::room(now.number, &now.names, self.count) {
                 Err(name) => return Err(self.state.doubtful_error(format!("{name:?} is no permit"))),
-                Ok(Room::Never) => return Err(too_few(self.state.handle.shown(), self.count, now.number)),
+                Ok(Room::Never) => return Err(self.state.too_few(self.count, now.number)),
                 Ok(Room::Enough) => {
                     self.state.ensure_no_lock(entry.session(), None).await?;
                     self.state.check_rights(entry.session()).await?;
