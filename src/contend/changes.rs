@@ -1,7 +1,6 @@
 //! Streams of changes, such as the states of a hold, and a holder's wait until another contender wants its lock.
 
 use std::fmt;
-use std::future::Future;
 use std::mem::discriminant;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -91,30 +90,23 @@ impl<T> fmt::Debug for Changes<T> {
     }
 }
 
-/// Returns a stream of the combined states of these holds. The stream ends when `ended` completes.
-pub(crate) fn states_of(holds: impl IntoIterator<Item = OneHold>, ended: GuardEnded) -> Changes {
-    let holds: Arc<[OneHold]> = holds.into_iter().collect();
-    let states = unfold(None, move |last| {
-        let next = next_state(Arc::clone(&holds), last);
-        next.map(|next| next.map(|state| (state, Some(state))))
-    });
-    Changes::of(states.take_until(ended))
-}
-
 /// A part of a guard. Dropping this part ends the streams of the guard's states. The end of the node cannot end the streams,
 /// because the node outlives the guard if the node is kept or shared.
 #[derive(Debug, Default)]
 pub(crate) struct GuardLife(OnceLock<watch::Sender<()>>);
 
-/// Completes when the guard is dropped.
-pub(crate) type GuardEnded = Pin<Box<dyn Future<Output = ()> + Send>>;
-
 impl GuardLife {
-    pub(crate) fn ended(&self) -> GuardEnded {
+    /// Returns a stream of the combined states of the guard's holds, of which there is at least one.
+    pub(crate) fn states_of(&self, holds: impl IntoIterator<Item = OneHold>) -> Changes {
+        let holds: Arc<[OneHold]> = holds.into_iter().collect();
+        let states = unfold(None, move |last| {
+            let next = next_state(Arc::clone(&holds), last);
+            next.map(|next| next.map(|state| (state, Some(state))))
+        });
         let mut life = self.0.get_or_init(|| watch::Sender::new(())).subscribe();
         // Nothing is sent on this channel. `changed` returns an error when the guard, and with it the sender, is
         // dropped. The error is ignored, because only the end matters.
-        Box::pin(async move { drop(life.changed().await) })
+        Changes::of(states.take_until(Box::pin(async move { drop(life.changed().await) })))
     }
 }
 
@@ -123,23 +115,14 @@ async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<Ho
     if matches!(last, Some(HoldState::Lost { .. })) {
         return None;
     }
-    loop {
-        let states = holds.iter().map(state_of).collect::<Option<Vec<HoldState>>>()?;
-        let state = worst_of(states.iter().copied())?;
-        if last.is_none_or(|last| discriminant(&last) != discriminant(&state)) {
-            return Some(state);
-        }
-        // Each future waits for a change of one hold and returns the new state of this hold, so the states of the other holds are
-        // not read again.
-        let changed = holds.iter().zip(&states).map(|(hold, before)| {
-            let recheck = || {
-                let is_as_before = state_of(hold).is_some_and(|now| discriminant(&now) == discriminant(before));
-                (!is_as_before).then_some(())
-            };
-            Box::pin(hold.0.until(&hold.1, recheck))
-        });
-        select_all(changed).await;
-    }
+    let changed = || {
+        let states = holds.iter().map(state_of).collect::<Option<Vec<HoldState>>>();
+        let state = states.and_then(|states| worst_of(states.into_iter()));
+        let is_as_before = state.map(|now| discriminant(&now)) == last.map(|last| discriminant(&last));
+        (state.is_none() || !is_as_before).then_some(state)
+    };
+    let changes = holds.iter().map(|(node, session)| Box::pin(node.until(session, changed)));
+    select_all(changes).await.0
 }
 
 /// Returns the state of one hold. `None` if the hold was released.

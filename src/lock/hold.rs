@@ -5,7 +5,7 @@ use std::future::Future;
 use std::ops::Deref;
 use std::time::Duration;
 
-use crate::contend::changes::{Changes, GuardLife, states_of};
+use crate::contend::changes::{Changes, GuardLife};
 use crate::contend::handle::NodeData;
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
@@ -70,7 +70,7 @@ impl Hold {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn changes(&self) -> Changes {
-        states_of([self.held.node_and_session()], self.life.ended())
+        self.life.states_of([self.held.node_and_session()])
     }
 
     /// Waits until the lock is lost, and returns the reason. Ready at the latest when the session's lease runs out, which is

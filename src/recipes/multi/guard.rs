@@ -7,7 +7,7 @@ use std::{fmt, mem};
 
 use futures_util::future::{join_all, select_all};
 
-use crate::contend::changes::{Changes, GuardLife, states_of, worst_of};
+use crate::contend::changes::{Changes, GuardLife, worst_of};
 use crate::contend::handle::{ContenderHandle, NodeData, while_held};
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
@@ -158,7 +158,7 @@ impl MultiGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn changes(&self) -> Changes {
-        states_of(self.locks.iter().map(ContenderHandle::node_and_session), self.life.ended())
+        self.life.states_of(self.locks.iter().map(ContenderHandle::node_and_session))
     }
 
     /// Waits until one of the locks is lost, and returns its directory and the reason. The method returns before the
