@@ -1,13 +1,13 @@
 //! The timeout of an acquisition. Its error names the contenders in the way.
 
-use std::pin::pin;
+use std::convert::Infallible;
+use std::future::pending;
 use std::time::Duration;
 
 use crate::call;
 use crate::contend::acquisition::Acquisition;
 use crate::contend::queue_view::{QueueSnapshot, QueueView};
 use crate::error::error::Error;
-use crate::queue::member::Blockers;
 use crate::queue::turn;
 
 /// The longest time before the timeout at which a waiter asks the leader whether the contenders in the way are ghosts
@@ -25,32 +25,26 @@ impl Acquisition {
         &self,
         timeout: Duration,
         waiting: &QueueView,
-        mut granted: impl Future<Output = Result<G, Error>> + Unpin,
+        granted: impl Future<Output = Result<G, Error>>,
     ) -> Result<G, Error> {
         let (ask, look_up) = (ASK_AHEAD.min(timeout / 5 * 2), LOOK_UP_AHEAD.min(timeout / 5));
-        let mut late = call::late(&self.handle.coordinator, timeout);
-        let mut looking = pin!(async {
+        let looking = async {
             self.handle.coordinator.sleep(timeout - ask).await;
             let asked = self.ask_for_ghosts(waiting);
             let (is_asked, ()) = tokio::join!(asked, self.handle.coordinator.sleep(ask - look_up));
             if !is_asked {
                 self.ask_for_ghosts(waiting).await;
             }
-            self.in_the_way(waiting).await
-        });
-        let mut found = None;
-        loop {
-            tokio::select! {
-                biased;
-                answer = &mut granted => return answer,
-                cut_off = &mut late => {
-                    // If the contenders' nodes could not be read again, the error names the contenders of the last
-                    // listing.
-                    let blockers = found.flatten().unwrap_or_else(|| waiting.seen_in_the_way());
-                    return Err(Error::Timeout { waited: timeout, blockers, cut_off });
-                }
-                blockers = &mut looking, if found.is_none() => found = Some(blockers),
+            self.look_up(waiting).await;
+            pending::<Infallible>().await
+        };
+        tokio::select! {
+            biased;
+            answer = granted => answer,
+            cut_off = call::late(&self.handle.coordinator, timeout) => {
+                Err(Error::Timeout { waited: timeout, blockers: waiting.seen_in_the_way(), cut_off })
             }
+            never = looking => match never {},
         }
     }
 
@@ -74,11 +68,17 @@ impl Acquisition {
         true
     }
 
-    /// Reads the contenders in the way, with their hosts and labels. `None` if the acquisition has not listed the queue yet.
-    async fn in_the_way(&self, waiting: &QueueView) -> Option<Blockers> {
+    /// Reads the contenders in the way, and stores them with their hosts and labels. If their nodes cannot be read, the
+    /// contenders of the last listing stay.
+    async fn look_up(&self, waiting: &QueueView) {
         let snapshot = waiting.snapshot.lock().clone();
-        let QueueSnapshot { session, me, seen, .. } = snapshot?;
-        let Ok(names) = session.children(&self.handle.queue).await else { return Some(seen.blockers) };
-        Some(self.handle.paths.blockers(&session, &names, &me).await)
+        if let Some(QueueSnapshot { session, me, .. }) = snapshot
+            && let Ok(names) = session.children(&self.handle.queue).await
+        {
+            let blockers = self.handle.paths.blockers(&session, &names, &me).await;
+            if let Some(snapshot) = &mut *waiting.snapshot.lock() {
+                snapshot.seen.blockers = blockers;
+            }
+        }
     }
 }
