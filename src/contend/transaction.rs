@@ -184,7 +184,11 @@ impl<'guard> Transaction<'guard> {
             return Err(lost(lock, Loss::GivenBack));
         }
         let answer = match is_found_out {
-            true => Doubt::of(locks, session, &operations).settled().await,
+            true => {
+                let own = locks.iter().map(|lock| lock.node().token()).max().unwrap_or_default();
+                let newest = session.store().newest_zxid().max(own);
+                Doubt { locks, session, operations: &operations, newest }.settled().await
+            }
             false => session.transact(&operations).await,
         };
         if !matches!(answer, Err(Failure::Unknown(_) | Failure::Over(_))) {
@@ -255,7 +259,7 @@ fn check(path: &str, directory: &str) -> Result<(), Error> {
 const TRIES: u32 = 4;
 
 /// A transaction whose reply may be lost, and the search for its outcome.
-pub(crate) struct Doubt<'a> {
+struct Doubt<'a> {
     locks: &'a [ContenderHandle],
     session: &'a Arc<dyn Session>,
     /// The checks of the locks' nodes, followed by the caller's operations.
@@ -273,18 +277,9 @@ enum Fate {
 }
 
 impl<'a> Doubt<'a> {
-    pub(crate) fn of(
-        locks: &'a [ContenderHandle],
-        session: &'a Arc<dyn Session>,
-        operations: &'a [Operation],
-    ) -> Doubt<'a> {
-        let own = locks.iter().map(|lock| lock.node().token()).max().unwrap_or_default();
-        Doubt { locks, session, operations, newest: session.store().newest_zxid().max(own) }
-    }
-
     /// Sends the transaction, and returns its outcome. If the reply is lost, looks for the outcome on the next connection, and
     /// sends the transaction again if it was surely not carried out. Ends when a lock is lost.
-    pub(crate) async fn settled(&self) -> Result<Vec<Outcome>, Failure> {
+    async fn settled(&self) -> Result<Vec<Outcome>, Failure> {
         let answer = self.session.transact(self.operations);
         self.read_what_is_made();
         let answer = answer.await;
@@ -327,7 +322,8 @@ impl<'a> Doubt<'a> {
     /// session cannot be carried out after a reconnect, because servers refuse requests that the session sent to another server
     /// before. `None` if the session is over, a lock is lost, or a read fails.
     async fn read_nodes(&self) -> Option<Contents> {
-        let (session, paths) = (self.session, self.changed());
+        let session = self.session;
+        let paths: Vec<String> = self.changes().map(|operation| operation.path().to_owned()).collect();
         let checks = self.locks.len().min(self.operations.len());
         session.connected().await.ok()?;
         let look = || {
@@ -338,11 +334,7 @@ impl<'a> Doubt<'a> {
         retry::until_known(session, look).await.ok()
     }
 
-    /// Returns the path of each operation that changes a node.
-    fn changed(&self) -> Vec<String> {
-        self.changes().map(|operation| operation.path().to_owned()).collect()
-    }
-
+    /// Returns the operations that change a node.
     fn changes(&self) -> impl Iterator<Item = &'a Operation> + use<'a> {
         self.operations.iter().filter(|operation| !matches!(operation, Operation::Check { .. }))
     }
@@ -351,15 +343,12 @@ impl<'a> Doubt<'a> {
         self.changes().filter(|other| other.path() == path).count() == 1
     }
 
-    /// Returns whether all locks are write locks, and none is a permit, so that no other client holds any of them.
-    fn is_alone(&self) -> bool {
-        let is_of_a_lock = |lock: &ContenderHandle| parent(&lock.node().path()) == lock.shown();
-        self.locks.iter().all(|lock| lock.contender().mode() == Mode::Write && is_of_a_lock(lock))
-    }
-
     fn fate(&self, nodes: &Contents) -> Fate {
         let fates = self.changes().zip(nodes).filter(|(operation, _)| self.is_changed_once(operation.path()));
-        let (session, is_alone) = (self.session.id(), self.is_alone());
+        // If all locks are write locks, and none is a permit, then no other client holds any of them.
+        let is_of_a_lock = |lock: &ContenderHandle| parent(&lock.node().path()) == lock.shown();
+        let is_alone = self.locks.iter().all(|lock| lock.contender().mode() == Mode::Write && is_of_a_lock(lock));
+        let session = self.session.id();
         let fates = fates.map(|(operation, node)| shown_by(operation, node.as_ref(), self.newest, session, is_alone));
         let fates: Vec<_> = fates.collect();
         // A transaction of checks alone changes nothing, so it is sent again.
