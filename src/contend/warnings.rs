@@ -34,7 +34,7 @@ impl Acquisition {
             let (node, session) = hold.node_and_session();
             let (path, label, token) = (Arc::clone(path), self.options.label.clone(), node.token());
             let late = session.sleep(limit);
-            holding.set_warning(spawn_cancellable(&session, async move {
+            holding.warning = Some(spawn_cancellable(&session, async move {
                 late.await;
                 if node.find_loss().is_none() {
                     let node = node.path();

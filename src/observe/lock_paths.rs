@@ -172,18 +172,14 @@ impl LockPaths {
         Progress { path: Arc::clone(&self.path), place, length, blockers }
     }
 
-    /// Reads the nodes of these blockers again, and returns the blockers with the data of their nodes. If the nodes
-    /// cannot be read, returns the blockers unchanged.
-    pub(crate) async fn read_again(&self, session: &Arc<dyn Session>, dialect: Dialect, seen: &Blockers) -> Blockers {
-        let first = self.read(session, dialect, &seen.first).await.unwrap_or_else(|_| seen.first.clone());
-        Blockers { ahead: seen.ahead, first }
-    }
-
-    async fn read_in_time(&self, session: &Arc<dyn Session>, dialect: Dialect, seen: Blockers) -> Blockers {
-        let read = self.read_again(session, dialect, &seen);
-        // If the read takes longer than a session timeout, the blockers have only the data that are in their names,
-        // such as their hosts.
-        call::unless(session.sleep(session.timeout()), read).await.unwrap_or(seen)
+    /// Reads the nodes of these blockers, and returns the blockers with the data of their nodes. If the nodes cannot be read
+    /// within a session timeout, the blockers have only the data that are in their names, such as their hosts.
+    pub(crate) async fn read_in_time(&self, session: &Arc<dyn Session>, dialect: Dialect, seen: Blockers) -> Blockers {
+        let read = call::unless(session.sleep(session.timeout()), self.read(session, dialect, &seen.first)).await;
+        match read {
+            Some(Ok(first)) => Blockers { first, ..seen },
+            _ => seen,
+        }
     }
 
     /// Lists the permit nodes without the known ghosts (deleted nodes that our server still lists). Returns no names if
@@ -199,7 +195,10 @@ impl LockPaths {
 /// Returns the holders of permits, with the data that are in the names of their nodes. Leaves out names that are not
 /// those of permits.
 fn holders(taken: &[String]) -> impl Iterator<Item = Member> {
-    taken.iter().filter_map(|name| permit_holder(name))
+    taken.iter().filter_map(|name| {
+        let by = permits::parse(name)?;
+        Some(Member { permits: Some(by.count), ..Member::by_name(name, Mode::Write, MemberState::Holds, by.host) })
+    })
 }
 
 /// Returns a contender as a member, with the data that are in its name.
@@ -211,13 +210,6 @@ pub(crate) fn member_by_name(contender: &Contender, turn: &Turn) -> Member {
     };
     let keeps = contender.keeps();
     Member { keeps, ..Member::by_name(contender.name(), contender.mode(), state, contender.host()) }
-}
-
-/// Returns the holder of a permit, with the data that are in the name of its node. `None` if the name is not that of a
-/// permit.
-fn permit_holder(name: &str) -> Option<Member> {
-    let by = permits::parse(name)?;
-    Some(Member { permits: Some(by.count), ..Member::by_name(name, Mode::Write, MemberState::Holds, by.host) })
 }
 
 /// Returns a copy of the member, with the data and the stat of its node added.

@@ -55,7 +55,7 @@ impl OnWait {
             reported.length = seen.length;
             return;
         }
-        let blockers = paths.read_again(session, dialect, &seen.blockers).await;
+        let blockers = paths.read_in_time(session, dialect, seen.blockers).await;
         self.report(Progress { blockers, ..seen });
     }
 

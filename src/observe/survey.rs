@@ -10,7 +10,7 @@ use crate::call::{self, Call};
 use crate::observe::lock_paths::{LockPaths, NODES_A_REQUEST};
 use crate::queue::dialect::Dialect;
 use crate::queue::member::Queue;
-use crate::queue::metadata::{self, Record};
+use crate::queue::metadata;
 use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::request::{Failure, shown};
@@ -128,9 +128,13 @@ impl Survey {
     async fn add_records(&mut self, session: &Arc<dyn Session>, paths: &[String]) -> Result<(), Failure> {
         let mut records = BTreeMap::new();
         for some in paths.chunks(NODES_A_REQUEST) {
-            let read = call::answered(session, || records_at(session, some)).await?;
+            let nodes = call::answered(session, || session.data_of_each(some)).await?;
             let locks = some.iter().filter_map(|path| metadata::lock_of_record(path));
-            records.extend(locks.zip(read).filter_map(|(lock, done)| Some((lock, done?))));
+            // A record that may not be read is left out.
+            records.extend(locks.zip(nodes).filter_map(|(lock, node)| {
+                let (data, stat) = node?;
+                Some((lock, metadata::read_done(&data, stat.mtime)?))
+            }));
         }
         for queue in &mut self.queues {
             queue.done = records.get(&queue.path[..]).cloned();
@@ -144,13 +148,6 @@ impl Survey {
         }));
         Ok(())
     }
-}
-
-/// Reads the records of jobs at these paths, and sends all reads before the first reply is awaited. `None` for a record
-/// that may not be read.
-async fn records_at(session: &Arc<dyn Session>, paths: &[String]) -> Result<Vec<Option<Record>>, Failure> {
-    let nodes = session.data_of_each(paths).await?.into_iter();
-    Ok(nodes.map(|node| node.and_then(|(data, stat)| metadata::read_done(&data, stat.mtime))).collect())
 }
 
 /// Reads the queue of the semaphore at this node. `None` if the node is not that of a semaphore.

@@ -39,11 +39,11 @@ impl AcquireTrace {
         let acquire = OwnSpan::new(
             || debug_span!("acquire", path = &**path, mode = %aim, label, sequence = Empty, token = Empty, waited = Empty),
         );
-        let caller = || OwnSpan::new(Span::current);
-        let spans = (!acquire.is_none()).then(|| Spans { acquire, caller: caller(), began: Instant::now() });
+        let spans = (!acquire.is_none())
+            .then(|| Box::new(Spans { acquire, caller: OwnSpan::new(Span::current), began: Instant::now() }));
         let wait =
             if is_for_several { GaugeGuard::default() } else { GaugeGuard::new(names::WAITING, Some((aim, path))) };
-        AcquireTrace { spans: spans.map(Box::new), wait }
+        AcquireTrace { spans, wait }
     }
 
     /// Copies the caller's span from `first`, the acquisition that started this shared acquisition.
@@ -107,7 +107,7 @@ pub(crate) struct HoldTrace {
     span: Option<Box<HoldSpan>>,
     gauge: GaugeGuard,
     /// The sender that cancels the warning task when dropped.
-    warning: Option<oneshot::Sender<()>>,
+    pub(crate) warning: Option<oneshot::Sender<()>>,
 }
 
 struct HoldSpan {
@@ -121,11 +121,6 @@ impl HoldTrace {
     /// Returns whether a span, a metric or a warning task depends on the end of the hold.
     pub(crate) fn is_recorded(&self) -> bool {
         self.span.is_some() || self.gauge.is_some() || self.warning.is_some()
-    }
-
-    /// Stores the sender that cancels the warning task.
-    pub(crate) fn set_warning(&mut self, warning: oneshot::Sender<()>) {
-        self.warning = Some(warning);
     }
 
     /// Ends the trace of a write hold, and begins the trace of the read hold that follows a downgrade.
