@@ -44,18 +44,7 @@ pub(crate) fn proceeds(context: &mut Context<'_>) -> Poll<()> {
 }
 
 impl Lock {
-    /// Joins a kept node (a node that the process keeps between uses) if there is one. Also returns the timeout of the
-    /// acquisition.
-    pub(crate) fn join(
-        &self,
-        acquisition: &Acquisition,
-    ) -> Result<(Joined<KeptUse, PendingUse>, Option<Duration>), Error> {
-        let timeout = acquisition.reported(acquisition.options.timeout())?;
-        let joined = self.cache.as_ref().map_or(Joined::Refused, |cache| cache.join(acquisition.mode));
-        Ok((joined, timeout))
-    }
-
-    /// Acquires the lock. `joined` is the result of [`Lock::join`]. If its use does not run yet, waits for the kept node, or
+    /// Acquires the lock. `joined` is the result of [`Cache::join`]. If its use does not run yet, waits for the kept node, or
     /// acquires a new node.
     pub(crate) async fn acquire(
         &self,
@@ -155,7 +144,7 @@ async fn wait_in_time(
         on_wait.report(Progress { path, place: uses, length: uses, blockers: kept.as_blockers() });
         pending().await
     };
-    let mut granted = pin!(async {
+    let granted = pin!(async {
         tokio::select! {
             biased;
             used = waits.wait() => used,
@@ -163,7 +152,7 @@ async fn wait_in_time(
         }
     });
     let Some(left) = left else { return granted.await };
-    match acquisition.within(left, &kept.waiting, &mut granted).await {
+    match acquisition.within(left, &kept.waiting, granted).await {
         // After the grant of the node, the use waits for other uses of this process.
         Err(Error::Timeout { waited, cut_off, .. }) if kept.hold().is_some() => {
             Err(Error::Timeout { waited, blockers: kept.as_blockers(), cut_off })

@@ -83,12 +83,13 @@ impl<G: 'static> Future for Granting<G> {
         if let Stage::Joining { .. } = &self.0 {
             ready!(join::proceeds(context));
             if let Stage::Joining { lock, mut acquisition, guard } = std::mem::replace(&mut self.0, Stage::Over) {
-                let (joined, timeout) = match lock.join(&acquisition)? {
-                    (Joined::Runs(used), _) => {
+                let timeout = acquisition.reported(acquisition.options.timeout())?;
+                let joined = match lock.cache.as_ref().map_or(Joined::Refused, |cache| cache.join(acquisition.mode)) {
+                    Joined::Runs(used) => {
                         let held = GuardHold::Kept(join::begin_use(&acquisition, used));
                         return Poll::Ready(Ok(guard(held)));
                     }
-                    others => others,
+                    joined => joined,
                 };
                 let work = async move { lock.acquire(&mut acquisition, joined, timeout).await.map(guard) };
                 self.0 = Stage::Working(Box::pin(work));

@@ -34,9 +34,14 @@ impl Handle {
 
     /// Reads the queue, and at the same time the record of the last success of a job.
     async fn queue_and_record(&self) -> Result<Queue, Error> {
-        let path = &self.queue;
-        let read = |session| async move { last_done(&session, path).await };
-        let last = call::on_a_session(&self.coordinator, ("read the record of", path), read);
+        let (path, record) = (&self.queue, &metadata::record_path(&self.queue));
+        let last = call::on_a_session(&self.coordinator, ("read the record of", path), |session| async move {
+            match call::answered(&session, || RecordNode::read(&session, record)).await {
+                Ok(RecordNode::Done(done, _)) => Ok(Some(done)),
+                Ok(RecordNode::None { .. } | RecordNode::Foreign) | Err(Failure::NoAuth(_)) => Ok(None),
+                Err(failure) => Err(failure),
+            }
+        });
         let ((queue, _), done) = tokio::try_join!(self.queue(false, None), last)?;
         Ok(Queue { done, ..queue })
     }
@@ -286,16 +291,5 @@ impl RecordNode {
             RecordNode::Done(done, version) => Some((done, *version)),
             RecordNode::None { .. } | RecordNode::Foreign => None,
         }
-    }
-}
-
-/// Reads the record of the last success of a job under the lock in `directory`, for display. `None` if there is no
-/// record, or if the record may not be read.
-pub(crate) async fn last_done(session: &Arc<dyn Session>, directory: &str) -> Result<Option<Record>, Failure> {
-    let path = metadata::record_path(directory);
-    match call::answered(session, || RecordNode::read(session, &path)).await {
-        Ok(RecordNode::Done(done, _)) => Ok(Some(done)),
-        Ok(RecordNode::None { .. } | RecordNode::Foreign) | Err(Failure::NoAuth(_)) => Ok(None),
-        Err(failure) => Err(failure),
     }
 }
