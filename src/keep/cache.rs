@@ -4,13 +4,13 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::contend::acquisition::Handle;
 use crate::contend::handle::{ContenderHandle, LimitedUse};
 use crate::error::error::Error;
-use crate::keep::kept::{Granted, Kept, Why, Work, settle, wake};
+use crate::keep::kept::{Granted, Kept, Why, Work, wake};
 use crate::keep::uses::Joined;
 use crate::observe::trace::HoldTrace;
 use crate::queue::contender::Contender;
@@ -278,33 +278,17 @@ impl PendingUse {
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<KeptUse>, Error>> {
         loop {
-            match self.standing(context.waker()) {
-                Poll::Ready(Some(used)) => return Poll::Ready(Ok(Some(used))),
-                Poll::Ready(None) => return Poll::Ready(self.kept.error.get().cloned().map_or(Ok(None), Err)),
-                Poll::Pending if !self.is_granted && self.kept.advance() => {}
-                Poll::Pending => return Poll::Pending,
-            }
-        }
-    }
-
-    /// Returns the use if it runs, or `None` if it was refused. `Pending` while the use waits.
-    fn standing(&mut self, waker: &Waker) -> Poll<Option<KeptUse>> {
-        let mut state = self.kept.state.lock();
-        match state.uses.standing(self.number, waker) {
-            Joined::Waits(()) => {
-                self.is_granted = state.granted.is_some();
-                Poll::Pending
-            }
-            Joined::Refused => {
-                self.is_over = true;
-                Poll::Ready(None)
-            }
-            Joined::Runs(()) => {
-                let granted = state.granted.clone();
-                drop(state);
-                self.is_over = true;
-                Poll::Ready(self.kept.run(self.number, granted))
-            }
+            let mut state = self.kept.state.lock();
+            let (standing, granted) = (state.uses.standing(self.number, context.waker()), state.granted.clone());
+            drop(state);
+            self.is_granted = granted.is_some();
+            self.is_over = standing != Joined::Waits(());
+            return Poll::Ready(match standing {
+                Joined::Waits(()) if !self.is_granted && self.kept.advance() => continue,
+                Joined::Waits(()) => return Poll::Pending,
+                Joined::Runs(()) => Ok(self.kept.run(self.number, granted)),
+                Joined::Refused => self.kept.error.get().cloned().map_or(Ok(None), Err),
+            });
         }
     }
 }
@@ -313,8 +297,8 @@ impl Drop for PendingUse {
     fn drop(&mut self) {
         if !self.is_over {
             let mut state = self.kept.state.lock();
-            let woken = state.leave(self.number, self.kept.idle);
-            drop(settle(state, woken));
+            let woken = state.uses.leave(self.number);
+            drop(self.kept.settle(state, woken));
         }
         // Only uses of a node that is not granted yet poll its acquisition. If no other use waits, the acquisition is dropped
         // with this use. Other waiting uses need no wake-up, because the waker of the acquisition wakes all of them.

@@ -199,15 +199,13 @@ impl Kept {
         let mut state = self.state.lock();
         state.used = hold.now();
         state.granted = Some(Arc::new(Granted { kept: Arc::clone(self), hold }));
-        let is_closed = state.uses.is_closed();
+        let is_closed = state.uses.is_closed;
         state.counted = (!is_closed).then(|| GaugeGuard::new(names::KEPT_NODES, None));
-        let mut woken = state.uses.grant();
+        let woken = state.uses.grant();
         if is_closed {
             state.leaves_soon();
-        } else if self.idle.is_zero() && state.uses.is_idle() {
-            woken.extend(state.close(Why::Idle));
         }
-        drop(settle(state, woken));
+        drop(self.settle(state, woken));
     }
 
     /// Closes the node to further uses. The node is given up when its last use ends, or now if it has no use.
@@ -215,14 +213,14 @@ impl Kept {
         let mut state = self.state.lock();
         let woken = state.close(why);
         // Dropping the hold sends the removal of the node.
-        drop(settle(state, woken));
+        drop(self.settle(state, woken));
     }
 
     /// Handles another contender's request for the node: records whether the node was kept in vain. Does nothing if the
     /// node is closed already.
     fn handle_ask(&self) {
         let state = self.state.lock();
-        if !state.uses.is_closed() {
+        if !state.uses.is_closed {
             self.in_vain.store(state.uses.count() <= 1, Ordering::Release);
         }
     }
@@ -268,7 +266,7 @@ impl Kept {
             // Registered before the check, so that a use that begins to wait in between is not missed.
             let mut crowded = std::pin::pin!(crowded.notified());
             crowded.as_mut().enable();
-            if kept.upgrade().is_none_or(|kept| kept.state.lock().uses.waiting() > 0) {
+            if kept.upgrade().is_none_or(|kept| !kept.state.lock().uses.waiting.is_empty()) {
                 return;
             }
             crowded.await;
@@ -280,11 +278,37 @@ impl Kept {
         let mut state = self.state.lock();
         // A write whose outcome is unknown may still be carried out while the node exists. The next write must not run under the
         // same node.
-        let is_unsure = state.uses.mode() == Mode::Write && hold.node().may_yet_write();
+        let is_unsure = state.uses.mode == Mode::Write && hold.node().may_yet_write();
         let mut woken = if is_unsure { state.close(Why::Unsure) } else { Vec::new() };
-        woken.extend(state.leave(number, self.idle));
+        woken.extend(state.uses.leave(number));
         state.used = state.used.max(now);
-        settle(state, woken)
+        self.settle(state, woken)
+    }
+
+    /// Unlocks the state, and after that wakes these uses. If no use is left and no use can join, counts and logs that the node is
+    /// given up, and returns its hold. With an idle time of zero, no use can join once no use is left.
+    pub(super) fn settle(
+        &self,
+        mut state: MutexGuard<'_, KeptState>,
+        mut woken: Vec<Waker>,
+    ) -> Option<Arc<ContenderHandle>> {
+        if self.idle.is_zero() && state.granted.is_some() && state.uses.is_idle() {
+            woken.extend(state.close(Why::Idle));
+        }
+        let is_over = state.uses.is_over();
+        // These parts are dropped after the unlock, because the drop wakes the background task and may end the hold.
+        let (granted, why) = (state.granted.take_if(|_| is_over), state.why);
+        let parts = granted.as_ref().map(|_| (state.counted.take(), state.background_task.take()));
+        let (uses, used) = (state.uses.count(), state.used);
+        drop(state);
+        wake(woken);
+        let hold = Arc::clone(&granted?.hold);
+        if let (Some((Some(_counted), _)), Some(why)) = (parts, why) {
+            let (path, cause, idle_for) = (hold.shown(), why.label(), hold.now().saturating_sub(used));
+            meter::count(names::KEPT_GIVEN_UP, &[("cause", cause)]);
+            emit!(DEBUG, path, cause, uses, ?idle_for, "a kept lock is given up");
+        }
+        Some(hold)
     }
 
     /// Returns how much longer the node may stay idle. For a node with a use, this is the whole idle time.
@@ -336,19 +360,10 @@ impl KeptState {
     /// Closes the node to further uses. Returns the wakers of the uses that are refused.
     fn close(&mut self, why: Why) -> Vec<Waker> {
         self.why.get_or_insert(why);
-        if !self.uses.is_closed() && !self.uses.is_idle() {
+        if !self.uses.is_closed && !self.uses.is_idle() {
             self.leaves_soon();
         }
         self.uses.close()
-    }
-
-    /// Ends the running or waiting use with this id. Returns the wakers of the uses whose state has changed.
-    pub(super) fn leave(&mut self, number: u64, idle: Duration) -> Vec<Waker> {
-        let mut woken = self.uses.leave(number);
-        if idle.is_zero() && self.granted.is_some() && self.uses.is_idle() {
-            woken.extend(self.close(Why::Idle));
-        }
-        woken
     }
 
     /// Marks the node as about to be given up, so that other contenders of this process do not ask for it.
@@ -358,25 +373,6 @@ impl KeptState {
             session.store().mark_leaving(&node);
         }
     }
-}
-
-/// Unlocks the state of a node, and after that wakes these uses. If no use is left and no use can join, counts and logs that
-/// the node is given up, and returns its hold.
-pub(super) fn settle(mut state: MutexGuard<'_, KeptState>, woken: Vec<Waker>) -> Option<Arc<ContenderHandle>> {
-    let is_over = state.uses.is_over();
-    // These parts are dropped after the unlock, because the drop wakes the background task and may end the hold.
-    let (granted, why) = (state.granted.take_if(|_| is_over), state.why);
-    let parts = granted.as_ref().map(|_| (state.counted.take(), state.background_task.take()));
-    let (uses, used) = (state.uses.count(), state.used);
-    drop(state);
-    wake(woken);
-    let hold = Arc::clone(&granted?.hold);
-    if let (Some((Some(_counted), _)), Some(why)) = (parts, why) {
-        let (path, cause, idle_for) = (hold.shown(), why.label(), hold.now().saturating_sub(used));
-        meter::count(names::KEPT_GIVEN_UP, &[("cause", cause)]);
-        emit!(DEBUG, path, cause, uses, ?idle_for, "a kept lock is given up");
-    }
-    Some(hold)
 }
 
 /// Wakes uses. No mutex of this module may be locked, because a woken task may be polled inside the call.
@@ -449,7 +445,7 @@ async fn warn_of_slow_uses(kept: &Weak<Kept>, session: &Arc<dyn Session>) -> Inf
         let state = kept.state.lock();
         // Before the grant, uses wait for the node and not for other uses.
         let waits = state.granted.as_ref().and_then(|_| state.uses.first_waiting());
-        let others = state.uses.waiting().saturating_sub(1);
+        let others = state.uses.waiting.len().saturating_sub(1);
         drop(state);
         checks = if waits == first { checks + 1 } else { 1 };
         first = waits;

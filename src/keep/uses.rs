@@ -22,12 +22,12 @@ use crate::queue::mode::Mode;
 /// The uses of one kept node. `W` is the waker of a waiting use.
 #[derive(Clone, Debug)]
 pub(crate) struct Uses<W> {
-    mode: Mode,
+    pub(super) mode: Mode,
     is_granted: bool,
-    is_closed: bool,
+    pub(super) is_closed: bool,
     next: u64,
     running: Vec<RunningUse>,
-    waiting: BTreeMap<u64, QueuedUse<W>>,
+    pub(super) waiting: BTreeMap<u64, QueuedUse<W>>,
 }
 
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ struct RunningUse {
 }
 
 #[derive(Clone, Debug)]
-struct QueuedUse<W> {
+pub(super) struct QueuedUse<W> {
     mode: Mode,
     waker: Option<W>,
 }
@@ -127,10 +127,6 @@ impl<W: Clone> Uses<W> {
         std::mem::take(&mut self.waiting).into_values().filter_map(|it| it.waker).collect()
     }
 
-    pub(crate) fn mode(&self) -> Mode {
-        self.mode
-    }
-
     /// Records that the WRITE node became a READ node. The running write continues as a read, and waiting writes are
     /// refused. Returns the wakers of the uses that were refused or now run.
     pub(crate) fn downgraded(&mut self, number: u64) -> Vec<W> {
@@ -185,15 +181,6 @@ impl<W: Clone> Uses<W> {
     /// Returns the id and the mode of the first waiting use.
     pub(crate) fn first_waiting(&self) -> Option<(u64, Mode)> {
         self.waiting.first_key_value().map(|(number, it)| (*number, it.mode))
-    }
-
-    /// Returns the number of waiting uses.
-    pub(crate) fn waiting(&self) -> usize {
-        self.waiting.len()
-    }
-
-    pub(crate) fn is_closed(&self) -> bool {
-        self.is_closed
     }
 
     /// Returns how many uses there were so far, including those that have ended.

@@ -102,7 +102,7 @@ impl Sequence {
 
     fn join(&mut self, mode: Mode) {
         let waits = self.left.iter().any(|it| it.standing == WAITS);
-        let is_covered = mode == Mode::Read || self.uses.mode() == Mode::Write;
+        let is_covered = mode == Mode::Read || self.uses.mode == Mode::Write;
         let standing = match self.uses.join(mode) {
             Joined::Refused => {
                 assert!(self.is_closed || !is_covered, "a use was refused for no reason: {:?}", self.steps);
@@ -166,7 +166,7 @@ impl Sequence {
         let running: Vec<_> = running.copied().collect();
         let has_write = running.iter().any(|it| it.mode == Mode::Write);
         assert!(running.len() < 2 || !has_write, "a write runs with another use: {:?}", self.steps);
-        assert!(!has_write || self.uses.mode() == Mode::Write, "a write runs under a READ node: {:?}", self.steps);
+        assert!(!has_write || self.uses.mode == Mode::Write, "a write runs under a READ node: {:?}", self.steps);
         assert!(running.is_empty() || self.is_granted, "a use runs before the grant: {:?}", self.steps);
         let modes: Vec<_> = self.uses.running.iter().map(|it| it.mode).collect();
         assert_eq!(modes, running.iter().map(|it| it.mode).collect::<Vec<_>>(), "{:?}", self.steps);
@@ -253,7 +253,7 @@ fn only_uses_that_joined_are_counted() {
     assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Waits(0), 1));
     assert!(uses.grant().is_empty() && uses.wakers().is_empty(), "a waker of a use that was never polled");
     assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Runs(1), 2));
-    assert!(!uses.is_closed() && uses.close().is_empty() && uses.is_closed());
+    assert!(!uses.is_closed && uses.close().is_empty() && uses.is_closed);
     assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Refused, 2));
 }
 
