@@ -70,7 +70,12 @@ impl Handle {
                         version: Some(version),
                     };
                     let delete: Vec<_> = done.map(delete).collect();
-                    session.transact(&delete).await.map(drop).or_else(replaced_already)?;
+                    match session.transact(&delete).await {
+                        // A later success has replaced the record.
+                        Err(Failure::Operation { failure, .. })
+                            if matches!(*failure, Failure::NoNode | Failure::BadVersion) => {}
+                        answer => drop(answer?),
+                    }
                 }
                 Ok(record)
             };
@@ -106,13 +111,6 @@ impl Handle {
             }
         });
         asked.await
-    }
-}
-
-fn replaced_already(failure: Failure) -> Result<(), Failure> {
-    match failure {
-        Failure::Operation { failure, .. } if matches!(*failure, Failure::NoNode | Failure::BadVersion) => Ok(()),
-        failure => Err(failure),
     }
 }
 

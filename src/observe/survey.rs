@@ -77,7 +77,14 @@ impl Survey {
         while !level.is_empty() {
             let mut below = Vec::new();
             for some in level.chunks(LISTINGS_IN_FLIGHT) {
-                let listings = call::answered(&session, || list(&session, some)).await?;
+                // `None` for a node whose children may not be listed.
+                let list = |node: &String| {
+                    session.children(node).map(|listed| match listed {
+                        Err(Failure::NoNode) => Ok(Some(Vec::new())),
+                        listed => shown(listed),
+                    })
+                };
+                let listings = call::answered(&session, || try_join_all(some.iter().map(list))).await?;
                 for (node, children) in some.iter().zip(listings) {
                     match children {
                         Some(children) => survey.add_queues_at(&session, node, children, &mut below).await?,
@@ -165,15 +172,4 @@ async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queu
     };
     let queue = queue_paths.read_queue(session, Dialect::Native, (&taken, &queued), Some(number)).await?;
     Ok((number > 0 || !queue.members.is_empty()).then_some(queue))
-}
-
-/// Lists the children of these nodes, with many requests in flight. `None` for a node whose children may not be listed.
-async fn list(session: &Arc<dyn Session>, nodes: &[String]) -> Result<Vec<Option<Vec<String>>>, Failure> {
-    let listings = nodes.iter().map(|node| {
-        session.children(node).map(|listed| match listed {
-            Err(Failure::NoNode) => Ok(Some(Vec::new())),
-            listed => shown(listed),
-        })
-    });
-    try_join_all(listings).await
 }
