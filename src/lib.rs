@@ -191,7 +191,7 @@ pub mod coordinator {
     pub use crate::session::contract::{Coordinator, Session, SessionSlot};
     pub use crate::session::keep_alive::keep_alive;
     pub use crate::session::lease::{Lease, Moment};
-    pub use crate::session::leaving::{Deletion, Input, Leaving, RemovalReport, RemovalRequest};
+    pub use crate::session::leaving::{Deletion, Input, Leaving, RemovalReport};
     pub use crate::session::node::state::{EntryStep, NodeState, Phase};
     pub use crate::session::request::{
         Contents, Created, Denied, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch,

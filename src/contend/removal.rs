@@ -1,12 +1,12 @@
-//! The removal of one of our nodes. The state machine [`Leaving`] decides the steps, and this module sends the
-//! requests.
+//! The removal of one of our nodes. The state machine [`Leaving`] decides the steps, and this module sends the request of
+//! each step.
 
 use std::future::ready;
 use std::sync::Arc;
 
 use crate::queue::contender::Tag;
 use crate::session::contract::Session;
-use crate::session::leaving::{Deletion, Input, Leaving, RemovalReport, RemovalRequest};
+use crate::session::leaving::{Deletion, Input, Leaving, RemovalReport};
 use crate::session::node::ContenderNode;
 use crate::session::request::{Created, Failure, Operation, Reply};
 use crate::session::retry::{Tries, spawn_awaited, synced};
@@ -22,16 +22,14 @@ pub(crate) fn remove(
     leaving: Leaving,
     creating: Option<Reply<Created>>,
 ) -> Reply<()> {
-    let pending = leaving.next_request().is_ok().then(|| GaugeGuard::new(names::REMOVALS_PENDING, None));
-    let (directory, tag) = (Arc::clone(node.queue()), node.tag().clone());
-    let by = Remover { session: Arc::clone(session), directory, tag, _pending: pending };
-    match leaving.next_request() {
-        Ok(request) => {
-            let first = by.send(request, creating);
-            spawn_awaited(session, by.carry_out(leaving, first), log_failure)
-        }
-        Err(outcome) => Box::pin(ready(outcome.clone())),
+    if let Leaving::Gone(outcome) = leaving {
+        return Box::pin(ready(outcome));
     }
+    let (directory, tag) = (Arc::clone(node.queue()), node.tag().clone());
+    let _pending = GaugeGuard::new(names::REMOVALS_PENDING, None);
+    let by = Remover { session: Arc::clone(session), directory, tag, _pending };
+    // This call polls the work once, and the poll sends the first request.
+    spawn_awaited(session, by.carry_out(leaving, creating), log_failure)
 }
 
 fn log_failure(answer: Result<(), Failure>) {
@@ -51,48 +49,30 @@ struct Remover {
     session: Arc<dyn Session>,
     directory: Arc<str>,
     tag: Tag,
-    _pending: Option<GaugeGuard>,
-}
-
-/// The step whose result the removal awaits.
-enum Awaited {
-    Created(Reply<Created>),
-    Deleted(Reply<()>),
-    Listed(Reply<Vec<String>>),
-    Link,
+    _pending: GaugeGuard,
 }
 
 impl Remover {
-    async fn carry_out(self, mut leaving: Leaving, mut awaited: Awaited) -> Result<(), Failure> {
+    async fn carry_out(self, mut leaving: Leaving, mut creating: Option<Reply<Created>>) -> Result<(), Failure> {
         let mut tries = Tries::ENDLESS;
         loop {
-            let answer = match awaited {
-                Awaited::Created(reply) => Input::Created(reply.await.map(|created| created.path)),
-                Awaited::Deleted(reply) => Input::Deleted(reply.await),
-                Awaited::Listed(reply) => Input::Listed(reply.await.map(|names| self.own(names))),
-                Awaited::Link => Input::Linked(tries.pause(&self.session).await),
+            let answer = match &leaving {
+                Leaving::Coming { .. } => match creating.take() {
+                    Some(reply) => Input::Created(reply.await.map(|created| created.path)),
+                    None => Input::Created(Err(Failure::NoNode)),
+                },
+                Leaving::Deleting(deletion) => Input::Deleted(self.delete(deletion).await),
+                Leaving::Listing => {
+                    let listed = synced(&self.session, &self.directory, |it, path| it.children(path)).await;
+                    Input::Listed(listed.map(|names| self.own(names)))
+                }
+                Leaving::Cut(_) => Input::Linked(tries.pause(&self.session).await),
+                Leaving::Restarting => Input::Deleted(self.session.delete(&self.directory).await),
+                Leaving::Gone(outcome) => return outcome.clone(),
             };
             let report;
             (leaving, report) = leaving.on(answer);
             self.report(report);
-            awaited = match leaving.next_request() {
-                Ok(request) => self.send(request, None),
-                Err(outcome) => return outcome.clone(),
-            };
-        }
-    }
-
-    fn send(&self, request: RemovalRequest<'_>, creating: Option<Reply<Created>>) -> Awaited {
-        match (request, creating) {
-            (RemovalRequest::Created, reply) => {
-                Awaited::Created(reply.unwrap_or_else(|| Box::pin(ready(Err(Failure::NoNode)))))
-            }
-            (RemovalRequest::List, _) => {
-                Awaited::Listed(synced(&self.session, &self.directory, |it, path| it.children(path)))
-            }
-            (RemovalRequest::Delete(deletion), _) => Awaited::Deleted(self.delete(deletion)),
-            (RemovalRequest::Restart, _) => Awaited::Deleted(self.session.delete(&self.directory)),
-            (RemovalRequest::Link, _) => Awaited::Link,
         }
     }
 

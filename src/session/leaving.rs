@@ -1,6 +1,6 @@
-//! The removal of one node of ours, as a state machine without I/O: [`Leaving`] takes the answer to each request and
-//! returns the next request. `contend/removal.rs` sends the requests, and the exhaustive model (`tests/models/`) drives
-//! the same machine.
+//! The removal of one node of ours, as a state machine without I/O. Each step of [`Leaving`] but the last needs one
+//! request, and the answer leads to the next step. `contend/removal.rs` sends the requests, and the exhaustive model
+//! (`tests/models/`) drives the same machine.
 //!
 //! | step | answer | next step |
 //! |---|---|---|
@@ -65,31 +65,16 @@ pub struct Deletion {
     pub(super) rest: Vec<String>,
 }
 
-/// The request that a removal needs next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RemovalRequest<'a> {
-    /// Await the answer to the create.
-    Created,
-    /// Delete this node.
-    Delete(&'a Deletion),
-    /// Delete the directory.
-    Restart,
-    /// Send a sync, and list the nodes of the owner.
-    List,
-    /// Wait until the session is connected.
-    Link,
-}
-
-/// The answer to a [`RemovalRequest`].
+/// The answer to the request of a removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// To [`RemovalRequest::Created`]: the node's path.
+    /// In [`Leaving::Coming`], the answer to the create: the node's path.
     Created(Result<String, Failure>),
-    /// To [`RemovalRequest::Delete`] and [`RemovalRequest::Restart`].
+    /// In [`Leaving::Deleting`], of the node, and in [`Leaving::Restarting`], of the directory.
     Deleted(Result<(), Failure>),
-    /// To [`RemovalRequest::List`]: the paths of the owner's nodes.
+    /// In [`Leaving::Listing`]: the paths of the owner's nodes.
     Listed(Result<Vec<String>, Failure>),
-    /// To [`RemovalRequest::Link`].
+    /// In [`Leaving::Cut`]: the session is connected, or over.
     Linked(Result<(), Failure>),
 }
 
@@ -110,23 +95,7 @@ impl Leaving {
         Leaving::Deleting(Deletion { path, ..Deletion::default() })
     }
 
-    /// Returns the next request as `Ok`, or the result of the whole removal as `Err` once the removal has ended.
-    ///
-    /// # Errors
-    /// An `Err` only means that no request is left: a successful removal returns `Err(&Ok(()))`. A failed one returns why the
-    /// node stays, or [`Failure::NoNode`] if the node was gone before the first request.
-    pub fn next_request(&self) -> Result<RemovalRequest<'_>, &Result<(), Failure>> {
-        Ok(match self {
-            Leaving::Coming { .. } => RemovalRequest::Created,
-            Leaving::Deleting(deletion) => RemovalRequest::Delete(deletion),
-            Leaving::Listing => RemovalRequest::List,
-            Leaving::Cut(_) => RemovalRequest::Link,
-            Leaving::Restarting => RemovalRequest::Restart,
-            Leaving::Gone(outcome) => return Err(outcome),
-        })
-    }
-
-    /// Handles the answer to the last request. Returns the next step, and an event to report if there is one.
+    /// Handles the answer to the request of this step. Returns the next step, and an event to report if there is one.
     pub fn on(self, answer: Input) -> (Leaving, Option<RemovalReport>) {
         let next = match (self, answer) {
             (Leaving::Coming { lists_after }, Input::Created(created)) => match created {

@@ -15,7 +15,6 @@ use std::time::{Duration, SystemTime};
 use stateright::{Checker, Model, Property};
 use zk_rwlock::coordinator::{
     Contender, Created, Denied, Ending, EntryStep, Failure, Input, Leaving, NodeState, Phase, RemovalReport,
-    RemovalRequest,
 };
 use zk_rwlock::{Loss, Mode};
 
@@ -197,11 +196,9 @@ impl Member {
 
     /// Sends the request that a removal needs.
     fn asks(&mut self, removal: usize) {
-        let what = match self.removals[removal].next_request() {
-            Ok(RemovalRequest::Delete(deletion)) => {
-                What::Delete { path: deletion.path.clone(), signals: deletion.signals }
-            }
-            Ok(RemovalRequest::List) => What::List,
+        let what = match &self.removals[removal] {
+            Leaving::Deleting(deletion) => What::Delete { path: deletion.path.clone(), signals: deletion.signals },
+            Leaving::Listing => What::List,
             // No request is needed now: the create is in progress, the connection is down, or the removal is over.
             _ => return,
         };
@@ -434,7 +431,7 @@ impl State {
                 }
             }
         }
-        let is_gone = |it: &Leaving| it.next_request().is_err();
+        let is_gone = |it: &Leaving| matches!(it, Leaving::Gone(_));
         let all_gone = state.members.iter().all(|member| member.removals.iter().all(is_gone));
         state.wrong.is_none() && all_gone && state.nodes.is_empty()
     }

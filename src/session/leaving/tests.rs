@@ -21,17 +21,17 @@ fn in_transaction(index: usize, failure: Failure) -> Failure {
     Failure::Operation { index, failure: Box::new(failure) }
 }
 
-/// Returns the next request as a short text.
+/// Returns the request of this step, or the result of the removal, as a short text.
 fn next_request_of(leaving: &Leaving) -> String {
-    match leaving.next_request() {
-        Ok(RemovalRequest::Created) => "created?".to_owned(),
-        Ok(RemovalRequest::Delete(Deletion { path, signals, .. })) => {
+    match leaving {
+        Leaving::Coming { .. } => "created?".to_owned(),
+        Leaving::Deleting(Deletion { path, signals, .. }) => {
             format!("{} {path}", if *signals { "signal" } else { "delete" })
         }
-        Ok(RemovalRequest::Restart) => "restart".to_owned(),
-        Ok(RemovalRequest::List) => "list".to_owned(),
-        Ok(RemovalRequest::Link) => "link?".to_owned(),
-        Err(outcome) => format!("{outcome:?}"),
+        Leaving::Restarting => "restart".to_owned(),
+        Leaving::Listing => "list".to_owned(),
+        Leaving::Cut(_) => "link?".to_owned(),
+        Leaving::Gone(outcome) => format!("{outcome:?}"),
     }
 }
 
