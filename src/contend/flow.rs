@@ -22,7 +22,6 @@ use crate::session::directories::Names;
 use crate::session::node::state::EntryStep;
 use crate::session::request::{Failure, Loss};
 use crate::session::retry::{self, Tries};
-use crate::session::store::HandOff;
 use crate::session::{follow, listing, presence};
 use crate::sync::random;
 use crate::telemetry::log::emit;
@@ -43,8 +42,9 @@ pub(crate) const LEASE_TRIES: u32 = 100;
 
 /// The evidence that a contender's turn has come.
 pub(crate) struct Grant {
-    /// The hand-off by which the predecessor let the contender in. `None` if a listing showed that the turn had come.
-    pub(crate) signal: Option<Arc<HandOff>>,
+    /// The path of the node by whose hand-off the predecessor let the contender in. `None` if a listing showed that the turn
+    /// had come.
+    pub(crate) signal: Option<Arc<str>>,
     pub(crate) kind: GrantKind,
     /// Whether the contender had to wait.
     pub(crate) has_waited: bool,
@@ -80,8 +80,7 @@ impl GrantKind {
 impl Grant {
     /// Builds the grant from the decision of the state machine [`Waiter`](crate::queue::turn::Waiter) to take the lock.
     pub(crate) fn by(take: Take, entry: &ContenderHandle) -> Grant {
-        let store = entry.session().store();
-        let signal = take.signalled_by.map(|name| store.hand_off(&entry.child(&name).into()));
+        let signal = take.signalled_by.map(|name| entry.child(&name).into());
         let kind = match (&signal, take.has_waited) {
             (Some(_), _) => GrantKind::HandOff,
             (None, true) => GrantKind::Look,

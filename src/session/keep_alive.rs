@@ -141,11 +141,11 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
     }
     let Some(live) = session.upgrade() else { return };
     let store = live.store();
-    let Some((signal, granted)) = store.finish_check(&path) else { return };
+    let Some(granted) = store.finish_check(&path) else { return };
     if left == Ok(None) && granted.iter().any(|node| node.is_holding()) {
         left = left_before(&live, &path).await;
         if left == Ok(None) {
-            store.record_confirmed(signal);
+            store.record_confirmed(Arc::clone(&path));
         }
     }
     if let Ok(Some(left)) = left {

@@ -121,7 +121,6 @@ impl SessionStore {
     /// Records the end of the session, unless an earlier end is recorded. All nodes are lost.
     pub fn end(&self, why: Ending) {
         self.lease.end(why);
-        self.members.lock().over = true;
         // The end of the session is recorded as the loss of every node that is not lost yet, before an event can report
         // the deletion of the node.
         self.find_all_losses();
@@ -226,47 +225,26 @@ impl fmt::Debug for SessionStore {
     }
 }
 
-/// A write to a holder's node that waiters take as the release of the lock by that holder. A stranger may have sent the
-/// write. So the hand-off is confirmed only when no contender is left whose sequence number is at most that of the
-/// holder.
-pub(crate) struct HandOff {
-    pub(crate) path: Arc<str>,
-    is_confirmed: AtomicBool,
-}
-
-impl HandOff {
-    fn new(path: Arc<str>) -> HandOff {
-        HandOff { path, is_confirmed: AtomicBool::new(false) }
-    }
-
-    /// Records that no contender with a sequence number up to the holder's is left, so the holder had released the
-    /// lock.
-    pub(crate) fn confirm(&self) {
-        self.is_confirmed.store(true, Ordering::Release);
-    }
-
-    pub(crate) fn is_confirmed(&self) -> bool {
-        self.is_confirmed.load(Ordering::Acquire)
-    }
-}
-
 #[derive(Default)]
 struct Members {
     all: HashMap<u64, Arc<ContenderNode>>,
     /// The hand-offs to check, by the path of the releasing holder's node.
-    handed_off: HashMap<Arc<str>, HandedOff>,
+    hand_offs: HashMap<Arc<str>, HandOff>,
     /// The last hand-off that was confirmed. If this hand-off grants the lock to another contender later, that grant
     /// needs no check.
-    last_confirmed: Option<Arc<HandOff>>,
+    last_confirmed: Option<Arc<str>>,
     /// The nodes that their owner no longer keeps between uses, and deletes after the last use.
     leaving: Vec<Weak<ContenderNode>>,
-    over: bool,
     /// When the renewal of the lease runs next, on the session's clock.
     renewal: Moment,
 }
 
-struct HandedOff {
-    signal: Arc<HandOff>,
+/// A write to a holder's node that waiters take as the release of the lock by that holder. A stranger may have sent the
+/// write. So the hand-off is confirmed only when no contender is left whose sequence number is at most that of the
+/// holder.
+#[derive(Default)]
+struct HandOff {
+    /// Our nodes to which the hand-off granted the lock. There may be thousands of readers.
     granted: Vec<Arc<ContenderNode>>,
     /// Whether keep-alive has begun to check the hand-off.
     is_under_check: bool,
@@ -292,31 +270,15 @@ impl SessionStore {
         self.members.lock().all.remove(&node.number);
     }
 
-    /// Returns the hand-off by the holder whose node is at `path`. All contenders that it grants the lock share one
-    /// value, because one hand-off may grant the lock to thousands of readers.
-    pub(crate) fn hand_off(&self, path: &Arc<str>) -> Arc<HandOff> {
-        let members = self.members.lock();
-        let known = members.handed_off.get(path).map(|handed| &handed.signal);
-        let known = known.or(members.last_confirmed.as_ref().filter(|last| last.path == *path));
-        known.cloned().unwrap_or_else(|| Arc::new(HandOff::new(Arc::clone(path))))
-    }
-
-    /// Requests that keep-alive check this hand-off, because it has granted the lock to `node`.
-    pub(crate) fn request_check(&self, signal: &Arc<HandOff>, node: &Arc<ContenderNode>) {
+    /// Requests that keep-alive check the hand-off by the holder whose node was at `path`, because the hand-off has
+    /// granted the lock to `node`. Does nothing if the hand-off is the last one that was confirmed.
+    pub(crate) fn request_check(&self, path: &Arc<str>, node: &Arc<ContenderNode>) {
         let mut members = self.members.lock();
-        // `signal` and `last_confirmed` may be two values for the same path, of which only `last_confirmed` is confirmed.
-        // So the paths are compared too.
-        let is_confirmed =
-            signal.is_confirmed() || members.last_confirmed.as_ref().is_some_and(|last| last.path == signal.path);
         // A check that has not ended also covers `node`, even if the hand-off is confirmed.
-        if is_confirmed && !members.handed_off.contains_key(&signal.path) {
-            return signal.confirm();
+        if members.last_confirmed.as_ref() == Some(path) && !members.hand_offs.contains_key(path) {
+            return;
         }
-        let handed = members.handed_off.entry(Arc::clone(&signal.path)).or_insert_with(|| {
-            let signal = Arc::clone(signal);
-            HandedOff { signal, granted: Vec::new(), is_under_check: false }
-        });
-        handed.granted.push(Arc::clone(node));
+        members.hand_offs.entry(Arc::clone(path)).or_default().granted.push(Arc::clone(node));
         drop(members);
         self.unwatched.wake.notify_one();
     }
@@ -341,25 +303,24 @@ impl SessionStore {
     /// no contender to which it granted the lock still holds.
     pub(super) fn take_unchecked(&self) -> Vec<Arc<str>> {
         let mut members = self.members.lock();
-        members.handed_off.retain(|_, handed| handed.is_under_check || handed.granted.iter().any(|it| it.is_holding()));
-        let unchecked = members.handed_off.iter_mut().filter(|(_, handed)| !handed.is_under_check);
-        let paths = unchecked.map(|(path, handed)| {
-            handed.is_under_check = true;
+        members.hand_offs.retain(|_, it| it.is_under_check || it.granted.iter().any(|node| node.is_holding()));
+        let unchecked = members.hand_offs.iter_mut().filter(|(_, it)| !it.is_under_check);
+        let paths = unchecked.map(|(path, it)| {
+            it.is_under_check = true;
             Arc::clone(path)
         });
         paths.collect()
     }
 
-    /// Records that this hand-off is confirmed. If it grants the lock to another contender later, that grant needs no
-    /// check.
-    pub(super) fn record_confirmed(&self, signal: Arc<HandOff>) {
-        signal.confirm();
-        self.members.lock().last_confirmed = Some(signal);
+    /// Records that the hand-off at this path is confirmed. If it grants the lock to another contender later, that
+    /// grant needs no check.
+    pub(super) fn record_confirmed(&self, path: Arc<str>) {
+        self.members.lock().last_confirmed = Some(path);
     }
 
-    /// Ends the check of a hand-off. Returns the hand-off, and our nodes to which it granted the lock.
-    pub(super) fn finish_check(&self, path: &Arc<str>) -> Option<(Arc<HandOff>, Vec<Arc<ContenderNode>>)> {
-        self.members.lock().handed_off.remove(path).map(|handed| (handed.signal, handed.granted))
+    /// Ends the check of a hand-off. Returns our nodes to which the hand-off granted the lock.
+    pub(super) fn finish_check(&self, path: &Arc<str>) -> Option<Vec<Arc<ContenderNode>>> {
+        self.members.lock().hand_offs.remove(path).map(|it| it.granted)
     }
 
     pub(crate) fn wake_renewal(&self) {
@@ -427,7 +388,7 @@ impl SessionStore {
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.members.lock().over
+        self.lease.over().is_some()
     }
 }
 

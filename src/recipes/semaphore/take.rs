@@ -35,7 +35,6 @@ use crate::session::node::state::NodeState;
 use crate::session::presence::{self, Recheck, check};
 use crate::session::request::{Event, Failure, Kind, Reply, Stat, Watch};
 use crate::session::retry::{self, Tries};
-use crate::session::store::HandOff;
 use crate::sync::Mutex;
 use crate::sync::atomic::Ordering;
 
@@ -207,9 +206,9 @@ struct View<'a> {
     number: Option<(u32, i32, Watch)>,
     /// The watch on the directory of the permits. `None` until the first read.
     names: Option<Watch>,
-    /// The hand-off that made this contender the head, until [`View::confirm_signal`] confirms it. Another client can forge a
-    /// hand-off.
-    signal: Option<Arc<HandOff>>,
+    /// The path of the node whose hand-off made this contender the head, until [`View::confirm_signal`] confirms the hand-off.
+    /// Another client can forge a hand-off.
+    signal: Option<Arc<str>>,
     /// The names in the queue that our server shows, or has shown, after their contenders had left.
     ghosts: Vec<Arc<str>>,
     /// The number of `ghosts` that the server showed at the last check.
@@ -225,7 +224,8 @@ struct View<'a> {
 
 impl<'a> View<'a> {
     fn new(state: &'a SemaphoreState, entry: &'a ContenderHandle, grant: &mut Grant) -> View<'a> {
-        let signal = grant.signal.clone().filter(|signal| !signal.is_confirmed());
+        // The view confirms the hand-off before the exchange, so the grant needs no other check.
+        let signal = grant.signal.take();
         let (connection, ghosts) = (entry.node().read(NodeState::connection), std::mem::take(&mut grant.ghosts));
         let (number, names, shown_ghosts) = (None, None, ghosts.len());
         let (has_ghosts, refused, rounds) = (false, None, 0);
@@ -344,17 +344,16 @@ impl<'a> View<'a> {
     /// needs `queue` and `queue` is `None`. The caller's next read then lists the queue, too.
     async fn confirm_signal(&mut self, names: &[String], queue: Option<Vec<String>>) -> Result<bool, Failure> {
         let Some(signal) = self.signal.clone() else { return Ok(true) };
-        let predecessor = signal.path.rsplit_once('/').and_then(|(_, name)| Contender::parse(name));
+        let predecessor = signal.rsplit_once('/').and_then(|(_, name)| Contender::parse(name));
         let has_taken = predecessor.is_some_and(|it| names.iter().any(|name| permits::is_of(name, it.tag())));
         let Some(queue) = queue.or(has_taken.then(Vec::new)) else { return Ok(false) };
-        let shown = keep_alive::up_to(&queue, &signal.path);
+        let shown = keep_alive::up_to(&queue, &signal);
         if let Some(left) = presence::first_there(self.entry.session(), &shown).await? {
-            keep_alive::lose_interfered(&signal.path, &left, [self.entry.node()]);
+            keep_alive::lose_interfered(&signal, &left, [self.entry.node()]);
             return Err(Failure::NoNode);
         }
         self.ghosts.extend(shown.iter().filter_map(|path| path.rsplit('/').next()).map(Arc::from));
         self.shown_ghosts += shown.len();
-        signal.confirm();
         self.signal = None;
         Ok(true)
     }

@@ -187,18 +187,16 @@ fn a_hand_off_is_checked_once_for_all_it_granted() {
     let store = store();
     let [holder, other] = enter(&store, ["2", "3"]);
     let path: Arc<str> = Arc::from("/a/1");
-    let signal = store.hand_off(&path);
-    store.request_check(&signal, &holder);
-    assert!(Arc::ptr_eq(&signal, &store.hand_off(&path)) && !signal.is_confirmed());
+    store.request_check(&path, &holder);
     assert!(store.take_unchecked().is_empty(), "no contender holds yet");
     holder.hold(0);
-    store.request_check(&signal, &other);
-    store.request_check(&signal, &holder);
+    store.request_check(&path, &other);
+    store.request_check(&path, &holder);
     assert_eq!((store.take_unchecked(), store.take_unchecked()), (vec![Arc::clone(&path)], vec![]));
-    store.request_check(&store.hand_off(&path), &other);
-    let (signal, granted) = store.finish_check(&path).expect("the check is under way");
+    store.request_check(&path, &other);
+    let granted = store.finish_check(&path).expect("the check is under way");
     assert_eq!(names(&granted), ["/a/3", "/a/2", "/a/3"], "a check covers every node that was granted before its end");
-    assert!(store.finish_check(&path).is_none() && !signal.is_confirmed());
+    assert!(store.finish_check(&path).is_none());
 }
 
 #[test]
@@ -208,21 +206,17 @@ fn the_last_confirmed_hand_off_is_not_checked_again() {
     holder.hold(0);
     let [gone, there]: [Arc<str>; 2] = ["/a/1", "/a/2"].map(Arc::from);
     for (path, is_gone) in [(&there, false), (&gone, true)] {
-        store.request_check(&store.hand_off(path), &holder);
+        store.request_check(path, &holder);
         store.take_unchecked();
-        let (signal, granted) = store.finish_check(path).expect("the check is under way");
+        let granted = store.finish_check(path).expect("the check is under way");
         assert_eq!(names(&granted), ["/a/3"]);
         if is_gone {
-            store.record_confirmed(signal);
+            store.record_confirmed(Arc::clone(path));
         }
     }
-    assert!(store.hand_off(&gone).is_confirmed() && !store.hand_off(&there).is_confirmed());
-    let again = Arc::new(HandOff::new(Arc::clone(&gone)));
-    store.request_check(&again, &holder);
-    assert!(again.is_confirmed() && store.take_unchecked().is_empty());
-    let again = store.hand_off(&there);
-    store.request_check(&again, &holder);
-    assert!(!again.is_confirmed());
+    store.request_check(&gone, &holder);
+    assert!(store.take_unchecked().is_empty());
+    store.request_check(&there, &holder);
     assert_eq!(store.take_unchecked(), [there]);
 }
 
