@@ -117,10 +117,7 @@ impl Wait<'_> {
         let (session, node) = (self.entry.session(), self.entry.node());
         // A task of its own stores our watch, because a check at the leader may end this wait before the reply, and the watch
         // must be stored even then.
-        let own = node.request_watch(session).map(|own_watch| {
-            let (live, node) = (Arc::clone(session), Arc::clone(node));
-            spawn_awaited(session, async move { keep_alive::store_watch(&live, &node, own_watch).await }, drop)
-        });
+        let own = node.request_watch(session).map(|stored| spawn_awaited(session, stored, drop));
         let watch = session.watch(&self.entry.child(predecessor));
         if asks && !node.has_asked() {
             node.mark_asked();

@@ -2,7 +2,6 @@
 //! the session, and checks hand-offs of the lock by other holders. A backend spawns [`keep_alive`] for each session. A
 //! holder awaits the loss of its node by [`ContenderNode::lost`].
 
-use std::future::ready;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use crate::queue::contender::Contender;
 use crate::session::contract::Session;
 use crate::session::lease::Moment;
 use crate::session::listing;
-use crate::session::node::{ContenderNode, OwnWatch};
+use crate::session::node::ContenderNode;
 use crate::session::presence::{self, check};
 use crate::session::request::{Failure, Loss};
 use crate::session::retry::{Tries, repeated, slept};
@@ -71,8 +70,8 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<ContenderNo
         for some in unwatched.chunks(ARMED_AT_ONCE) {
             let requested: Vec<_> = some.iter().map(|node| (node, node.request_watch(&session))).collect();
             for (node, requested) in requested {
-                let Some(requested) = requested else { continue };
-                match store_watch(&session, node, requested).await {
+                let Some(stored) = requested else { continue };
+                match stored.await {
                     Ok(()) | Err(Failure::Over(_)) => {}
                     Err(Failure::Unknown(_)) => unknown.push(Arc::clone(node)),
                     Err(failure) => cannot_watch(node, &failure),
@@ -88,26 +87,6 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<ContenderNo
             return;
         }
     }
-}
-
-/// Awaits the requested watch and stores it in the node. If the server answers that the node does not exist, this asks
-/// the leader for the node. If the leader does not have the node either, the hold is lost. If the leader has the node,
-/// this returns [`Failure::Refused`], and the hold or the wait goes on.
-pub(crate) async fn store_watch(
-    session: &Arc<dyn Session>,
-    node: &Arc<ContenderNode>,
-    requested: OwnWatch,
-) -> Result<(), Failure> {
-    let OwnWatch { path, watch } = requested;
-    let answer = match watch.await {
-        Err(Failure::NoNode) => match presence::is_there(session, &path, None).await {
-            Ok(true) => Err(Failure::Refused(presence::log_disagreement(session, &path))),
-            Ok(false) => Err(Failure::NoNode),
-            Err(failure) => Err(failure),
-        },
-        answer => answer,
-    };
-    node.store_watch(OwnWatch { path, watch: Box::pin(ready(answer)) }).await
 }
 
 pub(crate) fn cannot_watch(node: &ContenderNode, failure: &Failure) {
@@ -296,11 +275,29 @@ impl ContenderNode {
         shielded(self.until(session, || self.find_loss())).await
     }
 
-    /// Sends a request for a watch on this node before this function returns. Returns `None` if a watch was requested
-    /// already, or if no watch is needed.
-    pub(crate) fn request_watch(&self, session: &Arc<dyn Session>) -> Option<OwnWatch> {
+    /// Sends a request for a watch on this node before this function returns. The returned future stores the watch.
+    /// Returns `None` if a watch was requested already, or if no watch is needed.
+    ///
+    /// If the server answers that the node does not exist, the future asks the leader for the node. If the leader does
+    /// not have the node either, the hold is lost. If the leader has the node, the future returns [`Failure::Refused`],
+    /// and the hold or the wait goes on.
+    pub(crate) fn request_watch(
+        self: &Arc<Self>,
+        session: &Arc<dyn Session>,
+    ) -> Option<impl Future<Output = Result<(), Failure>> + Send + use<>> {
         let path = self.change(|it| it.known.begin_to_watch())?;
-        Some(OwnWatch { watch: session.watch(&path), path })
+        let (watch, node, session) = (session.watch(&path), Arc::clone(self), Arc::clone(session));
+        Some(async move {
+            let answer = match watch.await {
+                Err(Failure::NoNode) => match presence::is_there(&session, &path, None).await {
+                    Ok(true) => Err(Failure::Refused(presence::log_disagreement(&session, &path))),
+                    Ok(false) => Err(Failure::NoNode),
+                    Err(failure) => Err(failure),
+                },
+                answer => answer,
+            };
+            node.store_watch(&path, answer)
+        })
     }
 
     /// Waits until `look` returns a value. Calls `look` immediately, after every change of the node, and when the lease

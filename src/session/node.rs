@@ -20,12 +20,6 @@ use crate::telemetry::{meter, names};
 
 pub(crate) mod state;
 
-/// A watch on our node at `path` that was requested and is not armed yet.
-pub(crate) struct OwnWatch {
-    pub(super) path: String,
-    pub(super) watch: Reply<Watch>,
-}
-
 /// Our nodes on which keep-alive has not requested a watch yet.
 #[derive(Default)]
 pub(crate) struct Unwatched {
@@ -403,33 +397,26 @@ impl ContenderNode {
         self.state.lock().own.is_some()
     }
 
-    /// Awaits the requested watch and stores it. If the node does not exist, this records a loss and returns `Ok`.
-    pub(crate) async fn store_watch(self: &Arc<Self>, requested: OwnWatch) -> Result<(), Failure> {
-        let OwnWatch { path, watch } = requested;
-        match watch.await {
+    /// Stores the watch that was requested for the node at `path`. If the node does not exist, this records a loss and
+    /// returns `Ok`.
+    pub(super) fn store_watch(self: &Arc<Self>, path: &str, answer: Result<Watch, Failure>) -> Result<(), Failure> {
+        match answer {
             Ok(watch) => {
-                self.arm(&path, watch);
-                Ok(())
+                let mut state = self.state.lock();
+                if state.known.path() == path {
+                    state.own = Some((watch, Waker::from(Arc::clone(self))));
+                }
+                drop(state);
+                // Polls the stored watch, which may have fired already, and registers its waker.
+                self.find_loss();
             }
-            Err(Failure::NoNode) => {
-                self.record_gone_from(&path);
-                Ok(())
-            }
+            Err(Failure::NoNode) => self.record_gone_from(path),
             Err(failure) => {
-                self.change(|it| it.known.watch_failed(&path));
-                Err(failure)
+                self.change(|it| it.known.watch_failed(path));
+                return Err(failure);
             }
         }
-    }
-
-    fn arm(self: &Arc<Self>, path: &str, watch: Watch) {
-        let mut state = self.state.lock();
-        if state.known.path() == path {
-            state.own = Some((watch, Waker::from(Arc::clone(self))));
-        }
-        drop(state);
-        // Polls the stored watch, which may have fired already, and registers its waker.
-        self.find_loss();
+        Ok(())
     }
 }
 

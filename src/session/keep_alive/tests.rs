@@ -32,6 +32,8 @@ struct Noted {
     wrong: Mutex<Vec<(String, Failure)>>,
     /// Whether every request fails with an unknown outcome.
     is_cut_off: Mutex<bool>,
+    /// Whether the server answers each request for a watch that the node does not exist.
+    denies_watches: Mutex<bool>,
     is_kept_by_reads: Mutex<bool>,
 }
 
@@ -42,9 +44,9 @@ impl Noted {
         let lease = Lease::with_clock(ms(6_000), Box::new(move || ms(100_000) + start.elapsed()));
         let store = Arc::new(SessionStore::new(lease.with_tick_time(ms(2_000))));
         store.began(store.lease().now());
-        let (notes, wrong, is_cut_off, is_kept_by_reads) =
-            (Mutex::default(), Mutex::default(), Mutex::default(), Mutex::new(true));
-        let noted = Noted { store, start, notes, wrong, is_cut_off, is_kept_by_reads };
+        let (notes, wrong, is_kept_by_reads) = (Mutex::default(), Mutex::default(), Mutex::new(true));
+        let (is_cut_off, denies_watches) = (Mutex::default(), Mutex::default());
+        let noted = Noted { store, start, notes, wrong, is_cut_off, denies_watches, is_kept_by_reads };
         let noted = Arc::new(Stub(noted));
         let session: Arc<dyn Session> = Arc::clone(&noted) as _;
         let task = tokio::spawn(keep_alive(Arc::downgrade(&session), GRACE));
@@ -94,7 +96,10 @@ impl Answers for Noted {
     }
 
     fn watch(&self, path: &str) -> Reply<Watch> {
-        let noted = self.note(format!("watch {path}"));
+        let mut noted = self.note(format!("watch {path}"));
+        if *self.denies_watches.lock().unwrap() {
+            noted = Err(Failure::NoNode);
+        }
         Box::pin(ready(noted.map(|()| Box::pin(pending()) as Watch)))
     }
 
@@ -277,11 +282,12 @@ async fn a_denied_watch_ends_a_hold_if_the_leader_agrees() {
     let (noted, _task) = Noted::kept_alive();
     let session: Arc<dyn Session> = Arc::clone(&noted) as _;
     let holder = noted.holder("/lock/node");
-    let denied = || OwnWatch { path: "/lock/node".to_owned(), watch: Box::pin(ready(Err(Failure::NoNode))) };
-    assert!(matches!(store_watch(&session, &holder, denied()).await, Err(Failure::Refused(_))));
+    *noted.denies_watches.lock().unwrap() = true;
+    let request = || holder.request_watch(&session).expect("no watch was requested");
+    assert!(matches!(request().await, Err(Failure::Refused(_))));
     assert_eq!(holder.find_loss(), None);
     noted.wrong.lock().unwrap().push(("/lock/node".to_owned(), Failure::NoNode));
-    assert_eq!(store_watch(&session, &holder, denied()).await, Ok(()));
+    assert_eq!(request().await, Ok(()));
     assert_eq!(holder.find_loss(), Some(Loss::Removed));
 }
 

@@ -83,7 +83,7 @@ fn a_removal_after_a_lapse_counts_as_the_lapse() {
         assert_eq!(node.find_loss(), None);
 
         clock.fetch_add(stopped_for, Ordering::SeqCst);
-        node.arm("/lock/node", Box::pin(std::future::ready(Event::Deleted)));
+        watched(&node, Ok(fired(Event::Deleted))).expect("the watch is armed");
         assert_eq!(node.find_loss(), Some(why));
     }
 }
@@ -96,17 +96,9 @@ fn fired(event: Event) -> Watch {
     Box::pin(std::future::ready(event))
 }
 
-fn requested(watch: Result<Watch, Failure>) -> OwnWatch {
-    OwnWatch { path: "/lock/node".to_owned(), watch: Box::pin(std::future::ready(watch)) }
-}
-
 /// Stores `watch` in the node, as the answer to a request for a watch.
 fn watched(node: &Arc<ContenderNode>, watch: Result<Watch, Failure>) -> Result<(), Failure> {
-    let mut outcome = pin!(node.store_watch(requested(watch)));
-    let Poll::Ready(outcome) = outcome.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
-        panic!("the answer has come, but the future is pending");
-    };
-    outcome
+    node.store_watch("/lock/node", watch)
 }
 
 #[test]
