@@ -56,7 +56,7 @@ impl Acquisition {
         // The call of `ghosts_ahead` stores the ghosts (deleted nodes that our server still lists) in the session, where the next
         // line reads them. So its result is dropped. The call sends nothing if no contender is ahead.
         drop(ahead.await);
-        let there = session.store().ghosts().without(path, &names, self.mode);
+        let there = session.store().without_ghosts(path, &names, self.mode);
         let is_free = turn::ahead_of_newcomer(newcomer.0, newcomer.1, &there).is_empty();
         if self.has_enough(&session, is_free).await? && is_free {
             return Ok(session.timeout());

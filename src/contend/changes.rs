@@ -186,7 +186,7 @@ impl ContenderHandle {
                 },
                 Err(failure) => return Err(self.lost_by(failure, "watch")),
             };
-            let there = session.store().ghosts().without(directory, &names, Mode::Write);
+            let there = session.store().without_ghosts(directory, &names, Mode::Write);
             let first = match self.is_of_semaphore() {
                 true => turn::first_in_queue(&self.contender(), &there),
                 false => turn::first_kept_out(&self.contender(), &there),

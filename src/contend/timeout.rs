@@ -57,7 +57,7 @@ impl Acquisition {
         let paths = &self.handle.paths;
         let ghosts = paths.ghosts_ahead(&session, &names, me.kind(), |names| turn::ahead_of(&me, names)).await;
         let mut has_ghosts = !ghosts.is_empty();
-        let names = session.store().ghosts().without(&self.handle.queue, &names, me.mode());
+        let names = session.store().without_ghosts(&self.handle.queue, &names, me.mode());
         if let (Some(target), []) = (&self.target, &turn::ahead_of(&me, &names)[..]) {
             has_ghosts |= target.check_for_ghosts(&session).await;
         }

@@ -63,8 +63,8 @@ impl Wait<'_> {
         }
         let is_alone = names.len() < 2;
         let leaving = if is_alone { Vec::new() } else { session.store().leaving_soon(entry.queue()) };
-        let (paths, ghosts) = (&handle.paths, session.store().ghosts());
-        self.waiter.pass_over(ghosts.shown(&paths.queue, &names, me.mode()));
+        let (paths, store) = (&handle.paths, session.store());
+        self.waiter.pass_over(store.shown_ghosts(&paths.queue, &names, me.mode()));
         let mut step = self.waiter.next(QueueEvent::Listed { names: &names, leaving: &leaving });
         if step == Step::Evicted && !names.iter().any(|name| name == me.name()) {
             self.confirm_unlisted_node().await?;
@@ -87,7 +87,7 @@ impl Wait<'_> {
             on_wait.report_read(session, paths, me.dialect(), seen).await;
         }
         if let Some(waiting) = self.waiting {
-            let names = ghosts.without(&paths.queue, &names, me.mode());
+            let names = store.without_ghosts(&paths.queue, &names, me.mode());
             waiting.record(session, me, paths.progress_beside(&[], &names, me));
         }
         Ok(step)

@@ -136,7 +136,7 @@ impl LockPaths {
         names: &[String],
         (dialect, mode): (Dialect, Mode),
     ) -> Blockers {
-        let names = &session.store().ghosts().without(&self.queue, names, mode);
+        let names = &session.store().without_ghosts(&self.queue, names, mode);
         let ahead = turn::ahead_of_newcomer(dialect, mode, names);
         let seen = self.in_the_way(dialect, &self.taken(session).await, &ahead, names);
         self.read_in_time(session, dialect, seen).await
@@ -144,7 +144,7 @@ impl LockPaths {
 
     /// Returns the progress of `me` according to `names`, the names in the queue. Lists the permits, and reads no other node.
     pub(crate) async fn progress(&self, session: &Arc<dyn Session>, names: &[String], me: &Contender) -> Progress {
-        let names = session.store().ghosts().without(&self.queue, names, me.mode());
+        let names = session.store().without_ghosts(&self.queue, names, me.mode());
         self.progress_beside(&self.taken(session).await, &names, me)
     }
 
@@ -158,7 +158,7 @@ impl LockPaths {
         kind: (Dialect, Mode),
         ahead: impl Fn(&[String]) -> Vec<&str>,
     ) -> Vec<Arc<str>> {
-        let names = session.store().ghosts().without(&self.queue, names, kind.1);
+        let names = session.store().without_ghosts(&self.queue, names, kind.1);
         let ahead = ahead(&names);
         let found = presence::ghosts_ahead(session, &self.queue, &ahead, kind);
         call::unless(session.sleep(session.timeout()), found).await.unwrap_or_default()
@@ -188,7 +188,7 @@ impl LockPaths {
         let Some(permits) = &self.permits else { return Vec::new() };
         let names = call::unless(session.sleep(session.timeout()), session.children(permits)).await;
         let names = names.and_then(Result::ok).unwrap_or_default();
-        session.store().ghosts().without(permits, &names, Mode::Write).into_owned()
+        session.store().without_ghosts(permits, &names, Mode::Write).into_owned()
     }
 }
 

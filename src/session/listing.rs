@@ -11,10 +11,10 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::session::contract::Session;
-use crate::session::directories::{Callers, Children, MANY, Names};
 use crate::session::request::{Failure, Reply, Stat};
 use crate::session::retry;
 use crate::session::shield::shielded;
+use crate::session::store::{Callers, Children, MANY, Names};
 
 /// The longest time for which a large listing waits for the large listings of other sessions.
 const TURN_MAX: Duration = Duration::from_millis(250);
@@ -27,7 +27,7 @@ pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Na
 
 /// As [`list`]. Also returns whether the request was sent now. If not, it is sent later.
 pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> (Reply<Names>, bool) {
-    let (mut answer, first) = session.store().listings().begin(directory);
+    let (mut answer, first) = session.store().begin_listing(directory);
     let is_sent = first.is_some();
     if let Some(first) = first {
         let reply = session.children_and_stat(directory);
@@ -60,7 +60,7 @@ async fn follow(
         };
         drop(turn);
         let is_large = answer.as_ref().is_some_and(|it| it.as_ref().is_ok_and(|(names, _)| names.len() > MANY));
-        let next = session.store().listings().end(&directory, is_large);
+        let next = session.store().end_listing(&directory, is_large);
         let send = move |answer: Answer| {
             callers.send_replace(Some(answer.map(|(names, directory)| Arc::new(Children { names, directory }))));
         };
@@ -70,7 +70,7 @@ async fn follow(
             // waiting for the answer, and the next listing is sent.
             None => session.spawn(Box::pin(async move { send(reply.await) })),
         }
-        let Some((waiting, is_large)) = next else { return };
+        let Some(waiting) = next else { return };
         turn = if is_large { its_turn(&session).await } else { None };
         (reply, callers) = (session.children_and_stat(&directory), waiting);
     }

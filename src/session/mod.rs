@@ -2,7 +2,6 @@
 //! session. A backend provides the session (`contract.rs`), and contenders use it.
 
 pub(crate) mod contract;
-pub(crate) mod directories;
 pub(crate) mod follow;
 pub(crate) mod keep_alive;
 pub(crate) mod lease;

@@ -18,9 +18,9 @@ use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
 use crate::session::contract::Session;
-use crate::session::directories::may_pass;
 use crate::session::request::{Event, Failure, Operation, Outcome, Watch};
 use crate::session::retry::{self, Tries, repeated};
+use crate::session::store::may_pass;
 use crate::sync::random;
 use crate::telemetry::log::emit;
 
@@ -261,8 +261,7 @@ pub(crate) async fn ghosts_of(
     let readers: BTreeSet<_> = known.filter(|(_, holds)| *holds != Ok(false)).map(|(name, _)| name).collect();
     let passable_by = |name| if readers.contains(name) { Mode::Read } else { Mode::Write };
     let found: Vec<_> = gone.iter().map(|name| (name, passable_by(name))).collect();
-    let ghosts = session.store().ghosts();
-    let new = found.iter().filter(|(name, passable_by)| ghosts.enter(directory, name, *passable_by));
+    let new = found.iter().filter(|(name, passable_by)| session.store().enter_ghost(directory, name, *passable_by));
     report_listed(session, directory, new.map(|(name, _)| Arc::clone(name)).collect());
     found
         .into_iter()

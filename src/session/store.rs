@@ -1,20 +1,23 @@
-//! The record of one session: the lease, our nodes on the session, the hand-offs to check, the listings under way, and
-//! the known ghosts. The backend reports events to the record; contenders and keep-alive read it.
+//! The record of one session: the lease, our nodes on the session, the hand-offs to check, the listings under way, each
+//! shared by several callers, and the known ghosts. A ghost is a node that the session's server lists although the
+//! ensemble has deleted it. The backend reports events to the record; contenders and keep-alive read it.
 
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
 use tracing::level_filters::LevelFilter;
 
 use crate::queue::contender::Tag;
 use crate::queue::mode::Mode;
-use crate::session::directories::{Ghosts, Listings};
 use crate::session::lease::{Lease, Moment};
 use crate::session::node::{ContenderNode, Locked, Unwatched};
-use crate::session::request::{Created, Ending, Failure};
+use crate::session::request::{Created, Ending, Failure, Stat};
 use crate::session::shield::shielded;
-use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use crate::sync::{HashMap, Mutex, Notify};
+use crate::sync::atomic::{AtomicI64, Ordering};
+use crate::sync::{HashMap, Mutex, Notify, watch};
 use crate::telemetry::log::emit;
 
 /// The library's record of one session. A backend creates the store, returns it from
@@ -28,9 +31,9 @@ use crate::telemetry::log::emit;
 /// over. None of these calls blocks or waits.
 pub struct SessionStore {
     lease: Arc<Lease>,
-    /// The id that the next node gets.
-    next: AtomicU64,
-    members: Mutex<Members>,
+    /// While this mutex is locked, no backend and no waker is called. A node's mutex may be locked under it, and never
+    /// the other way round.
+    record: Mutex<Record>,
     /// Wakes the task that renews the lease, because the connection has changed, the session is over, or the renewal
     /// must run sooner.
     pub(super) renewal_wake: Notify,
@@ -39,13 +42,33 @@ pub struct SessionStore {
     /// Our nodes on which keep-alive has not requested a watch yet. The list's `wake` also notifies keep-alive of a
     /// hand-off to check.
     pub(crate) unwatched: Arc<Unwatched>,
-    /// The number of times that the connection was lost.
-    connection: AtomicU64,
-    listings: Listings,
-    ghosts: Ghosts,
-    is_signal_refused: AtomicBool,
-    /// The highest zxid of all answers.
+    /// The highest zxid of all answers. Not in `record`, because a backend may report it while a mutex of its own is locked.
     newest_zxid: AtomicI64,
+}
+
+/// The part of a session's record that its mutex protects.
+#[derive(Default)]
+struct Record {
+    nodes: HashMap<u64, Arc<ContenderNode>>,
+    /// How many nodes have begun so far. The count is the id of the last one.
+    begun: u64,
+    /// The number of times that the connection was lost.
+    connection: u64,
+    is_signal_refused: bool,
+    /// The hand-offs to check, by the path of the releasing holder's node.
+    hand_offs: HashMap<Arc<str>, HandOff>,
+    /// The last hand-off that was confirmed. If this hand-off grants the lock to another contender later, that grant
+    /// needs no check.
+    last_confirmed: Option<Arc<str>>,
+    /// The nodes that their owner no longer keeps between uses, and deletes after the last use.
+    leaving: Vec<Weak<ContenderNode>>,
+    /// When the renewal of the lease runs next, on the session's clock.
+    renewal: Moment,
+    /// The directories that are being listed.
+    listings: HashMap<Arc<str>, Listed>,
+    /// The ghosts that the session has found, by directory. If the server still lists the node of a downgraded writer,
+    /// only readers may ignore that ghost, because the reader that replaced the writer still holds the lock.
+    ghosts: HashMap<Arc<str>, Ghosts>,
 }
 
 impl SessionStore {
@@ -53,15 +76,10 @@ impl SessionStore {
     pub fn new(lease: Lease) -> SessionStore {
         SessionStore {
             lease: Arc::new(lease),
-            next: AtomicU64::new(0),
-            members: Mutex::default(),
+            record: Mutex::default(),
             renewal_wake: Notify::new(),
             link_changed: Notify::new(),
             unwatched: Arc::default(),
-            connection: AtomicU64::new(0),
-            listings: Listings::default(),
-            ghosts: Ghosts::default(),
-            is_signal_refused: AtomicBool::new(false),
             newest_zxid: AtomicI64::new(0),
         }
     }
@@ -73,8 +91,11 @@ impl SessionStore {
 
     /// Records that the ensemble created the session, in answer to a handshake sent at `sent` or later.
     pub fn began(&self, sent: Moment) {
-        let lapsed = self.lease.began(sent);
-        self.find_all_losses_if(lapsed);
+        // Records the loss of every hold if the lease had run out. Otherwise a hold could survive the lapse, because the
+        // same answer may have renewed the lease.
+        if self.lease.began(sent) {
+            self.find_all_losses();
+        }
     }
 
     /// Records the answer to a request that was sent at `sent`.
@@ -84,8 +105,9 @@ impl SessionStore {
 
     /// As [`SessionStore::answered`], for an operation that a quorum has acknowledged.
     pub fn acknowledged(&self, sent: Moment) {
-        let lapsed = self.lease.acknowledged(sent);
-        self.find_all_losses_if(lapsed);
+        if self.lease.acknowledged(sent) {
+            self.find_all_losses();
+        }
     }
 
     /// Records that the handshake of the current connection resumed this session. The handshake extends the lease once
@@ -109,7 +131,7 @@ impl SessionStore {
         let has_changed = self.lease.connected(connected);
         self.wake_renewal();
         if has_changed && !connected {
-            self.connection.fetch_add(1, Ordering::AcqRel);
+            self.record.lock().connection += 1;
         }
         if has_changed {
             self.log_link(connected);
@@ -164,8 +186,9 @@ impl SessionStore {
 
     /// Returns a new node for this directory, whose create is not sent yet.
     pub(crate) fn begin(&self, directory: &Arc<str>, tag: &Tag, mode: Mode) -> Arc<ContenderNode> {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        ContenderNode::new(number, (Arc::clone(directory), tag.clone()), mode, &self.lease, &self.unwatched)
+        let mut record = self.record.lock();
+        record.begun += 1;
+        ContenderNode::new(record.begun, (Arc::clone(directory), tag.clone()), mode, &self.lease, &self.unwatched)
     }
 
     /// Records the created node, from the answer to its create, or from a listing after that answer was lost.
@@ -181,7 +204,8 @@ impl SessionStore {
     /// Removes a node from this record, because its owner gives the lock back or was dropped. Applies `change` to the
     /// node, and returns its result. The second argument of `change` is whether the removal may signal the release.
     pub(crate) fn leave<T>(&self, node: &Arc<ContenderNode>, change: impl FnOnce(&mut Locked, bool) -> T) -> T {
-        let removals = node.leave(|it| change(it, !self.is_signal_refused()));
+        let may_signal = !self.is_signal_refused();
+        let removals = node.leave(|it| change(it, may_signal));
         self.remove(node);
         removals
     }
@@ -189,33 +213,17 @@ impl SessionStore {
     /// Returns how often the connection was lost. If this count is the same at two answers, both came on the same
     /// connection.
     pub(crate) fn connection(&self) -> u64 {
-        self.connection.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn listings(&self) -> &Listings {
-        &self.listings
-    }
-
-    pub(crate) fn ghosts(&self) -> &Ghosts {
-        &self.ghosts
+        self.record.lock().connection
     }
 
     /// Records that the server refuses to let this session set the data of its own nodes. Releases are then plain
     /// deletes.
     pub(crate) fn record_signal_refused(&self) {
-        self.is_signal_refused.store(true, Ordering::Relaxed);
+        self.record.lock().is_signal_refused = true;
     }
 
     pub(crate) fn is_signal_refused(&self) -> bool {
-        self.is_signal_refused.load(Ordering::Relaxed)
-    }
-
-    /// Records the loss of every hold if `lapsed`, that is, if an answer showed that the lease had run out. Otherwise a
-    /// hold could survive the lapse, because the same answer may have renewed the lease.
-    fn find_all_losses_if(&self, lapsed: bool) {
-        if lapsed {
-            self.find_all_losses();
-        }
+        self.record.lock().is_signal_refused
     }
 }
 
@@ -223,20 +231,6 @@ impl fmt::Debug for SessionStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SessionStore").field("lease", &self.lease).finish_non_exhaustive()
     }
-}
-
-#[derive(Default)]
-struct Members {
-    all: HashMap<u64, Arc<ContenderNode>>,
-    /// The hand-offs to check, by the path of the releasing holder's node.
-    hand_offs: HashMap<Arc<str>, HandOff>,
-    /// The last hand-off that was confirmed. If this hand-off grants the lock to another contender later, that grant
-    /// needs no check.
-    last_confirmed: Option<Arc<str>>,
-    /// The nodes that their owner no longer keeps between uses, and deletes after the last use.
-    leaving: Vec<Weak<ContenderNode>>,
-    /// When the renewal of the lease runs next, on the session's clock.
-    renewal: Moment,
 }
 
 /// A write to a holder's node that waiters take as the release of the lock by that holder. A stranger may have sent the
@@ -255,10 +249,10 @@ impl SessionStore {
     /// the lease would be too late for it, also wakes the task that renews the lease.
     pub(super) fn add(&self, node: &Arc<ContenderNode>) {
         let renewed_by = self.lease.now() + self.lease.heartbeat_period();
-        let mut members = self.members.lock();
-        members.all.insert(node.number, Arc::clone(node));
-        let is_late = members.all.len() == 1 && members.renewal > renewed_by;
-        drop(members);
+        let mut record = self.record.lock();
+        record.nodes.insert(node.number, Arc::clone(node));
+        let is_late = record.nodes.len() == 1 && record.renewal > renewed_by;
+        drop(record);
         // The task is woken only if it must be, because a wake-up costs a tenth of the time of a short hold.
         if is_late {
             self.wake_renewal();
@@ -267,34 +261,34 @@ impl SessionStore {
     }
 
     pub(super) fn remove(&self, node: &ContenderNode) {
-        self.members.lock().all.remove(&node.number);
+        self.record.lock().nodes.remove(&node.number);
     }
 
     /// Requests that keep-alive check the hand-off by the holder whose node was at `path`, because the hand-off has
     /// granted the lock to `node`. Does nothing if the hand-off is the last one that was confirmed.
     pub(crate) fn request_check(&self, path: &Arc<str>, node: &Arc<ContenderNode>) {
-        let mut members = self.members.lock();
+        let mut record = self.record.lock();
         // A check that has not ended also covers `node`, even if the hand-off is confirmed.
-        if members.last_confirmed.as_ref() == Some(path) && !members.hand_offs.contains_key(path) {
+        if record.last_confirmed.as_ref() == Some(path) && !record.hand_offs.contains_key(path) {
             return;
         }
-        members.hand_offs.entry(Arc::clone(path)).or_default().granted.push(Arc::clone(node));
-        drop(members);
+        record.hand_offs.entry(Arc::clone(path)).or_default().granted.push(Arc::clone(node));
+        drop(record);
         self.unwatched.wake.notify_one();
     }
 
     /// Records that this node is no longer kept between uses, and is deleted after its last use. A contender behind the
     /// node then need not request that the node be given up.
     pub(crate) fn mark_leaving(&self, node: &Arc<ContenderNode>) {
-        let mut members = self.members.lock();
-        members.leaving.retain(|node| node.strong_count() > 0);
-        members.leaving.push(Arc::downgrade(node));
+        let mut record = self.record.lock();
+        record.leaving.retain(|node| node.strong_count() > 0);
+        record.leaving.push(Arc::downgrade(node));
     }
 
     /// Returns the names of the nodes in this directory that are no longer kept between uses, and are deleted after
     /// their last use.
     pub(crate) fn leaving_soon(&self, directory: &str) -> Vec<String> {
-        let leaving: Vec<_> = self.members.lock().leaving.iter().filter_map(Weak::upgrade).collect();
+        let leaving: Vec<_> = self.record.lock().leaving.iter().filter_map(Weak::upgrade).collect();
         let name = |node: Arc<ContenderNode>| Some(node.path().strip_prefix(directory)?.strip_prefix('/')?.to_owned());
         leaving.into_iter().filter_map(name).collect()
     }
@@ -302,9 +296,9 @@ impl SessionStore {
     /// Returns the paths of the hand-offs whose check must start now. Each path is returned once. Forgets a hand-off if
     /// no contender to which it granted the lock still holds.
     pub(super) fn take_unchecked(&self) -> Vec<Arc<str>> {
-        let mut members = self.members.lock();
-        members.hand_offs.retain(|_, it| it.is_under_check || it.granted.iter().any(|node| node.is_holding()));
-        let unchecked = members.hand_offs.iter_mut().filter(|(_, it)| !it.is_under_check);
+        let mut record = self.record.lock();
+        record.hand_offs.retain(|_, it| it.is_under_check || it.granted.iter().any(|node| node.is_holding()));
+        let unchecked = record.hand_offs.iter_mut().filter(|(_, it)| !it.is_under_check);
         let paths = unchecked.map(|(path, it)| {
             it.is_under_check = true;
             Arc::clone(path)
@@ -315,12 +309,12 @@ impl SessionStore {
     /// Records that the hand-off at this path is confirmed. If it grants the lock to another contender later, that
     /// grant needs no check.
     pub(super) fn record_confirmed(&self, path: Arc<str>) {
-        self.members.lock().last_confirmed = Some(path);
+        self.record.lock().last_confirmed = Some(path);
     }
 
     /// Ends the check of a hand-off. Returns our nodes to which the hand-off granted the lock.
     pub(super) fn finish_check(&self, path: &Arc<str>) -> Option<Vec<Arc<ContenderNode>>> {
-        self.members.lock().hand_offs.remove(path).map(|it| it.granted)
+        self.record.lock().hand_offs.remove(path).map(|it| it.granted)
     }
 
     pub(crate) fn wake_renewal(&self) {
@@ -359,37 +353,177 @@ impl SessionStore {
     }
 
     fn all(&self) -> Vec<Arc<ContenderNode>> {
-        self.members.lock().all.values().cloned().collect()
+        self.record.lock().nodes.values().cloned().collect()
     }
 
     /// Returns the nodes that a heartbeat checks, with their paths: all nodes that are held, or one node of a waiter if
     /// none is held.
     pub(crate) fn to_check(&self) -> Vec<(Arc<ContenderNode>, String)> {
-        let members = self.members.lock();
+        let record = self.record.lock();
         let standing = |node: &Arc<ContenderNode>| Some((Arc::clone(node), node.standing_path()?));
-        let holding = members.all.values().filter(|node| node.is_held());
+        let holding = record.nodes.values().filter(|node| node.is_held());
         let mut chosen: Vec<_> = holding.filter_map(standing).collect();
         if chosen.is_empty() {
-            chosen.extend(members.all.values().find_map(standing));
+            chosen.extend(record.nodes.values().find_map(standing));
         }
         chosen
     }
 
     pub(super) fn has_no_nodes(&self) -> bool {
-        self.members.lock().all.is_empty()
+        self.record.lock().nodes.is_empty()
     }
 
     /// Records when the renewal of the lease runs next. Returns `false` if the plan is out of date, because the caller
     /// took the session for idle (`is_idle`) and a node was added since. The caller must then plan again.
     pub(super) fn plan_renewal(&self, at: Moment, is_idle: bool) -> bool {
-        let mut members = self.members.lock();
-        members.renewal = at;
-        !is_idle || members.all.is_empty()
+        let mut record = self.record.lock();
+        record.renewal = at;
+        !is_idle || record.nodes.is_empty()
     }
 
     pub(super) fn is_over(&self) -> bool {
         self.lease.over().is_some()
     }
+}
+
+/// The most concurrent listings of one small directory. With more than one, a caller often need not wait for the
+/// listing of another caller.
+const UNDER_WAY_MAX: usize = 4;
+
+/// The most names of a small directory. A larger directory has one listing at a time, because several would fill memory
+/// with copies of the same names.
+pub(super) const MANY: usize = 256;
+
+/// The names of a directory's children.
+pub(crate) struct Children {
+    pub(super) names: Vec<String>,
+    /// The stat of the directory at the moment of the listing, if the backend gives it.
+    pub(crate) directory: Option<Stat>,
+}
+
+impl Deref for Children {
+    type Target = Vec<String>;
+
+    fn deref(&self) -> &Vec<String> {
+        &self.names
+    }
+}
+
+/// The answer to a listing, shared by all its callers.
+pub(crate) type Names = Arc<Children>;
+
+type Answer = Option<Result<Names, Failure>>;
+
+/// The sender of one listing's answer to all callers of that listing.
+pub(super) type Callers = watch::Sender<Answer>;
+
+/// The listings of one directory under way.
+#[derive(Default)]
+struct Listed {
+    under_way: usize,
+    /// Whether the directory had more than [`MANY`] names in the last answer.
+    is_large: bool,
+    /// The callers that wait for the next listing, which is sent when a listing under way is answered.
+    next: Option<Callers>,
+}
+
+impl Listed {
+    fn most(&self) -> usize {
+        if self.is_large { 1 } else { UNDER_WAY_MAX }
+    }
+}
+
+/// The most ghosts that a session records. When this number is reached, the session forgets all of them.
+const KNOWN_MAX: usize = 10_000;
+
+/// The name of each ghost in a directory, and the contenders that may ignore it: `Read` for readers only, `Write` for
+/// readers and writers.
+type Ghosts = BTreeMap<Arc<str>, Mode>;
+
+impl SessionStore {
+    /// Adds a caller of a listing, and returns the receiver of its answer. If the caller must send a listing now, also
+    /// returns the sender of the answer. The caller then calls [`SessionStore::end_listing`] once the listing is answered.
+    pub(super) fn begin_listing(&self, directory: &Arc<str>) -> (watch::Receiver<Answer>, Option<Callers>) {
+        let mut record = self.record.lock();
+        let listed = record.listings.entry(Arc::clone(directory)).or_default();
+        if listed.under_way < listed.most() {
+            listed.under_way += 1;
+            let (callers, answer) = watch::channel(None);
+            return (answer, Some(callers));
+        }
+        (listed.next.get_or_insert_with(|| watch::channel(None).0).subscribe(), None)
+    }
+
+    /// Records the answer to a listing. If the next listing must be sent now, returns the sender of its answer.
+    pub(super) fn end_listing(&self, directory: &Arc<str>, is_large: bool) -> Option<Callers> {
+        let mut record = self.record.lock();
+        let listed = record.listings.get_mut(directory)?;
+        listed.is_large = is_large;
+        // The directory may have become large, so that more listings are under way than its limit allows. The next
+        // listing is sent once fewer are under way.
+        let next = if listed.under_way <= listed.most() { listed.next.take() } else { None };
+        let next = next.filter(|next| next.receiver_count() > 0);
+        if next.is_none() {
+            listed.under_way -= 1;
+            if listed.under_way == 0 {
+                record.listings.remove(directory);
+            }
+        }
+        next
+    }
+
+    /// Returns the ghosts among these names that a contender of this mode may ignore.
+    pub(crate) fn ghosts_among(&self, directory: &str, names: &[String], mode: Mode) -> Vec<Arc<str>> {
+        let record = self.record.lock();
+        let Some(ghosts) = record.ghosts.get(directory) else { return Vec::new() };
+        let known = names.iter().filter_map(|name| ghosts.get_key_value(&**name));
+        known.filter(|(_, passable_by)| may_pass(mode, **passable_by)).map(|(name, _)| Arc::clone(name)).collect()
+    }
+
+    /// As [`SessionStore::ghosts_among`], where `names` is a complete listing of the directory. Forgets each ghost that is
+    /// not in the listing.
+    pub(crate) fn shown_ghosts(&self, directory: &str, names: &[String], mode: Mode) -> Vec<Arc<str>> {
+        let mut record = self.record.lock();
+        if let Some(ghosts) = record.ghosts.get_mut(directory) {
+            let shown: BTreeSet<&str> = names.iter().map(|name| &**name).collect();
+            ghosts.retain(|name, _| shown.contains(&**name));
+            if ghosts.is_empty() {
+                record.ghosts.remove(directory);
+            }
+        }
+        drop(record);
+        self.ghosts_among(directory, names, mode)
+    }
+
+    /// Returns these names without the ghosts that a contender of this mode may ignore.
+    pub(crate) fn without_ghosts<'n>(&self, directory: &str, names: &'n [String], mode: Mode) -> Cow<'n, [String]> {
+        let ghosts = self.ghosts_among(directory, names, mode);
+        if ghosts.is_empty() {
+            return Cow::Borrowed(names);
+        }
+        let is_ghost = |name: &&String| ghosts.iter().any(|ghost| **ghost == ***name);
+        Cow::Owned(names.iter().filter(|name| !is_ghost(name)).cloned().collect())
+    }
+
+    /// Adds a ghost that may be ignored by readers only (`passable_by` is `Read`) or by all contenders (`Write`).
+    /// Returns whether the ghost is new.
+    pub(super) fn enter_ghost(&self, directory: &str, name: &Arc<str>, passable_by: Mode) -> bool {
+        let mut record = self.record.lock();
+        if record.ghosts.values().map(BTreeMap::len).sum::<usize>() >= KNOWN_MAX {
+            record.ghosts.clear();
+        }
+        let ghosts = record.ghosts.entry(directory.into()).or_default();
+        let before = ghosts.get(name).copied();
+        if before != Some(Mode::Write) {
+            ghosts.insert(Arc::clone(name), passable_by);
+        }
+        before.is_none()
+    }
+}
+
+/// Returns whether a contender of `mode` may ignore a ghost with this `passable_by`, as in [`Ghosts`].
+pub(super) fn may_pass(mode: Mode, passable_by: Mode) -> bool {
+    mode == Mode::Read || passable_by == Mode::Write
 }
 
 #[cfg(test)]

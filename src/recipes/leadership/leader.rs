@@ -126,7 +126,7 @@ async fn unless_gone<T>(
 /// Returns the contender that leads according to the listing `names`. Skips the known ghosts: nodes that this client's
 /// server shows although the ensemble's leader no longer has them.
 fn leading_without_ghosts(session: &Arc<dyn Session>, handle: &Handle, names: &[String]) -> Option<Contender> {
-    leading(handle.dialect, &session.store().ghosts().without(&handle.queue, names, Mode::Write))
+    leading(handle.dialect, &session.store().without_ghosts(&handle.queue, names, Mode::Write))
 }
 
 /// A stream of the leaders, as they change. Made by [`Leadership::changes`](crate::Leadership::changes).
@@ -200,7 +200,7 @@ impl Followed for Observer {
                 session.sleep(PAUSE).await;
                 continue;
             }
-            session.store().ghosts().shown(path, &names, Mode::Write);
+            session.store().shown_ghosts(path, &names, Mode::Write);
             let first = leading_without_ghosts(session, &self.handle, &names);
             let waited = match &first {
                 Some(first) => self.watch_leader(session, first, &mut has_ghosts).await,

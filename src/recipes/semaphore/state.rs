@@ -110,7 +110,7 @@ impl SemaphoreState {
     /// Returns `names` without the known ghosts: permits that our server shows although the ensemble's leader no longer
     /// has them.
     pub(super) fn without_ghosts(&self, session: &Arc<dyn Session>, names: &[String]) -> Vec<String> {
-        session.store().ghosts().without(&self.taken, names, Mode::Write).into_owned()
+        session.store().without_ghosts(&self.taken, names, Mode::Write).into_owned()
     }
 
     /// Asks the ensemble's leader for these permits. Returns the ghosts: permits that our server shows although the

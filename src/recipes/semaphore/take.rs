@@ -360,7 +360,7 @@ impl<'a> View<'a> {
 
     /// Removes from `names` the permits that the ensemble's leader no longer has.
     fn remove_ghosts(&mut self, names: &mut Vec<String>) {
-        let ghosts = self.entry.session().store().ghosts().shown(&self.state.taken, names, Mode::Write);
+        let ghosts = self.entry.session().store().shown_ghosts(&self.state.taken, names, Mode::Write);
         self.has_ghosts |= !ghosts.is_empty();
         names.retain(|name| !ghosts.iter().any(|ghost| **ghost == **name));
     }
