@@ -16,8 +16,8 @@ use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::lease::Moment;
 use crate::session::leaving::Leaving;
 use crate::session::listing;
-use crate::session::node::state::EntryStep;
-use crate::session::node::{ContenderNode, LimitEnd, Locked};
+use crate::session::node::state::{EntryStep, LimitEnd};
+use crate::session::node::{ContenderNode, Locked};
 use crate::session::presence::{self, Recheck, check};
 use crate::session::request::{Created, Failure, HoldState, Kind, Loss, Operation, Reply, Stat, Watch};
 use crate::session::retry::{self, none_without_directory, slept, synced, until_known};
@@ -179,7 +179,8 @@ impl ContenderHandle {
     pub(crate) fn limit_and_trace(&self, holding: HoldTrace) {
         // Only this hold uses the node, so the limit runs until the node is gone. The returned value is ignored, because nothing
         // ends the limit earlier.
-        _ = self.node.limits().begin(self.now());
+        let now = self.now();
+        _ = self.node.change(|it| it.known.limits.begin(now));
         *self.holding.lock() = holding;
     }
 
@@ -391,7 +392,7 @@ pub(crate) struct LimitedUse {
 
 impl Drop for LimitedUse {
     fn drop(&mut self) {
-        self.node.limits().end(self.end);
+        self.node.change(|it| it.known.limits.end(self.end));
     }
 }
 
@@ -400,14 +401,15 @@ impl ContenderHandle {
     /// removes the node.
     pub(crate) fn limit(&self, longest: Duration) {
         let (node, session) = self.node_and_session();
-        node.limits().set(longest);
+        node.change(|it| it.known.limits.set(longest));
         let by = Arc::clone(&session);
         by.spawn(Box::pin(give_up_in_time(node, session)));
     }
 
     /// Begins a use of a kept node. `None` if uses have no time limit.
     pub(crate) fn limited_use(&self) -> Option<LimitedUse> {
-        let end = self.node().limits().begin(self.now())?;
+        let now = self.now();
+        let end = self.node().change(|it| it.known.limits.begin(now))?;
         Some(LimitedUse { node: Arc::clone(self.node()), end })
     }
 }

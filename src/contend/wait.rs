@@ -119,8 +119,7 @@ impl Wait<'_> {
         // must be stored even then.
         let own = node.request_watch(session).map(|stored| spawn_awaited(session, stored, drop));
         let watch = session.watch(&self.entry.child(predecessor));
-        if asks && !node.has_asked() {
-            node.mark_asked();
+        if asks && !node.change(|it| std::mem::replace(&mut it.known.has_asked, true)) {
             let handle = &self.acquisition.handle;
             ask(&handle.queue, &handle.asking, session, self.directory.as_deref().copied());
         }

@@ -1,8 +1,6 @@
-//! One node that this library has created (a node of ours): its [state](NodeState) behind a mutex, its watch, the tasks
-//! that wait for its changes, and the time limits of its holds. A contender changes the state, and keep-alive watches
-//! the node.
+//! One node that this library has created (a node of ours): its [state](NodeState) behind a mutex, its watch, and the
+//! tasks that wait for its changes. A contender changes the state, and keep-alive watches the node.
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
@@ -13,8 +11,8 @@ use crate::session::lease::{Lease, Moment, nanos};
 use crate::session::node::state::{Evidence, NodeState};
 use crate::session::request::{Created, Ending, Event, Failure, HoldState, Loss, Reply, Watch};
 use crate::session::thread::FORKED;
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{Mutex, Notified, Notify, OnceLock};
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{Mutex, Notified, Notify};
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 
@@ -79,15 +77,13 @@ pub(crate) struct ContenderNode {
     unsettled: AtomicUsize,
     /// The number of transactions that check this node and were sent.
     writes: AtomicUsize,
-    /// The number of commits of a shared value under this node so far, which is also the id of the last one.
-    commits: AtomicU32,
-    /// The epoch of the lease in which the node is held, plus 1. Zero if the node is not held, or is lost.
+    /// The epoch of the lease in which the node is held, plus 1. Zero if the node is not held, or is lost. As
+    /// `first_limit`, this is a copy of the state that is read without the mutex, because a node that is kept between
+    /// uses is checked millions of times a second.
     held_in: AtomicU64,
-    /// Whether the node's owner has requested that each contender that keeps a node in this directory between uses give
-    /// that node up. The request also covers this node, if its owner keeps it later.
-    has_asked: AtomicBool,
+    /// When a present hold or use first reaches its limit, in nanoseconds on the session's clock.
+    first_limit: AtomicU64,
     lease: Arc<Lease>,
-    limits: Limits,
     /// The list to which the node is added again when a stranger has set its data. That event has used up the node's
     /// watch.
     unwatched: Weak<Unwatched>,
@@ -126,16 +122,14 @@ impl ContenderNode {
             changed: Notify::new(),
             unsettled: AtomicUsize::new(0),
             writes: AtomicUsize::new(0),
-            commits: AtomicU32::new(0),
             held_in: AtomicU64::new(0),
-            has_asked: AtomicBool::new(false),
+            first_limit: AtomicU64::new(u64::MAX),
             lease: Arc::clone(lease),
-            limits: Limits::default(),
             unwatched: Arc::downgrade(unwatched),
         })
     }
 
-    /// Changes the state of the node under its mutex, and updates `held_in`. After the mutex is released, logs and
+    /// Changes the state of the node under its mutex, and updates `held_in` and `first_limit`. After the mutex is released, logs and
     /// counts a lost hold, because subscribers of `tracing` run the user's code.
     ///
     /// A value with a destructor (a watch, a reply) must be returned by `change`, and dropped by the caller after the
@@ -144,6 +138,7 @@ impl ContenderNode {
         let mut state = self.state.lock();
         let answer = change(&mut state);
         self.held_in.store(state.known.held_in().map_or(0, |epoch| epoch + 1), Ordering::Release);
+        self.first_limit.store(state.known.limits.first().map_or(u64::MAX, nanos), Ordering::Release);
         let unreported = state.known.take_unreported_loss();
         drop(state);
         if let Some((node, cause)) = unreported {
@@ -222,32 +217,9 @@ impl ContenderNode {
         (!self.may_yet_write()).then_some(writes)
     }
 
-    /// Returns the id of the next commit of a shared value. Each commit under one node has an id of its own, which
-    /// identifies the commit if its answer is lost.
-    pub(crate) fn next_commit(&self) -> u32 {
-        self.commits.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
-    }
-
-    /// Takes back the id of a commit that was not sent, unless a later commit has an id already. The result is ignored,
-    /// because an unused id does no harm.
-    pub(crate) fn commit_not_sent(&self, number: u32) {
-        let _result =
-            self.commits.compare_exchange(number, number.wrapping_sub(1), Ordering::Relaxed, Ordering::Relaxed);
-    }
-
     /// Returns whether a transaction that checks this node may still take effect.
     pub(crate) fn may_yet_write(&self) -> bool {
         self.unsettled.load(Ordering::Relaxed) > 0
-    }
-
-    /// Records that the owner has requested that each contender that keeps a node in this directory between uses give
-    /// that node up.
-    pub(crate) fn mark_asked(&self) {
-        self.has_asked.store(true, Ordering::Release);
-    }
-
-    pub(crate) fn has_asked(&self) -> bool {
-        self.has_asked.load(Ordering::Acquire)
     }
 
     /// Ends the replacement of the node by another one: applies `change`, and drops the watch on the replaced node,
@@ -310,14 +282,7 @@ impl ContenderNode {
                 if it.known.lacks_epoch() {
                     it.known.rely_on(self.epoch_since(it.known.creation().answered));
                 }
-                it.known.find_loss(&Evidence {
-                    valid_in: lease.epoch_at(now),
-                    over: lease.over(),
-                    is_held_too_long: !self.limits.allows(now),
-                });
-                if it.known.loss() == Some(Loss::HeldTooLong) {
-                    self.limits.record_exceeded(now, lease.margin());
-                }
+                it.known.find_loss(&Evidence { now, valid_in: lease.epoch_at(now), over: lease.over() });
             }
             let event = it.poll_watch();
             (it.known.loss(), event)
@@ -330,30 +295,20 @@ impl ContenderNode {
     /// must call [`ContenderNode::find_loss`].
     pub(crate) fn held_at(&self) -> Option<Moment> {
         let now = self.lease.covered_at(self.held_in.load(Ordering::Acquire).checked_sub(1)?)?;
-        self.limits.allows(now).then_some(now)
-    }
-
-    pub(crate) fn limits(&self) -> &Limits {
-        &self.limits
+        (nanos(now) < self.first_limit.load(Ordering::Acquire)).then_some(now)
     }
 
     /// Returns how long the node is surely still held, by the lease and the limits. `None` if the lease has ended or a
     /// limit is reached.
     pub(crate) fn remaining(&self) -> Option<Duration> {
-        let left = self.lease.remaining()?.min(self.limits.left(self.lease.now()));
+        let left = self.lease.remaining()?.min(self.read(|it| it.limits.left(self.lease.now())));
         (!left.is_zero()).then_some(left)
     }
 
     /// Returns the time until the node is given up because of a limit, or `None` if no present hold, and no present use
     /// of a node kept between uses, has a limit.
     pub(crate) fn given_up_in(&self) -> Option<Duration> {
-        self.limits.given_up_in(self.lease.now(), self.lease.margin())
-    }
-
-    /// Returns whether the node is held and no loss is recorded. Heartbeats check only such nodes: a transaction fails
-    /// at the first missing node, and does not show whether the nodes after it exist.
-    pub(super) fn is_held(&self) -> bool {
-        self.read(|it| it.held_in().is_some())
+        self.read(|it| it.limits.given_up_in(self.lease.now(), self.lease.margin()))
     }
 
     /// Returns the path of the node, or `None` while the node is being replaced, and after its owner has left it.
@@ -442,95 +397,6 @@ impl Locked {
         self.own = None;
         self.known.heard(event);
         Some(event)
-    }
-}
-
-pub(crate) struct Limits {
-    /// The longest duration of one hold, or of one use of a node that is kept between uses.
-    longest: OnceLock<Duration>,
-    ends: Mutex<Ends>,
-    /// The earliest end in `ends`, in nanoseconds on the session's clock. This copy is read without the mutex, because a
-    /// node that is kept between uses is checked millions of times a second.
-    first: AtomicU64,
-    /// When the node is given up, on the session's clock. Set once a hold or use has exceeded its limit.
-    given_up: OnceLock<Moment>,
-}
-
-/// When a hold or use reaches its limit, and the id of the hold or use. The id is needed because several may reach
-/// their limits at the same moment.
-pub(crate) type LimitEnd = (Moment, u64);
-
-#[derive(Default)]
-struct Ends {
-    all: BTreeSet<LimitEnd>,
-    /// How many holds and uses have begun so far. The count is the id of the last one.
-    begun: u64,
-}
-
-impl Default for Limits {
-    fn default() -> Limits {
-        let (longest, ends, given_up) = (OnceLock::new(), Mutex::default(), OnceLock::new());
-        Limits { longest, ends, first: AtomicU64::new(u64::MAX), given_up }
-    }
-}
-
-impl Limits {
-    /// Limits each later hold, and each later use of a node kept between uses, to this duration. Only the first call
-    /// has an effect.
-    pub(crate) fn set(&self, longest: Duration) {
-        self.longest.get_or_init(|| longest);
-    }
-
-    /// Begins a hold or use, and returns when it reaches its limit. Returns `None` if there is no limit.
-    pub(crate) fn begin(&self, now: Moment) -> Option<LimitEnd> {
-        let end = now.saturating_add(*self.longest.get()?);
-        let mut ends = self.ends.lock();
-        ends.begun += 1;
-        let end = (end, ends.begun);
-        ends.all.insert(end);
-        self.publish(&ends);
-        Some(end)
-    }
-
-    pub(crate) fn end(&self, end: LimitEnd) {
-        let mut ends = self.ends.lock();
-        ends.all.remove(&end);
-        self.publish(&ends);
-    }
-
-    fn publish(&self, ends: &Ends) {
-        self.first.store(ends.first().map_or(u64::MAX, nanos), Ordering::Release);
-    }
-
-    /// Returns whether no present hold or use has exceeded its limit.
-    pub(crate) fn allows(&self, now: Moment) -> bool {
-        nanos(now) < self.first.load(Ordering::Acquire)
-    }
-
-    /// Records that a hold or use has exceeded its limit. The node is given up `margin` later.
-    pub(crate) fn record_exceeded(&self, now: Moment, margin: Duration) {
-        self.given_up.get_or_init(|| now.saturating_add(margin));
-    }
-
-    /// Returns the time until a present hold or use first reaches its limit. Without a present one, returns the limit
-    /// itself, because a hold that begins now cannot exceed its limit sooner. Returns `Duration::MAX` if there is no
-    /// limit.
-    pub(crate) fn left(&self, now: Moment) -> Duration {
-        let Some(longest) = self.longest.get() else { return Duration::MAX };
-        self.ends.lock().first().map_or(*longest, |end| end.saturating_sub(now))
-    }
-
-    /// Returns the time until the node is given up: if no limit was exceeded yet, `margin` after a present hold or use
-    /// first reaches its limit. Returns `None` if no limit was exceeded and no hold or use with a limit is present.
-    pub(crate) fn given_up_in(&self, now: Moment, margin: Duration) -> Option<Duration> {
-        let would_be = || self.ends.lock().first().map(|end| end.saturating_add(margin));
-        self.given_up.get().copied().or_else(would_be).map(|end| end.saturating_sub(now))
-    }
-}
-
-impl Ends {
-    fn first(&self) -> Option<Moment> {
-        self.all.first().map(|(end, _)| *end)
     }
 }
 

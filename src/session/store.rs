@@ -361,7 +361,9 @@ impl SessionStore {
     pub(crate) fn to_check(&self) -> Vec<(Arc<ContenderNode>, String)> {
         let record = self.record.lock();
         let standing = |node: &Arc<ContenderNode>| Some((Arc::clone(node), node.standing_path()?));
-        let holding = record.nodes.values().filter(|node| node.is_held());
+        // Only nodes that are held and not lost are checked together: a transaction fails at the first missing node, and
+        // does not show whether the nodes after it exist.
+        let holding = record.nodes.values().filter(|node| node.read(|it| it.held_in().is_some()));
         let mut chosen: Vec<_> = holding.filter_map(standing).collect();
         if chosen.is_empty() {
             chosen.extend(record.nodes.values().find_map(standing));

@@ -87,7 +87,7 @@ impl ValueNode {
             host: handle.host.clone(),
             label: label.clone(),
             token: node.token(),
-            commit: node.next_commit(),
+            commit: node.change(|it| it.known.next_commit()),
             at: codec::now(),
             schema: self.form.schema,
         };
@@ -95,7 +95,7 @@ impl ValueNode {
         let envelope = Envelope { format: self.form.name.clone(), written, after: base.mark };
         let bytes = envelope.seal(payload);
         if bytes.len() > self.form.size_limit {
-            node.commit_not_sent(mark.commit);
+            node.change(|it| it.known.commit_not_sent(mark.commit));
             return Err(self.fault(ValueError::TooLarge { bytes: bytes.len(), limit: Some(self.form.size_limit) }));
         }
         let version = Commit { node: self, hold, bytes: &bytes, mark, base }.put().await?;

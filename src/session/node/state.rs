@@ -17,8 +17,9 @@
 //! gap since the grant (for a waiter: since the lease was first valid); the hold exceeded its limit; the node was removed;
 //! a stranger forged the grant. The owner of a lost node still leaves the node, so that it is deleted in case it exists.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use crate::queue::contender::Contender;
 use crate::queue::mode::{self, Mode};
@@ -74,11 +75,64 @@ pub(crate) struct Creation {
 
 /// Facts from which [`NodeState::find_loss`] decides whether the node is lost.
 pub(crate) struct Evidence {
+    /// The present moment, on the session's clock.
+    pub(crate) now: Moment,
     pub(crate) over: Option<Ending>,
     /// The present epoch of the lease, or `None` while the lease is invalid.
     pub(crate) valid_in: Option<u64>,
-    /// Whether a hold, or a use of a node kept between uses, has exceeded its limit.
-    pub(crate) is_held_too_long: bool,
+}
+
+/// When a hold or use reaches its limit, and the id of the hold or use. The id is needed because several may reach
+/// their limits at the same moment.
+pub(crate) type LimitEnd = (Moment, u64);
+
+/// The time limits of the holds of a node, or of the uses of a node that is kept between uses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Limits {
+    /// The longest duration of one hold or use.
+    longest: Option<Duration>,
+    ends: BTreeSet<LimitEnd>,
+    /// How many holds and uses have begun so far. The count is the id of the last one.
+    begun: u64,
+    /// When a hold or use was found to have exceeded its limit.
+    exceeded: Option<Moment>,
+}
+
+impl Limits {
+    /// Limits each later hold or use to this duration. Only the first call has an effect.
+    pub(crate) fn set(&mut self, longest: Duration) {
+        self.longest.get_or_insert(longest);
+    }
+
+    /// Begins a hold or use, and returns when it reaches its limit. Returns `None` if there is no limit.
+    pub(crate) fn begin(&mut self, now: Moment) -> Option<LimitEnd> {
+        let end = now.saturating_add(self.longest?);
+        self.begun += 1;
+        self.ends.insert((end, self.begun));
+        Some((end, self.begun))
+    }
+
+    pub(crate) fn end(&mut self, end: LimitEnd) {
+        self.ends.remove(&end);
+    }
+
+    /// Returns when a present hold or use first reaches its limit.
+    pub(super) fn first(&self) -> Option<Moment> {
+        self.ends.first().map(|(end, _)| *end)
+    }
+
+    /// Returns the time until a present hold or use first reaches its limit. Without a present one, returns the limit
+    /// itself, because a hold that begins now cannot exceed its limit sooner. Returns `Duration::MAX` if there is no
+    /// limit.
+    pub(super) fn left(&self, now: Moment) -> Duration {
+        self.first().map(|end| end.saturating_sub(now)).or(self.longest).unwrap_or(Duration::MAX)
+    }
+
+    /// Returns the time until the node is given up: `margin` after a limit was exceeded, or else after a present hold or
+    /// use first reaches its limit. Returns `None` if no limit was exceeded and no hold or use with a limit is present.
+    pub(super) fn given_up_in(&self, now: Moment, margin: Duration) -> Option<Duration> {
+        self.exceeded.or(self.first()).map(|end| end.saturating_add(margin).saturating_sub(now))
+    }
 }
 
 /// The state of one node of ours.
@@ -111,6 +165,12 @@ pub struct NodeState {
     is_reported: bool,
     /// Whether a watch on this node was requested, and neither failed nor fired since.
     is_watched: bool,
+    /// Whether the owner has requested that each contender that keeps a node in this directory between uses give that
+    /// node up. The request also covers this node, if its owner keeps it later.
+    pub(crate) has_asked: bool,
+    /// The number of commits of a shared value under this node so far, which is also the id of the last one.
+    commits: u32,
+    pub(crate) limits: Limits,
 }
 
 impl NodeState {
@@ -132,6 +192,9 @@ impl NodeState {
             loss: None,
             is_reported: false,
             is_watched: false,
+            has_asked: false,
+            commits: 0,
+            limits: Limits::default(),
         }
     }
 
@@ -291,8 +354,12 @@ impl NodeState {
         };
         let over = evidence.over.map(Loss::SessionOver);
         let ran_out = (since.is_some() && since != evidence.valid_in).then_some(Loss::LeaseRanOut);
-        let too_long = evidence.is_held_too_long.then_some(Loss::HeldTooLong);
+        let is_held_too_long = self.limits.first().is_some_and(|end| end <= evidence.now);
+        let too_long = is_held_too_long.then_some(Loss::HeldTooLong);
         self.loss = self.loss.or(over).or(ran_out).or(too_long);
+        if self.loss == Some(Loss::HeldTooLong) {
+            self.limits.exceeded.get_or_insert(evidence.now);
+        }
     }
 
     /// Records an event of the watch on the node. A deletion is a loss, except while the node is being replaced.
@@ -306,6 +373,19 @@ impl NodeState {
     /// Records a loss, unless an earlier loss is recorded.
     pub fn lose(&mut self, loss: Loss) {
         self.loss.get_or_insert(loss);
+    }
+
+    /// Returns the id of the next commit of a shared value. Each commit under one node has an id of its own, which
+    /// identifies the commit if its answer is lost.
+    pub(crate) fn next_commit(&mut self) -> u32 {
+        self.commits = self.commits.wrapping_add(1);
+        self.commits
+    }
+
+    /// Takes back the id of a commit that was not sent, unless a later commit has an id already. An unused id does no
+    /// harm.
+    pub(crate) fn commit_not_sent(&mut self, number: u32) {
+        self.commits = if self.commits == number { number.wrapping_sub(1) } else { self.commits };
     }
 
     /// Returns the recorded loss, or [`Loss::GivenBack`] once the owner has left the node.

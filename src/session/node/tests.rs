@@ -164,35 +164,3 @@ fn writes_are_settled_once_each_has_an_outcome() {
     node.prepare_foreign_transaction();
     assert_eq!((node.may_yet_write(), node.settled_writes()), (true, None));
 }
-
-const MARGIN: Duration = Duration::from_secs(2);
-
-const fn s(seconds: u64) -> Duration {
-    Duration::from_secs(seconds)
-}
-
-#[test]
-fn the_first_use_over_its_limit_ends_the_node() {
-    let limits = Limits::default();
-    assert_eq!((limits.begin(s(1)), limits.left(s(1)), limits.allows(s(1 << 30))), (None, Duration::MAX, true));
-    limits.set(s(10));
-    let [first, second] = [s(1), s(4)].map(|at| limits.begin(at).expect("limited"));
-    assert_eq!((limits.left(s(4)), limits.allows(s(10)), limits.allows(s(11))), (s(7), true, false));
-    limits.end(first);
-    assert_eq!((limits.left(s(4)), limits.allows(s(13)), limits.allows(s(14))), (s(10), true, false));
-    assert_eq!(limits.given_up_in(s(4), MARGIN), Some(s(12)));
-    limits.record_exceeded(s(14), MARGIN);
-    limits.end(second);
-    assert_eq!((limits.given_up_in(s(15), MARGIN), limits.allows(s(15))), (Some(s(1)), true));
-}
-
-#[test]
-fn a_later_use_does_not_reach_its_limit_earlier() {
-    let limits = Limits::default();
-    limits.set(s(10));
-    let until = s(3) + limits.left(s(3));
-    limits.begin(s(3)).expect("limited");
-    assert!(limits.allows(until - s(1)) && !limits.allows(until));
-    limits.set(Duration::MAX);
-    assert_eq!(limits.left(s(3)), s(10), "the first limit counts");
-}

@@ -247,20 +247,24 @@ fn a_node_left_during_a_move_stays_left() {
     ends_with(record, [("all", false)]);
 }
 
+const LIMIT: Duration = Duration::from_secs(10);
+
 fn evidence() -> Evidence {
-    Evidence { over: None, valid_in: Some(2), is_held_too_long: false }
+    Evidence { now: NOW, over: None, valid_in: Some(2) }
 }
 
 #[test]
 fn the_first_reason_of_a_loss_stays() {
     let over = Loss::SessionOver(Ending::Expired);
-    let ended = Evidence { over: Some(Ending::Expired), valid_in: None, is_held_too_long: true };
-    let lapsed = Evidence { valid_in: Some(3), is_held_too_long: true, ..evidence() };
-    let long = Evidence { is_held_too_long: true, ..evidence() };
+    let long = Evidence { now: NOW + LIMIT, ..evidence() };
+    let ended = Evidence { over: Some(Ending::Expired), valid_in: None, ..long };
+    let lapsed = Evidence { valid_in: Some(3), ..long };
     for (evidence, loss) in
         [(evidence(), None), (ended, Some(over)), (lapsed, Some(Loss::LeaseRanOut)), (long, Some(Loss::HeldTooLong))]
     {
         let mut record = holding();
+        record.limits.set(LIMIT);
+        record.limits.begin(NOW).expect("limited");
         record.find_loss(&evidence);
         assert_eq!((record.loss(), record.held_in()), (loss, Some(2).filter(|_| loss.is_none())));
         record.lose(Loss::Removed);
@@ -315,4 +319,36 @@ fn orphans_are_nodes_of_its_owner_after_a_lost_answer() {
     assert_eq!(record.orphans(&names), [names[1].clone()]);
     record.leave(true);
     assert_eq!(record.orphans(&names), Vec::<String>::new(), "the removal of the node also removes orphans");
+}
+
+const MARGIN: Duration = Duration::from_secs(2);
+
+const fn s(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+#[test]
+fn the_first_use_over_its_limit_ends_the_node() {
+    let mut limits = Limits::default();
+    assert_eq!((limits.begin(s(1)), limits.left(s(1)), limits.first()), (None, Duration::MAX, None));
+    limits.set(s(10));
+    let [first, second] = [s(1), s(4)].map(|at| limits.begin(at).expect("limited"));
+    assert_eq!((limits.left(s(4)), limits.first()), (s(7), Some(s(11))));
+    limits.end(first);
+    assert_eq!((limits.left(s(4)), limits.first()), (s(10), Some(s(14))));
+    assert_eq!(limits.given_up_in(s(4), MARGIN), Some(s(12)));
+    limits.exceeded = Some(s(14));
+    limits.end(second);
+    assert_eq!((limits.given_up_in(s(15), MARGIN), limits.first()), (Some(s(1)), None));
+}
+
+#[test]
+fn a_later_use_does_not_reach_its_limit_earlier() {
+    let mut limits = Limits::default();
+    limits.set(s(10));
+    let until = s(3) + limits.left(s(3));
+    limits.begin(s(3)).expect("limited");
+    assert_eq!(limits.first(), Some(until));
+    limits.set(Duration::MAX);
+    assert_eq!(limits.left(s(3)), s(10), "the first limit counts");
 }
