@@ -90,16 +90,11 @@ struct LeaseState {
     over: Option<(Ending, Moment)>,
     /// When the connection was lost. `None` while the session is connected, and never `None` once it is over.
     lost: Option<Instant>,
-    /// The handshake of the present connection, until it extends the lease. `None` for the first connection.
-    handshake: Option<Handshake>,
-}
-
-#[derive(Clone, Copy)]
-struct Handshake {
-    /// A moment at or before the sending of the handshake.
-    sent: Moment,
-    /// Whether the backend has reported that the handshake resumed this session.
-    is_ours: bool,
+    /// A moment at or before the sending of the present connection's handshake, until the backend reports that the
+    /// handshake resumed this session. `None` for the first connection.
+    handshake: Option<Moment>,
+    /// The same moment after that report, until the handshake extends the lease.
+    resumed: Option<Moment>,
 }
 
 #[derive(Clone, Copy)]
@@ -201,13 +196,9 @@ impl Lease {
         let mut newest = None;
         let mut state = self.state.lock();
         if sent >= state.connected_since {
-            newest = state.handshake.take_if(|handshake| handshake.is_ours).map(|handshake| handshake.sent);
-            while let Some(touch) =
-                state.touches.front().filter(|touch| touch.answered.saturating_add(self.settling) <= sent)
-            {
-                newest = newest.max(Some(touch.sent));
-                state.touches.pop_front();
-            }
+            let is_settled = |touch: &Touch| touch.answered.saturating_add(self.settling) <= sent;
+            let settled = state.touches.partition_point(is_settled);
+            newest = state.touches.drain(..settled).map(|touch| touch.sent).max().max(state.resumed.take());
         }
         drop(state);
         let lapsed = newest.is_some_and(|touch| self.count_touch(touch));
@@ -218,9 +209,8 @@ impl Lease {
     /// Records that the handshake of this connection resumed this session. The handshake extends the lease once a
     /// quorum acknowledges a later operation.
     pub(super) fn resumed(&self) {
-        if let Some(handshake) = &mut self.state.lock().handshake {
-            handshake.is_ours = true;
-        }
+        let mut state = self.state.lock();
+        state.resumed = state.handshake.take().or(state.resumed);
     }
 
     /// Extends the lease to one term after `touch`, the moment at which a request was sent. Returns `true` if this call
@@ -263,7 +253,7 @@ impl Lease {
             state.connected_since = now;
             // The time of the handshake is not known. The handshake is sent after every request that the previous
             // connection has answered, so the time of the newest such request is a safe lower bound.
-            state.handshake = Some(Handshake { sent: state.answered, is_ours: false });
+            (state.handshake, state.resumed) = (Some(state.answered), None);
         }
         true
     }
@@ -301,7 +291,7 @@ impl Lease {
     /// Returns how long the lease is still valid, or `None` if it has run out or the session is over. `Duration::MAX`
     /// in steady mode.
     pub fn remaining(&self) -> Option<Duration> {
-        self.validity().map(|(left, _)| left)
+        self.validity_at(self.now()).map(|(left, _)| left)
     }
 
     /// Returns how long the ensemble surely keeps the session: until one session timeout after the newest touch that
@@ -430,10 +420,6 @@ impl Lease {
         };
         self.valid_in.store(state.epoch, Ordering::Release);
         self.valid_until.store(until, Ordering::Release);
-    }
-
-    fn validity(&self) -> Option<(Duration, u64)> {
-        self.validity_at(self.now())
     }
 
     fn validity_at(&self, now: Moment) -> Option<(Duration, u64)> {
