@@ -124,7 +124,7 @@ impl Contender {
 
     /// Returns the name of the contender's node after a downgrade.
     pub(crate) fn downgraded(&self) -> String {
-        name(self.tag(), self.dialect.marker(Mode::Read), self.sequence())
+        format!("{}{}{:010}", self.tag(), self.dialect.marker(Mode::Read), self.sequence())
     }
 
     /// Returns the tag: the part of the name before the marker of the mode, such as `-WRITE-`. If the tag has an id, no
@@ -189,10 +189,6 @@ impl fmt::Display for Tag {
     }
 }
 
-fn name(tag: &str, marker: &str, sequence: i64) -> String {
-    format!("{tag}{marker}{sequence:010}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -255,7 +251,7 @@ mod tests {
     #[test]
     fn two_nodes_of_one_curator_holder_are_recognized() {
         let one = |dialect: Dialect, mode, sequence| {
-            let name = name("_c_5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9-", dialect.marker(mode), sequence);
+            let name = format!("_c_5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9-{}{sequence:010}", dialect.marker(mode));
             Contender::parse_as(&name, dialect).unwrap()
         };
         let write = one(Dialect::Curator, Mode::Write, 7);
