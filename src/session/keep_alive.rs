@@ -5,6 +5,8 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
+
 use crate::queue::contender::Contender;
 use crate::session::contract::Session;
 use crate::session::lease::Moment;
@@ -45,9 +47,7 @@ async fn watch_nodes(session: &Weak<dyn Session>, store: &SessionStore, grace: D
             store.unwatched.wake.notified().await;
         }
         let pause = session.upgrade().filter(|_| !grace.is_zero()).map(|session| session.sleep(grace));
-        if let Some(pause) = pause {
-            pause.await;
-        }
+        OptionFuture::from(pause).await;
         let Some(session) = session.upgrade().filter(|_| !store.is_over()) else {
             return;
         };
@@ -111,13 +111,9 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
         Err(Failure::NoNode) => Ok(None),
         Err(failure) => Err(failure),
     };
-    if left == Ok(None) {
-        let pause = live.sleep(live.timeout() / 5);
-        drop(live);
-        pause.await;
-    } else {
-        drop(live);
-    }
+    let pause = (left == Ok(None)).then(|| live.sleep(live.timeout() / 5));
+    drop(live);
+    OptionFuture::from(pause).await;
     let Some(live) = session.upgrade() else { return };
     let store = live.store();
     let Some(granted) = store.finish_check(&path) else { return };
@@ -227,14 +223,10 @@ async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     }
     let soon = live.timeout() / 20;
     let touched = lease.now();
-    if lease.since_touch() > soon {
-        let touch = live.data("/");
-        drop(live);
-        if let Err(Failure::Unknown(_) | Failure::Over(_)) = touch.await {
-            return;
-        }
-    } else {
-        drop(live);
+    let touch = (lease.since_touch() > soon).then(|| live.data("/"));
+    drop(live);
+    if let Some(Err(Failure::Unknown(_) | Failure::Over(_))) = OptionFuture::from(touch).await {
+        return;
     }
     let Some(pause) = session.upgrade().map(|session| session.sleep(lease.settling())) else { return };
     pause.await;
@@ -305,7 +297,7 @@ impl ContenderNode {
     pub(crate) async fn until<T>(&self, session: &Arc<dyn Session>, mut look: impl FnMut() -> Option<T>) -> T {
         loop {
             // `changed` is created before the call of `look`, so that no change during the call is missed.
-            let mut changed = std::pin::pin!(self.changed());
+            let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
             if let Some(found) = look() {
                 return found;

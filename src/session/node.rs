@@ -12,7 +12,7 @@ use crate::session::node::state::{Evidence, NodeState};
 use crate::session::request::{Created, Ending, Event, Failure, HoldState, Loss, Reply, Watch};
 use crate::session::thread::FORKED;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{Mutex, Notified, Notify};
+use crate::sync::{Mutex, Notify};
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 
@@ -21,20 +21,16 @@ pub(crate) mod state;
 /// Our nodes on which keep-alive has not requested a watch yet.
 #[derive(Default)]
 pub(crate) struct Unwatched {
-    nodes: Mutex<Vec<WatchedSoon>>,
+    /// Each with whether a call of [`Unwatched::take`] has passed the node over.
+    nodes: Mutex<Vec<(Arc<ContenderNode>, bool)>>,
     /// Wakes the task `watch_nodes`, because there is a new node to watch or a hand-off to check.
     pub(super) wake: Notify,
-}
-
-struct WatchedSoon {
-    node: Arc<ContenderNode>,
-    was_passed_over: bool,
 }
 
 impl Unwatched {
     pub(crate) fn add(&self, node: &Arc<ContenderNode>) {
         let mut nodes = self.nodes.lock();
-        nodes.push(WatchedSoon { node: Arc::clone(node), was_passed_over: false });
+        nodes.push((Arc::clone(node), false));
         let is_first = nodes.len() == 1;
         drop(nodes);
         if is_first {
@@ -50,12 +46,11 @@ impl Unwatched {
     pub(super) fn take(&self, grace: Duration) -> (Vec<Arc<ContenderNode>>, bool) {
         let mut nodes = self.nodes.lock();
         let mut due = Vec::new();
-        nodes.retain_mut(|it| {
-            let has_left = it.node.has_left();
-            let is_due = grace.is_zero() || it.was_passed_over;
-            it.was_passed_over = true;
+        nodes.retain_mut(|(node, was_passed_over)| {
+            let has_left = node.has_left();
+            let is_due = std::mem::replace(was_passed_over, true) || grace.is_zero();
             if is_due && !has_left {
-                due.push(Arc::clone(&it.node));
+                due.push(Arc::clone(node));
             }
             !is_due && !has_left
         });
@@ -71,7 +66,8 @@ pub(crate) struct ContenderNode {
     queue: Arc<str>,
     tag: Tag,
     state: Mutex<Locked>,
-    changed: Notify,
+    /// Notified at a loss, at an event of the watch, and at news of the session.
+    pub(super) changed: Notify,
     /// The number of transactions that check this node, were sent, and may still take effect. A path that was given to
     /// the caller counts as such a transaction for ever, because the caller may send one at any time.
     unsettled: AtomicUsize,
@@ -231,28 +227,13 @@ impl ContenderNode {
         });
     }
 
-    /// Leaves the node: applies `change`, and returns its result. If the node exists, this first records and reports a
-    /// loss that is not recorded yet, and afterwards wakes the waiting tasks.
+    /// Leaves the node: applies `change`, and returns its result. This first records and reports a loss that is not
+    /// recorded yet, and afterwards wakes the waiting tasks.
     pub(super) fn leave<T>(self: &Arc<Self>, change: impl FnOnce(&mut Locked) -> T) -> T {
-        if !self.read(NodeState::has_node) {
-            return self.change(change);
-        }
         self.find_loss();
         let removals = self.change(change);
         self.changed.notify_waiters();
         removals
-    }
-
-    /// Returns a future that completes at the next loss, at the next event of the watch, or at the next call of
-    /// [`ContenderNode::wake_all`].
-    #[track_caller]
-    pub(super) fn changed(&self) -> Notified<'_> {
-        self.changed.notified()
-    }
-
-    /// Wakes every task that waits in [`ContenderNode::changed`].
-    pub(super) fn wake_all(&self) {
-        self.changed.notify_waiters();
     }
 
     pub(crate) fn has_left(&self) -> bool {
@@ -313,7 +294,7 @@ impl ContenderNode {
 
     /// Returns the path of the node, or `None` while the node is being replaced, and after its owner has left it.
     pub(crate) fn standing_path(&self) -> Option<String> {
-        self.read(|it| it.is_standing_at(it.path()).then(|| it.path().to_owned()))
+        self.read(|it| it.standing_path().map(str::to_owned))
     }
 
     /// Wakes the waiting tasks after an event of the watch. If only the node's data has changed, also lets keep-alive
@@ -322,7 +303,7 @@ impl ContenderNode {
         let Some(event) = event else { return };
         self.changed.notify_waiters();
         if event == Event::Changed
-            && self.standing_path().is_some()
+            && self.read(|it| it.standing_path().is_some())
             && let Some(unwatched) = self.unwatched.upgrade()
         {
             unwatched.add(self);
@@ -342,7 +323,7 @@ impl ContenderNode {
 
     /// Records that the leader has no node at `path`. If this node is at `path`, it is lost.
     pub(super) fn record_gone_from(&self, path: &str) {
-        if self.read(|it| it.is_standing_at(path)) {
+        if self.read(|it| it.standing_path() == Some(path)) {
             self.lose(Loss::Removed);
         }
     }

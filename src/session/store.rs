@@ -71,6 +71,71 @@ struct Record {
     ghosts: HashMap<Arc<str>, Ghosts>,
 }
 
+/// A write to a holder's node that waiters take as the release of the lock by that holder. A stranger may have sent the
+/// write. So the hand-off is confirmed only when no contender is left whose sequence number is at most that of the
+/// holder.
+#[derive(Default)]
+struct HandOff {
+    /// Our nodes to which the hand-off granted the lock. There may be thousands of readers.
+    granted: Vec<Arc<ContenderNode>>,
+    /// Whether keep-alive has begun to check the hand-off.
+    is_under_check: bool,
+}
+
+/// The most concurrent listings of one small directory. With more than one, a caller often need not wait for the
+/// listing of another caller.
+const UNDER_WAY_MAX: usize = 4;
+
+/// The most names of a small directory. A larger directory has one listing at a time, because several would fill memory
+/// with copies of the same names.
+pub(super) const MANY: usize = 256;
+
+/// The names of a directory's children.
+pub(crate) struct Children {
+    pub(super) names: Vec<String>,
+    /// The stat of the directory at the moment of the listing, if the backend gives it.
+    pub(crate) directory: Option<Stat>,
+}
+
+impl Deref for Children {
+    type Target = Vec<String>;
+
+    fn deref(&self) -> &Vec<String> {
+        &self.names
+    }
+}
+
+/// The answer to a listing, shared by all its callers.
+pub(crate) type Names = Arc<Children>;
+
+type Answer = Option<Result<Names, Failure>>;
+
+/// The sender of one listing's answer to all callers of that listing.
+pub(super) type Callers = watch::Sender<Answer>;
+
+/// The listings of one directory under way.
+#[derive(Default)]
+struct Listed {
+    under_way: usize,
+    /// Whether the directory had more than [`MANY`] names in the last answer.
+    is_large: bool,
+    /// The callers that wait for the next listing, which is sent when a listing under way is answered.
+    next: Option<Callers>,
+}
+
+impl Listed {
+    fn most(&self) -> usize {
+        if self.is_large { 1 } else { UNDER_WAY_MAX }
+    }
+}
+
+/// The most ghosts that a session records. When this number is reached, the session forgets all of them.
+const KNOWN_MAX: usize = 10_000;
+
+/// The name of each ghost in a directory, and the contenders that may ignore it: `Read` for readers only, `Write` for
+/// readers and writers.
+type Ghosts = BTreeMap<Arc<str>, Mode>;
+
 impl SessionStore {
     /// Returns the store of a session with this lease.
     pub fn new(lease: Lease) -> SessionStore {
@@ -119,7 +184,7 @@ impl SessionStore {
     /// Turns steady mode on or off. In steady mode the lease never ends, for backends that need no heartbeat.
     pub fn steady(&self, steady: bool) {
         self.lease.steady(steady);
-        self.wake_renewal();
+        self.renewal_wake.notify_one();
         self.notify_all();
     }
 
@@ -129,7 +194,7 @@ impl SessionStore {
     /// A backend must report a lost connection before any answer that comes on the next connection.
     pub fn connected(&self, connected: bool) {
         let has_changed = self.lease.connected(connected);
-        self.wake_renewal();
+        self.renewal_wake.notify_one();
         if has_changed && !connected {
             self.record.lock().connection += 1;
         }
@@ -146,7 +211,7 @@ impl SessionStore {
         // The end of the session is recorded as the loss of every node that is not lost yet, before an event can report
         // the deletion of the node.
         self.find_all_losses();
-        self.wake_renewal();
+        self.renewal_wake.notify_one();
         self.unwatched.wake.notify_one();
         self.link_changed.notify_waiters();
     }
@@ -225,26 +290,7 @@ impl SessionStore {
     pub(crate) fn is_signal_refused(&self) -> bool {
         self.record.lock().is_signal_refused
     }
-}
 
-impl fmt::Debug for SessionStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SessionStore").field("lease", &self.lease).finish_non_exhaustive()
-    }
-}
-
-/// A write to a holder's node that waiters take as the release of the lock by that holder. A stranger may have sent the
-/// write. So the hand-off is confirmed only when no contender is left whose sequence number is at most that of the
-/// holder.
-#[derive(Default)]
-struct HandOff {
-    /// Our nodes to which the hand-off granted the lock. There may be thousands of readers.
-    granted: Vec<Arc<ContenderNode>>,
-    /// Whether keep-alive has begun to check the hand-off.
-    is_under_check: bool,
-}
-
-impl SessionStore {
     /// Adds a created node, until [`SessionStore::remove`]. If the node is the session's first, and the next renewal of
     /// the lease would be too late for it, also wakes the task that renews the lease.
     pub(super) fn add(&self, node: &Arc<ContenderNode>) {
@@ -255,7 +301,7 @@ impl SessionStore {
         drop(record);
         // The task is woken only if it must be, because a wake-up costs a tenth of the time of a short hold.
         if is_late {
-            self.wake_renewal();
+            self.renewal_wake.notify_one();
         }
         self.unwatched.add(node);
     }
@@ -317,10 +363,6 @@ impl SessionStore {
         self.record.lock().hand_offs.remove(path).map(|it| it.granted)
     }
 
-    pub(crate) fn wake_renewal(&self) {
-        self.renewal_wake.notify_one();
-    }
-
     /// Calls [`ContenderNode::find_loss`] on each node, which records and reports a loss. Then wakes every task that
     /// waits for a change of a node.
     pub(crate) fn find_all_losses(&self) {
@@ -348,7 +390,7 @@ impl SessionStore {
     /// Wakes every task that waits for a change of a node.
     pub(crate) fn notify_all(&self) {
         for node in self.all() {
-            node.wake_all();
+            node.changed.notify_waiters();
         }
     }
 
@@ -386,63 +428,7 @@ impl SessionStore {
     pub(super) fn is_over(&self) -> bool {
         self.lease.over().is_some()
     }
-}
 
-/// The most concurrent listings of one small directory. With more than one, a caller often need not wait for the
-/// listing of another caller.
-const UNDER_WAY_MAX: usize = 4;
-
-/// The most names of a small directory. A larger directory has one listing at a time, because several would fill memory
-/// with copies of the same names.
-pub(super) const MANY: usize = 256;
-
-/// The names of a directory's children.
-pub(crate) struct Children {
-    pub(super) names: Vec<String>,
-    /// The stat of the directory at the moment of the listing, if the backend gives it.
-    pub(crate) directory: Option<Stat>,
-}
-
-impl Deref for Children {
-    type Target = Vec<String>;
-
-    fn deref(&self) -> &Vec<String> {
-        &self.names
-    }
-}
-
-/// The answer to a listing, shared by all its callers.
-pub(crate) type Names = Arc<Children>;
-
-type Answer = Option<Result<Names, Failure>>;
-
-/// The sender of one listing's answer to all callers of that listing.
-pub(super) type Callers = watch::Sender<Answer>;
-
-/// The listings of one directory under way.
-#[derive(Default)]
-struct Listed {
-    under_way: usize,
-    /// Whether the directory had more than [`MANY`] names in the last answer.
-    is_large: bool,
-    /// The callers that wait for the next listing, which is sent when a listing under way is answered.
-    next: Option<Callers>,
-}
-
-impl Listed {
-    fn most(&self) -> usize {
-        if self.is_large { 1 } else { UNDER_WAY_MAX }
-    }
-}
-
-/// The most ghosts that a session records. When this number is reached, the session forgets all of them.
-const KNOWN_MAX: usize = 10_000;
-
-/// The name of each ghost in a directory, and the contenders that may ignore it: `Read` for readers only, `Write` for
-/// readers and writers.
-type Ghosts = BTreeMap<Arc<str>, Mode>;
-
-impl SessionStore {
     /// Adds a caller of a listing, and returns the receiver of its answer. If the caller must send a listing now, also
     /// returns the sender of the answer. The caller then calls [`SessionStore::end_listing`] once the listing is answered.
     pub(super) fn begin_listing(&self, directory: &Arc<str>) -> (watch::Receiver<Answer>, Option<Callers>) {
@@ -520,6 +506,12 @@ impl SessionStore {
             ghosts.insert(Arc::clone(name), passable_by);
         }
         before.is_none()
+    }
+}
+
+impl fmt::Debug for SessionStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SessionStore").field("lease", &self.lease).finish_non_exhaustive()
     }
 }
 

@@ -10,7 +10,7 @@ use std::hash::{BuildHasher, RandomState};
 pub(crate) use std::sync::{MutexGuard, OnceLock, atomic};
 pub(crate) use std::thread_local;
 
-pub(crate) use tokio::sync::{Notify, futures::Notified, watch};
+pub(crate) use tokio::sync::{Notify, watch};
 
 #[cfg(feature = "metrics")]
 pub(crate) use lock::Condvar;

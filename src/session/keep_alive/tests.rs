@@ -210,7 +210,7 @@ async fn a_lapse_of_the_lease_wakes_the_holder_at_once() {
     let node = session.holder("/a/1");
     *session.is_cut_off.lock().unwrap() = true;
     let woken = tokio::spawn(async move {
-        node.changed().await;
+        node.changed.notified().await;
         node
     });
     session.after(4_999).await;

@@ -403,9 +403,9 @@ impl NodeState {
     /// Returns the path on which to request a watch, or `None` if a watch was requested already, or no watch is needed
     /// in this phase.
     pub(crate) fn begin_to_watch(&mut self) -> Option<String> {
-        let watches = !self.is_watched && matches!(self.phase, Phase::Waiting | Phase::Holding(_));
-        self.is_watched |= watches;
-        watches.then(|| self.path.clone())
+        let path = self.standing_path().filter(|_| !self.is_watched)?.to_owned();
+        self.is_watched = true;
+        Some(path)
     }
 
     /// Records that the watch requested on this path was not armed.
@@ -439,8 +439,9 @@ impl NodeState {
         matches!(self.phase, Phase::Waiting | Phase::Holding(_) | Phase::Moving(_))
     }
 
-    pub(crate) fn is_standing_at(&self, path: &str) -> bool {
-        matches!(self.phase, Phase::Waiting | Phase::Holding(_)) && self.path == path
+    /// Returns the path of the node, or `None` while the node is being replaced, and without a node.
+    pub(crate) fn standing_path(&self) -> Option<&str> {
+        matches!(self.phase, Phase::Waiting | Phase::Holding(_)).then_some(&*self.path)
     }
 
     /// Returns whether the node is in the queue. A permit is outside the queue.

@@ -59,7 +59,7 @@ fn a_task_woken_by_a_loss_finds_it_at_once() {
         let (node, _store) = holding();
         let has_seen = AtomicBool::new(false);
         let looks = Arc::new(Looks { node: Arc::clone(&node), has_seen });
-        let mut changed = pin!(node.changed());
+        let mut changed = pin!(node.changed.notified());
         let waker = Waker::from(Arc::clone(&looks));
         assert!(changed.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         end(&node);
