@@ -48,8 +48,10 @@ pub(crate) struct Store<T> {
 
 /// What callers have decoded from the copy.
 struct Decoded<T> {
-    /// The number of the newest event whose value was decoded, and the value, or the error.
-    newest: Option<(u64, Result<Arc<Stored<T>>, Error>)>,
+    /// The number of the newest event whose value was decoded. 0 at first.
+    event: u64,
+    /// The value of this event, or the error.
+    value: Option<Result<Arc<Stored<T>>, Error>>,
     /// The newest value that could be decoded.
     last_good: Option<Arc<Stored<T>>>,
 }
@@ -74,7 +76,7 @@ pub(crate) struct Loaded<T> {
 impl<T> Store<T> {
     pub(crate) fn new(node: ValueNode, codec: Codec<T>) -> Arc<Store<T>> {
         let (stop_follower, known) = (OnceLock::new(), Arc::new(watch::Sender::new(Known::default())));
-        let (decoded, kept) = (Mutex::new(Decoded { newest: None, last_good: None }), Mutex::new(None));
+        let (decoded, kept) = (Mutex::new(Decoded { event: 0, value: None, last_good: None }), Mutex::new(None));
         Arc::new(Store { stop_follower, known, decoded, kept, codec, node: Arc::new(node) })
     }
 
@@ -211,10 +213,8 @@ impl<T: Send + Sync + 'static> Store<T> {
     /// The format is user code: it may take long, panic, or use this copy. So no mutex is locked during the decoding, and a
     /// second caller does not wait for the first, but decodes the bytes, too.
     pub(crate) fn value_of(&self, seen: &Seen) -> Result<Arc<Stored<T>>, Error> {
-        let decoded_before = |decoded: &Decoded<T>| {
-            let (event, value) = decoded.newest.as_ref()?;
-            (*event == seen.event).then(|| value.clone())
-        };
+        let decoded_before =
+            |decoded: &Decoded<T>| if decoded.event == seen.event { decoded.value.clone() } else { None };
         if let Some(value) = decoded_before(&self.decoded.lock()) {
             return value;
         }
@@ -223,10 +223,10 @@ impl<T: Send + Sync + 'static> Store<T> {
         if let Some(first) = decoded_before(&decoded) {
             return first;
         }
-        let is_newest = decoded.newest.as_ref().is_none_or(|(event, _)| *event < seen.event);
-        let before = is_newest.then(|| {
+        let before = (decoded.event < seen.event).then(|| {
+            decoded.event = seen.event;
             let good = value.as_ref().ok().and_then(|value| decoded.last_good.replace(Arc::clone(value)));
-            (decoded.newest.replace((seen.event, value.clone())), good)
+            (decoded.value.replace(value.clone()), good)
         });
         drop(decoded);
         // The old values are dropped after the mutex is unlocked, because their destructors are user code.
