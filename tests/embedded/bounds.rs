@@ -62,8 +62,11 @@ async fn a_timeout_names_holders_listed_shortly_before() {
 
 #[tokio::test(start_paused = true)]
 async fn an_acquisition_is_tried_on_three_ended_sessions() {
+    let began = Instant::now();
     let (tries, error) = answered_with(Failure::Over(Ending::Expired)).await;
     assert_eq!(tries, 3);
+    // The client notices the end of a session a twentieth of the session timeout after the failed request: two waits of 500 ms.
+    assert_eq!(began.elapsed(), Duration::from_secs(1));
     assert!(!error.is_timeout() && error.is_lost(), "{error:?}");
 }
 
@@ -262,6 +265,31 @@ async fn a_lease_that_has_run_out_is_renewed_before_the_grant() {
     // The second check follows the first without a pause. The third follows after a twentieth of the session timeout:
     // 500 ms.
     assert_eq!((tries, took), (3, Duration::from_millis(500)));
+}
+
+/// The lease has run out before the exchange, so the permit's node is confirmed before the permit counts as held.
+#[tokio::test(start_paused = true)]
+async fn a_permit_is_granted_only_under_a_valid_lease() {
+    let hands = Arc::new(AtomicUsize::new(1_000));
+    let clock = Arc::clone(&hands);
+    let read = move || Duration::from_secs(clock.load(Ordering::Relaxed) as u64);
+    let store = Arc::new(SessionStore::new(Lease::with_clock(Duration::from_secs(10), Box::new(read))));
+    store.began(store.lease().now());
+    hands.fetch_add(3_600, Ordering::Relaxed);
+    let (renewed, checks) = (Arc::clone(&store), Count::default());
+    let checked = checks.clone();
+    let zk = Hindered::new(&Memory::new(), move |asked| {
+        if let Request::Transact([Operation::Check { path, .. }]) = asked
+            && path.contains("-PERMIT-")
+        {
+            checked.one_more();
+            renewed.began(renewed.lease().now());
+        }
+        None
+    });
+    let semaphore = Semaphore::new(&zk.with_store(&store), "/limit", 1).expect("valid");
+    let permit = semaphore.acquire().await.expect("free");
+    assert_eq!((permit.is_held(), checks.now()), (true, 1));
 }
 
 #[tokio::test(start_paused = true)]

@@ -335,6 +335,47 @@ fn a_downgrade_that_is_dropped_gives_the_lock_back() {
     assert_nothing_left(&zk);
 }
 
+/// The ensemble may have the WRITE node or the READ node, so no use of the process may join the node.
+#[test]
+fn a_node_whose_downgrade_was_dropped_is_not_joined() {
+    let (zk, kept, _other) = two();
+    let guard = write(&kept);
+    let unsure = guard.node_path();
+    zk.faults().cut();
+    let mut downgrade = task::spawn(guard.downgrade());
+    assert_pending!(downgrade.poll());
+    drop(downgrade);
+    let mut next = writing(&kept);
+    assert_pending!(next.poll(), "a use joined a node whose mode is unknown");
+    zk.faults().heal();
+    assert_ne!(assert_ready_ok!(next.poll()).node_path(), unsure);
+}
+
+#[test]
+fn a_downgrade_admits_the_waiting_reads_of_the_process() {
+    let (_zk, kept, _other) = two();
+    let guard = write(&kept);
+    let mut waits = reading(&kept);
+    assert_pending!(waits.poll());
+    let reader = now(guard.downgrade()).expect("held");
+    assert!(waits.is_woken(), "the waiting read is not woken");
+    assert!(assert_ready_ok!(waits.poll()).is_held() && reader.is_held());
+}
+
+/// The reads run under a WRITE node, so a write of the process could run under the node as well.
+#[test]
+fn a_share_keeps_writes_of_the_process_waiting() {
+    let (_zk, kept, _other) = two();
+    drop(write(&kept));
+    let guard = read(&kept);
+    let share = guard.share();
+    drop(guard);
+    let mut writer = writing(&kept);
+    assert_pending!(writer.poll(), "a write runs beside a read");
+    drop(share);
+    drop(assert_ready_ok!(writer.poll()));
+}
+
 #[test]
 fn a_shared_guard_ends_its_use_with_the_last_share() {
     let (zk, kept, other) = two();

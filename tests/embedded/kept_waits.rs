@@ -386,6 +386,20 @@ fn a_value_may_be_used_while_an_old_one_is_dropped() {
     is_done.recv_timeout(Duration::from_secs(10)).expect("a value was dropped while the store was locked");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_refused_use_waits_for_the_rest_of_its_timeout() {
+    let (_zk, kept, other) = two();
+    let held = kept.write().await.expect("free");
+    let began = tokio::time::Instant::now();
+    let waits = tokio::spawn(kept.write().timeout(Duration::from_secs(10)).into_future());
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let asks = tokio::spawn(other.write().into_future());
+    let error = waits.await.expect("no panic").expect_err("the lock is held");
+    assert!(error.is_timeout(), "{error}");
+    assert!(began.elapsed() < Duration::from_millis(10_100), "{:?}", began.elapsed());
+    drop((held, asks));
+}
+
 #[test]
 fn a_kept_node_ahead_of_a_reader_is_asked_for_later() {
     let zk = Memory::new();

@@ -9,7 +9,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use support::hindered::{Count, Hindered, Request};
+use support::hindered::{Count, Hindered, Request, refused_at};
 use support::polled::{Acquiring, FAULTS, lose, now, poll_up_to};
 use support::slow::Slow;
 use support::wired::Wired;
@@ -510,6 +510,30 @@ fn a_forged_hand_off_of_a_departed_waiter_grants_none() {
     assert!(assert_ready_ok!(head.poll()).is_held());
     drop((head, next));
     assert_eq!(left(&zk), (vec![], vec![], 0));
+}
+
+/// The forger makes the contender the head before its predecessor. The leader does not say whether the predecessor is there.
+#[test]
+fn an_unconfirmed_hand_off_gives_nobody_a_permit() {
+    let (zk, other, a, b) = two(2);
+    let held = acquire(&a);
+    let mut head = acquiring(&b, 2);
+    assert_pending!(head.poll());
+    let first = zk.children(QUEUE).remove(0);
+    let is_of_queue = |it: &Operation| matches!(it, Operation::Check { path, .. } if path.starts_with("/limit/queue/"));
+    let line = Hindered::new(&zk.connect(), move |asked| match asked {
+        Request::Transact(checks) if checks.iter().all(is_of_queue) => {
+            Some(refused_at(0, Failure::NoAuth(Box::default())))
+        }
+        _ => None,
+    });
+    let mut next = acquiring(&open(&line, 2), 1);
+    assert_pending!(next.poll());
+    forge_hand_off(&other, &first);
+    let error = assert_ready_err!(next.poll());
+    assert!(matches!(error, Error::PermissionDenied { .. }), "{error:?}");
+    assert_eq!(zk.children(PERMITS).len(), 1);
+    drop((held, head));
 }
 
 #[test]

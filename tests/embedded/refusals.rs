@@ -8,8 +8,8 @@ use support::hindered::{Count, Hindered, Request, refused_at};
 use support::polled::now;
 use tokio::time::Instant;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
-use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation};
-use zk_rwlock::{Error, Loss, Memory, RwLock, Semaphore, Shared, WriteGuard};
+use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Operation};
+use zk_rwlock::{Dialect, Error, Loss, Memory, RwLock, Semaphore, Shared, WriteGuard};
 
 const ABOVE: &str = "/locks";
 const PATH: &str = "/locks/config";
@@ -124,6 +124,42 @@ fn a_contender_that_cannot_leave_names_its_node() {
     });
     let (_, path) = denied(refused);
     assert!(path.starts_with(PATH) && path.contains("-WRITE-"), "{path}");
+}
+
+#[test]
+fn a_used_up_number_that_cannot_be_left_is_named() {
+    let memory = with_directory();
+    memory.faults().set_next_sequence(PATH, i32::MAX - 1);
+    let (_, path) = denied(write_where(&memory, |asked| match asked {
+        Request::Delete(_) => Some(Failure::NoAuth(Box::default())),
+        _ => None,
+    }));
+    assert!(path.starts_with(PATH) && path.contains("-WRITE-"), "{path}");
+}
+
+#[test]
+fn a_try_that_is_refused_at_once_makes_no_node() {
+    let memory = Memory::new();
+    let (line, creates) = Hindered::counting(&memory, |_| ());
+    let _foreign = now(RwLock::builder(&memory, PATH).dialect(Dialect::Curator).build().expect("valid").write());
+    let refused = now(RwLock::new(&line, PATH).expect("valid").try_write());
+    assert!(matches!(refused, Err(Error::ForeignContender { .. })), "{refused:?}");
+    drop(now(Semaphore::new(&memory, LIMIT, 1).expect("valid").acquire()).expect("free"));
+    let refused = now(RwLock::new(&line, LIMIT).expect("valid").try_write());
+    assert!(matches!(refused, Err(Error::Permits { .. })), "{refused:?}");
+    assert_eq!(creates.now(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_whose_session_has_ended_is_made_on_the_next() {
+    let listings = Count::default();
+    let line = Hindered::new(&with_directory(), move |asked| match asked {
+        // The second listing follows the create.
+        Request::Children(PATH) if listings.one_more() == 1 => Some(Failure::Over(Ending::Expired)),
+        _ => None,
+    });
+    let granted = RwLock::new(&line, PATH).expect("valid").try_write().await;
+    assert!(granted.expect("the lock is free").is_held());
 }
 
 // Refused transactions.
@@ -423,7 +459,7 @@ fn a_foreign_sessions_node_is_not_taken_as_own() {
 
 /// The server makes the contender's node and yet answers that the directory is missing.
 #[test]
-fn a_node_made_in_a_directory_said_to_be_missing_is_used() {
+fn a_node_in_a_directory_said_to_be_missing_is_used() {
     let memory = with_directory();
     for (late, is_own) in [(memory.clone(), true), (memory.connect(), false)] {
         let tries = Count::default();
@@ -529,7 +565,7 @@ async fn a_head_whose_place_is_gone_is_evicted() {
 
 /// The number of permits falls in the last moment, so the head waits on. The head watches its place again.
 #[test]
-fn a_head_whose_exchange_was_refused_hears_of_its_eviction() {
+fn a_head_refused_its_exchange_hears_of_evictions() {
     let (memory, tries) = (Memory::new(), Count::default());
     let other = Semaphore::new(&memory.connect(), LIMIT, 2).expect("valid");
     let held = now(other.acquire()).expect("free");

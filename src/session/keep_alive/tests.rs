@@ -194,6 +194,17 @@ async fn a_reconnect_sends_the_overdue_heartbeat_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_reconnect_sends_a_heartbeat_early() {
+    let (session, _task) = Noted::kept_alive();
+    session.holder("/a/1");
+    session.after(500).await;
+    session.store.connected(false);
+    assert_eq!(session.after(700).await, []);
+    session.store.connected(true);
+    assert_eq!(session.after(1_000).await, notes([(700, "read /")]));
+}
+
+#[tokio::test(start_paused = true)]
 async fn steady_mode_sends_no_heartbeat() {
     let (session, _task) = Noted::kept_alive();
     session.store.steady(true);

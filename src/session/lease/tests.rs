@@ -410,3 +410,12 @@ fn a_clock_may_be_slow_by_at_most_the_stop_margin() {
         assert!(6 * margin >= ms(timeout - 5), "the documentation promises a sixth: {margin:?} of {timeout} ms");
     }
 }
+
+#[test]
+fn steady_mode_does_not_hide_a_lapse() {
+    let Stage { lease, clock } = Stage::begun();
+    let before = lease.epoch().expect("valid");
+    clock.fetch_add(6_000, Ordering::SeqCst);
+    lease.steady(true);
+    assert!(lease.epoch().is_some_and(|epoch| epoch != before), "a hold from before the lapse is valid again");
+}

@@ -114,6 +114,7 @@ fn a_watch_is_armed_again_after_a_failure_or_a_write() {
     assert!(store.unwatched.take(Duration::ZERO).0.is_empty());
 
     let (node, store) = holding();
+    assert_eq!(to_watch(&node), path());
     assert_eq!(watched(&node, Ok(fired(Event::Changed))), Ok(()));
     assert_eq!((node.has_own_watch(), node.find_loss()), (false, None));
     assert_eq!((store.unwatched.take(Duration::ZERO).0.len(), to_watch(&node)), (1, path()));

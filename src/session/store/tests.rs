@@ -183,6 +183,15 @@ fn all_holders_are_checked_or_else_one_waiter() {
 }
 
 #[test]
+fn a_node_that_was_left_is_no_longer_kept_alive() {
+    let store = store();
+    let [node] = enter(&store, ["1"]);
+    assert!(!store.has_no_nodes());
+    store.leave(&node, |it, _| it.known.leave(true));
+    assert!(store.has_no_nodes());
+}
+
+#[test]
 fn a_hand_off_is_checked_once_for_all_it_granted() {
     let store = store();
     let [holder, other] = enter(&store, ["2", "3"]);
