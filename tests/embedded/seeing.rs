@@ -489,6 +489,57 @@ async fn a_long_wait_is_warned_of_once_with_who_is_in_the_way() {
     drop(assert_ready_ok!(waiting.poll()));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_warning_before_the_queue_is_not_repeated_in_it() {
+    let (zk, second) = (Memory::new(), Duration::from_secs(1));
+    let lock = RwLock::builder(&zk, DIRECTORY).warn_after_waiting(second).build().expect("valid");
+    drop(now(lock.read()).expect("free"));
+    let _held = now(RwLock::new(&zk.connect(), DIRECTORY).expect("valid").write()).expect("free");
+    let (log, _guard) = Log::start();
+    zk.faults().silence();
+    let (mut waiting, mut lines) = (task::spawn(lock.read().into_future()), Vec::new());
+    for replies in [false, true, true, true] {
+        if replies {
+            zk.faults().catch_up();
+        }
+        assert_pending!(waiting.poll());
+        tokio::time::advance(2 * second).await;
+        assert_pending!(waiting.poll());
+        lines.extend(log.lines());
+    }
+    assert!(lines.len() == 1 && lines[0].starts_with("WARN message=it takes long"), "{lines:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_turn_that_has_just_come_is_not_warned_of() {
+    let (zk, second) = (Memory::new(), Duration::from_secs(1));
+    let lock = RwLock::builder(&zk, DIRECTORY).warn_after_waiting(second).build().expect("valid");
+    let held = now(lock.write()).expect("free");
+    let (log, _guard) = Log::start();
+    let mut waiting = task::spawn(lock.read().into_future());
+    assert_pending!(waiting.poll());
+    drop(held);
+    tokio::time::advance(second).await;
+    drop(assert_ready_ok!(waiting.poll()));
+    tokio::time::advance(second).await;
+    let lines = log.lines();
+    assert!(lines.iter().all(|line| !line.starts_with("WARN")), "{lines:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_hold_is_not_warned_of_as_held_for_long() {
+    let (zk, second) = (Memory::new(), Duration::from_secs(1));
+    let lock = RwLock::builder(&zk, DIRECTORY).warn_after_holding(second).build().expect("valid");
+    let guard = now(lock.write()).expect("free");
+    let (log, _guard) = Log::start();
+    zk.faults().remove(guard.node_path());
+    tokio::time::advance(2 * second).await;
+    assert!(!guard.is_held());
+    tokio::time::advance(second).await;
+    let lines = log.lines();
+    assert!(lines.len() == 1 && lines[0].contains("a lock was lost"), "{lines:?}");
+}
+
 /// The `on_wait` callback takes longer than the limit after which the library warns. The warning must still come, although the
 /// limit has passed when the wait begins.
 #[support::judged]
