@@ -1,16 +1,15 @@
 //! The shared state of an embedded ensemble: its nodes, its sessions with their watches, and the faults of each
 //! session.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Weak};
 
 use tokio::sync::oneshot;
 
 use crate::memory::tasks::Executor;
 use crate::memory::tree::{
-    Backup, Change, Node, Owned, Stamp, Tree, children_key, children_of, commit, is_from, parent_of,
+    Backup, Change, Clock, Node, Stamp, Tree, children_key, children_of, commit, is_from, parent_of,
 };
-use crate::memory::tree::{Clock, Index};
 use crate::session::request::{Created, Ending, Event, Failure, Kind, Operation, Outcome, Task, Watch};
 use crate::session::store::SessionStore;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -38,10 +37,14 @@ pub(super) struct World {
     pub(super) zxid: i64,
     pub(super) clock: Clock,
     last_session: i64,
-    last_watch: u64,
     /// Sorted, so that each run of a test delivers events in the same order.
     sessions: BTreeMap<i64, SessionState>,
-    index: Index,
+    /// The sessions that watch a key, in pairs of key and session id. May contain a session whose watch has already
+    /// fired. Without this set, an ensemble of 100,000 sessions would go through all sessions for each change.
+    watching: BTreeSet<(String, i64)>,
+    /// The sessions with a lagging server. Every change concerns them, because a client may set a watch on a node
+    /// that only its lagging server still has.
+    lagging: BTreeSet<i64>,
 }
 
 struct SessionState {
@@ -65,22 +68,12 @@ struct SessionState {
     /// still shows them.
     frozen: Vec<(String, Tree)>,
     /// The watches that the server has forgotten. They fire only when the session ends.
-    forgotten: Vec<Armed>,
+    forgotten: Vec<oneshot::Sender<Event>>,
     /// The key is the path of a node, or its [children key](crate::memory::tree::children_key) for a watch on the
     /// node's children.
-    watches: BTreeMap<String, Vec<Armed>>,
-}
-
-/// A watch that has not fired.
-struct Armed {
-    number: u64,
-    sender: oneshot::Sender<Event>,
-}
-
-impl Armed {
-    fn fire(self, event: Event) {
-        let _nobody_waits_any_more = self.sender.send(event);
-    }
+    watches: BTreeMap<String, Vec<oneshot::Sender<Event>>>,
+    /// The paths of the session's ephemeral nodes.
+    owned: BTreeSet<String>,
 }
 
 /// The part of a session's next write that is lost.
@@ -116,13 +109,7 @@ impl Ensemble {
         let (reply, answer) = oneshot::channel();
         let store = Arc::clone(store);
         let job: Job = Box::new(move |world, fired| {
-            let result = match world.sessions.get_mut(&session) {
-                Some(state) => {
-                    let fault = if is_write { state.faults.pop_front() } else { None };
-                    world.carry_out(session, is_write, fault, act, fired)
-                }
-                None => Err(Failure::Over(store.lease().over().unwrap_or(Ending::Expired))),
-            };
+            let result = world.carry_out(session, &store, is_write, act, fired);
             let withheld = world.sessions.get_mut(&session).and_then(|state| state.withheld.as_mut());
             withheld.unwrap_or(fired).push(Box::new(move |comes| {
                 let lost = || Err(Failure::Unknown("the connection broke before the answer".to_owned()));
@@ -160,8 +147,8 @@ impl SessionState {
     }
 
     fn fire(&mut self, path: &str, event: Event, fired: &mut Vec<Notification>) {
-        for armed in self.watches.remove(path).into_iter().flatten() {
-            self.withheld.as_mut().unwrap_or(fired).push(Box::new(move |_| armed.fire(event)));
+        for watch in self.watches.remove(path).into_iter().flatten() {
+            self.withheld.as_mut().unwrap_or(fired).push(Box::new(move |_| _ = watch.send(event)));
         }
     }
 
@@ -188,21 +175,27 @@ impl World {
             frozen: Vec::new(),
             forgotten: Vec::new(),
             watches: BTreeMap::new(),
+            owned: BTreeSet::new(),
         };
         self.last_session += 1;
         self.sessions.insert(self.last_session, state);
         self.last_session
     }
 
-    /// Executes a request, unless `fault` loses the request. `fault` may also lose only the reply.
+    /// Executes a request, unless the session is over or the session's next fault loses the request. The fault may also
+    /// lose only the reply.
     fn carry_out<T>(
         &mut self,
         session: i64,
+        store: &SessionStore,
         is_write: bool,
-        fault: Option<Fault>,
         act: impl FnOnce(&mut World, &mut Vec<Notification>) -> Result<T, Failure>,
         fired: &mut Vec<Notification>,
     ) -> Result<T, Failure> {
+        let Some(state) = self.sessions.get_mut(&session) else {
+            return Err(Failure::Over(store.lease().over().unwrap_or(Ending::Expired)));
+        };
+        let fault = if is_write { state.faults.pop_front() } else { None };
         let result = match fault {
             Some(Fault::Request) => Err(Failure::Unknown("the request was lost".to_owned())),
             Some(Fault::Reply) => {
@@ -221,14 +214,9 @@ impl World {
 
     /// Returns the nodes that the server of this session shows.
     pub(super) fn shown_to(&self, session: i64) -> Arc<Tree> {
-        let view = self.sessions.get(&session).and_then(|state| state.view.as_ref());
-        self.with_frozen(session, view.unwrap_or(&self.tree))
-    }
-
-    /// Returns `tree`, in which the nodes that are frozen for this session are as they were when frozen.
-    fn with_frozen(&self, session: i64, tree: &Arc<Tree>) -> Arc<Tree> {
-        let mut shown = Arc::clone(tree);
-        for (top, nodes) in self.sessions.get(&session).into_iter().flat_map(|state| &state.frozen) {
+        let Some(state) = self.sessions.get(&session) else { return Arc::clone(&self.tree) };
+        let mut shown = Arc::clone(state.view.as_ref().unwrap_or(&self.tree));
+        for (top, nodes) in &state.frozen {
             let tree = Arc::make_mut(&mut shown);
             tree.retain(|path, _| !is_from(path, top));
             tree.extend(nodes.clone());
@@ -252,9 +240,9 @@ impl World {
     /// Makes a session's server forget its present watches.
     pub(super) fn forget_watches(&mut self, session: i64) {
         let Some(state) = self.sessions.get_mut(&session) else { return };
-        for (key, armed) in std::mem::take(&mut state.watches) {
-            self.index.remove_watch(session, &key);
-            state.forgotten.extend(armed);
+        for (key, watches) in std::mem::take(&mut state.watches) {
+            self.watching.remove(&(key, session));
+            state.forgotten.extend(watches);
         }
     }
 
@@ -272,21 +260,20 @@ impl World {
 
     pub(super) fn arm(&mut self, session: i64, key: String, ensemble: Weak<Ensemble>) -> Watch {
         let (sender, event) = oneshot::channel();
-        self.last_watch += 1;
-        let number = self.last_watch;
         if let Some(state) = self.sessions.get_mut(&session) {
-            state.watches.entry(key.clone()).or_default().push(Armed { number, sender });
-            self.index.add_watch(session, &key);
+            state.watches.entry(key.clone()).or_default().push(sender);
+            self.watching.insert((key.clone(), session));
         }
-        let disarm = Disarm { ensemble, session, key, number };
-        Box::pin(async move {
-            let _disarm = disarm;
-            event.await.unwrap_or(Event::Over)
-        })
+        let mut armed = Armed { ensemble, session, key, event };
+        Box::pin(async move { (&mut armed.event).await.unwrap_or(Event::Over) })
     }
 
     fn notify_all(&mut self, changes: &[Change], fired: &mut Vec<Notification>) {
-        for session in self.index.concerned(changes) {
+        let of_key = |key: &String| self.watching.range((key.clone(), i64::MIN)..=(key.clone(), i64::MAX));
+        let watch = changes.iter().flat_map(|(key, _)| of_key(key)).map(|(_, session)| session);
+        // Sorted and without duplicates.
+        let concerned: BTreeSet<i64> = watch.chain(&self.lagging).copied().collect();
+        for session in concerned {
             let Some(state) = self.sessions.get_mut(&session) else { continue };
             for (path, event) in changes {
                 state.deliver(path, *event, fired);
@@ -321,7 +308,14 @@ impl World {
         let at = Stamp { zxid, time: self.clock.now() };
         let committed = commit(Arc::make_mut(&mut self.tree), at, session, operations)?;
         self.zxid = zxid;
-        committed.owned.into_iter().for_each(|node| self.index.record(node));
+        for (path, before) in committed.before {
+            if let Some(owner) = before.and_then(|node| self.sessions.get_mut(&node.owner)) {
+                owner.owned.remove(&path);
+            }
+            if let Some(owner) = self.tree.get(&path).and_then(|node| self.sessions.get_mut(&node.owner)) {
+                owner.owned.insert(path);
+            }
+        }
         self.notify_all(&committed.changes, fired);
         Ok(committed.outcomes)
     }
@@ -353,7 +347,7 @@ impl World {
         state.ended_as.get_or_insert(why);
         // After a close or a failed task, the client knows even without a connection that its session is over.
         let is_notified = !state.is_cut || matches!(why, Ending::Closed | Ending::Failed);
-        let owned = self.index.owned_by(session);
+        let owned = std::mem::take(&mut state.owned).into_iter().collect();
         if is_notified {
             self.end(session, why, fired);
         }
@@ -363,7 +357,7 @@ impl World {
     /// Reports to a client that its session is over.
     fn end(&mut self, session: i64, why: Ending, fired: &mut Vec<Notification>) {
         self.forget_watches(session);
-        self.index.set_lagging(session, false);
+        self.lagging.remove(&session);
         let Some(mut state) = self.sessions.remove(&session) else { return };
         fired.extend(state.withheld.take().into_iter().flatten());
         let store = Arc::clone(&state.store);
@@ -371,8 +365,8 @@ impl World {
         // unlocked.
         store.lease().end(why);
         fired.push(Box::new(move |_| store.end(why)));
-        for armed in state.forgotten {
-            fired.push(Box::new(move |_| armed.fire(Event::Over)));
+        for watch in state.forgotten {
+            fired.push(Box::new(move |_| _ = watch.send(Event::Over)));
         }
         // The session was removed above, so each of these requests fails.
         for job in state.waiting {
@@ -436,12 +430,9 @@ impl World {
     }
 
     /// Restores all nodes from a backup, and ends all sessions. The ephemeral nodes of the backup's sessions exist
-    /// again.
+    /// again, and belong to no live session.
     pub(super) fn restore(&mut self, backup: &Backup, fired: &mut Vec<Notification>) {
         (self.tree, self.zxid) = (Arc::clone(&backup.tree), backup.zxid);
-        let ephemeral = self.tree.iter().filter(|(_, node)| node.owner != 0);
-        let owned = |(path, node): (&String, &Node)| Owned { session: node.owner, path: path.clone(), is_there: true };
-        self.index.reset_owned(ephemeral.map(owned));
         let sessions: Vec<i64> = self.sessions.keys().copied().collect();
         for session in sessions {
             self.end(session, Ending::Expired, fired);
@@ -452,14 +443,14 @@ impl World {
     pub(super) fn lag(&mut self, session: i64) {
         if let Some(state) = self.sessions.get_mut(&session) {
             state.view = Some(Arc::clone(&self.tree));
-            self.index.set_lagging(session, true);
+            self.lagging.insert(session);
         }
     }
 
     /// Ends the lag and the silence of a session's server.
     pub(super) fn catch_up(&mut self, session: i64, fired: &mut Vec<Notification>) {
         self.refresh(session, fired);
-        self.index.set_lagging(session, false);
+        self.lagging.remove(&session);
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.view = None;
         if let Some(withheld) = state.withheld.take() {
@@ -490,30 +481,28 @@ impl World {
     }
 }
 
-/// Removes a watch when its future is dropped.
-struct Disarm {
+/// A watch that is removed when its future is dropped.
+struct Armed {
     ensemble: Weak<Ensemble>,
     session: i64,
     key: String,
-    number: u64,
+    event: oneshot::Receiver<Event>,
 }
 
-impl Drop for Disarm {
+impl Drop for Armed {
     fn drop(&mut self) {
         let Some(ensemble) = self.ensemble.upgrade() else { return };
+        self.event.close();
         let mut world = ensemble.world();
-        let watches = world.sessions.get_mut(&self.session).map(|state| &mut state.watches);
-        let is_watched = watches.is_some_and(|watches| {
-            if let Some(armed) = watches.get_mut(&self.key) {
-                armed.retain(|armed| armed.number != self.number);
-                if armed.is_empty() {
-                    watches.remove(&self.key);
-                }
+        if let Some(state) = world.sessions.get_mut(&self.session)
+            && let Some(watches) = state.watches.get_mut(&self.key)
+        {
+            watches.retain(|watch| !watch.is_closed());
+            if !watches.is_empty() {
+                return;
             }
-            watches.contains_key(&self.key)
-        });
-        if !is_watched {
-            world.index.remove_watch(self.session, &self.key);
+            state.watches.remove(&self.key);
         }
+        world.watching.remove(&(std::mem::take(&mut self.key), self.session));
     }
 }

@@ -1,90 +1,57 @@
 //! The background tasks of an embedded ensemble.
 
-use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::task::unconstrained;
 
 use crate::session::request::Task;
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{HashMap, Mutex};
 
-/// An executor without a thread of its own: the thread that wakes a task runs the task. So only the calls of a test cause events
-/// in the background.
+/// An executor without a thread of its own: the thread that wakes a task runs the task. So only the calls of a test
+/// cause events in the background.
 #[derive(Default)]
 pub(super) struct Executor {
-    tasks: Mutex<Tasks>,
-    running: AtomicBool,
-}
-
-#[derive(Default)]
-struct Tasks {
-    next: u64,
-    pending: HashMap<u64, Task>,
-    ready: VecDeque<u64>,
+    /// Locked by the thread that runs tasks.
+    tasks: Mutex<FuturesUnordered<Task>>,
+    /// The tasks that were spawned and are not among `tasks` yet.
+    spawned: Mutex<Vec<Task>>,
+    is_woken: AtomicBool,
 }
 
 impl Executor {
     pub(super) fn spawn(self: &Arc<Self>, task: Task) {
-        let mut tasks = self.tasks.lock();
-        tasks.next += 1;
-        let number = tasks.next;
-        tasks.pending.insert(number, task);
-        drop(tasks);
-        self.schedule(number);
+        self.spawned.lock().push(task);
+        self.run();
     }
 
-    fn schedule(self: &Arc<Self>, number: u64) {
-        self.tasks.lock().ready.push_back(number);
-        // If a thread already runs tasks, that thread runs this task, too. That thread may be the current thread,
-        // because a running task may wake other tasks.
-        while !self.tasks.lock().ready.is_empty() && !self.running.swap(true, Ordering::AcqRel) {
-            let _running = Running(&self.running);
-            self.run();
-        }
-    }
-
+    /// Runs the tasks that are ready. If a thread does so already, that thread runs these tasks, too. It may be the
+    /// current thread, because a running task may wake other tasks.
     fn run(self: &Arc<Self>) {
-        while let Some((number, mut task)) = self.next() {
-            let waker = Waker::from(Arc::new(Ready { executor: Arc::downgrade(self), number }));
-            // This thread may be in the poll of a tokio task whose budget is used up. Without `unconstrained`, each poll here
-            // would then yield and wake this task again without end.
-            let polled = pin!(tokio::task::unconstrained(task.as_mut())).poll(&mut Context::from_waker(&waker));
-            if polled.is_pending() {
-                self.tasks.lock().pending.insert(number, task);
-            }
-        }
-    }
-
-    fn next(&self) -> Option<(u64, Task)> {
-        let mut tasks = self.tasks.lock();
-        loop {
-            let number = tasks.ready.pop_front()?;
-            if let Some(task) = tasks.pending.remove(&number) {
-                return Some((number, task));
+        let waker = Waker::from(Arc::new(Ready(Arc::downgrade(self))));
+        let mut context = Context::from_waker(&waker);
+        self.is_woken.store(true, Ordering::Release);
+        while self.is_woken.load(Ordering::Acquire)
+            && let Some(mut tasks) = self.tasks.try_lock()
+        {
+            while self.is_woken.swap(false, Ordering::AcqRel) {
+                tasks.extend(std::mem::take(&mut *self.spawned.lock()));
+                // This thread may be in the poll of a tokio task whose budget is used up. Without `unconstrained`, each
+                // poll here would then yield and wake this task again without end.
+                while let Poll::Ready(Some(())) = pin!(unconstrained(tasks.next())).poll(&mut context) {}
             }
         }
     }
 }
 
-/// The right of this thread to run tasks. The drop, also by a panic, lets another thread run tasks.
-struct Running<'a>(&'a AtomicBool);
-
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
-}
-
-struct Ready {
-    executor: Weak<Executor>,
-    number: u64,
-}
+struct Ready(Weak<Executor>);
 
 impl Wake for Ready {
     fn wake(self: Arc<Self>) {
-        if let Some(executor) = self.executor.upgrade() {
-            executor.schedule(self.number);
-        }
+        self.0.upgrade().iter().for_each(Executor::run);
     }
 }

@@ -1,6 +1,6 @@
-//! The nodes of an embedded ensemble, its transactions, its clock, and the indexes of watches and ephemeral nodes.
+//! The nodes of an embedded ensemble, its transactions, and its clock.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -63,16 +63,8 @@ pub(super) struct Committed {
     pub(super) outcomes: Vec<(Outcome, String)>,
     /// The watches to fire, in the order in which a server reports the changes.
     pub(super) changes: Vec<Change>,
-    /// The ephemeral nodes that were created or deleted, in the order of the operations.
-    pub(super) owned: Vec<Owned>,
-}
-
-/// An ephemeral node that was created or deleted.
-pub(super) struct Owned {
-    pub(super) session: i64,
-    pub(super) path: String,
-    /// Whether the node was created. Otherwise it was deleted.
-    pub(super) is_there: bool,
+    /// The former state of each changed node, in the order of the operations.
+    pub(super) before: Vec<(String, Option<Node>)>,
 }
 
 /// Applies all operations or none of them. An error has the index of the operation that failed.
@@ -82,8 +74,7 @@ pub(super) fn commit(
     session: i64,
     operations: &[Operation],
 ) -> Result<Committed, (usize, Failure)> {
-    let mut transaction =
-        TreeTransaction { tree, at, session, changes: Vec::new(), owned: Vec::new(), undo: Vec::new() };
+    let mut transaction = TreeTransaction { tree, at, session, changes: Vec::new(), before: Vec::new() };
     let mut outcomes = Vec::with_capacity(operations.len());
     for (index, operation) in operations.iter().enumerate() {
         match transaction.apply(operation) {
@@ -94,7 +85,7 @@ pub(super) fn commit(
             }
         }
     }
-    Ok(Committed { outcomes, changes: transaction.changes, owned: transaction.owned })
+    Ok(Committed { outcomes, changes: transaction.changes, before: transaction.before })
 }
 
 /// A transaction whose operations are being applied.
@@ -104,9 +95,7 @@ struct TreeTransaction<'a> {
     /// The owner of the ephemeral nodes that the transaction creates.
     session: i64,
     changes: Vec<Change>,
-    owned: Vec<Owned>,
-    /// The former state of each changed node.
-    undo: Vec<(String, Option<Node>)>,
+    before: Vec<(String, Option<Node>)>,
 }
 
 impl TreeTransaction<'_> {
@@ -146,20 +135,17 @@ impl TreeTransaction<'_> {
             return Err(Failure::NodeExists);
         }
         if let Some(node) = self.tree.get_mut(parent) {
-            self.undo.push((parent.to_owned(), Some(node.clone())));
+            self.before.push((parent.to_owned(), Some(node.clone())));
             // The counter stays at its maximum, as in ZooKeeper 3.6 and later (ZOOKEEPER-4372).
             node.next_sequence = node.next_sequence.saturating_add(1);
             node.pzxid = self.at.zxid;
         }
         let owner = if is_ephemeral(kind) { self.session } else { 0 };
-        if owner != 0 {
-            self.owned.push(Owned { session: owner, path: path.clone(), is_there: true });
-        }
         let Stamp { zxid, time } = self.at;
         let (czxid, mzxid, pzxid) = (zxid, zxid, zxid);
         let (data, ctime, mtime) = (data.to_vec(), time, time);
         let node = Node { data, czxid, mzxid, pzxid, version: 0, ctime, mtime, kind, owner, next_sequence: 0 };
-        self.undo.push((path.clone(), self.tree.insert(path.clone(), node)));
+        self.before.push((path.clone(), self.tree.insert(path.clone(), node)));
         self.changes.push((children_key(parent), Event::Changed));
         Ok(path)
     }
@@ -168,7 +154,7 @@ impl TreeTransaction<'_> {
     fn set(&mut self, path: &str, data: &[u8], version: Option<i32>) -> Result<i32, Failure> {
         let node = self.tree.get_mut(path).ok_or(Failure::NoNode)?;
         check_version(node, version)?;
-        self.undo.push((path.to_owned(), Some(node.clone())));
+        self.before.push((path.to_owned(), Some(node.clone())));
         node.data = data.to_vec();
         node.version = node.version.wrapping_add(1);
         (node.mzxid, node.mtime) = (self.at.zxid, self.at.time);
@@ -182,14 +168,10 @@ impl TreeTransaction<'_> {
             return Err(Failure::NotEmpty);
         }
         if let Some(parent) = self.tree.get_mut(parent_of(path)) {
-            self.undo.push((parent_of(path).to_owned(), Some(parent.clone())));
+            self.before.push((parent_of(path).to_owned(), Some(parent.clone())));
             parent.pzxid = self.at.zxid;
         }
-        let gone = self.tree.remove(path);
-        if let Some(session) = gone.as_ref().map(|node| node.owner).filter(|owner| *owner != 0) {
-            self.owned.push(Owned { session, path: path.to_owned(), is_there: false });
-        }
-        self.undo.push((path.to_owned(), gone));
+        self.before.push((path.to_owned(), self.tree.remove(path)));
         // A server notifies the watches on the node first, then the watches on its children, then those on its parent's
         // children.
         self.changes.push((path.to_owned(), Event::Deleted));
@@ -199,7 +181,7 @@ impl TreeTransaction<'_> {
     }
 
     fn roll_back(self) {
-        for (path, before) in self.undo.into_iter().rev() {
+        for (path, before) in self.before.into_iter().rev() {
             match before {
                 Some(node) => drop(self.tree.insert(path, node)),
                 None => drop(self.tree.remove(&path)),
@@ -259,54 +241,3 @@ impl Clock {
 
 /// The latest time that ZooKeeper can represent, in milliseconds since 1970.
 const LATEST: u64 = i64::MAX.unsigned_abs();
-
-/// Indexes from watches to sessions, and from sessions to ephemeral nodes. Without them, an ensemble of 100,000
-/// sessions would go through all sessions for each change, and through all nodes for each session that ends.
-#[derive(Default)]
-pub(super) struct Index {
-    /// The sessions that watch a key, in pairs of key and session id. May contain a session whose watch has already
-    /// fired.
-    watching: BTreeSet<(String, i64)>,
-    /// The sessions with a lagging server. Every change concerns them, because a client may set a watch on a node
-    /// that only its lagging server still has.
-    lagging: BTreeSet<i64>,
-    owned: BTreeSet<(i64, String)>,
-}
-
-impl Index {
-    pub(super) fn add_watch(&mut self, session: i64, key: &str) {
-        self.watching.insert((key.to_owned(), session));
-    }
-
-    pub(super) fn remove_watch(&mut self, session: i64, key: &str) {
-        self.watching.remove(&(key.to_owned(), session));
-    }
-
-    pub(super) fn set_lagging(&mut self, session: i64, lags: bool) {
-        let _before = if lags { self.lagging.insert(session) } else { self.lagging.remove(&session) };
-    }
-
-    /// Returns the sessions that must learn of these changes, sorted by their ids.
-    pub(super) fn concerned(&self, changes: &[Change]) -> BTreeSet<i64> {
-        let of_key = |key: &String| self.watching.range((key.clone(), i64::MIN)..=(key.clone(), i64::MAX));
-        let watch = changes.iter().flat_map(|(key, _)| of_key(key)).map(|(_, session)| session);
-        watch.chain(&self.lagging).copied().collect()
-    }
-
-    /// Records that an ephemeral node was created or deleted.
-    pub(super) fn record(&mut self, Owned { session, path, is_there }: Owned) {
-        let node = (session, path);
-        let _before = if is_there { self.owned.insert(node) } else { self.owned.remove(&node) };
-    }
-
-    /// Returns the ephemeral nodes of a session, sorted by their paths.
-    pub(super) fn owned_by(&self, session: i64) -> Vec<String> {
-        let of_session = self.owned.range((session, String::new())..);
-        of_session.take_while(|(owner, _)| *owner == session).map(|(_, path)| path.clone()).collect()
-    }
-
-    pub(super) fn reset_owned(&mut self, all: impl Iterator<Item = Owned>) {
-        self.owned.clear();
-        all.for_each(|node| self.record(node));
-    }
-}
