@@ -71,10 +71,6 @@ impl Condvar {
         Condvar(raw::Condvar::new())
     }
 
-    pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn wait_at_most<'a, T>(&self, time: Duration, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         self.0.wait_timeout(guard, time).unwrap_or_else(PoisonError::into_inner).0
     }

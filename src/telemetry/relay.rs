@@ -6,6 +6,7 @@
 //! thread that reaches the place. On a library thread, this is the relay.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use tracing::dispatcher::{self, DefaultGuard};
@@ -25,7 +26,7 @@ const FIELDS: usize = 32;
 static RELAY: Mutex<Option<Dispatch>> = Mutex::new(None);
 
 /// The number of handles of each span of the relay, by the span's id.
-static SPANS: Mutex<Option<HashMap<u64, usize>>> = Mutex::new(None);
+static SPANS: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
 
 thread_local! {
     /// The ids of the relay's spans that this thread has entered, the innermost last.
@@ -48,11 +49,12 @@ pub(crate) fn prepare() {
             *RELAY.lock() = Some(relay);
         }
     };
-    match has_subscriber() {
+    if has_subscriber() {
         // When a subscriber is created, `tracing` calls all other subscribers on the same thread. So the relay is
         // created on the log thread, where the user's code may run.
-        true => LOG_THREAD.run(make),
-        false => make(),
+        LOG_THREAD.run(make);
+    } else {
+        make();
     }
 }
 
@@ -103,7 +105,7 @@ impl Subscriber for Relay {
     fn new_span(&self, span: &Attributes<'_>) -> Id {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        SPANS.lock().get_or_insert_default().insert(number, 1);
+        SPANS.lock().insert(number, 1);
         let (metadata, fields) = (span.metadata(), Fields::of(|fields| span.record(fields)));
         let parent = if span.is_contextual() { innermost() } else { span.parent().map(Id::into_u64) };
         LOG_THREAD.run(move || {
@@ -159,7 +161,7 @@ impl Subscriber for Relay {
     }
 
     fn clone_span(&self, span: &Id) -> Id {
-        if let Some(handles) = SPANS.lock().get_or_insert_default().get_mut(&span.into_u64()) {
+        if let Some(handles) = SPANS.lock().get_mut(&span.into_u64()) {
             *handles += 1;
         }
         span.clone()
@@ -167,13 +169,12 @@ impl Subscriber for Relay {
 
     fn try_close(&self, span: Id) -> bool {
         let (number, mut spans) = (span.into_u64(), SPANS.lock());
-        let all = spans.get_or_insert_default();
-        let Some(handles) = all.get_mut(&number) else { return false };
+        let Some(handles) = spans.get_mut(&number) else { return false };
         *handles -= 1;
         if *handles > 0 {
             return false;
         }
-        all.remove(&number);
+        spans.remove(&number);
         drop(spans);
         LOG_THREAD.run(move || drop(USER_SPANS.with_borrow_mut(|all| all.remove(&number))));
         true

@@ -46,25 +46,25 @@ impl UserThread {
         UserThread { name, queue: Mutex::new(None), waiting: AtomicUsize::new(0) }
     }
 
-    /// Queues `work` behind all earlier work, and returns immediately.
-    pub(crate) fn run(&'static self, work: impl FnOnce() + Send + 'static) {
+    /// Queues `work` behind all earlier work, and returns immediately. Returns `false` if the thread cannot be started,
+    /// so that the work is not run.
+    pub(crate) fn run(&'static self, work: impl FnOnce() + Send + 'static) -> bool {
         let mut queue = self.queue.lock();
         let process = std::process::id();
         if queue.as_ref().is_none_or(|(_, of)| *of != process) {
             self.waiting.store(0, Ordering::Relaxed);
             let (give, given) = mpsc::channel();
             let started = thread::Builder::new().name(self.name.to_owned()).spawn(move || self.work_off(&given));
-            // If the thread cannot be started, this piece of work is not run, and the next call tries again to start
-            // the thread.
+            // If the thread cannot be started, the next call tries again to start the thread.
             *queue = started.is_ok().then_some((give, process));
         }
-        if let Some((queue, _)) = &*queue {
-            self.waiting.fetch_add(1, Ordering::Relaxed);
-            let _sent = queue.send(Box::new(work));
-        } else {
+        let Some((queue, _)) = &*queue else {
             // The work is leaked, because its destructor is the user's code and might block this thread for ever.
             std::mem::forget(work);
-        }
+            return false;
+        };
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        queue.send(Box::new(work)).is_ok()
     }
 
     /// Returns how many pieces of work are queued or running.
