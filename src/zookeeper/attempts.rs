@@ -11,8 +11,8 @@
 //! established session is safe, because the server's reply to the handshake has arrived on its socket.
 //!
 //! A socket may belong to another client of this process. So the limit of a socket is the longest limit of all clients
-//! that have a server with its port. Sockets of probes ([`ProbeSocket`](crate::zookeeper::sockets::ProbeSocket)) are
-//! left alone, because a probe has a timeout of its own.
+//! that have a server with its port. Sockets of probes are left alone, because a probe has a timeout of its own. Their
+//! mark is the option `SO_KEEPALIVE`, which the client crate never sets.
 //!
 //! On systems without such tables, attempts to connect and silent connections have the same limit.
 
@@ -145,6 +145,7 @@ pub(super) async fn end_slow_reconnects(than: Option<Duration>, servers: Servers
 
 #[cfg(target_os = "linux")]
 mod system {
+    use std::cell::LazyCell;
     use std::collections::BTreeMap;
     use std::fs;
     use std::io::{self, Write};
@@ -154,11 +155,12 @@ mod system {
     use std::time::{Duration, Instant};
 
     use nix::errno::Errno;
-    use nix::sys::socket::{Shutdown, SockaddrStorage, getpeername, shutdown};
+    use nix::sys::socket::sockopt::KeepAlive;
+    use nix::sys::socket::{Shutdown, SockaddrStorage, getpeername, getsockopt, shutdown};
     use rustix::time::{ClockId, clock_gettime};
 
     use crate::telemetry::log::emit;
-    use crate::zookeeper::sockets::{PROBE_SOCKETS, inode_of, peer_of};
+    use crate::zookeeper::sockets::{inode_of, peer_of};
 
     const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
 
@@ -202,36 +204,30 @@ mod system {
             let began = busy();
             let (open, now) = (sockets_to(&self.servers), Instant::now());
             self.first_seen.retain(|socket, _| open.iter().any(|(_, of)| of == socket));
-            open.iter().for_each(|(_, socket)| _ = self.first_seen.entry(*socket).or_insert(Some(now)));
-            let since = |socket: &u64| self.first_seen.get(socket).copied().flatten();
-            let is_late = |(_, socket): &(RawFd, u64)| since(socket).is_some_and(|it| now.duration_since(it) >= limit);
-            let late: Vec<_> = open.into_iter().filter(is_late).collect();
-            if !late.is_empty() {
-                self.end(late, now, port_limit);
-            }
-            busy().saturating_sub(began)
-        }
-
-        fn end(&mut self, late: Vec<(RawFd, u64)>, now: Instant, port_limit: impl Fn(u16) -> Duration) {
             // The tables are read after the list of open sockets, so that a socket that has just received data counts
-            // as answered.
-            let to_them = unanswered().into_iter().filter(|(peer, _)| self.servers.contains(peer));
-            let unanswered: BTreeMap<u64, u16> = to_them.map(|(peer, socket)| (socket, peer.port())).collect();
-            for (number, socket) in late {
-                let since = self.first_seen.get(&socket).copied().flatten();
-                let is_in_time = |port: &u16| since.is_some_and(|it| now.duration_since(it) < port_limit(*port));
-                if unanswered.get(&socket).is_some_and(is_in_time) {
+            // as answered. They are not read while all attempts are in time.
+            let unanswered = LazyCell::new(|| {
+                let to_them = unanswered().into_iter().filter(|(peer, _)| self.servers.contains(peer));
+                to_them.map(|(peer, socket)| (socket, peer.port())).collect::<BTreeMap<u64, u16>>()
+            });
+            for (number, socket) in open {
+                let first_seen = self.first_seen.entry(socket).or_insert(Some(now));
+                let age = first_seen.map(|since| now.duration_since(since));
+                let Some(age) = age.filter(|age| *age >= limit) else { continue };
+                let port = unanswered.get(&socket);
+                if port.is_some_and(|port| age < port_limit(*port)) {
                     continue;
                 }
                 // Since the list was made, the file descriptor may have been closed and reused for another file. So the
                 // inode is compared.
-                let is_probe = PROBE_SOCKETS.lock().contains(&socket);
-                let is_still = !is_probe && unanswered.contains_key(&socket) && inode_of(number) == Some(socket);
+                let is_probe = getsockopt(number, KeepAlive) != Ok(false);
+                let is_still = !is_probe && port.is_some() && inode_of(number) == Some(socket);
                 if is_still && shutdown(number, Shutdown::Both).is_ok() {
                     emit!(DEBUG, "an attempt to connect takes too long and is ended");
                 }
-                self.first_seen.insert(socket, None);
+                *first_seen = None;
             }
+            busy().saturating_sub(began)
         }
     }
 
@@ -294,12 +290,14 @@ mod system {
 mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::net::{SocketAddr, TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
 
+    use nix::sys::socket::setsockopt;
+    use nix::sys::socket::sockopt::KeepAlive;
     use tokio::net::TcpSocket;
 
     use super::system::Attempts;
     use super::*;
-    use crate::zookeeper::sockets::ProbeSocket;
 
     fn address(of: &TcpListener) -> SocketAddr {
         of.local_addr().unwrap()
@@ -327,17 +325,16 @@ mod tests {
         let (unanswered, answered, elsewhere) = (to(&server), to(&server), to(&other));
         (&answered.1).write_all(b"x").unwrap();
         let probing = TcpSocket::new_v4().unwrap();
-        let probe = ProbeSocket::of(&probing);
+        probing.set_keepalive(true).unwrap();
         let probing = probing.connect(address(&server)).await.unwrap();
         let probed = server.accept().unwrap().0;
         let scan = || Attempts::new(vec![address(&server)]).scan(Duration::ZERO, |_| Duration::ZERO);
         scan();
         assert_eq!([unanswered.1, answered.1, elsewhere.1].map(is_ended), [true, false, false]);
         assert!(!is_ended(probed.try_clone().unwrap()));
-        drop(probe);
+        setsockopt(probing.as_raw_fd(), KeepAlive, &false).unwrap();
         scan();
         assert!(is_ended(probed));
-        drop(probing);
     }
 
     #[test]

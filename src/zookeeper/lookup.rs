@@ -9,7 +9,6 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::sync::{Mutex, watch};
-use crate::zookeeper::sockets::ProbeSocket;
 
 type Found = Result<Vec<SocketAddr>, String>;
 
@@ -48,13 +47,14 @@ async fn shared(of: &str, look_up: fn(&str) -> Found) -> Found {
 }
 
 /// Connects to the first of these addresses that accepts the connection.
-pub(super) async fn connect(addresses: &[SocketAddr]) -> io::Result<(TcpStream, ProbeSocket)> {
+pub(super) async fn connect(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
     let mut failed = io::Error::other("the host has no address");
     for address in addresses {
         let connected = async {
             let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-            let probe = ProbeSocket::of(&socket);
-            Ok((socket.connect(*address).await?, probe))
+            // Keep-alive marks the socket as a probe's: see `attempts.rs`.
+            socket.set_keepalive(true)?;
+            socket.connect(*address).await
         };
         match connected.await {
             Ok(connected) => return Ok(connected),

@@ -9,15 +9,15 @@ use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use crate::telemetry::log::emit;
 use crate::zookeeper::lookup::{addresses, connect};
 use crate::zookeeper::options::ZooKeeperBuilder;
-use crate::zookeeper::servers::Servers;
+use crate::zookeeper::servers::{Server, Servers};
 
 /// The time limit of a probe. A server that has not answered by then is reported as silent.
 pub(super) const PROBE_LIMIT: Duration = Duration::from_secs(1);
@@ -50,20 +50,13 @@ pub(super) struct Reason {
 
 /// Probes all servers at the same time for the reason why they give no session. Takes at most `limit`.
 pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, limit: Duration) -> Reason {
-    let deadline = Instant::now() + limit;
-    let mut probes = JoinSet::new();
-    for (index, server) in servers.each().enumerate() {
-        let (address, host, options) = (server.address(), server.host().to_owned(), options.clone());
-        probes.spawn(async move {
-            let answer = probe_one(&address, &host, &options, deadline).await;
-            let (words, is_known) = answer.map_or_else(|words| (words, true), |answer| meaning(&answer));
-            (index, format!("{address}: {words}"), is_known)
-        });
+    let (mut all, mut is_known) = (Vec::new(), true);
+    for (server, (answer, _)) in servers.each().zip(probe_each(servers, options, limit).await) {
+        let (words, is_reason) = answer.map_or_else(|words| (words, true), |answer| meaning(&answer));
+        all.push(format!("{}: {words}", server.address()));
+        is_known &= is_reason;
     }
-    let mut found = probes.join_all().await;
-    found.sort_unstable_by_key(|(index, ..)| *index);
-    let is_known = found.iter().all(|(.., is_known)| *is_known);
-    let words = found.into_iter().map(|(_, words, _)| words).collect::<Vec<_>>().join("; ");
+    let words = all.join("; ");
     emit!(DEBUG, reason = words, "there is no session");
     Reason { words, is_known }
 }
@@ -71,19 +64,27 @@ pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, limit:
 /// Returns the indexes of the silent servers. A silent server neither answers nor refuses the connection within
 /// `limit`. Empty if no server answers, because then no server can be preferred.
 pub(super) async fn silent(servers: &Servers, options: &ZooKeeperBuilder, limit: Duration) -> BTreeSet<usize> {
-    let deadline = Instant::now() + limit;
-    let mut probes = JoinSet::new();
-    for (index, server) in servers.each().enumerate() {
-        let (address, host, options) = (server.address(), server.host().to_owned(), options.clone());
-        probes.spawn(async move {
-            let is_answered = probe_one(&address, &host, &options, deadline).await.is_ok();
-            (index, is_answered, Instant::now() >= deadline)
-        });
+    let found = probe_each(servers, options, limit).await;
+    if found.iter().all(|(answer, _)| answer.is_err()) {
+        return BTreeSet::new();
     }
-    let found = probes.join_all().await;
-    let is_any_answered = found.iter().any(|(_, is_answered, _)| *is_answered);
-    let silent = found.into_iter().filter(|(_, is_answered, is_late)| is_any_answered && !is_answered && *is_late);
-    silent.map(|(index, ..)| index).collect()
+    let silent = found.iter().enumerate().filter(|(_, (answer, is_late))| answer.is_err() && *is_late);
+    silent.map(|(index, _)| index).collect()
+}
+
+/// Probes all servers at the same time. Returns the result of [`probe_one`] for each server, in the order of the
+/// connect string, and whether it came only when `limit` was over.
+async fn probe_each(
+    servers: &Servers,
+    options: &ZooKeeperBuilder,
+    limit: Duration,
+) -> Vec<(Result<Vec<u8>, String>, bool)> {
+    let deadline = Instant::now() + limit;
+    let probes = servers.each().map(|server| async move {
+        let answer = probe_one(&server, options, deadline).await;
+        (answer, Instant::now() >= deadline)
+    });
+    join_all(probes).await
 }
 
 /// Sends a four-letter word to the first server of this connect string, on a new connection, and returns the answer.
@@ -103,8 +104,7 @@ pub async fn four_letter_word(
     let Some(server) = servers.each().next() else { return Err("there is no server".to_owned()) };
     let answered = async {
         let found = addresses(&server.address()).await.map_err(io::Error::other)?;
-        let (stream, _probe) = connect(&found).await?;
-        let mut line = shake_hands(stream, server.host(), options).await?;
+        let mut line = shake_hands(connect(&found).await?, server.host(), options).await?;
         send(&mut *line, word.as_bytes()).await?;
         let mut answer = Vec::new();
         while answer.len() < MOST && receive(&mut *line, &mut answer).await? > 0 {}
@@ -117,18 +117,13 @@ pub async fn four_letter_word(
 }
 
 /// Probes one server, and returns its answer to `srvr`, or a message that says which step failed.
-async fn probe_one(
-    address: &str,
-    host: &str,
-    options: &ZooKeeperBuilder,
-    deadline: Instant,
-) -> Result<Vec<u8>, String> {
-    let found = timeout_at(deadline, addresses(address)).await;
+async fn probe_one(server: &Server<'_>, options: &ZooKeeperBuilder, deadline: Instant) -> Result<Vec<u8>, String> {
+    let found = timeout_at(deadline, addresses(&server.address())).await;
     let found = found.map_err(|_| "the name service does not answer")?;
     let addresses = found.map_err(|error| format!("the host is not known: {error}"))?;
     let began = Instant::now();
     let stream = timeout_at(deadline, connect(&addresses)).await;
-    let (mut stream, _probe) = match stream.map_err(|_| "does not answer")? {
+    let mut stream = match stream.map_err(|_| "does not answer")? {
         Ok(stream) => stream,
         // The server closed the connection before the connect call returned.
         Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
@@ -146,7 +141,7 @@ async fn probe_one(
         Ok(Ok(_)) => return Ok(answer),
         Err(_) => {}
     }
-    let opened = timeout_at(deadline, shake_hands(stream, host, options)).await;
+    let opened = timeout_at(deadline, shake_hands(stream, server.host(), options)).await;
     let opened = opened.map_err(|_| "takes connections, and is silent in the TLS handshake")?;
     let mut line = opened.map_err(|error| of_tls(&error).unwrap_or_else(|| format!("{CLOSED_IN_TLS} ({error})")))?;
     let closed = || if options.is_encrypted() { CLOSED } else { CLOSED_IN_CLEAR }.to_owned();

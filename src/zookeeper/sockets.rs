@@ -11,17 +11,11 @@
 //! The scan compares ports and resolves no names. A lookup can take many seconds, and by then the connection may lead
 //! to another server.
 
-#[cfg(target_os = "linux")]
-use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 #[cfg(target_os = "linux")]
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 
-use tokio::net::TcpSocket;
-
-#[cfg(target_os = "linux")]
-use crate::sync::Mutex;
 use crate::telemetry::log::emit;
 use crate::zookeeper::servers::Servers;
 
@@ -75,43 +69,6 @@ pub(super) fn peer_of(number: RawFd) -> Option<SocketAddr> {
     let of_four = || peer.as_sockaddr_in().map(|it| SocketAddr::V4((*it).into()));
     let of_six = || peer.as_sockaddr_in6().map(|it| SocketAddr::V6((*it).into()));
     of_four().or_else(of_six)
-}
-
-/// The inodes of the sockets on which this library probes servers. `attempts.rs` leaves these sockets alone, because
-/// they are no attempts of the client crate to connect.
-#[cfg(target_os = "linux")]
-pub(super) static PROBE_SOCKETS: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
-
-/// The registration of a probe's socket in `PROBE_SOCKETS`. Dropping it removes the entry.
-pub(super) struct ProbeSocket {
-    #[cfg(target_os = "linux")]
-    inode: Option<u64>,
-}
-
-impl ProbeSocket {
-    pub(super) fn of(socket: &TcpSocket) -> ProbeSocket {
-        #[cfg(target_os = "linux")]
-        return ProbeSocket { inode: register_probe(socket.as_raw_fd()) };
-        #[cfg(not(target_os = "linux"))]
-        {
-            let _unused = socket;
-            ProbeSocket {}
-        }
-    }
-}
-
-#[cfg(target_os = "linux")]
-impl Drop for ProbeSocket {
-    fn drop(&mut self) {
-        self.inode.iter().for_each(|inode| _ = PROBE_SOCKETS.lock().remove(inode));
-    }
-}
-
-#[cfg(target_os = "linux")]
-fn register_probe(number: RawFd) -> Option<u64> {
-    let inode = inode_of(number)?;
-    PROBE_SOCKETS.lock().insert(inode);
-    Some(inode)
 }
 
 /// Returns the inode of a socket, which identifies the socket for as long as it is open.
