@@ -125,6 +125,10 @@ mod session {
                 Duration::ZERO
             }
 
+            pub(crate) fn connection(&self) -> u64 {
+                0
+            }
+
             pub(crate) fn timeout(&self) -> Duration {
                 Duration::ZERO
             }
@@ -231,11 +235,11 @@ mod zookeeper {
         }
 
         pub(crate) fn session(client: Client, is_rash: bool) -> (Arc<Session>, Arc<BackgroundThread>) {
+            let (store, background) = (Arc::new(SessionStore), Arc::new(BackgroundThread::default()));
             let identity = Arc::new_cyclic(|this: &Weak<Identity>| {
                 let this = Weak::clone(this);
-                Identity::new(1, move || this.upgrade().iter().for_each(|it| it.check_ended()))
+                Identity::new(1, &store, move || this.upgrade().iter().for_each(|it| it.check_ended()))
             });
-            let (store, background) = (Arc::new(SessionStore), Arc::new(BackgroundThread::default()));
             let pipeline = Arc::new(Pipeline::new(client, &store, &background, identity, String::new()));
             (Arc::new(Session { pipeline, is_rash }), background)
         }
@@ -261,7 +265,7 @@ mod zookeeper {
 
             pub(crate) fn create(&self, path: &str) -> Reply<Created> {
                 let identity = Arc::clone(&self.pipeline.identity);
-                let connection = identity.connection();
+                let connection = 0;
                 let (pipeline, is_rash, path) = (Arc::downgrade(&self.pipeline), self.is_rash, path.to_owned());
                 self.pipeline.send(Request::Write, move |client| async move {
                     let stat = client.create(&path).await.map_err(|error| translate::failure(error, ("", ""), ""))?;

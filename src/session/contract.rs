@@ -232,15 +232,8 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     fn sync(&self, path: &str) -> Reply<()> {
         let checked = self.transact(&[Operation::Check { path: path.to_owned(), version: None }]);
         Box::pin(async move {
-            match checked.await {
-                Ok(_) => Ok(()),
-                Err(Failure::Operation { failure, .. })
-                    if !matches!(*failure, Failure::Refused(_) | Failure::InvalidAcl) =>
-                {
-                    Ok(())
-                }
-                Err(failure) => Err(failure),
-            }
+            let answer = checked.await;
+            if request::is_from_quorum(&answer) { Ok(()) } else { answer.map(drop) }
         })
     }
 

@@ -288,6 +288,17 @@ pub enum Failure {
     },
 }
 
+/// Returns whether the reply proves that a quorum committed the request, and thus that the session was alive.
+pub(crate) fn is_from_quorum<T>(answer: &Result<T, Failure>) -> bool {
+    match answer {
+        Ok(_) => true,
+        // The quorum also commits a failed transaction, as an error. But a request that the client crate refuses is not
+        // sent.
+        Err(Failure::Operation { failure, .. }) => !matches!(**failure, Failure::Refused(_) | Failure::InvalidAcl),
+        Err(_) => false,
+    }
+}
+
 /// The reason why a lock was lost. A lost guard never becomes valid again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]

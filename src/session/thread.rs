@@ -74,12 +74,15 @@ pub(crate) fn since_boot_here() -> Moment {
 pub(crate) struct BackgroundThread {
     tasks: Tasks,
     id: ThreadId,
+    /// Whether both threads run.
     is_running: Arc<AtomicBool>,
     /// When the thread of the sessions began to run tasks without a pause, in nanoseconds since boot. 0 while the
     /// thread is idle.
     busy_since: Arc<AtomicU64>,
     /// The thread of timers. Timers fire even if the thread of the sessions is blocked.
     timers: Arc<Timers>,
+    /// A clone of the sender is a token: after the last user was dropped, the thread goes on for up to one second
+    /// ([`FAREWELL`]) while tokens exist.
     tenants: mpsc::Sender<()>,
     sessions: Mutex<BTreeSet<i64>>,
     _stop: oneshot::Sender<()>,
@@ -108,18 +111,16 @@ fn start(name: &str, is_running: &Arc<AtomicBool>, run: impl FnOnce(Alive) + Sen
 /// library asks a server why it refuses a connection.
 struct Timers {
     handle: Handle,
-    is_running: Arc<AtomicBool>,
     _stop: oneshot::Sender<()>,
 }
 
 impl Timers {
-    fn start() -> io::Result<Timers> {
+    fn start(is_running: &Arc<AtomicBool>) -> io::Result<Timers> {
         let (stop, stopped) = oneshot::channel::<()>();
         // The runtime is built after the thread has started. If the thread cannot be started, there is no runtime to
         // drop here. Such a drop may panic, because the caller may be in an async context.
         let (give, given) = std::sync::mpsc::channel::<Runtime>();
-        let is_running = Arc::new(AtomicBool::new(true));
-        start("zk-rwlock-timer", &is_running, move |_alive| {
+        start("zk-rwlock-timer", is_running, move |_alive| {
             let Ok(runtime) = given.recv() else { return };
             drop(runtime.block_on(stopped));
         })?;
@@ -129,7 +130,7 @@ impl Timers {
         let runtime = builder.build()?;
         let handle = runtime.handle().clone();
         let _sent = give.send(runtime);
-        Ok(Timers { handle, is_running, _stop: stop })
+        Ok(Timers { handle, _stop: stop })
     }
 }
 
@@ -209,8 +210,8 @@ impl BackgroundThread {
         // The first timer starts the reactor of `async-io`. This timer starts the reactor now, so that a panic of the
         // reactor is caught by the caller of this function and becomes an error.
         let _started = Timer::after(FAREWELL).now_or_never();
-        let (timers, executor) = (Arc::new(Timers::start()?), Arc::new(Executor::new()));
         let (is_running, busy_since) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
+        let (timers, executor) = (Arc::new(Timers::start(&is_running)?), Arc::new(Executor::new()));
         let (tasks, busy, of_tokio) = (Tasks(Arc::downgrade(&executor)), Arc::clone(&busy_since), Arc::clone(&timers));
         let until_stopped = async move {
             let _dropped = stopped.await;
@@ -238,7 +239,7 @@ impl BackgroundThread {
 
     /// Returns whether both threads run. If one of them ended by a panic, its sessions are over.
     pub(crate) fn is_running(&self) -> bool {
-        !is_forked() && [&self.is_running, &self.timers.is_running].iter().all(|it| it.load(Ordering::Acquire))
+        !is_forked() && self.is_running.load(Ordering::Acquire)
     }
 
     /// Returns for how long the thread of the sessions has run tasks without a pause. After a long time, a task is
@@ -257,14 +258,8 @@ impl BackgroundThread {
     /// Runs a task. After the last user was dropped, the thread waits for the end of the task for up to one second
     /// ([`FAREWELL`]).
     pub(crate) fn run(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let tenant = self.tenant();
+        let tenant = self.tenants.clone();
         self.tasks.spawn(task.map(move |()| drop(tenant)));
-    }
-
-    /// Returns a token. After the last user was dropped, the thread goes on for up to one second ([`FAREWELL`]) while
-    /// tokens exist.
-    pub(crate) fn tenant(&self) -> mpsc::Sender<()> {
-        self.tenants.clone()
     }
 
     /// Returns the ids of the sessions of all clients in this process.

@@ -31,11 +31,6 @@ const FAREWELL: Duration = Duration::from_millis(250);
 /// machine, the system pauses a thread for less than this.
 const BLOCKED_AFTER_MIN: Duration = Duration::from_secs(1);
 
-/// The number of timers that [`until_blocked`] runs in a row, each for a part of the limit. When a stopped process
-/// (`SIGSTOP`) continues, only one of the timers has expired, so the library's thread gets time to run before the last
-/// timer.
-const PARTS: u32 = 8;
-
 /// A client of a ZooKeeper ensemble.
 ///
 /// Its sessions run on a thread of their own. When a session expires, its guards and waiters are lost, and the next
@@ -193,19 +188,17 @@ impl ZooKeeperBuilder {
     }
 }
 
-/// Waits until the library's thread has been blocked for `limit`, that is, has not run an empty task for so long. While
-/// the thread is blocked, the timers of an attempt to open a session do not fire.
+/// Waits until the library's thread has been blocked for `limit`, that is, has run tasks without a pause for so long.
+/// While the thread is blocked, the timers of an attempt to open a session do not fire.
 async fn until_blocked(thread: &Arc<BackgroundThread>, limit: Duration) {
     loop {
-        let parts = async {
-            for _ in 0..PARTS {
-                thread.sleep(limit / PARTS).await;
+        thread.sleep(limit.saturating_sub(thread.busy_for())).await;
+        if thread.busy_for() >= limit {
+            // When a stopped process (`SIGSTOP`) continues, the thread gets time to run before the second look.
+            thread.sleep(limit / 8).await;
+            if thread.busy_for() >= limit {
+                return;
             }
-        };
-        tokio::select! {
-            biased;
-            _ = shielded(OptionFuture::from(thread.handle().begin(async {}))) => thread.sleep(limit).await,
-            () = parts => return,
         }
     }
 }
@@ -246,7 +239,7 @@ impl Coordinator for ZooKeeper {
         self.ensemble.closed.send_replace(true);
         let sessions = std::mem::take(&mut *self.ensemble.sessions.lock());
         for session in &sessions {
-            session.close();
+            session.ended(Ending::Closed);
         }
         let confirmed = sessions.iter().map(|session| async move {
             let mut follower = session.follower();
@@ -255,7 +248,6 @@ impl Coordinator for ZooKeeper {
                 _ = shielded(follower.changed()) => {}
                 () = session.sleep(session.timeout()) => {}
             }
-            session.ended(Ending::Closed);
         });
         join_all(confirmed).await;
         // Gives the log subscriber some time to receive the events about the end of the sessions.
@@ -336,21 +328,19 @@ impl Sessions {
     /// end of the oldest of them to [`Outage`]. Of the live sessions, keeps the oldest and those that have a user.
     fn reuse_session(&self, watched_bytes: usize) -> Option<SessionSlot> {
         let mut sessions = self.sessions.lock();
-        let (alive, over) =
-            std::mem::take(&mut *sessions).into_iter().partition(|session| session.lease().over().is_none());
-        *sessions = alive;
+        let over: Vec<_> = sessions.extract_if(.., |session| session.lease().over().is_some()).collect();
         let session_slot = sessions.iter().find_map(|session| {
             let session_slot = session.reserve_slot(watched_bytes)?;
             session.mark_used();
             Some(session_slot)
         });
-        let mut idle = if sessions.len() > 1 { sessions.split_off(1) } else { Vec::new() };
-        sessions.extend(idle.extract_if(.., |session| session.is_needed()));
+        let others = sessions.len().min(1)..;
+        let idle: Vec<_> = sessions.extract_if(others, |session| !session.is_needed()).collect();
         drop(sessions);
-        let over: Vec<Arc<ZooKeeperSession>> = over;
-        if let Some((lost, ending)) = over.first().and_then(|first| first.lost().zip(first.lease().over())) {
-            let reconnect = over.first().and_then(|first| Reconnect::after(first.lease()));
-            self.outage.begins(lost, reconnect, ending);
+        if let Some(first) = over.first()
+            && let Some((lost, ending)) = first.lost().zip(first.lease().over())
+        {
+            self.outage.begins(lost, Reconnect::after(first.lease()), ending);
         }
         drop((over, idle));
         session_slot

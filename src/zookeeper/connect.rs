@@ -10,11 +10,12 @@ use zookeeper_client as zk;
 use crate::session::contract::Session;
 use crate::session::lease::{Lease, Moment, since_boot};
 use crate::session::request::{Ending, Failure};
+use crate::session::retry::{self, Tries};
 use crate::session::thread::{BackgroundThread, Tasks};
 use crate::sync::random;
 use crate::telemetry::log::emit;
 use crate::zookeeper::abilities::Abilities;
-use crate::zookeeper::attempts::{Limit, end_slow_attempts};
+use crate::zookeeper::attempts::{Limit, end_slow_attempts, end_slow_reconnects};
 use crate::zookeeper::connect_policy::{ConnectPolicy, reconnect_jitter};
 use crate::zookeeper::options::{SHORTEST_TIMEOUT, ZooKeeperBuilder};
 use crate::zookeeper::probe::{reason, silent};
@@ -181,29 +182,19 @@ pub(super) async fn new_session(
         )));
     }
     let session = ZooKeeperSession::new((client, ended), &background, &options, started, abilities, servers.clone())?;
-    session.end_slow_reconnects(attempt);
+    background.handle().spawn(end_slow_reconnects(attempt, servers.clone(), Arc::clone(session.store())));
     let (timeout, rides_out) = (session.lease().timeout(), options.rides_out(session.lease()));
     emit!(INFO, ?timeout, ?rides_out, "a session begins: a break of the connection that lasts no longer costs no lock");
     let late =
         || Failure::Unreachable(format!("{servers} does not answer within {}", humantime::format_duration(bound)));
-    match tokio::time::timeout(bound, make_root(&session)).await.unwrap_or_else(|_| Err(late())) {
+    let shared: Arc<dyn Session> = session.clone();
+    let root_made = retry::repeated(&shared, Tries::ENDLESS, || session.make_root());
+    match tokio::time::timeout(bound, root_made).await.unwrap_or_else(|_| Err(late())) {
         // The failure is mapped to `Unreachable`, because `Over` would tell callers that no later session can succeed.
         Err(Failure::Over(Ending::Expired | Ending::Replaced | Ending::Failed)) => {
             Err(Failure::Unreachable(format!("a session with {servers} was over before its first answer")))
         }
         made => made.map(|()| session),
-    }
-}
-
-/// Creates the path at the end of the connect string, unless it exists. Retries after a lost connection, until the
-/// session is over.
-async fn make_root(session: &ZooKeeperSession) -> Result<(), Failure> {
-    loop {
-        match session.make_root().await {
-            Err(Failure::Unknown(_)) => session.connected().await.map_err(Failure::Over)?,
-            made => return made,
-        }
-        session.sleep(session.timeout() / 20).await;
     }
 }
 

@@ -336,6 +336,13 @@ impl ZooKeeperBuilder {
         return false;
     }
 
+    fn has_certificate(&self) -> bool {
+        #[cfg(feature = "tls")]
+        return self.tls.as_ref().is_some_and(Tls::has_identity);
+        #[cfg(not(feature = "tls"))]
+        return false;
+    }
+
     /// Returns the TLS options of encrypted connections.
     #[cfg(feature = "tls")]
     pub(super) fn trusted(&self) -> Option<&Tls> {
@@ -349,10 +356,7 @@ impl ZooKeeperBuilder {
 
     /// Returns the rights that this client's own ACL gives, and the users that the servers know this client as.
     pub(super) fn own_rights(&self) -> OwnRights {
-        #[cfg(feature = "tls")]
-        let certificate = self.tls.as_ref().filter(|tls| tls.has_identity()).map(|_| ("x509", None));
-        #[cfg(not(feature = "tls"))]
-        let certificate = None;
+        let certificate = self.has_certificate().then_some(("x509", None));
         let users = self.credentials().map(Credentials::user).chain(certificate).collect();
         OwnRights { acl: self.acl_of_nodes(), users, refuses: self.refuses_wider_acl }
     }
@@ -364,10 +368,7 @@ impl ZooKeeperBuilder {
 
     /// Describes the user that the servers know this client as, without a secret. Empty without credentials.
     pub(super) fn whom(&self) -> String {
-        #[cfg(feature = "tls")]
-        let certificate = self.tls.as_ref().filter(|tls| tls.has_identity()).map(|_| "its certificate".to_owned());
-        #[cfg(not(feature = "tls"))]
-        let certificate = None;
+        let certificate = self.has_certificate().then(|| "its certificate".to_owned());
         Vec::from_iter(self.credentials().map(Credentials::whom).chain(certificate)).join(" and ")
     }
 

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use tokio::task::unconstrained;
 use zookeeper_client as zk;
 
-use crate::session::request::{Ending, Failure, Reply};
+use crate::session::request::{Ending, Failure, Reply, is_from_quorum};
 use crate::session::shield::shielded;
 use crate::session::store::SessionStore;
 use crate::session::thread::{BackgroundThread, is_forked};
@@ -194,26 +194,17 @@ pub(super) struct Identity {
     /// Starts a check of the session's identity in the background. The check ends with a call of
     /// [`Identity::check_ended`].
     confirm: Box<dyn Fn() + Send + Sync>,
-    /// The count of changes of the connection, which identifies the present connection.
-    connection: AtomicU64,
-    /// The newest connection on which the server has confirmed the session's identity.
+    store: Arc<SessionStore>,
+    /// The newest connection, by the store's [count](SessionStore::connection), on which the server has confirmed the
+    /// session's identity.
     confirmed_on: AtomicU64,
     is_checking: AtomicBool,
 }
 
 impl Identity {
-    pub(super) fn new(session: i64, confirm: impl Fn() + Send + Sync + 'static) -> Identity {
-        let (connection, confirmed_on) = (AtomicU64::new(0), AtomicU64::new(0));
-        Identity { session, confirm: Box::new(confirm), connection, confirmed_on, is_checking: AtomicBool::new(false) }
-    }
-
-    pub(super) fn connection(&self) -> u64 {
-        self.connection.load(Ordering::Acquire)
-    }
-
-    /// Records that the connection was lost, or that there is a new one. The identity is then unconfirmed.
-    pub(super) fn connection_changes(&self) {
-        self.connection.fetch_add(1, Ordering::AcqRel);
+    pub(super) fn new(session: i64, store: &Arc<SessionStore>, confirm: impl Fn() + Send + Sync + 'static) -> Identity {
+        let (store, confirmed_on, is_checking) = (Arc::clone(store), AtomicU64::new(0), AtomicBool::new(false));
+        Identity { session, confirm: Box::new(confirm), store, confirmed_on, is_checking }
     }
 
     pub(super) fn mark_confirmed_on(&self, connection: u64) {
@@ -221,7 +212,7 @@ impl Identity {
     }
 
     pub(super) fn is_known(&self) -> bool {
-        self.confirmed_on.load(Ordering::Acquire) == self.connection()
+        self.confirmed_on.load(Ordering::Acquire) == self.store.connection()
     }
 
     /// Starts a check of the session's identity in the background, unless it is confirmed or a check is under way.
@@ -252,20 +243,12 @@ fn is_from_server<T>(answer: &Result<T, Failure>) -> bool {
     matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_)))
 }
 
-/// Returns whether the reply proves that a quorum committed the request, and thus that the session was alive.
-fn is_from_quorum<T>(answer: &Result<T, Failure>) -> bool {
-    match answer {
-        Ok(_) => true,
-        // The quorum also commits a failed transaction, as an error. But a request that the client crate refuses is not
-        // sent.
-        Err(Failure::Operation { failure, .. }) => !matches!(**failure, Failure::Refused(_) | Failure::InvalidAcl),
-        Err(_) => false,
-    }
-}
-
 #[cfg(all(test, not(shuttle)))]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::session::lease::Lease;
 
     fn failure_of(index: usize, failure: Failure) -> Failure {
         Failure::Operation { index, failure: Box::new(failure) }
@@ -286,48 +269,55 @@ mod tests {
         }
     }
 
-    /// Returns the identity of the session with the id 7, and the counter of its started checks.
-    fn session_7() -> (Arc<AtomicU64>, Identity) {
+    /// Returns the store and the identity of the session with the id 7, and the counter of its started checks.
+    fn session_7() -> (Arc<SessionStore>, Arc<AtomicU64>, Identity) {
+        let store = Arc::new(SessionStore::new(Lease::new(Duration::from_secs(10))));
         let checks = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&checks);
         let confirm = move || {
             count.fetch_add(1, Ordering::Relaxed);
         };
-        (checks, Identity::new(7, confirm))
+        let identity = Identity::new(7, &store, confirm);
+        (store, checks, identity)
+    }
+
+    fn reconnect(store: &SessionStore) {
+        store.connected(false);
+        store.connected(true);
     }
 
     #[test]
     fn identity_is_checked_once_at_a_time_after_reconnect() {
-        let (count, identity) = session_7();
+        let (store, count, identity) = session_7();
         let start = || {
             identity.start_check();
             count.load(Ordering::Relaxed)
         };
         assert!(identity.is_known());
         assert_eq!(start(), 0, "the first connection needs no check");
-        identity.connection_changes();
+        reconnect(&store);
         assert!(!identity.is_known());
         assert_eq!([start(), start()], [1, 1]);
         identity.check_ended();
         assert_eq!(start(), 2, "the first check confirmed nothing");
-        identity.mark_confirmed_on(identity.connection());
+        identity.mark_confirmed_on(store.connection());
         identity.check_ended();
         assert_eq!((start(), identity.is_known()), (2, true));
-        identity.connection_changes();
+        reconnect(&store);
         identity.mark_confirmed_on(0);
         assert!(!identity.is_known(), "the confirmation is of an earlier connection");
     }
 
     #[test]
     fn a_created_node_confirms_identity_on_its_connection() {
-        let (_, identity) = session_7();
-        identity.connection_changes();
-        let connection = identity.connection();
+        let (store, _, identity) = session_7();
+        reconnect(&store);
+        let connection = store.connection();
         assert!(identity.confirm_by_create(0, connection));
         assert!(!identity.is_known(), "a node without an owner confirms nothing");
         assert!(identity.confirm_by_create(7, connection));
         assert!(identity.is_known());
-        identity.connection_changes();
+        reconnect(&store);
         assert!(identity.confirm_by_create(7, connection));
         assert!(!identity.is_known(), "the create was sent on another connection");
         assert!(!identity.confirm_by_create(8, connection), "the server has replaced the session");

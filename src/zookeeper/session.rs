@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use futures_util::FutureExt;
+use futures_util::{FutureExt, TryFutureExt};
 use tokio::sync::Semaphore;
 use zookeeper_client as zk;
 
@@ -17,7 +17,7 @@ use crate::session::lease::Moment;
 use crate::session::request::{
     self, Contents, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch, parent,
 };
-use crate::session::retry;
+use crate::session::retry::{self, Tries};
 use crate::session::shield::shielded;
 use crate::session::store::SessionStore;
 use crate::session::thread::{BackgroundThread, is_forked};
@@ -26,10 +26,9 @@ use crate::sync::{Mutex, watch};
 use crate::telemetry::log::{self, emit};
 use crate::validation::REQUEST_LIMIT;
 use crate::zookeeper::abilities::Abilities;
-use crate::zookeeper::attempts::end_slow_reconnects;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::pipeline::{Identity, Pipeline, Request};
-use crate::zookeeper::security::{Acl, OwnRights};
+use crate::zookeeper::security::OwnRights;
 use crate::zookeeper::server_order::ClientEnded;
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::sockets;
@@ -50,7 +49,6 @@ const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
 
 pub(super) struct ZooKeeperSession {
     id: i64,
-    acl: Acl,
     rights: Arc<OwnRights>,
     abilities: Arc<Abilities>,
     pipeline: Arc<Pipeline>,
@@ -85,8 +83,7 @@ impl ZooKeeperSession {
         let store = Arc::new(SessionStore::new(options.lease(timeout)));
         store.began(started);
         let (states, (follows, follower)) = (client.state_watcher(), watch::channel(()));
-        let (id, root_bytes, acl) =
-            (client.session_id().0, client.path().trim_end_matches('/').len(), options.acl_of_nodes());
+        let (id, root_bytes) = (client.session_id().0, client.path().trim_end_matches('/').len());
         let whom = options.whom();
         log::mark_sessions_begun();
         background.sessions().insert(id);
@@ -98,11 +95,10 @@ impl ZooKeeperSession {
                     session.supervise(run_identity_check(Weak::clone(&weak)));
                 }
             };
-            let identity = Arc::new(Identity::new(id, confirm));
+            let identity = Arc::new(Identity::new(id, &store, confirm));
             ZooKeeperSession {
                 id,
                 pipeline: Arc::new(Pipeline::new(client, &store, background, identity, whom)),
-                acl,
                 rights: Arc::new(options.own_rights()),
                 abilities,
                 store,
@@ -127,12 +123,6 @@ impl ZooKeeperSession {
         let shared: Arc<dyn Session> = self.clone();
         self.supervise(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
         self.on_connection();
-    }
-
-    /// Starts the task that ends attempts to connect that take longer than `than`, whenever the session has no
-    /// connection.
-    pub(super) fn end_slow_reconnects(&self, than: Option<Duration>) {
-        self.background.handle().spawn(end_slow_reconnects(than, self.servers.clone(), Arc::clone(&self.store)));
     }
 
     /// Spawns a task that the session needs. If the task panics or its thread ends, the session ends.
@@ -182,12 +172,21 @@ impl ZooKeeperSession {
         Some(SessionSlot::with_reservation(session, room.ok()?))
     }
 
+    /// Sends a read that needs the right `READ` on `path`, before this function returns.
+    fn read<T, F>(&self, path: &str, read: impl FnOnce(Arc<zk::Client>, String) -> F) -> Reply<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, zk::Error>> + Send + 'static,
+    {
+        let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
+        self.pipeline.send(Request::Read, |client| read(client, path).map_err(failure))
+    }
+
     /// Lists the session's own ephemeral nodes. If `path` is among them, the server has confirmed the session's
     /// identity on this connection. If `path` is not among them although this session owns the node, the server has
     /// replaced the session, and this ends the session. Returns `true` in these two cases, and `false` otherwise.
     async fn confirm_by_listing(&self, path: &str) -> Result<bool, Failure> {
-        let (node, connection, abilities) =
-            (path.to_owned(), self.pipeline.identity.connection(), Arc::clone(&self.abilities));
+        let (node, connection, abilities) = (path.to_owned(), self.store.connection(), Arc::clone(&self.abilities));
         let failure = self.pipeline.failure("READ", path);
         let owned = self.pipeline.send(Request::Read, move |client| async move {
             abilities.ephemerals.known(client.list_ephemerals(&node).await, failure)
@@ -205,7 +204,7 @@ impl ZooKeeperSession {
 
     /// Creates a temporary node next to `path`, and deletes it. The owner of the new node shows which session the
     /// server continues on this connection. Returns `false` if the node existed already.
-    async fn confirm_by_create(&self, path: &str) -> Result<bool, Failure> {
+    async fn confirm_by_create(self: &Arc<Self>, path: &str) -> Result<bool, Failure> {
         let own = format!("{}/session-{:x}", contract::temporary_parent(path), self.id);
         let made = self.create(&own, &[], Kind::Ephemeral).await;
         // If the reply to an earlier create was lost, the node exists already. Its owner then shows nothing about this
@@ -213,12 +212,10 @@ impl ZooKeeperSession {
         if !matches!(made, Ok(_) | Err(Failure::NodeExists)) {
             return made.map(|_| true);
         }
-        loop {
-            match self.delete(&own).await {
-                Ok(()) | Err(Failure::NoNode) => return Ok(made.is_ok()),
-                Err(Failure::Unknown(_)) if self.connected().await.is_ok() => self.sleep(self.timeout() / 20).await,
-                Err(failure) => return Err(failure),
-            }
+        let shared: Arc<dyn Session> = self.clone();
+        match retry::repeated(&shared, Tries::ENDLESS, || self.delete(&own)).await {
+            Ok(()) | Err(Failure::NoNode) => Ok(made.is_ok()),
+            Err(failure) => Err(failure),
         }
     }
 
@@ -230,7 +227,7 @@ impl ZooKeeperSession {
             return Ok(());
         }
         let whole = client.as_ref().clone().chroot("/").map_err(|_| Failure::Refused(format!("path {root:?}")))?;
-        let options = zk::CreateMode::Persistent.with_acls(zk::Acls::new(&self.acl.entries));
+        let options = zk::CreateMode::Persistent.with_acls(zk::Acls::new(&self.rights.acl.entries));
         let Err(error) = whole.mkdir(&root, &options).await else { return Ok(()) };
         let mut above = parent(&root);
         while above != "/" && matches!(whole.check_stat(above).await, Ok(None)) {
@@ -272,16 +269,10 @@ impl ZooKeeperSession {
         self.follower.clone()
     }
 
-    /// Ends the session in this process, and requests its end from the server.
-    pub(super) fn close(&self) {
+    /// Records that the session is over, and drops the client, which requests the end of the session from the server.
+    pub(super) fn ended(&self, why: Ending) {
         // The store's session ends first, so that the guards are lost before the server gives their locks to other
         // contenders.
-        self.store.end(Ending::Closed);
-        self.pipeline.close();
-    }
-
-    /// Records that the session is over, and drops the client.
-    pub(super) fn ended(&self, why: Ending) {
         self.end(why);
         self.pipeline.close();
     }
@@ -344,20 +335,20 @@ impl Session for ZooKeeperSession {
             Kind::Container if self.abilities.containers.is_lacking() => Kind::Persistent,
             kind => kind,
         };
-        let (path, data, acl, this) = (path.to_owned(), data.to_vec(), self.acl.clone(), Weak::clone(&self.this));
-        let (identity, connection) = (Arc::clone(&self.pipeline.identity), self.pipeline.identity.connection());
+        let (path, data, rights, this) =
+            (path.to_owned(), data.to_vec(), Arc::clone(&self.rights), Weak::clone(&self.this));
+        let (identity, connection) = (Arc::clone(&self.pipeline.identity), self.store.connection());
         let (abilities, failure) = (Arc::clone(&self.abilities), self.pipeline.failure("CREATE", parent(&path)));
-        let rights = self.rights.is_refusing(kind).then(|| Arc::clone(&self.rights));
         self.pipeline.send(Request::Write, move |client| async move {
-            let options = mode(kind).with_acls(zk::Acls::new(&acl.entries));
-            let shown = rights.as_ref().map(|_| client.get_acl(parent(&path)));
+            let options = mode(kind).with_acls(zk::Acls::new(&rights.acl.entries));
+            let shown = rights.is_refusing(kind).then(|| client.get_acl(parent(&path)));
             let created = client.create(&path, &data, &options).await;
             let (stat, sequence) = match kind {
                 Kind::Container => abilities.containers.known(created, failure)?,
                 _ => created.map_err(failure)?,
             };
             let path = if kind == Kind::EphemeralSequential { format!("{path}{sequence}") } else { path };
-            if let Some((rights, shown)) = rights.as_ref().zip(shown) {
+            if let Some(shown) = shown {
                 rights.refuse_wider(&client, shown, &path).await?;
             }
             match this.upgrade().filter(|_| !identity.confirm_by_create(stat.ephemeral_owner, connection)) {
@@ -374,24 +365,22 @@ impl Session for ZooKeeperSession {
     }
 
     fn children(&self, path: &str) -> Reply<Vec<String>> {
-        let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
-        self.pipeline
-            .send(Request::Read, move |client| async move { client.list_children(&path).await.map_err(failure) })
+        self.read(path, |client, path| async move { client.list_children(&path).await })
     }
 
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
-        let (path, failure, store) = (path.to_owned(), self.pipeline.failure("READ", path), Arc::clone(&self.store));
-        self.pipeline.send(Request::Read, move |client| async move {
-            let (names, stat) = client.get_children(&path).await.map_err(failure)?;
+        let store = Arc::clone(&self.store);
+        self.read(path, |client, path| async move {
+            let (names, stat) = client.get_children(&path).await?;
             store.record_zxid(stat.mzxid);
             Ok((names, Some(translate::stat(&stat))))
         })
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
-        let (path, failure, store) = (path.to_owned(), self.pipeline.failure("READ", path), Arc::clone(&self.store));
-        self.pipeline.send(Request::Read, move |client| async move {
-            let (data, stat) = client.get_data(&path).await.map_err(failure)?;
+        let store = Arc::clone(&self.store);
+        self.read(path, |client, path| async move {
+            let (data, stat) = client.get_data(&path).await?;
             store.record_zxid(stat.mzxid);
             Ok((data, translate::stat(&stat)))
         })
@@ -409,27 +398,22 @@ impl Session for ZooKeeperSession {
     }
 
     fn watch(&self, path: &str) -> Reply<Watch> {
-        let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
-        self.pipeline.send(Request::Read, move |client| async move {
-            let (_, _, watcher) = client.get_and_watch_data(&path).await.map_err(failure)?;
+        self.read(path, |client, path| async move {
+            let (_, _, watcher) = client.get_and_watch_data(&path).await?;
             Ok(shielded(event(watcher.changed())).boxed())
         })
     }
 
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
-        let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
-        self.pipeline.send(Request::Read, move |client| async move {
-            let (names, watcher) = client.list_and_watch_children(&path).await.map_err(failure)?;
+        self.read(path, |client, path| async move {
+            let (names, watcher) = client.list_and_watch_children(&path).await?;
             Ok((names, shielded(event(watcher.changed())).boxed()))
         })
     }
 
     fn wider_rights(&self, path: &str) -> Reply<Vec<String>> {
-        let (path, failure, rights) = (path.to_owned(), self.pipeline.failure("READ", path), Arc::clone(&self.rights));
-        self.pipeline.send(Request::Read, move |client| async move {
-            let (shown, _) = client.get_acl(&path).await.map_err(failure)?;
-            Ok(rights.wider(&shown))
-        })
+        let rights = Arc::clone(&self.rights);
+        self.read(path, |client, path| async move { Ok(rights.wider(&client.get_acl(&path).await?.0)) })
     }
 
     fn refuses_wider_rights(&self) -> bool {
@@ -441,15 +425,16 @@ impl Session for ZooKeeperSession {
     }
 
     fn request_bytes(&self, operations: &[Operation]) -> usize {
-        request::bytes(operations, self.root_bytes, self.acl.bytes())
+        request::bytes(operations, self.root_bytes, self.rights.acl.bytes())
     }
 
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
         let request = if is_removal(operations) { Request::Removal } else { Request::Write };
-        let (operations, acl, whom) = (operations.to_vec(), self.acl.clone(), Arc::clone(&self.pipeline.whom));
+        let (operations, rights, whom) =
+            (operations.to_vec(), Arc::clone(&self.rights), Arc::clone(&self.pipeline.whom));
         let store = Arc::clone(&self.store);
         self.pipeline.send(request, move |client| async move {
-            let (outcomes, newest) = commit(&client, &operations, &acl, &whom).await?;
+            let (outcomes, newest) = commit(&client, &operations, &rights.acl, &whom).await?;
             store.record_zxid(newest);
             Ok(outcomes)
         })
@@ -517,7 +502,6 @@ async fn follow_state(
             zk::SessionState::Closed => return store.end(Ending::Closed),
         };
         if let Some(session) = session.upgrade().filter(|session| session.is_up() != is_up) {
-            session.pipeline.identity.connection_changes();
             *session.server.lock() = None;
             // Replies arrive on this thread, too. The replies of a new connection arrive after the state of that
             // connection. So the lease learns about the loss of the old connection before any reply of the new one.
