@@ -12,7 +12,7 @@ use async_trait::async_trait;
 
 use crate::memory::server::{Ensemble, Fault, Notification, World};
 use crate::memory::session::{MemorySession, sleep};
-use crate::memory::tree::Backup;
+use crate::memory::tree::{Backup, children_of};
 use crate::session::contract::{ConnectionState, Coordinator, Session, SessionSlot};
 use crate::session::keep_alive::keep_alive;
 use crate::session::request::{Ending, Failure};
@@ -97,12 +97,12 @@ impl Memory {
 
     /// Returns the number of requests that clients have made, for all sessions together.
     pub fn requests(&self) -> u64 {
-        self.client.ensemble.requests()
+        self.client.ensemble.requests.load(Ordering::Relaxed)
     }
 
     /// Returns the names of a directory's children, sorted; empty if the directory does not exist.
     pub fn children(&self, path: impl AsRef<str>) -> Vec<String> {
-        self.client.ensemble.world().children(path.as_ref())
+        children_of(&self.client.ensemble.world().tree, path.as_ref())
     }
 
     /// Returns the id of this client's session, if it has one.
@@ -115,10 +115,6 @@ impl Memory {
         if let Some(session) = self.session() {
             self.client.ensemble.change(|world, fired| act(world, session.id(), fired));
         }
-    }
-
-    pub(super) fn ensemble(&self) -> &Ensemble {
-        &self.client.ensemble
     }
 
     fn session(&self) -> Option<Arc<MemorySession>> {
@@ -280,17 +276,17 @@ impl Faults {
 
     /// Deletes every container that had children and has none now, as a server does once a minute.
     pub fn reap_containers(&self) {
-        self.zk.ensemble().change(World::reap);
+        self.zk.client.ensemble.change(World::reap);
     }
 
     /// Deletes a node and all nodes below it, as an operator might.
     pub fn remove(&self, path: impl AsRef<str>) {
-        self.zk.ensemble().change(|world, fired| world.remove(path.as_ref(), fired));
+        self.zk.client.ensemble.change(|world, fired| world.remove(path.as_ref(), fired));
     }
 
     /// Sets the sequence number of the next sequential node in this directory.
     pub fn set_next_sequence(&self, directory: impl AsRef<str>, next: i32) {
-        self.zk.ensemble().change(|world, _| world.set_next_sequence(directory.as_ref(), next));
+        self.zk.client.ensemble.change(|world, _| world.set_next_sequence(directory.as_ref(), next));
     }
 
     /// Sets the ensemble's clock forward. The clock gives the times at which nodes were created and their data were
@@ -312,17 +308,18 @@ impl Faults {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn set_clock_forward(&self, by: Duration) {
-        self.zk.ensemble().world().clock.set_forward(by);
+        self.zk.client.ensemble.world().clock.set_forward(by);
     }
 
     /// Sets the ensemble's clock back, as a new leader with a slow clock does.
     pub fn set_clock_back(&self, by: Duration) {
-        self.zk.ensemble().world().clock.set_back(by);
+        self.zk.client.ensemble.world().clock.set_back(by);
     }
 
     /// Returns a copy of all that the ensemble holds now, for [`Faults::restore`].
     pub fn back_up(&self) -> Backup {
-        self.zk.ensemble().world().back_up()
+        let world = self.zk.client.ensemble.world();
+        Backup { tree: Arc::clone(&world.tree), zxid: world.zxid }
     }
 
     /// Restores the ensemble from a backup, like servers that are started from a backup or have lost their disks.
@@ -349,12 +346,12 @@ impl Faults {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn restore(&self, backup: &Backup) {
-        self.zk.ensemble().change(|world, fired| world.restore(backup, fired));
+        self.zk.client.ensemble.change(|world, fired| world.restore(backup, fired));
     }
 
     fn with_fault(&self, fault: Fault) {
         if let Some(session) = self.zk.open() {
-            self.zk.ensemble().change(|world, _| world.add_fault(session.id(), fault));
+            self.zk.client.ensemble.change(|world, _| world.add_fault(session.id(), fault));
         }
     }
 }

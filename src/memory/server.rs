@@ -10,7 +10,7 @@ use crate::memory::tasks::Executor;
 use crate::memory::tree::{
     Backup, Change, Clock, Node, Stamp, Tree, children_key, children_of, commit, is_from, parent_of,
 };
-use crate::session::request::{Created, Ending, Event, Failure, Kind, Operation, Outcome, Task, Watch};
+use crate::session::request::{Ending, Event, Failure, Kind, Operation, Outcome, Reply, Watch};
 use crate::session::store::SessionStore;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
@@ -19,8 +19,9 @@ use crate::sync::{Mutex, MutexGuard};
 #[derive(Default)]
 pub(super) struct Ensemble {
     world: Mutex<World>,
-    executor: Arc<Executor>,
-    requests: AtomicU64,
+    pub(super) executor: Arc<Executor>,
+    /// The number of requests that clients have made.
+    pub(super) requests: AtomicU64,
 }
 
 /// A reply or event for a client. Delivered after the world is unlocked, because a woken task may send a request to the
@@ -33,7 +34,7 @@ type Job = Box<dyn FnOnce(&mut World, &mut Vec<Notification>) + Send>;
 /// The nodes and sessions of an embedded ensemble. Locked for the time of one request.
 #[derive(Default)]
 pub(super) struct World {
-    tree: Arc<Tree>,
+    pub(super) tree: Arc<Tree>,
     pub(super) zxid: i64,
     pub(super) clock: Clock,
     last_session: i64,
@@ -105,7 +106,7 @@ impl Ensemble {
         store: &Arc<SessionStore>,
         is_write: bool,
         act: impl FnOnce(&mut World, &mut Vec<Notification>) -> Result<T, Failure> + Send + 'static,
-    ) -> oneshot::Receiver<Result<T, Failure>> {
+    ) -> Reply<T> {
         let (reply, answer) = oneshot::channel();
         let store = Arc::clone(store);
         let job: Job = Box::new(move |world, fired| {
@@ -121,15 +122,7 @@ impl Ensemble {
             Some(cut_off) => cut_off.waiting.push(job),
             None => job(world, fired),
         });
-        answer
-    }
-
-    pub(super) fn requests(&self) -> u64 {
-        self.requests.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn spawn(&self, task: Task) {
-        self.executor.spawn(task);
+        Box::pin(async move { answer.await.unwrap_or_else(|_| Err(Failure::Unknown("no answer came".to_owned()))) })
     }
 }
 
@@ -196,17 +189,17 @@ impl World {
             return Err(Failure::Over(store.lease().over().unwrap_or(Ending::Expired)));
         };
         let fault = if is_write { state.faults.pop_front() } else { None };
-        let result = match fault {
-            Some(Fault::Request) => Err(Failure::Unknown("the request was lost".to_owned())),
-            Some(Fault::Reply) => {
-                let _lost = act(self, fired);
-                Err(Failure::Unknown("the answer was lost".to_owned()))
-            }
-            None => act(self, fired),
-        };
+        if fault == Some(Fault::Request) {
+            return Err(Failure::Unknown("the request was lost".to_owned()));
+        }
+        let result = act(self, fired);
+        store.record_zxid(self.zxid);
         // A write whose reply arrives brings a lagging server up to date. After a lost reply, the client may reach
         // another server next, and that server may still lack the write.
-        if is_write && fault.is_none() {
+        if fault == Some(Fault::Reply) {
+            return Err(Failure::Unknown("the answer was lost".to_owned()));
+        }
+        if is_write {
             self.refresh(session, fired);
         }
         result
@@ -279,21 +272,6 @@ impl World {
                 state.deliver(path, *event, fired);
             }
         }
-    }
-
-    pub(super) fn create(
-        &mut self,
-        session: i64,
-        path: String,
-        data: Vec<u8>,
-        kind: Kind,
-        fired: &mut Vec<Notification>,
-    ) -> Result<Created, Failure> {
-        let create = [Operation::Create { path, data, kind }];
-        let outcomes = self.apply(session, &create, fired).map_err(|(_, failure)| failure)?;
-        let path = outcomes.into_iter().map(|(_, path)| path).next().unwrap_or_default();
-        let node = self.tree.get(&path).ok_or(Failure::NoNode)?;
-        Ok(Created { czxid: node.czxid, ctime: node.ctime, ephemeral_owner: node.owner, path })
     }
 
     /// Applies all operations or none of them, as one transaction.
@@ -425,10 +403,6 @@ impl World {
         }
     }
 
-    pub(super) fn back_up(&self) -> Backup {
-        Backup { tree: Arc::clone(&self.tree), zxid: self.zxid }
-    }
-
     /// Restores all nodes from a backup, and ends all sessions. The ephemeral nodes of the backup's sessions exist
     /// again, and belong to no live session.
     pub(super) fn restore(&mut self, backup: &Backup, fired: &mut Vec<Notification>) {
@@ -467,11 +441,6 @@ impl World {
 
     pub(super) fn watches(&self) -> usize {
         self.sessions.values().map(|state| state.watches.values().map(Vec::len).sum::<usize>()).sum()
-    }
-
-    /// Returns the names of a node's children, as a server without a lag shows them.
-    pub(super) fn children(&self, path: &str) -> Vec<String> {
-        children_of(&self.tree, path)
     }
 
     pub(super) fn set_next_sequence(&mut self, directory: &str, next: i32) {

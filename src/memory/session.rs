@@ -44,14 +44,7 @@ impl MemorySession {
         is_write: bool,
         act: impl FnOnce(&mut World, &mut Vec<Notification>) -> Result<T, Failure> + Send + 'static,
     ) -> Reply<T> {
-        let store = Arc::clone(&self.store);
-        let act = move |world: &mut World, fired: &mut Vec<Notification>| {
-            let answer = act(world, fired);
-            store.record_zxid(world.zxid);
-            answer
-        };
-        let answer = self.ensemble.request(self.id, &self.store, is_write, act);
-        Box::pin(async move { answer.await.unwrap_or_else(|_| Err(Failure::Unknown("no answer came".to_owned()))) })
+        self.ensemble.request(self.id, &self.store, is_write, act)
     }
 
     fn read<T: Send + 'static>(
@@ -75,8 +68,14 @@ impl Session for MemorySession {
     }
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
-        let (id, path, data) = (self.id, path.to_owned(), data.to_vec());
-        self.request(true, move |world, fired| world.create(id, path, data, kind, fired))
+        let id = self.id;
+        let create = [Operation::Create { path: path.to_owned(), data: data.to_vec(), kind }];
+        self.request(true, move |world, fired| {
+            let outcomes = world.apply(id, &create, fired).map_err(|(_, failure)| failure)?;
+            let path = outcomes.into_iter().map(|(_, path)| path).next().unwrap_or_default();
+            let node = world.tree.get(&path).ok_or(Failure::NoNode)?;
+            Ok(Created { czxid: node.czxid, ctime: node.ctime, ephemeral_owner: node.owner, path })
+        })
     }
 
     fn delete(&self, path: &str) -> Reply<()> {
@@ -138,7 +137,7 @@ impl Session for MemorySession {
     fn spawn(&self, task: Task) {
         let (id, ensemble) = (self.id, Arc::downgrade(&self.ensemble));
         // A client relies on all tasks of its session, so a panic in one ends the session.
-        self.ensemble.spawn(Box::pin(retry::on_early_end(task, move || {
+        self.ensemble.executor.spawn(Box::pin(retry::on_early_end(task, move || {
             if let Some(ensemble) = ensemble.upgrade() {
                 ensemble.change(|world, fired| world.expire(id, Ending::Failed, fired));
             }
