@@ -21,7 +21,8 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::of_process::AtomicBool;
 use crate::telemetry::user_thread::{UserThread, guarded, is_library_thread};
 
-/// The longest time for which closing or dropping a client waits for the subscriber.
+/// The longest time for which closing or dropping a client waits for the subscriber, and for which the drop of the last
+/// handle waits for the server to end the sessions.
 pub(crate) const FAREWELL: Duration = Duration::from_millis(250);
 
 /// The most events that wait for the log thread. Further events are counted and dropped.

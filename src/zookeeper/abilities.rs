@@ -63,22 +63,15 @@ impl Ability {
     /// Records whether the answer to a request shows that the servers have this feature, and maps an error of the
     /// answer to a failure. If the servers lack the feature, the failure is `Unknown`, so that the caller retries with
     /// a request that every server knows.
+    ///
+    /// If the connection is lost before any answer has shown the feature, the feature is marked as lacking, although
+    /// the loss may have another cause.
     pub(crate) fn known<T>(
         &self,
         answer: Result<T, zk::Error>,
         failure: impl FnOnce(zk::Error) -> Failure,
     ) -> Result<T, Failure> {
-        self.record(&answer);
-        match answer {
-            Err(_) if self.is_lacking() => Err(Failure::Unknown("the servers do not know the request".to_owned())),
-            answer => answer.map_err(failure),
-        }
-    }
-
-    /// Records whether the answer shows that the servers have this feature. If the connection is lost before any answer
-    /// has shown the feature, the feature is marked as lacking, although the loss may have another cause.
-    fn record<T>(&self, answer: &Result<T, zk::Error>) {
-        match answer {
+        match &answer {
             // The lack is recorded even after an earlier success, because during an upgrade the ensemble also has
             // servers of the older version.
             Err(zk::Error::Unimplemented) => self.mark_lacking(),
@@ -86,6 +79,10 @@ impl Ability {
             Err(zk::Error::ConnectionLoss | zk::Error::Custom(_)) => self.mark_lacking(),
             Err(zk::Error::ClientClosed | zk::Error::SessionExpired | zk::Error::AuthFailed) => {}
             _ => self.is_supported.store(true, Ordering::Relaxed),
+        }
+        match answer {
+            Err(_) if self.is_lacking() => Err(Failure::Unknown("the servers do not know the request".to_owned())),
+            answer => answer.map_err(failure),
         }
     }
 }
@@ -113,17 +110,20 @@ mod tests {
 
     #[test]
     fn the_first_reply_shows_if_a_request_is_supported() {
-        let lost = || Err::<(), _>(zk::Error::ConnectionLoss);
+        let lost = || Err(zk::Error::ConnectionLoss);
+        let record = |ability: &Ability, answer: Result<(), zk::Error>| {
+            drop(ability.known(answer, |error| Failure::Unknown(error.to_string())));
+        };
         let (shown, lacking, refused) = (Ability::default(), Ability::default(), Ability::default());
-        shown.record(&Err::<(), _>(zk::Error::NoAuth));
-        shown.record(&lost());
-        lacking.record(&Err::<(), _>(zk::Error::ClientClosed));
+        record(&shown, Err(zk::Error::NoAuth));
+        record(&shown, lost());
+        record(&lacking, Err(zk::Error::ClientClosed));
         assert!(!lacking.is_lacking());
-        lacking.record(&lost());
-        lacking.record(&Ok(()));
-        refused.record(&Err::<(), _>(zk::Error::Unimplemented));
+        record(&lacking, lost());
+        record(&lacking, Ok(()));
+        record(&refused, Err(zk::Error::Unimplemented));
         assert!(!shown.is_lacking() && lacking.is_lacking() && refused.is_lacking());
-        shown.record(&Err::<(), _>(zk::Error::Unimplemented));
+        record(&shown, Err(zk::Error::Unimplemented));
         assert!(shown.is_lacking(), "another server of the ensemble is older");
     }
 }

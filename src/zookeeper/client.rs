@@ -16,16 +16,14 @@ use crate::session::request::{Ending, Failure};
 use crate::session::shield::shielded;
 use crate::session::thread::{BackgroundThread, is_forked, panic_message};
 use crate::sync::{Mutex, watch};
-use crate::telemetry::{log, user_thread};
+use crate::telemetry::log::{self, FAREWELL};
+use crate::telemetry::user_thread;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::connect::{Reconnect, new_session};
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::outage::Outage;
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
-
-/// The most time that the drop of the last handle waits for the server to end the sessions.
-const FAREWELL: Duration = Duration::from_millis(250);
 
 /// The shortest time for which the library's thread must be blocked before [`until_blocked`] returns. On a busy
 /// machine, the system pauses a thread for less than this.

@@ -51,7 +51,7 @@ pub struct ZooKeeperBuilder {
     digest: Option<Credentials>,
     sasl: Option<Credentials>,
     #[cfg(feature = "tls")]
-    tls: Option<Tls>,
+    pub(super) tls: Option<Tls>,
     acl: Option<Acl>,
     refuses_wider_acl: bool,
 }
@@ -341,12 +341,6 @@ impl ZooKeeperBuilder {
         return self.tls.as_ref().is_some_and(Tls::has_identity);
         #[cfg(not(feature = "tls"))]
         return false;
-    }
-
-    /// Returns the TLS options of encrypted connections.
-    #[cfg(feature = "tls")]
-    pub(super) fn trusted(&self) -> Option<&Tls> {
-        self.tls.as_ref()
     }
 
     pub(super) fn acl_of_nodes(&self) -> Acl {

@@ -116,10 +116,7 @@ impl Pipeline {
             return Box::pin(ready(Err(Failure::Over(Ending::Forked))));
         }
         let client = self.client.lock();
-        let Some(there) = client.clone() else {
-            drop(client);
-            return Box::pin(ready(Err(self.no_client())));
-        };
+        let Some(there) = client.clone() else { return Box::pin(ready(Err(self.no_client()))) };
         let (store, identity) = (Arc::clone(&self.store), Arc::clone(&self.identity));
         let sent = store.lease().now();
         // The client crate panics over some replies that are too short. The panic is caught, and the outcome is
@@ -128,7 +125,10 @@ impl Pipeline {
         let reply = answer.map(move |answer| {
             let answer = answer.unwrap_or_else(|_| unknown("the answer is malformed"));
             match request {
-                Request::Read if is_from_server(&answer) => store.answered(sent),
+                // These certainly came from a server. The client crate may have made any other reply itself.
+                Request::Read if matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_))) => {
+                    store.answered(sent);
+                }
                 Request::Read => {}
                 _ if !is_from_quorum(&answer) => {}
                 _ if identity.is_known() => {
@@ -236,11 +236,6 @@ impl Identity {
         }
         ephemeral_owner == 0 || ephemeral_owner == self.session
     }
-}
-
-/// Returns whether the reply certainly came from a server. The client crate may have made any other reply itself.
-fn is_from_server<T>(answer: &Result<T, Failure>) -> bool {
-    matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_)))
 }
 
 #[cfg(all(test, not(shuttle)))]

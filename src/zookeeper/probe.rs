@@ -222,7 +222,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Line for T {}
 #[cfg_attr(not(feature = "tls"), expect(unused_variables, reason = "every connection is in clear text"))]
 async fn shake_hands(stream: TcpStream, host: &str, options: &ZooKeeperBuilder) -> io::Result<Box<dyn Line>> {
     #[cfg(feature = "tls")]
-    if let Some(tls) = options.trusted() {
+    if let Some(tls) = &options.tls {
         let name = rustls::pki_types::ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
         let config = tls.config().map_err(io::Error::other)?;
         let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(config));
