@@ -116,18 +116,15 @@ async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<Ho
         return None;
     }
     let changed = || {
-        let states = holds.iter().map(state_of).collect::<Option<Vec<HoldState>>>();
+        // A hold that was released has no state.
+        let states = holds.iter().map(|(node, _)| (!node.has_left()).then(|| node.hold_state()));
+        let states = states.collect::<Option<Vec<HoldState>>>();
         let state = states.and_then(|states| worst_of(states.into_iter()));
         let is_as_before = state.map(|now| discriminant(&now)) == last.map(|last| discriminant(&last));
         (state.is_none() || !is_as_before).then_some(state)
     };
     let changes = holds.iter().map(|(node, session)| Box::pin(node.until(session, changed)));
     select_all(changes).await.0
-}
-
-/// Returns the state of one hold. `None` if the hold was released.
-fn state_of((node, _): &OneHold) -> Option<HoldState> {
-    (!node.has_left()).then(|| node.hold_state())
 }
 
 /// Combines the states of several holds. Returns the first loss in the list. If there is none, returns the suspect state that

@@ -1,6 +1,6 @@
 //! A survey: the queues of all locks and semaphores below a path.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
@@ -143,13 +143,13 @@ impl Survey {
                 Some((lock, metadata::read_done(&data, stat.mtime)?))
             }));
         }
+        let mut free = records.clone();
         for queue in &mut self.queues {
             queue.done = records.get(&queue.path[..]).cloned();
+            free.remove(&queue.path[..]);
         }
-        let listed: BTreeSet<_> = self.queues.iter().map(|queue| queue.path.clone()).collect();
-        let free = records.into_iter().filter(|(lock, _)| !listed.contains(*lock));
         let dialect = Dialect::Native;
-        self.queues.extend(free.map(|(lock, done)| {
+        self.queues.extend(free.into_iter().map(|(lock, done)| {
             let (path, members) = (lock.to_owned(), Vec::new());
             Queue { path, dialect, members, done: Some(done), permits: None }
         }));
