@@ -96,7 +96,7 @@ impl fmt::Debug for Handle {
 pub struct Options {
     pub(crate) timeout: Option<Duration>,
     pub(crate) label: Option<String>,
-    pub(crate) on_wait: Option<Box<Listener>>,
+    pub(crate) on_wait: Option<Listener>,
 }
 
 impl Options {

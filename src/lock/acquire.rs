@@ -151,7 +151,7 @@ impl<G: Guard> Acquire<G> {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn on_wait(mut self, callback: impl FnMut(&Progress) + Send + 'static) -> Self {
-        self.options.on_wait = Some(Listener::boxed(callback));
+        self.options.on_wait = Some(Listener::new(callback));
         self
     }
 

@@ -19,26 +19,24 @@ const PAUSE_MIN: Duration = Duration::from_secs(1);
 
 /// The user's function, which is called with each progress.
 #[derive(Clone)]
-pub(crate) struct Listener {
-    callback: Arc<Mutex<Callback>>,
-}
+pub(crate) struct Listener(Arc<Mutex<Box<Callback>>>);
 
 type Callback = dyn FnMut(&Progress) + Send;
 
 impl Listener {
-    pub(crate) fn boxed(callback: impl FnMut(&Progress) + Send + 'static) -> Box<Listener> {
-        Box::new(Listener { callback: Arc::new(Mutex::new(callback)) })
+    pub(crate) fn new(callback: impl FnMut(&Progress) + Send + 'static) -> Listener {
+        Listener(Arc::new(Mutex::new(Box::new(callback))))
     }
 }
 
 /// The listener of one waiting acquisition, and the progress of its last call.
 pub(crate) struct OnWait {
-    listener: Box<Listener>,
+    listener: Listener,
     reported: Option<Progress>,
 }
 
 impl OnWait {
-    pub(crate) fn new(listener: Box<Listener>) -> Box<OnWait> {
+    pub(crate) fn new(listener: Listener) -> Box<OnWait> {
         Box::new(OnWait { listener, reported: None })
     }
 
@@ -61,7 +59,7 @@ impl OnWait {
 
     /// Calls the listener with this progress. Sends nothing.
     pub(crate) fn report(&mut self, progress: Progress) {
-        self.listener.callback.lock()(&progress);
+        self.listener.0.lock()(&progress);
         self.reported = Some(progress);
     }
 
