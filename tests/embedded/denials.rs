@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use support::hindered::{Hindered, Request};
+use support::hindered::{Count, Hindered, Request};
 use support::polled::{Lost, lose, now, write};
-use zk_rwlock::coordinator::Failure;
+use zk_rwlock::coordinator::{Failure, Operation};
 use zk_rwlock::{Error, Memory, RwLock, Semaphore, Shared};
 
 const SEMAPHORE: &str = "/limit";
@@ -42,6 +42,28 @@ fn a_permit_that_a_server_denies_at_first_is_taken() {
         now(permit.release()).expect("held");
         assert_eq!(memory.children("/limit/permits"), [""; 0]);
     }
+}
+
+/// The reply to the exchange is lost, and the server denies the permit's node twice.
+#[test]
+fn a_permit_whose_reply_is_lost_is_taken_despite_denials() {
+    let memory = Memory::new();
+    drop(now(Semaphore::new(&memory, SEMAPHORE, 3).expect("valid").acquire()).expect("free"));
+    let (ensemble, exchanges, reads) = (memory.clone(), Count::default(), Count::default());
+    let zk = Hindered::new(&memory, move |asked| match asked {
+        Request::Transact([_, _, Operation::Create { .. }, ..]) => {
+            if exchanges.one_more() == 0 {
+                ensemble.faults().lose_next_reply();
+            }
+            None
+        }
+        Request::Data(path) if path.contains("/permits/") => (reads.one_more() < 2).then_some(Failure::NoNode),
+        _ => None,
+    });
+    let permit = now(Semaphore::new(&zk, SEMAPHORE, 3).expect("valid").acquire()).expect("free");
+    assert!(permit.is_held());
+    now(permit.release()).expect("held");
+    assert_eq!(memory.children("/limit/permits"), [""; 0]);
 }
 
 /// Returns a client whose server leaves the contender's own node out of the next `listings` listings.
