@@ -253,7 +253,9 @@ fn only_uses_that_joined_are_counted() {
     assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Waits(0), 1));
     assert!(uses.grant().is_empty() && uses.wakers().is_empty(), "a waker of a use that was never polled");
     assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Runs(1), 2));
-    assert!(!uses.is_closed && uses.close().is_empty() && uses.is_closed);
+    assert!(!uses.is_closed);
+    assert!(uses.close().is_empty());
+    assert!(uses.is_closed);
     assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Refused, 2));
 }
 
