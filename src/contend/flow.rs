@@ -30,12 +30,6 @@ use crate::telemetry::log::emit;
 /// may not suffice, because other contenders may delete and recreate the directory at the same time.
 const RESTARTS: u32 = 8;
 
-/// Returns whether the contender's sequence number is negative, or too close to the maximum. At the maximum, several contenders
-/// get the same number, or later contenders get lower numbers.
-pub(crate) fn is_used_up(contender: &Contender) -> bool {
-    !(0..mode::REFUSED_FROM).contains(&contender.sequence())
-}
-
 /// How often an acquisition asks a quorum for its node while the lease stays invalid. The acquisition fails after that. Two tries
 /// are a twentieth of the session timeout apart, so all tries take about five session timeouts.
 pub(crate) const LEASE_TRIES: u32 = 100;
@@ -88,6 +82,12 @@ impl Grant {
         };
         Grant { signal, kind, has_waited: take.has_waited, ghosts: take.ghosts }
     }
+}
+
+/// Returns whether the contender's sequence number is negative, or too close to the maximum. At the maximum, several contenders
+/// get the same number, or later contenders get lower numbers.
+pub(crate) fn is_used_up(contender: &Contender) -> bool {
+    !(0..mode::REFUSED_FROM).contains(&contender.sequence())
 }
 
 impl Acquisition {
@@ -148,49 +148,6 @@ impl Acquisition {
         drop(wait);
         self.begin_hold(&entry);
         Ok(entry)
-    }
-
-    /// After the wait, takes the lock, or exchanges the node for the target (the permits of a semaphore). Leaves the
-    /// queue if a permission is missing.
-    async fn take_or_exchange(&self, turn: Result<Take, Error>, wait: &mut Wait<'_>) -> Result<(), Error> {
-        let entry = wait.entry;
-        let taken = match (turn, &self.target) {
-            (Ok(take), None) => {
-                let grant = Grant::by(take, entry);
-                // The watch on our own node fires only once, so a write of another client to our node uses the watch up. Without
-                // the watch, our node may have been removed unnoticed. So the acquisition asks a quorum for our node before it
-                // accepts a hand-off. If the loss of our node is already known, `take` returns the loss, and the quorum is not
-                // asked.
-                let is_deaf = grant.signal.is_some() && entry.find_loss().is_none() && !entry.node().has_own_watch();
-                if !is_deaf && self.take(entry, &grant)? {
-                    return Ok(());
-                }
-                wait.warn_if_long();
-                self.grant_once_confirmed(entry, grant).await
-            }
-            (Ok(take), Some(target)) => tokio::select! {
-                biased;
-                exchanged = target.exchange(take, wait) => exchanged,
-                loss = entry.lost() => Err(self.handle.evicted(loss)),
-            },
-            (Err(error), _) => Err(error),
-        };
-        match taken {
-            Err(denied @ Error::PermissionDenied { .. }) => Err(self.leave_denied(entry, denied).await),
-            taken => taken,
-        }
-    }
-
-    /// Leaves the queue after `denied`, the error of a missing permission. Returns the error for the user: `denied`, or
-    /// the error that our node may not be deleted either, or the error that our own ACL keeps us out of the directory.
-    async fn leave_denied(&self, entry: &ContenderHandle, denied: Error) -> Error {
-        match (entry.leave().await, denied) {
-            (Err(Failure::NoAuth(lacks)), _) => Error::stays(entry.node().path(), lacks),
-            (Ok(()), Error::PermissionDenied { lacks, .. }) if entry.unmake_directory().await => {
-                Error::shut_out(&self.handle.queue, lacks)
-            }
-            (_, denied) => denied,
-        }
     }
 
     /// Enters the queue. Tries again if the sequence number of the new node is used up. Also returns when this began.
@@ -315,6 +272,37 @@ impl Acquisition {
         }
     }
 
+    /// After the wait, takes the lock, or exchanges the node for the target (the permits of a semaphore). Leaves the
+    /// queue if a permission is missing.
+    async fn take_or_exchange(&self, turn: Result<Take, Error>, wait: &mut Wait<'_>) -> Result<(), Error> {
+        let entry = wait.entry;
+        let taken = match (turn, &self.target) {
+            (Ok(take), None) => {
+                let grant = Grant::by(take, entry);
+                // The watch on our own node fires only once, so a write of another client to our node uses the watch up. Without
+                // the watch, our node may have been removed unnoticed. So the acquisition asks a quorum for our node before it
+                // accepts a hand-off. If the loss of our node is already known, `take` returns the loss, and the quorum is not
+                // asked.
+                let is_deaf = grant.signal.is_some() && entry.find_loss().is_none() && !entry.node().has_own_watch();
+                if !is_deaf && self.take(entry, &grant)? {
+                    return Ok(());
+                }
+                wait.warn_if_long();
+                self.grant_once_confirmed(entry, grant).await
+            }
+            (Ok(take), Some(target)) => tokio::select! {
+                biased;
+                exchanged = target.exchange(take, wait) => exchanged,
+                loss = entry.lost() => Err(self.handle.evicted(loss)),
+            },
+            (Err(error), _) => Err(error),
+        };
+        match taken {
+            Err(denied @ Error::PermissionDenied { .. }) => Err(self.leave_denied(entry, denied).await),
+            taken => taken,
+        }
+    }
+
     /// Takes the lock, because no contender ahead excludes us. Returns `false` if the lease is invalid, so that a
     /// quorum must be asked first.
     ///
@@ -366,5 +354,17 @@ impl Acquisition {
             return self.trace.record("token", hold.node().token());
         }
         hold.limit_and_trace(self.holding(hold));
+    }
+
+    /// Leaves the queue after `denied`, the error of a missing permission. Returns the error for the user: `denied`, or
+    /// the error that our node may not be deleted either, or the error that our own ACL keeps us out of the directory.
+    async fn leave_denied(&self, entry: &ContenderHandle, denied: Error) -> Error {
+        match (entry.leave().await, denied) {
+            (Err(Failure::NoAuth(lacks)), _) => Error::stays(entry.node().path(), lacks),
+            (Ok(()), Error::PermissionDenied { lacks, .. }) if entry.unmake_directory().await => {
+                Error::shut_out(&self.handle.queue, lacks)
+            }
+            (_, denied) => denied,
+        }
     }
 }
