@@ -88,17 +88,18 @@ impl ContenderHandle {
         // From here on, the ensemble may have the WRITE node or the READ node. Dropping this future and the handle removes
         // whichever of the two exists.
         self.node().change(|it| it.known.begin_move(None));
-        let mut tries = Tries::LOST_ANSWERS;
+        let (mut tries, mut may_be_done) = (Tries::LOST_ANSWERS, false);
         loop {
             let failure = match session.transact(&swap).await {
                 Ok(_) => break,
                 Err(failure @ Failure::Unknown(_)) => {
+                    may_be_done = true;
                     tries.again(session, failure).await?;
                     continue;
                 }
-                // The READ node exists. If the leader no longer has the WRITE node, an earlier try whose reply was lost was
-                // carried out. Otherwise another client has created the READ node.
-                Err(Failure::Operation { failure, .. }) if *failure == Failure::NodeExists => {
+                // The READ node exists after a try whose reply was lost. If the leader no longer has the WRITE node, that try
+                // was carried out. Otherwise another client has created the READ node.
+                Err(Failure::Operation { failure, .. }) if may_be_done && *failure == Failure::NodeExists => {
                     match is_there(session, &from, None).await {
                         Ok(false) => break,
                         Ok(true) => *failure,

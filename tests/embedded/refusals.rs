@@ -532,6 +532,27 @@ fn a_foreign_node_at_a_downgrade_is_not_taken_as_own() {
     assert_eq!(memory.children(PATH), Vec::<String>::new(), "the contender's own node stays");
 }
 
+/// A foreign READ node is not taken for the contender's own either if the WRITE node goes at the same moment.
+#[test]
+fn a_foreign_node_is_not_taken_as_own_by_an_evicted_writer() {
+    let memory = Memory::new();
+    let stranger = memory.connect();
+    let is_replaced = Count::default();
+    let count = is_replaced.clone();
+    let guard = write_where(&memory, move |asked| {
+        let Request::Transact([Operation::Create { path: to, .. }, Operation::Delete { path: own, .. }]) = asked else {
+            return None;
+        };
+        let session = now(stranger.session_slot(0)).expect("open");
+        now(session.session().create(to, b"", Kind::Ephemeral)).expect("made");
+        assert_eq!(now(session.session().delete(own)), Ok(()));
+        count.one_more();
+        None
+    });
+    let refused = now(guard.expect("free").downgrade());
+    assert_eq!((is_replaced.now(), refused.is_err()), (1, true));
+}
+
 // Refused requests of a semaphore.
 
 /// Tries to take a permit while each exchange fails with `failure`. Returns the number of exchanges and the result.
