@@ -1,10 +1,9 @@
 //! An acquisition of a lock with [`keep`](crate::RwLockBuilder::keep): joins a node that the process keeps between
-//! uses, or acquires a node to keep.
+//! uses, or acquires a node to keep. A lock without `keep` uses nothing of this file.
 
 use std::cell::Cell;
 use std::convert::Infallible;
 use std::future::{Future, pending, poll_fn};
-use std::ops::Deref;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -14,7 +13,6 @@ use tokio::time::Instant;
 
 use crate::contend::acquisition::{Acquisition, Handle, IfTaken, Options};
 use crate::contend::flow::GrantKind;
-use crate::contend::handle::ContenderHandle;
 use crate::contend::queue_view::{QueueView, next_listing};
 use crate::error::error::Error;
 use crate::keep::cache::{Cache, KeptUse, PendingUse};
@@ -22,17 +20,8 @@ use crate::keep::kept::{Kept, Work};
 use crate::keep::uses::Joined;
 use crate::observe::on_wait::OnWait;
 use crate::observe::trace::{self, AcquireTrace};
-use crate::queue::contender::Contender;
 use crate::queue::member::Progress;
 use crate::queue::mode::Mode;
-
-/// A lock handle, with its cache of kept nodes.
-#[derive(Debug)]
-pub struct Lock {
-    pub(crate) handle: Arc<Handle>,
-    /// The cache of kept nodes. `None` unless the user set `keep`.
-    pub(crate) cache: Option<Cache>,
-}
 
 /// Makes a task that acquires in a loop yield to other tasks. Tokio's cooperative budget allows 128 steps between two yields.
 /// Only every fourth use of a kept node consumes a step, because a use is much shorter than other steps.
@@ -43,53 +32,30 @@ pub(crate) fn proceeds(context: &mut Context<'_>) -> Poll<()> {
     if !uses.is_multiple_of(4) { Poll::Ready(()) } else { pin!(tokio::task::consume_budget()).poll(context) }
 }
 
-impl Lock {
-    /// Acquires the lock. `joined` is the result of [`Cache::join`]. If its use does not run yet, waits for the kept node, or
-    /// acquires a new node.
-    pub(crate) async fn acquire(
-        &self,
-        acquisition: &mut Acquisition,
-        joined: Joined<KeptUse, PendingUse>,
-        timeout: Option<Duration>,
-    ) -> Result<GuardHold, Error> {
-        let Some(cache) = &self.cache else { return acquisition.acquire().await.map(GuardHold::alone) };
-        let answer = match enter(acquisition, cache, joined, timeout).await {
-            Ok(Some(used)) => return Ok(GuardHold::Kept(begin_use(acquisition, used))),
-            // Boxed, because moving this large future would be most of the cost of a short wait.
-            Ok(None) => Box::pin(acquisition.acquire()).await.map(GuardHold::alone),
-            Err(error) => acquisition.reported(Err(error)),
-        };
-        // The acquisition may have had only the rest of the timeout. The error names the whole timeout.
-        answer.map_err(|error| error.of_the_whole(timeout))
-    }
-
-    /// Takes the lock if no contender is in the way, or joins a kept node.
-    pub(crate) async fn attempt(&self, mode: Mode, timeout: Option<Duration>) -> Result<GuardHold, Error> {
-        let mut acquisition = Acquisition::new(Arc::clone(&self.handle), mode, Options::default());
-        if let Some(cache) = &self.cache {
-            match cache.join(mode) {
-                Joined::Runs(used) => {
-                    let _span = acquisition.begin();
-                    return Ok(GuardHold::Kept(begin_use(&acquisition, used)));
-                }
-                Joined::Waits(waits) => {
-                    if waits.kept.hold().is_some() {
-                        return acquisition.reported(Err(Error::WouldBlock { blockers: waits.kept.as_blockers() }));
-                    }
-                    // Another use is acquiring the node, and may have to wait. This attempt must not wait, so it enters the queue
-                    // with a node of its own.
-                }
-                // An idle kept node of this process would be in the way of the attempt.
-                Joined::Refused => cache.let_go(),
-            }
+/// Joins the newest kept node for an attempt, which must not wait. `None` if the attempt must enter the queue with a node of its
+/// own.
+pub(crate) fn join_without_waiting(acquisition: &mut Acquisition, cache: &Cache) -> Result<Option<KeptUse>, Error> {
+    match cache.join(acquisition.mode) {
+        Joined::Runs(used) => {
+            let _span = acquisition.begin();
+            return Ok(Some(begin_use(acquisition, used)));
         }
-        acquisition.attempt(timeout).await.map(GuardHold::alone)
+        Joined::Waits(waits) => {
+            if waits.kept.hold().is_some() {
+                return acquisition.reported(Err(Error::WouldBlock { blockers: waits.kept.as_blockers() }));
+            }
+            // Another use is acquiring the node, and may have to wait. This attempt must not wait, so it enters the queue
+            // with a node of its own.
+        }
+        // An idle kept node of this process would be in the way of the attempt.
+        Joined::Refused => cache.let_go(),
     }
+    Ok(None)
 }
 
-/// Waits until a use of a kept node runs. `None` if this acquisition must enter the queue with a node of its own,
-/// because the last node was kept in vain or a write was refused.
-async fn enter(
+/// Waits until a use of a kept node runs. `joined` is the result of [`Cache::join`]. `None` if this acquisition must enter
+/// the queue with a node of its own, because the last node was kept in vain or a write was refused.
+pub(crate) async fn enter(
     acquisition: &mut Acquisition,
     cache: &Cache,
     mut joined: Joined<KeptUse, PendingUse>,
@@ -198,64 +164,4 @@ pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptUse) -> KeptUse
     acquisition.trace.record("sequence", used.hold().contender().sequence());
     used.begin(acquisition.holding(used.hold()));
     used
-}
-
-/// The hold of a guard: a node of its own, or a use of a kept node. Several guards may share it.
-pub(crate) enum GuardHold {
-    Alone(Arc<ContenderHandle>),
-    Kept(KeptUse),
-}
-
-impl GuardHold {
-    pub(crate) fn alone(hold: Box<ContenderHandle>) -> GuardHold {
-        GuardHold::Alone(Arc::from(hold))
-    }
-
-    /// Returns another share of the hold, for another guard.
-    pub(crate) fn share(&self) -> GuardHold {
-        match self {
-            GuardHold::Alone(hold) => GuardHold::Alone(Arc::clone(hold)),
-            GuardHold::Kept(used) => GuardHold::Kept(used.share()),
-        }
-    }
-
-    /// Releases this share of the hold. Waits until the node is gone, or returns immediately if the node is kept or
-    /// other guards share the hold.
-    pub(crate) async fn release(self) -> Result<(), Error> {
-        match self {
-            GuardHold::Alone(hold) => {
-                let loss = hold.find_loss();
-                match Arc::into_inner(hold) {
-                    Some(hold) => hold.give_back().await,
-                    None => loss.map_or(Ok(()), |loss| Err(Error::Lost(loss))),
-                }
-            }
-            GuardHold::Kept(used) => used.release().await,
-        }
-    }
-
-    pub(crate) async fn contended(&self) -> Result<Contender, Error> {
-        match self {
-            GuardHold::Alone(hold) => hold.contended().await,
-            GuardHold::Kept(used) => used.contended().await,
-        }
-    }
-
-    pub(crate) async fn downgrade(&mut self) -> Result<(), Error> {
-        match self {
-            GuardHold::Alone(hold) => hold.downgrade().await,
-            GuardHold::Kept(used) => used.downgrade().await,
-        }
-    }
-}
-
-impl Deref for GuardHold {
-    type Target = ContenderHandle;
-
-    fn deref(&self) -> &ContenderHandle {
-        match self {
-            GuardHold::Alone(hold) => hold,
-            GuardHold::Kept(used) => used.hold(),
-        }
-    }
 }

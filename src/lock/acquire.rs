@@ -8,11 +8,12 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::call::{self, Late};
-use crate::contend::acquisition::{Acquisition, Options};
+use crate::contend::acquisition::{Acquisition, Handle, Options};
 use crate::error::error::Error;
-use crate::keep::join::{self, GuardHold, Lock};
+use crate::keep::cache::{Cache, KeptUse, PendingUse};
+use crate::keep::join;
 use crate::keep::uses::Joined;
-use crate::lock::hold::{ReadGuard, WriteGuard};
+use crate::lock::hold::{GuardHold, ReadGuard, WriteGuard};
 use crate::observe::on_wait::Listener;
 use crate::observe::trace::AcquireTrace;
 use crate::queue::member::Progress;
@@ -62,7 +63,7 @@ pub struct Granting<G>(Stage<G>, Shield);
 enum Stage<G> {
     /// The acquisition tries to join a kept node (a node that the process keeps between uses), without an allocation.
     Joining {
-        lock: Arc<Lock>,
+        cache: Arc<Cache>,
         acquisition: Acquisition,
         guard: fn(GuardHold) -> G,
     },
@@ -82,16 +83,16 @@ impl<G: 'static> Future for Granting<G> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if let Stage::Joining { .. } = &self.0 {
             ready!(join::proceeds(context));
-            if let Stage::Joining { lock, mut acquisition, guard } = std::mem::replace(&mut self.0, Stage::Over) {
+            if let Stage::Joining { cache, mut acquisition, guard } = std::mem::replace(&mut self.0, Stage::Over) {
                 let timeout = acquisition.reported(acquisition.options.timeout())?;
-                let joined = match lock.cache.as_ref().map_or(Joined::Refused, |cache| cache.join(acquisition.mode)) {
+                let joined = match cache.join(acquisition.mode) {
                     Joined::Runs(used) => {
                         let held = GuardHold::Kept(join::begin_use(&acquisition, used));
                         return Poll::Ready(Ok(guard(held)));
                     }
                     joined => joined,
                 };
-                let work = async move { lock.acquire(&mut acquisition, joined, timeout).await.map(guard) };
+                let work = async move { join_or_acquire(&cache, &mut acquisition, joined, timeout).await.map(guard) };
                 self.0 = Stage::Working(Box::pin(work));
             }
         }
@@ -184,41 +185,76 @@ impl<G: Guard> fmt::Debug for Acquire<G> {
 }
 
 impl Guard for WriteGuard {
-    type Source = Arc<Lock>;
+    type Source = Lock;
 
-    fn acquire(lock: Arc<Lock>, options: Options) -> Granting<WriteGuard> {
+    fn acquire(lock: Lock, options: Options) -> Granting<WriteGuard> {
         acquire(lock, Mode::Write, options, WriteGuard::new)
     }
 }
 
 impl Guard for ReadGuard {
-    type Source = Arc<Lock>;
+    type Source = Lock;
 
-    fn acquire(lock: Arc<Lock>, options: Options) -> Granting<ReadGuard> {
+    fn acquire(lock: Lock, options: Options) -> Granting<ReadGuard> {
         acquire(lock, Mode::Read, options, ReadGuard::new)
     }
 }
 
+/// A lock handle, with its cache of kept nodes.
+#[derive(Clone, Debug)]
+pub struct Lock {
+    pub(crate) handle: Arc<Handle>,
+    /// The cache of kept nodes. `None` unless the user set `keep`.
+    pub(crate) cache: Option<Arc<Cache>>,
+}
+
+impl Lock {
+    /// Takes the lock if no contender is in the way, or joins a kept node.
+    pub(crate) async fn attempt(&self, mode: Mode, timeout: Option<Duration>) -> Result<GuardHold, Error> {
+        let mut acquisition = Acquisition::new(Arc::clone(&self.handle), mode, Options::default());
+        if let Some(cache) = &self.cache
+            && let Some(used) = join::join_without_waiting(&mut acquisition, cache)?
+        {
+            return Ok(GuardHold::Kept(used));
+        }
+        acquisition.attempt(timeout).await.map(GuardHold::alone)
+    }
+}
+
 /// Acquires the lock, with a node of its own or with a node that this process keeps between uses.
-fn acquire<G: 'static>(lock: Arc<Lock>, mode: Mode, options: Options, guard: fn(GuardHold) -> G) -> Granting<G> {
-    let mut acquisition = Acquisition::new(Arc::clone(&lock.handle), mode, options);
+fn acquire<G: 'static>(lock: Lock, mode: Mode, options: Options, guard: fn(GuardHold) -> G) -> Granting<G> {
+    let mut acquisition = Acquisition::new(lock.handle, mode, options);
     let span = acquisition.begin();
-    if lock.cache.is_some() {
-        let joining = Granting(Stage::Joining { lock, acquisition, guard }, Shield::default());
+    if let Some(cache) = lock.cache {
+        let joining = Granting(Stage::Joining { cache, acquisition, guard }, Shield::default());
         return if span.is_none() { joining } else { Granting::by(span.around(joining)) };
     }
     let work = Box::pin(async move { acquisition.acquire().await.map(|hold| guard(GuardHold::alone(hold))) });
     Granting(Stage::Working(AcquireTrace::around(span, work)), Shield::default())
 }
 
+/// Waits until a use of a kept node runs, or acquires the lock with a node of its own. `joined` is the result of
+/// [`Cache::join`].
+async fn join_or_acquire(
+    cache: &Cache,
+    acquisition: &mut Acquisition,
+    joined: Joined<KeptUse, PendingUse>,
+    timeout: Option<Duration>,
+) -> Result<GuardHold, Error> {
+    let answer = match join::enter(acquisition, cache, joined, timeout).await {
+        Ok(Some(used)) => return Ok(GuardHold::Kept(join::begin_use(acquisition, used))),
+        // Boxed, because moving this large future would be most of the cost of a short wait.
+        Ok(None) => Box::pin(acquisition.acquire()).await.map(GuardHold::alone),
+        Err(error) => acquisition.reported(Err(error)),
+    };
+    // The acquisition may have had only the rest of the timeout. The error names the whole timeout.
+    answer.map_err(|error| error.of_the_whole(timeout))
+}
+
 /// Acquires the lock, and then runs `rest` within what is left of the timeout.
-pub(crate) async fn acquire_and<L, G, F>(
-    lock: Arc<Lock>,
-    options: Options,
-    rest: impl FnOnce(L) -> F,
-) -> Result<G, Error>
+pub(crate) async fn acquire_and<L, G, F>(lock: Lock, options: Options, rest: impl FnOnce(L) -> F) -> Result<G, Error>
 where
-    L: Guard<Source = Arc<Lock>>,
+    L: Guard<Source = Lock>,
     F: Future<Output = Result<G, Error>>,
 {
     // An invalid option counts as no timeout here. The acquisition in the next line then fails because of this option.
@@ -229,7 +265,7 @@ where
 
 /// Acquires the lock without waiting for a contender, and then runs `rest` within what is left of the timeout.
 pub(crate) async fn attempt<L, G, F>(
-    lock: Arc<Lock>,
+    lock: Lock,
     mode: Mode,
     timeout: Option<Duration>,
     guard: fn(GuardHold) -> L,

@@ -1,15 +1,16 @@
-//! [`Hold`], the part that all guards have in common, and the guards of one lock.
+//! [`Hold`], the part that all guards have in common; the guards of one lock; and what a guard owns ([`GuardHold`]).
 
 use std::fmt;
 use std::future::Future;
 use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::contend::changes::{Changes, GuardLife};
-use crate::contend::handle::NodeData;
+use crate::contend::handle::{ContenderHandle, NodeData};
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
-use crate::keep::join::GuardHold;
+use crate::keep::cache::KeptUse;
 use crate::queue::contender::Contender;
 use crate::session::request::{HoldState, Loss};
 
@@ -427,5 +428,65 @@ impl WriteGuard {
     pub async fn downgrade(mut self) -> Result<ReadGuard, Error> {
         self.hold.held.downgrade().await?;
         Ok(ReadGuard { hold: self.hold })
+    }
+}
+
+/// The hold of a guard: a node of its own, or a use of a kept node. Several guards may share it.
+pub(crate) enum GuardHold {
+    Alone(Arc<ContenderHandle>),
+    Kept(KeptUse),
+}
+
+impl GuardHold {
+    pub(crate) fn alone(hold: Box<ContenderHandle>) -> GuardHold {
+        GuardHold::Alone(Arc::from(hold))
+    }
+
+    /// Returns another share of the hold, for another guard.
+    pub(crate) fn share(&self) -> GuardHold {
+        match self {
+            GuardHold::Alone(hold) => GuardHold::Alone(Arc::clone(hold)),
+            GuardHold::Kept(used) => GuardHold::Kept(used.share()),
+        }
+    }
+
+    /// Releases this share of the hold. Waits until the node is gone, or returns immediately if the node is kept or
+    /// other guards share the hold.
+    pub(crate) async fn release(self) -> Result<(), Error> {
+        match self {
+            GuardHold::Alone(hold) => {
+                let loss = hold.find_loss();
+                match Arc::into_inner(hold) {
+                    Some(hold) => hold.give_back().await,
+                    None => loss.map_or(Ok(()), |loss| Err(Error::Lost(loss))),
+                }
+            }
+            GuardHold::Kept(used) => used.release().await,
+        }
+    }
+
+    pub(crate) async fn contended(&self) -> Result<Contender, Error> {
+        match self {
+            GuardHold::Alone(hold) => hold.contended().await,
+            GuardHold::Kept(used) => used.contended().await,
+        }
+    }
+
+    pub(crate) async fn downgrade(&mut self) -> Result<(), Error> {
+        match self {
+            GuardHold::Alone(hold) => hold.downgrade().await,
+            GuardHold::Kept(used) => used.downgrade().await,
+        }
+    }
+}
+
+impl Deref for GuardHold {
+    type Target = ContenderHandle;
+
+    fn deref(&self) -> &ContenderHandle {
+        match self {
+            GuardHold::Alone(hold) => hold,
+            GuardHold::Kept(used) => used.hold(),
+        }
     }
 }

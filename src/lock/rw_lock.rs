@@ -8,8 +8,7 @@ use crate::contend::acquisition::{Handle, WarningList};
 use crate::contend::warnings::WARN_AFTER;
 use crate::error::error::Error;
 use crate::keep::cache::Cache;
-use crate::keep::join::Lock;
-use crate::lock::acquire::Acquire;
+use crate::lock::acquire::{Acquire, Lock};
 use crate::lock::hold::{ReadGuard, WriteGuard};
 use crate::observe::lock_paths::LockPaths;
 use crate::queue::dialect::{Dialect, machine_name};
@@ -55,7 +54,7 @@ use crate::validation;
 /// ```
 #[derive(Clone, Debug)]
 pub struct RwLock {
-    pub(crate) lock: Arc<Lock>,
+    pub(crate) lock: Lock,
 }
 
 impl RwLock {
@@ -130,7 +129,7 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn read(&self) -> Acquire<ReadGuard> {
-        Acquire::new(Arc::clone(&self.lock))
+        Acquire::new(self.lock.clone())
     }
 
     /// Acquires the lock to write: alone.
@@ -158,7 +157,7 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn write(&self) -> Acquire<WriteGuard> {
-        Acquire::new(Arc::clone(&self.lock))
+        Acquire::new(self.lock.clone())
     }
 
     /// Acquires the lock to read if no writer holds it or waits for it. Does not wait. Writes nothing to the ensemble
@@ -188,7 +187,7 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn try_read(&self) -> Call<ReadGuard> {
-        let lock = Arc::clone(&self.lock);
+        let lock = self.lock.clone();
         Call::new(|timeout| async move { lock.attempt(Mode::Read, timeout).await.map(ReadGuard::new) })
     }
 
@@ -220,7 +219,7 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn try_write(&self) -> Call<WriteGuard> {
-        let lock = Arc::clone(&self.lock);
+        let lock = self.lock.clone();
         Call::new(|timeout| async move { lock.attempt(Mode::Write, timeout).await.map(WriteGuard::new) })
     }
 }
@@ -406,8 +405,8 @@ impl RwLockBuilder {
         }
         let idle = self.idle;
         let handle = Arc::new(self.handle(LockPaths::of_lock)?);
-        let cache = idle.map(|idle| Cache::new(&handle, idle));
-        Ok(RwLock { lock: Arc::new(Lock { handle, cache }) })
+        let cache = idle.map(|idle| Arc::new(Cache::new(&handle, idle)));
+        Ok(RwLock { lock: Lock { handle, cache } })
     }
 
     /// Returns the handle of a semaphore at this path, whose queue is a lock.

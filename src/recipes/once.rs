@@ -9,8 +9,7 @@ use crate::call::Call;
 use crate::contend::acquisition::{Handle, Options};
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
-use crate::keep::join::Lock;
-use crate::lock::acquire::{self, Acquire, Granting, Guard};
+use crate::lock::acquire::{self, Acquire, Granting, Guard, Lock};
 use crate::lock::admin::RecordNode;
 use crate::lock::hold::WriteGuard;
 use crate::lock::rw_lock::RwLock;
@@ -132,7 +131,7 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn try_once_in(&self, period: Duration) -> Call<Work> {
-        let lock = Arc::clone(&self.lock);
+        let lock = self.lock.clone();
         Call::new(move |timeout| async move {
             check(&lock, period)?;
             let handle = Arc::clone(&lock.handle);
@@ -143,7 +142,7 @@ impl RwLock {
 }
 
 impl Guard for Work {
-    type Source = (Arc<Lock>, Duration);
+    type Source = (Lock, Duration);
 
     fn acquire((lock, period): Self::Source, options: Options) -> Granting<Work> {
         Granting::by(async move {

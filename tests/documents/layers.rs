@@ -24,16 +24,10 @@ pub(super) const LAYERS: [(&str, &[&str]); 18] = [
         "recipes/leadership",
         &["sync", "queue", "telemetry", "session", "error", "validation", "call", "contend", "lock"],
     ),
-    ("recipes/semaphore", &["sync", "queue", "session", "error", "call", "contend", "keep", "lock"]),
+    ("recipes/semaphore", &["sync", "queue", "session", "error", "call", "contend", "lock"]),
     ("recipes/multi", &["sync", "queue", "session", "error", "validation", "call", "observe", "contend", "lock"]),
-    (
-        "recipes/once",
-        &["queue", "telemetry", "session", "error", "validation", "call", "observe", "contend", "keep", "lock"],
-    ),
-    (
-        "recipes/shared",
-        &["sync", "queue", "telemetry", "session", "error", "validation", "call", "contend", "keep", "lock"],
-    ),
+    ("recipes/once", &["queue", "telemetry", "session", "error", "validation", "call", "observe", "contend", "lock"]),
+    ("recipes/shared", &["sync", "queue", "telemetry", "session", "error", "validation", "call", "contend", "lock"]),
 ];
 
 /// Returns the files of the library, each with the files that it imports.

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use crate::contend::handle::ContenderHandle;
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
-use crate::keep::join::Lock;
+use crate::lock::acquire::Lock;
 use crate::lock::hold::ReadGuard;
 use crate::recipes::shared::codec::{Codec, Envelope, Stored};
 use crate::recipes::shared::known::{CopyState, Known, Seen};
@@ -80,8 +80,8 @@ impl<T> Store<T> {
         Arc::new(Store { stop_follower, known, decoded, kept, codec, node: Arc::new(node) })
     }
 
-    pub(crate) fn lock(&self) -> Arc<Lock> {
-        Arc::clone(&self.node.lock.lock)
+    pub(crate) fn lock(&self) -> Lock {
+        self.node.lock.lock.clone()
     }
 
     /// Returns the value that an earlier read found under the same kept node. Returns `None` if this process has since
