@@ -175,6 +175,15 @@ impl ContenderHandle {
         format!("{}/{name}", self.queue())
     }
 
+    /// Limits the length of each hold of this node to `longest`. If a hold lasts longer, a task on the session's thread
+    /// removes the node.
+    pub(crate) fn limit(&self, longest: Duration) {
+        let (node, session) = self.node_and_session();
+        node.change(|it| it.known.limits.set(longest));
+        let by = Arc::clone(&session);
+        by.spawn(Box::pin(give_up_in_time(node, session)));
+    }
+
     /// Starts the time limit of the hold, and stores the trace of the hold until the hold ends.
     pub(crate) fn limit_and_trace(&self, holding: HoldTrace) {
         // Only this hold uses the node, so the limit runs until the node is gone. The returned value is ignored, because nothing
@@ -182,6 +191,13 @@ impl ContenderHandle {
         let now = self.now();
         _ = self.node.change(|it| it.known.limits.begin(now));
         *self.holding.lock() = holding;
+    }
+
+    /// Begins a use of a kept node. `None` if uses have no time limit.
+    pub(crate) fn limited_use(&self) -> Option<LimitedUse> {
+        let now = self.now();
+        let end = self.node().change(|it| it.known.limits.begin(now))?;
+        Some(LimitedUse { node: Arc::clone(self.node()), end })
     }
 
     pub(crate) fn session(&self) -> &Arc<dyn Session> {
@@ -340,6 +356,43 @@ impl Drop for ContenderHandle {
     }
 }
 
+/// One use of a kept node, under a time limit. Dropping this value ends the use.
+pub(crate) struct LimitedUse {
+    node: Arc<ContenderNode>,
+    end: LimitEnd,
+}
+
+impl Drop for LimitedUse {
+    fn drop(&mut self) {
+        self.node.change(|it| it.known.limits.end(self.end));
+    }
+}
+
+/// Waits for a loss that leaves the node in place: a hold exceeded its limit, or the lease ran out while the session lives on.
+/// Then removes the node. A holder over its limit first gets a margin in which to stop its work. The owner of the node may remove
+/// the node earlier.
+async fn give_up_in_time(node: Arc<ContenderNode>, session: Arc<dyn Session>) {
+    if matches!(node.lost(&session).await, Loss::SessionOver(_) | Loss::GivenBack | Loss::Removed) {
+        return;
+    }
+    let slice = session.timeout() / 20;
+    while let Some(left) = node.given_up_in().filter(|left| !left.is_zero() && !node.has_left()) {
+        // Sleeps in slices, because timers stand still while the machine is suspended. After a suspension, the removal is late by
+        // one slice at most.
+        if !slept(&session, left.min(slice)).await {
+            return;
+        }
+    }
+    while !node.has_left() {
+        let path = node.path();
+        _ = remove(&session, &node, Leaving::delete(path.clone()), None).await;
+        // A downgrade may have replaced the node meanwhile. If so, the next round of the loop removes the new node.
+        if node.standing_path().as_ref() == Some(&path) || !slept(&session, slice).await {
+            return;
+        }
+    }
+}
+
 /// A node and its session, for a task or a stream that must not own the [`ContenderHandle`].
 pub(crate) type OneHold = (Arc<ContenderNode>, Arc<dyn Session>);
 
@@ -381,60 +434,5 @@ pub struct NodeData {
 impl NodeData {
     pub(crate) fn of((data, stat): (Vec<u8>, Stat)) -> NodeData {
         NodeData { data, version: stat.version, czxid: stat.czxid }
-    }
-}
-
-/// One use of a kept node, under a time limit. Dropping this value ends the use.
-pub(crate) struct LimitedUse {
-    node: Arc<ContenderNode>,
-    end: LimitEnd,
-}
-
-impl Drop for LimitedUse {
-    fn drop(&mut self) {
-        self.node.change(|it| it.known.limits.end(self.end));
-    }
-}
-
-impl ContenderHandle {
-    /// Limits the length of each hold of this node to `longest`. If a hold lasts longer, a task on the session's thread
-    /// removes the node.
-    pub(crate) fn limit(&self, longest: Duration) {
-        let (node, session) = self.node_and_session();
-        node.change(|it| it.known.limits.set(longest));
-        let by = Arc::clone(&session);
-        by.spawn(Box::pin(give_up_in_time(node, session)));
-    }
-
-    /// Begins a use of a kept node. `None` if uses have no time limit.
-    pub(crate) fn limited_use(&self) -> Option<LimitedUse> {
-        let now = self.now();
-        let end = self.node().change(|it| it.known.limits.begin(now))?;
-        Some(LimitedUse { node: Arc::clone(self.node()), end })
-    }
-}
-
-/// Waits for a loss that leaves the node in place: a hold exceeded its limit, or the lease ran out while the session lives on.
-/// Then removes the node. A holder over its limit first gets a margin in which to stop its work. The owner of the node may remove
-/// the node earlier.
-async fn give_up_in_time(node: Arc<ContenderNode>, session: Arc<dyn Session>) {
-    if matches!(node.lost(&session).await, Loss::SessionOver(_) | Loss::GivenBack | Loss::Removed) {
-        return;
-    }
-    let slice = session.timeout() / 20;
-    while let Some(left) = node.given_up_in().filter(|left| !left.is_zero() && !node.has_left()) {
-        // Sleeps in slices, because timers stand still while the machine is suspended. After a suspension, the removal is late by
-        // one slice at most.
-        if !slept(&session, left.min(slice)).await {
-            return;
-        }
-    }
-    while !node.has_left() {
-        let path = node.path();
-        _ = remove(&session, &node, Leaving::delete(path.clone()), None).await;
-        // A downgrade may have replaced the node meanwhile. If so, the next round of the loop removes the new node.
-        if node.standing_path().as_ref() == Some(&path) || !slept(&session, slice).await {
-            return;
-        }
     }
 }
