@@ -203,6 +203,20 @@ async fn a_short_wait_passes_over_a_ghost() {
     }
 }
 
+/// The client is cut off when the leader is first asked for ghosts, so its acquisition has not listed the queue yet.
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_enters_late_passes_over_a_ghost() {
+    let (ours, theirs) = two();
+    let held = write(&lock_of(&theirs));
+    ours.faults().cut();
+    let waiter = spawn(lock_of(&ours).write().timeout(5 * SECOND).into_future());
+    sleep(7 * SECOND / 2).await;
+    ours.faults().heal();
+    ours.faults().freeze(held.node_path());
+    drop(held);
+    drop(waiter.await.expect("no panic").expect("granted"));
+}
+
 /// The ghosts are the nodes of one expired session: a holder and 20 waiters. An acquisition with a short timeout is
 /// granted although all of them are ahead.
 #[tokio::test(start_paused = true)]
@@ -275,6 +289,25 @@ async fn a_ghost_permit_is_taken_at_once() {
             assert_eq!(errors(), [node]);
         }
     }
+}
+
+/// The permit is taken, and its release missed by the server, after the try has found the permit free.
+#[test]
+fn a_try_passes_over_a_permit_that_became_a_ghost() {
+    let theirs = Memory::new();
+    let (ours, other) = (theirs.connect(), limit(&theirs, 1));
+    drop(now(other.acquire()).expect("free"));
+    let frozen = ours.clone();
+    let line = Hindered::new(&ours, move |asked| {
+        if let Request::Create(path, _) = asked
+            && path.starts_with("/limit/queue/")
+        {
+            let permit = now(other.acquire()).expect("free");
+            frozen.faults().freeze(permit.node_path());
+        }
+        None
+    });
+    assert!(now(Semaphore::new(&line, "/limit", 1).expect("valid").try_acquire()).expect("free").is_held());
 }
 
 /// The server has missed the transaction in which a contender left the queue and took a permit. So the server shows the

@@ -126,6 +126,33 @@ async fn a_downgrade_does_not_restart_the_limit() {
     let _next = other(&zk).write().await.expect("the node is removed after the limit");
 }
 
+/// The reply to the downgrade comes after the limit, so the node at the limit is no longer the writer's.
+#[tokio::test(start_paused = true)]
+async fn a_reader_whose_downgrade_took_long_ends_at_its_limit() {
+    let zk = Memory::new();
+    let slow = Hindered::new(&zk, |_| None).with_commits_that_take(3 * MARGIN);
+    let lock = RwLock::builder(&slow, PATH).max_hold(LIMIT).build().expect("valid");
+    let guard = lock.write().await.expect("free");
+    sleep(LIMIT - MARGIN).await;
+    let guard = guard.downgrade().await.expect("held when it began");
+    let next = other(&zk).write().timeout(LIMIT).await.expect("the reader's node is removed as well");
+    assert!(next.is_held() && !guard.is_held());
+}
+
+/// The process was stopped until long after the limit. Its holder still gets the margin to stop its work.
+#[tokio::test(start_paused = true)]
+async fn the_margin_after_the_limit_begins_when_it_is_noticed() {
+    let zk = Memory::new();
+    let guard = lock(&zk).write().await.expect("free");
+    let waits = tokio::spawn(other(&zk).write().into_future());
+    sleep(TICK).await;
+    advance(LIMIT + 2 * MARGIN).await;
+    let noticed = Instant::now();
+    assert_eq!(guard.lost().await, Loss::HeldTooLong);
+    let _next = waits.await.expect("no panic").expect("the node is removed after the margin");
+    assert!(noticed.elapsed() >= MARGIN - TICK, "{:?}", noticed.elapsed());
+}
+
 #[tokio::test(start_paused = true)]
 async fn permits_are_given_up_at_their_limit() {
     let zk = Memory::new();

@@ -1481,6 +1481,21 @@ pub(crate) fn costs<T>(zk: &Memory, requests: u64, what: &str, step: impl FnOnce
     output
 }
 
+/// The reply to the create names the node to delete, so the removal needs no sync and no listing.
+#[test]
+fn an_acquisition_dropped_before_its_reply_costs_a_delete() {
+    let (zk, _other, a, _b) = two();
+    drop(write(&a));
+    zk.faults().silence();
+    let mut early = writing(&a);
+    assert_pending!(early.poll());
+    costs(&zk, 1, "the delete", || {
+        drop(early);
+        zk.faults().catch_up();
+    });
+    assert_nothing_left(&zk);
+}
+
 #[test]
 fn each_step_sends_only_the_requests_that_it_needs() {
     let zk = Memory::new();

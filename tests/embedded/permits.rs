@@ -4,7 +4,7 @@
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use zk_rwlock::coordinator::{
 };
 use zk_rwlock::error::PermitsError;
 use zk_rwlock::semaphore::Permit;
-use zk_rwlock::{Error, Loss, Memory, Semaphore};
+use zk_rwlock::{Error, Loss, Memory, RwLock, Semaphore};
 
 const PATH: &str = "/limit";
 const QUEUE: &str = "/limit/queue";
@@ -97,6 +97,23 @@ async fn the_number_of_permits_is_set_on_the_next_session() {
     let semaphore = Semaphore::builder(&line, PATH).build().expect("valid");
     semaphore.set_permits(3).await.expect("a session is open");
     assert_eq!(semaphore.permits().await.expect("readable"), Some(3));
+}
+
+/// The lock is acquired after the last listing that shows none, and before the number of permits keeps locks out.
+#[tokio::test(start_paused = true)]
+async fn a_lock_acquired_before_the_number_is_written_is_found() {
+    let zk = Memory::new();
+    let (other, held) = (RwLock::new(&zk.connect(), PATH).expect("valid"), Arc::new(OnceLock::new()));
+    let by_other = Arc::clone(&held);
+    let line = Hindered::new(&zk, move |asked| {
+        if matches!(asked, Request::Transact([Operation::Set { path, .. }, ..]) if path == PATH) {
+            by_other.get_or_init(|| now(other.write()).expect("free"));
+        }
+        None
+    });
+    let error = open(&line, 1).acquire().await.expect_err("the path is a lock's");
+    assert!(matches!(error, Error::Permits { reason: PermitsError::IsLocked { .. }, .. }), "{error}");
+    assert!(held.get().is_some_and(|guard| guard.is_held()));
 }
 
 // Acquisitions and releases of permits whose requests or replies are lost.

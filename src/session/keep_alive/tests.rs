@@ -28,7 +28,7 @@ struct Noted {
     store: Arc<SessionStore>,
     start: Instant,
     notes: Mutex<Vec<(u128, String)>>,
-    /// The failures with which checks are answered, by the path of the checked node.
+    /// The failures with which checks and listings are answered, by the path of the node.
     wrong: Mutex<Vec<(String, Failure)>>,
     /// Whether every request fails with an unknown outcome.
     is_cut_off: Mutex<bool>,
@@ -79,6 +79,11 @@ impl Noted {
 impl Answers for Noted {
     fn store(&self) -> &Arc<SessionStore> {
         &self.store
+    }
+
+    fn children(&self, path: &str) -> Reply<Vec<String>> {
+        let listed = || self.wrong_with(path).map_or(Ok(Vec::new()), Err);
+        Box::pin(ready(self.note(format!("list {path}")).and_then(|()| listed())))
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
@@ -300,6 +305,38 @@ async fn a_denied_watch_ends_a_hold_if_the_leader_agrees() {
     noted.wrong.lock().unwrap().push(("/lock/node".to_owned(), Failure::NoNode));
     assert_eq!(request().await, Ok(()));
     assert_eq!(holder.find_loss(), Some(Loss::Removed));
+}
+
+/// Requests a check of the hand-off by a holder that has left, and lets the check end. Returns its listings.
+async fn check_hand_off(session: &Stub<Noted>, granted: &Arc<ContenderNode>) -> usize {
+    let path = "/a/gone-WRITE-0000000001";
+    session.wrong.lock().unwrap().push((path.to_owned(), Failure::NoNode));
+    session.store.request_check(&Arc::from(path), granted);
+    tokio::time::sleep(ms(2_000)).await;
+    let sent = std::mem::take(&mut *session.notes.lock().unwrap());
+    sent.iter().filter(|(_, what)| what == "list /a").count()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hand_off_whose_check_failed_is_checked_again() {
+    let (session, _task) = Noted::kept_alive();
+    let granted = session.holder("/a/reader-READ-0000000002");
+    session.wrong.lock().unwrap().push(("/a".to_owned(), Failure::NoAuth(Box::default())));
+    assert_eq!(check_hand_off(&session, &granted).await, 1);
+    session.wrong.lock().unwrap().clear();
+    assert_eq!(check_hand_off(&session, &granted).await, 1, "a check that failed counts as a confirmation");
+    assert_eq!(check_hand_off(&session, &granted).await, 0, "the hand-off is confirmed already");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hand_off_to_a_short_hold_costs_no_listing() {
+    let (session, _task) = Noted::kept_alive();
+    let granted = session.holder("/a/writer-WRITE-0000000002");
+    let leaves = async {
+        tokio::time::sleep(ms(500)).await;
+        session.store.leave(&granted, |it, _| it.known.leave(true))
+    };
+    assert_eq!(tokio::join!(check_hand_off(&session, &granted), leaves).0, 0);
 }
 
 /// A session that answers no request.

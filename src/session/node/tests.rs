@@ -88,6 +88,27 @@ fn a_removal_after_a_lapse_counts_as_the_lapse() {
     }
 }
 
+/// Answers are so late that the lease of an idle session may end before the next touch extends it.
+#[test]
+fn a_node_does_not_rely_on_a_lease_that_may_end_too_soon() {
+    let clock = Arc::new(AtomicU64::new(100_000));
+    let hands = Arc::clone(&clock);
+    let read = move || Duration::from_millis(hands.load(Ordering::SeqCst));
+    let store = Arc::new(SessionStore::new(Lease::with_clock(Duration::from_secs(6), Box::new(read))));
+    let lease = store.lease();
+    store.began(lease.now());
+    let late = Duration::from_secs(1);
+    clock.fetch_add(1_000, Ordering::SeqCst);
+    store.answered(lease.now() - late);
+    let node = store.enter("/lock/node".to_owned());
+    assert_eq!((lease.epoch(), node.epoch()), (Some(0), None));
+    store.answered(lease.now());
+    clock.fetch_add(3_000, Ordering::SeqCst);
+    store.acknowledged(lease.now());
+    store.answered(lease.now() - late);
+    assert_eq!(node.epoch(), Some(0), "a later touch has extended the lease");
+}
+
 fn to_watch(node: &ContenderNode) -> Option<String> {
     node.change(|it| it.known.begin_to_watch())
 }
