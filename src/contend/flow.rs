@@ -311,7 +311,7 @@ impl Acquisition {
     pub(crate) fn take(&self, entry: &ContenderHandle, grant: &Grant) -> Result<bool, Error> {
         let (session, node) = (entry.session(), entry.node());
         if let Some(loss) = entry.find_loss() {
-            return Err(Error::Evicted(loss));
+            return Err(self.handle.evicted(loss));
         }
         let Some(epoch) = node.epoch() else { return Ok(false) };
         node.hold(epoch);

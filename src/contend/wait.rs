@@ -37,7 +37,7 @@ impl Wait<'_> {
                     self.waiter.next(QueueEvent::Departed(departure))
                 }
                 Step::Take(take) => return Ok(take),
-                Step::Evicted => return Err(Error::Evicted(self.entry.find_loss().unwrap_or(Loss::Removed))),
+                Step::Evicted => return Err(self.evicted()),
                 Step::Foreign(name) => return Err(self.acquisition.handle.doubt(&name)),
             }
         }
@@ -104,7 +104,12 @@ impl Wait<'_> {
                 return Ok(());
             }
         }
-        Err(Error::Evicted(entry.find_loss().unwrap_or(Loss::Removed)))
+        Err(self.evicted())
+    }
+
+    /// Returns the error of a contender that has no turn any more.
+    fn evicted(&self) -> Error {
+        self.acquisition.handle.evicted(self.entry.find_loss().unwrap_or(Loss::Removed))
     }
 
     /// Watches our own node and the predecessor's node. If `asks`, also asks the predecessor's process to give the node

@@ -1151,7 +1151,7 @@ pub async fn closing_ends_guards_waiters_and_acquisitions<H: Harness>(h: &H) {
     assert!(!held.is_held());
     assert_eq!(soon("the loss", held.lost()).await, Loss::SessionOver(Ending::Closed));
     let error = refused(write).await;
-    let is_closed = matches!(&error, Error::Closed(Ending::Closed) | Error::Evicted(Loss::SessionOver(Ending::Closed)));
+    let is_closed = matches!(&error, Error::Closed(Ending::Closed));
     assert!(is_closed, "{error:?}");
     for error in [
         soon("the refusal", s.a.read()).await.expect_err("closed"),

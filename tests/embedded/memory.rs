@@ -990,6 +990,23 @@ fn an_old_hand_off_is_no_grant_once_the_node_is_gone() {
     assert!(write(&a).is_held());
 }
 
+/// The hand-off reaches the waiter before its coordinator is closed, and the waiter is polled only afterwards. The error is the
+/// same as that of a waiter whose turn had not come.
+#[test]
+fn a_grant_that_a_close_overtakes_is_closed() {
+    let (_zk, other, a, b) = two();
+    let held = write(&a);
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    now(held.release()).expect("held");
+    assert!(next.is_woken(), "the hand-off has not come");
+    now(other.close());
+    let error = assert_ready_err!(next.poll());
+    assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
+    drop(next);
+    assert!(write(&a).is_held());
+}
+
 /// A waiter that is cut off fails with `LeaseRanOut` when its lease runs out, as a holder does. The waiter's node is
 /// deleted after the reconnect.
 #[tokio::test(start_paused = true)]

@@ -340,9 +340,7 @@ async fn refused_credentials_end_all_waiters_and_guards() {
     assert!(fault.has_happened() && listing.is_err());
     for waiter in waiters {
         let error = refused(waiter).await;
-        // The error is `Closed` if the waiter was just setting its watch.
-        let typed =
-            matches!(error, Error::Evicted(Loss::SessionOver(Ending::AuthFailed)) | Error::Closed(Ending::AuthFailed));
+        let typed = matches!(error, Error::Closed(Ending::AuthFailed));
         assert!(typed, "{error:?}");
     }
     assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(Ending::AuthFailed));

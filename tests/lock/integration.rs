@@ -625,7 +625,7 @@ async fn closing_ends_the_guards_before_the_next_grant() {
         assert_eq!(late, None, "held after the next grant");
         assert_eq!(soon("lost()", guard.lost()).await, Loss::SessionOver(Ending::Closed));
         let error = refused(waiter).await;
-        assert!(matches!(error, Error::Closed(_) | Error::Evicted(Loss::SessionOver(Ending::Closed))), "{error:?}");
+        assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
         let error = lock.write().await.unwrap_err();
         assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
         drop(guard);
