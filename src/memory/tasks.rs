@@ -1,5 +1,6 @@
 //! The background tasks of an embedded ensemble.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
@@ -31,19 +32,35 @@ impl Executor {
 
     /// Runs the tasks that are ready. If a thread does so already, that thread runs these tasks, too. It may be the
     /// current thread, because a running task may wake other tasks.
+    ///
+    /// # Panics
+    /// If a task panics, after the other tasks have run.
     fn run(self: &Arc<Self>) {
         let waker = Waker::from(Arc::new(Ready(Arc::downgrade(self))));
         let mut context = Context::from_waker(&waker);
-        self.is_woken.store(true, Ordering::Release);
-        while self.is_woken.load(Ordering::Acquire)
+        let mut panicked = None;
+        self.is_woken.store(true, Ordering::SeqCst);
+        while self.is_woken.load(Ordering::SeqCst)
             && let Some(mut tasks) = self.tasks.try_lock()
         {
-            while self.is_woken.swap(false, Ordering::AcqRel) {
+            while self.is_woken.swap(false, Ordering::SeqCst) {
                 tasks.extend(std::mem::take(&mut *self.spawned.lock()));
-                // This thread may be in the poll of a tokio task whose budget is used up. Without `unconstrained`, each
-                // poll here would then yield and wake this task again without end.
-                while let Poll::Ready(Some(())) = pin!(unconstrained(tasks.next())).poll(&mut context) {}
+                loop {
+                    // This thread may be in the poll of a tokio task whose budget is used up. Without `unconstrained`,
+                    // each poll here would then yield and wake this task again without end.
+                    let mut poll = || pin!(unconstrained(tasks.next())).poll(&mut context);
+                    match catch_unwind(AssertUnwindSafe(&mut poll)) {
+                        Ok(Poll::Ready(Some(()))) => {}
+                        Ok(_) => break,
+                        // The panic has dropped its task alone. Without another poll, no waker would be registered for
+                        // the other tasks.
+                        Err(panic) => panicked = Some(panic),
+                    }
+                }
             }
+        }
+        if let Some(panic) = panicked {
+            resume_unwind(panic);
         }
     }
 }

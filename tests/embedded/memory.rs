@@ -1696,3 +1696,19 @@ fn a_restore_brings_back_exactly_the_saved_state() {
     assert_eq!(stat.ephemeral_owner, owner);
     assert_ne!(session(&zk).id(), owner);
 }
+
+#[test]
+fn a_panic_of_a_task_stops_no_task_of_another_session() {
+    let memory = Memory::new();
+    let [panics, goes_on] = [0; 2].map(|_| now(memory.connect().session_slot(0)).expect("open"));
+    let (send, sent) = tokio::sync::oneshot::channel::<()>();
+    let (report, reported) = mpsc::channel();
+    goes_on.session().spawn(Box::pin(async move { report.send(sent.await).expect("the test waits") }));
+    let (fail, failed) = tokio::sync::oneshot::channel::<()>();
+    panics.session().spawn(Box::pin(async move { drop(failed.await.expect_err("a panic of a task")) }));
+
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| fail.send(())));
+    assert!(panicked.is_err() && panics.session().lease().over().is_some());
+    send.send(()).expect("the task waits");
+    assert_eq!(reported.try_recv(), Ok(Ok(())));
+}
