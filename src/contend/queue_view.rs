@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use crate::queue::contender::Contender;
-use crate::queue::member::{Blockers, Progress};
+use crate::queue::member::{Blockers, Member, Progress};
 use crate::session::contract::Session;
 use crate::sync::{Mutex, Notify};
 
@@ -19,9 +19,15 @@ pub(crate) struct QueueView {
 }
 
 impl QueueView {
-    /// Stores a listing of the queue.
-    pub(crate) fn record(&self, session: &Arc<dyn Session>, me: &Contender, seen: Progress) {
+    /// Stores a listing of the queue. Keeps the data of the contenders whose nodes were read since an earlier listing.
+    pub(crate) fn record(&self, session: &Arc<dyn Session>, me: &Contender, mut seen: Progress) {
         let mut snapshot = self.snapshot.lock();
+        let known = snapshot.iter().flat_map(|before| &before.seen.blockers.first).filter(|it| it.token.is_some());
+        for read in known {
+            if let Some(member) = seen.blockers.first.iter_mut().find(|member| member.node == read.node) {
+                *member = Member { state: member.state.clone(), ..read.clone() };
+            }
+        }
         let listings = snapshot.as_ref().map_or(1, |snapshot| snapshot.listings + 1);
         *snapshot = Some(QueueSnapshot { session: Arc::clone(session), me: me.clone(), seen, listings });
     }

@@ -1697,6 +1697,24 @@ fn a_restore_brings_back_exactly_the_saved_state() {
     assert_ne!(session(&zk).id(), owner);
 }
 
+/// The error of a timeout names the holder with its label, also if the queue changes after the waiter has read the
+/// holder's node, so that the waiter lists the queue again.
+#[tokio::test(start_paused = true)]
+async fn a_timeout_keeps_what_it_has_read_of_a_holder() {
+    let memory = Memory::new();
+    let [first, second, third] = [0; 3].map(|_| RwLock::new(&memory.connect(), "/lock").expect("valid"));
+    let held = first.write().label("rotate keys").await.expect("free");
+    let mut leaves = task::spawn(second.write().into_future());
+    assert_pending!(leaves.poll());
+    let waits = tokio::spawn(third.write().timeout(Duration::from_secs(2)).into_future());
+    tokio::time::sleep(Duration::from_millis(1_900)).await;
+    drop(leaves);
+
+    let error = waits.await.expect("no panic").map(drop).expect_err("the lock is held").to_string();
+    assert!(error.contains("rotate keys") && error.contains("1 ahead"), "{error}");
+    drop(held);
+}
+
 #[test]
 fn a_panic_of_a_task_stops_no_task_of_another_session() {
     let memory = Memory::new();
