@@ -62,8 +62,9 @@
 //! So every session has a lease, and a lock counts as held only until the lease ends. The lease ends five sixths of the
 //! session timeout after the newest request was *sent* that the leader has surely received. The leader has surely received
 //! a request if its answer came half a tick, and some slack, before another request was sent that a quorum acknowledged.
-//! The library sends a read in each fifth of the session timeout. While a lock is held or waited for, it also sends a
-//! check-only transaction, which a quorum acknowledges, so that the read counts. Both run on a thread of the library.
+//! While a lock is held or waited for, the library sends a read in each fifth of the session timeout, and after it a
+//! check-only transaction, which a quorum acknowledges, so that the read counts. An idle session sends a read in each quarter.
+//! All this runs on a thread of the library.
 //! [`is_held`](Hold::is_held) compares the clock itself, so it is right also in the first call after a stop of the process.
 //!
 //! The lease does not cover two cases. A request that is under way to another system may arrive after the loss of the

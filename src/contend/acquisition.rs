@@ -75,7 +75,7 @@ impl Handle {
     /// Returns the error of an acquisition whose request failed with `failure`.
     pub(crate) fn stop(&self, failure: Failure) -> Error {
         match failure {
-            // The directory was deleted, and our node with it.
+            // The directory was deleted, and our node with it. Or no create has found the directory, so we never had a node.
             Failure::NoNode => Error::Evicted(Loss::Removed),
             Failure::Over(ending @ (Ending::Expired | Ending::Replaced | Ending::Failed)) => {
                 Error::Evicted(Loss::SessionOver(ending))
@@ -297,8 +297,8 @@ pub(crate) struct Wait<'a> {
     pub(crate) listing: Option<Result<Names, Failure>>,
     /// The early read of the target, until a later listing. `None` if there was no early read.
     pub(crate) early_read: Option<Box<SeenPermits>>,
-    /// The stat of the directory in the last listing. `None` unless the next step asks other processes to give up nodes
-    /// that they keep between uses.
+    /// The stat of the directory in the last listing. `None` unless the next step [asks](crate::contend::directory::ask) for
+    /// kept nodes.
     pub(crate) directory: Option<Box<Stat>>,
     /// The limit of how many listings may lack our node although the leader has it. After that the acquisition fails.
     pub(crate) denials: Tries,

@@ -1,5 +1,5 @@
-//! The directory of a lock: its creation, and the ask, a write to the directory by which a waiter requests the nodes that other
-//! processes keep.
+//! The directory of a lock: its creation, and the ask, a write to the directory by which a waiter requests the nodes that
+//! processes keep between uses.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ pub(crate) async fn make(
     Ok(())
 }
 
-/// Asks for every kept node in the directory (every node that another process keeps between uses), by one write to the
+/// Asks for every kept node in the directory (every node that a process keeps between uses), by one write to the
 /// directory's data. If `seen` says that the directory has no data, sends the write before it returns.
 ///
 /// The parameter `seen` is the stat of the directory in the listing that showed a kept node. Before a process creates a node to

@@ -49,9 +49,9 @@ pub(crate) struct Grant {
 /// How a contender learned that its turn had come.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GrantKind {
-    /// From the listing that was sent with the contender's create.
+    /// From a listing, without a wait for another contender: mostly from the listing that was sent with the contender's create.
     AtOnce,
-    /// From a later listing.
+    /// From a listing, after a wait.
     Look,
     /// From the hand-off of its predecessor.
     HandOff,

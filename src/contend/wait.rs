@@ -32,6 +32,7 @@ impl Wait<'_> {
             step = match step {
                 Step::List => Box::pin(self.list()).await?,
                 Step::Await { predecessor: Predecessor { name, .. }, asks } => {
+                    // This decides only how the wait learns of the departure, so the machine does not know it.
                     let is_again = before.replace(Arc::clone(&name)).as_ref() == Some(&name);
                     let departure = self.departure(&name, is_again, asks).await?;
                     self.waiter.next(QueueEvent::Departed(departure))
@@ -66,6 +67,7 @@ impl Wait<'_> {
         let (paths, store) = (&handle.paths, session.store());
         self.waiter.pass_over(store.shown_ghosts(&paths.queue, &names, me.mode()));
         let mut step = self.waiter.next(QueueEvent::Listed { names: &names, leaving: &leaving });
+        // This function, and not the machine, decides that the step is not final: see `Step::Evicted`.
         if step == Step::Evicted && !names.iter().any(|name| name == me.name()) {
             self.confirm_unlisted_node().await?;
             return Ok(Step::List);
@@ -112,12 +114,12 @@ impl Wait<'_> {
         self.acquisition.handle.evicted(self.entry.find_loss().unwrap_or(Loss::Removed))
     }
 
-    /// Watches our own node and the predecessor's node. If `asks`, also asks the predecessor's process to give the node
-    /// up. Sends all requests before the first reply is awaited. Returns the watch on the predecessor's node.
+    /// Watches our own node and the predecessor's node. If `asks`, also [asks](ask) for every kept node in the directory.
+    /// Sends all requests before the first reply is awaited. Returns the watch on the predecessor's node.
     ///
     /// Events come in the order of the changes. Our own watch is armed first, so a removal of our node is seen before a
-    /// later release by the predecessor. The predecessor's watch is armed before the request to give the node up, so
-    /// the watch fires when the node is given up.
+    /// later release by the predecessor. The predecessor's watch is armed before the request for kept nodes, so the
+    /// watch fires when the predecessor's node is given up.
     async fn arm(&self, predecessor: &str, asks: bool) -> Result<Watch, Failure> {
         let (session, node) = (self.entry.session(), self.entry.node());
         // A task of its own stores our watch, because a check at the leader may end this wait before the reply, and the watch

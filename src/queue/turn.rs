@@ -129,9 +129,9 @@ where
     }
 }
 
-/// Returns whether `me`, a writer that waits for readers, has to ask readers to give up kept nodes (nodes that their
-/// processes keep between uses). `me` asks only the readers behind the last earlier writer, because that writer asks
-/// the readers before it. `me` does not ask for the nodes in `leaving`, because they are about to be given up.
+/// Returns whether `me`, a writer that waits for readers, has to ask for kept nodes (nodes that their processes keep between
+/// uses). `me` asks only if a reader behind the last earlier writer keeps its node, because that writer asks if an earlier
+/// reader does. A node in `leaving` does not count, because it is about to be given up.
 pub(crate) fn is_reader_kept_before(me: &Contender, queue: &[String], leaving: &[String]) -> bool {
     // `may_keep` comes first, because it rejects most names by their last characters, and a waiter may list 10,000 names.
     let kept = queue.iter().filter(|name| dialect::may_keep(name) && !leaving.contains(name));
@@ -232,7 +232,8 @@ pub struct Waiter<C> {
     awaited: Option<Predecessor>,
     /// Whether the contender had to wait.
     has_waited: bool,
-    /// Whether the contender has asked the earlier contenders to give up nodes that they keep between uses.
+    /// Whether a [`Step::Await`] of this waiter has asked for kept nodes, so that no later step asks again. That the ask was
+    /// sent is recorded in `NodeState::has_asked`.
     has_asked: bool,
     /// The names of ghosts: contenders whose nodes the leader has deleted, although this client's server still lists
     /// them. The waiter skips these names, because a deleted name never comes back.
@@ -284,12 +285,15 @@ pub enum Step {
     Await {
         /// The contender to wait for.
         predecessor: Predecessor,
-        /// Whether to ask the earlier contenders, once the watch is set, to give up nodes that they keep between uses.
+        /// Whether to ask, once the watch is set, for every node in the directory that is only kept between uses.
         asks: bool,
     },
     /// Take the lock.
     Take(Take),
     /// Give up, because the waiter's own node is not in the queue or its number is invalid.
+    ///
+    /// A server that lags may leave the node out of its listing. So `contend/wait.rs` first asks the leader for a node that
+    /// was not listed, and lists the directory again if the leader has the node. The machine sees the next listing only.
     Evicted,
     /// Give up, because this node belongs to a foreign contender, whose rules may differ.
     Foreign(String),

@@ -86,6 +86,17 @@ pub(crate) struct ContenderNode {
 }
 
 /// The part of a node that its mutex protects.
+///
+/// The watch on the node is in two places: `NodeState::is_watched` says that nobody needs to request it, and `own` is the
+/// armed watch.
+///
+/// | event | `is_watched` | `own` |
+/// |---|---|---|
+/// | [`request_watch`](ContenderNode::request_watch), by the waiter or keep-alive: [`NodeState::begin_to_watch`] | `true` | |
+/// | [`store_watch`](ContenderNode::store_watch): the watch was armed | `true` | `Some` |
+/// | [`store_watch`](ContenderNode::store_watch): it was not ([`NodeState::watch_failed`]) | `false` | |
+/// | [`poll_watch`](Locked::poll_watch): the watch has fired ([`NodeState::heard`]) | `false` | `None` |
+/// | [`end_move`](ContenderNode::end_move): a replacement of the node has ended | `false` | `None` |
 pub(crate) struct Locked {
     pub(crate) known: NodeState,
     pub(crate) creating: Option<Reply<Created>>,

@@ -94,7 +94,8 @@ pub(crate) fn count(name: &'static str, labels: &[(&'static str, &'static str)])
     metrics::count(Key::from_parts(name, labels));
 }
 
-/// Records the number of other contenders in the queue at a contender's first listing.
+/// Records the number of names in the directory at a contender's first listing, without its own. The names of nodes that are
+/// not contenders count, too.
 pub(crate) fn entered(aim: Aim, others: usize) {
     #[cfg(feature = "metrics")]
     metrics::measure(Key::from_parts(names::QUEUE_LENGTH, &[("mode", label(aim))]), others as f64);

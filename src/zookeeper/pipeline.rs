@@ -32,8 +32,10 @@ pub(super) enum Request {
     /// A request that a quorum commits. Its reply is reported to the lease as
     /// [acknowledged](SessionStore::acknowledged), if the reply proves the commit.
     Write,
-    /// A write that removes one of the session's own nodes. Closing the session does not wait for the reply, because
-    /// the end of the session removes the node, too.
+    /// A write that only removes a node: one of the session's own, a directory, or another owner's. Closing the session
+    /// does not wait for the reply, because the server receives the request before the close, and carries it out first.
+    /// If the connection is lost before that, the end of the session still removes a node of its own. The caller of any
+    /// other removal gets the error that a lost reply gives.
     Removal,
 }
 

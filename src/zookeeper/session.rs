@@ -43,8 +43,8 @@ use crate::zookeeper::translate::{self, commit, event, is_removal, mode};
 const WATCHED_BYTES_MAX: usize = 96 * 1024;
 const _: () = assert!(WATCHED_BYTES_MAX < REQUEST_LIMIT / 2);
 
-/// The age of a hold from which on the library watches its node: see [`keep_alive`]. Most short holds are over by then
-/// and cost no watch. No measurement of this value is on record.
+/// The library watches a node of ours from between this age and twice this age on: see [`keep_alive`]. Most nodes of short
+/// holds are gone by then and cost no watch. No measurement of this value is on record.
 const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
 
 pub(super) struct ZooKeeperSession {
@@ -163,9 +163,9 @@ impl ZooKeeperSession {
 
     /// Reserves room for this many bytes of watched paths. Returns `None` if too little room is free.
     pub(super) fn reserve_slot(self: &Arc<Self>, watched_bytes: usize) -> Option<SessionSlot> {
-        // The server counts each path with the root in front. A slot watches at most three paths. A waiter behind a
-        // node that its owner keeps between uses also watches the directory. The head of a semaphore's queue also
-        // watches the nodes of the number of permits and of the permits.
+        // The server counts each path with the root in front. A slot watches at most three paths: a waiter watches its
+        // own node and its predecessor's; if its process may keep the node between uses, it also watches the directory.
+        // The head of a semaphore's queue watches its own node, and the nodes of the number of permits and of the permits.
         let bytes = if watched_bytes == 0 { 0 } else { watched_bytes + 3 * self.root_bytes };
         let room = Arc::clone(&self.room).try_acquire_many_owned(u32::try_from(bytes).ok()?);
         let session: Arc<dyn Session> = self.clone();

@@ -1068,7 +1068,7 @@ async fn only_a_session_with_a_hold_sends_heartbeats() {
 
     proxy.reset();
     tokio::time::sleep(SHORT).await;
-    // The client has sent only reads, one in each fifth of the session timeout. These reads renew the lease, so the next
+    // The client has sent only reads, one in each quarter of the session timeout. These reads renew the lease, so the next
     // acquisition is granted immediately.
     assert!(proxy.requests().iter().all(|(op, path)| (*op, path.as_str()) == (Op::GetData, "/")));
     assert!((1..=7).contains(&proxy.count(Op::GetData)), "{:?}", proxy.requests());

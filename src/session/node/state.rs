@@ -46,9 +46,9 @@ pub enum Phase {
     Left,
 }
 
-/// The largest number of creates of one acquisition whose answers are lost, and of those that find no directory. There is
-/// a limit because a broken server could lose every answer, and because the directory may vanish again each time: servers
-/// delete an empty one.
+/// The number of creates of one node whose answers may be lost, and the number of those that may find no directory. One
+/// more ends the acquisition. There is a limit because a broken server could lose every answer, and because the directory
+/// may vanish again each time: servers delete an empty one.
 const CREATES_MAX: u8 = 64;
 
 /// The next step of an acquisition that has no node yet.
@@ -165,8 +165,10 @@ pub struct NodeState {
     is_reported: bool,
     /// Whether a watch on this node was requested, and neither failed nor fired since.
     is_watched: bool,
-    /// Whether the owner has requested that each contender that keeps a node in this directory between uses give that
-    /// node up. The request also covers this node, if its owner keeps it later.
+    /// Whether the owner, while it waited, has sent a request for every node in this directory that is kept between uses.
+    /// The request also covers this node, if its owner keeps it later. The machine that decides to ask has its own
+    /// `Waiter::has_asked`. The node has the flag because a repeat of a step after a lost answer must not send the request
+    /// again, and because the keeper of this node must know that its own request fires its watch.
     pub(crate) has_asked: bool,
     /// The number of commits of a shared value under this node so far, which is also the id of the last one.
     commits: u32,
@@ -208,7 +210,7 @@ impl NodeState {
     /// says whether the listing that was sent after the create shows a node of this owner.
     ///
     /// # Errors
-    /// `failure`, if another create cannot help, or if [`CREATES_MAX`] creates have failed for the same reason.
+    /// `failure`, if another create cannot help, or if [`CREATES_MAX`] earlier creates have failed for the same reason.
     pub fn not_created(&mut self, failure: Failure, is_listed: bool) -> Result<EntryStep, Failure> {
         self.phase = Phase::Absent;
         let (tries, step) = match failure {
