@@ -1723,7 +1723,7 @@ fn a_panic_of_a_task_stops_no_task_of_another_session() {
     let (report, reported) = mpsc::channel();
     goes_on.session().spawn(Box::pin(async move { report.send(sent.await).expect("the test waits") }));
     let (fail, failed) = tokio::sync::oneshot::channel::<()>();
-    panics.session().spawn(Box::pin(async move { drop(failed.await.expect_err("a panic of a task")) }));
+    panics.session().spawn(Box::pin(async move { _ = failed.await.expect_err("a panic of a task") }));
 
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| fail.send(())));
     assert!(panicked.is_err() && panics.session().lease().over().is_some());
