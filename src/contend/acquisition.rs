@@ -30,8 +30,8 @@ use crate::sync::Mutex;
 use crate::telemetry::log::OwnSpan;
 use crate::validation;
 
-/// The lock handle: the paths and the options of a lock. All clones of a lock share it.
-pub(crate) struct Handle {
+/// The paths and the options of a lock, and the list of its waiting acquisitions. All clones of a lock share it.
+pub(crate) struct LockConfig {
     pub(crate) coordinator: Arc<dyn Coordinator>,
     /// The directory of the queue.
     pub(crate) queue: Arc<str>,
@@ -47,9 +47,9 @@ pub(crate) struct Handle {
     pub(crate) waiters: WarningList,
 }
 
-impl Handle {
+impl LockConfig {
     /// Returns the path that the user gave.
-    pub(crate) fn shown(&self) -> &Arc<str> {
+    pub(crate) fn user_path(&self) -> &Arc<str> {
         &self.paths.path
     }
 
@@ -85,9 +85,9 @@ impl Handle {
     }
 }
 
-impl fmt::Debug for Handle {
+impl fmt::Debug for LockConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handle").field("path", self.shown()).field("host", &self.host).finish_non_exhaustive()
+        f.debug_struct("Handle").field("path", self.user_path()).field("host", &self.host).finish_non_exhaustive()
     }
 }
 
@@ -162,7 +162,7 @@ pub(crate) struct SeenPermits {
 
 /// A call of the user that acquires a lock or permits.
 pub(crate) struct Acquisition {
-    pub(crate) handle: Arc<Handle>,
+    pub(crate) config: Arc<LockConfig>,
     pub(crate) mode: Mode,
     pub(crate) options: Options,
     pub(crate) trace: AcquireTrace,
@@ -173,9 +173,9 @@ pub(crate) struct Acquisition {
 
 impl Acquisition {
     /// Creates an acquisition. Its label defaults to the lock's label.
-    pub(crate) fn new(handle: Arc<Handle>, mode: Mode, mut options: Options) -> Acquisition {
-        options.label = options.label.or_else(|| handle.label.clone());
-        Acquisition { handle, mode, options, trace: AcquireTrace::default(), sharing: None, target: None }
+    pub(crate) fn new(config: Arc<LockConfig>, mode: Mode, mut options: Options) -> Acquisition {
+        options.label = options.label.or_else(|| config.label.clone());
+        Acquisition { config, mode, options, trace: AcquireTrace::default(), sharing: None, target: None }
     }
 
     /// Returns the aim of the acquisition: a lock in one mode, or a permit.
@@ -198,13 +198,13 @@ impl Acquisition {
     }
 
     pub(crate) fn begin(&mut self) -> OwnSpan {
-        self.trace = AcquireTrace::begin(self.handle.shown(), self.aim(), self.label(), self.may_be_kept());
+        self.trace = AcquireTrace::begin(self.config.user_path(), self.aim(), self.label(), self.may_be_kept());
         self.trace.span()
     }
 
     /// Reports an error in `answer` to tracing and metrics. Returns `answer`.
     pub(crate) fn reported<G>(&self, answer: Result<G, Error>) -> Result<G, Error> {
-        answer.inspect_err(|error| trace::not_granted(self.handle.shown(), self.aim(), error))
+        answer.inspect_err(|error| trace::not_granted(self.config.user_path(), self.aim(), error))
     }
 }
 
@@ -305,14 +305,14 @@ pub(crate) struct Wait<'a> {
     /// When a warning about the acquisition is due. `None` if there is to be no warning, or the acquisition is in the list of
     /// those to warn of.
     pub(crate) warn_at: Option<Instant>,
-    /// The key of the acquisition in [`Handle::waiters`].
+    /// The key of the acquisition in [`LockConfig::waiters`].
     pub(crate) registered: Option<(Instant, u64)>,
 }
 
 impl Drop for Wait<'_> {
     fn drop(&mut self) {
         if let Some(key) = self.registered {
-            let waiter = self.acquisition.handle.waiters.0.lock().waiting.remove(&key);
+            let waiter = self.acquisition.config.waiters.0.lock().waiting.remove(&key);
             drop(waiter);
         }
     }

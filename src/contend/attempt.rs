@@ -31,7 +31,7 @@ impl Acquisition {
                 }
             }
         };
-        let reported = async { self.reported(call::in_time(&self.handle.coordinator, timeout, attempt).await) };
+        let reported = async { self.reported(call::in_time(&self.config.coordinator, timeout, attempt).await) };
         span.around(pin!(reported)).await
     }
 
@@ -39,18 +39,18 @@ impl Acquisition {
     pub(crate) async fn fail_if_taken(&self) -> Result<Duration, Error> {
         validation::check_label(self.label())?;
         self.check()?;
-        let path = &self.handle.queue;
-        let seen = call::on_a_session(&self.handle.coordinator, ("list", path), |session| async move {
+        let path = &self.config.queue;
+        let seen = call::on_a_session(&self.config.coordinator, ("list", path), |session| async move {
             let names = call::names(&session, path, false).await?;
             Ok((session, names))
         });
         let (session, names) = seen.await?;
-        self.handle.check_for_foreign(&names)?;
+        self.config.check_for_foreign(&names)?;
         if self.target.is_none() {
             let check = self.check_for_semaphore(&session, &names, None);
-            call::bounded(&self.handle.coordinator, session.timeout(), check).await?;
+            call::bounded(&self.config.coordinator, session.timeout(), check).await?;
         }
-        let (paths, newcomer) = (&self.handle.paths, (self.handle.dialect, self.mode));
+        let (paths, newcomer) = (&self.config.paths, (self.config.dialect, self.mode));
         let ahead = paths
             .ghosts_ahead(&session, &names, newcomer, |names| turn::ahead_of_newcomer(newcomer.0, newcomer.1, names));
         // The call of `ghosts_ahead` stores the ghosts (deleted nodes that our server still lists) in the session, where the next
@@ -77,11 +77,11 @@ impl Acquisition {
                 is_there => Ok(is_there),
             }
         };
-        Ok(call::bounded(&self.handle.coordinator, session.timeout(), has_enough).await? != Some(false))
+        Ok(call::bounded(&self.config.coordinator, session.timeout(), has_enough).await? != Some(false))
     }
 
     /// Enters the queue, and takes the lock if no contender is in the way. Waits at most `limit` for replies of the ensemble.
     pub(crate) async fn take_now(&self, limit: Duration) -> Result<Box<ContenderHandle>, Error> {
-        call::bounded(&self.handle.coordinator, limit, self.enter(IfTaken::GiveUp, None, None)).await
+        call::bounded(&self.config.coordinator, limit, self.enter(IfTaken::GiveUp, None, None)).await
     }
 }

@@ -166,7 +166,7 @@ impl ContenderHandle {
 
     /// Returns whether this is a permit of a semaphore. The queue of a semaphore is a directory below the user's path.
     fn is_of_semaphore(&self) -> bool {
-        self.shown() != &**self.queue()
+        self.user_path() != &**self.queue()
     }
 
     async fn first_kept_out(&self) -> Result<Contender, Error> {

@@ -122,14 +122,14 @@ impl Acquisition {
     ) -> Result<Box<ContenderHandle>, Error> {
         // Boxed, because a waiter's future is as large as its largest step, and this step is short.
         let (entry, listing, began) = Box::pin(self.queue_up_by_a_usable_number()).await?;
-        let due = self.handle.warn_waiting.and_then(|limit| began.checked_add(limit));
+        let due = self.config.warn_waiting.and_then(|limit| began.checked_add(limit));
         let mut wait = Wait {
             acquisition: self,
             entry: &entry,
             if_taken,
             waiting,
             on_wait,
-            waiter: Waiter::new(entry.contender(), self.handle.dialect.hands_off()),
+            waiter: Waiter::new(entry.contender(), self.config.dialect.hands_off()),
             listing,
             early_read: None,
             directory: None,
@@ -142,7 +142,7 @@ impl Acquisition {
             biased;
             turn = wait.wait_for_turn() => turn,
             // A loss of our node ends the wait even if the reply to a request never comes.
-            loss = entry.lost() => Err(self.handle.evicted(loss)),
+            loss = entry.lost() => Err(self.config.evicted(loss)),
         };
         Box::pin(self.take_or_exchange(turn, &mut wait)).await?;
         drop(wait);
@@ -163,7 +163,7 @@ impl Acquisition {
         while is_used_up(&entry.contender()) {
             tries += 1;
             if tries > RESTARTS || !Box::pin(self.leave_used_up(entry)).await? {
-                return Err(Error::SequenceExhausted { path: self.handle.queue.to_string() });
+                return Err(Error::SequenceExhausted { path: self.config.queue.to_string() });
             }
             (entry, listing) = Box::pin(self.queue_up()).await?;
         }
@@ -177,33 +177,33 @@ impl Acquisition {
     /// Creates our node at the end of the queue. Returns the node, and the listing of the queue that was sent right
     /// after the create.
     pub(crate) async fn queue_up(&self) -> Result<(Box<ContenderHandle>, Option<Result<Names, Failure>>), Error> {
-        let handle = &self.handle;
+        let config = &self.config;
         // The random part of the tag identifies our node even if the reply to the create is lost.
-        let tag = Tag::new(handle.dialect, handle.dialect.new_tag(&handle.host, self.may_be_kept(), random));
+        let tag = Tag::new(config.dialect, config.dialect.new_tag(&config.host, self.may_be_kept(), random));
         let since = SystemTime::now();
         let metadata = Metadata {
-            host: handle.host.clone(),
+            host: config.host.clone(),
             pid: Some(std::process::id()),
             label: self.options.label.clone(),
             permits: self.target.as_ref().map(|target| target.count()),
         };
         // The session slot reserves room for the paths that the contender watches. A waiter watches two nodes: its own and its
         // predecessor's, whose name may be longer than ours.
-        let mut watched = 2 * (handle.queue.len() + "/".len() + LONGEST_MARKER.len() + "0000000000".len());
-        watched += tag.len() + handle.dialect.longest_tag(tag.len());
+        let mut watched = 2 * (config.queue.len() + "/".len() + LONGEST_MARKER.len() + "0000000000".len());
+        watched += tag.len() + config.dialect.longest_tag(tag.len());
         if self.may_be_kept() {
-            watched += handle.queue.len();
+            watched += config.queue.len();
         }
         // The head of a semaphore's queue also watches the number of permits and the permits.
-        watched += handle.paths.permits.as_ref().map_or(0, |permits| handle.shown().len() + permits.len());
+        watched += config.paths.permits.as_ref().map_or(0, |permits| config.user_path().len() + permits.len());
         let mut tries = 0;
         loop {
             let session_slot =
-                handle.coordinator.session_slot(watched).await.map_err(|failure| self.handle.stop(failure))?;
-            let node = session_slot.session().store().begin(&handle.queue, &tag, self.mode);
+                config.coordinator.session_slot(watched).await.map_err(|failure| self.config.stop(failure))?;
+            let node = session_slot.session().store().begin(&config.queue, &tag, self.mode);
             let keeps = self.may_be_kept();
             let note = metadata.encode(since);
-            let entry = ContenderHandle::new(session_slot, node, keeps, handle.shown(), &handle.coordinator, note);
+            let entry = ContenderHandle::new(session_slot, node, keeps, config.user_path(), &config.coordinator, note);
             tries += 1;
             match self.take_place(&entry).await {
                 Ok(listing) => return Ok((entry, listing)),
@@ -212,9 +212,9 @@ impl Acquisition {
                     follow::wait_until_known_to_be_over(entry.session()).await;
                 }
                 Err(Failure::NoAuth(lacks)) if entry.unmake_directory().await => {
-                    return Err(Error::shut_out(&handle.queue, lacks));
+                    return Err(Error::shut_out(&config.queue, lacks));
                 }
-                Err(failure) => return Err(self.handle.stop(failure)),
+                Err(failure) => return Err(self.config.stop(failure)),
             }
         }
     }
@@ -241,7 +241,7 @@ impl Acquisition {
                 }
                 EntryStep::Recover if entry.recover().await? => return Ok(None),
                 EntryStep::Recover => EntryStep::Create,
-                EntryStep::MakeDirectory => match entry.make_directory(self.handle.dialect.keeps_directories()).await {
+                EntryStep::MakeDirectory => match entry.make_directory(self.config.dialect.keeps_directories()).await {
                     // A parent that Curator created may be a container, so the server may have deleted the parent. The
                     // next create finds out.
                     Ok(()) | Err(Failure::NoNode) => EntryStep::Create,
@@ -255,11 +255,11 @@ impl Acquisition {
     /// directory: `true` if the directory is gone, or contains only contenders whose numbers are used up and which therefore
     /// leave, too. Always `false` in a dialect whose directories must stay.
     pub(crate) async fn leave_used_up(&self, entry: Box<ContenderHandle>) -> Result<bool, Error> {
-        let dialect = self.handle.dialect;
+        let dialect = self.config.dialect;
         match entry.leave().await {
             Ok(()) | Err(Failure::NoNode) => {}
             Err(Failure::NoAuth(lacks)) => return Err(Error::stays(entry.node().path(), lacks)),
-            Err(failure) => return Err(self.handle.stop(failure)),
+            Err(failure) => return Err(self.config.stop(failure)),
         }
         if dialect.keeps_directories() {
             return Ok(false);
@@ -268,7 +268,7 @@ impl Acquisition {
         match retry::until_known(entry.session(), || entry.list()).await {
             Ok(names) => Ok(names.iter().all(is_passing)),
             Err(Failure::NoNode) => Ok(true),
-            Err(failure) => Err(self.handle.stop(failure)),
+            Err(failure) => Err(self.config.stop(failure)),
         }
     }
 
@@ -293,7 +293,7 @@ impl Acquisition {
             (Ok(take), Some(target)) => tokio::select! {
                 biased;
                 exchanged = target.exchange(take, wait) => exchanged,
-                loss = entry.lost() => Err(self.handle.evicted(loss)),
+                loss = entry.lost() => Err(self.config.evicted(loss)),
             },
             (Err(error), _) => Err(error),
         };
@@ -311,7 +311,7 @@ impl Acquisition {
     pub(crate) fn take(&self, entry: &ContenderHandle, grant: &Grant) -> Result<bool, Error> {
         let (session, node) = (entry.session(), entry.node());
         if let Some(loss) = entry.find_loss() {
-            return Err(self.handle.evicted(loss));
+            return Err(self.config.evicted(loss));
         }
         let Some(epoch) = node.epoch() else { return Ok(false) };
         node.hold(epoch);
@@ -321,7 +321,7 @@ impl Acquisition {
         let kind = grant.kind.as_str();
         trace::count_grant(self.aim(), kind);
         let (sequence, token) = (entry.contender().sequence(), entry.node().token());
-        emit!(DEBUG, path = &**self.handle.shown(), mode = %self.aim(), sequence, token, kind, "granted");
+        emit!(DEBUG, path = &**self.config.user_path(), mode = %self.aim(), sequence, token, kind, "granted");
         Ok(true)
     }
 
@@ -334,7 +334,7 @@ impl Acquisition {
             match presence::is_there(session, node.path(), None).await {
                 Ok(true) => {}
                 Ok(false) => node.lose(Loss::Removed),
-                Err(failure) => return Err(self.handle.stop(failure)),
+                Err(failure) => return Err(self.config.stop(failure)),
             }
             if self.take(entry, &grant)? {
                 return Ok(());
@@ -346,7 +346,7 @@ impl Acquisition {
 
     /// Starts the time limit and the trace of a hold, and the task that warns if the hold lasts long.
     pub(crate) fn begin_hold(&self, hold: &ContenderHandle) {
-        if let Some(longest) = self.handle.max_hold {
+        if let Some(longest) = self.config.max_hold {
             hold.limit(longest);
         }
         // Each use of a kept node (a node that the process keeps between uses) has a trace of its own.
@@ -362,7 +362,7 @@ impl Acquisition {
         match (entry.leave().await, denied) {
             (Err(Failure::NoAuth(lacks)), _) => Error::stays(entry.node().path(), lacks),
             (Ok(()), Error::PermissionDenied { lacks, .. }) if entry.unmake_directory().await => {
-                Error::shut_out(&self.handle.queue, lacks)
+                Error::shut_out(&self.config.queue, lacks)
             }
             (_, denied) => denied,
         }

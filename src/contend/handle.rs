@@ -38,7 +38,7 @@ pub(crate) struct ContenderHandle {
     keeps: bool,
     node: Arc<ContenderNode>,
     /// The path that the user gave.
-    shown: Arc<str>,
+    user_path: Arc<str>,
     /// The data of the node: host, process and label, for operators.
     data: Vec<u8>,
     /// Keeps the coordinator alive, because the coordinator closes its sessions when it is dropped.
@@ -52,12 +52,20 @@ impl ContenderHandle {
         session_slot: SessionSlot,
         node: Arc<ContenderNode>,
         keeps: bool,
-        shown: &Arc<str>,
+        user_path: &Arc<str>,
         coordinator: &Arc<dyn Coordinator>,
         data: Vec<u8>,
     ) -> Box<ContenderHandle> {
-        let (shown, _coordinator) = (Arc::clone(shown), Arc::clone(coordinator));
-        Box::new(ContenderHandle { holding: Mutex::default(), session_slot, keeps, node, shown, data, _coordinator })
+        let (user_path, _coordinator) = (Arc::clone(user_path), Arc::clone(coordinator));
+        Box::new(ContenderHandle {
+            holding: Mutex::default(),
+            session_slot,
+            keeps,
+            node,
+            user_path,
+            data,
+            _coordinator,
+        })
     }
 
     /// Sends the create of the node. [`ContenderHandle::await_create`] waits for the reply.
@@ -245,8 +253,8 @@ impl ContenderHandle {
     }
 
     /// Returns the path that the user gave.
-    pub(crate) fn shown(&self) -> &str {
-        &self.shown
+    pub(crate) fn user_path(&self) -> &str {
+        &self.user_path
     }
 
     /// Returns the state of the hold: held, suspect or lost.
@@ -338,7 +346,7 @@ impl ContenderHandle {
         match failure {
             Failure::NoNode => Error::Lost(Loss::Removed),
             Failure::Operation { failure, .. } => self.lost_by(*failure, operation),
-            failure => Error::under_lock(failure, operation, &self.shown),
+            failure => Error::under_lock(failure, operation, &self.user_path),
         }
     }
 }

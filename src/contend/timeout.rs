@@ -29,9 +29,9 @@ impl Acquisition {
     ) -> Result<G, Error> {
         let (ask, look_up) = (ASK_AHEAD.min(timeout / 5 * 2), LOOK_UP_AHEAD.min(timeout / 5));
         let looking = async {
-            self.handle.coordinator.sleep(timeout - ask).await;
+            self.config.coordinator.sleep(timeout - ask).await;
             let asked = self.ask_for_ghosts(waiting);
-            let (is_asked, ()) = tokio::join!(asked, self.handle.coordinator.sleep(ask - look_up));
+            let (is_asked, ()) = tokio::join!(asked, self.config.coordinator.sleep(ask - look_up));
             if !is_asked {
                 self.ask_for_ghosts(waiting).await;
             }
@@ -41,7 +41,7 @@ impl Acquisition {
         tokio::select! {
             biased;
             answer = granted => answer,
-            cut_off = call::late(&self.handle.coordinator, timeout) => {
+            cut_off = call::late(&self.config.coordinator, timeout) => {
                 Err(Error::Timeout { waited: timeout, blockers: waiting.seen_in_the_way(), cut_off })
             }
             never = looking => match never {},
@@ -53,11 +53,11 @@ impl Acquisition {
     async fn ask_for_ghosts(&self, waiting: &QueueView) -> bool {
         let snapshot = waiting.snapshot.lock().clone();
         let Some(QueueSnapshot { session, me, .. }) = snapshot else { return false };
-        let Ok(names) = session.children(&self.handle.queue).await else { return true };
-        let paths = &self.handle.paths;
+        let Ok(names) = session.children(&self.config.queue).await else { return true };
+        let paths = &self.config.paths;
         let ghosts = paths.ghosts_ahead(&session, &names, me.kind(), |names| turn::ahead_of(&me, names)).await;
         let mut has_ghosts = !ghosts.is_empty();
-        let names = session.store().without_ghosts(&self.handle.queue, &names, me.mode());
+        let names = session.store().without_ghosts(&self.config.queue, &names, me.mode());
         if let (Some(target), []) = (&self.target, &turn::ahead_of(&me, &names)[..]) {
             has_ghosts |= target.check_for_ghosts(&session).await;
         }
@@ -73,9 +73,9 @@ impl Acquisition {
     async fn look_up(&self, waiting: &QueueView) {
         let snapshot = waiting.snapshot.lock().clone();
         if let Some(QueueSnapshot { session, me, .. }) = snapshot
-            && let Ok(names) = session.children(&self.handle.queue).await
+            && let Ok(names) = session.children(&self.config.queue).await
         {
-            let blockers = self.handle.paths.blockers(&session, &names, &me).await;
+            let blockers = self.config.paths.blockers(&session, &names, &me).await;
             if let Some(snapshot) = &mut *waiting.snapshot.lock() {
                 snapshot.seen.blockers = blockers;
             }

@@ -151,11 +151,11 @@ impl<'guard> Transaction<'guard> {
     async fn sent(self, is_found_out: bool) -> Result<Vec<Outcome>, Error> {
         let Transaction { locks, is_of_several, operations: wanted, size_limit } = self;
         let lost = |lock: &ContenderHandle, loss| match is_of_several {
-            true => Error::Lost(loss).of_one(lock.shown()),
+            true => Error::Lost(loss).of_one(lock.user_path()),
             false => Error::Lost(loss),
         };
         for operation in &wanted {
-            locks.iter().try_for_each(|lock| check(operation.path(), lock.shown()))?;
+            locks.iter().try_for_each(|lock| check(operation.path(), lock.user_path()))?;
         }
         if let Some((lock, loss)) = locks.iter().find_map(|lock| Some((lock, lock.find_loss()?))) {
             return Err(lost(lock, loss));
@@ -211,7 +211,7 @@ impl<'guard> Transaction<'guard> {
                 _ => Err(refused(operations.get(index), index.saturating_sub(checks), *failure)),
             },
             Err(Failure::Over(ending)) => Err(lost(last, Loss::SessionOver(ending))),
-            Err(failure) => Err(Error::from_failure(failure, "commit under the lock", last.shown())),
+            Err(failure) => Err(Error::from_failure(failure, "commit under the lock", last.user_path())),
         }
     }
 }
@@ -346,7 +346,7 @@ impl<'a> Doubt<'a> {
     fn fate(&self, nodes: &Contents) -> Fate {
         let fates = self.changes().zip(nodes).filter(|(operation, _)| self.is_changed_once(operation.path()));
         // If all locks are write locks, and none is a permit, then no other client holds any of them.
-        let is_of_a_lock = |lock: &ContenderHandle| parent(&lock.node().path()) == lock.shown();
+        let is_of_a_lock = |lock: &ContenderHandle| parent(&lock.node().path()) == lock.user_path();
         let is_alone = self.locks.iter().all(|lock| lock.contender().mode() == Mode::Write && is_of_a_lock(lock));
         let session = self.session.id();
         let fates = fates.map(|(operation, node)| shown_by(operation, node.as_ref(), self.newest, session, is_alone));

@@ -39,7 +39,7 @@ impl Wait<'_> {
                 }
                 Step::Take(take) => return Ok(take),
                 Step::Evicted => return Err(self.evicted()),
-                Step::Foreign(name) => return Err(self.acquisition.handle.doubt(&name)),
+                Step::Foreign(name) => return Err(self.acquisition.config.doubt(&name)),
             }
         }
     }
@@ -47,7 +47,7 @@ impl Wait<'_> {
     /// Lists the queue, and returns the next step. If the contender must wait, reports the contenders in the way.
     async fn list(&mut self) -> Result<Step, Error> {
         let (acquisition, entry) = (self.acquisition, self.entry);
-        let (session, me, handle) = (entry.session(), &*entry.contender(), &acquisition.handle);
+        let (session, me, config) = (entry.session(), &*entry.contender(), &acquisition.config);
         let names = match self.listing.take() {
             // The reply to the first listing was lost, or this is a later listing.
             None | Some(Err(Failure::Unknown(_))) => {
@@ -56,7 +56,7 @@ impl Wait<'_> {
             }
             Some(names) => names,
         };
-        let names = names.map_err(|failure| handle.stop(failure))?;
+        let names = names.map_err(|failure| config.stop(failure))?;
         entry.remove_orphans(&names);
         if !self.waiter.has_waited() {
             acquisition.check_for_semaphore(session, &names, names.directory.as_ref()).await?;
@@ -64,7 +64,7 @@ impl Wait<'_> {
         }
         let is_alone = names.len() < 2;
         let leaving = if is_alone { Vec::new() } else { session.store().leaving_soon(entry.queue()) };
-        let (paths, store) = (&handle.paths, session.store());
+        let (paths, store) = (&config.paths, session.store());
         self.waiter.pass_over(store.shown_ghosts(&paths.queue, &names, me.mode()));
         let mut step = self.waiter.next(QueueEvent::Listed { names: &names, leaving: &leaving });
         // This function, and not the machine, decides that the step is not final: see `Step::Evicted`.
@@ -102,7 +102,7 @@ impl Wait<'_> {
         if entry.find_loss().is_none() {
             let is_at_leader =
                 presence::leader_still_has(entry.session(), &entry.node().path(), &mut self.denials).await;
-            if is_at_leader.map_err(|failure| self.acquisition.handle.stop(failure))? {
+            if is_at_leader.map_err(|failure| self.acquisition.config.stop(failure))? {
                 return Ok(());
             }
         }
@@ -111,7 +111,7 @@ impl Wait<'_> {
 
     /// Returns the error of a contender that has no turn any more.
     fn evicted(&self) -> Error {
-        self.acquisition.handle.evicted(self.entry.find_loss().unwrap_or(Loss::Removed))
+        self.acquisition.config.evicted(self.entry.find_loss().unwrap_or(Loss::Removed))
     }
 
     /// Watches our own node and the predecessor's node. If `asks`, also [asks](ask) for every kept node in the directory.
@@ -127,8 +127,8 @@ impl Wait<'_> {
         let own = node.request_watch(session).map(|stored| spawn_awaited(session, stored, drop));
         let watch = session.watch(&self.entry.child(predecessor));
         if asks && !node.change(|it| std::mem::replace(&mut it.known.has_asked, true)) {
-            let handle = &self.acquisition.handle;
-            ask(&handle.queue, &handle.asking, session, self.directory.as_deref().copied());
+            let config = &self.acquisition.config;
+            ask(&config.queue, &config.asking, session, self.directory.as_deref().copied());
         }
         // The predecessor's watch is answered last. Awaiting the later reply first wakes the task once instead of twice.
         let watch = watch.await;
@@ -146,7 +146,7 @@ impl Wait<'_> {
     /// changes. `is_again` says whether the previous wait had the same predecessor.
     async fn departure(&mut self, predecessor: &Arc<str>, is_again: bool, asks: bool) -> Result<Departure, Error> {
         let mut on_wait = self.on_wait.take();
-        let (session, paths, me) = (self.entry.session(), &self.acquisition.handle.paths, &*self.entry.contender());
+        let (session, paths, me) = (self.entry.session(), &self.acquisition.config.paths, &*self.entry.contender());
         // Boxed, because only a few of thousands of waiters have a listener.
         let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, paths, me)));
         // The leader may show, shortly before the timeout, that contenders ahead of us are ghosts.
@@ -176,7 +176,7 @@ impl Wait<'_> {
                 None => return std::future::pending().await,
             },
             Err(Failure::NoNode) => return Ok(Departure::ListAgain),
-            Err(failure) => return Err(self.acquisition.handle.stop(failure)),
+            Err(failure) => return Err(self.acquisition.config.stop(failure)),
         };
         Ok(match watch.await {
             Event::Changed => Departure::Signalled,
@@ -207,7 +207,7 @@ impl Wait<'_> {
     async fn check_at_leader(&self, predecessor: &Arc<str>, is_at_once: bool) -> Result<Option<Departure>, Error> {
         let entry = self.entry;
         let failing = entry.failing(vec![check(entry.child(predecessor), None)]).await;
-        if failing.map_err(|loss| self.acquisition.handle.evicted(loss))?.is_empty() {
+        if failing.map_err(|loss| self.acquisition.config.evicted(loss))?.is_empty() {
             return Ok(None);
         }
         let (gone, kind) = (vec![Arc::clone(predecessor)], entry.contender().kind());
@@ -237,7 +237,7 @@ impl Acquisition {
         {
             return Ok(());
         }
-        let path = &self.handle.queue;
+        let path = &self.config.queue;
         match retry::data(session, path, false).await {
             Ok(Some((data, _))) if matches!(permits::decode(&data), Ok(Some(_))) => {
                 Err(Error::Permits { path: path.to_string(), reason: PermitsError::NoLock })
@@ -245,7 +245,7 @@ impl Acquisition {
             // The node is missing, or has other data, or may not be read. A client that may not read the node could not use a
             // semaphore there either.
             Ok(_) | Err(Failure::NoAuth(_)) => Ok(()),
-            Err(failure) => Err(self.handle.stop(failure)),
+            Err(failure) => Err(self.config.stop(failure)),
         }
     }
 }

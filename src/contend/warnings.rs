@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::call;
-use crate::contend::acquisition::{Acquisition, Handle, Wait, WarningEntry};
+use crate::contend::acquisition::{Acquisition, LockConfig, Wait, WarningEntry};
 use crate::contend::handle::ContenderHandle;
 use crate::contend::timeout::LOOK_UP_AHEAD;
 use crate::observe::trace::HoldTrace;
@@ -28,9 +28,9 @@ impl Acquisition {
     /// Begins the trace of a hold, or of one use of a kept node. Starts a task that warns if the hold or the use lasts
     /// long.
     pub(crate) fn holding(&self, hold: &ContenderHandle) -> HoldTrace {
-        let (path, node) = (self.handle.shown(), hold.node());
+        let (path, node) = (self.config.user_path(), hold.node());
         let mut holding = self.trace.begin_hold(self.aim(), path, self.label(), node);
-        if let Some(limit) = self.handle.warn_holding {
+        if let Some(limit) = self.config.warn_holding {
             let (node, session) = hold.node_and_session();
             let (path, label, token) = (Arc::clone(path), self.options.label.clone(), node.token());
             let late = session.sleep(limit);
@@ -48,11 +48,11 @@ impl Acquisition {
     /// Polls `queued` until the acquisition has entered the queue, and warns if that takes long. The caller's task logs
     /// this warning, because there may be no session yet whose thread could run a background task.
     pub(crate) async fn warn_if_slow<G>(&self, mut queued: impl Future<Output = G> + Unpin) -> G {
-        let Some(limit) = self.handle.warn_waiting else { return queued.await };
-        if let Some(answer) = call::unless(self.handle.coordinator.sleep(limit), &mut queued).await {
+        let Some(limit) = self.config.warn_waiting else { return queued.await };
+        if let Some(answer) = call::unless(self.config.coordinator.sleep(limit), &mut queued).await {
             return answer;
         }
-        self.handle.warn(self.aim(), self.label(), &Blockers::default(), 0);
+        self.config.warn(self.aim(), self.label(), &Blockers::default(), 0);
         queued.await
     }
 }
@@ -64,21 +64,21 @@ impl Wait<'_> {
     /// polled when the acquisition's turn comes, all contenders behind the acquisition wait.
     pub(crate) fn warn_if_long(&mut self) {
         let Some(due) = self.warn_at.take() else { return };
-        let Acquisition { handle, options, trace, target, .. } = self.acquisition;
+        let Acquisition { config, options, trace, target, .. } = self.acquisition;
         let (node, session) = self.entry.node_and_session();
         let (label, span, target) = (options.label.clone(), trace.span(), target.clone());
-        let (key, has_task) = handle.waiters.enter(due, WarningEntry { session, node, label, span, target });
+        let (key, has_task) = config.waiters.enter(due, WarningEntry { session, node, label, span, target });
         self.registered = Some(key);
         if !has_task {
             let session = self.entry.session();
-            let task = warn_of_slow(Arc::downgrade(handle), Arc::downgrade(session));
-            handle.waiters.set_task(spawn_cancellable(session, task));
+            let task = warn_of_slow(Arc::downgrade(config), Arc::downgrade(session));
+            config.waiters.set_task(spawn_cancellable(session, task));
         }
     }
 }
 
 /// Warns about the slow acquisitions of one lock handle. Ends when there is no acquisition to warn of.
-async fn warn_of_slow(handle: Weak<Handle>, session: Weak<dyn Session>) -> Option<()> {
+async fn warn_of_slow(config: Weak<LockConfig>, session: Weak<dyn Session>) -> Option<()> {
     // While the task sleeps, it holds only a weak pointer to the session. If a timer ends too early, its runtime has
     // shut down, so the task ends, too.
     let sleep = async |time: Duration| {
@@ -87,21 +87,21 @@ async fn warn_of_slow(handle: Weak<Handle>, session: Weak<dyn Session>) -> Optio
         (begun.elapsed() >= time / 2).then_some(())
     };
     loop {
-        let next = handle.upgrade()?.waiters.next()?;
+        let next = config.upgrade()?.waiters.next()?;
         sleep(next).await?;
-        let handle = handle.upgrade()?;
-        if let Some((waiter, others)) = handle.waiters.due() {
+        let config = config.upgrade()?;
+        if let Some((waiter, others)) = config.waiters.due() {
             let span = waiter.span.clone();
-            span.around(pin!(handle.warn_of(waiter, others))).await;
-            drop(handle);
+            span.around(pin!(config.warn_of(waiter, others))).await;
+            drop(config);
             sleep(PAUSE).await?;
         }
     }
 }
 
-impl Handle {
+impl LockConfig {
     pub(crate) fn warn(&self, aim: Aim, label: Option<&str>, blockers: &Blockers, others: usize) {
-        let (path, waited) = (&**self.shown(), self.warn_waiting.unwrap_or_default());
+        let (path, waited) = (&**self.user_path(), self.warn_waiting.unwrap_or_default());
         let others = (others > 0).then_some(others);
         emit!(WARN, path, mode = %aim, label = label.map(str::to_owned), ?waited, %blockers, others, "it takes long to acquire a lock");
     }
@@ -124,7 +124,7 @@ impl Handle {
         }
         let aim = if target.is_some() { Aim::Permit } else { Aim::Lock(me.mode()) };
         if is_its_turn && waiter.waits() {
-            let (path, node, waited) = (&**self.shown(), me.name(), self.warn_waiting.unwrap_or_default());
+            let (path, node, waited) = (&**self.user_path(), me.name(), self.warn_waiting.unwrap_or_default());
             emit!(WARN,
                 path,
                 mode = %aim,

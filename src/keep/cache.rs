@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::contend::acquisition::Handle;
+use crate::contend::acquisition::LockConfig;
 use crate::contend::handle::{ContenderHandle, LimitedUse};
 use crate::error::error::Error;
 use crate::keep::kept::{Granted, Kept, Why, Work, wake};
@@ -22,7 +22,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// The nodes that one lock handle keeps between uses.
 pub(crate) struct Cache {
-    handle: Arc<Handle>,
+    config: Arc<LockConfig>,
     idle: Duration,
     /// The newest kept node. New uses join only this node.
     newest: SharedMutex<Option<Arc<Kept>>>,
@@ -33,9 +33,9 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    pub(crate) fn new(handle: &Arc<Handle>, idle: Duration) -> Cache {
+    pub(crate) fn new(config: &Arc<LockConfig>, idle: Duration) -> Cache {
         let (reads_in_vain, writes_in_vain) = (Arc::default(), Arc::default());
-        Cache { handle: Arc::clone(handle), idle, newest: SharedMutex::default(), reads_in_vain, writes_in_vain }
+        Cache { config: Arc::clone(config), idle, newest: SharedMutex::default(), reads_in_vain, writes_in_vain }
     }
 
     /// Joins the newest kept node, if the node covers this mode and is still kept.
@@ -86,7 +86,7 @@ impl Cache {
             Mode::Write => &self.writes_in_vain,
         };
         let keeps = !in_vain.swap(false, Ordering::AcqRel);
-        keeps.then(|| Kept::new(&self.handle, mode, self.idle, in_vain))
+        keeps.then(|| Kept::new(&self.config, mode, self.idle, in_vain))
     }
 
     /// Gives up the newest kept node if it is idle, because an acquisition of this process could not join the node.
@@ -242,7 +242,7 @@ impl KeptUse {
         self.hold().change_to_read().await?;
         self.is_changing = false;
         if let Some(holding) = self.trace.as_mut().and_then(Arc::get_mut) {
-            holding.begin_read_hold(self.granted.hold.shown(), self.granted.hold.node());
+            holding.begin_read_hold(self.granted.hold.user_path(), self.granted.hold.node());
         }
         let woken = self.granted.kept.state.lock().uses.downgraded(self.number);
         wake(woken);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::contend::acquisition::{Acquisition, Handle, IfTaken, Options};
+use crate::contend::acquisition::{Acquisition, IfTaken, LockConfig, Options};
 use crate::contend::flow::GrantKind;
 use crate::contend::queue_view::{QueueView, next_listing};
 use crate::error::error::Error;
@@ -104,9 +104,9 @@ async fn wait_in_time(
             biased;
             // Registers no waker, because the waker of the acquisition of the node wakes all waiting uses.
             () = poll_fn(|_| if kept.hold().is_some() { Poll::Ready(()) } else { Poll::Pending }) => {}
-            never = report_progress(&acquisition.handle, &kept.waiting, &mut on_wait) => match never {},
+            never = report_progress(&acquisition.config, &kept.waiting, &mut on_wait) => match never {},
         }
-        let (path, uses) = (Arc::clone(&acquisition.handle.queue), kept.uses());
+        let (path, uses) = (Arc::clone(&acquisition.config.queue), kept.uses());
         on_wait.report(Progress { path, place: uses, length: uses, blockers: kept.as_blockers() });
         pending().await
     };
@@ -128,14 +128,14 @@ async fn wait_in_time(
 }
 
 /// Calls the listener at each change in the listings of the shared acquisition.
-async fn report_progress(handle: &Handle, waiting: &QueueView, on_wait: &mut OnWait) -> Infallible {
+async fn report_progress(config: &LockConfig, waiting: &QueueView, on_wait: &mut OnWait) -> Infallible {
     let mut waits = next_listing(waiting, 0).await;
     loop {
-        on_wait.report_read(&waits.session, &handle.paths, waits.me.dialect(), waits.seen.clone()).await;
+        on_wait.report_read(&waits.session, &config.paths, waits.me.dialect(), waits.seen.clone()).await;
         waits = tokio::select! {
             biased;
             later = next_listing(waiting, waits.listings) => later,
-            never = on_wait.keep_looking(&waits.session, &handle.paths, &waits.me) => match never {},
+            never = on_wait.keep_looking(&waits.session, &config.paths, &waits.me) => match never {},
         };
     }
 }
@@ -144,7 +144,7 @@ async fn report_progress(handle: &Handle, waiting: &QueueView, on_wait: &mut OnW
 /// the contenders in the way of this acquisition.
 fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> Work {
     let options = Options { label: first.options.label.clone(), ..Options::default() };
-    let mut all = Acquisition::new(Arc::clone(&first.handle), first.mode, options);
+    let mut all = Acquisition::new(Arc::clone(&first.config), first.mode, options);
     let shared = Arc::downgrade(kept);
     all.sharing = Some(Box::new(move |entry, asked| {
         if let Some(kept) = shared.upgrade() {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::contend::acquisition::Handle;
+use crate::contend::acquisition::LockConfig;
 use crate::contend::handle::ContenderHandle;
 use crate::contend::queue_view::QueueView;
 use crate::error::error::Error;
@@ -36,7 +36,7 @@ pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<ContenderHandle>, 
 pub(crate) struct Kept {
     /// Weak, because a task on the session's thread uses this type. Dropping the last lock handle closes the client and waits for
     /// the server, which must not happen on that thread.
-    handle: Weak<Handle>,
+    config: Weak<LockConfig>,
     warn_waiting: Option<Duration>,
     pub(super) idle: Duration,
     /// Set if another contender asks for the node before the node has a second use. The next acquisition then keeps no node.
@@ -129,12 +129,12 @@ impl Wake for WakeAll {
 
 impl Kept {
     /// Creates a kept node without an acquisition. The caller sets `work`.
-    pub(crate) fn new(handle: &Arc<Handle>, mode: Mode, idle: Duration, in_vain: &Arc<AtomicBool>) -> Arc<Kept> {
+    pub(crate) fn new(config: &Arc<LockConfig>, mode: Mode, idle: Duration, in_vain: &Arc<AtomicBool>) -> Arc<Kept> {
         let (uses, used) = (Uses::new(mode), Moment::ZERO);
         let state = KeptState { uses, granted: None, used, why: None, counted: None, background_task: None };
-        let (warn_waiting, handle, in_vain) = (handle.warn_waiting, Arc::downgrade(handle), Arc::clone(in_vain));
+        let (warn_waiting, config, in_vain) = (config.warn_waiting, Arc::downgrade(config), Arc::clone(in_vain));
         Arc::new_cyclic(|this| Kept {
-            handle,
+            config,
             warn_waiting,
             idle,
             in_vain,
@@ -304,7 +304,7 @@ impl Kept {
         wake(woken);
         let hold = Arc::clone(&granted?.hold);
         if let (Some((Some(_counted), _)), Some(why)) = (parts, why) {
-            let (path, cause, idle_for) = (hold.shown(), why.label(), hold.now().saturating_sub(used));
+            let (path, cause, idle_for) = (hold.user_path(), why.label(), hold.now().saturating_sub(used));
             meter::count(names::KEPT_GIVEN_UP, &[("cause", cause)]);
             emit!(DEBUG, path, cause, uses, ?idle_for, "a kept lock is given up");
         }
@@ -449,8 +449,8 @@ async fn warn_of_slow_uses(kept: &Weak<Kept>, session: &Arc<dyn Session>) -> Inf
         drop(state);
         checks = if waits == first { checks + 1 } else { 1 };
         first = waits;
-        if let (Some((_, mode)), true, Some(handle)) = (waits, checks == CHECKS + 1, kept.handle.upgrade()) {
-            handle.warn(Aim::Lock(mode), None, &kept.as_blockers(), others);
+        if let (Some((_, mode)), true, Some(config)) = (waits, checks == CHECKS + 1, kept.config.upgrade()) {
+            config.warn(Aim::Lock(mode), None, &kept.as_blockers(), others);
         }
     }
     std::future::pending().await

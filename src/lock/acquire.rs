@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::call::{self, Late};
-use crate::contend::acquisition::{Acquisition, Handle, Options};
+use crate::contend::acquisition::{Acquisition, LockConfig, Options};
 use crate::error::error::Error;
 use crate::keep::cache::{Cache, KeptUse, PendingUse};
 use crate::keep::join;
@@ -203,7 +203,7 @@ impl Guard for ReadGuard {
 /// A lock handle, with its cache of kept nodes.
 #[derive(Clone, Debug)]
 pub struct Lock {
-    pub(crate) handle: Arc<Handle>,
+    pub(crate) config: Arc<LockConfig>,
     /// The cache of kept nodes. `None` unless the user set `keep`.
     pub(crate) cache: Option<Arc<Cache>>,
 }
@@ -211,7 +211,7 @@ pub struct Lock {
 impl Lock {
     /// Takes the lock if no contender is in the way, or joins a kept node.
     pub(crate) async fn attempt(&self, mode: Mode, timeout: Option<Duration>) -> Result<GuardHold, Error> {
-        let mut acquisition = Acquisition::new(Arc::clone(&self.handle), mode, Options::default());
+        let mut acquisition = Acquisition::new(Arc::clone(&self.config), mode, Options::default());
         if let Some(cache) = &self.cache
             && let Some(used) = join::join_without_waiting(&mut acquisition, cache)?
         {
@@ -223,7 +223,7 @@ impl Lock {
 
 /// Acquires the lock, with a node of its own or with a node that this process keeps between uses.
 fn acquire<G: 'static>(lock: Lock, mode: Mode, options: Options, guard: fn(GuardHold) -> G) -> Granting<G> {
-    let mut acquisition = Acquisition::new(lock.handle, mode, options);
+    let mut acquisition = Acquisition::new(lock.config, mode, options);
     let span = acquisition.begin();
     if let Some(cache) = lock.cache {
         let joining = Granting(Stage::Joining { cache, acquisition, guard }, Shield::default());
@@ -277,9 +277,9 @@ where
     let late = late(&lock, timeout);
     let held = lock.attempt(mode, timeout).await?;
     let limit = held.session().timeout();
-    call::in_time_for(late, call::bounded(&lock.handle.coordinator, limit, rest(guard(held)))).await
+    call::in_time_for(late, call::bounded(&lock.config.coordinator, limit, rest(guard(held)))).await
 }
 
 fn late(lock: &Lock, timeout: Option<Duration>) -> Late {
-    timeout.map(|timeout| (timeout, call::late(&lock.handle.coordinator, timeout)))
+    timeout.map(|timeout| (timeout, call::late(&lock.config.coordinator, timeout)))
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::call::{self, Call};
-use crate::contend::acquisition::Handle;
+use crate::contend::acquisition::LockConfig;
 use crate::contend::directory;
 use crate::error::error::Error;
 use crate::lock::rw_lock::RwLock;
@@ -15,16 +15,17 @@ use crate::session::request::{Failure, Operation};
 use crate::session::retry;
 use crate::sync::OnceLock;
 
-impl Handle {
+impl LockConfig {
     /// Reads the queue. Also returns the names of the nodes of the permits that are taken. `permits` is the number of
     /// permits of a semaphore, and `None` for a lock. With `is_synced`, the queue is not older than this call.
     pub(crate) async fn queue(&self, is_synced: bool, permits: Option<u32>) -> Result<(Queue, Vec<String>), Error> {
         let paths = &self.paths;
-        let seen = call::on_a_session(&self.coordinator, ("read the queue of", self.shown()), |session| async move {
-            let (taken, queued) = paths.names(&session, is_synced).await?;
-            let queue = paths.read_queue(&session, self.dialect, (&taken, &queued), permits).await?;
-            Ok((queue, taken, queued))
-        });
+        let seen =
+            call::on_a_session(&self.coordinator, ("read the queue of", self.user_path()), |session| async move {
+                let (taken, queued) = paths.names(&session, is_synced).await?;
+                let queue = paths.read_queue(&session, self.dialect, (&taken, &queued), permits).await?;
+                Ok((queue, taken, queued))
+            });
         let (queue, taken, queued) = seen.await?;
         if paths.permits.is_none() {
             self.check_for_foreign(&queued)?;
@@ -92,7 +93,7 @@ impl Handle {
         let Some(member) = queue.members.into_iter().find(|member| member.token == Some(token)) else {
             return Ok(None);
         };
-        let is_removed = call::removes(&self.coordinator, self.shown(), &self.paths.node(&member)).await?;
+        let is_removed = call::removes(&self.coordinator, self.user_path(), &self.paths.node(&member)).await?;
         Ok(is_removed.then_some(member))
     }
 
@@ -144,8 +145,8 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn queue(&self) -> Call<Queue> {
-        let handle = Arc::clone(self.handle());
-        Call::in_time(&self.handle().coordinator, async move { handle.queue_and_record().await })
+        let config = Arc::clone(self.config());
+        Call::in_time(&self.config().coordinator, async move { config.queue_and_record().await })
     }
 
     /// Removes the member of the queue that has this [token](crate::queue::Member::token), and returns it. `None` if no member
@@ -178,10 +179,10 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn evict(&self, token: i64) -> Call<Option<Member>> {
-        let handle = Arc::clone(self.handle());
-        Call::in_time(&self.handle().coordinator, async move {
+        let config = Arc::clone(self.config());
+        Call::in_time(&self.config().coordinator, async move {
             // With a sync, because a server that lags may not show a member that other clients see already.
-            handle.evict(handle.queue(true, None).await?.0, token).await
+            config.evict(config.queue(true, None).await?.0, token).await
         })
     }
 
@@ -214,8 +215,8 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn forget(&self) -> Call<Option<Record>> {
-        let handle = Arc::clone(self.handle());
-        Call::in_time(&self.handle().coordinator, async move { handle.forget().await })
+        let config = Arc::clone(self.config());
+        Call::in_time(&self.config().coordinator, async move { config.forget().await })
     }
 
     /// Asks every process that only [keeps](crate::RwLockBuilder::keep) the lock to give it up: immediately if its node
@@ -254,8 +255,8 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn ask(&self) -> Call<()> {
-        let handle = Arc::clone(self.handle());
-        Call::in_time(&self.handle().coordinator, async move { handle.ask().await })
+        let config = Arc::clone(self.config());
+        Call::in_time(&self.config().coordinator, async move { config.ask().await })
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::Call;
-use crate::contend::acquisition::{Handle, WarningList};
+use crate::contend::acquisition::{LockConfig, WarningList};
 use crate::contend::warnings::WARN_AFTER;
 use crate::error::error::Error;
 use crate::keep::cache::Cache;
@@ -89,8 +89,8 @@ impl RwLock {
         }
     }
 
-    pub(crate) fn handle(&self) -> &Arc<Handle> {
-        &self.lock.handle
+    pub(crate) fn config(&self) -> &Arc<LockConfig> {
+        &self.lock.config
     }
 
     /// Gives up a kept node (a node that the process keeps between uses) that no guard uses.
@@ -102,7 +102,7 @@ impl RwLock {
 
     /// Returns the path of the lock's directory.
     pub fn path(&self) -> &str {
-        &self.handle().queue
+        &self.config().queue
     }
 
     /// Acquires the lock to read: shared with other readers.
@@ -404,23 +404,23 @@ impl RwLockBuilder {
             )));
         }
         let idle = self.idle;
-        let handle = Arc::new(self.handle(LockPaths::of_lock)?);
-        let cache = idle.map(|idle| Arc::new(Cache::new(&handle, idle)));
-        Ok(RwLock { lock: Lock { handle, cache } })
+        let config = Arc::new(self.config(LockPaths::of_lock)?);
+        let cache = idle.map(|idle| Arc::new(Cache::new(&config, idle)));
+        Ok(RwLock { lock: Lock { config, cache } })
     }
 
     /// Returns the handle of a semaphore at this path, whose queue is a lock.
-    pub(crate) fn for_semaphore(self) -> Result<Handle, Error> {
+    pub(crate) fn for_semaphore(self) -> Result<LockConfig, Error> {
         if self.idle.is_some() {
             return Err(Error::invalid("keep in a semaphore; permits that nobody uses are given back"));
         }
         if self.dialect != Dialect::Native {
             return Err(Error::invalid(format!("a semaphore in the dialect {}; it has only its own", self.dialect)));
         }
-        self.handle(LockPaths::of_semaphore)
+        self.config(LockPaths::of_semaphore)
     }
 
-    fn handle(self, paths: impl FnOnce(Arc<str>) -> LockPaths) -> Result<Handle, Error> {
+    fn config(self, paths: impl FnOnce(Arc<str>) -> LockPaths) -> Result<LockConfig, Error> {
         validation::check_directory(&self.path)?;
         if let Some(host) = &self.host {
             validation::check_host(host)?;
@@ -430,7 +430,7 @@ impl RwLockBuilder {
             return Err(Error::invalid("a max_hold of zero; nobody could hold"));
         }
         let paths = paths(self.path.into());
-        Ok(Handle {
+        Ok(LockConfig {
             coordinator: self.coordinator,
             queue: Arc::clone(&paths.queue),
             paths,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::Call;
-use crate::contend::acquisition::{Handle, Options};
+use crate::contend::acquisition::{LockConfig, Options};
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
 use crate::lock::acquire::{self, Acquire, Granting, Guard, Lock};
@@ -134,8 +134,8 @@ impl RwLock {
         let lock = self.lock.clone();
         Call::new(move |timeout| async move {
             check(&lock, period)?;
-            let handle = Arc::clone(&lock.handle);
-            acquire::attempt(lock, Mode::Write, timeout, WriteGuard::new, |it| check_if_due(it, &handle, None, period))
+            let config = Arc::clone(&lock.config);
+            acquire::attempt(lock, Mode::Write, timeout, WriteGuard::new, |it| check_if_due(it, &config, None, period))
                 .await
         })
     }
@@ -146,16 +146,16 @@ impl Guard for Work {
 
     fn acquire((lock, period): Self::Source, options: Options) -> Granting<Work> {
         Granting::by(async move {
-            let (handle, label) = (Arc::clone(&lock.handle), options.label.clone());
+            let (config, label) = (Arc::clone(&lock.config), options.label.clone());
             let aim = Aim::Lock(Mode::Write);
-            check(&lock, period).inspect_err(|error| trace::not_granted(&handle.queue, aim, error))?;
-            acquire::acquire_and(lock, options, |guard| check_if_due(guard, &handle, label, period)).await
+            check(&lock, period).inspect_err(|error| trace::not_granted(&config.queue, aim, error))?;
+            acquire::acquire_and(lock, options, |guard| check_if_due(guard, &config, label, period)).await
         })
     }
 }
 
 /// Fails if the options do not fit `once_in`.
-fn check(Lock { handle, cache }: &Lock, period: Duration) -> Result<(), Error> {
+fn check(Lock { config, cache }: &Lock, period: Duration) -> Result<(), Error> {
     if period.is_zero() {
         return Err(Error::invalid("the period of once_in is zero"));
     }
@@ -165,18 +165,18 @@ fn check(Lock { handle, cache }: &Lock, period: Duration) -> Result<(), Error> {
              wait until the node is given up; open the lock without keep",
         ));
     }
-    validation::check_directory(&metadata::record_path(&handle.queue))
+    validation::check_directory(&metadata::record_path(&config.queue))
 }
 
 /// Returns the guard if the work is due. Otherwise gives the lock back, and returns the record.
 async fn check_if_due(
     guard: WriteGuard,
-    handle: &Handle,
+    config: &LockConfig,
     label: Option<String>,
     period: Duration,
 ) -> Result<Work, Error> {
     let hold = &guard.held;
-    let (session, path) = (hold.session(), metadata::record_path(hold.shown()));
+    let (session, path) = (hold.session(), metadata::record_path(hold.user_path()));
     let refused = |failure| Error::under_lock(failure, "read the record", &path);
     let seen = hold.run(RecordNode::read(session, &path)).await?;
     let (last, is_there) = match seen.map_err(refused)? {
@@ -199,14 +199,14 @@ async fn check_if_due(
     let (creation, at) = (hold.node().read(NodeState::creation), hold.now());
     let now = Now::since(creation.ctime, at.saturating_sub(creation.answered), at.saturating_sub(creation.sent));
     let Some(last) = last.filter(|last| now.is_within(period, last.at)) else {
-        let label = label.or_else(|| handle.label.clone());
-        return Ok(Work::Due(OnceGuard { guard, host: handle.host.clone(), label, had_record: is_there }));
+        let label = label.or_else(|| config.label.clone());
+        return Ok(Work::Due(OnceGuard { guard, host: config.host.clone(), label, had_record: is_there }));
     };
     if !is_there {
         return Err(Error::RecordVanished { path, last: Box::new(last) });
     }
     let at = humantime::format_rfc3339_millis(date(last.at));
-    emit!(DEBUG, path = hold.shown(), host = last.host, %at, "the work is not due: it was done within the period");
+    emit!(DEBUG, path = hold.user_path(), host = last.host, %at, "the work is not due: it was done within the period");
     // The lock is given back in the background. The answer does not need the lock: the work was done within the period before
     // the grant, even if the lock is lost now.
     drop(guard);
@@ -345,7 +345,7 @@ impl OnceGuard {
 
     /// Returns the path of the record: the path of the lock, with `.done` at the end.
     pub fn record(&self) -> String {
-        metadata::record_path(self.guard.held.shown())
+        metadata::record_path(self.guard.held.user_path())
     }
 
     /// Gives the lock back: see [`WriteGuard::release`]. Records nothing.

@@ -14,7 +14,7 @@ const IDLE: Duration = Duration::from_secs(1);
 /// whether the node was kept in vain.
 fn entering(uses: usize) -> (Arc<Kept>, Vec<Joined<KeptUse, PendingUse>>, Arc<AtomicBool>) {
     let (lock, in_vain) = (RwLock::new(&Memory::new(), "/a").unwrap(), Arc::default());
-    let kept = Kept::new(lock.handle(), Mode::Read, IDLE, &in_vain);
+    let kept = Kept::new(lock.config(), Mode::Read, IDLE, &in_vain);
     let uses = (0..uses).map(|_| kept.join(Mode::Read)).collect();
     (kept, uses, in_vain)
 }
@@ -87,10 +87,10 @@ async fn the_warning_task_does_not_own_the_node() {
 #[test]
 fn a_kept_node_does_not_own_the_client() {
     let lock = RwLock::new(&Memory::new(), "/a").unwrap();
-    let (handle, in_vain) = (Arc::downgrade(lock.handle()), Arc::default());
-    let kept = Kept::new(lock.handle(), Mode::Read, IDLE, &in_vain);
+    let (config, in_vain) = (Arc::downgrade(lock.config()), Arc::default());
+    let kept = Kept::new(lock.config(), Mode::Read, IDLE, &in_vain);
     drop(lock);
-    assert!(handle.upgrade().is_none());
+    assert!(config.upgrade().is_none());
     drop(kept);
 }
 

@@ -14,7 +14,7 @@ use std::time::SystemTime;
 use futures_util::stream::poll_fn;
 
 use crate::call::{self, Call};
-use crate::contend::acquisition::Handle;
+use crate::contend::acquisition::LockConfig;
 use crate::contend::changes::Changes;
 use crate::error::error::Error;
 use crate::queue::contender::Contender;
@@ -79,17 +79,17 @@ const OPERATION: &str = "read the leader of";
 /// of watched paths, and the name is not known when the room is reserved.
 const NAME_BYTES: usize = 128;
 
-pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
-    let lock = Arc::clone(handle);
-    Call::in_time(&handle.coordinator, async move {
-        let (handle, path) = (&lock, &lock.queue);
+pub(crate) fn leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
+    let lock = Arc::clone(config);
+    Call::in_time(&config.coordinator, async move {
+        let (config, path) = (&lock, &lock.queue);
         let seen = call::on_a_session(&lock.coordinator, (OPERATION, path), |session| async move {
             let mut gone: Vec<Contender> = Vec::new();
             loop {
                 let names = call::names(&session, path, false).await?;
                 let mut there = names.clone();
                 there.retain(|name| !gone.iter().any(|it| it.name() == name));
-                let Some(first) = leading_without_ghosts(&session, handle, &there) else { return Ok((names, None)) };
+                let Some(first) = leading_without_ghosts(&session, config, &there) else { return Ok((names, None)) };
                 let node = format!("{path}/{}", first.name());
                 let read = call::answered(&session, || session.data(&node));
                 match unless_gone(&session, path, &first, read).await {
@@ -125,8 +125,8 @@ async fn unless_gone<T>(
 
 /// Returns the contender that leads according to the listing `names`. Skips the known ghosts: nodes that this client's
 /// server shows although the ensemble's leader no longer has them.
-fn leading_without_ghosts(session: &Arc<dyn Session>, handle: &Handle, names: &[String]) -> Option<Contender> {
-    leading(handle.dialect, &session.store().without_ghosts(&handle.queue, names, Mode::Write))
+fn leading_without_ghosts(session: &Arc<dyn Session>, config: &LockConfig, names: &[String]) -> Option<Contender> {
+    leading(config.dialect, &session.store().without_ghosts(&config.queue, names, Mode::Write))
 }
 
 /// A stream of the leaders, as they change. Made by [`Leadership::changes`](crate::Leadership::changes).
@@ -141,8 +141,8 @@ pub type LeaderChanges = Changes<LeaderUpdate>;
 
 type LeaderUpdate = Result<Option<Leader>, Error>;
 
-pub(crate) fn changes(handle: &Arc<Handle>) -> LeaderChanges {
-    let observer = Arc::new(Observer { handle: Arc::clone(handle), seen: Mutex::default() });
+pub(crate) fn changes(config: &Arc<LockConfig>) -> LeaderChanges {
+    let observer = Arc::new(Observer { config: Arc::clone(config), seen: Mutex::default() });
     let follower = Arc::clone(&observer);
     let mut observing = Box::pin(async move { follow(&*follower).await });
     Changes::of(poll_fn(move |context| match observing.as_mut().poll(context) {
@@ -152,7 +152,7 @@ pub(crate) fn changes(handle: &Arc<Handle>) -> LeaderChanges {
 }
 
 struct Observer {
-    handle: Arc<Handle>,
+    config: Arc<LockConfig>,
     seen: Mutex<SeenLeaders>,
 }
 
@@ -166,19 +166,19 @@ struct SeenLeaders {
 
 impl Followed for Observer {
     fn coordinator(&self) -> Option<Arc<dyn Coordinator>> {
-        Some(Arc::clone(&self.handle.coordinator))
+        Some(Arc::clone(&self.config.coordinator))
     }
 
     fn watched_bytes(&self) -> usize {
-        self.handle.queue.len() + NAME_BYTES
+        self.config.queue.len() + NAME_BYTES
     }
 
     fn refused(&self, failure: Failure) {
-        self.report(Err(Error::from_failure(failure, OPERATION, &self.handle.queue)));
+        self.report(Err(Error::from_failure(failure, OPERATION, &self.config.queue)));
     }
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
-        let path = &self.handle.queue;
+        let path = &self.config.queue;
         // This server may lag behind the server whose reply led to the last item of the stream. Without a sync, the stream could
         // go back to an earlier leader.
         if self.seen.lock().last.is_some() {
@@ -195,13 +195,13 @@ impl Followed for Observer {
                 }
                 Err(failure) => return Err(failure),
             };
-            if let Err(error) = self.handle.check_for_foreign(&names) {
+            if let Err(error) = self.config.check_for_foreign(&names) {
                 self.report(Err(error));
                 session.sleep(PAUSE).await;
                 continue;
             }
             session.store().shown_ghosts(path, &names, Mode::Write);
-            let first = leading_without_ghosts(session, &self.handle, &names);
+            let first = leading_without_ghosts(session, &self.config, &names);
             let waited = match &first {
                 Some(first) => self.watch_leader(session, first, &mut has_ghosts).await,
                 None => self.watch_directory(session).await,
@@ -241,9 +241,9 @@ impl Observer {
 
     /// Waits until a candidate leads. Also lists the queue in intervals, because the watch's event may be lost.
     async fn watch_directory(&self, session: &Arc<dyn Session>) -> Result<(), Failure> {
-        let path = &self.handle.queue;
+        let path = &self.config.queue;
         let (names, mut change) = retry::until_known(session, || session.watch_children(path)).await?;
-        if leading_without_ghosts(session, &self.handle, &names).is_some() {
+        if leading_without_ghosts(session, &self.config, &names).is_some() {
             return Ok(());
         }
         self.report(Ok(None));
@@ -253,7 +253,7 @@ impl Observer {
                 return Ok(());
             }
             let names = session.children(path).await;
-            if !names.is_ok_and(|names| leading_without_ghosts(session, &self.handle, &names).is_none()) {
+            if !names.is_ok_and(|names| leading_without_ghosts(session, &self.config, &names).is_none()) {
                 return Ok(());
             }
         }
@@ -268,9 +268,9 @@ impl Observer {
         first: &Contender,
         has_ghosts: &mut bool,
     ) -> Result<(), Failure> {
-        let node = format!("{}/{}", self.handle.queue, first.name());
+        let node = format!("{}/{}", self.config.queue, first.name());
         let read = retry::watched_data(session, &node);
-        if let Some((change, (data, stat))) = unless_gone(session, &self.handle.queue, first, read).await? {
+        if let Some((change, (data, stat))) = unless_gone(session, &self.config.queue, first, read).await? {
             self.report(Ok(Some(Leader::of(first, &data, stat))));
             let mut look = Recheck::after(session, *has_ghosts);
             tokio::select! {
@@ -278,7 +278,7 @@ impl Observer {
                 event = change => return unless_over(session, event).await,
                 () = look.find(&node, false) => {}
             }
-            presence::ghosts_of(session, &self.handle.queue, vec![first.name().into()], first.kind()).await;
+            presence::ghosts_of(session, &self.config.queue, vec![first.name().into()], first.kind()).await;
         }
         // The ensemble's leader no longer has the node, although the server shows it.
         *has_ghosts = true;

@@ -299,7 +299,7 @@ impl Leadership {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn leader(&self) -> Call<Option<Leader>> {
-        leader::leader(self.candidate.lock.handle())
+        leader::leader(self.candidate.lock.config())
     }
 
     /// Returns a stream of the leaders: first the present leader, then each change.
@@ -332,7 +332,7 @@ impl Leadership {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn changes(&self) -> LeaderChanges {
-        leader::changes(self.candidate.lock.handle())
+        leader::changes(self.candidate.lock.config())
     }
 
     /// Returns the lock, for its queue and for operators.

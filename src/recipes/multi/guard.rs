@@ -82,7 +82,7 @@ impl MultiGuard {
     /// first.
     fn loss(&self) -> Option<(&str, Loss)> {
         let lost = self.first_loss.get().or_else(|| {
-            let found = self.locks.iter().find_map(|held| Some((held.shown().to_owned(), held.find_loss()?)))?;
+            let found = self.locks.iter().find_map(|held| Some((held.user_path().to_owned(), held.find_loss()?)))?;
             Some(self.first_loss.get_or_init(|| found))
         });
         lost.map(|(path, why)| (path.as_str(), *why))
@@ -122,7 +122,7 @@ impl MultiGuard {
 
     /// Returns each lock's directory and fencing token, in the order in which the locks were taken.
     pub fn fencing_tokens(&self) -> impl Iterator<Item = (&str, i64)> {
-        self.locks.iter().map(|held| (held.shown(), held.node().token()))
+        self.locks.iter().map(|held| (held.user_path(), held.node().token()))
     }
 
     /// Returns whether all the locks are still held. See [`Hold::is_held`](crate::Hold::is_held).
@@ -228,8 +228,8 @@ impl MultiGuard {
     /// ```
     pub async fn contended(&self) -> Result<(&str, Contender), Error> {
         let each = self.locks.iter().map(|held| async {
-            let first = held.contended().await.map_err(|error| error.of_one(held.shown()))?;
-            Ok((held.shown(), first))
+            let first = held.contended().await.map_err(|error| error.of_one(held.user_path()))?;
+            Ok((held.user_path(), first))
         });
         self.run(first_of(each)).await?
     }
@@ -290,7 +290,7 @@ impl MultiGuard {
         // locks was granted.
         self.run(last.data(path.as_ref())).await?.map_err(|error| match (error, self.loss()) {
             (Error::Lost(_), Some(first)) => lost_error(first),
-            (lost @ Error::Lost(_), None) => lost.of_one(last.shown()),
+            (lost @ Error::Lost(_), None) => lost.of_one(last.user_path()),
             (error, _) => error,
         })
     }
@@ -332,7 +332,7 @@ impl MultiGuard {
         let loss = self.loss().map(lost_error);
         let locks = mem::take(&mut self.locks);
         let release = |held: ContenderHandle| async move {
-            let path = held.shown().to_owned();
+            let path = held.user_path().to_owned();
             held.give_back().await.map_err(|error| error.of_one(&path))
         };
         let released = join_all(locks.into_iter().rev().map(release)).await;

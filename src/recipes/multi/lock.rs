@@ -87,7 +87,7 @@ impl MultiLock {
         let Some((first, _)) = locks.first() else {
             return Err(Error::invalid("a MultiLock needs at least one lock"));
         };
-        let coordinator = Arc::clone(&first.handle().coordinator);
+        let coordinator = Arc::clone(&first.config().coordinator);
         Ok(MultiLock { locks: locks.into(), coordinator })
     }
 
@@ -173,11 +173,11 @@ impl MultiLock {
         let all: Vec<_> = self.locks.iter().map(|(lock, mode)| acquisition(lock, *mode, Options::default())).collect();
         let mut limit = Duration::MAX;
         for (one, check) in all.iter().zip(join_all(all.iter().map(Acquisition::fail_if_taken)).await) {
-            limit = one.reported(check).map_err(|error| error.of_one(one.handle.shown()))?;
+            limit = one.reported(check).map_err(|error| error.of_one(one.config.user_path()))?;
         }
         let mut taken = MultiGuard::of_none();
         for mut one in all {
-            let (span, path) = (one.begin(), Arc::clone(one.handle.shown()));
+            let (span, path) = (one.begin(), Arc::clone(one.config.user_path()));
             // The lock was free a moment ago.
             let take = async { one.reported(one.take_now(limit).await) };
             taken.add(&path, span.around(pin!(take))).await?;
@@ -209,12 +209,12 @@ impl MultiLock {
 }
 
 fn acquisition(lock: &RwLock, mode: Mode, options: Options) -> Acquisition {
-    Acquisition::new(Arc::clone(lock.handle()), mode, options)
+    Acquisition::new(Arc::clone(lock.config()), mode, options)
 }
 
 /// Fails if the two locks are certainly of different ensembles or below different paths.
 fn check_for_one_place(one: &RwLock, other: &RwLock) -> Result<(), Error> {
-    let namespace = |lock: &RwLock| lock.handle().coordinator.namespace();
+    let namespace = |lock: &RwLock| lock.config().coordinator.namespace();
     let (Some((servers, root)), Some((others, other_root))) = (namespace(one), namespace(other)) else { return Ok(()) };
     let refused = |problem: String| {
         let (one, other) = (one.path(), other.path());

@@ -108,7 +108,7 @@ impl Semaphore {
 
     /// Returns the path of the semaphore's node.
     pub fn path(&self) -> &str {
-        self.state.handle.shown()
+        self.state.config.user_path()
     }
 
     /// Acquires a permit.
@@ -235,7 +235,7 @@ impl Guard for Permit {
 }
 
 fn acquisition(state: Arc<SemaphoreState>, permits: u32, options: Options) -> Acquisition {
-    let mut acquisition = Acquisition::new(Arc::clone(&state.handle), Mode::Write, options);
+    let mut acquisition = Acquisition::new(Arc::clone(&state.config), Mode::Write, options);
     acquisition.target = Some(Arc::new(PermitRequest::new(state, permits)));
     acquisition
 }
@@ -289,10 +289,10 @@ impl SemaphoreBuilder {
         if self.permits == Some(0) {
             return Err(Error::invalid("a semaphore needs at least one permit"));
         }
-        let handle = self.lock.for_semaphore()?;
-        let taken = handle.paths.permits.clone().unwrap_or_default();
+        let config = self.lock.for_semaphore()?;
+        let taken = config.paths.permits.clone().unwrap_or_default();
         let state = SemaphoreState {
-            handle: Arc::new(handle),
+            config: Arc::new(config),
             number: Mutex::new(self.permits.map_or(KnownNumber::Unknown, KnownNumber::Given)),
             taken,
             has_no_lock: AtomicBool::new(false),
@@ -382,7 +382,7 @@ impl Semaphore {
     /// ```
     pub fn queue(&self) -> Call<Queue> {
         let state = Arc::clone(&self.state);
-        Call::in_time(&self.state.handle.coordinator, async move { queue(&state, false).await })
+        Call::in_time(&self.state.config.coordinator, async move { queue(&state, false).await })
     }
 
     /// Removes the holder or waiter that has this [token](crate::queue::Member::token), and returns it. If no member
@@ -412,9 +412,9 @@ impl Semaphore {
     /// ```
     pub fn evict(&self, token: i64) -> Call<Option<Member>> {
         let state = Arc::clone(&self.state);
-        Call::in_time(&self.state.handle.coordinator, async move {
+        Call::in_time(&self.state.config.coordinator, async move {
             // The listing is synced, because a lagging server may not show yet a member that other clients see.
-            state.handle.evict(queue(&state, true).await?, token).await
+            state.config.evict(queue(&state, true).await?, token).await
         })
     }
 
@@ -428,7 +428,7 @@ impl Semaphore {
     pub fn permits(&self) -> Call<Option<u32>> {
         let state = Arc::clone(&self.state);
         let work = async move { number(&state, "read the permits of", false).await };
-        Call::in_time(&self.state.handle.coordinator, work)
+        Call::in_time(&self.state.config.coordinator, work)
     }
 
     /// Changes the number of permits, for all. Makes the semaphore's node if it is missing.
@@ -465,14 +465,14 @@ impl Semaphore {
     /// ```
     pub fn set_permits(&self, permits: u32) -> Call<()> {
         let state = Arc::clone(&self.state);
-        Call::in_time(&self.state.handle.coordinator, async move { set(&state, permits).await })
+        Call::in_time(&self.state.config.coordinator, async move { set(&state, permits).await })
     }
 }
 
 /// Reads the queue. If `is_synced`, the result is at most as old as this call.
 async fn queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> {
     let number = number(state, "read the queue of", is_synced).await?.or(state.known());
-    let (queue, taken) = state.handle.queue(is_synced, number).await?;
+    let (queue, taken) = state.config.queue(is_synced, number).await?;
     if let Err(name) = permits::taken(&taken) {
         return Err(state.doubtful_error(format!("{name:?} is no permit")));
     }
@@ -480,8 +480,8 @@ async fn queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> 
 }
 
 async fn number(state: &SemaphoreState, operation: &'static str, is_synced: bool) -> Result<Option<u32>, Error> {
-    let path = state.handle.shown();
-    let node = call::on_a_session(&state.handle.coordinator, (operation, path), |session| async move {
+    let path = state.config.user_path();
+    let node = call::on_a_session(&state.config.coordinator, (operation, path), |session| async move {
         call::answered(&session, || retry::data(&session, path, is_synced)).await
     });
     node.await?.map_or(Ok(None), |(data, _)| state.parse_number(&data))
@@ -491,8 +491,8 @@ async fn set(state: &SemaphoreState, permits: u32) -> Result<(), Error> {
     if permits == 0 {
         return Err(Error::invalid("a semaphore needs at least one permit"));
     }
-    let path = state.handle.shown();
-    let set = call::on_a_session(&state.handle.coordinator, ("set the permits of", path), |session| async move {
+    let path = state.config.user_path();
+    let set = call::on_a_session(&state.config.coordinator, ("set the permits of", path), |session| async move {
         call::answered(&session, || try_to_set(state, &session, permits)).await
     });
     set.await??;
@@ -505,7 +505,7 @@ async fn try_to_set(
     session: &Arc<dyn Session>,
     permits: u32,
 ) -> Result<Result<(), Error>, Failure> {
-    let (path, mut is_made) = (state.handle.shown(), false);
+    let (path, mut is_made) = (state.config.user_path(), false);
     loop {
         let Some((data, stat)) = retry::data(session, path, true).await? else {
             // A lagging server may not show the new node yet. The reply of the ensemble's leader syncs the server.

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::contend::acquisition::{Handle, IfTaken, SeenPermits, Wait};
+use crate::contend::acquisition::{IfTaken, LockConfig, SeenPermits, Wait};
 use crate::error::error::{Error, PermitsError};
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
@@ -31,7 +31,7 @@ const LISTING_PAUSE: Duration = Duration::from_millis(100);
 /// The state that all clones of a semaphore's handle share.
 #[derive(Debug)]
 pub struct SemaphoreState {
-    pub(crate) handle: Arc<Handle>,
+    pub(crate) config: Arc<LockConfig>,
     pub(super) number: Mutex<KnownNumber>,
     /// The directory of the permit nodes.
     pub(crate) taken: Arc<str>,
@@ -62,7 +62,7 @@ impl SemaphoreState {
             let names = match children.take() {
                 Some(names) => names,
                 None => {
-                    let listed = retry::until_known(session, || session.children(self.handle.shown()));
+                    let listed = retry::until_known(session, || session.children(self.config.user_path()));
                     listed.await.or_else(retry::none_without_directory)?
                 }
             };
@@ -92,7 +92,7 @@ impl SemaphoreState {
     /// Checks the rights of other clients, if this client refuses wide ACLs. Fails if an ACL lets other clients change
     /// the number of permits or take permits.
     pub(super) async fn check_rights(&self, session: &Arc<dyn Session>) -> Result<(), Error> {
-        let nodes = [self.handle.shown(), &self.taken];
+        let nodes = [self.config.user_path(), &self.taken];
         for node in nodes.into_iter().filter(|_| session.refuses_wider_rights()) {
             let wider = match retry::until_known(session, || session.wider_rights(node)).await {
                 Ok(wider) => wider.join("; "),
@@ -116,18 +116,18 @@ impl SemaphoreState {
     /// Asks the ensemble's leader for these permits. Returns the ghosts: permits that our server shows although the
     /// leader no longer has them.
     pub(super) async fn find_ghosts(&self, session: &Arc<dyn Session>, names: &[String]) -> Vec<Arc<str>> {
-        presence::ghosts_among(session, &self.taken, names, (self.handle.dialect, Mode::Write)).await
+        presence::ghosts_among(session, &self.taken, names, (self.config.dialect, Mode::Write)).await
     }
 
     /// Reports the holders because too few permits are free. Returns an error if the acquisition must not wait.
     pub(super) async fn report_shortage(&self, now: &SeenPermits, wait: &mut Wait<'_>) -> Result<(), Error> {
-        let (session, paths, me) = (wait.entry.session(), &self.handle.paths, &*wait.entry.contender());
+        let (session, paths, me) = (wait.entry.session(), &self.config.paths, &*wait.entry.contender());
         let only_me = [me.name().to_owned()];
         if wait.if_taken == IfTaken::GiveUp {
             return Err(Error::WouldBlock { blockers: paths.blockers(session, &only_me, me).await });
         }
         if let Some(on_wait) = &mut wait.on_wait {
-            let names = session.children(&self.handle.queue).await;
+            let names = session.children(&self.config.queue).await;
             let names = names.ok().filter(|names| !names.is_empty()).unwrap_or_else(|| only_me.to_vec());
             on_wait.report_read(session, paths, me.dialect(), paths.progress_beside(&now.names, &names, me)).await;
         }
@@ -142,7 +142,7 @@ impl SemaphoreState {
     }
 
     pub(super) fn permits_error(&self, reason: PermitsError) -> Error {
-        Error::Permits { path: self.handle.shown().to_string(), reason }
+        Error::Permits { path: self.config.user_path().to_string(), reason }
     }
 
     pub(super) fn too_few(&self, wanted: u32, permits: u32) -> Error {
@@ -151,8 +151,8 @@ impl SemaphoreState {
 
     pub(super) fn take_error(&self, failure: Failure) -> Error {
         match failure {
-            Failure::NoNode | Failure::Over(_) => self.handle.stop(failure),
-            failure => Error::from_failure(failure, TAKE, self.handle.shown()),
+            Failure::NoNode | Failure::Over(_) => self.config.stop(failure),
+            failure => Error::from_failure(failure, TAKE, self.config.user_path()),
         }
     }
 }
@@ -226,7 +226,7 @@ impl SemaphoreState {
         session: &Arc<dyn Session>,
         (mut data, mut stat): (Vec<u8>, Stat),
     ) -> Result<(u32, i32), Error> {
-        let (path, mut rounds) = (self.handle.shown(), 0);
+        let (path, mut rounds) = (self.config.user_path(), 0);
         loop {
             if let Some(number) = self.parse_number(&data)? {
                 self.learn(number)?;
@@ -269,7 +269,7 @@ impl SemaphoreState {
     }
 
     pub(super) async fn read_twin(&self, session: &Arc<dyn Session>) -> Result<Twin, Failure> {
-        Ok(match retry::data(session, &metadata::twin_of(self.handle.shown()), false).await? {
+        Ok(match retry::data(session, &metadata::twin_of(self.config.user_path()), false).await? {
             None => Twin::Missing,
             Some((data, _)) => permits::decode(&data).ok().flatten().map_or(Twin::NoNumber, Twin::Number),
         })
@@ -284,7 +284,7 @@ impl SemaphoreState {
         version: i32,
         twin: Twin,
     ) -> Result<(), Failure> {
-        let (path, data) = (self.handle.shown().to_string(), permits::encode(number));
+        let (path, data) = (self.config.user_path().to_string(), permits::encode(number));
         let twin_path = metadata::twin_of(&path);
         let second = match twin {
             Twin::Missing => Operation::Create { path: twin_path, data: data.clone(), kind: Kind::Persistent },

@@ -79,11 +79,11 @@ impl ExchangeTarget for PermitRequest {
     }
 
     async fn check_first(&self) -> Result<(), Error> {
-        let path = self.state.handle.shown();
+        let path = self.state.config.user_path();
         if !self.state.check(self.count)? {
             return Ok(());
         }
-        let read = call::on_a_session(&self.state.handle.coordinator, (TAKE, path), |session| async move {
+        let read = call::on_a_session(&self.state.config.coordinator, (TAKE, path), |session| async move {
             let node = retry::data(&session, path, false).await?;
             Ok((session, node))
         });
@@ -98,7 +98,7 @@ impl ExchangeTarget for PermitRequest {
     /// Sends the early read, if this acquisition has already sent its listing of the queue. An early read that was sent
     /// before the listing would be too old for a decision.
     fn send_early_read(&self, entry: &ContenderHandle, is_listed: bool) {
-        let (session, path) = (entry.session(), self.state.handle.shown());
+        let (session, path) = (entry.session(), self.state.config.user_path());
         let read = is_listed.then(|| {
             let (names, number) = (session.children(&self.state.taken), session.data(path));
             // The children are listed after the read of the number of permits. A listing without a lock is no proof if
@@ -130,7 +130,7 @@ impl ExchangeTarget for PermitRequest {
     }
 
     async fn is_available(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error> {
-        let (names, number) = (session.children(&self.state.taken), session.data(self.state.handle.shown()));
+        let (names, number) = (session.children(&self.state.taken), session.data(self.state.config.user_path()));
         let names = names.await.or_else(retry::none_without_directory);
         let names = names.map(|names| self.state.without_ghosts(session, &names));
         let number = match number.await {
@@ -236,9 +236,9 @@ impl<'a> View<'a> {
     /// `version` is the expected version of the semaphore's node.
     async fn try_exchange(&mut self, count: u32, version: i32, if_taken: IfTaken) -> Result<bool, Error> {
         let (entry, session) = (self.entry, self.entry.session());
-        let SemaphoreState { handle, taken, .. } = self.state;
+        let SemaphoreState { config, taken, .. } = self.state;
         let to = format!("{taken}/{}", permits::name(&entry.node().tag().to_string(), count));
-        match entry.exchange(&Exchange { to, data: entry.note(), unchanged: (handle.shown(), version) }).await {
+        match entry.exchange(&Exchange { to, data: entry.note(), unchanged: (config.user_path(), version) }).await {
             Ok(()) => return Ok(true),
             Err(NotExchanged::Changed) if self.refused.replace(version) != Some(version) => {}
             Err(NotExchanged::Changed) if if_taken == IfTaken::GiveUp => {
@@ -246,7 +246,7 @@ impl<'a> View<'a> {
                 return Err(self.state.doubtful_error(what.to_owned()));
             }
             Err(NotExchanged::Changed) => {
-                presence::report(session, handle.shown(), self.refused);
+                presence::report(session, config.user_path(), self.refused);
                 Recheck::new(session).pause().await;
             }
             Err(NotExchanged::NoDirectory) => {
@@ -263,7 +263,7 @@ impl<'a> View<'a> {
 
     fn fault(&self, failure: Failure) -> Error {
         match self.entry.find_loss() {
-            Some(loss) => self.state.handle.evicted(loss),
+            Some(loss) => self.state.config.evicted(loss),
             None => self.state.take_error(failure),
         }
     }
@@ -302,7 +302,7 @@ impl<'a> View<'a> {
         &mut self,
         session: &Arc<dyn Session>,
     ) -> Result<Option<(Vec<String>, Option<(Vec<u8>, Stat)>)>, Failure> {
-        let (path, store) = (self.state.handle.shown(), session.store());
+        let (path, store) = (self.state.config.user_path(), session.store());
         let directory = &self.state.taken;
         let connection = store.connection();
         // All requests are sent before the first reply is awaited, so that together they take one round trip.
@@ -385,7 +385,7 @@ impl<'a> View<'a> {
 
     /// Waits until permits may have been released since the read `now`, or the number of permits may have changed.
     async fn wait_for_change(&mut self, now: &SeenPermits, wait: &mut Wait<'_>) -> Result<(), Error> {
-        let (session, path) = (self.entry.session(), self.state.handle.shown());
+        let (session, path) = (self.entry.session(), self.state.config.user_path());
         if self.number.is_none() {
             let watched = retry::watched_data(session, path).await.map_err(|failure| self.state.take_error(failure))?;
             let (watch, (_, stat)) = watched;
@@ -399,7 +399,7 @@ impl<'a> View<'a> {
             std::iter::once(check(&**path, Some(now.version))).chain(holders).collect()
         };
         let mut recheck = Recheck::after(session, self.has_ghosts);
-        let (paths, me) = (&self.state.handle.paths, &*self.entry.contender());
+        let (paths, me) = (&self.state.config.paths, &*self.entry.contender());
         let ghosts_found = wait.waiting.map(|waiting| Box::pin(waiting.ghosts_found.notified()));
         let looking = wait.on_wait.as_mut().map(|on_wait| on_wait.keep_looking(session, paths, me));
         tokio::select! {
@@ -408,14 +408,14 @@ impl<'a> View<'a> {
             event = number => if event == Event::Over { pending().await } else { self.number = None },
             event = names => if event == Event::Over { pending().await } else { self.names = None },
             missed = self.entry.find_missed(&mut recheck, checks) => {
-                let missed = missed.map_err(|loss| self.state.handle.evicted(loss))?;
+                let missed = missed.map_err(|loss| self.state.config.evicted(loss))?;
                 if missed.contains(&0) {
                     presence::report(session, path, Some(now.version));
                     self.number = None;
                 }
                 let gone = missed.iter().filter_map(|index| now.names.get(index.checked_sub(1)?));
                 let gone = gone.map(|name| Arc::from(&**name)).collect();
-                let kind = (self.state.handle.dialect, Mode::Write);
+                let kind = (self.state.config.dialect, Mode::Write);
                 self.has_ghosts |= !presence::ghosts_of(session, &self.state.taken, gone, kind).await.is_empty();
             }
             Some(never) = OptionFuture::from(looking) => match never {},

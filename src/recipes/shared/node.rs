@@ -33,11 +33,11 @@ pub(crate) struct NewValue {
 
 impl ValueNode {
     pub(crate) fn coordinator(&self) -> &Arc<dyn Coordinator> {
-        &self.lock.handle().coordinator
+        &self.lock.config().coordinator
     }
 
     pub(crate) fn label(&self) -> &Option<String> {
-        &self.lock.handle().label
+        &self.lock.config().label
     }
 
     pub(crate) fn fault(&self, error: ValueError) -> Error {
@@ -82,9 +82,9 @@ impl ValueNode {
         label: &Option<String>,
         base: Base,
     ) -> Result<NewValue, Error> {
-        let (node, handle) = (hold.node(), self.lock.handle());
+        let (node, config) = (hold.node(), self.lock.config());
         let written = Written {
-            host: handle.host.clone(),
+            host: config.host.clone(),
             label: label.clone(),
             token: node.token(),
             commit: node.change(|it| it.known.next_commit()),
