@@ -66,7 +66,7 @@ impl ContenderHandle {
 
     /// Downgrades: replaces the WRITE node by a READ node.
     pub(crate) async fn change_to_read(&self) -> Result<(), Error> {
-        if let Some(loss) = self.find_loss() {
+        if let Some(loss) = self.detect_loss() {
             return Err(Error::Lost(loss));
         }
         self.swap().await.map_err(|failure| self.lost_by(failure, "downgrade"))
@@ -87,7 +87,7 @@ impl ContenderHandle {
         let session = self.session();
         // From here on, the ensemble may have the WRITE node or the READ node. Dropping this future and the handle removes
         // whichever of the two exists.
-        self.node().change(|it| it.known.begin_move(None));
+        self.node().change(|it| it.state.begin_move(None));
         let (mut tries, mut may_be_done) = (Tries::LOST_ANSWERS, false);
         loop {
             let failure = match session.transact(&swap).await {
@@ -129,7 +129,7 @@ impl ContenderHandle {
         if !node.read(NodeState::has_node) {
             return Err(NotExchanged::Evicted);
         }
-        node.change(|it| it.known.begin_move(Some(exchange.to.clone())));
+        node.change(|it| it.state.begin_move(Some(exchange.to.clone())));
         let (mut tries, mut denials, mut may_be_done) = (Tries::LOST_ANSWERS, Tries::DENIALS, false);
         let answer = loop {
             match self.try_to_exchange(exchange).await {

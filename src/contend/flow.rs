@@ -283,7 +283,7 @@ impl Acquisition {
                 // the watch, our node may have been removed unnoticed. So the acquisition asks a quorum for our node before it
                 // accepts a hand-off. If the loss of our node is already known, `take` returns the loss, and the quorum is not
                 // asked.
-                let is_deaf = grant.signal.is_some() && entry.find_loss().is_none() && !entry.node().has_own_watch();
+                let is_deaf = grant.signal.is_some() && entry.detect_loss().is_none() && !entry.node().has_own_watch();
                 if !is_deaf && self.take(entry, &grant)? {
                     return Ok(());
                 }
@@ -310,7 +310,7 @@ impl Acquisition {
     /// lease ensures that our session, and so our node, still exists.
     pub(crate) fn take(&self, entry: &ContenderHandle, grant: &Grant) -> Result<bool, Error> {
         let (session, node) = (entry.session(), entry.node());
-        if let Some(loss) = entry.find_loss() {
+        if let Some(loss) = entry.detect_loss() {
             return Err(self.config.evicted(loss));
         }
         let Some(epoch) = node.epoch() else { return Ok(false) };

@@ -77,7 +77,7 @@ impl ContenderHandle {
         let directory_watch = self.keeps.then(|| session.watch(self.queue()));
         let reply = session.create(&self.node.path(), &self.data, Kind::EphemeralSequential);
         let _unlocked = self.node.change(|it| {
-            it.known.create_sent(now, connection);
+            it.state.create_sent(now, connection);
             (it.creating.replace(reply), std::mem::replace(&mut it.directory_watch, directory_watch))
         });
     }
@@ -109,7 +109,7 @@ impl ContenderHandle {
                 // The create may still be carried out. The watch on the directory is dropped, because a later create
                 // could not prove that this watch was armed first. The process does not keep a node without the watch.
                 let (step, _unlocked) = self.node.change(|it| {
-                    let step = it.known.not_created(failure, is_listed);
+                    let step = it.state.not_created(failure, is_listed);
                     (step, (it.creating.take(), it.directory_watch.take()))
                 });
                 step.map(Some)
@@ -187,7 +187,7 @@ impl ContenderHandle {
     /// removes the node.
     pub(crate) fn limit(&self, longest: Duration) {
         let (node, session) = self.node_and_session();
-        node.change(|it| it.known.limits.set(longest));
+        node.change(|it| it.state.limits.set(longest));
         let by = Arc::clone(&session);
         by.spawn(Box::pin(give_up_in_time(node, session)));
     }
@@ -197,14 +197,14 @@ impl ContenderHandle {
         // Only this hold uses the node, so the limit runs until the node is gone. The returned value is ignored, because nothing
         // ends the limit earlier.
         let now = self.now();
-        _ = self.node.change(|it| it.known.limits.begin(now));
+        _ = self.node.change(|it| it.state.limits.begin(now));
         *self.holding.lock() = holding;
     }
 
     /// Begins a use of a kept node. `None` if uses have no time limit.
     pub(crate) fn limited_use(&self) -> Option<LimitedUse> {
         let now = self.now();
-        let end = self.node().change(|it| it.known.limits.begin(now))?;
+        let end = self.node().change(|it| it.state.limits.begin(now))?;
         Some(LimitedUse { node: Arc::clone(self.node()), end })
     }
 
@@ -232,11 +232,11 @@ impl ContenderHandle {
 
     /// Returns why the lock is no longer held: a loss, or [`Loss::GivenBack`] after the end of a leader's term. `None`
     /// if the lock is held.
-    pub(crate) fn find_loss(&self) -> Option<Loss> {
-        self.node().find_loss()
+    pub(crate) fn detect_loss(&self) -> Option<Loss> {
+        self.node().detect_loss()
     }
 
-    /// Returns the present time if the lock is held. After `None`, [`ContenderHandle::find_loss`] decides whether the lock is
+    /// Returns the present time if the lock is held. After `None`, [`ContenderHandle::detect_loss`] decides whether the lock is
     /// lost.
     pub(crate) fn held_at(&self) -> Option<Moment> {
         self.node().held_at()
@@ -307,7 +307,7 @@ impl ContenderHandle {
     }
 
     pub(crate) async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
-        while_held(|| self.find_loss(), self.lost(), work).await.map_err(Error::Lost)
+        while_held(|| self.detect_loss(), self.lost(), work).await.map_err(Error::Lost)
     }
 
     pub(crate) async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
@@ -323,14 +323,14 @@ impl ContenderHandle {
         // The span of the hold ends now, even if the guard lives on or the deletion takes long.
         let holding = std::mem::take(&mut *self.holding.lock());
         drop(holding);
-        let leaving = self.session().store().leave(&self.node, |it, may_signal| it.known.leave(may_signal));
+        let leaving = self.session().store().leave(&self.node, |it, may_signal| it.state.leave(may_signal));
         remove(self.session(), &self.node, leaving.unwrap_or(Leaving::Gone(Err(Failure::NoNode))), None)
     }
 
     /// Gives the lock back: calls [`ContenderHandle::leave`], and waits until the node is gone. Returns an error if the
     /// lock had been lost before.
     pub(crate) async fn give_back(&self) -> Result<(), Error> {
-        let loss = self.find_loss();
+        let loss = self.detect_loss();
         // The node of a lost lock is deleted, too: if the session is alive, other contenders wait for the node.
         let answer = self.leave().await;
         match (loss, answer) {
@@ -355,7 +355,7 @@ impl Drop for ContenderHandle {
     fn drop(&mut self) {
         // The trace of the hold ends before the node is removed.
         drop(std::mem::take(self.holding.get_mut()));
-        let end = |it: &mut Locked, may_signal| (it.known.end(may_signal), it.creating.take());
+        let end = |it: &mut Locked, may_signal| (it.state.end(may_signal), it.creating.take());
         let (removals, mut creating) = self.session().store().leave(&self.node, end);
         for leaving in removals {
             // The reply is dropped, because the removal goes on in the background.
@@ -372,7 +372,7 @@ pub(crate) struct LimitedUse {
 
 impl Drop for LimitedUse {
     fn drop(&mut self) {
-        self.node.change(|it| it.known.limits.end(self.end));
+        self.node.change(|it| it.state.limits.end(self.end));
     }
 }
 

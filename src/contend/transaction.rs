@@ -157,7 +157,7 @@ impl<'guard> Transaction<'guard> {
         for operation in &wanted {
             locks.iter().try_for_each(|lock| check(operation.path(), lock.user_path()))?;
         }
-        if let Some((lock, loss)) = locks.iter().find_map(|lock| Some((lock, lock.find_loss()?))) {
+        if let Some((lock, loss)) = locks.iter().find_map(|lock| Some((lock, lock.detect_loss()?))) {
             return Err(lost(lock, loss));
         }
         // A check sees the nodes of all sessions, so one session can check the nodes of several sessions.
@@ -206,7 +206,7 @@ impl<'guard> Transaction<'guard> {
                     if !lock.node().has_left() {
                         lock.node().lose(Loss::Removed);
                     }
-                    Err(lost(lock, lock.find_loss().unwrap_or(Loss::Removed)))
+                    Err(lost(lock, lock.detect_loss().unwrap_or(Loss::Removed)))
                 }
                 _ => Err(refused(operations.get(index), index.saturating_sub(checks), *failure)),
             },
@@ -304,7 +304,7 @@ impl<'a> Doubt<'a> {
             Some(answer)
         };
         let found =
-            while_held(|| self.locks.iter().find_map(ContenderHandle::find_loss), async { lost.await.0 }, find_out);
+            while_held(|| self.locks.iter().find_map(ContenderHandle::detect_loss), async { lost.await.0 }, find_out);
         found.await.ok().flatten().unwrap_or(answer)
     }
 

@@ -99,7 +99,7 @@ impl Wait<'_> {
     /// prove that the node is gone. Fails if the leader does not have the node.
     async fn confirm_unlisted_node(&mut self) -> Result<(), Error> {
         let entry = self.entry;
-        if entry.find_loss().is_none() {
+        if entry.detect_loss().is_none() {
             let is_at_leader =
                 presence::leader_still_has(entry.session(), &entry.node().path(), &mut self.denials).await;
             if is_at_leader.map_err(|failure| self.acquisition.config.stop(failure))? {
@@ -111,7 +111,7 @@ impl Wait<'_> {
 
     /// Returns the error of a contender that has no turn any more.
     fn evicted(&self) -> Error {
-        self.acquisition.config.evicted(self.entry.find_loss().unwrap_or(Loss::Removed))
+        self.acquisition.config.evicted(self.entry.detect_loss().unwrap_or(Loss::Removed))
     }
 
     /// Watches our own node and the predecessor's node. If `asks`, also [asks](ask) for every kept node in the directory.
@@ -126,7 +126,7 @@ impl Wait<'_> {
         // must be stored even then.
         let own = node.request_watch(session).map(|stored| spawn_awaited(session, stored, drop));
         let watch = session.watch(&self.entry.child(predecessor));
-        if asks && !node.change(|it| std::mem::replace(&mut it.known.has_asked, true)) {
+        if asks && !node.change(|it| std::mem::replace(&mut it.state.has_asked, true)) {
             let config = &self.acquisition.config;
             ask(&config.queue, &config.asking, session, self.directory.as_deref().copied());
         }

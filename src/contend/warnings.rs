@@ -36,7 +36,7 @@ impl Acquisition {
             let late = session.sleep(limit);
             holding.warning = Some(spawn_cancellable(&session, async move {
                 late.await;
-                if node.find_loss().is_none() {
+                if node.detect_loss().is_none() {
                     let node = node.path();
                     emit!(WARN, path = &*path, node, label, token, held = ?limit, "a lock is held for long");
                 }

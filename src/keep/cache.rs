@@ -183,7 +183,7 @@ impl KeptUse {
     pub(crate) fn held_at(&self) -> Result<Moment, Loss> {
         match self.hold().held_at() {
             Some(now) => Ok(now),
-            None => self.hold().find_loss().map_or_else(|| Ok(self.hold().now()), Err),
+            None => self.hold().detect_loss().map_or_else(|| Ok(self.hold().now()), Err),
         }
     }
 

@@ -341,7 +341,7 @@ impl Kept {
                 () = wait_for_contention(&kept, &session) => Why::Asked,
                 never = warn_of_slow_uses(&kept, &session) => match never {},
             };
-            let why = node.find_loss().map_or(why, Why::by);
+            let why = node.detect_loss().map_or(why, Why::by);
             if let Some(kept) = kept.upgrade() {
                 // The acquisition of a kept node asks for all kept nodes while it waits, and this request fires our own watch,
                 // too. So after such a request, the event is no proof that another contender has asked. The node is then given

@@ -41,7 +41,7 @@ impl Hold {
     /// Compares the clock with the lease and sends no request. So the answer is right also in the first call after the
     /// process was stopped, or its runtime blocked. Once `false`, it stays `false`.
     pub fn is_held(&self) -> bool {
-        self.held.find_loss().is_none()
+        self.held.detect_loss().is_none()
     }
 
     /// Returns the state of the lock. More detailed than [`is_held`](Self::is_held): while the connection is lost and the lease
@@ -455,7 +455,7 @@ impl GuardHold {
     pub(crate) async fn release(self) -> Result<(), Error> {
         match self {
             GuardHold::Alone(hold) => {
-                let loss = hold.find_loss();
+                let loss = hold.detect_loss();
                 match Arc::into_inner(hold) {
                     Some(hold) => hold.give_back().await,
                     None => loss.map_or(Ok(()), |loss| Err(Error::Lost(loss))),

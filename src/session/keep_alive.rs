@@ -171,7 +171,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
         // When the lease has run out, this records the loss of every hold and wakes the holders that wait for their
         // loss.
         if left.is_none() && !std::mem::replace(&mut is_lapse_reported, true) {
-            store.find_all_losses();
+            store.detect_all_losses();
         }
         is_lapse_reported &= left.is_none();
         let now = lease.now();
@@ -264,7 +264,7 @@ async fn check_own(session: &Arc<dyn Session>) {
 impl ContenderNode {
     /// Waits until the hold is lost or given back, and returns the reason as a [`Loss`].
     pub(crate) async fn lost(self: &Arc<Self>, session: &Arc<dyn Session>) -> Loss {
-        shielded(self.until(session, || self.find_loss())).await
+        shielded(self.until(session, || self.detect_loss())).await
     }
 
     /// Sends a request for a watch on this node before this function returns. The returned future stores the watch.
@@ -277,7 +277,7 @@ impl ContenderNode {
         self: &Arc<Self>,
         session: &Arc<dyn Session>,
     ) -> Option<impl Future<Output = Result<(), Failure>> + Send + use<>> {
-        let path = self.change(|it| it.known.begin_to_watch())?;
+        let path = self.change(|it| it.state.begin_to_watch())?;
         let (watch, node, session) = (session.watch(&path), Arc::clone(self), Arc::clone(session));
         Some(async move {
             let answer = match watch.await {

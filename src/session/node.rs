@@ -65,7 +65,7 @@ pub(crate) struct ContenderNode {
     /// The directory in which the node was created.
     queue: Arc<str>,
     tag: Tag,
-    state: Mutex<Locked>,
+    locked: Mutex<Locked>,
     /// Notified at a loss, at an event of the watch, and at news of the session.
     pub(super) changed: Notify,
     /// The number of transactions that check this node, were sent, and may still take effect. A path that was given to
@@ -98,7 +98,7 @@ pub(crate) struct ContenderNode {
 /// | [`poll_watch`](Locked::poll_watch): the watch has fired ([`NodeState::heard`]) | `false` | `None` |
 /// | [`end_move`](ContenderNode::end_move): a replacement of the node has ended | `false` | `None` |
 pub(crate) struct Locked {
-    pub(crate) known: NodeState,
+    pub(crate) state: NodeState,
     pub(crate) creating: Option<Reply<Created>>,
     /// The watch on the directory's data. A contender sets the data to request that other contenders give up the nodes
     /// that they keep between uses.
@@ -119,13 +119,13 @@ impl ContenderNode {
         lease: &Arc<Lease>,
         unwatched: &Arc<Unwatched>,
     ) -> Arc<ContenderNode> {
-        let known = NodeState::new(&queue, tag.unnumbered(mode));
-        let state = Locked { known, creating: None, directory_watch: None, own: None, made: Vec::new() };
+        let state = NodeState::new(&queue, tag.unnumbered(mode));
+        let locked = Locked { state, creating: None, directory_watch: None, own: None, made: Vec::new() };
         Arc::new(ContenderNode {
             number,
             queue,
             tag,
-            state: Mutex::new(state),
+            locked: Mutex::new(locked),
             changed: Notify::new(),
             unsettled: AtomicUsize::new(0),
             writes: AtomicUsize::new(0),
@@ -142,12 +142,12 @@ impl ContenderNode {
     /// A value with a destructor (a watch, a reply) must be returned by `change`, and dropped by the caller after the
     /// mutex is released, because its destructor calls the backend. Callers name such a value `_unlocked`.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Locked) -> T) -> T {
-        let mut state = self.state.lock();
-        let answer = change(&mut state);
-        self.held_in.store(state.known.held_in().map_or(0, |epoch| epoch + 1), Ordering::Release);
-        self.first_limit.store(state.known.limits.first().map_or(u64::MAX, nanos), Ordering::Release);
-        let unreported = state.known.take_unreported_loss();
-        drop(state);
+        let mut locked = self.locked.lock();
+        let answer = change(&mut locked);
+        self.held_in.store(locked.state.held_in().map_or(0, |epoch| epoch + 1), Ordering::Release);
+        self.first_limit.store(locked.state.limits.first().map_or(u64::MAX, nanos), Ordering::Release);
+        let unreported = locked.state.take_unreported_loss();
+        drop(locked);
         if let Some((node, cause)) = unreported {
             meter::count(names::LOSSES, &[("cause", cause.label())]);
             emit!(WARN, node, %cause, "a lock was lost while it was held");
@@ -156,7 +156,7 @@ impl ContenderNode {
     }
 
     pub(crate) fn read<T>(&self, read: impl FnOnce(&NodeState) -> T) -> T {
-        read(&self.state.lock().known)
+        read(&self.locked.lock().state)
     }
 
     pub(crate) fn queue(&self) -> &Arc<str> {
@@ -199,7 +199,7 @@ impl ContenderNode {
 
     /// Marks the node as held in this epoch of the lease. The hold is lost when the epoch ends.
     pub(crate) fn hold(&self, epoch: u64) {
-        self.change(|it| it.known.hold(epoch));
+        self.change(|it| it.state.hold(epoch));
     }
 
     pub(crate) fn is_holding(&self) -> bool {
@@ -233,7 +233,7 @@ impl ContenderNode {
     /// whose events no longer matter.
     pub(crate) fn end_move(&self, change: impl FnOnce(&mut NodeState)) {
         let _unlocked = self.change(|it| {
-            change(&mut it.known);
+            change(&mut it.state);
             it.own.take()
         });
     }
@@ -241,7 +241,7 @@ impl ContenderNode {
     /// Leaves the node: applies `change`, and returns its result. This first records and reports a loss that is not
     /// recorded yet, and afterwards wakes the waiting tasks.
     pub(super) fn leave<T>(self: &Arc<Self>, change: impl FnOnce(&mut Locked) -> T) -> T {
-        self.find_loss();
+        self.detect_loss();
         let removals = self.change(change);
         self.changed.notify_waiters();
         removals
@@ -253,7 +253,7 @@ impl ContenderNode {
 
     /// Records a loss, unless an earlier loss is recorded. Wakes the waiting tasks.
     pub(crate) fn lose(&self, loss: Loss) {
-        self.change(|it| it.known.lose(loss));
+        self.change(|it| it.state.lose(loss));
         self.changed.notify_waiters();
     }
 
@@ -262,7 +262,7 @@ impl ContenderNode {
     ///
     /// This polls the watch on the node. If the watch has fired, this wakes the waiting tasks. A waiter without an
     /// epoch of the lease gets the current epoch.
-    pub(crate) fn find_loss(self: &Arc<Self>) -> Option<Loss> {
+    pub(crate) fn detect_loss(self: &Arc<Self>) -> Option<Loss> {
         let (lease, now) = (&self.lease, self.lease.now());
         if now == FORKED {
             // In a forked process nothing is recorded and no task is woken, because both need mutexes. A thread of the
@@ -270,21 +270,21 @@ impl ContenderNode {
             return Some(Loss::SessionOver(Ending::Forked));
         }
         let (loss, event) = self.change(|it| {
-            if it.known.loss().is_none() && it.known.has_node() {
-                if it.known.lacks_epoch() {
-                    it.known.rely_on(self.epoch_since(it.known.creation().answered));
+            if it.state.loss().is_none() && it.state.has_node() {
+                if it.state.lacks_epoch() {
+                    it.state.rely_on(self.epoch_since(it.state.creation().answered));
                 }
-                it.known.find_loss(&Evidence { now, valid_in: lease.epoch_at(now), over: lease.over() });
+                it.state.record_loss(&Evidence { now, valid_in: lease.epoch_at(now), over: lease.over() });
             }
             let event = it.poll_watch();
-            (it.known.loss(), event)
+            (it.state.loss(), event)
         });
         self.handle_event(event);
         loss
     }
 
     /// Returns the present moment if the node is held and no loss was found so far. Takes no mutex. On `None` the caller
-    /// must call [`ContenderNode::find_loss`].
+    /// must call [`ContenderNode::detect_loss`].
     pub(crate) fn held_at(&self) -> Option<Moment> {
         let now = self.lease.covered_at(self.held_in.load(Ordering::Acquire).checked_sub(1)?)?;
         (nanos(now) < self.first_limit.load(Ordering::Acquire)).then_some(now)
@@ -323,7 +323,7 @@ impl ContenderNode {
 
     /// Returns whether the lock is held, suspect or lost.
     pub(crate) fn hold_state(self: &Arc<Self>) -> HoldState {
-        match (self.find_loss(), self.remaining()) {
+        match (self.detect_loss(), self.remaining()) {
             (Some(why), _) => HoldState::Lost { why },
             (None, Some(left)) if !self.lease.is_connected() => {
                 Instant::now().checked_add(left).map_or(HoldState::Held, |until| HoldState::Suspect { until })
@@ -341,7 +341,7 @@ impl ContenderNode {
 
     /// Returns whether a watch on this node is armed.
     pub(crate) fn has_own_watch(&self) -> bool {
-        self.state.lock().own.is_some()
+        self.locked.lock().own.is_some()
     }
 
     /// Stores the watch that was requested for the node at `path`. If the node does not exist, this records a loss and
@@ -349,17 +349,17 @@ impl ContenderNode {
     pub(super) fn store_watch(self: &Arc<Self>, path: &str, answer: Result<Watch, Failure>) -> Result<(), Failure> {
         match answer {
             Ok(watch) => {
-                let mut state = self.state.lock();
-                if state.known.path() == path {
-                    state.own = Some((watch, Waker::from(Arc::clone(self))));
+                let mut locked = self.locked.lock();
+                if locked.state.path() == path {
+                    locked.own = Some((watch, Waker::from(Arc::clone(self))));
                 }
-                drop(state);
+                drop(locked);
                 // Polls the stored watch, which may have fired already, and registers its waker.
-                self.find_loss();
+                self.detect_loss();
             }
             Err(Failure::NoNode) => self.record_gone_from(path),
             Err(failure) => {
-                self.change(|it| it.known.watch_failed(path));
+                self.change(|it| it.state.watch_failed(path));
                 return Err(failure);
             }
         }
@@ -369,7 +369,7 @@ impl ContenderNode {
 
 impl Wake for ContenderNode {
     fn wake(self: Arc<Self>) {
-        self.find_loss();
+        self.detect_loss();
     }
 }
 
@@ -387,7 +387,7 @@ impl Locked {
             return None;
         };
         self.own = None;
-        self.known.heard(event);
+        self.state.heard(event);
         Some(event)
     }
 }

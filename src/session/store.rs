@@ -159,7 +159,7 @@ impl SessionStore {
         // Records the loss of every hold if the lease had run out. Otherwise a hold could survive the lapse, because the
         // same answer may have renewed the lease.
         if self.lease.began(sent) {
-            self.find_all_losses();
+            self.detect_all_losses();
         }
     }
 
@@ -171,7 +171,7 @@ impl SessionStore {
     /// As [`SessionStore::answered`], for an operation that a quorum has acknowledged.
     pub fn acknowledged(&self, sent: Moment) {
         if self.lease.acknowledged(sent) {
-            self.find_all_losses();
+            self.detect_all_losses();
         }
     }
 
@@ -210,7 +210,7 @@ impl SessionStore {
         self.lease.end(why);
         // The end of the session is recorded as the loss of every node that is not lost yet, before an event can report
         // the deletion of the node.
-        self.find_all_losses();
+        self.detect_all_losses();
         self.renewal_wake.notify_one();
         self.unwatched.wake.notify_one();
         self.link_changed.notify_waiters();
@@ -260,7 +260,7 @@ impl SessionStore {
     /// Keep-alive checks and watches the node until [`SessionStore::leave`].
     pub(crate) fn created(&self, node: &Arc<ContenderNode>, created: &Created, session: i64) -> Result<(), Failure> {
         let now = self.lease.now();
-        let (answer, _unlocked) = node.change(|it| (it.known.created(created, session, now), it.creating.take()));
+        let (answer, _unlocked) = node.change(|it| (it.state.created(created, session, now), it.creating.take()));
         answer?;
         self.add(node);
         Ok(())
@@ -363,11 +363,11 @@ impl SessionStore {
         self.record.lock().hand_offs.remove(path).map(|it| it.granted)
     }
 
-    /// Calls [`ContenderNode::find_loss`] on each node, which records and reports a loss. Then wakes every task that
+    /// Calls [`ContenderNode::detect_loss`] on each node, which records and reports a loss. Then wakes every task that
     /// waits for a change of a node.
-    pub(crate) fn find_all_losses(&self) {
+    pub(crate) fn detect_all_losses(&self) {
         for node in self.all() {
-            node.find_loss();
+            node.detect_loss();
         }
         self.notify_all();
     }
@@ -377,7 +377,7 @@ impl SessionStore {
         if LevelFilter::current() < LevelFilter::WARN {
             return;
         }
-        for node in self.all().into_iter().filter(|node| node.is_holding() && node.find_loss().is_none()) {
+        for node in self.all().into_iter().filter(|node| node.is_holding() && node.detect_loss().is_none()) {
             let (node, left) = (node.path(), self.lease.remaining().unwrap_or_default());
             if is_connected {
                 emit!(INFO, node, ?left, "the connection is back, and the lock is still held");

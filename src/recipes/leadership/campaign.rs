@@ -222,7 +222,7 @@ impl RunningTerm {
     /// or `None` if the work was dropped.
     pub(crate) async fn run<F: Future>(self, work: F) -> Result<Option<F::Output>, Error> {
         let term = self.term.clone();
-        let loss = || term.guard.held.find_loss().map(|_| End::Lost);
+        let loss = || term.guard.held.detect_loss().map(|_| End::Lost);
         // At the end of the term, `while_held` drops the work. Only after that, the lock is given back.
         let ended = while_held(loss, self.wait_for_end(), work).await;
         let given_back: Task<Result<(), Error>> = Box::pin(self.give_back(ended.as_ref().err().copied()));
@@ -233,7 +233,7 @@ impl RunningTerm {
     /// Gives the lock back, and waits until the next candidate can lead. Does not wait if the lock is lost. `why` is
     /// the reason why the work was dropped, or `None` if the work has ended by itself.
     async fn give_back(mut self, why: Option<End>) -> Result<(), Error> {
-        let (loss, lasted) = (self.term.guard.held.find_loss(), self.began.elapsed());
+        let (loss, lasted) = (self.term.guard.held.detect_loss(), self.began.elapsed());
         self.why = match (loss, why) {
             (Some(_), _) | (None, Some(End::Lost)) => "lost",
             (None, Some(End::Resigned)) => "resigned",

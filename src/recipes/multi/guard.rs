@@ -82,7 +82,7 @@ impl MultiGuard {
     /// first.
     fn loss(&self) -> Option<(&str, Loss)> {
         let lost = self.first_loss.get().or_else(|| {
-            let found = self.locks.iter().find_map(|held| Some((held.user_path().to_owned(), held.find_loss()?)))?;
+            let found = self.locks.iter().find_map(|held| Some((held.user_path().to_owned(), held.detect_loss()?)))?;
             Some(self.first_loss.get_or_init(|| found))
         });
         lost.map(|(path, why)| (path.as_str(), *why))

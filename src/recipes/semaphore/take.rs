@@ -262,7 +262,7 @@ impl<'a> View<'a> {
     }
 
     fn fault(&self, failure: Failure) -> Error {
-        match self.entry.find_loss() {
+        match self.entry.detect_loss() {
             Some(loss) => self.state.config.evicted(loss),
             None => self.state.take_error(failure),
         }

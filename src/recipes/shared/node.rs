@@ -87,7 +87,7 @@ impl ValueNode {
             host: config.host.clone(),
             label: label.clone(),
             token: node.token(),
-            commit: node.change(|it| it.known.next_commit()),
+            commit: node.change(|it| it.state.next_commit()),
             at: codec::now(),
             schema: self.form.schema,
         };
@@ -95,7 +95,7 @@ impl ValueNode {
         let envelope = Envelope { format: self.form.name.clone(), written, after: base.mark };
         let bytes = envelope.seal(payload);
         if bytes.len() > self.form.size_limit {
-            node.change(|it| it.known.commit_not_sent(mark.commit));
+            node.change(|it| it.state.commit_not_sent(mark.commit));
             return Err(self.fault(ValueError::TooLarge { bytes: bytes.len(), limit: Some(self.form.size_limit) }));
         }
         let version = Commit { node: self, hold, bytes: &bytes, mark, base }.put().await?;
@@ -151,7 +151,7 @@ impl ValueNode {
     /// Returns the state of the node that our next commit may replace, after a commit of ours with an unknown outcome. This is
     /// the present state if our commit made it, and otherwise `before`: the commit must not replace a write of another client.
     pub(crate) async fn next_base(&self, hold: &ContenderHandle, before: Base) -> Result<Base, Error> {
-        if let Some(loss) = hold.find_loss() {
+        if let Some(loss) = hold.detect_loss() {
             return Err(Error::Lost(loss));
         }
         let node = read_node(hold.session(), &self.path).await;
@@ -250,7 +250,7 @@ impl Commit<'_> {
                     return Err(Error::OutcomeUnknown { operation: "commit a value", reason: error.to_string() });
                 }
                 CommitOutcome::Undone if is_unknown => {
-                    if let Some(loss) = self.hold.find_loss() {
+                    if let Some(loss) = self.hold.detect_loss() {
                         return Err(Error::Lost(loss));
                     }
                 }

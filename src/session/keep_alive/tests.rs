@@ -161,17 +161,17 @@ async fn a_check_follows_each_touch_by_the_settling_time() {
     assert_eq!(session.after(3_640).await, notes(sent));
     assert_eq!(session.after(3_660).await, notes([(3_650, "check /a/1")]));
     session.after(120_000).await;
-    assert_eq!(node.find_loss(), None);
+    assert_eq!(node.detect_loss(), None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_node_that_moves_keeps_its_lease() {
     let (session, _task) = Noted::kept_alive();
     let node = session.holder("/a/1");
-    node.change(|it| it.known.begin_move(None));
+    node.change(|it| it.state.begin_move(None));
     let sent = session.after(20_000).await;
     assert!(sent.iter().all(|(_, what)| what == "read /" || what == "check /" || what == "watch /a/1"), "{sent:?}");
-    assert_eq!(node.find_loss(), None);
+    assert_eq!(node.detect_loss(), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -183,7 +183,7 @@ async fn a_busy_session_sends_no_touch_and_no_check() {
         assert_eq!(*session.notes.lock().unwrap(), [], "{now}");
         session.store.acknowledged(session.lease().now());
     }
-    assert_eq!(node.find_loss(), None);
+    assert_eq!(node.detect_loss(), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -235,7 +235,7 @@ async fn a_lapse_of_the_lease_wakes_the_holder_at_once() {
     assert!(woken.is_finished());
     let node = woken.await.unwrap();
     node.lose(Loss::Removed);
-    assert_eq!(node.find_loss(), Some(Loss::LeaseRanOut));
+    assert_eq!(node.detect_loss(), Some(Loss::LeaseRanOut));
 }
 
 #[tokio::test(start_paused = true)]
@@ -245,7 +245,7 @@ async fn a_heartbeat_ends_only_the_hold_of_a_missing_node() {
         let own_nodes = ["/a/1", "/a/2", "/a/3"].map(|path| session.holder(path));
         session.wrong.lock().unwrap().push(("/a/2".to_owned(), failure));
         session.after(2_500).await;
-        assert_eq!(own_nodes.map(|node| node.find_loss()), [None, loss, None]);
+        assert_eq!(own_nodes.map(|node| node.detect_loss()), [None, loss, None]);
     }
 }
 
@@ -288,7 +288,7 @@ async fn watch_retries_back_off_and_end_with_the_node() {
     watches.retain(|(_, what)| what == "watch /a/1");
     // The pauses grow for twelve tries, by 120 ms at each. Every further pause is 1,440 ms.
     assert_eq!(watches.len(), 4 + 12 + (60_000 - 200 - 120 * 78) / 1_440, "{watches:?}");
-    node.leave(|it| it.known.leave(true));
+    node.leave(|it| it.state.leave(true));
     session.after(62_000).await;
     assert!(session.after(70_000).await.iter().all(|(_, what)| what != "watch /a/1"));
 }
@@ -301,10 +301,10 @@ async fn a_denied_watch_ends_a_hold_if_the_leader_agrees() {
     *noted.denies_watches.lock().unwrap() = true;
     let request = || holder.request_watch(&session).expect("no watch was requested");
     assert!(matches!(request().await, Err(Failure::Refused(_))));
-    assert_eq!(holder.find_loss(), None);
+    assert_eq!(holder.detect_loss(), None);
     noted.wrong.lock().unwrap().push(("/lock/node".to_owned(), Failure::NoNode));
     assert_eq!(request().await, Ok(()));
-    assert_eq!(holder.find_loss(), Some(Loss::Removed));
+    assert_eq!(holder.detect_loss(), Some(Loss::Removed));
 }
 
 /// Requests a check of the hand-off by a holder that has left, and lets the check end. Returns its listings.
@@ -334,7 +334,7 @@ async fn a_hand_off_to_a_short_hold_costs_no_listing() {
     let granted = session.holder("/a/writer-WRITE-0000000002");
     let leaves = async {
         tokio::time::sleep(ms(500)).await;
-        session.store.leave(&granted, |it, _| it.known.leave(true))
+        session.store.leave(&granted, |it, _| it.state.leave(true))
     };
     assert_eq!(tokio::join!(check_hand_off(&session, &granted), leaves).0, 0);
 }
@@ -374,7 +374,7 @@ fn a_lapse_during_a_look_is_found_by_the_next_look() {
             forward(6_000);
             return None;
         }
-        node.find_loss()
+        node.detect_loss()
     };
     let found = pin!(node.until(&session, look)).poll(&mut Context::from_waker(Waker::noop()));
     assert_eq!(found, Poll::Ready(Loss::LeaseRanOut));
@@ -389,7 +389,7 @@ async fn a_holder_learns_of_a_suspend_within_300_ms() {
         forward(6_000);
         tokio::time::Instant::now()
     };
-    let (why, woke) = tokio::join!(node.until(&session, || node.find_loss()), wakes);
+    let (why, woke) = tokio::join!(node.until(&session, || node.detect_loss()), wakes);
     assert_eq!(why, Loss::LeaseRanOut);
     assert!(woke.elapsed() <= Duration::from_millis(300), "{:?}", woke.elapsed());
 }

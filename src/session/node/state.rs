@@ -73,7 +73,7 @@ pub(crate) struct Creation {
     pub(crate) answered: Moment,
 }
 
-/// Facts from which [`NodeState::find_loss`] decides whether the node is lost.
+/// Facts from which [`NodeState::record_loss`] decides whether the node is lost.
 pub(crate) struct Evidence {
     /// The present moment, on the session's clock.
     pub(crate) now: Moment,
@@ -159,7 +159,7 @@ pub struct NodeState {
     /// took effect.
     unseen: Option<String>,
     /// The epoch of the lease on which a waiter relies. `None` if the lease was never valid while the node waits.
-    valid_since: Option<u64>,
+    relied_epoch: Option<u64>,
     loss: Option<Loss>,
     /// Whether [`NodeState::take_unreported_loss`] has returned the loss of the hold.
     is_reported: bool,
@@ -190,7 +190,7 @@ impl NodeState {
             without_directory: 0,
             may_have_orphan: false,
             unseen: None,
-            valid_since: None,
+            relied_epoch: None,
             loss: None,
             is_reported: false,
             is_watched: false,
@@ -335,12 +335,12 @@ impl NodeState {
 
     /// Returns whether the node waits and has no epoch of the lease yet.
     pub(crate) fn lacks_epoch(&self) -> bool {
-        self.loss.is_none() && self.valid_since.is_none() && matches!(self.phase, Phase::Waiting | Phase::Moving(None))
+        self.loss.is_none() && self.relied_epoch.is_none() && matches!(self.phase, Phase::Waiting | Phase::Moving(None))
     }
 
     /// Sets the epoch of the lease on which a waiter relies. The waiter is lost when that epoch ends.
     pub(crate) fn rely_on(&mut self, epoch: Option<u64>) {
-        self.valid_since = epoch;
+        self.relied_epoch = epoch;
     }
 
     /// Records the loss that the evidence shows, if there is one, unless an earlier loss is recorded.
@@ -348,10 +348,10 @@ impl NodeState {
     /// Must be called before an event of the watch is [recorded](NodeState::heard). After the process was stopped for
     /// long, the lease has lapsed and the server has also removed the node. The recorded loss must then be the lapse,
     /// because it is the cause of the removal.
-    pub(crate) fn find_loss(&mut self, evidence: &Evidence) {
+    pub(crate) fn record_loss(&mut self, evidence: &Evidence) {
         let since = match self.phase {
             Phase::Holding(epoch) | Phase::Moving(Some(epoch)) => Some(epoch),
-            Phase::Waiting | Phase::Moving(None) => self.valid_since,
+            Phase::Waiting | Phase::Moving(None) => self.relied_epoch,
             Phase::Absent | Phase::Coming | Phase::Left => return,
         };
         let over = evidence.over.map(Loss::SessionOver);

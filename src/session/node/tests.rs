@@ -11,7 +11,7 @@ use crate::sync::atomic::AtomicBool;
 impl ContenderNode {
     pub(in crate::session) fn waits_at(&self, path: String) {
         let now = self.lease.now();
-        self.change(|it| it.known = NodeState::waiting_at(path, now));
+        self.change(|it| it.state = NodeState::waiting_at(path, now));
     }
 }
 
@@ -28,7 +28,7 @@ fn holding() -> (Arc<ContenderNode>, Arc<SessionStore>) {
 
 /// The two ways in which a hold ends: it is given back, or lost.
 const ENDS: [fn(&Arc<ContenderNode>); 2] =
-    [|node| drop(node.leave(|it| it.known.leave(true))), |node| node.lose(Loss::Removed)];
+    [|node| drop(node.leave(|it| it.state.leave(true))), |node| node.lose(Loss::Removed)];
 
 /// `held_at` reads only an atomic, so a change of the node must change the atomic, too.
 #[test]
@@ -48,7 +48,7 @@ struct Looks {
 
 impl Wake for Looks {
     fn wake(self: Arc<Self>) {
-        let is_over = !self.node.is_holding() || self.node.find_loss().is_some();
+        let is_over = !self.node.is_holding() || self.node.detect_loss().is_some();
         self.has_seen.store(is_over, Ordering::SeqCst);
     }
 }
@@ -80,11 +80,11 @@ fn a_removal_after_a_lapse_counts_as_the_lapse() {
         store.began(lease.now());
         let node = store.enter("/lock/node".to_owned());
         node.hold(lease.epoch().unwrap());
-        assert_eq!(node.find_loss(), None);
+        assert_eq!(node.detect_loss(), None);
 
         clock.fetch_add(stopped_for, Ordering::SeqCst);
         watched(&node, Ok(fired(Event::Deleted))).expect("the watch is armed");
-        assert_eq!(node.find_loss(), Some(why));
+        assert_eq!(node.detect_loss(), Some(why));
     }
 }
 
@@ -110,7 +110,7 @@ fn a_node_does_not_rely_on_a_lease_that_may_end_too_soon() {
 }
 
 fn to_watch(node: &ContenderNode) -> Option<String> {
-    node.change(|it| it.known.begin_to_watch())
+    node.change(|it| it.state.begin_to_watch())
 }
 
 fn fired(event: Event) -> Watch {
@@ -137,7 +137,7 @@ fn a_watch_is_armed_again_after_a_failure_or_a_write() {
     let (node, store) = holding();
     assert_eq!(to_watch(&node), path());
     assert_eq!(watched(&node, Ok(fired(Event::Changed))), Ok(()));
-    assert_eq!((node.has_own_watch(), node.find_loss()), (false, None));
+    assert_eq!((node.has_own_watch(), node.detect_loss()), (false, None));
     assert_eq!((store.unwatched.take(Duration::ZERO).0.len(), to_watch(&node)), (1, path()));
 }
 
@@ -145,18 +145,18 @@ fn a_watch_is_armed_again_after_a_failure_or_a_write() {
 fn events_of_a_replaced_node_do_not_end_the_new_hold() {
     let (node, _store) = holding();
     to_watch(&node);
-    node.change(|it| it.known.begin_move(Some("/lock/new".to_owned())));
+    node.change(|it| it.state.begin_move(Some("/lock/new".to_owned())));
     node.record_gone_from("/lock/node");
-    assert_eq!((node.find_loss(), to_watch(&node)), (None, None));
+    assert_eq!((node.detect_loss(), to_watch(&node)), (None, None));
     node.end_move(|it| it.exchanged(0));
     assert_eq!(to_watch(&node), Some("/lock/new".to_owned()));
     assert!(watched(&node, Err(Failure::Unknown(String::new()))).is_err());
     assert_eq!(to_watch(&node), None, "a watch on the new node was requested already");
     assert_eq!(watched(&node, Ok(fired(Event::Deleted))), Ok(()));
     assert_eq!(watched(&node, Err(Failure::NoNode)), Ok(()));
-    assert_eq!((node.find_loss(), node.has_own_watch()), (None, false));
+    assert_eq!((node.detect_loss(), node.has_own_watch()), (None, false));
     node.record_gone_from("/lock/new");
-    assert_eq!(node.find_loss(), Some(Loss::Removed));
+    assert_eq!(node.detect_loss(), Some(Loss::Removed));
 }
 
 #[test]

@@ -265,11 +265,11 @@ fn the_first_reason_of_a_loss_stays() {
         let mut record = holding();
         record.limits.set(LIMIT);
         record.limits.begin(NOW).expect("limited");
-        record.find_loss(&evidence);
+        record.record_loss(&evidence);
         assert_eq!((record.loss(), record.held_in()), (loss, Some(2).filter(|_| loss.is_none())));
         record.lose(Loss::Removed);
         assert_eq!(record.loss(), loss.or(Some(Loss::Removed)), "the first reason stays");
-        record.find_loss(&Evidence { over: Some(Ending::Closed), ..evidence });
+        record.record_loss(&Evidence { over: Some(Ending::Closed), ..evidence });
         assert_eq!(record.loss(), loss.or(Some(Loss::Removed)));
     }
 }
@@ -277,12 +277,12 @@ fn the_first_reason_of_a_loss_stays() {
 #[test]
 fn only_a_waiter_that_had_a_lease_is_lost_by_a_lapse() {
     let mut record = waiting();
-    record.find_loss(&Evidence { valid_in: None, ..evidence() });
+    record.record_loss(&Evidence { valid_in: None, ..evidence() });
     assert!(record.lacks_epoch() && record.loss().is_none(), "the waiter has no epoch yet");
     record.rely_on(Some(2));
-    record.find_loss(&evidence());
+    record.record_loss(&evidence());
     assert!(!record.lacks_epoch() && record.loss().is_none());
-    record.find_loss(&Evidence { valid_in: None, ..evidence() });
+    record.record_loss(&Evidence { valid_in: None, ..evidence() });
     assert_eq!(record.loss(), Some(Loss::LeaseRanOut));
     assert!(!record.lacks_epoch());
 }
