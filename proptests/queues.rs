@@ -82,7 +82,7 @@ impl Waits {
     fn follow(&mut self, mut step: Step, names: &[String]) {
         loop {
             step = match step {
-                Step::List => self.waiter.next(QueueEvent::Listed { names, leaving: &[] }),
+                Step::List => self.waiter.next(QueueEvent::Listed { names, closing: &[] }),
                 Step::Await { predecessor, .. } => {
                     self.awaits = Some(predecessor.name.to_string());
                     return;

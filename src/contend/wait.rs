@@ -63,10 +63,10 @@ impl Wait<'_> {
             meter::entered(acquisition.aim(), names.len().saturating_sub(1));
         }
         let is_alone = names.len() < 2;
-        let leaving = if is_alone { Vec::new() } else { session.store().leaving_soon(entry.queue()) };
+        let closing = if is_alone { Vec::new() } else { session.store().closing_soon(entry.queue()) };
         let (paths, store) = (&config.paths, session.store());
         self.waiter.pass_over(store.shown_ghosts(&paths.queue, &names, me.mode()));
-        let mut step = self.waiter.next(QueueEvent::Listed { names: &names, leaving: &leaving });
+        let mut step = self.waiter.next(QueueEvent::Listed { names: &names, closing: &closing });
         // This function, and not the machine, decides that the step is not final: see `Step::Evicted`.
         if step == Step::Evicted && !names.iter().any(|name| name == me.name()) {
             self.confirm_unlisted_node().await?;
@@ -75,7 +75,7 @@ impl Wait<'_> {
         if let (Step::Await { .. }, IfTaken::GiveUp) = (&step, self.if_taken) {
             let ahead = paths.ghosts_ahead(session, &names, me.kind(), |names| turn::ahead_of(me, names));
             self.waiter.pass_over(ahead.await);
-            step = self.waiter.next(QueueEvent::Listed { names: &names, leaving: &leaving });
+            step = self.waiter.next(QueueEvent::Listed { names: &names, closing: &closing });
         }
         let Step::Await { asks, .. } = step else { return Ok(step) };
         self.directory = names.directory.filter(|_| asks).map(Box::new);

@@ -370,7 +370,7 @@ impl KeptState {
     fn leaves_soon(&self) {
         if let Some(granted) = &self.granted {
             let (node, session) = granted.hold.node_and_session();
-            session.store().mark_leaving(&node);
+            session.store().mark_closing(&node);
         }
     }
 }

@@ -131,10 +131,10 @@ where
 
 /// Returns whether `me`, a writer that waits for readers, has to ask for kept nodes (nodes that their processes keep between
 /// uses). `me` asks only if a reader behind the last earlier writer keeps its node, because that writer asks if an earlier
-/// reader does. A node in `leaving` does not count, because it is about to be given up.
-pub(crate) fn is_reader_kept_before(me: &Contender, queue: &[String], leaving: &[String]) -> bool {
+/// reader does. A node in `closing` does not count, because it is about to be given up.
+pub(crate) fn is_reader_kept_before(me: &Contender, queue: &[String], closing: &[String]) -> bool {
     // `may_keep` comes first, because it rejects most names by their last characters, and a waiter may list 10,000 names.
-    let kept = queue.iter().filter(|name| dialect::may_keep(name) && !leaving.contains(name));
+    let kept = queue.iter().filter(|name| dialect::may_keep(name) && !closing.contains(name));
     let before = |name: &String| me.dialect().slot(name).filter(|it| it.sequence < me.sequence());
     let readers = kept.filter_map(before).filter(|it| it.mode == Mode::Read);
     let Some(newest) = readers.map(|it| it.sequence).max() else { return false };
@@ -257,7 +257,7 @@ pub enum QueueEvent<'a> {
         /// The names in the directory, in any order.
         names: &'a [String],
         /// The part of `names` whose nodes are about to be given up. The waiter need not ask for these nodes.
-        leaving: &'a [String],
+        closing: &'a [String],
     },
     /// The predecessor's node has changed or is gone. Ends [`Step::Await`].
     Departed(Departure),
@@ -320,7 +320,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
     /// Returns the next step after this event.
     pub fn next(&mut self, event: QueueEvent<'_>) -> Step {
         match event {
-            QueueEvent::Listed { names, leaving } => self.after_listing(names, leaving),
+            QueueEvent::Listed { names, closing } => self.after_listing(names, closing),
             QueueEvent::Departed(departure) => self.after_departure(departure),
         }
     }
@@ -344,7 +344,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
         }
     }
 
-    fn after_listing(&mut self, names: &[String], leaving: &[String]) -> Step {
+    fn after_listing(&mut self, names: &[String], closing: &[String]) -> Step {
         self.ghosts.retain(|ghost| names.iter().any(|name| **name == **ghost));
         let without_ghosts: Vec<String>;
         let names = if self.ghosts.is_empty() {
@@ -361,8 +361,8 @@ impl<C: Borrow<Contender>> Waiter<C> {
             (Turn::Granted, None) => self.take(None),
             (Turn::Behind(nearest), None) => {
                 let is_kept = match nearest.mode() {
-                    Mode::Write => nearest.keeps() && leaving.iter().all(|name| name != nearest.name()),
-                    Mode::Read => is_reader_kept_before(self.me.borrow(), names, leaving),
+                    Mode::Write => nearest.keeps() && closing.iter().all(|name| name != nearest.name()),
+                    Mode::Read => is_reader_kept_before(self.me.borrow(), names, closing),
                 };
                 // One write to the directory asks for every kept node that existed when this waiter's node was created.
                 // So one write is enough.

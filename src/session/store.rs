@@ -61,7 +61,7 @@ struct Record {
     /// needs no check.
     last_confirmed: Option<Arc<str>>,
     /// The nodes that their owner no longer keeps between uses, and deletes after the last use.
-    leaving: Vec<Weak<ContenderNode>>,
+    closing: Vec<Weak<ContenderNode>>,
     /// When the renewal of the lease runs next, on the session's clock.
     renewal: Moment,
     /// The directories that are being listed.
@@ -325,18 +325,18 @@ impl SessionStore {
 
     /// Records that this node is no longer kept between uses, and is deleted after its last use. A contender behind the
     /// node then need not request that the node be given up.
-    pub(crate) fn mark_leaving(&self, node: &Arc<ContenderNode>) {
+    pub(crate) fn mark_closing(&self, node: &Arc<ContenderNode>) {
         let mut record = self.record.lock();
-        record.leaving.retain(|node| node.strong_count() > 0);
-        record.leaving.push(Arc::downgrade(node));
+        record.closing.retain(|node| node.strong_count() > 0);
+        record.closing.push(Arc::downgrade(node));
     }
 
     /// Returns the names of the nodes in this directory that are no longer kept between uses, and are deleted after
     /// their last use.
-    pub(crate) fn leaving_soon(&self, directory: &str) -> Vec<String> {
-        let leaving: Vec<_> = self.record.lock().leaving.iter().filter_map(Weak::upgrade).collect();
+    pub(crate) fn closing_soon(&self, directory: &str) -> Vec<String> {
+        let closing: Vec<_> = self.record.lock().closing.iter().filter_map(Weak::upgrade).collect();
         let name = |node: Arc<ContenderNode>| Some(node.path().strip_prefix(directory)?.strip_prefix('/')?.to_owned());
-        leaving.into_iter().filter_map(name).collect()
+        closing.into_iter().filter_map(name).collect()
     }
 
     /// Returns the paths of the hand-offs whose check must start now. Each path is returned once. Forgets a hand-off if

@@ -380,7 +380,7 @@ impl Model for Protocol {
             Action::List(i) => {
                 let Step::Listing(me) = state.members[i].step else { return None };
                 let names: Vec<String> = state.nodes.iter().map(|node| node.contender().name().to_owned()).collect();
-                state.hears(i, me, QueueEvent::Listed { names: &names, leaving: &[] });
+                state.hears(i, me, QueueEvent::Listed { names: &names, closing: &[] });
             }
             Action::Arm(i) => {
                 let Step::Arming(me, nearest, asks) = state.members[i].step else { return None };

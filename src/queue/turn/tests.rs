@@ -146,7 +146,7 @@ fn waiter(hands_off: bool) -> Waiter<Contender> {
 impl Waiter<Contender> {
     fn lists(&mut self, of: &[&str]) -> Step {
         let names: Vec<String> = of.iter().map(|name| (*name).to_owned()).collect();
-        self.next(QueueEvent::Listed { names: &names, leaving: &[] })
+        self.next(QueueEvent::Listed { names: &names, closing: &[] })
     }
 
     fn departs(&mut self, departure: Departure) -> Step {
@@ -224,10 +224,10 @@ fn a_waiter_asks_once_for_the_kept_nodes_before_it() {
     assert!(!asks(waiter(true).lists(&[kept[0], FIRST, ME])), "the writer between the two asks for the kept node");
 
     let writer = "h~c~keep-WRITE-0000000001";
-    let leaving = [kept[1].to_owned(), writer.to_owned()];
+    let closing = [kept[1].to_owned(), writer.to_owned()];
     let lists = |of: &[&str]| {
         let names: Vec<String> = of.iter().map(|name| (*name).to_owned()).collect();
-        asks(waiter(true).next(QueueEvent::Listed { names: &names, leaving: &leaving }))
+        asks(waiter(true).next(QueueEvent::Listed { names: &names, closing: &closing }))
     };
     for leaves in [kept[1], writer] {
         assert!(!lists(&[leaves, ME]), "a node that leaves by itself needs no ask");

@@ -131,15 +131,15 @@ fn a_node_is_watched_at_the_second_call_if_still_there() {
 fn leaving_nodes_are_listed_until_they_are_gone() {
     let store = store();
     let [first, second, third] = enter(&store, ["1", "2", "3"]);
-    store.mark_leaving(&first);
-    store.mark_leaving(&second);
-    assert_eq!(store.leaving_soon("/a"), ["1", "2"]);
-    assert!(store.leaving_soon("/b").is_empty() && store.leaving_soon("/a/1").is_empty());
+    store.mark_closing(&first);
+    store.mark_closing(&second);
+    assert_eq!(store.closing_soon("/a"), ["1", "2"]);
+    assert!(store.closing_soon("/b").is_empty() && store.closing_soon("/a/1").is_empty());
     store.remove(&first);
     drop((first, store.unwatched.take(Duration::ZERO)));
-    assert_eq!(store.leaving_soon("/a"), ["2"]);
-    store.mark_leaving(&third);
-    assert_eq!(store.record.lock().leaving.len(), 2, "the deleted node is forgotten");
+    assert_eq!(store.closing_soon("/a"), ["2"]);
+    store.mark_closing(&third);
+    assert_eq!(store.record.lock().closing.len(), 2, "the deleted node is forgotten");
 }
 
 #[test]
