@@ -44,7 +44,7 @@ pub(crate) struct LockConfig {
     pub(crate) warn_holding: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) asking: Arc<Asking>,
-    pub(crate) waiters: WarningList,
+    pub(crate) warnings: WarningList,
 }
 
 impl LockConfig {
@@ -289,7 +289,7 @@ pub(crate) struct Wait<'a> {
     pub(crate) if_taken: IfTaken,
     /// Where each listing of the queue is stored, for the timeout error and for progress reports. `None` if nothing needs the
     /// listings.
-    pub(crate) waiting: Option<&'a QueueView>,
+    pub(crate) view: Option<&'a QueueView>,
     pub(crate) on_wait: Option<Box<OnWait>>,
     /// The decisions of the contender.
     pub(crate) waiter: Waiter<Arc<Contender>>,
@@ -312,7 +312,7 @@ pub(crate) struct Wait<'a> {
 impl Drop for Wait<'_> {
     fn drop(&mut self) {
         if let Some(key) = self.registered {
-            let waiter = self.acquisition.config.waiters.0.lock().waiting.remove(&key);
+            let waiter = self.acquisition.config.warnings.0.lock().waiting.remove(&key);
             drop(waiter);
         }
     }

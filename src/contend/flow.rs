@@ -108,16 +108,16 @@ impl Acquisition {
         timeout: Duration,
         on_wait: Option<Box<OnWait>>,
     ) -> Result<Box<ContenderHandle>, Error> {
-        let waiting = QueueView::default();
-        self.within(timeout, &waiting, pin!(self.enter(IfTaken::Wait, Some(&waiting), on_wait))).await
+        let view = QueueView::default();
+        self.within(timeout, &view, pin!(self.enter(IfTaken::Wait, Some(&view), on_wait))).await
     }
 
-    /// Enters the queue, and waits until the lock is granted. `waiting` stores each listing of the queue, for the
+    /// Enters the queue, and waits until the lock is granted. `view` stores each listing of the queue, for the
     /// timeout error.
     pub(crate) async fn enter(
         &self,
         if_taken: IfTaken,
-        waiting: Option<&QueueView>,
+        view: Option<&QueueView>,
         on_wait: Option<Box<OnWait>>,
     ) -> Result<Box<ContenderHandle>, Error> {
         // Boxed, because a waiter's future is as large as its largest step, and this step is short.
@@ -127,7 +127,7 @@ impl Acquisition {
             acquisition: self,
             entry: &entry,
             if_taken,
-            waiting,
+            view,
             on_wait,
             waiter: Waiter::new(entry.contender(), self.config.dialect.hands_off()),
             listing,

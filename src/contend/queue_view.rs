@@ -57,8 +57,8 @@ pub(crate) struct QueueSnapshot {
 
 /// Waits until the queue was listed more than `listings` times. This future registers no waker, because the task that lists the
 /// queue for a shared acquisition wakes all tasks that wait for that acquisition.
-pub(crate) async fn next_listing(waiting: &QueueView, listings: usize) -> QueueSnapshot {
-    poll_fn(|_| match &*waiting.snapshot.lock() {
+pub(crate) async fn next_listing(view: &QueueView, listings: usize) -> QueueSnapshot {
+    poll_fn(|_| match &*view.snapshot.lock() {
         Some(snapshot) if snapshot.listings > listings => Poll::Ready(snapshot.clone()),
         _ => Poll::Pending,
     })

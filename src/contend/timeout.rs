@@ -24,25 +24,25 @@ impl Acquisition {
     pub(crate) async fn within<G>(
         &self,
         timeout: Duration,
-        waiting: &QueueView,
+        view: &QueueView,
         granted: impl Future<Output = Result<G, Error>>,
     ) -> Result<G, Error> {
         let (ask, look_up) = (ASK_AHEAD.min(timeout / 5 * 2), LOOK_UP_AHEAD.min(timeout / 5));
         let looking = async {
             self.config.coordinator.sleep(timeout - ask).await;
-            let asked = self.ask_for_ghosts(waiting);
+            let asked = self.ask_for_ghosts(view);
             let (is_asked, ()) = tokio::join!(asked, self.config.coordinator.sleep(ask - look_up));
             if !is_asked {
-                self.ask_for_ghosts(waiting).await;
+                self.ask_for_ghosts(view).await;
             }
-            self.look_up(waiting).await;
+            self.look_up(view).await;
             pending::<Infallible>().await
         };
         tokio::select! {
             biased;
             answer = granted => answer,
             cut_off = call::late(&self.config.coordinator, timeout) => {
-                Err(Error::Timeout { waited: timeout, blockers: waiting.seen_in_the_way(), cut_off })
+                Err(Error::Timeout { waited: timeout, blockers: view.seen_in_the_way(), cut_off })
             }
             never = looking => match never {},
         }
@@ -50,8 +50,8 @@ impl Acquisition {
 
     /// Asks the leader whether the contenders in the way are ghosts (deleted nodes that our server still lists). Wakes
     /// the waiter if some are. Returns `false` if the acquisition has not listed the queue yet.
-    async fn ask_for_ghosts(&self, waiting: &QueueView) -> bool {
-        let snapshot = waiting.snapshot.lock().clone();
+    async fn ask_for_ghosts(&self, view: &QueueView) -> bool {
+        let snapshot = view.snapshot.lock().clone();
         let Some(QueueSnapshot { session, me, .. }) = snapshot else { return false };
         let Ok(names) = session.children(&self.config.queue).await else { return true };
         let paths = &self.config.paths;
@@ -63,20 +63,20 @@ impl Acquisition {
         }
         // The waiter lists the queue again. The waiter is then granted the lock, or waits for other contenders.
         if has_ghosts {
-            waiting.ghosts_found.notify_one();
+            view.ghosts_found.notify_one();
         }
         true
     }
 
     /// Reads the contenders in the way, and stores them with their hosts and labels. If their nodes cannot be read, the
     /// contenders of the last listing stay.
-    async fn look_up(&self, waiting: &QueueView) {
-        let snapshot = waiting.snapshot.lock().clone();
+    async fn look_up(&self, view: &QueueView) {
+        let snapshot = view.snapshot.lock().clone();
         if let Some(QueueSnapshot { session, me, .. }) = snapshot
             && let Ok(names) = session.children(&self.config.queue).await
         {
             let blockers = self.config.paths.blockers(&session, &names, &me).await;
-            if let Some(snapshot) = &mut *waiting.snapshot.lock() {
+            if let Some(snapshot) = &mut *view.snapshot.lock() {
                 snapshot.seen.blockers = blockers;
             }
         }

@@ -88,9 +88,9 @@ impl Wait<'_> {
             let seen = paths.progress(session, &names, me).await;
             on_wait.report_read(session, paths, me.dialect(), seen).await;
         }
-        if let Some(waiting) = self.waiting {
+        if let Some(view) = self.view {
             let names = store.without_ghosts(&paths.queue, &names, me.mode());
-            waiting.record(session, me, paths.progress_beside(&[], &names, me));
+            view.record(session, me, paths.progress_beside(&[], &names, me));
         }
         Ok(step)
     }
@@ -150,7 +150,7 @@ impl Wait<'_> {
         // Boxed, because only a few of thousands of waiters have a listener.
         let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, paths, me)));
         // The leader may show, shortly before the timeout, that contenders ahead of us are ghosts.
-        let ghosts_found = self.waiting.map(|waiting| Box::pin(waiting.ghosts_found.notified()));
+        let ghosts_found = self.view.map(|view| Box::pin(view.ghosts_found.notified()));
         let departure = tokio::select! {
             biased;
             event = self.await_event(predecessor, is_again, asks) => event,

@@ -67,12 +67,12 @@ impl Wait<'_> {
         let Acquisition { config, options, trace, target, .. } = self.acquisition;
         let (node, session) = self.entry.node_and_session();
         let (label, span, target) = (options.label.clone(), trace.span(), target.clone());
-        let (key, has_task) = config.waiters.enter(due, WarningEntry { session, node, label, span, target });
+        let (key, has_task) = config.warnings.enter(due, WarningEntry { session, node, label, span, target });
         self.registered = Some(key);
         if !has_task {
             let session = self.entry.session();
             let task = warn_of_slow(Arc::downgrade(config), Arc::downgrade(session));
-            config.waiters.set_task(spawn_cancellable(session, task));
+            config.warnings.set_task(spawn_cancellable(session, task));
         }
     }
 }
@@ -87,10 +87,10 @@ async fn warn_of_slow(config: Weak<LockConfig>, session: Weak<dyn Session>) -> O
         (begun.elapsed() >= time / 2).then_some(())
     };
     loop {
-        let next = config.upgrade()?.waiters.next()?;
+        let next = config.upgrade()?.warnings.next()?;
         sleep(next).await?;
         let config = config.upgrade()?;
-        if let Some((waiter, others)) = config.waiters.due() {
+        if let Some((waiter, others)) = config.warnings.due() {
             let span = waiter.span.clone();
             span.around(pin!(config.warn_of(waiter, others))).await;
             drop(config);

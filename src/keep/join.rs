@@ -104,7 +104,7 @@ async fn wait_in_time(
             biased;
             // Registers no waker, because the waker of the acquisition of the node wakes all waiting uses.
             () = poll_fn(|_| if kept.hold().is_some() { Poll::Ready(()) } else { Poll::Pending }) => {}
-            never = report_progress(&acquisition.config, &kept.waiting, &mut on_wait) => match never {},
+            never = report_progress(&acquisition.config, &kept.view, &mut on_wait) => match never {},
         }
         let (path, uses) = (Arc::clone(&acquisition.config.queue), kept.uses());
         on_wait.report(Progress { path, place: uses, length: uses, blockers: kept.as_blockers() });
@@ -118,7 +118,7 @@ async fn wait_in_time(
         }
     });
     let Some(left) = left else { return granted.await };
-    match acquisition.within(left, &kept.waiting, granted).await {
+    match acquisition.within(left, &kept.view, granted).await {
         // After the grant of the node, the use waits for other uses of this process.
         Err(Error::Timeout { waited, cut_off, .. }) if kept.hold().is_some() => {
             Err(Error::Timeout { waited, blockers: kept.as_blockers(), cut_off })
@@ -128,13 +128,13 @@ async fn wait_in_time(
 }
 
 /// Calls the listener at each change in the listings of the shared acquisition.
-async fn report_progress(config: &LockConfig, waiting: &QueueView, on_wait: &mut OnWait) -> Infallible {
-    let mut waits = next_listing(waiting, 0).await;
+async fn report_progress(config: &LockConfig, view: &QueueView, on_wait: &mut OnWait) -> Infallible {
+    let mut waits = next_listing(view, 0).await;
     loop {
         on_wait.report_read(&waits.session, &config.paths, waits.me.dialect(), waits.seen.clone()).await;
         waits = tokio::select! {
             biased;
-            later = next_listing(waiting, waits.listings) => later,
+            later = next_listing(view, waits.listings) => later,
             never = on_wait.keep_looking(&waits.session, &config.paths, &waits.me) => match never {},
         };
     }
@@ -153,8 +153,8 @@ fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> Work {
     }));
     let span = all.begin();
     all.trace.share_caller_of(&first.trace);
-    let waiting = Arc::clone(&kept.waiting);
-    let work = async move { all.enter(IfTaken::Wait, Some(&waiting), None).await };
+    let view = Arc::clone(&kept.view);
+    let work = async move { all.enter(IfTaken::Wait, Some(&view), None).await };
     AcquireTrace::around(span, Box::pin(work))
 }
 

@@ -53,7 +53,7 @@ pub(crate) struct Kept {
     /// The waker that the acquisition is polled with. It wakes all waiting uses.
     waker: Waker,
     /// The last listing of the queue by the acquisition. Timeout errors name the contenders of this listing.
-    pub(super) waiting: Arc<QueueView>,
+    pub(super) view: Arc<QueueView>,
     /// Notified when a use begins to wait. In an `Arc` of its own, so that a task can await it without keeping the node.
     pub(super) crowded: Arc<Notify>,
 }
@@ -143,7 +143,7 @@ impl Kept {
             is_wanted: AtomicBool::new(false),
             error: OnceLock::new(),
             waker: Waker::from(Arc::new(WakeAll(Weak::clone(this)))),
-            waiting: Arc::default(),
+            view: Arc::default(),
             crowded: Arc::default(),
         })
     }
@@ -172,7 +172,7 @@ impl Kept {
             return false;
         };
         drop(ended);
-        self.waiting.end();
+        self.view.end();
         match answer {
             Ok(hold) => self.grant(Arc::from(hold)),
             Err(error) => {
@@ -188,7 +188,7 @@ impl Kept {
     pub(super) fn abandon(&self) {
         let work = self.work.try_lock().and_then(|mut work| work.take());
         if work.is_some() {
-            self.waiting.end();
+            self.view.end();
             self.failed();
         }
         drop(work);

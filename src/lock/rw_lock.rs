@@ -441,7 +441,7 @@ impl RwLockBuilder {
             warn_holding: self.warn_holding,
             max_hold: self.max_hold,
             asking: Arc::default(),
-            waiters: WarningList::default(),
+            warnings: WarningList::default(),
         })
     }
 }

@@ -131,8 +131,8 @@ impl SemaphoreState {
             let names = names.ok().filter(|names| !names.is_empty()).unwrap_or_else(|| only_me.to_vec());
             on_wait.report_read(session, paths, me.dialect(), paths.progress_beside(&now.names, &names, me)).await;
         }
-        if let Some(waiting) = wait.waiting {
-            waiting.record(session, me, paths.progress_beside(&now.names, &only_me, me));
+        if let Some(view) = wait.view {
+            view.record(session, me, paths.progress_beside(&now.names, &only_me, me));
         }
         Ok(())
     }

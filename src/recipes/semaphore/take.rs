@@ -400,7 +400,7 @@ impl<'a> View<'a> {
         };
         let mut recheck = Recheck::after(session, self.has_ghosts);
         let (paths, me) = (&self.state.config.paths, &*self.entry.contender());
-        let ghosts_found = wait.waiting.map(|waiting| Box::pin(waiting.ghosts_found.notified()));
+        let ghosts_found = wait.view.map(|view| Box::pin(view.ghosts_found.notified()));
         let looking = wait.on_wait.as_mut().map(|on_wait| on_wait.keep_looking(session, paths, me));
         tokio::select! {
             biased;
