@@ -116,7 +116,7 @@ impl Options {
 /// A function that the acquisition of a kept node (a node that the process keeps between uses) calls once the node exists. The
 /// watch is on the lock's directory, and fires when another contender asks for the node. The argument is `None` if the watch is
 /// not known to be armed.
-pub(crate) type Sharing = Box<dyn Fn(&ContenderHandle, Option<Watch>) + Send + Sync>;
+pub(crate) type OnEntered = Box<dyn Fn(&ContenderHandle, Option<Watch>) + Send + Sync>;
 
 /// The permits for which the head of a semaphore's queue exchanges its node. The acquisition of a lock has no target,
 /// because the head of its queue holds the lock.
@@ -167,7 +167,7 @@ pub(crate) struct Acquisition {
     pub(crate) options: Options,
     pub(crate) trace: AcquireTrace,
     /// A function to call once the node exists. `None` unless the process may keep the node between uses.
-    pub(crate) sharing: Option<Sharing>,
+    pub(crate) on_entered: Option<OnEntered>,
     pub(crate) target: Option<Arc<dyn ExchangeTarget>>,
 }
 
@@ -175,7 +175,7 @@ impl Acquisition {
     /// Creates an acquisition. Its label defaults to the lock's label.
     pub(crate) fn new(config: Arc<LockConfig>, mode: Mode, mut options: Options) -> Acquisition {
         options.label = options.label.or_else(|| config.label.clone());
-        Acquisition { config, mode, options, trace: AcquireTrace::default(), sharing: None, target: None }
+        Acquisition { config, mode, options, trace: AcquireTrace::default(), on_entered: None, target: None }
     }
 
     /// Returns the aim of the acquisition: a lock in one mode, or a permit.
@@ -190,7 +190,7 @@ impl Acquisition {
 
     /// Returns whether the process may keep the node between uses.
     pub(crate) fn may_be_kept(&self) -> bool {
-        self.sharing.is_some()
+        self.on_entered.is_some()
     }
 
     pub(crate) fn label(&self) -> Option<&str> {

@@ -60,7 +60,7 @@ enum Tried {
 impl ContenderHandle {
     pub(crate) async fn downgrade(&self) -> Result<(), Error> {
         self.change_to_read().await?;
-        self.holding.lock().begin_read_hold(self.user_path(), self.node());
+        self.trace.lock().begin_read_hold(self.user_path(), self.node());
         Ok(())
     }
 

@@ -167,8 +167,8 @@ impl Acquisition {
             }
             (entry, listing) = Box::pin(self.queue_up()).await?;
         }
-        if let Some(sharing) = &self.sharing {
-            sharing(&entry, entry.directory_watch().await);
+        if let Some(on_entered) = &self.on_entered {
+            on_entered(&entry, entry.directory_watch().await);
         }
         self.trace.record("sequence", entry.contender().sequence());
         Ok((entry, listing, began))
@@ -353,7 +353,7 @@ impl Acquisition {
         if self.may_be_kept() {
             return self.trace.record("token", hold.node().token());
         }
-        hold.limit_and_trace(self.holding(hold));
+        hold.limit_and_trace(self.begin_hold_trace(hold));
     }
 
     /// Leaves the queue after `denied`, the error of a missing permission. Returns the error for the user: `denied`, or

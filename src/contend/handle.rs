@@ -32,7 +32,7 @@ use crate::validation;
 ///
 /// Dropping the handle ends the hold and removes the node, even if the reply to the create has not come yet.
 pub(crate) struct ContenderHandle {
-    pub(super) holding: Mutex<HoldTrace>,
+    pub(super) trace: Mutex<HoldTrace>,
     session_slot: SessionSlot,
     /// Whether the process may keep the node between uses.
     keeps: bool,
@@ -58,7 +58,7 @@ impl ContenderHandle {
     ) -> Box<ContenderHandle> {
         let (user_path, _coordinator) = (Arc::clone(user_path), Arc::clone(coordinator));
         Box::new(ContenderHandle {
-            holding: Mutex::default(),
+            trace: Mutex::default(),
             session_slot,
             keeps,
             node,
@@ -193,12 +193,12 @@ impl ContenderHandle {
     }
 
     /// Starts the time limit of the hold, and stores the trace of the hold until the hold ends.
-    pub(crate) fn limit_and_trace(&self, holding: HoldTrace) {
+    pub(crate) fn limit_and_trace(&self, trace: HoldTrace) {
         // Only this hold uses the node, so the limit runs until the node is gone. The returned value is ignored, because nothing
         // ends the limit earlier.
         let now = self.now();
         _ = self.node.change(|it| it.state.limits.begin(now));
-        *self.holding.lock() = holding;
+        *self.trace.lock() = trace;
     }
 
     /// Begins a use of a kept node. `None` if uses have no time limit.
@@ -321,8 +321,8 @@ impl ContenderHandle {
     /// before it returns.
     pub(crate) fn leave(&self) -> Reply<()> {
         // The span of the hold ends now, even if the guard lives on or the deletion takes long.
-        let holding = std::mem::take(&mut *self.holding.lock());
-        drop(holding);
+        let trace = std::mem::take(&mut *self.trace.lock());
+        drop(trace);
         let leaving = self.session().store().leave(&self.node, |it, may_signal| it.state.leave(may_signal));
         remove(self.session(), &self.node, leaving.unwrap_or(Leaving::Gone(Err(Failure::NoNode))), None)
     }
@@ -354,7 +354,7 @@ impl ContenderHandle {
 impl Drop for ContenderHandle {
     fn drop(&mut self) {
         // The trace of the hold ends before the node is removed.
-        drop(std::mem::take(self.holding.get_mut()));
+        drop(std::mem::take(self.trace.get_mut()));
         let end = |it: &mut Locked, may_signal| (it.state.end(may_signal), it.creating.take());
         let (removals, mut creating) = self.session().store().leave(&self.node, end);
         for leaving in removals {

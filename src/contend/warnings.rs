@@ -27,14 +27,14 @@ const PAUSE: Duration = Duration::from_secs(1);
 impl Acquisition {
     /// Begins the trace of a hold, or of one use of a kept node. Starts a task that warns if the hold or the use lasts
     /// long.
-    pub(crate) fn holding(&self, hold: &ContenderHandle) -> HoldTrace {
+    pub(crate) fn begin_hold_trace(&self, hold: &ContenderHandle) -> HoldTrace {
         let (path, node) = (self.config.user_path(), hold.node());
-        let mut holding = self.trace.begin_hold(self.aim(), path, self.label(), node);
+        let mut trace = self.trace.begin_hold(self.aim(), path, self.label(), node);
         if let Some(limit) = self.config.warn_holding {
             let (node, session) = hold.node_and_session();
             let (path, label, token) = (Arc::clone(path), self.options.label.clone(), node.token());
             let late = session.sleep(limit);
-            holding.warning = Some(spawn_cancellable(&session, async move {
+            trace.warning = Some(spawn_cancellable(&session, async move {
                 late.await;
                 if node.detect_loss().is_none() {
                     let node = node.path();
@@ -42,7 +42,7 @@ impl Acquisition {
                 }
             }));
         }
-        holding
+        trace
     }
 
     /// Polls `queued` until the acquisition has entered the queue, and warns if that takes long. The caller's task logs

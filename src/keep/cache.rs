@@ -200,9 +200,9 @@ impl KeptUse {
     }
 
     /// Starts the time limit of the use, and stores its trace.
-    pub(crate) fn begin(&mut self, holding: HoldTrace) {
+    pub(crate) fn begin(&mut self, trace: HoldTrace) {
         self.limit = self.hold().limited_use().map(Arc::new);
-        self.trace = holding.is_recorded().then(|| Arc::new(holding));
+        self.trace = trace.is_recorded().then(|| Arc::new(trace));
     }
 
     /// Returns another share of the use, for another guard.
@@ -241,8 +241,8 @@ impl KeptUse {
         self.is_changing = true;
         self.hold().change_to_read().await?;
         self.is_changing = false;
-        if let Some(holding) = self.trace.as_mut().and_then(Arc::get_mut) {
-            holding.begin_read_hold(self.granted.hold.user_path(), self.granted.hold.node());
+        if let Some(trace) = self.trace.as_mut().and_then(Arc::get_mut) {
+            trace.begin_read_hold(self.granted.hold.user_path(), self.granted.hold.node());
         }
         let woken = self.granted.kept.state.lock().uses.downgraded(self.number);
         wake(woken);

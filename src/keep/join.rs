@@ -146,7 +146,7 @@ fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> Work {
     let options = Options { label: first.options.label.clone(), ..Options::default() };
     let mut all = Acquisition::new(Arc::clone(&first.config), first.mode, options);
     let shared = Arc::downgrade(kept);
-    all.sharing = Some(Box::new(move |entry, asked| {
+    all.on_entered = Some(Box::new(move |entry, asked| {
         if let Some(kept) = shared.upgrade() {
             kept.entered(entry, asked);
         }
@@ -162,6 +162,6 @@ fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> Work {
 pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptUse) -> KeptUse {
     trace::count_grant(acquisition.aim(), GrantKind::Kept.as_str());
     acquisition.trace.record("sequence", used.hold().contender().sequence());
-    used.begin(acquisition.holding(used.hold()));
+    used.begin(acquisition.begin_hold_trace(used.hold()));
     used
 }
