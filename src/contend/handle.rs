@@ -57,15 +57,7 @@ impl ContenderHandle {
         data: Vec<u8>,
     ) -> Box<ContenderHandle> {
         let (user_path, _coordinator) = (Arc::clone(user_path), Arc::clone(coordinator));
-        Box::new(ContenderHandle {
-            trace: Mutex::default(),
-            session_slot,
-            keeps,
-            node,
-            user_path,
-            data,
-            _coordinator,
-        })
+        Box::new(ContenderHandle { trace: Mutex::default(), session_slot, keeps, node, user_path, data, _coordinator })
     }
 
     /// Sends the create of the node. [`ContenderHandle::await_create`] waits for the reply.

@@ -57,7 +57,7 @@ async fn watch_nodes(session: &Weak<dyn Session>, store: &SessionStore, grace: D
             session.spawn(Box::pin(watch_own(Arc::clone(&session), unwatched)));
         }
         for path in store.take_unchecked() {
-            session.spawn(Box::pin(expect_gone(Arc::downgrade(&session), path)));
+            session.spawn(Box::pin(check_hand_off(Arc::downgrade(&session), path)));
         }
     }
 }
@@ -104,27 +104,27 @@ pub(crate) fn cannot_watch(node: &ContenderNode, failure: &Failure) {
 /// the data of a writer's node, and a downgrade has replaced that node since. So if a granted contender still holds a
 /// fifth of the session timeout later, this also checks that no contender is left whose sequence number is at most that
 /// of `path`.
-async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
+async fn check_hand_off(session: Weak<dyn Session>, path: Arc<str>) {
     let Some(live) = session.upgrade() else { return };
-    let mut left = match repeated(&live, Tries::ENDLESS, || live.data(&path)).await {
+    let mut survivor = match repeated(&live, Tries::ENDLESS, || live.data(&path)).await {
         Ok(_) => presence::first_there(&live, &[path.to_string()]).await,
         Err(Failure::NoNode) => Ok(None),
         Err(failure) => Err(failure),
     };
-    let pause = (left == Ok(None)).then(|| live.sleep(live.timeout() / 5));
+    let pause = (survivor == Ok(None)).then(|| live.sleep(live.timeout() / 5));
     drop(live);
     OptionFuture::from(pause).await;
     let Some(live) = session.upgrade() else { return };
     let store = live.store();
     let Some(granted) = store.finish_check(&path) else { return };
-    if left == Ok(None) && granted.iter().any(|node| node.is_holding()) {
-        left = left_before(&live, &path).await;
-        if left == Ok(None) {
+    if survivor == Ok(None) && granted.iter().any(|node| node.is_holding()) {
+        survivor = survivor_up_to(&live, &path).await;
+        if survivor == Ok(None) {
             store.record_confirmed(Arc::clone(&path));
         }
     }
-    if let Ok(Some(left)) = left {
-        lose_interfered(&path, &left, &granted);
+    if let Ok(Some(survivor)) = survivor {
+        lose_interfered(&path, &survivor, &granted);
     }
 }
 
@@ -138,7 +138,7 @@ pub(crate) fn lose_interfered<'n>(path: &str, left: &str, granted: impl IntoIter
 }
 
 /// Returns a contender that still exists and whose sequence number is at most that of the node at `path`.
-async fn left_before(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
+async fn survivor_up_to(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
     let directory = Arc::from(path.rsplit_once('/').unwrap_or_default().0);
     let names = match repeated(session, Tries::ENDLESS, || listing::list(session, &directory)).await {
         Err(Failure::NoNode) => return Ok(None),

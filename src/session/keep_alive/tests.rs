@@ -308,7 +308,7 @@ async fn a_denied_watch_ends_a_hold_if_the_leader_agrees() {
 }
 
 /// Requests a check of the hand-off by a holder that has left, and lets the check end. Returns its listings.
-async fn check_hand_off(session: &Stub<Noted>, granted: &Arc<ContenderNode>) -> usize {
+async fn checked(session: &Stub<Noted>, granted: &Arc<ContenderNode>) -> usize {
     let path = "/a/gone-WRITE-0000000001";
     session.wrong.lock().unwrap().push((path.to_owned(), Failure::NoNode));
     session.store.request_check(&Arc::from(path), granted);
@@ -322,10 +322,10 @@ async fn a_hand_off_whose_check_failed_is_checked_again() {
     let (session, _task) = Noted::kept_alive();
     let granted = session.holder("/a/reader-READ-0000000002");
     session.wrong.lock().unwrap().push(("/a".to_owned(), Failure::NoAuth(Box::default())));
-    assert_eq!(check_hand_off(&session, &granted).await, 1);
+    assert_eq!(checked(&session, &granted).await, 1);
     session.wrong.lock().unwrap().clear();
-    assert_eq!(check_hand_off(&session, &granted).await, 1, "a check that failed counts as a confirmation");
-    assert_eq!(check_hand_off(&session, &granted).await, 0, "the hand-off is confirmed already");
+    assert_eq!(checked(&session, &granted).await, 1, "a check that failed counts as a confirmation");
+    assert_eq!(checked(&session, &granted).await, 0, "the hand-off is confirmed already");
 }
 
 #[tokio::test(start_paused = true)]
@@ -336,7 +336,7 @@ async fn a_hand_off_to_a_short_hold_costs_no_listing() {
         tokio::time::sleep(ms(500)).await;
         session.store.leave(&granted, |it, _| it.state.leave(true))
     };
-    assert_eq!(tokio::join!(check_hand_off(&session, &granted), leaves).0, 0);
+    assert_eq!(tokio::join!(checked(&session, &granted), leaves).0, 0);
 }
 
 /// A session that answers no request.
