@@ -27,14 +27,14 @@ impl Wait<'_> {
             self.warn_if_long();
             self.early_read = target.early_read(self.entry).await?;
         }
-        let (mut step, mut before) = (Step::List, None);
+        // The predecessor whose node the server has listed, and then said not to exist. This decides only how the wait
+        // learns of the departure, so the machine does not know it.
+        let (mut step, mut denied) = (Step::List, None);
         loop {
             step = match step {
                 Step::List => Box::pin(self.list()).await?,
                 Step::Await { predecessor: Predecessor { name, .. }, asks } => {
-                    // This decides only how the wait learns of the departure, so the machine does not know it.
-                    let is_again = before.replace(Arc::clone(&name)).as_ref() == Some(&name);
-                    let departure = self.departure(&name, is_again, asks).await?;
+                    let departure = self.departure(&name, &mut denied, asks).await?;
                     self.waiter.next(QueueEvent::Departed(departure))
                 }
                 Step::Take(take) => return Ok(take),
@@ -143,8 +143,13 @@ impl Wait<'_> {
     }
 
     /// Waits until the predecessor's node changes or goes. Meanwhile calls the user's `on_wait` listener when the progress
-    /// changes. `is_again` says whether the previous wait had the same predecessor.
-    async fn departure(&mut self, predecessor: &Arc<str>, is_again: bool, asks: bool) -> Result<Departure, Error> {
+    /// changes. `denied` is the predecessor of the previous wait, if that wait found no node to watch.
+    async fn departure(
+        &mut self,
+        predecessor: &Arc<str>,
+        denied: &mut Option<Arc<str>>,
+        asks: bool,
+    ) -> Result<Departure, Error> {
         let mut on_wait = self.on_wait.take();
         let (session, paths, me) = (self.entry.session(), &self.acquisition.config.paths, &*self.entry.contender());
         // Boxed, because only a few of thousands of waiters have a listener.
@@ -153,7 +158,7 @@ impl Wait<'_> {
         let ghosts_found = self.view.map(|view| Box::pin(view.ghosts_found.notified()));
         let departure = tokio::select! {
             biased;
-            event = self.await_event(predecessor, is_again, asks) => event,
+            event = self.await_event(predecessor, denied, asks) => event,
             found = self.check_in_intervals(predecessor) => found,
             Some(never) = OptionFuture::from(looking) => match never {},
             Some(()) = OptionFuture::from(ghosts_found) => Ok(Departure::ListAgain),
@@ -163,19 +168,30 @@ impl Wait<'_> {
     }
 
     /// Arms the watch on the predecessor's node, and waits for its event.
-    async fn await_event(&self, predecessor: &Arc<str>, is_again: bool, asks: bool) -> Result<Departure, Error> {
+    async fn await_event(
+        &self,
+        predecessor: &Arc<str>,
+        denied: &mut Option<Arc<str>>,
+        asks: bool,
+    ) -> Result<Departure, Error> {
+        let is_again = denied.take().as_ref() == Some(predecessor);
         let armed = Box::pin(retry::until_known(self.entry.session(), || self.arm(predecessor, asks)));
         // Boxed, because the future that arms the watch is larger than the watch, and thousands of waiters await their watches.
         let watch = match armed.await {
             Ok(watch) => watch,
             // The server lists the predecessor's node, and reports for the second time that the node does not exist. So
             // the leader is asked.
-            Err(Failure::NoNode) if is_again => match Box::pin(self.check_at_leader(predecessor, true)).await? {
-                Some(departure) => return Ok(departure),
-                // The leader has the node. `check_in_intervals`, which is polled together with this future, ends the wait.
-                None => return std::future::pending().await,
-            },
-            Err(Failure::NoNode) => return Ok(Departure::ListAgain),
+            Err(Failure::NoNode) if is_again => {
+                match Box::pin(self.check_at_leader(predecessor, true)).await? {
+                    Some(departure) => return Ok(departure),
+                    // The leader has the node. `check_in_intervals`, which is polled together with this future, ends the wait.
+                    None => return std::future::pending().await,
+                }
+            }
+            Err(Failure::NoNode) => {
+                *denied = Some(Arc::clone(predecessor));
+                return Ok(Departure::ListAgain);
+            }
             Err(failure) => return Err(self.acquisition.config.stop(failure)),
         };
         Ok(match watch.await {
