@@ -10,6 +10,9 @@
 //! This module shuts such a socket down. The crate's attempt then fails, and the crate tries the next server. An
 //! established session is safe, because the server's reply to the handshake has arrived on its socket.
 //!
+//! One session scans for all sessions of the process, because a scan reads all sockets of the process and all of the
+//! machine. If each session did so, the scans of a hundred sessions would take all processors.
+//!
 //! A socket may belong to another client of this process. So the limit of a socket is the longest limit of all clients
 //! that have a server with its port. Sockets of probes are left alone, because a probe has a timeout of its own. Their
 //! mark is the option `SO_KEEPALIVE`, which the client crate never sets.
@@ -18,6 +21,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
+#[cfg(target_os = "linux")]
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +32,8 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use crate::session::lease::Lease;
+#[cfg(target_os = "linux")]
+use crate::session::shield::shielded;
 use crate::session::store::SessionStore;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
@@ -38,12 +45,50 @@ use crate::zookeeper::servers::Servers;
 const SCANS: u32 = 8;
 
 /// The least time between the starts of two scans, as a multiple of the processor time of the earlier scan. So scans
-/// use at most a quarter of one processor, even with very many open files.
+/// use at most a quarter of one processor, even with very many open files and many sessions.
 const SHARE: u32 = 4;
 
 /// For each client of this process: the ports of its servers, and the time that an attempt to connect to them may take.
 /// The key is the id in the client's [`Limit`].
 static LIMITS: Mutex<BTreeMap<usize, (BTreeSet<u16>, Duration)>> = Mutex::new(BTreeMap::new());
+
+/// For each session of this process without a connection: the addresses of its servers, and the time that an attempt to
+/// connect may take. The key is the id in the session's [`Search`].
+#[cfg(target_os = "linux")]
+static SEARCHES: Mutex<BTreeMap<usize, (Vec<SocketAddr>, Duration)>> = Mutex::new(BTreeMap::new());
+
+/// Locked by the session that scans for all sessions. When that session is back, another one goes on.
+#[cfg(target_os = "linux")]
+static SCANNER: tokio::sync::Mutex<system::FirstSeen> = tokio::sync::Mutex::const_new(BTreeMap::new());
+
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+
+/// The registration of a session in [`SEARCHES`]. Dropping it removes the session.
+#[cfg(target_os = "linux")]
+struct Search(usize);
+
+#[cfg(target_os = "linux")]
+impl Search {
+    fn begin(servers: Vec<SocketAddr>, limit: Duration) -> Search {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        SEARCHES.lock().insert(number, (servers, limit));
+        Search(number)
+    }
+
+    /// Returns the addresses of the servers of all searches, and the shortest limit.
+    fn all() -> (BTreeSet<SocketAddr>, Duration) {
+        let searches = SEARCHES.lock();
+        let servers = searches.values().flat_map(|(servers, _)| servers).copied().map(system::canonical).collect();
+        (servers, searches.values().map(|(_, limit)| *limit).min().unwrap_or(Duration::MAX))
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Search {
+    fn drop(&mut self) {
+        SEARCHES.lock().remove(&self.0);
+    }
+}
 
 /// The registration of a client's limit in [`LIMITS`], by the id of the entry. Dropping it removes the entry.
 pub(super) struct Limit(usize);
@@ -52,7 +97,6 @@ impl Limit {
     /// Registers a limit for attempts to connect to these servers. With `None`, only the client crate's own limit
     /// applies.
     pub(super) fn of(servers: &Servers, limit: Option<Duration>) -> Limit {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let ports = servers.each().map(|server| server.port()).collect();
         LIMITS.lock().insert(number, (ports, limit.unwrap_or(Duration::MAX)));
@@ -94,21 +138,24 @@ pub(super) async fn end_slow_attempts(than: Option<Duration>, servers: &Servers)
             tokio::time::timeout(limit / 2, addresses(&server.address())).await.ok()?.ok()
         });
         let found: Vec<_> = join_all(found).await.into_iter().flatten().flatten().collect();
+        let _search = Search::begin(found, limit);
+        let mut seen = shielded(SCANNER.lock()).await;
         // An attempt may begin right after a scan, and a scan may be half an interval late. So the age that scans
         // measure is too short by up to one and a half intervals, and the limit is lowered by as much.
         let age_limit = |limit: Duration| limit - limit / (2 * SCANS) * 3;
-        let pause = limit / SCANS;
-        let (mut attempts, mut next) = (system::Attempts::new(found), Instant::now());
+        let mut next = Instant::now();
         loop {
             tokio::time::sleep_until(next).await;
-            let began = Instant::now();
+            let (began, (servers, limit)) = (Instant::now(), Search::all());
             let scan = move || {
-                let took = attempts.scan(age_limit(limit), |port| age_limit(Limit::longest(port)));
-                (attempts, took)
+                let port_limit = |port| age_limit(Limit::longest(port));
+                let took = system::scan(&mut seen, &servers, age_limit(limit), port_limit);
+                (seen, took)
             };
             // The scan runs on another thread, so that heartbeats do not wait for it.
             let Ok((scanned, took)) = tokio::task::spawn_blocking(scan).await else { return pending().await };
-            (attempts, next) = (scanned, began + pause.max(took * SHARE));
+            seen = scanned;
+            next = began + (limit / SCANS).max(took * SHARE);
         }
     }
     #[cfg(not(target_os = "linux"))]
@@ -146,7 +193,7 @@ pub(super) async fn end_slow_reconnects(than: Option<Duration>, servers: Servers
 #[cfg(target_os = "linux")]
 mod system {
     use std::cell::LazyCell;
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
     use std::fs;
     use std::io::{self, Write};
     use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -159,6 +206,8 @@ mod system {
     use nix::sys::socket::{Shutdown, SockaddrStorage, getpeername, getsockopt, shutdown};
     use rustix::time::{ClockId, clock_gettime};
 
+    #[cfg(test)]
+    use crate::sync::atomic::{AtomicUsize, Ordering};
     use crate::telemetry::log::emit;
     use crate::zookeeper::sockets::{inode_of, peer_of};
 
@@ -183,57 +232,58 @@ mod system {
         shows().unwrap_or(false)
     });
 
-    pub(super) struct Attempts {
-        servers: Vec<SocketAddr>,
-        /// When a scan first saw each socket, by inode. `None` for a socket that needs no further check.
-        first_seen: BTreeMap<u64, Option<Instant>>,
-    }
+    /// When a scan first saw each socket, by inode. `None` for a socket that needs no further check.
+    pub(super) type FirstSeen = BTreeMap<u64, Option<Instant>>;
 
-    impl Attempts {
-        pub(super) fn new(servers: Vec<SocketAddr>) -> Attempts {
-            Attempts { servers: servers.into_iter().map(canonical).collect(), first_seen: BTreeMap::new() }
-        }
+    #[cfg(test)]
+    pub(super) static MADE: AtomicUsize = AtomicUsize::new(0);
 
-        /// Ends the attempts to connect that have been open both for `limit` and for the limit of their port. Returns
-        /// the processor time that the scan took.
-        pub(super) fn scan(&mut self, limit: Duration, port_limit: impl Fn(u16) -> Duration) -> Duration {
-            let busy = || {
-                let busy = clock_gettime(ClockId::ThreadCPUTime);
-                Duration::new(busy.tv_sec.unsigned_abs(), u32::try_from(busy.tv_nsec).unwrap_or(0))
-            };
-            let began = busy();
-            let (open, now) = (sockets_to(&self.servers), Instant::now());
-            self.first_seen.retain(|socket, _| open.iter().any(|(_, of)| of == socket));
-            // The tables are read after the list of open sockets, so that a socket that has just received data counts
-            // as answered. They are not read while all attempts are in time.
-            let unanswered = LazyCell::new(|| {
-                let to_them = unanswered().into_iter().filter(|(peer, _)| self.servers.contains(peer));
-                to_them.map(|(peer, socket)| (socket, peer.port())).collect::<BTreeMap<u64, u16>>()
-            });
-            for (number, socket) in open {
-                let first_seen = self.first_seen.entry(socket).or_insert(Some(now));
-                let age = first_seen.map(|since| now.duration_since(since));
-                let Some(age) = age.filter(|age| *age >= limit) else { continue };
-                let port = unanswered.get(&socket);
-                if port.is_some_and(|port| age < port_limit(*port)) {
-                    continue;
-                }
-                // Since the list was made, the file descriptor may have been closed and reused for another file. So the
-                // inode is compared.
-                let is_probe = getsockopt(number, KeepAlive) != Ok(false);
-                let is_still = !is_probe && port.is_some() && inode_of(number) == Some(socket);
-                if is_still && shutdown(number, Shutdown::Both).is_ok() {
-                    emit!(DEBUG, "an attempt to connect takes too long and is ended");
-                }
-                *first_seen = None;
+    /// Ends the attempts to connect to these servers that have been open both for `limit` and for the limit of their
+    /// port. Returns the processor time that the scan took.
+    pub(super) fn scan(
+        first_seen: &mut FirstSeen,
+        servers: &BTreeSet<SocketAddr>,
+        limit: Duration,
+        port_limit: impl Fn(u16) -> Duration,
+    ) -> Duration {
+        let busy = || {
+            let busy = clock_gettime(ClockId::ThreadCPUTime);
+            Duration::new(busy.tv_sec.unsigned_abs(), u32::try_from(busy.tv_nsec).unwrap_or(0))
+        };
+        let began = busy();
+        #[cfg(test)]
+        MADE.fetch_add(1, Ordering::Relaxed);
+        let (open, now) = (sockets_to(servers), Instant::now());
+        first_seen.retain(|socket, _| open.iter().any(|(_, of)| of == socket));
+        // The tables are read after the list of open sockets, so that a socket that has just received data counts
+        // as answered. They are not read while all attempts are in time.
+        let unanswered = LazyCell::new(|| {
+            let to_them = unanswered().into_iter().filter(|(peer, _)| servers.contains(peer));
+            to_them.map(|(peer, socket)| (socket, peer.port())).collect::<BTreeMap<u64, u16>>()
+        });
+        for (number, socket) in open {
+            let since = first_seen.entry(socket).or_insert(Some(now));
+            let age = since.map(|since| now.duration_since(since));
+            let Some(age) = age.filter(|age| *age >= limit) else { continue };
+            let port = unanswered.get(&socket);
+            if port.is_some_and(|port| age < port_limit(*port)) {
+                continue;
             }
-            busy().saturating_sub(began)
+            // Since the list was made, the file descriptor may have been closed and reused for another file. So the
+            // inode is compared.
+            let is_probe = getsockopt(number, KeepAlive) != Ok(false);
+            let is_still = !is_probe && port.is_some() && inode_of(number) == Some(socket);
+            if is_still && shutdown(number, Shutdown::Both).is_ok() {
+                emit!(DEBUG, "an attempt to connect takes too long and is ended");
+            }
+            *since = None;
         }
+        busy().saturating_sub(began)
     }
 
     /// Returns the file descriptor and the inode of each socket of this process that is connected to one of these
     /// servers, or not connected yet.
-    fn sockets_to(servers: &[SocketAddr]) -> Vec<(RawFd, u64)> {
+    fn sockets_to(servers: &BTreeSet<SocketAddr>) -> Vec<(RawFd, u64)> {
         let open = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
         let numbers = open.filter_map(|open| open.file_name().to_str()?.parse().ok());
         let leads_there = |number: &RawFd| match peer_of(*number) {
@@ -245,7 +295,7 @@ mod system {
 
     /// Returns the address in the form that the tables are compared in: an IPv4-mapped IPv6 address as IPv4, and
     /// without a scope.
-    fn canonical(peer: SocketAddr) -> SocketAddr {
+    pub(super) fn canonical(peer: SocketAddr) -> SocketAddr {
         SocketAddr::new(peer.ip().to_canonical(), peer.port())
     }
 
@@ -296,7 +346,7 @@ mod tests {
     use nix::sys::socket::sockopt::KeepAlive;
     use tokio::net::TcpSocket;
 
-    use super::system::Attempts;
+    use super::system::{MADE, scan};
     use super::*;
 
     fn address(of: &TcpListener) -> SocketAddr {
@@ -328,7 +378,8 @@ mod tests {
         probing.set_keepalive(true).unwrap();
         let probing = probing.connect(address(&server)).await.unwrap();
         let probed = server.accept().unwrap().0;
-        let scan = || Attempts::new(vec![address(&server)]).scan(Duration::ZERO, |_| Duration::ZERO);
+        let servers = BTreeSet::from([address(&server)]);
+        let scan = || scan(&mut BTreeMap::new(), &servers, Duration::ZERO, |_| Duration::ZERO);
         scan();
         assert_eq!([unanswered.1, answered.1, elsewhere.1].map(is_ended), [true, false, false]);
         assert!(!is_ended(probed.try_clone().unwrap()));
@@ -348,6 +399,19 @@ mod tests {
         drop(long);
         assert_eq!(Limit::longest(1), ms(500).unwrap());
         drop(short);
+    }
+
+    /// If each of forty sessions scanned for itself, there would be forty times as many scans. The other tests of this
+    /// file make some scans at the same time.
+    #[tokio::test]
+    async fn many_sessions_without_a_connection_share_one_scan() {
+        let servers = Servers::parse("127.0.0.1:1").unwrap();
+        let (limit, time) = (Duration::from_millis(400), Duration::from_millis(800));
+        let before = MADE.load(Ordering::Relaxed);
+        let sessions = join_all((0..40).map(|_| end_slow_attempts(Some(limit), &servers)));
+        assert!(tokio::time::timeout(time, sessions).await.is_err());
+        let made = MADE.load(Ordering::Relaxed) - before;
+        assert!(made <= 100, "{made} scans");
     }
 
     #[tokio::test]
