@@ -27,6 +27,7 @@ async fn rounds_of_silence(timeout: Duration) {
     // The observer uses the client crate directly, because the test stops the library's thread.
     let observer = zookeeper_client::Client::connector().with_session_timeout(Duration::from_secs(20));
     let observer = observer.connect(&ensemble.server(leader).address()).await.expect("reachable");
+    let mode = zookeeper_client::CreateMode::EphemeralSequential.with_acls(zookeeper_client::Acls::anyone_all());
     let mut random = Seeded(timeout.as_micros() as u64);
     let rounds = std::env::var("SILENCE_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
     let batches = rounds.unwrap_or(2 * TOGETHER).div_ceil(TOGETHER);
@@ -42,8 +43,9 @@ async fn rounds_of_silence(timeout: Duration) {
             let zk = builder.connect(&proxy.address()).await.expect("reachable");
             let lock = lock_at(&zk, &format!("/silence-{}/{batch}-{number}", timeout.as_millis()));
             let guard = Arc::new(lock.write().await.expect("the lock is free"));
-            // Another server may lead by now, and the observer's server may lag, so a sync comes before the read.
-            observer.sync("/").await.expect("the observer's session goes on");
+            // A write comes before the read. The observer's server may lag, and even a leader may reply to a `sync` before it
+            // has applied the create of the node, which the follower has applied and answered.
+            observer.create("/observed-", &[], &mode).await.expect("the observer's session goes on");
             let node = match observer.get_and_watch_data(&guard.node_path()).await {
                 Ok((_, _, node)) => node,
                 // On a busy machine, a session with a timeout of one second may expire before its round begins.
