@@ -462,25 +462,21 @@ impl SessionStore {
 
     /// Returns the ghosts among these names that a contender of this mode may ignore.
     pub(crate) fn ghosts_among(&self, directory: &str, names: &[String], mode: Mode) -> Vec<Arc<str>> {
-        let record = self.record.lock();
-        let Some(ghosts) = record.ghosts.get(directory) else { return Vec::new() };
-        let known = names.iter().filter_map(|name| ghosts.get_key_value(&**name));
-        known.filter(|(_, passable_by)| may_pass(mode, **passable_by)).map(|(name, _)| Arc::clone(name)).collect()
+        self.record.lock().ghosts.get(directory).map_or_else(Vec::new, |ghosts| passable(ghosts, names, mode))
     }
 
     /// As [`SessionStore::ghosts_among`], where `names` is a complete listing of the directory. Forgets each ghost that is
     /// not in the listing.
     pub(crate) fn shown_ghosts(&self, directory: &str, names: &[String], mode: Mode) -> Vec<Arc<str>> {
         let mut record = self.record.lock();
-        if let Some(ghosts) = record.ghosts.get_mut(directory) {
-            let shown: BTreeSet<&str> = names.iter().map(|name| &**name).collect();
-            ghosts.retain(|name, _| shown.contains(&**name));
-            if ghosts.is_empty() {
-                record.ghosts.remove(directory);
-            }
+        let Some(ghosts) = record.ghosts.get_mut(directory) else { return Vec::new() };
+        let shown: BTreeSet<&str> = names.iter().map(|name| &**name).collect();
+        ghosts.retain(|name, _| shown.contains(&**name));
+        let passable = passable(ghosts, names, mode);
+        if ghosts.is_empty() {
+            record.ghosts.remove(directory);
         }
-        drop(record);
-        self.ghosts_among(directory, names, mode)
+        passable
     }
 
     /// Returns these names without the ghosts that a contender of this mode may ignore.
@@ -513,6 +509,12 @@ impl fmt::Debug for SessionStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SessionStore").field("lease", &self.lease).finish_non_exhaustive()
     }
+}
+
+/// Returns the ghosts among these names that a contender of this mode may ignore.
+fn passable(ghosts: &Ghosts, names: &[String], mode: Mode) -> Vec<Arc<str>> {
+    let known = names.iter().filter_map(|name| ghosts.get_key_value(&**name));
+    known.filter(|(_, passable_by)| may_pass(mode, **passable_by)).map(|(name, _)| Arc::clone(name)).collect()
 }
 
 /// Returns whether a contender of `mode` may ignore a ghost with this `passable_by`, as in [`Ghosts`].
