@@ -221,18 +221,24 @@ async fn a_session_slot_returns_its_room_once() {
     assert!(!held.is_held());
 }
 
-/// Acquires on a session whose lease has run out, so the acquisition must check at the leader that its own node exists. The
-/// closure `answer` gives the failure of each check, or `None`. Returns the number of checks, the duration and the result of the
-/// acquisition.
-async fn confirmed_by(
-    answer: impl Fn(usize, &SessionStore) -> Option<Failure> + Send + Sync + 'static,
-) -> (usize, Duration, Result<(), Error>) {
+/// Returns the store of a session whose lease has run out.
+fn lapsed() -> Arc<SessionStore> {
     let hands = Arc::new(AtomicUsize::new(1_000));
     let clock = Arc::clone(&hands);
     let read = move || Duration::from_secs(clock.load(Ordering::Relaxed) as u64);
     let store = Arc::new(SessionStore::new(Lease::with_clock(Duration::from_secs(10), Box::new(read))));
     store.began(store.lease().now());
     hands.fetch_add(3_600, Ordering::Relaxed);
+    store
+}
+
+/// Acquires on a session whose lease has run out, so the acquisition must check at the leader that its own node exists. The
+/// closure `answer` gives the failure of each check, or `None`. Returns the number of checks, the duration and the result of the
+/// acquisition.
+async fn confirmed_by(
+    answer: impl Fn(usize, &SessionStore) -> Option<Failure> + Send + Sync + 'static,
+) -> (usize, Duration, Result<(), Error>) {
+    let store = lapsed();
     let (count, heard) = (Count::default(), Arc::clone(&store));
     let tries = count.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| {
@@ -270,12 +276,7 @@ async fn a_lease_that_has_run_out_is_renewed_before_the_grant() {
 /// The lease has run out before the exchange, so the permit's node is confirmed before the permit counts as held.
 #[tokio::test(start_paused = true)]
 async fn a_permit_is_granted_only_under_a_valid_lease() {
-    let hands = Arc::new(AtomicUsize::new(1_000));
-    let clock = Arc::clone(&hands);
-    let read = move || Duration::from_secs(clock.load(Ordering::Relaxed) as u64);
-    let store = Arc::new(SessionStore::new(Lease::with_clock(Duration::from_secs(10), Box::new(read))));
-    store.began(store.lease().now());
-    hands.fetch_add(3_600, Ordering::Relaxed);
+    let store = lapsed();
     let (renewed, checks) = (Arc::clone(&store), Count::default());
     let checked = checks.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| {
