@@ -331,7 +331,7 @@ async fn stopped_past_its_session(on: On) {
     if on == On::Postgres {
         // The transaction of the stopped process stays open, and the next process does not wait for its end.
         let second = second.ends().await.with(DONE);
-        second.saying("has ended what an earlier holder left open").saying("has migrated from version 1 to 3");
+        second.saying("ends what an earlier holder left open").saying("has migrated from version 1 to 3");
         world.is_whole().await;
         first.signal("CONT");
         first.ends().await.with(LOST);
@@ -364,7 +364,7 @@ async fn cut_off_from_zookeeper_in_the_middle(on: On) {
     let second = second.ends().await.with(DONE).saying("has migrated from version 1 to 3");
     if on == On::Postgres {
         // PostgreSQL has not noticed that its client is gone, so the endless statement still runs.
-        second.saying("has ended what an earlier holder left open");
+        second.saying("ends what an earlier holder left open");
     }
     world.is_whole().await;
 }
@@ -427,7 +427,7 @@ async fn an_earlier_holder_cannot_commit() {
         let build = if role == ["up"] { world.build("all", &VERSIONS) } else { world.directory.path().join("up-to-1") };
         let later = world.start(&build, role).ends().await.with(DONE);
         if role == ["up"] {
-            later.saying(&format!("has ended what an earlier holder left open: lock_fence {token}"));
+            later.saying(&format!("ends what an earlier holder left open: lock_fence {token}"));
         }
         earlier.commit().await.expect_err("its connection was ended");
         assert_eq!(world.numbers("SELECT count(*) FROM pg_class WHERE relname = 'stale'").await, [0]);
@@ -479,7 +479,7 @@ async fn statements_that_arrive_late_change_nothing() {
     eventually("it goes on", || async { postgres.bytes_to_server() > 0 }).await;
     zookeeper.black_hole();
     first.ends().await.with(LOST);
-    world.up(&world.up_to(3)).await.with(DONE).saying("has ended what an earlier holder left open");
+    world.up(&world.up_to(3)).await.with(DONE).saying("ends what an earlier holder left open");
     postgres.heal();
     world.is_whole().await;
 }
@@ -502,7 +502,7 @@ async fn a_process_without_its_database_releases_the_lock() {
     first.ends().await.with(NOT_IN_TIME).saying("the database has not answered within 2s");
     assert_eq!(line(&lock_of(&world).await).await, "");
     let build = world.up_to(3);
-    world.up(&build).await.with(DONE).saying("has ended what an earlier holder left open");
+    world.up(&build).await.with(DONE).saying("ends what an earlier holder left open");
     postgres.heal();
     world.is_whole().await;
 

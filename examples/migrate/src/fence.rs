@@ -23,13 +23,13 @@ const RAISE: &str = "UPDATE lock_fence SET token = $1 WHERE name = 'schema' AND 
 
 /// Sets the connection's name in `pg_stat_activity`, so that later holders can recognize the connection.
 const SIGN: &str = "SELECT set_config('application_name', 'lock_fence ' || $1::text, false)";
-/// Ends the connections of earlier holders. The process that runs this statement has the lock, so the earlier holders
-/// have lost it. PostgreSQL may call a function in WHERE even for rows that other conditions exclude, so the subquery
-/// selects the rows first.
-const END_EARLIER: &str = "WITH earlier AS MATERIALIZED (
-        SELECT pid, application_name FROM pg_stat_activity WHERE datname = current_database()
-            AND substring(application_name FROM '^lock_fence (\\d+)$')::bigint < $1
-    ) SELECT application_name FROM earlier, pg_terminate_backend(pid) AS ended WHERE ended";
+/// Selects the connections of earlier holders. The process that runs this statement has the lock, so the earlier
+/// holders have lost it.
+const EARLIER: &str = "SELECT pid, application_name FROM pg_stat_activity WHERE datname = current_database()
+    AND substring(application_name FROM '^lock_fence (\\d+)$')::bigint < $1";
+/// Ends a connection. The name is compared again, because PostgreSQL may have given the process id to another
+/// connection.
+const END: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = $1 AND application_name = $2";
 const IN_THE_WAY: &str =
     "SELECT pid, application_name, state FROM pg_stat_activity WHERE pid = ANY(pg_blocking_pids($1))";
 
@@ -110,9 +110,12 @@ impl Fence<'_> {
         let mut connection = self.database.connect(self.limit).await?;
         let mut told = Vec::new();
         loop {
-            let ended = sqlx::query(END_EARLIER).bind(self.token).fetch_all(&mut connection);
-            for ended in in_time(self.limit, ended).await? {
-                println!("{name} has ended what an earlier holder left open: {}", ended.try_get::<String, _>(0)?);
+            let earlier = sqlx::query(EARLIER).bind(self.token).fetch_all(&mut connection);
+            for row in in_time(self.limit, earlier).await? {
+                let (pid, program): (i32, String) = (row.try_get(0)?, row.try_get(1)?);
+                // Printed first, because the migration goes on at once, and may end before this function is polled again.
+                println!("{name} ends what an earlier holder left open: {program}");
+                in_time(self.limit, sqlx::query(END).bind(pid).bind(program).execute(&mut connection)).await?;
             }
             let mut in_the_way = Vec::new();
             let rows = sqlx::query(IN_THE_WAY).bind(pid).fetch_all(&mut connection);
