@@ -151,6 +151,20 @@ fn a_store_that_takes_or_refuses_wrongly_is_found() {
     assert_eq!(wrong_fences(&[fenced(2, 2, true, 210), let_in], &none).len(), 1);
 }
 
+#[test]
+fn the_grant_of_a_deleted_node_may_be_received_after_the_next_grant() {
+    let written = |token, granted: u64, at| Access {
+        granted: Duration::from_millis(granted),
+        node: format!("/l/n-WRITE-{token}"),
+        ..access(Deed::Fenced { token, accepted: true }, token as u64, at)
+    };
+    let accesses = [written(1, 105, 110), written(2, 100, 120)];
+    let deleted = |node: &str| HashMap::from([(node.to_owned(), Duration::from_millis(99))]);
+    assert_eq!(wrong_fences(&accesses, &HashMap::new()).len(), 1);
+    assert_eq!(wrong_fences(&accesses, &deleted("/l/n-WRITE-1")).len(), 0);
+    assert_eq!(wrong_fences(&accesses, &deleted("/l/n-WRITE-3")).len(), 1);
+}
+
 /// Tests the recorder of histories with a lock whose loss its holder has not noticed.
 #[support::judged]
 async fn the_witness_ends_an_interval_at_the_loss() {
