@@ -25,6 +25,17 @@ fn write_where(
     now(RwLock::new(&Hindered::new(memory, refuses), PATH).expect("valid").write())
 }
 
+#[test]
+fn a_lost_create_grants_nothing_in_a_directory_that_is_refused() {
+    let memory = Memory::new();
+    let line = Hindered::new(&memory, |_| None).with_wider_rights("world:anyone may WRITE");
+    drop(now(RwLock::new(&memory, PATH).expect("valid").write()).expect("free"));
+    memory.faults().lose_next_reply();
+    let refused = now(RwLock::new(&line, PATH).expect("valid").write()).expect_err("others may write").to_string();
+    assert!(refused.contains("wider than that of this client: world:anyone may WRITE"), "{refused}");
+    assert_eq!(memory.children(PATH), Vec::<String>::new());
+}
+
 /// Returns the operation and the path of the `PermissionDenied` error. Panics on any other result.
 fn denied(granted: Result<WriteGuard, Error>) -> (&'static str, String) {
     match granted {

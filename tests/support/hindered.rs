@@ -42,6 +42,7 @@ pub struct Hindered {
     store: Option<Arc<SessionStore>>,
     commit_takes: Duration,
     listing: Arc<Listing>,
+    wider_rights: Vec<String>,
 }
 
 /// A function that changes a listing on its way to the client.
@@ -55,6 +56,7 @@ impl Hindered {
             store: None,
             commit_takes: Duration::ZERO,
             listing: Arc::new(|names| names),
+            wider_rights: Vec::new(),
         }
     }
 
@@ -95,6 +97,12 @@ impl Hindered {
     /// Passes each listing through `listing`.
     pub fn with_listings(self, listing: impl Fn(Vec<String>) -> Vec<String> + Send + Sync + 'static) -> Hindered {
         Hindered { listing: Arc::new(listing), ..self }
+    }
+
+    /// Makes this client refuse directories, and gives each node these rights beyond the client's own ACL. The creates
+    /// themselves check nothing.
+    pub fn with_wider_rights(self, rights: &str) -> Hindered {
+        Hindered { wider_rights: vec![rights.to_owned()], ..self }
     }
 
     /// Makes this client's sessions use `store`. The events of a session do not reach the store.
@@ -151,6 +159,14 @@ impl Session for Line {
 
     fn timeout(&self) -> Duration {
         self.inner.timeout()
+    }
+
+    fn wider_rights(&self, _path: &str) -> Reply<Vec<String>> {
+        Box::pin(std::future::ready(Ok(self.client.wider_rights.clone())))
+    }
+
+    fn refuses_wider_rights(&self) -> bool {
+        !self.client.wider_rights.is_empty()
     }
 
     fn store(&self) -> &Arc<SessionStore> {
