@@ -89,7 +89,8 @@ impl ContenderHandle {
     pub(crate) async fn await_create(&self, listing: &Result<Names, Failure>) -> Result<Option<EntryStep>, Failure> {
         let answer = poll_fn(|context| {
             self.node.change(|it| match &mut it.creating {
-                Some(reply) => reply.as_mut().poll(context),
+                // Without `unconstrained`, tokio's budget may call the waker immediately, while the mutex is locked.
+                Some(reply) => pin!(tokio::task::unconstrained(reply.as_mut())).poll(context),
                 None => Poll::Ready(Err(Failure::Unknown("no node was asked for".to_owned()))),
             })
         });
