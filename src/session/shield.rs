@@ -97,7 +97,9 @@ impl Shield {
         context: &mut Context<'_>,
         poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
-        if is_library_thread() || ptr::eq(context.waker().data(), SHIELDED.with(Cell::get)) {
+        // A user's waker may have a null data pointer, as `SHIELDED` is outside of all shields.
+        let inside = SHIELDED.with(Cell::get);
+        if is_library_thread() || !inside.is_null() && ptr::eq(context.waker().data(), inside) {
             return poll(context);
         }
         let shielded = match self.0.as_ref().filter(|it| it.is_of(context.waker())) {
@@ -154,6 +156,15 @@ mod tests {
         event.notify_waiters();
         assert!(good.is_woken());
         drop(bad);
+    }
+
+    #[test]
+    fn a_waker_without_data_is_shielded() {
+        let waker = Waker::noop();
+        assert!(waker.data().is_null());
+        let polled =
+            Shield::default().poll(&mut Context::from_waker(waker), |it| Poll::Ready(it.waker().will_wake(waker)));
+        assert_eq!(polled, Poll::Ready(false));
     }
 
     #[test]
