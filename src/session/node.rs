@@ -323,12 +323,16 @@ impl ContenderNode {
 
     /// Returns whether the lock is held, suspect or lost.
     pub(crate) fn hold_state(self: &Arc<Self>) -> HoldState {
-        match (self.detect_loss(), self.remaining()) {
-            (Some(why), _) => HoldState::Lost { why },
-            (None, Some(left)) if !self.lease.is_connected() => {
+        if let Some(why) = self.detect_loss() {
+            return HoldState::Lost { why };
+        }
+        match self.remaining() {
+            Some(left) if !self.lease.is_connected() => {
                 Instant::now().checked_add(left).map_or(HoldState::Held, |until| HoldState::Suspect { until })
             }
-            _ => HoldState::Held,
+            Some(_) => HoldState::Held,
+            // The lease or a limit has ended since the first look.
+            None => HoldState::Lost { why: self.detect_loss().unwrap_or(Loss::LeaseRanOut) },
         }
     }
 
@@ -349,11 +353,9 @@ impl ContenderNode {
     pub(super) fn store_watch(self: &Arc<Self>, path: &str, answer: Result<Watch, Failure>) -> Result<(), Failure> {
         match answer {
             Ok(watch) => {
-                let mut locked = self.locked.lock();
-                if locked.state.path() == path {
-                    locked.own = Some((watch, Waker::from(Arc::clone(self))));
-                }
-                drop(locked);
+                let own = (watch, Waker::from(Arc::clone(self)));
+                // An earlier watch is dropped after the mutex is released, because its drop calls the backend.
+                let _before = self.change(|it| if it.state.path() == path { it.own.replace(own) } else { Some(own) });
                 // Polls the stored watch, which may have fired already, and registers its waker.
                 self.detect_loss();
             }

@@ -188,3 +188,19 @@ fn writes_are_settled_once_each_has_an_outcome() {
     node.prepare_foreign_transaction();
     assert_eq!((node.may_yet_write(), node.settled_writes()), (true, None));
 }
+
+#[test]
+fn a_lease_that_ends_during_the_question_is_a_loss() {
+    let (jumps, reads) = (Arc::new(AtomicBool::new(false)), AtomicU64::new(0));
+    let may_jump = Arc::clone(&jumps);
+    let read = move || {
+        let before = if may_jump.load(Ordering::SeqCst) { reads.fetch_add(1, Ordering::SeqCst) } else { 0 };
+        Duration::from_secs(if before > 0 { 110 } else { 100 })
+    };
+    let store = Arc::new(SessionStore::new(Lease::with_clock(Duration::from_secs(6), Box::new(read))));
+    store.began(store.lease().now());
+    let node = store.enter("/lock/node".to_owned());
+    node.hold(store.lease().epoch().unwrap());
+    jumps.store(true, Ordering::SeqCst);
+    assert_eq!(node.hold_state(), HoldState::Lost { why: Loss::LeaseRanOut });
+}
