@@ -13,9 +13,11 @@ use crate::queue::contender::Tag;
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
 use crate::session::contract::Session;
+use crate::session::lease::{Lease, Moment};
 use crate::session::node::ContenderNode;
 use crate::session::request::{Created, Ending, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
 use crate::session::store::SessionStore;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// The answers that a test gives to requests. By default a request is never answered.
 pub(super) trait Answers: fmt::Debug + Send + Sync + 'static {
@@ -43,6 +45,20 @@ pub(super) trait Answers: fmt::Debug + Send + Sync + 'static {
 }
 
 impl SessionStore {
+    /// Returns the store of a session that begins now on this clock.
+    pub(super) fn begun_on(timeout: Duration, clock: impl Fn() -> Moment + Send + Sync + 'static) -> Arc<SessionStore> {
+        let store = Arc::new(SessionStore::new(Lease::with_clock(timeout, Box::new(clock))));
+        store.began(store.lease().now());
+        store
+    }
+
+    /// Returns the store of a session that begins now, and its clock in milliseconds.
+    pub(super) fn begun(timeout: Duration) -> (Arc<SessionStore>, Arc<AtomicU64>) {
+        let clock = Arc::new(AtomicU64::new(100_000));
+        let hands = Arc::clone(&clock);
+        (SessionStore::begun_on(timeout, move || Duration::from_millis(hands.load(Ordering::SeqCst))), clock)
+    }
+
     /// Adds a waiting node of ours at this path.
     pub(super) fn enter(&self, path: String) -> Arc<ContenderNode> {
         let tag = Tag::new(Dialect::Native, "host~id".to_owned());

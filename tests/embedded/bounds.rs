@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use support::hindered::{Count, Hindered, Request, refused_at};
+use support::hindered::{Count, Hindered, Request, begun, refused_at};
 use support::polled::now;
 use support::slow::Slow;
 use tokio::time::Instant;
 use tokio_test::{assert_pending, task};
-use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Lease, Operation, SessionSlot, SessionStore};
+use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Operation, SessionSlot, SessionStore};
 use zk_rwlock::error::ValueError;
 use zk_rwlock::{Error, Loss, Memory, RwLock, Semaphore, Shared};
 
@@ -223,12 +223,8 @@ async fn a_session_slot_returns_its_room_once() {
 
 /// Returns the store of a session whose lease has run out.
 fn lapsed() -> Arc<SessionStore> {
-    let hands = Arc::new(AtomicUsize::new(1_000));
-    let clock = Arc::clone(&hands);
-    let read = move || Duration::from_secs(clock.load(Ordering::Relaxed) as u64);
-    let store = Arc::new(SessionStore::new(Lease::with_clock(Duration::from_secs(10), Box::new(read))));
-    store.began(store.lease().now());
-    hands.fetch_add(3_600, Ordering::Relaxed);
+    let (store, clock) = begun(Duration::from_secs(10));
+    clock.fetch_add(3_600, Ordering::Relaxed);
     store
 }
 

@@ -3,15 +3,14 @@
 
 use std::future::{IntoFuture, pending};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use support::hindered::Hindered;
+use support::hindered::{Hindered, begun};
 use support::polled::{now, reading, writing};
 use tokio::time::{Instant, advance, sleep};
 use tokio_test::assert_pending;
 use tokio_test::task;
-use zk_rwlock::coordinator::{Lease, SessionStore};
 use zk_rwlock::{
     Error, HoldState, Leadership, Loss, Memory, Mode, MultiLock, RwLock, RwLockBuilder, Semaphore, Shared,
 };
@@ -263,15 +262,11 @@ fn a_limit_of_zero_is_refused() {
 /// After a pause of the process, a use begins before any task has found that the node is past its limit.
 #[tokio::test(start_paused = true)]
 async fn no_use_joins_a_kept_node_past_its_limit() {
-    let hands = Arc::new(AtomicU64::new(1_000));
-    let clock = Arc::clone(&hands);
-    let read = move || Duration::from_secs(clock.load(Ordering::Relaxed));
-    let store = Arc::new(SessionStore::new(Lease::with_clock(10 * LIMIT, Box::new(read))));
-    store.began(store.lease().now());
+    let (store, clock) = begun(10 * LIMIT);
     let line = Hindered::new(&Memory::new(), |_| None).with_store(&store);
     let kept = RwLock::builder(&line, PATH).keep(LIMIT).max_hold(LIMIT).build().expect("valid");
     let first = kept.read().await.expect("free");
-    hands.fetch_add(LIMIT.as_secs(), Ordering::Relaxed);
+    clock.fetch_add(LIMIT.as_secs(), Ordering::Relaxed);
     let second = kept.read().await.expect("only readers are there");
     assert_eq!((first.is_held(), second.is_held()), (false, true));
 }

@@ -10,15 +10,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use support::hindered::{Hindered, Request};
+use support::hindered::{Hindered, Request, begun};
 use support::polled::*;
 use support::slow::{Slow, SlowSession};
 use tokio::task::JoinSet;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
-use zk_rwlock::coordinator::{
-    Coordinator, Ending, Failure, Kind, Lease, Operation, Session, SessionSlot, SessionStore,
-};
+use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Operation, Session, SessionSlot, SessionStore};
 use zk_rwlock::queue::{Contender, MemberState, Progress};
 use zk_rwlock::{ConnectionState, Error, Granting, HoldState, Loss, Memory, Mode, RwLock, WriteGuard};
 
@@ -1086,11 +1084,7 @@ impl Coordinator for Suspended {
 /// While a machine is suspended, the ensemble's clock advances, but the machine's timers do not.
 #[tokio::test(start_paused = true)]
 async fn a_suspended_machine_has_lost_its_locks_before_timers() {
-    let clock = Arc::new(AtomicU64::new(1_000));
-    let hands = Arc::clone(&clock);
-    let read = move || Duration::from_secs(hands.load(Ordering::SeqCst));
-    let store = Arc::new(SessionStore::new(Lease::with_clock(Duration::from_secs(10), Box::new(read))));
-    store.began(store.lease().now());
+    let (store, clock) = begun(Duration::from_secs(10));
     let lock = open(&Suspended(Memory::new(), store));
     let (asked, waiting) = (lock.read().await.expect("free"), lock.read().await.expect("shared"));
     let mut lost = task::spawn(waiting.lost());
@@ -1107,11 +1101,7 @@ async fn a_suspended_machine_has_lost_its_locks_before_timers() {
 #[support::judged]
 async fn a_suspended_machine_cannot_use_its_kept_node() {
     for writes in [false, true] {
-        let clock = Arc::new(AtomicU64::new(1_000));
-        let hands = Arc::clone(&clock);
-        let read = move || Duration::from_secs(hands.load(Ordering::SeqCst));
-        let store = Arc::new(SessionStore::new(Lease::with_clock(Duration::from_secs(10), Box::new(read))));
-        store.began(store.lease().now());
+        let (store, clock) = begun(Duration::from_secs(10));
         let client = Suspended(Memory::new(), store);
         let lock = RwLock::builder(&client, DIRECTORY).keep(Duration::from_secs(86_400)).build().expect("valid");
         let token = async || {

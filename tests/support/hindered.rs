@@ -6,14 +6,14 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use zk_rwlock::Memory;
 use zk_rwlock::coordinator::{
-    Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, SessionStore, Stat,
-    Task, Watch,
+    Coordinator, Created, Ending, Failure, Kind, Lease, Operation, Outcome, Reply, Session, SessionSlot, SessionStore,
+    Stat, Task, Watch,
 };
 
 /// A request to the ensemble.
@@ -109,6 +109,16 @@ impl Hindered {
     pub fn with_store(self, store: &Arc<SessionStore>) -> Hindered {
         Hindered { store: Some(Arc::clone(store)), ..self }
     }
+}
+
+/// Returns the store of a session that begins now, and its clock in seconds.
+pub fn begun(timeout: Duration) -> (Arc<SessionStore>, Arc<AtomicU64>) {
+    let clock = Arc::new(AtomicU64::new(1_000));
+    let hands = Arc::clone(&clock);
+    let read = move || Duration::from_secs(hands.load(Ordering::SeqCst));
+    let store = Arc::new(SessionStore::new(Lease::with_clock(timeout, Box::new(read))));
+    store.began(store.lease().now());
+    (store, clock)
 }
 
 impl fmt::Debug for Hindered {

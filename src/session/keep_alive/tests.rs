@@ -3,7 +3,7 @@
 use std::future::{pending, ready};
 use std::pin::pin;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 use std::time::UNIX_EPOCH;
 
@@ -351,11 +351,7 @@ impl Answers for Silent {
 
 /// Returns a held node on a session of 6 s, and a function that advances the session's clock.
 fn holding() -> (Arc<ContenderNode>, Arc<dyn Session>, impl Fn(u64)) {
-    let clock = Arc::new(AtomicU64::new(100_000));
-    let hands = Arc::clone(&clock);
-    let read = move || Duration::from_millis(hands.load(Ordering::SeqCst));
-    let store = Arc::new(SessionStore::new(Lease::with_clock(Duration::from_secs(6), Box::new(read))));
-    store.began(store.lease().now());
+    let (store, clock) = SessionStore::begun(Duration::from_secs(6));
     let node = store.enter("/lock/node".to_owned());
     node.hold(store.lease().epoch().unwrap());
     let forward = move |milliseconds| {

@@ -67,22 +67,12 @@ fn a_task_woken_by_a_loss_finds_it_at_once() {
     }
 }
 
-/// Returns a session that has begun, with its clock in milliseconds.
-fn begun() -> (Arc<AtomicU64>, Arc<SessionStore>) {
-    let clock = Arc::new(AtomicU64::new(100_000));
-    let hands = Arc::clone(&clock);
-    let read = move || Duration::from_millis(hands.load(Ordering::SeqCst));
-    let store = Arc::new(SessionStore::new(Lease::with_clock(Duration::from_secs(6), Box::new(read))));
-    store.began(store.lease().now());
-    (clock, store)
-}
-
 /// A server deletes the node when the session expires. If the process was stopped until then, the event of the deletion
 /// comes before the owner has checked its lease.
 #[test]
 fn a_removal_after_a_lapse_counts_as_the_lapse() {
     for (stopped_for, why) in [(0, Loss::Removed), (6_000, Loss::LeaseRanOut)] {
-        let (clock, store) = begun();
+        let (store, clock) = SessionStore::begun(Duration::from_secs(6));
         let lease = store.lease();
         let node = store.enter("/lock/node".to_owned());
         node.hold(lease.epoch().unwrap());
@@ -97,7 +87,7 @@ fn a_removal_after_a_lapse_counts_as_the_lapse() {
 /// Answers are so late that the lease of an idle session may end before the next touch extends it.
 #[test]
 fn a_node_does_not_rely_on_a_lease_that_may_end_too_soon() {
-    let (clock, store) = begun();
+    let (store, clock) = SessionStore::begun(Duration::from_secs(6));
     let lease = store.lease();
     let late = Duration::from_secs(1);
     clock.fetch_add(1_000, Ordering::SeqCst);
@@ -197,8 +187,7 @@ fn a_lease_that_ends_during_the_question_is_a_loss() {
         let before = if may_jump.load(Ordering::SeqCst) { reads.fetch_add(1, Ordering::SeqCst) } else { 0 };
         Duration::from_secs(if before > 0 { 110 } else { 100 })
     };
-    let store = Arc::new(SessionStore::new(Lease::with_clock(Duration::from_secs(6), Box::new(read))));
-    store.began(store.lease().now());
+    let store = SessionStore::begun_on(Duration::from_secs(6), read);
     let node = store.enter("/lock/node".to_owned());
     node.hold(store.lease().epoch().unwrap());
     jumps.store(true, Ordering::SeqCst);

@@ -7,14 +7,9 @@ use super::*;
 use crate::session::request::{Ending, Loss};
 use crate::sync::atomic::AtomicU64;
 
-/// Returns the store of a session that begins now, and its clock in seconds.
+/// Returns the store of a session of 10 s that begins now, and its clock in milliseconds.
 fn begun() -> (Arc<SessionStore>, Arc<AtomicU64>) {
-    let clock = Arc::new(AtomicU64::new(1_000));
-    let hands = Arc::clone(&clock);
-    let read = move || Duration::from_secs(hands.load(Ordering::SeqCst));
-    let store = Arc::new(SessionStore::new(Lease::with_clock(Duration::from_secs(10), Box::new(read))));
-    store.began(store.lease().now());
-    (store, clock)
+    SessionStore::begun(Duration::from_secs(10))
 }
 
 fn holding(store: &Arc<SessionStore>) -> Arc<ContenderNode> {
@@ -38,7 +33,7 @@ fn a_renewal_after_a_lapse_revives_no_hold() {
         let (store, clock) = begun();
         let node = holding(&store);
         store.answered(store.lease().now());
-        clock.fetch_add(30, Ordering::SeqCst);
+        clock.fetch_add(30_000, Ordering::SeqCst);
         renew(&store);
         assert_eq!(node.detect_loss(), Some(Loss::LeaseRanOut));
         assert!(node.held_at().is_none());
@@ -51,7 +46,7 @@ fn an_answer_is_a_touch() {
     for _ in 0..2 {
         store.answered(store.lease().now());
         assert_eq!(store.lease().since_touch(), Duration::ZERO);
-        clock.fetch_add(2, Ordering::SeqCst);
+        clock.fetch_add(2_000, Ordering::SeqCst);
         assert_eq!(store.lease().since_touch(), Duration::from_secs(2));
     }
 }
@@ -60,7 +55,7 @@ fn an_answer_is_a_touch() {
 fn a_handshake_counts_only_once_reported_as_resumed() {
     for resumes in [false, true] {
         let (store, clock) = begun();
-        clock.fetch_add(5, Ordering::SeqCst);
+        clock.fetch_add(5_000, Ordering::SeqCst);
         store.answered(store.lease().now());
         store.connected(false);
         store.connected(true);
