@@ -133,24 +133,6 @@ impl ContenderHandle {
         is_removed
     }
 
-    /// Fails if the client refuses a directory whose ACL is wider than its own, and this directory's is wider or cannot be
-    /// read. A create checks this itself, but its reply was lost.
-    async fn check_rights(&self) -> Result<(), Failure> {
-        let (session, directory) = (self.session(), self.queue());
-        if !session.refuses_wider_rights() {
-            return Ok(());
-        }
-        let wider = match until_known(session, || session.wider_rights(directory)).await {
-            Ok(wider) => wider.join("; "),
-            Err(over @ Failure::Over(_)) => return Err(over),
-            Err(failure) => format!("it cannot be read: {failure}"),
-        };
-        if wider.is_empty() {
-            return Ok(());
-        }
-        Err(Failure::Refused(format!("the ACL of {directory} is wider than that of this client: {wider}")))
-    }
-
     /// Looks for the node after the reply to its create was lost. Returns whether the node exists.
     ///
     /// A sync precedes the listing, because a lagging server could hide the node. The caller would then create a second
@@ -160,10 +142,14 @@ impl ContenderHandle {
         let children = until_known(session, || synced(session, directory, |it, path| it.children(path)));
         let children = children.await.or_else(none_without_directory)?;
         for child in children.iter().filter(|child| tag.is_on(child)) {
-            self.check_rights().await?;
             let path = self.child(child);
             match until_known(session, || session.data(&path)).await {
                 Ok((_, stat)) if stat.ephemeral_owner == session.id() => {
+                    // The create checks the directory's ACL itself, but its reply was lost.
+                    retry::check_rights(session, directory).await.map_err(|failure| match failure {
+                        Failure::Over(_) | Failure::Refused(_) => failure,
+                        failure => Failure::wider_acl(directory, &format!("it cannot be read: {failure}")),
+                    })?;
                     meter::count(names::RECOVERIES, &[]);
                     emit!(INFO, path = %directory, node = %child, "the answer to a create was lost, and its node found");
                     let Stat { czxid, ctime, ephemeral_owner, .. } = stat;

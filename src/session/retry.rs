@@ -134,6 +134,17 @@ pub(crate) async fn data(
     }
 }
 
+/// Fails if this client refuses nodes that give other clients wider rights than its own ACL, and this node does.
+pub(crate) async fn check_rights(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> {
+    if session.refuses_wider_rights() {
+        let wider = until_known(session, || session.wider_rights(path)).await?;
+        if !wider.is_empty() {
+            return Err(Failure::wider_acl(path, &wider.join("; ")));
+        }
+    }
+    Ok(())
+}
+
 /// Watches a node and reads it. The watch is sent first. So a change between the two requests is in the data, and also
 /// fires the watch.
 pub(crate) async fn watched_data(session: &Arc<dyn Session>, path: &str) -> Result<(Watch, (Vec<u8>, Stat)), Failure> {

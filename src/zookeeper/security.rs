@@ -115,9 +115,7 @@ impl OwnRights {
             return Ok(());
         }
         match client.delete(path, None).await {
-            Ok(()) | Err(zk::Error::NoNode) => {
-                Err(Failure::Refused(format!("the ACL of {} is wider than that of this client: {why}", parent(path))))
-            }
+            Ok(()) | Err(zk::Error::NoNode) => Err(Failure::wider_acl(parent(path), &why)),
             Err(error) => Err(Failure::Unknown(error.to_string())),
         }
     }

@@ -93,15 +93,10 @@ impl SemaphoreState {
     /// the number of permits or take permits.
     pub(super) async fn check_rights(&self, session: &Arc<dyn Session>) -> Result<(), Error> {
         let nodes = [self.config.user_path(), &self.taken];
-        for node in nodes.into_iter().filter(|_| session.refuses_wider_rights()) {
-            let wider = match retry::until_known(session, || session.wider_rights(node)).await {
-                Ok(wider) => wider.join("; "),
-                Err(Failure::NoNode) => continue,
+        for node in nodes {
+            match retry::check_rights(session, node).await {
+                Ok(()) | Err(Failure::NoNode) => {}
                 Err(failure) => return Err(self.take_error(failure)),
-            };
-            if !wider.is_empty() {
-                let refused = format!("the ACL of {node} is wider than that of this client: {wider}");
-                return Err(self.take_error(Failure::Refused(refused)));
             }
         }
         Ok(())
