@@ -179,7 +179,8 @@ impl Acquisition {
     pub(crate) async fn queue_up(&self) -> Result<(Box<ContenderHandle>, Option<Result<Names, Failure>>), Error> {
         let config = &self.config;
         // The random part of the tag identifies our node even if the reply to the create is lost.
-        let tag = Tag::new(config.dialect, config.dialect.new_tag(&config.host, self.may_be_kept(), random));
+        let new_tag = || Tag::new(config.dialect, config.dialect.new_tag(&config.host, self.may_be_kept(), random));
+        let mut tag = new_tag();
         let since = SystemTime::now();
         let metadata = Metadata {
             host: config.host.clone(),
@@ -207,8 +208,10 @@ impl Acquisition {
             tries += 1;
             match self.take_place(&entry).await {
                 Ok(listing) => return Ok((entry, listing)),
-                // The session ended while it was idle and owned none of our nodes, so the next try uses another session.
+                // The next try uses another session. It also uses another tag, because the create may have been carried out on
+                // this session, and no session takes the node of another one for its own.
                 Err(Failure::Over(_)) if tries < SESSION_TRIES => {
+                    tag = new_tag();
                     follow::wait_until_known_to_be_over(entry.session()).await;
                 }
                 Err(Failure::NoAuth(lacks)) if entry.unmake_directory().await => {

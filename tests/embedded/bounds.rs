@@ -1,9 +1,10 @@
 //! Limits of an acquisition: how often it repeats a failing request, and how many bytes it reserves on a session for
 //! the paths that it watches.
 
+use std::collections::HashSet;
 use std::future::IntoFuture;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -68,6 +69,23 @@ async fn an_acquisition_is_tried_on_three_ended_sessions() {
     // The client notices the end of a session a twentieth of the session timeout after the failed request: two waits of 500 ms.
     assert_eq!(began.elapsed(), Duration::from_secs(1));
     assert!(!error.is_timeout() && error.is_lost(), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_session_of_an_acquisition_has_a_name_of_its_own() {
+    let created = Arc::new(Mutex::new(Vec::new()));
+    let creates = Arc::clone(&created);
+    let zk = Hindered::new(&Memory::new(), move |asked| match asked {
+        Request::Create(path, Kind::EphemeralSequential) => {
+            creates.lock().expect("no panic").push(path.to_owned());
+            Some(Failure::Over(Ending::Expired))
+        }
+        _ => None,
+    });
+    RwLock::new(&zk, PATH).expect("valid").write().await.expect_err("each session ends");
+    let created = created.lock().expect("no panic");
+    let names: HashSet<_> = created.iter().collect();
+    assert_eq!(names.len(), 3, "{created:?}");
 }
 
 #[tokio::test(start_paused = true)]

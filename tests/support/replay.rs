@@ -389,12 +389,10 @@ impl Replay<'_> {
         self.look(txn, parent(path), None);
     }
 
-    /// Returns whether a contender may create a second node. It may in three cases:
+    /// Returns whether a contender may create a second node. It may in two cases:
     ///
     /// - The reply to its first create was lost, and the contender reported that it found no node.
-    /// - Its session ended before the reply.
-    /// - The server gives false replies: that the session is over, or that the directory does not exist, both to the
-    ///   create and to the listing.
+    /// - The server gives false replies: that the directory does not exist, both to the create and to the listing.
     fn may_have_two(&self, txn: &Txn, path: &str, first: &Node) -> bool {
         let by = self.latest(txn.time);
         let is_missed = |event: &Event| {
@@ -403,15 +401,8 @@ impl Replay<'_> {
         let is_between =
             |other: &Txn| other.session == txn.session && first.token < other.zxid && other.zxid < txn.zxid;
         let is_made = |other: &Txn| is_between(other) && other.ops == [Op::Refused { code: NODE_EXISTS }];
-        let was_lied_to = || first.session != txn.session || self.run.log.iter().any(is_made);
-        // The session may be over for its client before the ensemble ends it: after a restart, a server waits for
-        // another session timeout.
-        let is_over = || {
-            let is_written_on =
-                |other: &Txn| other.session == first.session && other.zxid > txn.zxid && other.ops != [Op::End];
-            first.session != txn.session && !self.run.log.iter().any(is_written_on)
-        };
-        self.run.events.iter().any(is_missed) || is_over() || (self.is_lied_to(&first.name) && was_lied_to())
+        let was_lied_to = || self.run.log.iter().any(is_made);
+        self.run.events.iter().any(is_missed) || (self.is_lied_to(&first.name) && was_lied_to())
     }
 
     /// After a change of a directory, records which contenders have their turn now, and which may ask for a kept node.
@@ -490,9 +481,8 @@ impl Replay<'_> {
         self.leaves(txn, at, how);
     }
 
-    /// Returns whether another session of the contender may delete this node. It may if the contender takes the node's
-    /// session for ended, and either has another node by now, or has lost this node and is finding out the outcome of a
-    /// commit.
+    /// Returns whether another session of the contender may delete this node. It may if the contender has lost the node with
+    /// its session, and is finding out the outcome of a commit.
     fn is_given_up(&self, txn: &Txn, node: &Node) -> bool {
         let begun =
             |session| self.run.log.iter().find(|it| it.session == session && it.ops == [Op::Begin]).map(|it| it.zxid);
@@ -501,12 +491,8 @@ impl Replay<'_> {
             let is_before = event.at <= self.latest(txn.time);
             event.what == What::Lost && event.path == node.path && is_over && is_before
         };
-        let is_another = |other: &Node| {
-            let is_of_it = other.session == txn.session && parent(&other.path) == parent(&node.path);
-            is_of_it && other.name.owner == node.name.owner && !node.name.owner.is_empty()
-        };
-        let is_over = || self.nodes.iter().any(is_another) || self.run.events.iter().any(is_lost);
-        txn.ops.len() == 1 && begun(txn.session) > begun(node.session) && is_over()
+        let is_over = self.run.events.iter().any(is_lost);
+        txn.ops.len() == 1 && begun(txn.session) > begun(node.session) && is_over
     }
 
     fn set(&mut self, txn: &Txn, path: &str, data: &[u8]) {
