@@ -138,14 +138,23 @@ impl Acquisition {
             warn_at: due.filter(|due| Instant::now() < *due),
             registered: None,
         };
-        let turn = tokio::select! {
+        let taken = tokio::select! {
             biased;
-            turn = wait.wait_for_turn() => turn,
-            // A loss of our node ends the wait even if the reply to a request never comes.
+            taken = async {
+                let take = wait.wait_for_turn().await?;
+                Box::pin(self.take_or_exchange(take, &mut wait)).await
+            } => taken,
+            // A loss of our node ends the acquisition even if the reply to a request never comes.
             loss = entry.lost() => Err(self.config.evicted(loss)),
         };
-        Box::pin(self.take_or_exchange(turn, &mut wait)).await?;
         drop(wait);
+        match taken {
+            Ok(()) => {}
+            Err(denied @ Error::PermissionDenied { .. }) => {
+                return Err(Box::pin(self.leave_denied(&entry, denied)).await);
+            }
+            Err(error) => return Err(error),
+        }
         self.begin_hold(&entry);
         Ok(entry)
     }
@@ -275,35 +284,23 @@ impl Acquisition {
         }
     }
 
-    /// After the wait, takes the lock, or exchanges the node for the target (the permits of a semaphore). Leaves the
-    /// queue if a permission is missing.
-    async fn take_or_exchange(&self, turn: Result<Take, Error>, wait: &mut Wait<'_>) -> Result<(), Error> {
+    /// After the wait, takes the lock, or exchanges the node for the target (the permits of a semaphore).
+    async fn take_or_exchange(&self, take: Take, wait: &mut Wait<'_>) -> Result<(), Error> {
         let entry = wait.entry;
-        let taken = match (turn, &self.target) {
-            (Ok(take), None) => {
-                let grant = Grant::by(take, entry);
-                // The watch on our own node fires only once, so a write of another client to our node uses the watch up. Without
-                // the watch, our node may have been removed unnoticed. So the acquisition asks a quorum for our node before it
-                // accepts a hand-off. If the loss of our node is already known, `take` returns the loss, and the quorum is not
-                // asked.
-                let is_deaf = grant.signal.is_some() && entry.detect_loss().is_none() && !entry.node().has_own_watch();
-                if !is_deaf && self.take(entry, &grant)? {
-                    return Ok(());
-                }
-                wait.warn_if_long();
-                self.grant_once_confirmed(entry, grant).await
-            }
-            (Ok(take), Some(target)) => tokio::select! {
-                biased;
-                exchanged = target.exchange(take, wait) => exchanged,
-                loss = entry.lost() => Err(self.config.evicted(loss)),
-            },
-            (Err(error), _) => Err(error),
-        };
-        match taken {
-            Err(denied @ Error::PermissionDenied { .. }) => Err(self.leave_denied(entry, denied).await),
-            taken => taken,
+        if let Some(target) = &self.target {
+            return target.exchange(take, wait).await;
         }
+        let grant = Grant::by(take, entry);
+        // The watch on our own node fires only once, so a write of another client to our node uses the watch up. Without
+        // the watch, our node may have been removed unnoticed. So the acquisition asks a quorum for our node before it
+        // accepts a hand-off. If the loss of our node is already known, `take` returns the loss, and the quorum is not
+        // asked.
+        let is_deaf = grant.signal.is_some() && entry.detect_loss().is_none() && !entry.node().has_own_watch();
+        if !is_deaf && self.take(entry, &grant)? {
+            return Ok(());
+        }
+        wait.warn_if_long();
+        self.grant_once_confirmed(entry, grant).await
     }
 
     /// Takes the lock, because no contender ahead excludes us. Returns `false` if the lease is invalid, so that a

@@ -316,6 +316,24 @@ async fn a_lease_that_is_never_renewed_grants_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_loss_ends_an_acquisition_whose_lease_renewal_is_unanswered() {
+    let store = lapsed();
+    let over = Arc::clone(&store);
+    let zk = Hindered::new(&Memory::new(), move |asked| {
+        if let Request::Transact([Operation::Check { path, .. }]) = asked
+            && path.contains("-WRITE-")
+        {
+            over.end(Ending::Expired);
+        }
+        None
+    });
+    let began = Instant::now();
+    let zk = zk.with_store(&store).with_commits_that_take(Duration::from_secs(3_600));
+    let error = RwLock::new(&zk, PATH).expect("valid").write().await.expect_err("the session is over");
+    assert!(error.is_lost() && began.elapsed() < Duration::from_secs(1), "{error:?} after {:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_removed_node_found_at_the_lease_renewal_is_evicted() {
     let of_check = |failure: Failure| move |_, _: &SessionStore| Some(refused_at(0, failure.clone()));
     let (tries, _, gone) = confirmed_by(of_check(Failure::NoNode)).await;
