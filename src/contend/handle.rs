@@ -1,7 +1,7 @@
 //! The handle of one contender. The handle creates the contender's node, and removes the node when the contender
 //! leaves.
 
-use std::future::{Future, poll_fn};
+use std::future::{Future, poll_fn, ready};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -19,7 +19,7 @@ use crate::session::listing;
 use crate::session::node::state::{EntryStep, LimitEnd};
 use crate::session::node::{ContenderNode, Locked};
 use crate::session::presence::{self, Recheck, check};
-use crate::session::request::{Created, Failure, HoldState, Kind, Loss, Operation, Reply, Stat, Watch};
+use crate::session::request::{Created, Ending, Failure, HoldState, Kind, Loss, Operation, Reply, Stat, Watch};
 use crate::session::retry::{self, none_without_directory, slept, synced, until_known};
 use crate::session::store::Names;
 use crate::sync::Mutex;
@@ -262,13 +262,11 @@ impl ContenderHandle {
 
     /// Returns for how long the ensemble surely keeps the session and the node.
     pub(crate) fn session_left(&self) -> Duration {
-        match self.node().has_left() {
-            false => {
-                let session_left = self.session().lease().session_left();
-                self.node().given_up_in().map_or(session_left, |left| left.min(session_left))
-            }
-            true => Duration::ZERO,
+        if self.node().is_forked() || self.node().has_left() {
+            return Duration::ZERO;
         }
+        let session_left = self.session().lease().session_left();
+        self.node().given_up_in().map_or(session_left, |left| left.min(session_left))
     }
 
     pub(crate) fn node_and_session(&self) -> OneHold {
@@ -318,6 +316,9 @@ impl ContenderHandle {
     /// ([`SessionStore::leave`](crate::session::store::SessionStore::leave)), and deletes the node. Sends the first request
     /// before it returns.
     pub(crate) fn leave(&self) -> Reply<()> {
+        if self.node().is_forked() {
+            return Box::pin(ready(Err(Failure::Over(Ending::Forked))));
+        }
         // The span of the hold ends now, even if the guard lives on or the deletion takes long.
         let trace = std::mem::take(&mut *self.trace.lock());
         drop(trace);
@@ -351,8 +352,13 @@ impl ContenderHandle {
 
 impl Drop for ContenderHandle {
     fn drop(&mut self) {
+        let trace = std::mem::take(self.trace.get_mut());
+        if self.node.is_forked() {
+            // The end of a trace needs mutexes.
+            return std::mem::forget(trace);
+        }
         // The trace of the hold ends before the node is removed.
-        drop(std::mem::take(self.trace.get_mut()));
+        drop(trace);
         let end = |it: &mut Locked, may_signal| (it.state.end(may_signal), it.creating.take());
         let (removals, mut creating) = self.session().store().leave(&self.node, end);
         for leaving in removals {
@@ -370,7 +376,9 @@ pub(crate) struct LimitedUse {
 
 impl Drop for LimitedUse {
     fn drop(&mut self) {
-        self.node.change(|it| it.state.limits.end(self.end));
+        if !self.node.is_forked() {
+            self.node.change(|it| it.state.limits.end(self.end));
+        }
     }
 }
 

@@ -216,6 +216,11 @@ impl KeptUse {
 
     /// Ends the use. Returns the hold if the node is given up now. `now` returns the time of the end.
     fn end(&mut self, now: impl FnOnce(&ContenderHandle) -> Moment) -> Option<Arc<ContenderHandle>> {
+        if self.hold().node().is_forked() {
+            // The end of a trace needs mutexes.
+            std::mem::forget(self.trace.take());
+            return None;
+        }
         self.trace = None;
         self.limit = None;
         if std::mem::replace(&mut self.is_over, true) {

@@ -247,6 +247,13 @@ impl ContenderNode {
         removals
     }
 
+    /// Returns whether this process is a fork of the process that created the node. If so, nothing is recorded and no task is
+    /// woken, because both need mutexes. A thread of the parent may have held these mutexes at the fork, and taking them here
+    /// would then block for ever.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.lease.now() == FORKED
+    }
+
     pub(crate) fn has_left(&self) -> bool {
         self.read(NodeState::has_left)
     }
@@ -263,12 +270,10 @@ impl ContenderNode {
     /// This polls the watch on the node. If the watch has fired, this wakes the waiting tasks. A waiter without an
     /// epoch of the lease gets the current epoch.
     pub(crate) fn detect_loss(self: &Arc<Self>) -> Option<Loss> {
-        let (lease, now) = (&self.lease, self.lease.now());
-        if now == FORKED {
-            // In a forked process nothing is recorded and no task is woken, because both need mutexes. A thread of the
-            // parent may have held these mutexes at the fork, and taking them here would then block for ever.
+        if self.is_forked() {
             return Some(Loss::SessionOver(Ending::Forked));
         }
+        let (lease, now) = (&self.lease, self.lease.now());
         let (loss, event) = self.change(|it| {
             if it.state.loss().is_none() && it.state.has_node() {
                 if it.state.lacks_epoch() {

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use support::forks::{Forks, fork};
@@ -20,6 +21,14 @@ fn open(zk: &ZooKeeper) -> RwLock {
     RwLock::new(zk, PATH).expect("valid")
 }
 
+fn await_file(path: impl AsRef<Path>) {
+    let deadline = Instant::now() + SOON;
+    while !path.as_ref().exists() {
+        assert!(Instant::now() < deadline, "the child has not ended");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 fn assert_refused<T>(answer: Result<T, Error>) {
     match answer {
         Err(error @ (Error::Closed(Ending::Forked) | Error::Lost(Loss::SessionOver(Ending::Forked)))) => {
@@ -33,7 +42,15 @@ fn assert_refused<T>(answer: Result<T, Error>) {
 #[test]
 fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
-    let (server, ended) = role.split_once(' ').expect("a server, and where the child says that it has ended");
+    match role.split(' ').collect::<Vec<_>>()[..] {
+        ["held", server, ended] => fork_once(server, ended),
+        ["busy", server, place] => fork_while_busy(server, Path::new(place)),
+        _ => panic!("{role}"),
+    }
+}
+
+/// Forks while a lock is held. The child creates the file `ended` before it ends.
+fn fork_once(server: &str, ended: &str) {
     let builder = ZooKeeper::builder().session_timeout(CALM);
     let zk = block_on(builder.clone().connect(server)).expect("the server is reachable");
     let guard = open(&zk).write().blocking().expect("free");
@@ -64,11 +81,7 @@ fn the_child_process_of_other_tests() {
         fs::write(ended, "").expect("writable");
         std::process::exit(0);
     }
-    let deadline = Instant::now() + SOON;
-    while !Path::new(ended).exists() {
-        assert!(Instant::now() < deadline, "the child has not ended");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    await_file(ended);
     assert!(guard.is_held());
     block_on(guard.transaction().commit()).expect("the child has deleted nothing");
     assert_eq!(kept.queue().blocking().expect("readable").members.len(), 1, "the node is no longer kept");
@@ -80,9 +93,54 @@ fn the_child_process_of_other_tests() {
 async fn a_forked_child_fails_every_call_and_releases_nothing() {
     let forks = Forks::build();
     let place = tempfile::tempdir().expect("the directory for temporary files is writable");
-    let role = format!("{} {}", shared_server().address(), place.path().join("ended").display());
+    let role = format!("held {} {}", shared_server().address(), place.path().join("ended").display());
     let mut parent = Process::start_in(module_path!(), &role, &[forks.environment()]);
     assert_eq!(parent.says(), "held");
     let lock = lock_at(&connect(&shared_server().address()).await, PATH);
     drop(soon("the lock", lock.write()).await.expect("the parent has released the lock"));
+}
+
+/// The number of forks of a busy parent. Each finds another thread of the parent at another line.
+const FORKS: u32 = 40;
+
+/// Forks again and again while other threads use a kept node. Each child creates a file in `place` before it ends.
+fn fork_while_busy(server: &str, place: &Path) {
+    let zk = block_on(ZooKeeper::builder().session_timeout(CALM).connect(server)).expect("the server is reachable");
+    let lock = RwLock::builder(&zk, "/forks/busy").keep(CALM).max_hold(CALM).build();
+    let lock = Arc::new(lock.expect("valid"));
+    let guard = lock.read().blocking().expect("free");
+    for _ in 0..2 {
+        let lock = Arc::clone(&lock);
+        std::thread::spawn(move || {
+            loop {
+                drop(lock.read().blocking().expect("kept"));
+            }
+        });
+    }
+    for number in 0..FORKS {
+        let ended = place.join(number.to_string());
+        if fork() {
+            // A child that hangs must not outlive the test.
+            std::thread::spawn(|| {
+                std::thread::sleep(AT_ONCE);
+                std::process::exit(1);
+            });
+            assert!(guard.session_left().is_zero() && !guard.is_held());
+            drop(guard);
+            fs::write(ended, "").expect("writable");
+            std::process::exit(0);
+        }
+        await_file(ended);
+    }
+    assert!(guard.is_held());
+    say("done");
+}
+
+#[support::judged]
+async fn a_forked_child_waits_for_no_thread_of_its_parent() {
+    let forks = Forks::build();
+    let place = tempfile::tempdir().expect("the directory for temporary files is writable");
+    let role = format!("busy {} {}", shared_server().address(), place.path().display());
+    let mut parent = Process::start_in(module_path!(), &role, &[forks.environment()]);
+    assert_eq!(parent.says(), "done");
 }
