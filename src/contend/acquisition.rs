@@ -87,7 +87,7 @@ impl LockConfig {
 
 impl fmt::Debug for LockConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handle").field("path", self.user_path()).field("host", &self.host).finish_non_exhaustive()
+        f.debug_struct("LockConfig").field("path", self.user_path()).field("host", &self.host).finish_non_exhaustive()
     }
 }
 
@@ -305,7 +305,7 @@ pub(crate) struct Wait<'a> {
     /// When a warning about the acquisition is due. `None` if there is to be no warning, or the acquisition is in the list of
     /// those to warn of.
     pub(crate) warn_at: Option<Instant>,
-    /// The key of the acquisition in [`LockConfig::waiters`].
+    /// The key of the acquisition in [`LockConfig::warnings`].
     pub(crate) registered: Option<(Instant, u64)>,
 }
 

@@ -264,8 +264,7 @@ impl Kept {
         let Some(crowded) = kept.upgrade().map(|kept| Arc::clone(&kept.crowded)) else { return };
         loop {
             // Registered before the check, so that a use that begins to wait in between is not missed.
-            let mut crowded = std::pin::pin!(crowded.notified());
-            crowded.as_mut().enable();
+            let crowded = crowded.notified();
             if kept.upgrade().is_none_or(|kept| !kept.state.lock().uses.waiting.is_empty()) {
                 return;
             }

@@ -117,7 +117,7 @@ async fn check_hand_off(session: Weak<dyn Session>, path: Arc<str>) {
     let Some(live) = session.upgrade() else { return };
     let store = live.store();
     let Some(granted) = store.finish_check(&path) else { return };
-    if survivor == Ok(None) && granted.iter().any(|node| node.is_holding()) {
+    if survivor == Ok(None) && granted.iter().any(|node| node.is_held()) {
         survivor = survivor_up_to(&live, &path).await;
         if survivor == Ok(None) {
             store.record_confirmed(Arc::clone(&path));
@@ -298,7 +298,6 @@ impl ContenderNode {
         loop {
             // `changed` is created before the call of `look`, so that no change during the call is missed.
             let mut changed = std::pin::pin!(self.changed.notified());
-            changed.as_mut().enable();
             if let Some(found) = look() {
                 return found;
             }

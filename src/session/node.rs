@@ -206,6 +206,11 @@ impl ContenderNode {
         self.read(NodeState::is_holding)
     }
 
+    /// Returns whether the node is held, and no loss is recorded.
+    pub(super) fn is_held(&self) -> bool {
+        self.read(|it| it.held_in().is_some())
+    }
+
     /// Counts a transaction that is sent now and takes effect only if the node exists.
     pub(crate) fn begin_write(&self) {
         self.unsettled.fetch_add(1, Ordering::Relaxed);
@@ -270,10 +275,10 @@ impl ContenderNode {
     /// This polls the watch on the node. If the watch has fired, this wakes the waiting tasks. A waiter without an
     /// epoch of the lease gets the current epoch.
     pub(crate) fn detect_loss(self: &Arc<Self>) -> Option<Loss> {
-        if self.is_forked() {
+        let (lease, now) = (&self.lease, self.lease.now());
+        if now == FORKED {
             return Some(Loss::SessionOver(Ending::Forked));
         }
-        let (lease, now) = (&self.lease, self.lease.now());
         let (loss, event) = self.change(|it| {
             if it.state.loss().is_none() && it.state.has_node() {
                 if it.state.lacks_epoch() {

@@ -8,8 +8,6 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
-use tracing::level_filters::LevelFilter;
-
 use crate::queue::contender::Tag;
 use crate::queue::mode::Mode;
 use crate::session::lease::{Lease, Moment};
@@ -374,9 +372,6 @@ impl SessionStore {
 
     /// Logs, for each node that is held, that the connection was lost or is back.
     pub(crate) fn log_link(&self, is_connected: bool) {
-        if LevelFilter::current() < LevelFilter::WARN {
-            return;
-        }
         for node in self.all().into_iter().filter(|node| node.is_holding() && node.detect_loss().is_none()) {
             let (node, left) = (node.path(), self.lease.remaining().unwrap_or_default());
             if is_connected {
@@ -405,7 +400,7 @@ impl SessionStore {
         let standing = |node: &Arc<ContenderNode>| Some((Arc::clone(node), node.standing_path()?));
         // Only nodes that are held and not lost are checked together: a transaction fails at the first missing node, and
         // does not show whether the nodes after it exist.
-        let holding = record.nodes.values().filter(|node| node.read(|it| it.held_in().is_some()));
+        let holding = record.nodes.values().filter(|node| node.is_held());
         let mut chosen: Vec<_> = holding.filter_map(standing).collect();
         if chosen.is_empty() {
             chosen.extend(record.nodes.values().find_map(standing));

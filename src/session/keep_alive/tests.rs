@@ -339,6 +339,17 @@ async fn a_hand_off_to_a_short_hold_costs_no_listing() {
     assert_eq!(tokio::join!(checked(&session, &granted), leaves).0, 0);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_hand_off_to_a_lost_hold_costs_no_listing() {
+    let (session, _task) = Noted::kept_alive();
+    let granted = session.holder("/a/writer-WRITE-0000000002");
+    let loses = async {
+        tokio::time::sleep(ms(500)).await;
+        granted.lose(Loss::Removed);
+    };
+    assert_eq!(tokio::join!(checked(&session, &granted), loses).0, 0);
+}
+
 /// A session that answers no request.
 #[derive(Debug)]
 struct Silent(Arc<SessionStore>);

@@ -335,7 +335,7 @@ impl NodeState {
 
     /// Returns whether the node waits and has no epoch of the lease yet.
     pub(crate) fn lacks_epoch(&self) -> bool {
-        self.loss.is_none() && self.relied_epoch.is_none() && matches!(self.phase, Phase::Waiting | Phase::Moving(None))
+        self.relied_epoch.is_none() && matches!(self.phase, Phase::Waiting | Phase::Moving(None))
     }
 
     /// Sets the epoch of the lease on which a waiter relies. The waiter is lost when that epoch ends.
