@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::contend::directory;
-use crate::contend::removal::remove;
+use crate::contend::removal::{log_failure, remove};
 use crate::error::error::Error;
 use crate::observe::trace::HoldTrace;
 use crate::queue::contender::Contender;
@@ -399,10 +399,10 @@ async fn give_up_in_time(node: Arc<ContenderNode>, session: Arc<dyn Session>) {
     }
     while !node.has_left() {
         let path = node.path();
-        _ = remove(&session, &node, Leaving::delete(path.clone()), None).await;
+        let answer = remove(&session, &node, Leaving::delete(path.clone()), None).await;
         // A downgrade may have replaced the node meanwhile. If so, the next round of the loop removes the new node.
         if node.standing_path().as_ref() == Some(&path) || !slept(&session, slice).await {
-            return;
+            return log_failure(answer);
         }
     }
 }

@@ -32,7 +32,7 @@ pub(crate) fn remove(
     spawn_awaited(session, by.carry_out(leaving, creating), log_failure)
 }
 
-fn log_failure(answer: Result<(), Failure>) {
+pub(crate) fn log_failure(answer: Result<(), Failure>) {
     match answer {
         Ok(()) => {}
         Err(failure @ (Failure::NoNode | Failure::Over(_))) => {

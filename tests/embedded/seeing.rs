@@ -18,6 +18,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
 use tracing::{Dispatch, Event, Metadata, Span, Subscriber};
 use tracing_core::span::Current;
+use zk_rwlock::coordinator::Failure;
 use zk_rwlock::queue::MemberState;
 use zk_rwlock::semaphore::Permit;
 use zk_rwlock::{Error, Leadership, Memory, Mode, RwLock, Semaphore, Survey, WriteGuard};
@@ -538,6 +539,20 @@ async fn a_lost_hold_is_not_warned_of_as_held_for_long() {
     tokio::time::advance(second).await;
     let lines = log.lines();
     assert!(lines.len() == 1 && lines[0].contains("a lock was lost"), "{lines:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_outlives_its_limit_is_logged_once() {
+    let denied = |asked: Request<'_>| matches!(asked, Request::Delete(_)).then(|| Failure::NoAuth(Box::default()));
+    let (zk, second) = (Hindered::new(&Memory::new(), denied), Duration::from_secs(1));
+    let lock = RwLock::builder(&zk, DIRECTORY).max_hold(second).build().expect("valid");
+    let (log, _guard) = Log::start();
+    let guard = now(lock.write()).expect("free");
+    tokio::time::sleep(20 * second).await;
+    let lines = log.lines();
+    let errors: Vec<_> = lines.iter().filter(|line| line.starts_with("ERROR")).collect();
+    assert!(errors.len() == 1 && errors[0].contains("could not be removed"), "{lines:?}");
+    drop(guard);
 }
 
 /// The `on_wait` callback takes longer than the limit after which the library warns. The warning must still come, although the
