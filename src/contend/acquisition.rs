@@ -238,7 +238,7 @@ impl WarningList {
         let key = (due, table.next);
         table.next += 1;
         table.waiting.insert(key, waiter);
-        // A warning task runs on a session, and ends with this session. The receiver of the task's sender is then closed.
+        // If the task has ended, because the runtime of its timer has shut down, the receiver of its sender is closed.
         (key, table.warning_task.as_ref().is_some_and(|task| !task.is_closed()))
     }
 

@@ -14,7 +14,6 @@ use crate::observe::trace::HoldTrace;
 use crate::queue::member::Blockers;
 use crate::queue::mode::Aim;
 use crate::queue::turn::{self, Turn};
-use crate::session::contract::Session;
 use crate::session::retry::spawn_cancellable;
 use crate::telemetry::log::emit;
 
@@ -70,19 +69,17 @@ impl Wait<'_> {
         let (key, has_task) = config.warnings.enter(due, WarningEntry { session, node, label, span, target });
         self.registered = Some(key);
         if !has_task {
-            let session = self.entry.session();
-            let task = warn_of_slow(Arc::downgrade(config), Arc::downgrade(session));
-            config.warnings.set_task(spawn_cancellable(session, task));
+            config.warnings.set_task(spawn_cancellable(self.entry.session(), warn_of_slow(Arc::downgrade(config))));
         }
     }
 }
 
 /// Warns about the slow acquisitions of one lock handle. Ends when there is no acquisition to warn of.
-async fn warn_of_slow(config: Weak<LockConfig>, session: Weak<dyn Session>) -> Option<()> {
-    // While the task sleeps, it holds only a weak pointer to the session. If a timer ends too early, its runtime has
+async fn warn_of_slow(config: Weak<LockConfig>) -> Option<()> {
+    // While the task sleeps, it holds only a weak pointer to the handle. If a timer ends too early, its runtime has
     // shut down, so the task ends, too.
     let sleep = async |time: Duration| {
-        let (begun, timer) = (Instant::now(), session.upgrade()?.sleep(time));
+        let (begun, timer) = (Instant::now(), config.upgrade()?.coordinator.sleep(time));
         timer.await;
         (begun.elapsed() >= time / 2).then_some(())
     };
