@@ -14,7 +14,7 @@
 //! | `zk_rwlock_kept_nodes` | gauge | nodes | | nodes that are [kept](crate::RwLockBuilder::keep) now, idle or in use. A node is kept from its grant on, unless another contender has asked for the node before |
 //! | `zk_rwlock_kept_given_up_total` | counter | | `cause` | kept nodes that were given up: `asked` for by another contender, `idle` for long, `lost`, `closed` with the handle or the client, `replaced` by a node of the other mode, `unsure` because a write of a use may still be carried out |
 //! | `zk_rwlock_recoveries_total` | counter | | | creates whose answer was lost and whose node was found |
-//! | `zk_rwlock_heartbeats_total` | counter | | | heartbeats that were sent to renew the lease of a session with nodes of ours: a read, and the check-only transaction after which the read extends the lease |
+//! | `zk_rwlock_heartbeats_total` | counter | | | heartbeats that were due to renew the lease of a session with nodes of ours: a read, and the check-only transaction after which the read extends the lease |
 //! | `zk_rwlock_removals_pending` | gauge | nodes | | nodes of ours whose removal is not confirmed yet |
 //!
 //! `mode` is `read`, `write` or `permit`; `permit` stands for the queue of a [`Semaphore`](crate::Semaphore). Only the
