@@ -30,8 +30,8 @@ use crate::telemetry::log::emit;
 /// may not suffice, because other contenders may delete and recreate the directory at the same time.
 const RESTARTS: u32 = 8;
 
-/// How often an acquisition asks a quorum for its node while the lease stays invalid. The acquisition fails after that. Two tries
-/// are a twentieth of the session timeout apart, so all tries take about five session timeouts.
+/// How often an acquisition asks a quorum for its node while the lease stays invalid. The acquisition fails after that. From the
+/// third try on, tries are a twentieth of the session timeout apart, so all tries take about five session timeouts.
 pub(crate) const LEASE_TRIES: u32 = 100;
 
 /// The evidence that a contender's turn has come.
@@ -112,8 +112,8 @@ impl Acquisition {
         self.within(timeout, &view, pin!(self.enter(IfTaken::Wait, Some(&view), on_wait))).await
     }
 
-    /// Enters the queue, and waits until the lock is granted. `view` stores each listing of the queue, for the
-    /// timeout error.
+    /// Enters the queue, and waits until the lock is granted. `view` stores each listing after which the
+    /// acquisition waits, for the timeout error.
     pub(crate) async fn enter(
         &self,
         if_taken: IfTaken,
@@ -204,7 +204,8 @@ impl Acquisition {
         if self.may_be_kept() {
             watched += config.queue.len();
         }
-        // The head of a semaphore's queue also watches the number of permits and the permits.
+        // Room for the number of permits and the permits, which the head of a semaphore's queue watches once it has no
+        // predecessor to watch.
         watched += config.paths.permits.as_ref().map_or(0, |permits| config.user_path().len() + permits.len());
         let mut tries = 0;
         loop {
@@ -291,12 +292,10 @@ impl Acquisition {
             return target.exchange(take, wait).await;
         }
         let grant = Grant::by(take, entry);
-        // The watch on our own node fires only once, so a write of another client to our node uses the watch up. Without
-        // the watch, our node may have been removed unnoticed. So the acquisition asks a quorum for our node before it
-        // accepts a hand-off. If the loss of our node is already known, `take` returns the loss, and the quorum is not
-        // asked.
-        let is_deaf = grant.signal.is_some() && entry.detect_loss().is_none() && !entry.node().has_own_watch();
-        if !is_deaf && self.take(entry, &grant)? {
+        // A stranger's write uses up the watch on our node. After that, a removal goes unnoticed, so a hand-off is accepted
+        // only once a quorum has shown our node. If the loss of our node is already known, `take` returns the loss.
+        let may_miss_removal = grant.signal.is_some() && entry.detect_loss().is_none() && !entry.node().has_own_watch();
+        if !may_miss_removal && self.take(entry, &grant)? {
             return Ok(());
         }
         wait.warn_if_long();

@@ -28,7 +28,7 @@ use crate::telemetry::{meter, names};
 use crate::validation;
 
 /// A contender's node, from its create on, and the hold after the grant. Variables of this type are named `entry` until the
-/// grant, and `hold` after it.
+/// grant, and `hold` after it, or `lock` where there are several.
 ///
 /// Dropping the handle ends the hold and removes the node, even if the reply to the create has not come yet.
 pub(crate) struct ContenderHandle {
@@ -351,6 +351,7 @@ impl ContenderHandle {
 }
 
 impl Drop for ContenderHandle {
+    /// Leaves the node, unless [`ContenderHandle::leave`] has. Then only orphans are left to remove.
     fn drop(&mut self) {
         let trace = std::mem::take(self.trace.get_mut());
         if self.node.is_forked() {

@@ -14,7 +14,8 @@
 //! The state machine skips ghosts: contenders whose nodes the leader has deleted, although this client's server still
 //! lists them.
 //!
-//! `List` can also end the wait: with `Evicted` if the waiter's own node is not in the queue, or with `Foreign` if the
+//! `List` can also end the wait: with `Evicted` if the waiter's own node is not in the queue or
+//! its number is negative or shared, or with `Foreign` if the
 //! queue has a foreign contender, whose rules may differ.
 //!
 //! `contend/wait.rs` carries out the steps. The exhaustive model and the property tests drive the same state machine.
@@ -293,7 +294,7 @@ pub enum Step {
     /// Give up, because the waiter's own node is not in the queue or its number is invalid.
     ///
     /// A server that lags may leave the node out of its listing. So `contend/wait.rs` first asks the leader for a node that
-    /// was not listed, and lists the directory again if the leader has the node. The machine sees the next listing only.
+    /// was not listed. If the leader has the node, `wait.rs` ignores this step, and passes the next listing to the machine.
     Evicted,
     /// Give up, because this node belongs to a foreign contender, whose rules may differ.
     Foreign(String),

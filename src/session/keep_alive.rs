@@ -29,7 +29,7 @@ const ARMED_AT_ONCE: usize = 64;
 /// A watch is armed on each of our nodes between one and two `grace` after the node's creation, so that a shorter hold
 /// costs no watch. A waiter requests the watch on its own node itself, before it waits.
 ///
-/// While the session has nodes, a read touches the session every fifth of the session timeout. One settling time later,
+/// While the session has nodes, a read touches the session usually every fifth of the session timeout. One settling time later,
 /// a transaction that only checks the nodes lets the read extend the lease. While the session has no node, only the
 /// read is sent, every quarter of the session timeout, so that the next acquisition finds a valid lease. The
 /// transaction then follows only on a backend whose sessions [are not kept](Session::is_kept_by_reads) by reads alone.

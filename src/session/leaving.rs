@@ -1,4 +1,4 @@
-//! The removal of one node of ours, as a state machine without I/O. Each step of [`Leaving`] but the last needs one
+//! The removal of one node of ours, and of orphans of its owner, as a state machine without I/O. Each step of [`Leaving`] but the last needs one
 //! request, and the answer leads to the next step. `contend/removal.rs` sends the requests, and the exhaustive model
 //! (`tests/models/`) drives the same machine.
 //!
@@ -41,7 +41,7 @@ pub enum Leaving {
     /// deletion while the directory has a child.
     Restarting,
     /// The removal has ended, with this result. [`Failure::NoNode`] means that the node was gone before the first
-    /// request.
+    /// request, or that there was none.
     Gone(Result<(), Failure>),
 }
 
@@ -142,8 +142,8 @@ impl Deletion {
                 (Leaving::Cut(Box::new(Leaving::Deleting(self))), None)
             }
             // A server that refuses to set the data may still allow a plain delete, and waiters are notified of that as
-            // well. The session may not signal only if the write (operation 0) was refused. A refused delete concerns
-            // this directory alone.
+            // well. Only a refusal of the write (operation 0), or of the whole request, shows that this session may not
+            // signal. A refused delete concerns this directory alone.
             Failure::NoAuth(_) | Failure::Refused(_) if self.signals && index == 0 => {
                 self.signals = false;
                 (Leaving::Deleting(self), Some(RemovalReport::SignalRefused))

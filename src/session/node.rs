@@ -58,7 +58,7 @@ impl Unwatched {
     }
 }
 
-/// One node of ours, from before its create until its deletion is certain.
+/// One node of ours, from before its create until its owner has left it.
 pub(crate) struct ContenderNode {
     /// An id that no other node of the session has.
     pub(super) number: u64,

@@ -255,7 +255,7 @@ impl SessionStore {
     }
 
     /// Records the created node, from the answer to its create, or from a listing after that answer was lost.
-    /// Keep-alive checks and watches the node until [`SessionStore::leave`].
+    /// Until [`SessionStore::leave`], keep-alive watches the node, and checks it while it is held.
     pub(crate) fn created(&self, node: &Arc<ContenderNode>, created: &Created, session: i64) -> Result<(), Failure> {
         let now = self.lease.now();
         let (answer, _unlocked) = node.change(|it| (it.state.created(created, session, now), it.creating.take()));

@@ -5,6 +5,7 @@
 //! | phase | event | next phase |
 //! |---|---|---|
 //! | `Absent` | the create was sent | `Coming` |
+//! | | the node of a lost answer was found | `Waiting` |
 //! | `Coming` | the create failed, or its answer was lost | `Absent`, with the next [`EntryStep`] |
 //! | | the node was created | `Waiting` |
 //! | `Waiting` | the lock was granted | `Holding` |
@@ -42,7 +43,7 @@ pub enum Phase {
     /// The node is being replaced by another one. The node is held in this epoch of the lease, or waits (`None`). The
     /// deletion of the old node is then no loss.
     Moving(Option<u64>),
-    /// The owner has left the node, which is being deleted or is deleted.
+    /// The owner has left the node, if there was one. The node is being deleted or is deleted, or its deletion was refused.
     Left,
 }
 
