@@ -18,7 +18,7 @@ pub(crate) use lock::{Mutex, SharedMutex};
 
 /// State that all schedules of a process share. No schedule depends on it.
 pub(crate) mod of_process {
-    pub(crate) use std::sync::atomic::AtomicBool;
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 }
 
 mod raw {

@@ -17,6 +17,7 @@ use crate::queue::contender::Contender;
 use crate::queue::mode::Mode;
 use crate::session::lease::Moment;
 use crate::session::request::Loss;
+use crate::session::thread::{FORKED, is_forked};
 use crate::sync::SharedMutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
@@ -47,14 +48,21 @@ impl Cache {
         if let Some(used) = used.filter(|used| used.hold().held_at().is_some()) {
             return Joined::Runs(used);
         }
+        if is_forked() {
+            return Joined::Refused;
+        }
         let newest = self.newest.write().clone();
         newest.map_or(Joined::Refused, |kept| kept.join(mode))
     }
 
     /// Joins the newest kept node, or begins to acquire a new node with `begin`. Refuses the use if the last node of
-    /// this mode was kept in vain: another contender asked for that node before its second use.
+    /// this mode was kept in vain: another contender asked for that node before its second use. In a forked process, refuses
+    /// every use, because no thread would grant it.
     pub(crate) fn join_or_begin(&self, mode: Mode, begin: impl Fn(&Arc<Kept>) -> Work) -> Joined<KeptUse, PendingUse> {
         loop {
+            if is_forked() {
+                return Joined::Refused;
+            }
             let before = self.newest.write().clone();
             match before.as_ref().map_or(Joined::Refused, |kept| kept.join(mode)) {
                 Joined::Refused => {}
@@ -216,20 +224,21 @@ impl KeptUse {
 
     /// Ends the use. Returns the hold if the node is given up now. `now` returns the time of the end.
     fn end(&mut self, now: impl FnOnce(&ContenderHandle) -> Moment) -> Option<Arc<ContenderHandle>> {
-        if self.hold().node().is_forked() {
+        if std::mem::replace(&mut self.is_over, true) {
+            return None;
+        }
+        let now = now(self.hold());
+        if now == FORKED {
             // The end of a trace needs mutexes.
             std::mem::forget(self.trace.take());
             return None;
         }
         self.trace = None;
         self.limit = None;
-        if std::mem::replace(&mut self.is_over, true) {
-            return None;
-        }
         if self.is_changing {
             self.granted.kept.give_up(Why::Unsure);
         }
-        self.granted.kept.end(self.number, self.hold(), now(self.hold()))
+        self.granted.kept.end(self.number, self.hold(), now)
     }
 
     /// Ends the use. If the node is given up now, waits until the node is gone.

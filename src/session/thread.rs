@@ -23,8 +23,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::session::lease::{Moment, nanos, since_boot};
 use crate::session::shield::shielded;
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard, of_process};
 use crate::telemetry::{relay, user_thread};
 
 /// How long the thread of the sessions still runs after its last user was dropped, so that sessions can be closed.
@@ -35,7 +35,7 @@ static BACKGROUND: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
 
 /// The id of the process that connected first, 0 before that. A child that the process forks lacks the threads of the
 /// client crate and of this library, so the connections in the child would not be served.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
+static PROCESS: of_process::AtomicU32 = of_process::AtomicU32::new(0);
 
 /// Returns whether this process was forked after its parent had connected. This function reads the clock
 /// [`since_boot_here`], which normally asks the system for the process id at most once in [`FORK_CHECK_EVERY`].
@@ -48,12 +48,12 @@ pub(crate) fn is_forked() -> bool {
 pub(crate) const FORKED: Moment = Duration::from_secs(1 << 40);
 
 /// The shortest time between two calls of `std::process::id`, in nanoseconds. The call enters the kernel, and a hold is
-/// checked millions of times a second. A fork takes longer than this time, so the child's first check finds that the
-/// time has passed.
+/// checked millions of times a second. A fork usually takes longer than this time, so that the child's first check finds
+/// that the time has passed.
 const FORK_CHECK_EVERY: u64 = 20_000;
 
 /// When `std::process::id` was last called, in nanoseconds since boot.
-static FORK_CHECKED_AT: AtomicU64 = AtomicU64::new(0);
+static FORK_CHECKED_AT: of_process::AtomicU64 = of_process::AtomicU64::new(0);
 
 /// Returns the time since boot, or [`FORKED`] in a process that was forked after its parent had connected. Real
 /// sessions use this clock for their leases, because a forked process cannot serve its parent's sessions.

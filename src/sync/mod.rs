@@ -19,7 +19,7 @@ pub(crate) use lock::{Mutex, SharedMutex};
 /// Types for state that the whole process shares. The test `threads/` does not replace these types, because it runs
 /// several schedules concurrently in one process.
 pub(crate) mod of_process {
-    pub(crate) use std::sync::atomic::AtomicBool;
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 }
 
 mod raw {

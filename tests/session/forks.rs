@@ -56,6 +56,8 @@ fn fork_once(server: &str, ended: &str) {
     let guard = open(&zk).write().blocking().expect("free");
     let kept = RwLock::builder(&zk, "/forks/kept").keep(CALM).build().expect("valid");
     block_on(kept.read().blocking().expect("free").release()).expect("held");
+    let written = RwLock::builder(&zk, "/forks/written").keep(CALM).build().expect("valid");
+    block_on(written.write().blocking().expect("free").release()).expect("held");
     if fork() {
         let forked = Loss::SessionOver(Ending::Forked);
         assert!(!guard.is_held() && guard.state() == HoldState::Lost { why: forked } && guard.session_left().is_zero());
@@ -67,13 +69,16 @@ fn fork_once(server: &str, ended: &str) {
         assert_refused(lock.write().timeout(CALM).blocking());
         assert_refused(lock.try_write().blocking());
         assert_refused(lock.queue().blocking());
+        assert_refused(kept.read().blocking());
+        assert_refused(written.try_write().blocking());
+        assert_refused(written.write().blocking());
         assert_refused(Semaphore::new(&zk, "/forks/permits", 1).expect("valid").acquire().blocking());
         assert_refused(Shared::<u32>::new(&zk, "/forks/value").expect("valid").read().blocking());
         assert_refused(block_on(Leadership::new(&zk, "/forks/leader").expect("valid").lead(|_| async {})));
         assert_refused(block_on(guard.transaction().create("/forks/never", "").commit()));
         assert_refused(block_on(guard.read_node("/forks")));
         assert!(matches!(zk.state(), ConnectionState::Closed), "{}", zk.state());
-        drop((guard, kept));
+        drop((guard, kept, written));
         block_on(zk.close());
         drop((lock, zk));
         assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
@@ -100,7 +105,7 @@ async fn a_forked_child_fails_every_call_and_releases_nothing() {
     drop(soon("the lock", lock.write()).await.expect("the parent has released the lock"));
 }
 
-/// The number of forks of a busy parent. Each finds another thread of the parent at another line.
+/// The number of forks of a busy parent. At each fork, the other threads are at other lines of code.
 const FORKS: u32 = 40;
 
 /// Forks again and again while other threads use a kept node. Each child creates a file in `place` before it ends.
