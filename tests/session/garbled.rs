@@ -352,7 +352,23 @@ fn replayed(traces: &NamedTempFile) -> Verdict {
     let mut run = Run::of(&[TRACED], shared_server().transactions(), Vec::new(), HashSet::new());
     run.events = trace::read(traces.path(), |_| true);
     (run.guarded, run.lied_to) = (vec![TRACED.to_owned()], Some(LIED_TO.to_owned()));
-    judge(&run)
+    let verdict = judge(&run);
+    if let Some(first) = verdict.faults.first() {
+        show_case(&run, first);
+    }
+    verdict
+}
+
+/// Prints all events and transactions of the lock in this fault, because a case seldom fails twice.
+fn show_case(run: &Run, fault: &str) {
+    let Some(path) = fault.split(' ').find(|word| word.starts_with(TRACED)) else { return };
+    let directory = path.split('/').take(4).collect::<Vec<_>>().join("/");
+    let is_of_it = |text: &str| text.contains(&directory);
+    let its = run.events.iter().map(|event| (event.at, format!("{event:?}")));
+    let logged = run.log.iter().map(|txn| (txn.time, format!("{txn:?}")));
+    let mut lines: Vec<_> = its.chain(logged).filter(|(_, line)| is_of_it(line)).collect();
+    lines.sort();
+    lines.iter().for_each(|(_, line)| println!("{line}"));
 }
 
 fn has_released(traces: &NamedTempFile) -> bool {
