@@ -149,14 +149,13 @@ impl Acquisition {
         };
         drop(wait);
         match taken {
-            Ok(()) => {}
-            Err(denied @ Error::PermissionDenied { .. }) => {
-                return Err(Box::pin(self.leave_denied(&entry, denied)).await);
+            Ok(()) => {
+                self.begin_hold(&entry);
+                Ok(entry)
             }
-            Err(error) => return Err(error),
+            Err(denied @ Error::PermissionDenied { .. }) => Err(Box::pin(self.leave_denied(&entry, denied)).await),
+            Err(error) => Err(error),
         }
-        self.begin_hold(&entry);
-        Ok(entry)
     }
 
     /// Enters the queue. Tries again if the sequence number of the new node is used up. Also returns when this began.

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use support::garble::{Garbler, Garbling};
 use support::process::test_in;
-use support::replay::{Run, Verdict, judge};
+use support::replay::{Run, judge};
 use support::rounds::VIOLATED;
 use support::scene::children;
 use support::server::shared_server;
@@ -342,21 +342,21 @@ fn no_garbled_frame_hangs_a_call_or_makes_two_holders() {
         "{cases} cases from seed {seed} on, with {updates} updates; {ended} of them with one that claimed more memory than there is"
     );
     // All children have ended, and each has checked by itself that its waits ended.
-    let verdict = replayed(&traces);
-    println!("{:?}", verdict.seen);
-    assert_eq!(verdict.faults, Vec::<String>::new(), "FUZZ_SEED={seed}");
-}
-
-/// Checks the children's traces against the server's transaction log.
-fn replayed(traces: &NamedTempFile) -> Verdict {
-    let mut run = Run::of(&[TRACED], shared_server().transactions(), Vec::new(), HashSet::new());
-    run.events = trace::read(traces.path(), |_| true);
-    (run.guarded, run.lied_to) = (vec![TRACED.to_owned()], Some(LIED_TO.to_owned()));
+    let run = traced(&traces);
     let verdict = judge(&run);
+    println!("{:?}", verdict.seen);
     if let Some(first) = verdict.faults.first() {
         show_case(&run, first);
     }
-    verdict
+    assert_eq!(verdict.faults, Vec::<String>::new(), "FUZZ_SEED={seed}");
+}
+
+/// Returns the children's traces with the server's transaction log.
+fn traced(traces: &NamedTempFile) -> Run {
+    let mut run = Run::of(&[TRACED], shared_server().transactions(), Vec::new(), HashSet::new());
+    run.events = trace::read(traces.path(), |_| true);
+    (run.guarded, run.lied_to) = (vec![TRACED.to_owned()], Some(LIED_TO.to_owned()));
+    run
 }
 
 /// Prints all events and transactions of the lock in this fault, because a case seldom fails twice.
@@ -372,5 +372,5 @@ fn show_case(run: &Run, fault: &str) {
 }
 
 fn has_released(traces: &NamedTempFile) -> bool {
-    replayed(traces).seen.contains_key("Release")
+    judge(&traced(traces)).seen.contains_key("Release")
 }

@@ -329,25 +329,19 @@ async fn a_hand_off_whose_check_failed_is_checked_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hand_off_to_a_short_hold_costs_no_listing() {
-    let (session, _task) = Noted::kept_alive();
-    let granted = session.holder("/a/writer-WRITE-0000000002");
-    let leaves = async {
-        tokio::time::sleep(ms(500)).await;
-        session.store.leave(&granted, |it, _| it.state.leave(true))
-    };
-    assert_eq!(tokio::join!(checked(&session, &granted), leaves).0, 0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_hand_off_to_a_lost_hold_costs_no_listing() {
-    let (session, _task) = Noted::kept_alive();
-    let granted = session.holder("/a/writer-WRITE-0000000002");
-    let loses = async {
-        tokio::time::sleep(ms(500)).await;
-        granted.lose(Loss::Removed);
-    };
-    assert_eq!(tokio::join!(checked(&session, &granted), loses).0, 0);
+async fn a_hand_off_to_a_short_or_lost_hold_costs_no_listing() {
+    for is_lost in [false, true] {
+        let (session, _task) = Noted::kept_alive();
+        let granted = session.holder("/a/writer-WRITE-0000000002");
+        let ends = async {
+            tokio::time::sleep(ms(500)).await;
+            match is_lost {
+                true => granted.lose(Loss::Removed),
+                false => drop(session.store.leave(&granted, |it, _| it.state.leave(true))),
+            }
+        };
+        assert_eq!(tokio::join!(checked(&session, &granted), ends).0, 0, "{is_lost}");
+    }
 }
 
 /// A session that answers no request.
