@@ -633,6 +633,18 @@ fn a_hold_after_its_node_is_gone_is_found() {
     });
 }
 
+/// The initial value of a shared value is written on a thread of the library, and its log thread tells the subscriber of
+/// the grant and the release, when it gets to run.
+#[test]
+fn a_hold_that_the_log_thread_reports_late_is_no_fault() {
+    let mut run = scene();
+    let Hold { token, .. } = *hold(&mut run, "one", Mode::Write);
+    for event in run.events.iter_mut().filter(|event| event.token == token) {
+        (event.at, event.is_delayed) = (event.at + SHORT, true);
+    }
+    assert_eq!(judge(&run).faults, Vec::<String>::new());
+}
+
 #[test]
 fn a_hold_before_its_turn_is_found() {
     assert_found(|run| {

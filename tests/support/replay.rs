@@ -9,7 +9,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Display;
-use std::hash::Hash;
 use std::time::Duration;
 
 use zk_rwlock::Mode;
@@ -206,8 +205,8 @@ struct Replay<'r> {
     guards: HashMap<String, String>,
     /// The time at which a contender first reported its grant, by the token of its node.
     told: HashMap<i64, Duration>,
-    /// When the loss of a node was first reported, by the path of the node.
-    lost: HashMap<&'r str, Duration>,
+    /// The paths of the nodes whose loss was reported.
+    lost: HashSet<&'r str>,
     verdict: Verdict,
 }
 
@@ -221,8 +220,8 @@ pub fn judge(run: &Run) -> Verdict {
         queues: HashMap::new(),
         semaphores: HashMap::new(),
         guards: HashMap::new(),
-        told: firsts(run, &[What::Granted, What::Got], |event| event.token),
-        lost: firsts(run, &[What::Lost], |event| &*event.path),
+        told: first_grants(run),
+        lost: run.events.iter().filter(|event| event.what == What::Lost).map(|event| &*event.path).collect(),
         verdict: Verdict::default(),
     };
     for txn in run.judged() {
@@ -233,12 +232,12 @@ pub fn judge(run: &Run) -> Verdict {
     replay.verdict
 }
 
-/// Returns the time of the first event of these kinds for each value of `part`.
-fn firsts<'r, K: Eq + Hash>(run: &'r Run, told: &[What], part: impl Fn(&'r Event) -> K) -> HashMap<K, Duration> {
+/// Returns the earliest possible time of each first grant, by the token of the node.
+fn first_grants(run: &Run) -> HashMap<i64, Duration> {
     let mut firsts = HashMap::new();
-    for event in run.events.iter().filter(|event| told.contains(&event.what)) {
-        let first = firsts.entry(part(event)).or_insert(event.at);
-        *first = event.at.min(*first);
+    for event in run.events.iter().filter(|event| matches!(event.what, What::Granted | What::Got)) {
+        let first = firsts.entry(event.token).or_insert(Duration::MAX);
+        *first = event.earliest().min(*first);
     }
     firsts
 }
@@ -396,7 +395,8 @@ impl Replay<'_> {
     fn may_have_two(&self, txn: &Txn, path: &str, first: &Node) -> bool {
         let by = self.latest(txn.time);
         let is_missed = |event: &Event| {
-            event.what == What::Missed && event.path == parent(path) && event.how == first.name.owner && event.at <= by
+            let is_before = event.earliest() <= by;
+            event.what == What::Missed && event.path == parent(path) && event.how == first.name.owner && is_before
         };
         let is_between =
             |other: &Txn| other.session == txn.session && first.token < other.zxid && other.zxid < txn.zxid;
@@ -488,8 +488,7 @@ impl Replay<'_> {
             |session| self.run.log.iter().find(|it| it.session == session && it.ops == [Op::Begin]).map(|it| it.zxid);
         let is_lost = |event: &Event| {
             let is_over = event.how.starts_with("the session") || event.how.starts_with("the lease");
-            let is_before = event.at <= self.latest(txn.time);
-            event.what == What::Lost && event.path == node.path && is_over && is_before
+            event.what == What::Lost && event.path == node.path && is_over
         };
         let is_over = self.run.events.iter().any(is_lost);
         txn.ops.len() == 1 && begun(txn.session) > begun(node.session) && is_over
@@ -609,7 +608,7 @@ impl Replay<'_> {
                 }
                 (What::Released, _) => {
                     if let Some(begun) = held.remove(&event.who) {
-                        self.judge_end(begun, event.at);
+                        self.judge_end(begun, event.earliest());
                     }
                 }
                 (What::Granted, how) => {
@@ -673,7 +672,7 @@ impl Replay<'_> {
                 }
                 Some(_) => match nodes.last().and_then(|last| last.left) {
                     Some((zxid, time, left @ (Left::Signalled | Left::Deleted | Left::Exchanged | Left::Expired)))
-                        if *at > self.latest(time) =>
+                        if event.earliest() > self.latest(time) =>
                     {
                         Some(format!(
                             "{what}, {}: its node had left at zxid {zxid:#x}, proposed at {time:?}, {left:?}",
@@ -687,20 +686,19 @@ impl Replay<'_> {
         self.verdict.faults.extend(fault);
     }
 
-    /// Checks that a hold ended before its node was removed, or that its loss was reported in time. After a deletion by
-    /// an operator the report may be late.
+    /// Checks that a hold ended before its node was removed, or that its loss was reported. After a deletion by an
+    /// operator the hold may go on.
     fn judge_end(&mut self, begun: &Event, until: Duration) {
         let Event { path, mode, sequence, token, .. } = begun;
         let nodes = self.held_by(begun);
         let last = nodes.last().and_then(|node| Some((node, node.left?)));
         let Some((node, (zxid, time, how))) = last else { return };
-        let (is_late, told_by) = match how {
-            Left::Evicted => (false, until),
-            Left::Expired => (until > self.latest(time) + ABOUT_TO_HEAR, until),
-            _ => (until > self.latest(time), Duration::MAX),
+        let is_late = match how {
+            Left::Evicted => false,
+            Left::Expired => until > self.latest(time) + ABOUT_TO_HEAR,
+            _ => until > self.latest(time),
         };
-        let is_told = |node: &&Node| self.lost.get(&*node.path).is_some_and(|told| *told <= told_by);
-        if is_late && !nodes.iter().any(is_told) {
+        if is_late && !nodes.iter().any(|node| self.lost.contains(&*node.path)) {
             let fault = format!(
                 "Hold of {path} {mode} number {sequence}, token and zxid {token:#x}, {}: it lasted until {until:?} and was not notified of a \
                  loss, but its node had left at zxid {zxid:#x}, proposed at {time:?}, {how:?}",

@@ -11,6 +11,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use tracing::field::{Field, Visit};
@@ -71,12 +72,21 @@ pub struct Event {
     pub token: i64,
     pub sequence: i64,
     pub how: String,
+    /// Whether the library's log thread delivered the event. The step itself may then have been long before `at`.
+    pub is_delayed: bool,
+}
+
+impl Event {
+    /// Returns the earliest possible time of the step.
+    pub fn earliest(&self) -> Duration {
+        if self.is_delayed { Duration::ZERO } else { self.at }
+    }
 }
 
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Event { at, who, what, path, mode, token, sequence, how } = self;
-        write!(f, "{}\t{who}\t{what:?}\t{path}\t{mode}\t{token:#x}\t{sequence}\t{how}", at.as_nanos())
+        let Event { at, who, what, path, mode, token, sequence, how, is_delayed } = self;
+        write!(f, "{}\t{who}\t{what:?}\t{path}\t{mode}\t{token:#x}\t{sequence}\t{how}\t{is_delayed}", at.as_nanos())
     }
 }
 
@@ -85,7 +95,7 @@ impl FromStr for Event {
 
     fn from_str(line: &str) -> Result<Event, String> {
         let words: Vec<&str> = line.split('\t').collect();
-        let [at, who, what, path, mode, token, sequence, how] = words[..] else { return Err(line.to_owned()) };
+        let [at, who, what, path, mode, token, sequence, how, is_delayed] = words[..] else { return Err(line.to_owned()) };
         let read = || {
             Some(Event {
                 at: Duration::from_nanos(at.parse().ok()?),
@@ -96,6 +106,7 @@ impl FromStr for Event {
                 token: i64::from_str_radix(token.strip_prefix("0x")?, 16).ok()?,
                 sequence: sequence.parse().ok()?,
                 how: how.to_owned(),
+                is_delayed: is_delayed.parse().ok()?,
             })
         };
         read().ok_or_else(|| line.to_owned())
@@ -262,7 +273,12 @@ impl Visit for Fields {
 
 fn event(what: What, who: u64) -> Event {
     let (path, mode, how) = Default::default();
-    Event { at: now(), who, what, path, mode, token: 0, sequence: -1, how }
+    Event { at: now(), who, what, path, mode, token: 0, sequence: -1, how, is_delayed: is_log_thread() }
+}
+
+/// Returns whether this is the library's log thread, which delivers the events of the library's other threads.
+fn is_log_thread() -> bool {
+    thread::current().name() == Some("zk-rwlock-log")
 }
 
 impl Subscriber for Recorder {
@@ -296,7 +312,7 @@ impl Subscriber for Recorder {
             (false, true) => What::Created,
             (false, false) => return,
         };
-        book.note(Event { at: now(), what, ..fields.0 });
+        book.note(Event { at: now(), what, is_delayed: is_log_thread(), ..fields.0 });
     }
 
     fn event(&self, told: &tracing::Event<'_>) {
@@ -325,7 +341,7 @@ impl Subscriber for Recorder {
         }
         if let Some(open) = book.spans.remove(&who) {
             let what = if open.event.what == What::Holds { What::Released } else { What::Ended };
-            book.note(Event { at, what, ..open.event });
+            book.note(Event { at, what, is_delayed: is_log_thread(), ..open.event });
         }
         true
     }
