@@ -66,7 +66,17 @@ impl Walk<'_> {
                 path = self::path(node);
             }
         }
-        self.run.events.push(Event { at, who, what, path, mode, token, sequence, how: how.to_owned(), is_delayed: false });
+        self.run.events.push(Event {
+            at,
+            who,
+            what,
+            path,
+            mode,
+            token,
+            sequence,
+            how: how.to_owned(),
+            is_delayed: false,
+        });
     }
 
     /// Writes one step of member `i` into the log and the events.

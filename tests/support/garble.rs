@@ -16,17 +16,20 @@ const SPARED: u64 = 8;
 /// How a frame is garbled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Garbling {
-    /// The frame is truncated, extended, repeated, late or missing, or has another length, xid or error code.
+    /// The frame is truncated, extended, repeated, late or missing, or has another length, xid or error code. Or the connection
+    /// ends within the frame.
     Shape,
-    /// As `Shape`, or some bytes of the frame are replaced, so that the frame may be well formed but false.
+    /// As `Shape`, or some bytes of the frame are replaced, so that the frame may be well formed but false. If a frame breaks
+    /// off, later frames fill the rest, and a name in a listing may become another one.
     Bytes,
 }
 
 /// The lengths that a garbled frame may claim.
 const LENGTHS: [i32; 8] = [0, -1, i32::MIN, i32::MAX, 1 << 30, 3, 15, 17];
 
-/// The xids that a garbled frame may have: those with a special meaning in the protocol, and some others.
-const NUMBERS: [i32; 7] = [-1, -2, -4, -8, 0, 1, i32::MAX];
+/// The xids that a garbled frame may have: those with a special meaning in the protocol, and some that no request has. A reply
+/// with the xid of another request would be a well-formed false reply.
+const NUMBERS: [i32; 6] = [-1, -2, -4, -8, 0, i32::MAX];
 
 /// The error codes that a garbled frame may have: those of ZooKeeper, and some that ZooKeeper does not have.
 const CODES: [i32; 12] = [0, -1, -4, -8, -101, -102, -103, -110, -111, -112, -118, 7];
@@ -46,8 +49,8 @@ impl Garbler {
         thread::spawn(move || {
             for client in listener.incoming() {
                 let (Ok(client), Ok(server)) = (client, TcpStream::connect(&server)) else { return };
-                let connection =
-                    Connection { garbling, is_calm: Arc::clone(&calm), dice: Arc::clone(&dice), late: vec![] };
+                let (is_calm, dice) = (Arc::clone(&calm), Arc::clone(&dice));
+                let connection = Connection { garbling, is_calm, dice, late: vec![], breaks_off: false };
                 // The result is ignored, because every connection ends with an error or a close of the client or the
                 // server.
                 thread::spawn(move || connection.serve(client, server));
@@ -72,6 +75,8 @@ struct Connection {
     dice: Arc<AtomicU64>,
     /// A frame that is held back, and sent after the next frame.
     late: Vec<u8>,
+    /// Whether the connection ends after this frame.
+    breaks_off: bool,
 }
 
 impl Connection {
@@ -97,6 +102,9 @@ impl Connection {
             let is_spared = self.is_calm.load(Ordering::Relaxed) || self.below(SPARED) != 0;
             let frame = if is_spared { framed(&body) } else { self.garbled(body) };
             to.write_all(&frame)?;
+            if self.breaks_off {
+                return Ok(());
+            }
             to.write_all(&late)?;
         }
     }
@@ -108,7 +116,10 @@ impl Connection {
                 body.truncate(self.at(length));
                 framed(&body)
             }
-            1 => whole[..self.at(whole.len())].to_vec(),
+            1 => {
+                self.breaks_off = self.garbling == Garbling::Shape;
+                whole[..self.at(whole.len())].to_vec()
+            }
             2 => {
                 let more = self.at(40);
                 body.extend((0..more).map(|_| self.roll().to_le_bytes()[0]));

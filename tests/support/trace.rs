@@ -95,7 +95,9 @@ impl FromStr for Event {
 
     fn from_str(line: &str) -> Result<Event, String> {
         let words: Vec<&str> = line.split('\t').collect();
-        let [at, who, what, path, mode, token, sequence, how, is_delayed] = words[..] else { return Err(line.to_owned()) };
+        let [at, who, what, path, mode, token, sequence, how, is_delayed] = words[..] else {
+            return Err(line.to_owned());
+        };
         let read = || {
             Some(Event {
                 at: Duration::from_nanos(at.parse().ok()?),
