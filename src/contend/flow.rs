@@ -292,9 +292,9 @@ impl Acquisition {
         }
         let grant = Grant::by(take, entry);
         // A stranger's write uses up the watch on our node. After that, a removal goes unnoticed, so a hand-off is accepted
-        // only once a quorum has shown our node. If the loss of our node is already known, `take` returns the loss.
+        // only once a quorum has shown our node. If the loss of our node is already known, `hold_if_leased` returns it.
         let may_miss_removal = grant.signal.is_some() && entry.detect_loss().is_none() && !entry.node().has_own_watch();
-        if !may_miss_removal && self.take(entry, &grant)? {
+        if !may_miss_removal && self.hold_if_leased(entry, &grant)? {
             return Ok(());
         }
         wait.warn_if_long();
@@ -306,7 +306,7 @@ impl Acquisition {
     ///
     /// If this process was cut off or stopped, the decision to take the lock may rest on old replies. Only a valid
     /// lease ensures that our session, and so our node, still exists.
-    pub(crate) fn take(&self, entry: &ContenderHandle, grant: &Grant) -> Result<bool, Error> {
+    pub(crate) fn hold_if_leased(&self, entry: &ContenderHandle, grant: &Grant) -> Result<bool, Error> {
         let (session, node) = (entry.session(), entry.node());
         if let Some(loss) = entry.detect_loss() {
             return Err(self.config.evicted(loss));
@@ -334,7 +334,7 @@ impl Acquisition {
                 Ok(false) => node.lose(Loss::Removed),
                 Err(failure) => return Err(self.config.stop(failure)),
             }
-            if self.take(entry, &grant)? {
+            if self.hold_if_leased(entry, &grant)? {
                 return Ok(());
             }
         }

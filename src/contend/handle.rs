@@ -313,7 +313,7 @@ impl ContenderHandle {
     }
 
     /// Leaves the queue or gives up the hold: ends the trace, marks the node as left
-    /// ([`SessionStore::leave`](crate::session::store::SessionStore::leave)), and deletes the node. Sends the first request
+    /// ([`SessionStore::forget`](crate::session::store::SessionStore::forget)), and deletes the node. Sends the first request
     /// before it returns.
     pub(crate) fn leave(&self) -> Reply<()> {
         if self.node().is_forked() {
@@ -322,7 +322,7 @@ impl ContenderHandle {
         // The span of the hold ends now, even if the guard lives on or the deletion takes long.
         let trace = std::mem::take(&mut *self.trace.lock());
         drop(trace);
-        let leaving = self.session().store().leave(&self.node, |it, may_signal| it.state.leave(may_signal));
+        let leaving = self.session().store().forget(&self.node, |it, may_signal| it.state.leave(may_signal));
         remove(self.session(), &self.node, leaving.unwrap_or(Leaving::Gone(Err(Failure::NoNode))), None)
     }
 
@@ -361,7 +361,7 @@ impl Drop for ContenderHandle {
         // The trace of the hold ends before the node is removed.
         drop(trace);
         let end = |it: &mut Locked, may_signal| (it.state.end(may_signal), it.creating.take());
-        let (removals, mut creating) = self.session().store().leave(&self.node, end);
+        let (removals, mut creating) = self.session().store().forget(&self.node, end);
         for leaving in removals {
             // The reply is dropped, because the removal goes on in the background.
             drop(remove(self.session(), &self.node, leaving, creating.take()));

@@ -243,9 +243,9 @@ impl ContenderNode {
         });
     }
 
-    /// Leaves the node: applies `change`, and returns its result. This first records and reports a loss that is not
-    /// recorded yet, and afterwards wakes the waiting tasks.
-    pub(super) fn leave<T>(self: &Arc<Self>, change: impl FnOnce(&mut Locked) -> T) -> T {
+    /// Records and reports a loss that is not recorded yet, and then applies `change`, by which the owner leaves the node. Wakes
+    /// the waiting tasks, and returns the result of `change`.
+    pub(super) fn change_and_wake<T>(self: &Arc<Self>, change: impl FnOnce(&mut Locked) -> T) -> T {
         self.detect_loss();
         let removals = self.change(change);
         self.changed.notify_waiters();

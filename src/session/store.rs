@@ -255,7 +255,7 @@ impl SessionStore {
     }
 
     /// Records the created node, from the answer to its create, or from a listing after that answer was lost.
-    /// Until [`SessionStore::leave`], keep-alive watches the node, and checks it while it is held.
+    /// Until [`SessionStore::forget`], keep-alive watches the node, and checks it while it is held.
     pub(crate) fn created(&self, node: &Arc<ContenderNode>, created: &Created, session: i64) -> Result<(), Failure> {
         let now = self.lease.now();
         let (answer, _unlocked) = node.change(|it| (it.state.created(created, session, now), it.creating.take()));
@@ -266,9 +266,9 @@ impl SessionStore {
 
     /// Removes a node from this record, because its owner gives the lock back or was dropped. Applies `change` to the
     /// node, and returns its result. The second argument of `change` is whether the removal may signal the release.
-    pub(crate) fn leave<T>(&self, node: &Arc<ContenderNode>, change: impl FnOnce(&mut Locked, bool) -> T) -> T {
+    pub(crate) fn forget<T>(&self, node: &Arc<ContenderNode>, change: impl FnOnce(&mut Locked, bool) -> T) -> T {
         let may_signal = !self.is_signal_refused();
-        let removals = node.leave(|it| change(it, may_signal));
+        let removals = node.change_and_wake(|it| change(it, may_signal));
         self.remove(node);
         removals
     }

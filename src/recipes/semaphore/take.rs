@@ -191,7 +191,11 @@ impl ExchangeTarget for PermitRequest {
         }
         // The exchange has just confirmed the place in the queue. So a quorum is asked to confirm the grant only if the
         // lease is invalid.
-        if acquisition.take(entry, &grant)? { Ok(()) } else { acquisition.grant_once_confirmed(entry, grant).await }
+        if acquisition.hold_if_leased(entry, &grant)? {
+            Ok(())
+        } else {
+            acquisition.grant_once_confirmed(entry, grant).await
+        }
     }
 }
 
