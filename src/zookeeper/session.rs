@@ -207,15 +207,18 @@ impl ZooKeeperSession {
     async fn confirm_by_create(self: &Arc<Self>, path: &str) -> Result<bool, Failure> {
         let own = format!("{}/session-{:x}", contract::temporary_parent(path), self.id);
         let made = self.create(&own, &[], Kind::Ephemeral).await;
-        // If the reply to an earlier create was lost, the node exists already. Its owner then shows nothing about this
-        // connection.
-        if !matches!(made, Ok(_) | Err(Failure::NodeExists)) {
-            return made.map(|_| true);
+        // If the reply was lost, the node may exist, and the next check may be made in another directory or not at all.
+        if matches!(made, Ok(_) | Err(Failure::NodeExists | Failure::Unknown(_))) {
+            let shared: Arc<dyn Session> = self.clone();
+            match retry::repeated(&shared, Tries::ENDLESS, || self.delete(&own)).await {
+                Ok(()) | Err(Failure::NoNode) => {}
+                Err(failure) => return Err(failure),
+            }
         }
-        let shared: Arc<dyn Session> = self.clone();
-        match retry::repeated(&shared, Tries::ENDLESS, || self.delete(&own)).await {
-            Ok(()) | Err(Failure::NoNode) => Ok(made.is_ok()),
-            Err(failure) => Err(failure),
+        match made {
+            // An earlier connection may have made the node, so its owner shows nothing about this connection.
+            Err(Failure::NodeExists) => Ok(false),
+            made => made.map(|_| true),
         }
     }
 

@@ -10,13 +10,16 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use support::frames::Op;
 use support::port::Port;
-use support::rules::{Frames, Rule};
+use support::rules::{Close, Frames, Rule};
 use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::Proxy;
 use zk_rwlock::coordinator::{Coordinator, Failure, Operation};
 use zk_rwlock::error::Ending;
 use zk_rwlock::{ConnectionState, Error, Granting, ReadGuard, RwLock, Semaphore, ZooKeeper};
+
+/// The opcode of the request for the ephemeral nodes of a session.
+const LIST_EPHEMERALS: i32 = 103;
 
 /// Breaks every connection of the proxy and waits until all clients have reconnected.
 async fn all_reconnect(proxy: &Proxy) {
@@ -49,6 +52,22 @@ async fn waiters_below_a_long_chroot_survive_a_reconnect() {
         granted(waiter).await.release().await.expect("held");
     }
     becomes_empty(&zk, "/lock").await;
+}
+
+/// Where the servers cannot list ephemeral nodes, a client confirms its session after a reconnect by a temporary node. The guard is
+/// dropped before the next try, so that there is none.
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn a_temporary_node_whose_create_reply_is_lost_is_deleted() {
+    let proxy = Proxy::start(shared_server().address());
+    let (zk, operator) = (connect(&proxy.address()).await, connect(&shared_server().address()).await);
+    let guard = soon("free", lock_at(&zk, "/temporary").write()).await.expect("free");
+    let cannot_list = proxy.apply(Rule::on(Frames::requests(Op::Other(LIST_EPHEMERALS))).close(0, Close::Fin));
+    let made = proxy.drop_reply(Op::Create2, 1);
+    proxy.rst();
+    soon("the request for the session's nodes", cannot_list.happens()).await;
+    soon("the create of the temporary node", made.happens()).await;
+    drop(guard);
+    becomes_empty(&operator, "/temporary").await;
 }
 
 /// The first contender in the queue of a semaphore watches three paths: its own node, the directory of the permits, and the node
