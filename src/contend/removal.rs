@@ -54,7 +54,7 @@ struct Remover {
 
 impl Remover {
     async fn carry_out(self, mut leaving: Leaving, mut creating: Option<Reply<Created>>) -> Result<(), Failure> {
-        let mut tries = Tries::ENDLESS;
+        let (mut tries, mut listed_on) = (Tries::ENDLESS, None);
         loop {
             let answer = match &leaving {
                 Leaving::Coming { .. } => match creating.take() {
@@ -63,12 +63,18 @@ impl Remover {
                 },
                 Leaving::Deleting(deletion) => Input::Deleted(self.delete(deletion).await),
                 Leaving::Listing => {
+                    listed_on = Some(self.session.store().connection());
                     let listed = synced(&self.session, &self.directory, |it, path| it.children(path)).await;
                     Input::Listed(listed.map(|names| self.own(names)))
                 }
                 Leaving::Cut(_) => Input::Linked(tries.pause(&self.session).await),
                 Leaving::Restarting => Input::Deleted(self.session.delete(&self.directory).await),
-                Leaving::Gone(outcome) => return outcome.clone(),
+                Leaving::Gone(outcome) => {
+                    if let Some(listed_on) = listed_on {
+                        self.session.store().expect_late_create(self.directory, self.tag, listed_on);
+                    }
+                    return outcome.clone();
+                }
             };
             let report;
             (leaving, report) = leaving.on(answer);

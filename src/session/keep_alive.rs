@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use futures_util::future::OptionFuture;
 
-use crate::queue::contender::Contender;
+use crate::queue::contender::{Contender, Tag};
 use crate::session::contract::Session;
 use crate::session::lease::Moment;
 use crate::session::listing;
 use crate::session::node::ContenderNode;
 use crate::session::presence::{self, check};
 use crate::session::request::{Failure, Loss};
-use crate::session::retry::{Tries, repeated, slept};
+use crate::session::retry::{Tries, repeated, slept, synced, until_known};
 use crate::session::shield::shielded;
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
@@ -31,7 +31,7 @@ const ARMED_AT_ONCE: usize = 64;
 ///
 /// While the session has nodes, a read touches the session usually every fifth of the session timeout. One settling time later,
 /// a transaction that only checks the nodes lets the read extend the lease. While the session has no node, only the
-/// read is sent, every quarter of the session timeout, so that the next acquisition finds a valid lease. The
+/// read is sent, every quarter of the session timeout, so that the answer to the next create makes the lease valid. The
 /// transaction then follows only on a backend whose sessions [are not kept](Session::is_kept_by_reads) by reads alone.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(store) = session.upgrade().map(|session| Arc::clone(session.store())) else {
@@ -167,6 +167,9 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
         let Some(live) = session.upgrade().filter(|_| !store.is_over()) else {
             return;
         };
+        for (directory, tag) in store.take_late_creates() {
+            live.spawn(Box::pin(delete_late(Arc::clone(&live), directory, tag)));
+        }
         let left = lease.remaining();
         // When the lease has run out, this records the loss of every hold and wakes the holders that wait for their
         // loss.
@@ -210,6 +213,20 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
             store.plan_renewal(Moment::MAX, false);
             woken.await;
         }
+    }
+}
+
+/// Deletes the nodes that a lost create of this owner made after the owner's nodes were listed. Called after a reconnect.
+///
+/// Servers refuse the requests that a session sent to another server before. But a server that was stopped or cut off may still have
+/// the create when the session comes back to it, and the leader then takes the create for one of the new connection. The server
+/// sends it before the requests of that connection, so this listing shows the node.
+async fn delete_late(session: Arc<dyn Session>, directory: Arc<str>, tag: Tag) {
+    let names = synced(&session, &directory, |it, path| it.children(path)).await.unwrap_or_default();
+    for name in names.iter().filter(|name| tag.is_on(name)) {
+        let path = format!("{directory}/{name}");
+        let answer = until_known(&session, || session.delete(&path)).await;
+        emit!(INFO, path, ?answer, "deleted a node whose create was carried out late");
     }
 }
 

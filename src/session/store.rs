@@ -67,7 +67,21 @@ struct Record {
     /// The ghosts that the session has found, by directory. If the server still lists the node of a downgraded writer,
     /// only readers may ignore that ghost, because the reader that replaced the writer still holds the lock.
     ghosts: HashMap<Arc<str>, Ghosts>,
+    late_creates: Vec<LateCreate>,
 }
+
+/// A lost create that may be carried out later, although its owner has listed its nodes since.
+struct LateCreate {
+    directory: Arc<str>,
+    tag: Tag,
+    /// The connection on which the owner's nodes were listed last.
+    listed_on: u64,
+    until: Moment,
+}
+
+/// The number of session timeouts for which a server may keep a request that it has not sent to the leader. A follower keeps it
+/// for `syncLimit` ticks, by default 5, and a session timeout is 2 ticks or more.
+const KEPT_FOR: u32 = 10;
 
 /// A write to a holder's node that waiters take as the release of the lock by that holder. A stranger may have sent the
 /// write. So the hand-off is confirmed only when no contender is left whose sequence number is at most that of the
@@ -271,6 +285,25 @@ impl SessionStore {
         let removals = node.change_and_wake(|it| change(it, may_signal));
         self.remove(node);
         removals
+    }
+
+    /// Records that the create of this owner may be carried out late, although the owner's nodes were listed, on this connection.
+    pub(crate) fn expect_late_create(&self, directory: Arc<str>, tag: Tag, listed_on: u64) {
+        let until = self.lease.now().saturating_add(KEPT_FOR * self.lease.timeout());
+        self.record.lock().late_creates.push(LateCreate { directory, tag, listed_on, until });
+    }
+
+    /// Returns the directories and owners of the expected late creates, if the session has reconnected since their nodes were listed.
+    pub(super) fn take_late_creates(&self) -> Vec<(Arc<str>, Tag)> {
+        let (now, is_connected, mut record) = (self.lease.now(), self.lease.is_connected(), self.record.lock());
+        let connection = record.connection;
+        record.late_creates.retain(|late| now < late.until);
+        let due = record.late_creates.iter_mut().filter(|late| is_connected && late.listed_on != connection);
+        due.map(|late| {
+            late.listed_on = connection;
+            (Arc::clone(&late.directory), late.tag.clone())
+        })
+        .collect()
     }
 
     /// Returns how often the connection was lost. If this count is the same at two answers, both came on the same
