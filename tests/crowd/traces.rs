@@ -624,6 +624,18 @@ fn a_loss_without_an_event_is_found() {
 }
 
 #[test]
+fn a_loss_that_only_the_end_of_the_hold_reports_is_found() {
+    assert_found(|run| {
+        let Hold { node, token, .. } = hold(run, "lost", Mode::Write).clone();
+        released(run, token).at += 10 * SHORT;
+        let until = released(run, token).at;
+        let is_it = |event: &&mut Event| event.what == What::Lost && event.path == node;
+        run.events.iter_mut().filter(is_it).for_each(|event| event.at = until + MILLISECOND);
+        words(["Hold", &node, "not notified of a loss", "Expired"])
+    });
+}
+
+#[test]
 fn a_hold_after_its_node_is_gone_is_found() {
     assert_found(|run| {
         let Hold { node, token, .. } = hold(run, "one", Mode::Write).clone();

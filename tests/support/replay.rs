@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Display;
+use std::hash::Hash;
 use std::time::Duration;
 
 use zk_rwlock::Mode;
@@ -26,6 +27,9 @@ const NODE_EXISTS: i32 = -110;
 /// The time within which a holder must learn that its session has ended. Until then it may release the lock as if
 /// nothing were lost, because the event is still on its way or the machine is busy.
 const ABOUT_TO_HEAR: Duration = Duration::from_secs(2);
+
+/// The longest time for which the library's log thread is taken to delay an event.
+const DELIVERED_WITHIN: Duration = Duration::from_secs(3);
 
 /// The record of a run: the server's log, and the reports of the contenders.
 #[derive(Clone, Debug, Default)]
@@ -205,8 +209,8 @@ struct Replay<'r> {
     guards: HashMap<String, String>,
     /// The time at which a contender first reported its grant, by the token of its node.
     told: HashMap<i64, Duration>,
-    /// The paths of the nodes whose loss was reported.
-    lost: HashSet<&'r str>,
+    /// When the loss of a node was first reported, by the path of the node. The library's log thread reports it.
+    lost: HashMap<&'r str, Duration>,
     verdict: Verdict,
 }
 
@@ -220,8 +224,8 @@ pub fn judge(run: &Run) -> Verdict {
         queues: HashMap::new(),
         semaphores: HashMap::new(),
         guards: HashMap::new(),
-        told: first_grants(run),
-        lost: run.events.iter().filter(|event| event.what == What::Lost).map(|event| &*event.path).collect(),
+        told: firsts(run, &[What::Granted, What::Got], |event| (event.token, event.earliest())),
+        lost: firsts(run, &[What::Lost], |event| (&*event.path, event.at)),
         verdict: Verdict::default(),
     };
     for txn in run.judged() {
@@ -232,12 +236,16 @@ pub fn judge(run: &Run) -> Verdict {
     replay.verdict
 }
 
-/// Returns the earliest possible time of each first grant, by the token of the node.
-fn first_grants(run: &Run) -> HashMap<i64, Duration> {
+/// Returns the earliest of the times that `of` returns for the events of these kinds, by key.
+fn firsts<'r, K: Eq + Hash>(
+    run: &'r Run,
+    told: &[What],
+    of: impl Fn(&'r Event) -> (K, Duration),
+) -> HashMap<K, Duration> {
     let mut firsts = HashMap::new();
-    for event in run.events.iter().filter(|event| matches!(event.what, What::Granted | What::Got)) {
-        let first = firsts.entry(event.token).or_insert(Duration::MAX);
-        *first = event.earliest().min(*first);
+    for (key, at) in run.events.iter().filter(|event| told.contains(&event.what)).map(of) {
+        let first = firsts.entry(key).or_insert(at);
+        *first = at.min(*first);
     }
     firsts
 }
@@ -488,7 +496,8 @@ impl Replay<'_> {
             |session| self.run.log.iter().find(|it| it.session == session && it.ops == [Op::Begin]).map(|it| it.zxid);
         let is_lost = |event: &Event| {
             let is_over = event.how.starts_with("the session") || event.how.starts_with("the lease");
-            event.what == What::Lost && event.path == node.path && is_over
+            let is_before = event.at <= self.latest(txn.time) + DELIVERED_WITHIN;
+            event.what == What::Lost && event.path == node.path && is_over && is_before
         };
         let is_over = self.run.events.iter().any(is_lost);
         txn.ops.len() == 1 && begun(txn.session) > begun(node.session) && is_over
@@ -686,19 +695,22 @@ impl Replay<'_> {
         self.verdict.faults.extend(fault);
     }
 
-    /// Checks that a hold ended before its node was removed, or that its loss was reported. After a deletion by an
-    /// operator the hold may go on.
+    /// Checks that a hold ended before its node was removed, or that its loss was reported in time. After a deletion by
+    /// an operator the report may be late.
     fn judge_end(&mut self, begun: &Event, until: Duration) {
         let Event { path, mode, sequence, token, .. } = begun;
         let nodes = self.held_by(begun);
         let last = nodes.last().and_then(|node| Some((node, node.left?)));
         let Some((node, (zxid, time, how))) = last else { return };
-        let is_late = match how {
-            Left::Evicted => false,
-            Left::Expired => until > self.latest(time) + ABOUT_TO_HEAR,
-            _ => until > self.latest(time),
+        let heard_by = self.latest(time) + ABOUT_TO_HEAR;
+        let (is_late, told_by) = match how {
+            Left::Evicted => (false, until),
+            // The end of a hold reports a loss that was not noticed before.
+            Left::Expired => (until > heard_by, until.max(heard_by + DELIVERED_WITHIN)),
+            _ => (until > self.latest(time), Duration::MAX),
         };
-        if is_late && !nodes.iter().any(|node| self.lost.contains(&*node.path)) {
+        let is_told = |node: &&Node| self.lost.get(&*node.path).is_some_and(|told| *told <= told_by);
+        if is_late && !nodes.iter().any(is_told) {
             let fault = format!(
                 "Hold of {path} {mode} number {sequence}, token and zxid {token:#x}, {}: it lasted until {until:?} and was not notified of a \
                  loss, but its node had left at zxid {zxid:#x}, proposed at {time:?}, {how:?}",
