@@ -111,6 +111,10 @@ impl Cache {
 
 impl Drop for Cache {
     fn drop(&mut self) {
+        if is_forked() {
+            // A thread of the parent may have held the mutexes of the node at the fork.
+            return;
+        }
         let newest = self.newest.write().take();
         if let Some(kept) = newest {
             kept.give_up(Why::Closed);
