@@ -301,8 +301,8 @@ impl Acquisition {
         self.grant_once_confirmed(entry, grant).await
     }
 
-    /// Takes the lock, because no contender ahead excludes us. Returns `false` if the lease is invalid, so that a
-    /// quorum must be asked first.
+    /// Takes the lock, because no contender ahead excludes us. Returns `false` if the node [cannot rely on
+    /// the lease](crate::session::node::ContenderNode::epoch), so that a quorum must be asked first.
     ///
     /// If this process was cut off or stopped, the decision to take the lock may rest on old replies. Only a valid
     /// lease ensures that our session, and so our node, still exists.

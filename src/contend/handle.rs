@@ -228,8 +228,8 @@ impl ContenderHandle {
         self.session().lease().now()
     }
 
-    /// Returns why the lock is no longer held: a loss, or [`Loss::GivenBack`] after the end of a leader's term. `None`
-    /// if the lock is held.
+    /// Returns the loss of the node, or [`Loss::GivenBack`] once its owner has left it. `None` if the node is neither lost nor left,
+    /// so that a lock that was granted is held.
     pub(crate) fn detect_loss(&self) -> Option<Loss> {
         self.node().detect_loss()
     }
@@ -240,7 +240,7 @@ impl ContenderHandle {
         self.node().held_at()
     }
 
-    /// Waits until the lock is lost.
+    /// Waits until the node is lost.
     pub(crate) async fn lost(&self) -> Loss {
         self.node().lost(self.session()).await
     }
@@ -351,7 +351,8 @@ impl ContenderHandle {
 }
 
 impl Drop for ContenderHandle {
-    /// Leaves the node, unless [`ContenderHandle::leave`] has. Then only orphans are left to remove.
+    /// Leaves the node, unless [`ContenderHandle::leave`] has. Then only orphans are left to remove, and a permit
+    /// that no answer has shown.
     fn drop(&mut self) {
         let trace = std::mem::take(self.trace.get_mut());
         if self.node.is_forked() {

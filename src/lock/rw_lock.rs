@@ -276,10 +276,11 @@ impl RwLockBuilder {
     /// Logs one warning for an acquisition that has waited this long, with the contenders in the way. Default: 30 s. `None`
     /// turns it off.
     ///
-    /// The warning comes from a background task of the session, so it comes also if the future is not polled, as in a runtime
-    /// that is blocked. If the turn of the acquisition has come and its future is not polled, the warning says so.
+    /// Once the acquisition is in the queue, the warning comes from a background task of the session, so it comes also if the future
+    /// is not polled, as in a runtime that is blocked. If the turn of the acquisition has come and its future is not polled, the
+    /// warning says so. Before that, for example without a session, the future itself logs the warning.
     ///
-    /// One warning stands for all late acquisitions of this handle and its clones: it names the first, and has the number of
+    /// One warning stands for all late acquisitions in the queue of this handle and its clones: it names the first, and has the number of
     /// `others`. The next warning comes a second later at the earliest. For a use that waits for other uses of a
     /// [kept](Self::keep) node, the warning comes up to a quarter later.
     pub fn warn_after_waiting(mut self, limit: impl Into<Option<Duration>>) -> Self {

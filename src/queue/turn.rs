@@ -380,7 +380,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
     fn after_departure(&mut self, departure: Departure) -> Step {
         let Some(predecessor) = self.awaited.take() else { return Step::List };
         match departure {
-            // In the native dialect, only a writer that held the lock changes its node, and the same transaction
+            // In the native dialect, only a writer whose turn had come changes its node, and the same transaction
             // deletes the node. So no earlier contender is left. In another dialect, any client may have changed the
             // node for any reason.
             Departure::Signalled if self.hands_off && predecessor.mode == Mode::Write => {

@@ -141,8 +141,8 @@ impl SessionSlot {
 ///    request with [`Failure::Over`], and never comes back.
 /// 10. **An unknown outcome is never guessed.** [`Failure::Unknown`] says that the request may or may not have been
 ///     carried out; every other failure says that it was not.
-/// 11. **The store** ([`Session::store`]) is notified when the session [began](SessionStore::began), of every request that was
-///     [answered](SessionStore::answered) or, by a quorum, [acknowledged](SessionStore::acknowledged), of each loss and return of
+/// 11. **The store** ([`Session::store`]) is notified when the session [began](SessionStore::began), of the requests that were
+///     certainly [answered](SessionStore::answered) or, by a quorum, [acknowledged](SessionStore::acknowledged), of each loss and return of
 ///     the [connection](SessionStore::connected), when a handshake is known to have [resumed](SessionStore::resumed) the session,
 ///     and of its [end](SessionStore::end).
 /// 12. **Nothing is locked at a call.** The library calls a session while it holds none of its own mutexes. So a session may

@@ -94,7 +94,7 @@ pub(crate) struct ContenderNode {
 /// |---|---|---|
 /// | [`request_watch`](ContenderNode::request_watch), by the waiter or keep-alive: [`NodeState::begin_to_watch`] | `true` | |
 /// | [`store_watch`](ContenderNode::store_watch): the watch was armed | `true` | `Some` |
-/// | [`store_watch`](ContenderNode::store_watch): it was not ([`NodeState::watch_failed`]) | `false` | |
+/// | [`store_watch`](ContenderNode::store_watch): it was not ([`NodeState::watch_failed`]), unless the node is gone | `false` | |
 /// | [`poll_watch`](Locked::poll_watch): the watch has fired ([`NodeState::heard`]) | `false` | `None` |
 /// | [`end_move`](ContenderNode::end_move): a replacement of the node has ended | `false` | `None` |
 pub(crate) struct Locked {

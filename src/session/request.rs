@@ -8,7 +8,7 @@ use std::time::{Instant, SystemTime};
 
 use thiserror::Error;
 
-/// The answer to a request that is already on its way.
+/// The answer to a request that was sent, or will be without the caller's help.
 ///
 /// Dropping the reply does not take the request back.
 pub type Reply<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;

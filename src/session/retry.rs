@@ -29,7 +29,7 @@ impl Tries {
     /// node.
     pub(crate) const DENIALS: Tries = Tries { made: 0, most: 3 };
     /// No limit, for work that must be done, such as the removal of a node. The work ends once an answer comes or the
-    /// session is over. A session that cannot reach the ensemble is over after its session timeout, so a release, which
+    /// session is over. A session that cannot reach the ensemble is over after 1.4 session timeouts at the latest, so a release, which
     /// waits for such work, ends as well.
     pub(crate) const ENDLESS: Tries = Tries { made: 0, most: u32::MAX };
 
@@ -160,7 +160,7 @@ pub(crate) fn none_without_directory(failure: Failure) -> Result<Vec<String>, Fa
 }
 
 /// Polls the work once on the calling thread, and spawns the rest on the thread of the sessions. So the work goes on
-/// even if the caller is never polled again.
+/// even if the caller is never polled again. The spawned task is polled anew, so no wake-up of the first poll is lost.
 pub(crate) fn begin(session: &Arc<dyn Session>, work: impl Future<Output = ()> + Send + 'static) {
     let mut task: Task = Box::pin(work);
     if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {

@@ -1,4 +1,4 @@
-//! The two threads of the library. One runs the tasks of the sessions (heartbeats, removals) and reads the sockets of
+//! The two threads that serve the sessions. One runs the tasks of the sessions (heartbeats, removals) and reads the sockets of
 //! the client crate. The other runs timers.
 //!
 //! Because of these threads, a program that blocks its own runtime, or has none, loses no lock and leaves no node
