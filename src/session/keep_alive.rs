@@ -167,7 +167,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
         let Some(live) = session.upgrade().filter(|_| !store.is_over()) else {
             return;
         };
-        for (directory, tag) in store.take_late_creates() {
+        for (directory, tag) in store.due_late_creates() {
             live.spawn(Box::pin(delete_late(Arc::clone(&live), directory, tag)));
         }
         let left = lease.remaining();

@@ -294,7 +294,7 @@ impl SessionStore {
     }
 
     /// Returns the directories and owners of the expected late creates, if the session has reconnected since their nodes were listed.
-    pub(super) fn take_late_creates(&self) -> Vec<(Arc<str>, Tag)> {
+    pub(super) fn due_late_creates(&self) -> Vec<(Arc<str>, Tag)> {
         let (now, is_connected, mut record) = (self.lease.now(), self.lease.is_connected(), self.record.lock());
         let connection = record.connection;
         record.late_creates.retain(|late| now < late.until);
