@@ -8,7 +8,6 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::contend::directory;
-use crate::contend::removal::{log_failure, remove};
 use crate::error::error::Error;
 use crate::observe::trace::HoldTrace;
 use crate::queue::contender::Contender;
@@ -19,6 +18,7 @@ use crate::session::listing;
 use crate::session::node::state::{EntryStep, LimitEnd};
 use crate::session::node::{ContenderNode, Locked};
 use crate::session::presence::{self, Recheck, check};
+use crate::session::removal::{log_failure, remove};
 use crate::session::request::{Created, Ending, Failure, HoldState, Kind, Loss, Operation, Reply, Stat, Watch};
 use crate::session::retry::{self, none_without_directory, slept, synced, until_known};
 use crate::session::store::Names;

@@ -5,7 +5,7 @@
 //! - Wait: [`wait`] waits for the turn, with a [`timeout`] and [`warnings`]. [`queue_view`] stores the last listing of the queue.
 //! - Hold: [`handle`] owns the contender's node, which is in a [`directory`]. [`changes`] reports the states of a hold, and
 //!   [`transaction`] writes under its protection.
-//! - Leave: [`removal`] deletes the node. [`exchange`] replaces the node by a permit or by a READ node.
+//! - Leave: [`remove`](crate::session::removal::remove) deletes the node. [`exchange`] replaces the node by a permit or by a READ node.
 //!
 //! The types: an `Acquisition` is one call of the user. A `ContenderHandle` owns the contender's node, and the guard of a granted
 //! lock owns the `ContenderHandle`. A `ContenderNode` is the state of the node, which the handle shares with the session's
@@ -20,7 +20,6 @@ pub(crate) mod exchange;
 pub(crate) mod flow;
 pub(crate) mod handle;
 pub(crate) mod queue_view;
-pub(crate) mod removal;
 pub(crate) mod timeout;
 pub(crate) mod transaction;
 pub(crate) mod wait;

@@ -151,7 +151,7 @@ impl fmt::Display for Contender {
 
 /// The part of an acquisition's node names before the marker of the mode, such as `-WRITE-`. No other acquisition has
 /// the same tag.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tag {
     dialect: Dialect,
     text: Arc<str>,

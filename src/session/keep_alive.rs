@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use futures_util::future::OptionFuture;
 
-use crate::queue::contender::{Contender, Tag};
+use crate::queue::contender::Contender;
 use crate::session::contract::Session;
 use crate::session::lease::Moment;
 use crate::session::listing;
 use crate::session::node::ContenderNode;
 use crate::session::presence::{self, check};
+use crate::session::removal::remove_late;
 use crate::session::request::{Failure, Loss};
-use crate::session::retry::{Tries, repeated, slept, synced, until_known};
+use crate::session::retry::{Tries, repeated, slept};
 use crate::session::shield::shielded;
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
@@ -168,7 +169,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
             return;
         };
         for (directory, tag) in store.due_late_creates() {
-            live.spawn(Box::pin(delete_late(Arc::clone(&live), directory, tag)));
+            drop(remove_late(&live, directory, tag));
         }
         let left = lease.remaining();
         // When the lease has run out, this records the loss of every hold and wakes the holders that wait for their
@@ -213,20 +214,6 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
             store.plan_renewal(Moment::MAX, false);
             woken.await;
         }
-    }
-}
-
-/// Deletes the nodes that a lost create of this owner made after the owner's nodes were listed. Called after a reconnect.
-///
-/// Servers refuse the requests that a session sent to another server before. But a server that was stopped or cut off may still have
-/// the create when the session comes back to it, and the leader then takes the create for one of the new connection. The server
-/// sends it before the requests of that connection, so this listing shows the node.
-async fn delete_late(session: Arc<dyn Session>, directory: Arc<str>, tag: Tag) {
-    let names = synced(&session, &directory, |it, path| it.children(path)).await.unwrap_or_default();
-    for name in names.iter().filter(|name| tag.is_on(name)) {
-        let path = format!("{directory}/{name}");
-        let answer = until_known(&session, || session.delete(&path)).await;
-        emit!(INFO, path, ?answer, "deleted a node whose create was carried out late");
     }
 }
 

@@ -1,5 +1,5 @@
 //! The removal of one node of ours, and of orphans of its owner, as a state machine without I/O. Each step of [`Leaving`] but the last awaits an
-//! answer, which leads to the next step. `contend/removal.rs` sends the requests, and the exhaustive model
+//! answer, which leads to the next step. `session/removal.rs` sends the requests, and the exhaustive model
 //! (`tests/models/`) drives the same machine.
 //!
 //! | step | answer | next step |
@@ -34,7 +34,7 @@ pub enum Leaving {
     /// All nodes of the owner are being listed, to be deleted next. The listing also finds a node that was created
     /// although the answer to its create was lost. Before the listing, a sync is sent. The sync takes effect after
     /// every create that this session sent before, unless a server that was cut off still has one: then
-    /// `session/keep_alive.rs` looks once more after each reconnect.
+    /// `session/keep_alive.rs` starts this step again after each reconnect.
     Listing,
     /// The answer to a request was lost. The removal waits for the connection, and then repeats this step.
     Cut(Box<Leaving>),

@@ -9,6 +9,7 @@ pub(crate) mod leaving;
 pub(crate) mod listing;
 pub(crate) mod node;
 pub(crate) mod presence;
+pub(crate) mod removal;
 pub(crate) mod request;
 pub(crate) mod retry;
 pub(crate) mod shield;

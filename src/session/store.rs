@@ -290,7 +290,11 @@ impl SessionStore {
     /// Records that the create of this owner may be carried out late, although the owner's nodes were listed, on this connection.
     pub(crate) fn expect_late_create(&self, directory: Arc<str>, tag: Tag, listed_on: u64) {
         let until = self.lease.now().saturating_add(KEPT_FOR * self.lease.timeout());
-        self.record.lock().late_creates.push(LateCreate { directory, tag, listed_on, until });
+        let mut record = self.record.lock();
+        match record.late_creates.iter_mut().find(|late| late.directory == directory && late.tag == tag) {
+            Some(late) => late.listed_on = listed_on,
+            None => record.late_creates.push(LateCreate { directory, tag, listed_on, until }),
+        }
     }
 
     /// Returns the directories and owners of the expected late creates, if the session has reconnected since their nodes were listed.

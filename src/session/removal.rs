@@ -25,7 +25,25 @@ pub(crate) fn remove(
     if let Leaving::Gone(outcome) = leaving {
         return Box::pin(ready(outcome));
     }
-    let (directory, tag) = (Arc::clone(node.queue()), node.tag().clone());
+    remove_of(session, Arc::clone(node.queue()), node.tag().clone(), leaving, creating)
+}
+
+/// Removes the nodes that a lost create of this owner made after the owner's nodes were listed. Called after a reconnect.
+///
+/// Servers refuse the requests that a session sent to another server before. But a server that was stopped or cut off may still
+/// have the create when the session comes back to it, and the leader then takes the create for one of the new connection. The
+/// server sends it before the requests of that connection, so a new listing shows the node.
+pub(super) fn remove_late(session: &Arc<dyn Session>, directory: Arc<str>, tag: Tag) -> Reply<()> {
+    remove_of(session, directory, tag, Leaving::Listing, None)
+}
+
+fn remove_of(
+    session: &Arc<dyn Session>,
+    directory: Arc<str>,
+    tag: Tag,
+    leaving: Leaving,
+    creating: Option<Reply<Created>>,
+) -> Reply<()> {
     let _pending = GaugeGuard::new(names::REMOVALS_PENDING, None);
     let by = Remover { session: Arc::clone(session), directory, tag, _pending };
     // This call polls the work once, and the poll sends the first request.
