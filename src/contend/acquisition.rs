@@ -197,7 +197,7 @@ impl Acquisition {
         self.options.label.as_deref()
     }
 
-    pub(crate) fn begin(&mut self) -> OwnSpan {
+    pub(crate) fn begin_trace(&mut self) -> OwnSpan {
         self.trace = AcquireTrace::begin(self.config.user_path(), self.aim(), self.label(), self.may_be_kept());
         self.trace.span()
     }

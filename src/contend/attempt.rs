@@ -16,7 +16,7 @@ use crate::validation;
 impl Acquisition {
     /// Acquires the lock or the permits without waiting for other contenders. Writes nothing if they are taken.
     pub(crate) async fn attempt(mut self, timeout: Option<Duration>) -> Result<Box<ContenderHandle>, Error> {
-        let span = self.begin();
+        let span = self.begin_trace();
         let attempt = async {
             let mut tries = 0;
             loop {

@@ -210,7 +210,7 @@ impl Acquisition {
         loop {
             let session_slot =
                 config.coordinator.session_slot(watched).await.map_err(|failure| self.config.stop(failure))?;
-            let node = session_slot.session().store().begin(&config.queue, &tag, self.mode);
+            let node = session_slot.session().store().new_node(&config.queue, &tag, self.mode);
             let keeps = self.may_be_kept();
             let note = metadata.encode(since);
             let entry = ContenderHandle::new(session_slot, node, keeps, config.user_path(), &config.coordinator, note);

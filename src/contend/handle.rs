@@ -95,7 +95,7 @@ impl ContenderHandle {
             })
         });
         match answer.await {
-            Ok(created) => self.stand_at(&created).map(|()| None),
+            Ok(created) => self.record_created(&created).map(|()| None),
             Err(failure) => {
                 let is_own = |name: &String| self.node.tag().is_on(name);
                 let is_listed = listing.as_ref().is_ok_and(|names| names.iter().any(is_own));
@@ -110,7 +110,7 @@ impl ContenderHandle {
         }
     }
 
-    fn stand_at(&self, created: &Created) -> Result<(), Failure> {
+    fn record_created(&self, created: &Created) -> Result<(), Failure> {
         self.session().store().created(&self.node, created, self.session().id())
     }
 
@@ -153,7 +153,7 @@ impl ContenderHandle {
                     meter::count(names::RECOVERIES, &[]);
                     emit!(INFO, path = %directory, node = %child, "the answer to a create was lost, and its node found");
                     let Stat { czxid, ctime, ephemeral_owner, .. } = stat;
-                    self.stand_at(&Created { path, czxid, ctime, ephemeral_owner })?;
+                    self.record_created(&Created { path, czxid, ctime, ephemeral_owner })?;
                     return Ok(true);
                 }
                 Ok(_) | Err(Failure::NoNode) => {}

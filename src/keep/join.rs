@@ -37,7 +37,7 @@ pub(crate) fn proceeds(context: &mut Context<'_>) -> Poll<()> {
 pub(crate) fn join_without_waiting(acquisition: &mut Acquisition, cache: &Cache) -> Result<Option<KeptUse>, Error> {
     match cache.join(acquisition.mode) {
         Joined::Runs(used) => {
-            let _span = acquisition.begin();
+            let _span = acquisition.begin_trace();
             return Ok(Some(begin_use(acquisition, used)));
         }
         Joined::Waits(waits) => {
@@ -151,7 +151,7 @@ fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> Work {
             kept.entered(entry, asked);
         }
     }));
-    let span = all.begin();
+    let span = all.begin_trace();
     all.trace.share_caller_of(&first.trace);
     let view = Arc::clone(&kept.view);
     let work = async move { all.enter(IfTaken::Wait, Some(&view), None).await };

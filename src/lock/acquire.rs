@@ -224,7 +224,7 @@ impl Lock {
 /// Acquires the lock, with a node of its own or with a node that this process keeps between uses.
 fn acquire<G: 'static>(lock: Lock, mode: Mode, options: Options, guard: fn(GuardHold) -> G) -> Granting<G> {
     let mut acquisition = Acquisition::new(lock.config, mode, options);
-    let span = acquisition.begin();
+    let span = acquisition.begin_trace();
     if let Some(cache) = lock.cache {
         let joining = Granting(Stage::Joining { cache, acquisition, guard }, Shield::default());
         return if span.is_none() { joining } else { Granting::by(span.around(joining)) };

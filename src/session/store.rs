@@ -48,8 +48,8 @@ pub struct SessionStore {
 #[derive(Default)]
 struct Record {
     nodes: HashMap<u64, Arc<ContenderNode>>,
-    /// How many nodes have begun so far. The count is the id of the last one.
-    begun: u64,
+    /// How many nodes this record has returned so far. The count is the id of the last one.
+    nodes_made: u64,
     /// The number of times that the connection was lost.
     connection: u64,
     is_signal_refused: bool,
@@ -262,10 +262,10 @@ impl SessionStore {
     }
 
     /// Returns a new node for this directory, whose create is not sent yet.
-    pub(crate) fn begin(&self, directory: &Arc<str>, tag: &Tag, mode: Mode) -> Arc<ContenderNode> {
+    pub(crate) fn new_node(&self, directory: &Arc<str>, tag: &Tag, mode: Mode) -> Arc<ContenderNode> {
         let mut record = self.record.lock();
-        record.begun += 1;
-        ContenderNode::new(record.begun, (Arc::clone(directory), tag.clone()), mode, &self.lease, &self.unwatched)
+        record.nodes_made += 1;
+        ContenderNode::new(record.nodes_made, (Arc::clone(directory), tag.clone()), mode, &self.lease, &self.unwatched)
     }
 
     /// Records the created node, from the answer to its create, or from a listing after that answer was lost.

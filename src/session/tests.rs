@@ -62,7 +62,7 @@ impl SessionStore {
     /// Adds a waiting node of ours at this path.
     pub(super) fn enter(&self, path: String) -> Arc<ContenderNode> {
         let tag = Tag::new(Dialect::Native, "host~id".to_owned());
-        let node = self.begin(&Arc::from("/lock"), &tag, Mode::Write);
+        let node = self.new_node(&Arc::from("/lock"), &tag, Mode::Write);
         node.waits_at(path);
         self.add(&node);
         node

@@ -177,7 +177,7 @@ impl MultiLock {
         }
         let mut taken = MultiGuard::of_none();
         for mut one in all {
-            let (span, path) = (one.begin(), Arc::clone(one.config.user_path()));
+            let (span, path) = (one.begin_trace(), Arc::clone(one.config.user_path()));
             // The lock was free a moment ago.
             let take = async { one.reported(one.take_now(limit).await) };
             taken.add(&path, span.around(pin!(take))).await?;
@@ -197,7 +197,7 @@ impl MultiLock {
             let granted = async {
                 let answer = match left {
                     Some(Duration::ZERO) => one.reported(Err(Error::late(Duration::ZERO, None))),
-                    _ => one.begin().around(pin!(one.acquire())).await,
+                    _ => one.begin_trace().around(pin!(one.acquire())).await,
                 };
                 // This lock could wait only for the rest of the timeout. The error names the timeout of the whole call.
                 answer.map_err(|error| error.of_the_whole(timeout))

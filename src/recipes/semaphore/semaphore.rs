@@ -228,7 +228,7 @@ impl Guard for Permit {
 
     fn acquire((state, permits): Self::Source, options: Options) -> Granting<Permit> {
         let mut acquisition = acquisition(state, permits, options);
-        let span = acquisition.begin();
+        let span = acquisition.begin_trace();
         let work = async move { acquisition.acquire().await.map(|held| Permit::new(held, permits)) };
         Granting::by(span.around(Box::pin(work)))
     }
