@@ -26,7 +26,7 @@ const REASON_AHEAD: Duration = Duration::from_millis(1_200);
 /// stopped.
 const SLICES: u32 = 8;
 
-/// The number of sessions on which a call is tried, if each session ends before the call has made a node.
+/// The number of sessions on which a call is tried, if each session ends during the call.
 pub(crate) const SESSION_TRIES: usize = 3;
 
 /// A call that has not been sent yet: the future of its answer. Await it, with or without a [`timeout`](Self::timeout).

@@ -59,8 +59,8 @@
 //! expiry only when it reconnects. A client on a server that is cut off from the leader sees nothing before that: its
 //! connection works, and so do reads of the lock's own node.
 //!
-//! So every session has a lease, and a lock counts as held only until the lease ends. The lease ends five sixths of the
-//! session timeout after the newest request was *sent* that the leader has surely received. The leader has surely received
+//! So every session has a lease, and a lock counts as held only until the lease ends. The lease usually ends five sixths
+//! of the session timeout after the newest request was *sent* that the leader has surely received. The leader has surely received
 //! a request if its answer came half a tick, and some slack, before another request was sent that a quorum acknowledged.
 //! While a lock is held or waited for, the library sends a read in each fifth of the session timeout, and after it a
 //! check-only transaction, which a quorum acknowledges, so that the read counts. An idle session sends a read in each quarter.
@@ -80,7 +80,7 @@
 //! |---|---|---|
 //! | span `acquire`: from asking until granted, refused or dropped | debug | `path`, `mode`, `label`, and as they become known `sequence`, `token`, `waited` |
 //! | span `hold`: until its release begins or its guard is dropped; follows from `acquire`, inside the caller's span. A downgrade ends the writer's span, and a reader's span follows from it | debug | `path`, `mode`, `sequence`, `token`, `label`, `held` |
-//! | granted | debug | `path`, `mode`, `sequence`, `token`, and the `kind`: how the turn was proven. `at once`: by the first listing. `look`: by a later listing. `hand-off`: by the predecessor |
+//! | granted | debug | `path`, `mode`, `sequence`, `token`, and the `kind`: how the turn was proven. `at once`: by a listing before any wait. `look`: by a listing after a wait. `hand-off`: by the predecessor |
 //! | not granted | debug | `path`, `mode`, `error` |
 //! | the reason of each server for [no session](Error::Unreachable), if the servers were asked | debug | `reason` |
 //! | a create whose answer was lost has been found again | info | `path`, `node` |

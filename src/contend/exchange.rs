@@ -34,7 +34,7 @@ pub(crate) enum NotExchanged {
     Failed(Failure),
 }
 
-/// The indices of the four operations in the transaction of an exchange.
+/// The indices of the first four operations in the transaction of an exchange.
 const OWN_PLACE: usize = 0;
 const UNCHANGED: usize = 1;
 const NEW_NODE: usize = 2;

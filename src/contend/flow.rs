@@ -112,7 +112,7 @@ impl Acquisition {
         self.within(timeout, &view, pin!(self.enter(IfTaken::Wait, Some(&view), on_wait))).await
     }
 
-    /// Enters the queue, and waits until the lock is granted. `view` stores each listing after which the
+    /// Enters the queue. Returns the granted lock, after a wait unless `if_taken` is to give up. `view` stores each listing after which the
     /// acquisition waits, for the timeout error.
     pub(crate) async fn enter(
         &self,
@@ -182,7 +182,7 @@ impl Acquisition {
         Ok((entry, listing, began))
     }
 
-    /// Creates our node at the end of the queue. Returns the node, and the listing of the queue that was sent right
+    /// Creates our node at the end of the queue. Returns the node, and the first listing of the queue that was sent
     /// after the create.
     pub(crate) async fn queue_up(&self) -> Result<(Box<ContenderHandle>, Option<Result<Names, Failure>>), Error> {
         let config = &self.config;
@@ -238,8 +238,8 @@ impl Acquisition {
         loop {
             step = match step {
                 EntryStep::Create => {
-                    // The create and the listing are sent before the first reply is awaited, so that together they take
-                    // one round trip.
+                    // The listing does not wait for the reply to the create, so that together they take one round trip,
+                    // unless many callers of this session list the directory.
                     entry.ask_for_node();
                     let (listing, is_sent) = listing::list_or_join(entry.session(), entry.queue());
                     self.target.iter().for_each(|target| target.send_early_read(entry, is_sent));

@@ -1,5 +1,5 @@
 //! One node that this library has created (a node of ours): its [state](NodeState) behind a mutex, its watch, and the
-//! tasks that wait for its changes. A contender changes the state, and keep-alive watches the node.
+//! tasks that wait for its changes. A contender changes the state. Keep-alive, or a contender that waits, watches the node.
 
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
@@ -66,7 +66,7 @@ pub(crate) struct ContenderNode {
     queue: Arc<str>,
     tag: Tag,
     locked: Mutex<Locked>,
-    /// Notified at a loss, at an event of the watch, and at news of the session.
+    /// Notified at a loss, at an event of the watch, when the owner leaves, and at news of the session.
     pub(super) changed: Notify,
     /// The number of transactions that check this node, were sent, and may still take effect. A path that was given to
     /// the caller counts as such a transaction for ever, because the caller may send one at any time.

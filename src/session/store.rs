@@ -1,6 +1,6 @@
 //! The record of one session: the lease, our nodes on the session, the hand-offs to check, the listings under way, each
 //! shared by several callers, and the known ghosts. A ghost is a node that the session's server lists although the
-//! ensemble has deleted it. The backend reports events to the record; contenders and keep-alive read it.
+//! ensemble has deleted it. The backend reports events to the record; contenders and keep-alive read and change it.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -430,8 +430,8 @@ impl SessionStore {
         self.record.lock().nodes.values().cloned().collect()
     }
 
-    /// Returns the nodes that a heartbeat checks, with their paths: all nodes that are held, or one node of a waiter if
-    /// none is held.
+    /// Returns the nodes that a heartbeat checks, with their paths: all nodes that are held, or one other node if none
+    /// is held.
     pub(crate) fn to_check(&self) -> Vec<(Arc<ContenderNode>, String)> {
         let record = self.record.lock();
         let standing = |node: &Arc<ContenderNode>| Some((Arc::clone(node), node.standing_path()?));

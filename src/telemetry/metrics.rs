@@ -7,7 +7,7 @@
 //! | `zk_rwlock_acquire_wait_seconds` | histogram | seconds | `mode` | from asking until granted; of acquisitions that were granted, also by a `kept` node |
 //! | `zk_rwlock_hold_seconds` | histogram | seconds | `mode` | from the grant until the guard was dropped or its release began, once for each use of a `kept` node; a downgrade ends the hold of one mode and begins that of the other |
 //! | `zk_rwlock_queue_length` | histogram | nodes | `mode` | other nodes in the directory at a contender's first listing |
-//! | `zk_rwlock_grants_total` | counter | | `mode`, `kind` | nodes that were granted: `at once` by the first listing, `look` by a later listing, `hand-off` by the predecessor's signal; and `kept`: uses of [kept](crate::RwLockBuilder::keep) nodes. A kept node is counted by how it was granted, and each of its uses as `kept`, also the first |
+//! | `zk_rwlock_grants_total` | counter | | `mode`, `kind` | nodes that were granted: `at once` by a listing before any wait, `look` by a listing after a wait, `hand-off` by the predecessor's signal; and `kept`: uses of [kept](crate::RwLockBuilder::keep) nodes. A kept node is counted by how it was granted, and each of its uses as `kept`, also the first |
 //! | `zk_rwlock_would_block_total` | counter | | `mode` | `try_*` that found the lock taken; of several locks, for the lock that the error names |
 //! | `zk_rwlock_timeouts_total` | counter | | `mode` | acquisitions that timed out; of several locks, for the lock that the error names |
 //! | `zk_rwlock_losses_total` | counter | | `cause` | held nodes that were lost: `session-over`, `lease-ran-out`, `held-too-long`, `removed`, `interfered` |
@@ -55,7 +55,7 @@ pub fn describe() {
     describe_gauge!(KEPT_NODES, "Nodes that are kept between uses now");
     describe_counter!(KEPT_GIVEN_UP, Unit::Count, "Kept nodes that were given up");
     describe_counter!(RECOVERIES, Unit::Count, "Nodes found whose create had lost its answer");
-    describe_counter!(HEARTBEATS, Unit::Count, "Heartbeats sent to renew a lease");
+    describe_counter!(HEARTBEATS, Unit::Count, "Heartbeats that were due to renew a lease");
     describe_gauge!(REMOVALS_PENDING, "Nodes whose removal is not confirmed yet");
     // The counters start at zero: Prometheus' `increase()` does not see the first step of a counter that starts at one.
     let causes = ["session-over", "lease-ran-out", "held-too-long", "removed", "interfered"];
