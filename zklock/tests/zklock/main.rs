@@ -661,7 +661,7 @@ async fn a_lost_lock_sends_term_and_overrides_the_exit_code() {
     for (options, code) in [(&[][..], 75), (&["--lost-exit-code", "99"], 99)] {
         let proxy = Proxy::start(shared_server().address());
         let script = "trap 'echo cleaned up; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
-        let arguments = [&["--session-timeout", "2s"], options, &[path, "-c", script]].concat();
+        let arguments = [&["--session-timeout", "8s"], options, &[path, "-c", script]].concat();
         let holder = Running::start(zklock_on(&proxy.address(), &arguments)).ready().await;
         proxy.cut();
         let run = holder.ends().await;
