@@ -81,7 +81,7 @@ impl ContenderHandle {
         };
         let (from, to) = (self.child(writer.name()), self.child(reader.name()));
         let swap = [
-            Operation::Create { path: to.clone(), data: self.note().to_vec(), kind: Kind::Ephemeral },
+            Operation::Create { path: to.clone(), data: self.node_data().to_vec(), kind: Kind::Ephemeral },
             Operation::Delete { path: from.clone(), version: None },
         ];
         let session = self.session();

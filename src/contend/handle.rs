@@ -246,7 +246,7 @@ impl ContenderHandle {
     }
 
     /// Returns the data of the node: host, process and label, for operators.
-    pub(crate) fn note(&self) -> &[u8] {
+    pub(crate) fn node_data(&self) -> &[u8] {
         &self.data
     }
 

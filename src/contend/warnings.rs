@@ -28,7 +28,7 @@ impl Acquisition {
     /// long.
     pub(crate) fn begin_hold_trace(&self, hold: &ContenderHandle) -> HoldTrace {
         let (path, node) = (self.config.user_path(), hold.node());
-        let mut trace = self.trace.begin_hold(self.aim(), path, self.label(), node);
+        let mut trace = self.trace.granted(self.aim(), path, self.label(), node);
         if let Some(limit) = self.config.warn_holding {
             let (node, session) = hold.node_and_session();
             let (path, label, token) = (Arc::clone(path), self.options.label.clone(), node.token());

@@ -245,7 +245,7 @@ impl Kept {
     /// Returns the kept node as a blocker, for the timeout error of another use of this process.
     pub(crate) fn as_blockers(&self) -> Blockers {
         let hold = self.hold();
-        hold.map(|it| lock_paths::blocked_by(&it.contender(), it.note(), it.node().token())).unwrap_or_default()
+        hold.map(|it| lock_paths::blocked_by(&it.contender(), it.node_data(), it.node().token())).unwrap_or_default()
     }
 
     /// Returns whether the node is held and has no use.

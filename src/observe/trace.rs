@@ -62,8 +62,8 @@ impl AcquireTrace {
         self.spans.as_ref().map(|spans| spans.acquire.clone()).unwrap_or_default()
     }
 
-    /// Begins the trace of the hold.
-    pub(crate) fn begin_hold(&self, aim: Aim, path: &Arc<str>, label: Option<&str>, node: &ContenderNode) -> HoldTrace {
+    /// Ends the wait, and begins the span of the hold.
+    pub(crate) fn granted(&self, aim: Aim, path: &Arc<str>, label: Option<&str>, node: &ContenderNode) -> HoldTrace {
         self.record("token", node.token());
         self.wait.granted();
         let begin = |spans: &Spans| HoldSpan::begin(aim, path, node, label, &spans.caller, &spans.acquire);

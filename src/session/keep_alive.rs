@@ -1,6 +1,6 @@
 //! Keeps one session alive by heartbeats until the session is over. Also watches the nodes that this library created on
-//! the session, and checks hand-offs of the lock by other holders. A backend spawns [`keep_alive`] for each session. A
-//! holder awaits the loss of its node by [`ContenderNode::lost`].
+//! the session, checks hand-offs of the lock by other holders, and after a reconnect removes the nodes of late creates. A
+//! backend spawns [`keep_alive`] for each session. A holder awaits the loss of its node by [`ContenderNode::lost`].
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

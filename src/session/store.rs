@@ -282,9 +282,9 @@ impl SessionStore {
     /// node, and returns its result. The second argument of `change` is whether the removal may signal the release.
     pub(crate) fn forget<T>(&self, node: &Arc<ContenderNode>, change: impl FnOnce(&mut Locked, bool) -> T) -> T {
         let may_signal = !self.is_signal_refused();
-        let removals = node.change_and_wake(|it| change(it, may_signal));
+        let result = node.change_and_wake(|it| change(it, may_signal));
         self.remove(node);
-        removals
+        result
     }
 
     /// Records that the create of this owner may be carried out late, although the owner's nodes were listed, on this connection.
@@ -493,11 +493,11 @@ impl SessionStore {
     }
 
     /// Returns the ghosts among these names that a contender of this mode may ignore.
-    pub(crate) fn ghosts_among(&self, directory: &str, names: &[String], mode: Mode) -> Vec<Arc<str>> {
+    pub(crate) fn known_ghosts_among(&self, directory: &str, names: &[String], mode: Mode) -> Vec<Arc<str>> {
         self.record.lock().ghosts.get(directory).map_or_else(Vec::new, |ghosts| passable(ghosts, names, mode))
     }
 
-    /// As [`SessionStore::ghosts_among`], where `names` is a complete listing of the directory. Forgets each ghost that is
+    /// As [`SessionStore::known_ghosts_among`], where `names` is a complete listing of the directory. Forgets each ghost that is
     /// not in the listing.
     pub(crate) fn shown_ghosts(&self, directory: &str, names: &[String], mode: Mode) -> Vec<Arc<str>> {
         let mut record = self.record.lock();
@@ -513,7 +513,7 @@ impl SessionStore {
 
     /// Returns these names without the ghosts that a contender of this mode may ignore.
     pub(crate) fn without_ghosts<'n>(&self, directory: &str, names: &'n [String], mode: Mode) -> Cow<'n, [String]> {
-        let ghosts = self.ghosts_among(directory, names, mode);
+        let ghosts = self.known_ghosts_among(directory, names, mode);
         if ghosts.is_empty() {
             return Cow::Borrowed(names);
         }

@@ -23,7 +23,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, watch};
 use crate::zookeeper::translate::failure;
 
-/// The kind of a request, which decides whether its reply renews the lease.
+/// The kind of a request, which decides whether its reply renews the lease, and whether a close waits for the reply.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Request {
     /// A request that the connected server answers alone. Its reply is reported to the lease as
