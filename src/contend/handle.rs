@@ -384,10 +384,9 @@ impl Drop for LimitedUse {
     }
 }
 
-/// Waits for a loss that leaves the node in place: a hold exceeded its limit, the lease ran out while the session lives on, or a stranger's write
-/// was taken for a hand-off.
-/// Then removes the node. A holder over its limit first gets a margin in which to stop its work. The owner of the node may remove
-/// the node earlier.
+/// Waits for a loss that leaves the node in place: a hold exceeded its limit, the lease ran out while the session lives on, or
+/// a stranger's write was taken for a hand-off. Then removes the node. A holder over its limit first gets a margin in which to stop
+/// its work. The owner of the node may remove the node earlier.
 async fn give_up_in_time(node: Arc<ContenderNode>, session: Arc<dyn Session>) {
     if matches!(node.lost(&session).await, Loss::SessionOver(_) | Loss::GivenBack | Loss::Removed) {
         return;

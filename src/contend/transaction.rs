@@ -320,7 +320,8 @@ impl<'a> Doubt<'a> {
 
     /// Reads the nodes that the transaction changes, and sends a check of the locks before these reads. An earlier request of the
     /// session cannot be carried out after a reconnect, because servers refuse requests that the session sent to another server
-    /// before, with one exception: see `recipes/shared/node.rs::find_outcome`. `None` if the session is over, a lock is lost, or a read fails.
+    /// before. `session/removal.rs::remove_late` has the one exception. `None` if the session is over, a lock is lost, or a read
+    /// fails.
     async fn read_nodes(&self) -> Option<Contents> {
         let session = self.session;
         let paths: Vec<String> = self.changes().map(|operation| operation.path().to_owned()).collect();

@@ -242,8 +242,8 @@ impl<'a> View<'a> {
         let (entry, session) = (self.entry, self.entry.session());
         let SemaphoreState { config, taken, .. } = self.state;
         let to = format!("{taken}/{}", permits::name(&entry.node().tag().to_string(), count));
-        match entry.exchange(&Exchange { to, data: entry.node_data(), unchanged: (config.user_path(), version) }).await
-        {
+        let exchange = Exchange { to, data: entry.node_data(), unchanged: (config.user_path(), version) };
+        match entry.exchange(&exchange).await {
             Ok(()) => return Ok(true),
             Err(NotExchanged::Changed) if self.refused.replace(version) != Some(version) => {}
             Err(NotExchanged::Changed) if if_taken == IfTaken::GiveUp => {

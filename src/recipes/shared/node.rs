@@ -271,9 +271,9 @@ impl Commit<'_> {
     }
 
     /// Finds the outcome of the commit by a read on the same session. After a reconnect, the commit was carried out before this
-    /// read, or never will be, because servers refuse requests that the session sent to another server before. There is one
-    /// exception: a server that was cut off may keep the commit until the session returns to it. So [`Commit::put`] repeats an
-    /// undone commit, and the later of the two fails at the version of the node.
+    /// read, or never will be, because servers refuse requests that the session sent to another server before. Because
+    /// of the one exception, which `session/removal.rs::remove_late` has, [`Commit::put`] repeats an undone commit, and the later of
+    /// the two fails at the version of the node.
     async fn find_outcome(&self) -> CommitOutcome {
         let session = self.hold.session();
         let read = async {
