@@ -9,13 +9,14 @@ use support::page::anchor;
 
 use crate::snippets::{WRITE, files, read, root};
 
-const BESIDES: [&str; 8] = [
+const BESIDES: [&str; 9] = [
     "README.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
     "CHANGELOG.md",
     "examples/README.md",
     "examples/kubernetes/README.md",
+    "examples/systemd/README.md",
     "tests/README.md",
     "docs/upstream/README.md",
 ];

@@ -52,6 +52,7 @@ mod reasons;
 mod screen;
 mod settings;
 mod signals;
+mod systemd;
 mod tie;
 mod trips;
 mod waiting;
