@@ -109,6 +109,8 @@ Signals:
   cannot be caught. A signal that was ignored when zklock started (by
   nohup; INT and QUIT by a script's &) stays ignored by zklock and by the
   command, as with flock(1) and env(1), except PIPE.
+  A signal that was blocked when zklock started is unblocked. The command
+  gets the signal mask that zklock was started with.
   Under systemd, set KillMode=mixed: by default systemd sends TERM to the
   command, too, which would hear it twice.
 

@@ -17,6 +17,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver};
 
 use crate::exit::{self, Exit};
 use crate::output;
+use crate::signals::Signals;
 use crate::terminal::{Terminal, our_group};
 use crate::tie;
 
@@ -129,11 +130,16 @@ pub(crate) struct Child {
 impl Child {
     /// Starts the command in a process group of its own. Its environment is that of zklock, plus `environment`, minus
     /// `without`. The command is killed when the calling thread ends, so call this on the main thread.
-    pub(crate) fn spawn(words: &[OsString], environment: &[(&str, String)], without: &[&str]) -> Result<Child, Exit> {
+    pub(crate) fn spawn(
+        words: &[OsString],
+        environment: &[(&str, String)],
+        without: &[&str],
+        signals: &Signals,
+    ) -> Result<Child, Exit> {
         let (program, arguments) = words.split_first().ok_or_else(|| Exit::usage("no command"))?;
         let terminal = Terminal::open();
         let lends = Terminal::is_talked_to() && terminal.as_ref().is_some_and(Terminal::is_ours);
-        let mut command = tie::command(program, arguments);
+        let mut command = tie::command(program, arguments, signals.faults_blocked_before());
         if our_group().is_some() {
             command.process_group(0); // otherwise the command begins a session
         }
@@ -154,7 +160,7 @@ impl Child {
             }
         });
         listens.map_err(|error| Exit::new(exit::SYSTEM, format!("cannot listen to the command: {error}")))?;
-        let process = command.spawn().map_err(|error| tie::cannot_run(program, &error))?;
+        let process = signals.with_mask_before(|| command.spawn()).map_err(|error| tie::cannot_run(program, &error))?;
         let group = Pid::from_child(&process);
         COMMAND.store(group.as_raw_nonzero().get(), Ordering::Relaxed);
         let _ = started.send(group);

@@ -333,7 +333,7 @@ async fn hold(
         return lost(why, exit::PLACE_LOST, Noticed::of(guard, why, zk), "nothing was run").await;
     }
     let without = if run.keep_credentials { &[][..] } else { &credentials::VARIABLES };
-    let mut child = Child::spawn(&order.command, &environment, without)?;
+    let mut child = Child::spawn(&order.command, &environment, without, signals)?;
     let mut changes = guard.changes();
     let mut suspect = false;
     loop {

@@ -1,11 +1,16 @@
 //! Delivers the signals that zklock receives as a stream. The stream leaves out SIGCHLD.
+//!
+//! zklock may be started with blocked signals, because a program inherits the signal mask of the program that starts it.
+//! zklock unblocks them, as it could not be ended otherwise. The command is started with the mask that zklock had:
+//! [`std::process::Command`] leaves the mask as it is.
 
-use std::fs;
 #[cfg(target_os = "linux")]
 use std::thread;
+use std::{fs, io};
 
 #[cfg(target_os = "linux")]
-use nix::sys::signal::{SigSet, Signal as NamedSignal};
+use nix::sys::signal::Signal as NamedSignal;
+use nix::sys::signal::{SigSet, SigmaskHow};
 use rustix::process::{Signal, getpid};
 use tokio::signal::unix::{self, SignalKind, signal};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
@@ -59,14 +64,19 @@ const FAULTS: [NamedSignal; 7] = [
 pub(crate) struct Signals {
     sender: UnboundedSender<Signal>,
     receiver: UnboundedReceiver<Signal>,
+    /// The signals that were blocked when zklock was started.
+    before: SigSet,
 }
 
 impl Signals {
     /// Begins to deliver the signals that would end zklock by default.
     pub(crate) fn listen() -> Result<Signals, Exit> {
         let (sender, receiver) = mpsc::unbounded_channel();
-        let signals = Signals { sender, receiver };
+        let mut signals = Signals { sender, receiver, before: SigSet::empty() };
         signals.add(ENDING.iter().copied().chain(real_time()))?;
+        // The signals are unblocked after their handlers are set, because one of them may already be pending.
+        let unblocked = SigSet::empty().thread_swap_mask(SigmaskHow::SIG_SETMASK);
+        signals.before = unblocked.map_err(|error| cannot_listen(&error))?;
         signals.add_faults()?;
         if getpid().is_init() {
             let mut ended = stream(SignalKind::child())?;
@@ -85,6 +95,30 @@ impl Signals {
         // exit codes of children would be lost.
         let _stays_registered = stream(SignalKind::child())?;
         self.add(OTHERS)
+    }
+
+    /// Calls `spawn`, which starts the command, with the signal mask that zklock was started with. The signals of
+    /// [`FAULTS`] stay blocked, because zklock still waits for them. The stage that becomes the command unblocks them.
+    pub(crate) fn with_mask_before<T>(&self, spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        // `extend` keeps the real-time signals of the set, which have no names, but `|` would drop them.
+        let mut mask = self.before;
+        mask.extend(&SigSet::thread_get_mask()?);
+        let ours = mask.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+        let spawned = spawn();
+        // This cannot fail, because the mask was that of this thread.
+        let _ = ours.thread_set_mask();
+        spawned
+    }
+
+    /// Returns those signals of [`FAULTS`] that were blocked when zklock was started: a bit for each signal.
+    pub(crate) fn faults_blocked_before(&self) -> u64 {
+        #[cfg(target_os = "linux")]
+        return FAULTS
+            .into_iter()
+            .filter(|which| self.before.contains(*which))
+            .fold(0, |set, which| set | bit(which as i32));
+        #[cfg(not(target_os = "linux"))]
+        0
     }
 
     pub(crate) async fn next(&mut self) -> Signal {
@@ -137,7 +171,7 @@ impl Signals {
         };
         // If the system gives no thread, the signals are unblocked and have their default action.
         if thread::Builder::new().spawn(take).is_err() {
-            restore();
+            unblock_faults(0);
         }
         Ok(())
     }
@@ -148,11 +182,12 @@ impl Signals {
     }
 }
 
-/// Unblocks the signals of [`FAULTS`]. The stage that becomes the command inherits them blocked from zklock.
+/// Unblocks the signals of [`FAULTS`], except those in the set `blocked`.
 #[cfg(target_os = "linux")]
-pub(crate) fn restore() {
+pub(crate) fn unblock_faults(blocked: u64) {
+    let faults: SigSet = FAULTS.into_iter().filter(|which| !is_in(blocked, *which as i32)).collect();
     // This cannot fail, because all these signals exist.
-    let _ = FAULTS.into_iter().collect::<SigSet>().thread_unblock();
+    let _ = faults.thread_unblock();
 }
 
 /// Returns the real-time signals, which have only numbers.
@@ -180,5 +215,9 @@ fn ignored() -> u64 {
 }
 
 fn is_in(set: u64, signal: i32) -> bool {
-    set & (1 << (signal - 1)) != 0
+    set & bit(signal) != 0
+}
+
+fn bit(signal: i32) -> u64 {
+    1 << (signal - 1)
 }

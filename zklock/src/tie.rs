@@ -29,12 +29,15 @@ pub(crate) fn has_stage() -> bool {
 }
 
 /// Returns the command that starts the program, through the stage if there is one. The system counts the calling thread
-/// as the parent, so this thread has to live as long as zklock.
-pub(crate) fn command(program: &OsStr, arguments: &[OsString]) -> Command {
+/// as the parent, so this thread has to live as long as zklock. `faults` is from [`Signals::faults_blocked_before`].
+///
+/// [`Signals::faults_blocked_before`]: crate::signals::Signals::faults_blocked_before
+pub(crate) fn command(program: &OsStr, arguments: &[OsString], faults: u64) -> Command {
     #[cfg(target_os = "linux")]
     if has_stage() {
         let mut command = Command::new(OURSELVES);
-        command.arg0("zklock").arg(STAGE).arg(std::process::id().to_string()).arg(program).args(arguments);
+        let parent = format!("{}:{faults:x}", std::process::id());
+        command.arg0("zklock").arg(STAGE).arg(parent).arg(program).args(arguments);
         return command;
     }
     let mut command = Command::new(program);
@@ -50,7 +53,9 @@ pub(crate) fn stage() -> Option<Exit> {
 
     let mut words = std::env::args_os().skip(1);
     words.next().filter(|word| word == STAGE)?;
-    let parent = words.next().and_then(|pid| Pid::from_raw(pid.to_str()?.parse().ok()?));
+    let told = words.next().unwrap_or_default().into_string().unwrap_or_default();
+    let (parent, faults) = told.split_once(':').unwrap_or((&told, ""));
+    let parent = parent.parse().ok().and_then(Pid::from_raw);
     let Some((parent, program)) = parent.zip(words.next()) else {
         return Some(Exit::usage(format!("{STAGE} is only for zklock itself")));
     };
@@ -69,7 +74,7 @@ pub(crate) fn stage() -> Option<Exit> {
     {
         return Some(Exit::new(exit::SYSTEM, format!("cannot begin a session for the command: {error}")));
     }
-    signals::restore();
+    signals::unblock_faults(u64::from_str_radix(faults, 16).unwrap_or(0));
     let error = Command::new(&program).args(words).exec();
     Some(cannot_run(&program, &error))
 }

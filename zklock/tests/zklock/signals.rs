@@ -122,3 +122,42 @@ async fn harmless_signals_and_faults_reach_the_command() {
     alone.args(["-E", "^Sig(Blk|Ign)", "/proc/self/status"]);
     assert_eq!(masks.stdout, ended(alone).await.stdout, "the command must have the signal masks of zklock's parent");
 }
+
+/// Returns `zklock` as a supervisor starts it that has blocked these signals.
+fn with_blocked(signals: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new("env");
+    prepare(&mut command, &shared_server().address());
+    command.arg(format!("--block-signal{signals}")).args(arguments);
+    command
+}
+
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn a_signal_that_was_blocked_at_the_start_ends_zklock() {
+    let path = "/zklock/blocked-signals";
+    let (_zk, lock) = server_lock(path).await;
+    // `env` unblocks the signals for the command, which could not be ended otherwise.
+    let command = ["--", "env", "--default-signal=TERM,INT,HUP", "sh", "-c", "echo ready; exec sleep 100"];
+    for signals in ["=TERM,INT,HUP", ""] {
+        for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+            let zklock = || with_blocked(signals, &[&[binary(), path], &command[..]].concat());
+            let holding = Running::start(zklock()).ready().await;
+            let waiting = Running::start(zklock());
+            line_becomes(&lock, "W+ W-").await;
+            waiting.signal(signal);
+            let run = waiting.ends().await;
+            assert_eq!((run.code, &run.stdout[..]), (code(signal.as_raw()), ""), "{signals} {signal:?}");
+            holding.signal(signal);
+            assert_eq!(holding.ends().await.code, code(signal.as_raw()), "{signals} {signal:?}");
+        }
+    }
+}
+
+#[support::judged]
+async fn the_command_gets_the_blocked_signals_of_the_start() {
+    let grep = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"];
+    for signals in ["=TERM,INT,HUP", "=ABRT,SEGV", "=CHLD,CONT,TSTP,PIPE", "=RTMIN+3", ""] {
+        let masks = ended(with_blocked(signals, &[&[binary(), "/zklock/blocked-masks"], &grep[..]].concat())).await;
+        let alone = ended(with_blocked(signals, &grep)).await;
+        assert_eq!((masks.code, &masks.stdout), (Some(0), &alone.stdout), "{signals} {masks:#?}");
+    }
+}
