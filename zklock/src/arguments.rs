@@ -53,7 +53,8 @@ Exit codes:
   zklock exits with the code of the command, or with 128 + N if signal N
   ended the command, or ended zklock while it waited. After Ctrl-C zklock
   ends by that signal itself, so that a shell's loop around it ends: $?
-  is 130. Other codes:
+  is 130. (If the command handles Ctrl-C and exits with a code other than
+  0 and 130, zklock exits with that code.) Other codes:
     0   with --once-in also if the command was not run, because it was
         already done (--skipped-exit-code sets another code)
     1   -n or -w did not get the lock (-E sets another code);
@@ -111,6 +112,10 @@ Signals:
   command, as with flock(1) and env(1), except PIPE.
   A signal that was blocked when zklock started is unblocked. The command
   gets the signal mask that zklock was started with.
+  If Ctrl-C or Ctrl-\\ is typed while the command has the terminal, zklock
+  sends the signal to its own process group too, when the command has
+  ended: the script or make that started zklock hears of it, as with
+  flock(1).
   Under systemd, set KillMode=mixed: by default systemd sends TERM to the
   command, too, which would hear it twice.
 

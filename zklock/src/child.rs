@@ -20,6 +20,10 @@ use crate::output;
 use crate::signals::Signals;
 use crate::terminal::{Terminal, our_group};
 use crate::tie;
+use crate::witness::Witness;
+
+/// The signals of the keys Ctrl-C and Ctrl-\.
+const KEYS: [Signal; 2] = [Signal::INT, Signal::QUIT];
 
 /// A change in the state of the command's own process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,39 +37,32 @@ pub(crate) enum ChildEvent {
 pub(crate) struct Reaped {
     /// The command's exit code. After a signal: 128 plus the signal's number, as in a shell.
     pub(crate) code: u8,
-    /// The signal that ended the command, if a key (Ctrl-C, Ctrl-\) sent the signal while the command had the terminal.
-    /// The terminal sends such a signal to no process outside of the command's group.
-    typed: Option<Signal>,
-    /// Whether the command was ended by a Ctrl-C that zklock received and passed on.
-    is_interrupted: bool,
+    /// The signal of a key (Ctrl-C, Ctrl-\) that was typed while the command had the terminal. The terminal sent the
+    /// signal to no process outside of the command's group.
+    pub(crate) typed: Option<Signal>,
+    /// The signal by which zklock ends, too.
+    ends_by: Option<Signal>,
     /// The command's group, if a signal that zklock passed on has ended the command. The remaining processes of the
     /// group must end, too.
     pub(crate) cut_short: Option<Pid>,
 }
 
 impl Reaped {
-    /// Passes the signal of a key on to the script or `make` that started zklock, as the terminal would have done.
-    /// After Ctrl-C this function does not return: zklock ends by the signal, as the command did.
-    pub(crate) fn pass_on(self) {
-        if let Some(signal) = self.typed {
-            // This call does not use the group's number: in a container the number may be 1, and a signal to -1 would
-            // reach every process.
-            let _ = kill_current_process_group(signal);
-        }
-        if self.is_interrupted || self.typed == Some(Signal::INT) {
-            end_by(Signal::INT);
-        }
+    /// Returns the exit code of zklock. Does not return if zklock ends by SIGINT ([`end_by`]).
+    pub(crate) fn exit_code(self) -> u8 {
+        self.ends_by.map_or(self.code, end_by)
     }
 }
 
 /// Ends zklock by the signal if it is SIGINT: a shell that runs zklock in a loop ends the loop only if zklock ends by
-/// SIGINT, not if it exits with a code. Returns for every other signal. Also returns if zklock is the first process of
-/// a container: such a process cannot end by its own signal, and exits with a code instead.
-pub(crate) fn end_by(signal: Signal) {
+/// SIGINT, not if it exits with a code. Returns the exit code for every other signal, and if zklock is the first process
+/// of a container: such a process cannot end by its own signal.
+pub(crate) fn end_by(signal: Signal) -> u8 {
     if signal == Signal::INT && !getpid().is_init() {
         output::finish();
         let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
     }
+    exit::by_signal(signal.as_raw())
 }
 
 /// Whether no process in this container could continue a stopped zklock: zklock is the container's first process, or
@@ -121,10 +118,15 @@ pub(crate) struct Child {
     group: Pid,
     events: UnboundedReceiver<ChildEvent>,
     terminal: Option<Terminal>,
+    /// Runs from the moment when the terminal is first lent to the command.
+    witness: Option<Witness>,
     /// Whether the command had the terminal when it was stopped together with zklock.
     was_foreground: bool,
     /// The signals that zklock has passed on to the command.
     passed_on: HashSet<i32>,
+    /// The signal of a key that zklock passed on while its own group had the terminal. The processes that started
+    /// zklock are in this group, and got the signal from the terminal.
+    typed_to_us: Option<Signal>,
 }
 
 impl Child {
@@ -164,13 +166,23 @@ impl Child {
         let group = Pid::from_child(&process);
         COMMAND.store(group.as_raw_nonzero().get(), Ordering::Relaxed);
         let _ = started.send(group);
-        if let Some(terminal) = terminal.as_ref().filter(|_| lends) {
+        let mut child = Child {
+            process,
+            group,
+            events,
+            terminal,
+            witness: None,
+            was_foreground: false,
+            passed_on: HashSet::new(),
+            typed_to_us: None,
+        };
+        if lends {
             // zklock sends no CONT here, because CONT would undo a Ctrl-Z that was typed just now. If the command has
             // already asked for the terminal and was stopped for it, the stop is reported as an event, and
             // `was_stopped` continues the command.
-            terminal.lend(group);
+            child.lend_terminal();
         }
-        Ok(Child { process, group, events, terminal, was_foreground: false, passed_on: HashSet::new() })
+        Ok(child)
     }
 
     pub(crate) async fn next_event(&mut self) -> ChildEvent {
@@ -188,6 +200,9 @@ impl Child {
     /// Sends the command a signal that zklock received, and remembers the signal.
     pub(crate) fn pass_on(&mut self, signal: Signal) {
         self.passed_on.insert(signal.as_raw());
+        if KEYS.contains(&signal) && self.terminal.as_ref().is_some_and(Terminal::is_ours) {
+            self.typed_to_us = Some(signal);
+        }
         self.signal(signal);
     }
 
@@ -196,9 +211,8 @@ impl Child {
         let lends = std::mem::take(&mut self.was_foreground);
         if lends && self.terminal.as_ref().is_some_and(Terminal::is_ours) {
             self.lend_terminal();
-        } else {
-            self.signal(Signal::CONT);
         }
+        self.signal(Signal::CONT);
     }
 
     /// Handles a stop of the command by the signal `by`. If the terminal is the reason for the stop, zklock acts as a
@@ -214,6 +228,7 @@ impl Child {
             self.signal(Signal::CONT);
         } else if asks && terminal.is_ours() {
             self.lend_terminal();
+            self.signal(Signal::CONT);
         } else if lent && is_left_alone() {
             self.signal(Signal::CONT);
         } else if lent {
@@ -234,12 +249,14 @@ impl Child {
         let status = self.process.wait();
         COMMAND.store(0, Ordering::Relaxed);
         let signal = status.as_ref().ok().and_then(ExitStatusExt::signal);
+        let by_key = || KEYS.into_iter().find(|key| signal == Some(key.as_raw()));
         let mut typed = None;
         if let Some(terminal) = &self.terminal {
-            if terminal.is_lent_to(self.group) {
-                typed = [Signal::INT, Signal::QUIT].into_iter().find(|typed| signal == Some(typed.as_raw()));
-            }
+            let was_lent = terminal.is_lent_to(self.group);
+            // The witness ends after this, so that no key is typed while neither the witness nor the caller hears it.
             terminal.take_back(self.group);
+            // Without a witness, the end of the command is all that zklock knows.
+            typed = self.witness.take().map_or_else(by_key, Witness::ends).filter(|_| was_lent);
             if signal.is_some() {
                 terminal.restore();
             }
@@ -252,16 +269,20 @@ impl Child {
         let ended_by_ours = signal.filter(|signal| self.passed_on.contains(signal));
         // A command that handles TERM ends with an exit code. So every end after a TERM counts as caused by the TERM.
         let is_cut_short = ended_by_ours.is_some() || self.passed_on.contains(&Signal::TERM.as_raw());
-        let is_interrupted = ended_by_ours == Some(Signal::INT.as_raw());
-        Reaped { code, typed, is_interrupted, cut_short: is_cut_short.then_some(self.group) }
+        // After a key, zklock ends by its signal as flock(1) does, unless the command has failed for another reason.
+        let ends_by_key = typed.or(self.typed_to_us).filter(|key| [0, exit::by_signal(key.as_raw())].contains(&code));
+        let ends_by = ends_by_key.or((ended_by_ours == Some(Signal::INT.as_raw())).then_some(Signal::INT));
+        Reaped { code, typed, ends_by, cut_short: is_cut_short.then_some(self.group) }
     }
 
-    /// Lends the command the terminal and continues it.
-    fn lend_terminal(&self) {
+    /// Lends the command the terminal.
+    fn lend_terminal(&mut self) {
         if let Some(terminal) = &self.terminal {
+            if self.witness.is_none() {
+                self.witness = Witness::start(self.group);
+            }
             terminal.lend(self.group);
         }
-        self.signal(Signal::CONT);
     }
 }
 

@@ -35,6 +35,7 @@ mod table;
 mod terminal;
 mod tie;
 mod waiting;
+mod witness;
 
 use std::fs::File;
 use std::io;
@@ -44,6 +45,9 @@ use crate::arguments::{Arguments, Task};
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
+    if witness::bear() {
+        return ExitCode::SUCCESS;
+    }
     let outcome = match tie::stage().map_or_else(|| Ok(Arguments::read(std::env::args_os().collect())), Err) {
         Err(exit) => Err(exit),
         Ok(Ok(arguments)) => run_in_runtime(arguments),

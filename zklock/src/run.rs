@@ -21,7 +21,7 @@ use crate::order::Order;
 use crate::output::{escape_controls, say, say_within};
 use crate::place::Place;
 use crate::signals::Signals;
-use crate::{credentials, waiting};
+use crate::{credentials, waiting, witness};
 
 /// How long `-n` tries to reach a server, unless `--connect-timeout` is given.
 const CONNECT_AT_ONCE: Duration = Duration::from_secs(3);
@@ -66,7 +66,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     let mut signals = Signals::listen()?;
     let zk = tokio::select! {
         biased;
-        signal = signals.next() => return Ok(ended_by(signal)),
+        signal = signals.next() => return Ok(end_by(signal)),
         zk = connect_within(connect_limit(run, connection), connection) => zk?,
     };
     let place = open(&zk, run, &order, connection.dialect)?;
@@ -76,7 +76,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
         signal = signals.next() => {
             // `select!` has dropped the acquisition, and the end of the session removes the acquisition's node.
             leave(&zk, &mut signals).await;
-            return Ok(ended_by(signal));
+            return Ok(end_by(signal));
         }
         guard = stall.during(acquire(&place, run, connection.verbose)) => guard,
     };
@@ -93,17 +93,13 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
             return Err(refusal);
         }
     };
-    let outcome = hold(&guard, run, &order, &zk, &mut signals).await;
+    let mut typed = None;
+    let outcome = hold(&guard, run, &order, &zk, &mut signals, &mut typed).await;
     give_back(guard, &zk, connection, &mut signals).await;
-    let reaped = outcome?;
-    reaped.pass_on();
-    Ok(reaped.code)
-}
-
-/// Returns the exit code after a signal that ends zklock. After Ctrl-C this function does not return.
-fn ended_by(signal: Signal) -> u8 {
-    end_by(signal);
-    exit::by_signal(signal.as_raw())
+    if let Some(key) = typed {
+        witness::pass_on(key);
+    }
+    Ok(outcome?.exit_code())
 }
 
 /// Returns how long to try to reach a server. With `-w` this time is no longer than the wait, but at least
@@ -314,13 +310,14 @@ async fn cut_off(why: Loss, zk: &ZooKeeper) -> String {
     String::new()
 }
 
-/// Runs the command until it ends or the lock is lost.
+/// Runs the command until it ends or the lock is lost. Sets `typed` to [`Reaped::typed`], also after a loss.
 async fn hold(
     guard: &AnyGuard,
     run: &Run,
     order: &Order,
     zk: &ZooKeeper,
     signals: &mut Signals,
+    typed: &mut Option<Signal>,
 ) -> Result<Reaped, Exit> {
     signals.listen_to_all()?;
     let environment = [
@@ -354,7 +351,7 @@ async fn hold(
                 Some(HoldState::Lost { why }) => {
                     say_within(message_wait(guard), &format!("the lock is lost: {why}; the command is ended"));
                     let noticed = Noticed::of(guard, why, zk);
-                    let how = stop(guard, run, child).await;
+                    let how = stop(guard, run, child, typed).await;
                     return lost(why, run.lost_exit_code, noticed, how).await;
                 }
                 Some(_) => {}
@@ -367,6 +364,7 @@ async fn hold(
                     // without the lock.
                     let mut held = guard.is_held();
                     let reaped = child.reap();
+                    *typed = reaped.typed;
                     if let Some(group) = reaped.cut_short.filter(|_| held) {
                         end_rest(group, guard, run, signals).await;
                         held = guard.is_held();
@@ -475,10 +473,12 @@ fn grace(wanted: Duration, left: Duration) -> (Duration, Duration) {
 /// lease ends when a quarter of this time is left, and KILL is sent when a sixth of that quarter is left. There is no
 /// grace if another contender may already have the lock. The grace is the whole `--grace` if this contender's node was
 /// removed on purpose.
-async fn stop(guard: &AnyGuard, run: &Run, mut child: Child) -> &'static str {
+async fn stop(guard: &AnyGuard, run: &Run, mut child: Child, typed: &mut Option<Signal>) -> &'static str {
     let how = end(guard, run, &mut child).await;
+    let reaped = child.reap();
+    *typed = reaped.typed;
     // A command that had ended before KILL, for example while zklock was stopped, was not killed.
-    match child.reap().code == exit::by_signal(Signal::KILL.as_raw()) {
+    match reaped.code == exit::by_signal(Signal::KILL.as_raw()) {
         false if how == KILLED => "the command has ended",
         _ => how,
     }

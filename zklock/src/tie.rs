@@ -20,7 +20,7 @@ const STAGE: &str = "tied-to";
 
 /// A path of this program that stays valid when the program's file is replaced.
 #[cfg(target_os = "linux")]
-const OURSELVES: &str = "/proc/self/exe";
+pub(crate) const OURSELVES: &str = "/proc/self/exe";
 
 /// Whether commands are started by way of the stage. The stage needs `/proc`.
 #[cfg(target_os = "linux")]

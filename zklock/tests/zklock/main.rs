@@ -44,6 +44,7 @@ mod completion;
 mod container;
 mod credentials;
 mod edges;
+mod keys;
 mod limits;
 mod once;
 mod packages;

@@ -1,0 +1,203 @@
+//! Tests of Ctrl-C and Ctrl-\ on a terminal: the script or program that started `zklock` hears of a key, and of nothing
+//! else.
+
+use super::*;
+
+const CTRL_C: &str = "\x03";
+const CTRL_BACKSLASH: &str = "\x1c";
+
+/// A command that ends with `end` after a key. It has the terminal as soon as it has read a line. It waits by `sleep`,
+/// because `read` could miss a signal that comes shortly before it.
+fn handles_keys(end: &str) -> String {
+    format!("ulimit -c 0; read line; trap '{end}' INT QUIT; echo ready; while :; do sleep 0.05; done")
+}
+
+/// Runs `program` on a terminal, which starts `zklock`, and presses the key when the command has the terminal. Returns
+/// the rest of the screen, and the exit code.
+async fn after_key(key: &str, program: &str, arguments: &[&str]) -> (String, Option<i32>) {
+    let mut terminal = OnTerminal::start_program(program, arguments);
+    terminal.press("go\n");
+    terminal.shows("ready");
+    terminal.press(key);
+    terminal.rest().await
+}
+
+/// Returns a script that traps the signal, runs `zklock` with the command `$1`, and goes on.
+fn trapping(signal: &str, path: &str) -> String {
+    format!("trap 'echo CLEANUP; exit 99' {signal}; \"$0\" {path} -- bash -c \"$1\"; echo \"NEXT $?\"")
+}
+
+fn assert_cleaned_up_once((rest, code): (String, Option<i32>), what: &str) {
+    assert_eq!(
+        (rest.matches("CLEANUP").count(), rest.contains("NEXT"), code),
+        (1, false, Some(99)),
+        "{what}: {rest:?}"
+    );
+}
+
+#[support::judged]
+async fn a_script_hears_a_key_however_the_command_ends() {
+    for (key, signal, code) in [(CTRL_C, "INT", 130), (CTRL_BACKSLASH, "QUIT", 131)] {
+        let script = trapping(signal, "/zklock/keys/trap");
+        for end in ["exit 0", &format!("exit {code}"), "exit 7", "kill -KILL $$"] {
+            let heard = after_key(key, "bash", &["-c", &script, binary(), &handles_keys(end)]).await;
+            assert_cleaned_up_once(heard, &format!("{signal}, {end}"));
+        }
+    }
+}
+
+#[support::judged]
+async fn a_script_without_a_trap_ends_at_ctrl_c() {
+    for end in ["exit 0", "exit 130"] {
+        let script = "\"$0\" /zklock/keys/plain -- bash -c \"$1\"; echo \"NEXT $?\"";
+        let (rest, code) = after_key(CTRL_C, "bash", &["-c", script, binary(), &handles_keys(end)]).await;
+        assert_eq!((rest.contains("NEXT"), code), (false, None), "{end}: {rest:?}");
+
+        // The command does not get the terminal here, and the terminal sends the signal to the script and to zklock.
+        let script = "\"$0\" /zklock/keys/plain -- bash -c \"$1\" >/dev/null; echo \"NEXT $?\"";
+        let command = format!("trap '{end}' INT; echo ready >/dev/tty; while :; do sleep 0.05; done");
+        let (rest, code) = after_key(CTRL_C, "bash", &["-c", script, binary(), &command]).await;
+        assert_eq!((rest.contains("NEXT"), code), (false, None), "{end}, without the terminal: {rest:?}");
+    }
+}
+
+#[support::judged]
+async fn make_does_not_go_on_after_ctrl_c() {
+    let files = scratch();
+    let makefile = files.path().join("Makefile");
+    for end in ["exit 0", "exit 130"] {
+        let command = handles_keys(end).replace('\'', "'\\''");
+        fs::write(
+            &makefile,
+            format!("all:\n\t@'{}' /zklock/keys/make -- bash -c '{command}'\n\t@echo NEXT\n", binary()),
+        )
+        .unwrap();
+        let (rest, code) = after_key(CTRL_C, "make", &["-f", makefile.to_str().unwrap()]).await;
+        assert!(rest.contains("Interrupt") && !rest.contains("NEXT") && code != Some(0), "{end}: {code:?} {rest:?}");
+    }
+}
+
+#[support::judged]
+async fn python_raises_keyboard_interrupt_after_ctrl_c() {
+    let program = "import subprocess, sys
+try:
+    print('NEXT', subprocess.run([sys.argv[1], '/zklock/keys/python', '--', 'bash', '-c', sys.argv[2]]))
+except KeyboardInterrupt:
+    print('CLEANUP'); sys.exit(99)";
+    if std::process::Command::new("python3").arg("--version").output().is_err() {
+        std::io::stderr().write_all(b"\n!!! there is no python3 here: its subprocess.run was NOT tried\n").unwrap();
+        return;
+    }
+    for end in ["exit 0", "exit 130", "exit 7"] {
+        let heard = after_key(CTRL_C, "python3", &["-c", program, binary(), &handles_keys(end)]).await;
+        assert_cleaned_up_once(heard, end);
+    }
+}
+
+#[support::judged]
+async fn each_caller_of_nested_zklocks_hears_a_key_once() {
+    for (key, signal) in [(CTRL_C, "INT"), (CTRL_BACKSLASH, "QUIT")] {
+        // The inner zklock is the command of the outer one, or a script between the two handles the key.
+        let direct = format!(
+            "trap 'echo CLEANUP; exit 99' {signal}
+            \"$0\" /zklock/keys/outer -- \"$0\" /zklock/keys/inner -- bash -c \"$1\"; echo NEXT"
+        );
+        let between = format!(
+            "trap 'echo CLEANUP; exit 99' {signal}
+            \"$0\" /zklock/keys/outer -- bash -c 'trap \"echo BETWEEN; exit 0\" {signal}
+            \"$0\" /zklock/keys/inner -- bash -c \"$1\"; echo NEXT' \"$0\" \"$1\"; echo NEXT"
+        );
+        for (script, heard) in [(direct, 0), (between, 1)] {
+            let (rest, code) = after_key(key, "bash", &["-c", &script, binary(), &handles_keys("exit 7")]).await;
+            assert_eq!(rest.matches("BETWEEN").count(), heard, "{signal}: {rest:?}");
+            assert_cleaned_up_once((rest, code), signal);
+        }
+    }
+}
+
+#[support::judged]
+async fn a_script_goes_on_if_no_key_was_typed() {
+    for (command, code) in [
+        ("exit 130", 130),
+        ("kill -INT $$; sleep 100", 130),
+        ("trap 'exit 130' INT; kill -INT $$; sleep 100", 130),
+        // timeout(1) sends the signal to its whole group, which is the command's.
+        ("exec timeout -s INT 0.1 sleep 100", 124),
+        ("trap 'exit 0' INT; kill -INT 0; sleep 100", 0),
+    ] {
+        let command = format!("read line; echo ready; {command}");
+        let script = trapping("INT", "/zklock/keys/none");
+        let (rest, ends) = after_key("", "bash", &["-c", &script, binary(), &command]).await;
+        assert!(rest.contains(&format!("NEXT {code}\r\n")) && !rest.contains("CLEANUP"), "{command}: {rest:?}");
+        assert_eq!(ends, Some(0), "{command}: {rest:?}");
+    }
+}
+
+#[support::judged]
+async fn an_ignored_key_stays_ignored() {
+    let script = "trap '' INT QUIT; \"$0\" /zklock/keys/ignored -- bash -c \"$1\"; echo \"NEXT $?\"";
+    let command = "read line; echo ready; read line; echo \"read $line\"";
+    for key in [CTRL_C, CTRL_BACKSLASH] {
+        let mut terminal = OnTerminal::start_program("bash", &["-c", script, binary(), command]);
+        terminal.press("go\n");
+        terminal.shows("ready");
+        terminal.press(key);
+        terminal.press("more\n");
+        terminal.shows("read more");
+        terminal.shows("NEXT 0");
+        assert_eq!(terminal.ends().await, Some(0), "{key:?}");
+    }
+}
+
+/// The command exits with 0 by itself, while the key is typed.
+#[support::judged]
+async fn a_key_typed_at_the_end_of_the_command_is_heard() {
+    let files = scratch();
+    let fifo = files.path().join("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    // The last `read` is interrupted if the key comes after the end of zklock.
+    let script = "trap 'echo CLEANUP; exit 99' INT; \"$0\" /zklock/keys/end -- bash -c \"$1\"; read line";
+    let command = format!("read line; echo ready; read go <{}; exit 0", fifo.display());
+    for round in 0..10 {
+        let mut terminal = OnTerminal::start_program("bash", &["-c", script, binary(), &command]);
+        terminal.press("go\n");
+        terminal.shows("ready");
+        fs::write(&fifo, "go\n").unwrap();
+        (0..round * 20_000).for_each(|_| std::hint::spin_loop());
+        terminal.press(CTRL_C);
+        assert_cleaned_up_once(terminal.rest().await, &format!("round {round}"));
+    }
+}
+
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_is_heard_even_if_the_lock_is_lost_afterwards() {
+    let path = "/zklock/keys/lost";
+    let (_zk, lock) = server_lock(path).await;
+    let command = "read line; trap 'echo caught' INT; echo ready; while :; do sleep 0.05; done";
+    let mut terminal = OnTerminal::start_program("bash", &["-c", &trapping("INT", path), binary(), command]);
+    terminal.press("go\n");
+    terminal.shows("ready");
+    terminal.press(CTRL_C);
+    terminal.shows("caught");
+    let token = lock.queue().await.unwrap().members[0].token.unwrap();
+    assert_eq!(run(&["break", "--yes", path, &token.to_string()]).await.code, Some(0));
+    assert_cleaned_up_once(terminal.rest().await, "after a loss");
+}
+
+/// A stopped process of the command's group costs no answer of the witness.
+#[support::judged]
+async fn a_key_typed_before_a_stop_of_the_group_is_heard() {
+    let script = trapping("INT", "/zklock/keys/stopped");
+    let command = "read line; trap 'echo caught' INT; echo ready; while :; do sleep 0.05; done";
+    let mut terminal =
+        OnTerminal::start_program("bash", &["-c", &script, binary(), &format!("echo $$ pid; {command}")]);
+    let group = terminal.before(" pid").trim().to_owned();
+    terminal.press("go\n");
+    terminal.shows("ready");
+    terminal.press(CTRL_C);
+    terminal.shows("caught");
+    let kill = format!("kill -STOP -{group}; kill -KILL {group}");
+    assert!(std::process::Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    terminal.shows("CLEANUP");
+    assert_eq!(terminal.ends().await, Some(99));
+}
