@@ -200,7 +200,7 @@ pub mod coordinator {
     pub use crate::session::store::SessionStore;
     pub use crate::telemetry::log::flush_events;
     pub use crate::zookeeper::connect_policy::{ConnectPolicy, reconnect_jitter};
-    pub use crate::zookeeper::probe::four_letter_word;
+    pub use crate::zookeeper::probe::{four_letter_word, why_no_session};
     pub use crate::zookeeper::servers::each_server;
 }
 

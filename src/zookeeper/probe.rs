@@ -14,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
+use crate::error::error::Error;
 use crate::telemetry::log::emit;
 use crate::zookeeper::lookup::{addresses, connect};
 use crate::zookeeper::options::ZooKeeperBuilder;
@@ -59,6 +60,18 @@ pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, limit:
     let words = all.join("; ");
     emit!(DEBUG, reason = words, "there is no session");
     Reason { words, is_known }
+}
+
+/// Returns why the servers of this connect string give no session: a reason for each server, with its address. Takes at
+/// most `limit`.
+///
+/// # Errors
+/// [`Error::InvalidInput`] if `servers` is not a connect string.
+///
+/// # Panics
+/// Outside of a Tokio runtime.
+pub async fn why_no_session(servers: &str, options: &ZooKeeperBuilder, limit: Duration) -> Result<String, Error> {
+    Ok(reason(&Servers::parse(servers)?, options, limit).await.words)
 }
 
 /// Returns the indexes of the silent servers. A silent server neither answers nor refuses the connection within

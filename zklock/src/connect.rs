@@ -13,6 +13,7 @@ use crate::arguments::{Connection, duration};
 use crate::credentials::{Either, credentials, source};
 use crate::exit::Exit;
 use crate::settings::{self, Given, Setting};
+use crate::waiting;
 
 /// The connect string if neither `--zk` nor `ZK_HOSTS` is set.
 const DEFAULT_HOSTS: &str = "127.0.0.1:2181";
@@ -32,13 +33,23 @@ pub(crate) async fn connect_to(path: &str, connection: &Connection) -> Result<Zo
 
 /// Connects and waits for a session.
 pub(crate) async fn connect(connection: &Connection) -> Result<ZooKeeper, Exit> {
-    connect_within(connection.connect_timeout.unwrap_or(connection.session_timeout), connection).await
+    connect_visibly(connection.connect_timeout.unwrap_or(connection.session_timeout), connection).await
 }
 
 /// Connects. Gives up if no server is reached within `limit`.
 pub(crate) async fn connect_within(limit: Duration, connection: &Connection) -> Result<ZooKeeper, Exit> {
     let connected = options(limit, connection)?.connect(hosts(connection)?).await;
     connected.map_err(|error| exit_for(error, connection))
+}
+
+/// Connects as [`connect_within`] does, and shows meanwhile why there is no session yet.
+pub(crate) async fn connect_visibly(limit: Duration, connection: &Connection) -> Result<ZooKeeper, Exit> {
+    let (options, hosts) = (options(limit, connection)?, hosts(connection)?);
+    tokio::select! {
+        biased;
+        connected = connect_within(limit, connection) => connected,
+        never = waiting::show_connecting(&hosts, &options) => match never {},
+    }
 }
 
 /// Returns the connect string: from `--zk`, from `ZK_HOSTS`, or the default.
@@ -129,6 +140,9 @@ pub(crate) fn exit_for(error: Error, connection: &Connection) -> Exit {
         }
         (Error::Lost(why) | Error::Evicted(why), Some(set)) if why == Loss::SessionOver(Ending::AuthFailed) => {
             format!("{}: check the credentials in {set}", exit.message())
+        }
+        (Error::Unreachable(_), _) if settings::HOSTS.given(connection.zk.as_ref()).is_none() => {
+            format!("{}; this is the default address, because neither --zk nor ZK_HOSTS is set", exit.message())
         }
         _ => return exit,
     };

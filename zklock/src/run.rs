@@ -14,7 +14,7 @@ use zk_rwlock::{Acquire, ConnectionState, Dialect, Error, HoldState, Loss, Memor
 
 use crate::arguments::{Connection, Run};
 use crate::child::{self, Child, ChildEvent, Reaped, end_by};
-use crate::connect::{connect_within, exit_for};
+use crate::connect::{connect_visibly, connect_within, exit_for};
 use crate::exit::{self, Exit};
 use crate::guard::AnyGuard;
 use crate::order::Order;
@@ -64,10 +64,12 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     // connects.
     open(&Memory::new(), run, &order, connection.dialect)?;
     let mut signals = Signals::listen()?;
+    let limit = connect_limit(run, connection);
     let zk = tokio::select! {
         biased;
         signal = signals.next() => return Ok(end_by(signal)),
-        zk = connect_within(connect_limit(run, connection), connection) => zk?,
+        zk = connect_within(limit, connection), if run.quiet => zk?,
+        zk = connect_visibly(limit, connection), if !run.quiet => zk?,
     };
     let place = open(&zk, run, &order, connection.dialect)?;
     let stall = StallDetector::begin();

@@ -1,10 +1,16 @@
 //! Shows the user how the wait for the lock goes. In the foreground of a terminal this is one line that is redrawn in
 //! place. Elsewhere nothing is printed for a second, and after that a line for each change.
+//!
+//! Before that, a line in the foreground of a terminal shows how the wait for a server goes. Elsewhere the message at the
+//! end of this wait is enough.
 
+use std::convert::Infallible;
 use std::io;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
+use zk_rwlock::ZooKeeperBuilder;
+use zk_rwlock::coordinator::why_no_session;
 use zk_rwlock::queue::Member;
 
 use crate::output::{self, escape_controls, shorten, shorten_in_the_middle, width};
@@ -90,6 +96,31 @@ pub(crate) async fn show(waits_at: &Place, what: &str, mut places: watch::Receiv
             output::say_within(Duration::ZERO, &seen.words(waits_at.path(), what, None, WHOLE));
             reported = last.clone();
         }
+    }
+}
+
+/// Shows why none of the servers has given a session yet, for as long as this future is polled. Shows nothing in the
+/// first second.
+pub(crate) async fn show_connecting(servers: &str, options: &ZooKeeperBuilder) -> Infallible {
+    let mut line = StatusLine::default();
+    let started = Instant::now();
+    let mut why = None;
+    loop {
+        tokio::time::sleep(SECOND).await;
+        if !is_live() {
+            continue;
+        }
+        let draw = |line: &mut StatusLine, why: Option<&str>| {
+            let waited = table::rounded(started.elapsed());
+            line.draw(|_| match why {
+                Some(why) => format!("connecting for {waited}: {}", escape_controls(why)),
+                None => format!("connecting for {waited} to {servers}"),
+            });
+        };
+        // The servers have a second to answer the probe, so the line is drawn before and after it.
+        draw(&mut line, why.as_deref());
+        why = why_no_session(servers, options, SECOND).await.ok();
+        draw(&mut line, why.as_deref());
     }
 }
 

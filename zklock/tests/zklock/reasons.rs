@@ -42,6 +42,25 @@ async fn a_refused_connection_is_reported_within_the_limit() {
     }
 }
 
+#[support::judged]
+async fn the_default_address_is_called_so() {
+    let default = "; this is the default address, because neither --zk nor ZK_HOSTS is set";
+    let Some(port) = Port::claim(2181) else {
+        std::io::stderr().write_all(b"\n!!! port 2181 is in use: the default address was NOT tried\n").unwrap();
+        return;
+    };
+    for (hosts, is_default) in [(None, true), (Some(""), true), (Some("127.0.0.1:2181"), false)] {
+        let mut command = zklock_on(hosts.unwrap_or_default(), &["--connect-timeout", "300ms", "ls", "/l"]);
+        if hosts.is_none() {
+            command.env_remove("ZK_HOSTS");
+        }
+        let run = ended(command).await;
+        let reason = reason(&run);
+        assert!(reason.starts_with(&format!("{} within 300ms: ", port.address())), "{hosts:?}: {run:#?}");
+        assert_eq!(reason.ends_with(default), is_default, "{hosts:?}: {run:#?}");
+    }
+}
+
 /// Asserts that the reason of each run begins with `begin`, and that in one of ten runs it continues with `rest`.
 async fn eventually_says(command: impl Fn() -> Command, begin: &str, rest: &str) {
     let mut told = Vec::new();

@@ -101,3 +101,24 @@ async fn a_waiter_stopped_past_its_session_exits_with_76() {
     terminal.shows("code 76");
     held.release().await.unwrap();
 }
+
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn a_line_says_why_no_server_is_reached_yet() {
+    let port = Port::reserve();
+    let address = port.address().to_string();
+    let arguments = ["--connect-timeout", "60", "/zklock/tty/connecting", "echo", "granted"];
+    let mut terminal = OnTerminal::start_with(&address, &[], binary(), &arguments);
+    terminal.shows("\r\x1b[Kzklock: connecting for ");
+    terminal.shows(&format!(" to {address}\r\x1b[K"));
+    terminal.shows(&format!("s: {address}: Connection refused (os error 111)\r\x1b[K"));
+    let _proxy = Proxy::start_on(port, shared_server().address());
+    // The line is removed.
+    terminal.shows("\r\x1b[Kgranted\r\n");
+    assert_eq!(terminal.ends().await, Some(0));
+
+    let port = Port::reserve();
+    let arguments = ["-q", "--connect-timeout", "2500ms", "/zklock/tty/connecting", "true"];
+    let mut terminal = OnTerminal::start_with(&port.address().to_string(), &[], binary(), &arguments);
+    let (rest, code) = terminal.rest().await;
+    assert_eq!((code, rest.contains("connecting for")), (Some(69), false), "{rest:?}");
+}
