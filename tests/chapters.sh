@@ -6,6 +6,8 @@
 #   chapters.sh run CARGO_OPTION ...    builds and runs what these options of `cargo test` select
 #
 # The output of each chapter goes to a file in target/test-logs. Only the output of failed tests is shown here.
+#
+# The tests of a chapter begin in a random order. TEST_ORDER, a number, repeats an order.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,6 +15,7 @@ logs=$PWD/target/test-logs
 servers=$PWD/target/zookeeper-servers.log
 # A chapter in which no test ends for this long hangs. It is stopped, and counts as failed.
 limit=${SILENT_SECONDS:-600}
+order=${TEST_ORDER:-$SRANDOM}
 # Chapters that compute, without looking at a clock.
 computing=(threads proptests models doc pipeline orders unit-zk_rwlock unit-zklock)
 # Chapters that mostly wait for a lease to end or a server to start, the longest first. Of both lists two chapters run
@@ -47,7 +50,7 @@ passed=0 finished=0
 # Builds the tests, and lists the chapters.
 build() {
     local name where file
-    say 'builds the tests'
+    say "builds the tests; TEST_ORDER=$order repeats their order"
     cargo test "$@" --no-run --message-format=json-render-diagnostics >"$logs/built.json"
     while IFS=$'\t' read -r name where file; do
         folder[$name]=${where%/*}
@@ -72,7 +75,8 @@ build() {
 
 # Starts a chapter in a session of its own, so that all its processes can be stopped together.
 start() {
-    local name=$1 threads=$2 command=("${program[$1]}" --show-output)
+    # The Rust of releases has random orders only behind RUSTC_BOOTSTRAP.
+    local name=$1 threads=$2 command=(env RUSTC_BOOTSTRAP=1 "${program[$1]}" --show-output -Z unstable-options "--shuffle-seed=$order")
     if [[ $name == doc ]]; then
         # Only the names of documentation tests contain `(line `.
         command=(cargo test "${options[@]}" -- "(line ")
@@ -206,7 +210,7 @@ main() {
     say 'real Curator and kazoo are not part of it: make interop'
     say "$passed tests passed in ${#chapters[@]} chapters, $(in_words $((began + SECONDS)))"
     if ((${#red[@]} > 0)); then
-        say "FAILED: ${#red[@]}" >&2
+        say "FAILED: ${#red[@]}, with TEST_ORDER=$order" >&2
         printf '  %s\n' "${red[@]}" >&2
         exit 1
     fi

@@ -78,10 +78,15 @@ impl Chapters {
 
     /// Runs `chapters.sh` with these arguments, and returns the lines of its output and its exit code.
     fn run(&self, words: &[&str]) -> (Vec<String>, Option<i32>) {
+        self.run_with(words, &[])
+    }
+
+    fn run_with(&self, words: &[&str], variables: &[(&str, &str)]) -> (Vec<String>, Option<i32>) {
         let path = format!("{}:{}", self.root.join("bin").display(), std::env::var("PATH").unwrap());
         let mut run = Command::new("bash");
         run.arg("-c").arg("exec 2>&1; exec tests/chapters.sh \"$@\"").arg("bash").args(words);
-        run.current_dir(&self.root).env("PATH", path).env("SILENT_SECONDS", "5").stdin(Stdio::null());
+        run.current_dir(&self.root).env("PATH", path).env("SILENT_SECONDS", "5").env_remove("TEST_ORDER");
+        run.envs(variables.iter().copied()).stdin(Stdio::null());
         let output = run.output().unwrap();
         (String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect(), output.status.code())
     }
@@ -234,6 +239,26 @@ fn a_chapter_without_a_result_is_red() {
         assert!(Instant::now() < deadline, "the child of a chapter that was ended lives on");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+#[test]
+fn tests_run_in_a_random_order_that_can_be_repeated() {
+    let tests: String =
+        (0..20).map(|number| format!("#[test] fn number_{number}() {{ eprintln!(\"number {number}\") }}\n")).collect();
+    let chapters = Chapters::new(&[("ordered", &tests), SERVER]);
+    let order = |seed: &[(&str, &str)]| {
+        let (lines, code) = chapters.run_with(&["run"], &[seed, &[("RUST_TEST_THREADS", "1")]].concat());
+        assert_eq!(code, Some(0), "{lines:#?}");
+        let log = chapters.log("ordered");
+        let began = log.lines().filter(|line| line.starts_with("test number_")).map(str::to_owned);
+        (lines[0].clone(), began.collect::<Vec<_>>())
+    };
+    let (said, first) = order(&[]);
+    let seed = said.split("TEST_ORDER=").nth(1).and_then(|rest| rest.split(' ').next()).expect("the seed");
+    let (_, again) = order(&[("TEST_ORDER", seed)]);
+    let (_, other) = order(&[("TEST_ORDER", "7")]);
+    assert_eq!((first.len(), &first), (20, &again));
+    assert_ne!(first, other);
 }
 
 #[test]
