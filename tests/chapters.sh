@@ -5,7 +5,8 @@
 #   chapters.sh plan [PACKAGE ...]      announces a run, and the packages that it installs
 #   chapters.sh run CARGO_OPTION ...    builds and runs what these options of `cargo test` select
 #
-# The output of each chapter goes to a file in target/test-logs. Only the output of failed tests is shown here.
+# The output of each chapter goes to a file in target/test-logs. Only the output of failed tests is shown here. A failed
+# test, and a test that runs for more than a minute, is named at once.
 #
 # The tests of a chapter begin in a random order. TEST_ORDER, a number, repeats an order.
 set -euo pipefail
@@ -13,8 +14,9 @@ cd "$(dirname "$0")/.."
 
 logs=$PWD/target/test-logs
 servers=$PWD/target/zookeeper-servers.log
-# A chapter in which no test ends for this long hangs. It is stopped, and counts as failed.
-limit=${SILENT_SECONDS:-600}
+# A chapter in which no test ends for this long hangs. It is stopped, and counts as failed. `support::rounds` ends a
+# test that hangs a little earlier, so that the others go on.
+limit=${TEST_SECONDS:-300}
 order=${TEST_ORDER:-$SRANDOM}
 # Chapters that compute, without looking at a clock.
 computing=(threads proptests models doc pipeline orders unit-zk_rwlock unit-zklock)
@@ -81,27 +83,45 @@ start() {
         # Only the names of documentation tests contain `(line `.
         command=(cargo test "${options[@]}" -- "(line ")
     fi
+    : >"$logs/$name.log"
     (
         cd "${folder[$name]}"
         export RUST_TEST_THREADS=$threads CARGO_MANIFEST_DIR=$PWD CARGO_TERM_COLOR=never ZK_RWLOCK_SERVERS=$servers
+        export TEST_SECONDS=$limit
         # A child shell, because the leader of a session gets each terminal that it opens, and no other session can then
         # have that terminal.
         exec setsid bash -c '"$@"; exit $?' "$name" "${command[@]}" </dev/null >"$logs/$name.log" 2>&1
     ) &
     pids[$!]=$name
-    end_if_silent $! "$name" &
+    watch $! "$name" &
     started[$name]=$SECONDS
 }
 
-# Stops a chapter that prints nothing any more. The limit counts checks and not seconds, so a standstill of the machine
+# Names each test that fails, and each test that runs for more than a minute, as soon as the chapter's program prints it.
+# Stops a chapter in which no test ends any more. The limit counts checks and not seconds, so a standstill of the machine
 # does not count.
-end_if_silent() {
-    local silent=0 size=-1 now
+watch() {
+    local waited=0 line rest= test log
+    exec {log}<"$logs/$2.log"
     while sleep 1 && kill -0 "$1"; do
-        now=$(stat -c %s "$logs/$2.log")
-        if ((now != size)); then
-            silent=0 size=$now
-        elif ((++silent >= limit)); then
+        waited=$((waited + 1))
+        while IFS= read -r -u "$log" line || { rest+=$line && false; }; do
+            line=$rest$line rest=
+            # The tests of the documentation have no list.
+            if [[ $2 == doc ]]; then
+                waited=0
+            elif [[ $line == "test "* ]]; then
+                test=${line#test } test=${test%% *}
+                # A program that a test starts may print such a line, too.
+                grep -qxF "$test: test" "$logs/$2.names" || continue
+                case $line in
+                    *' ... FAILED') say "$2: FAILED: $test" ;;
+                    *' has been running for over 60 seconds') say "$2: has run for over a minute: $test" ;;
+                esac
+                [[ $line != *' ... '* ]] || waited=0
+            fi
+        done
+        if ((waited >= limit)); then
             : >"$logs/$2.silent"
             kill -TERM -- "-$1"
             sleep 10

@@ -85,7 +85,7 @@ impl Chapters {
         let path = format!("{}:{}", self.root.join("bin").display(), std::env::var("PATH").unwrap());
         let mut run = Command::new("bash");
         run.arg("-c").arg("exec 2>&1; exec tests/chapters.sh \"$@\"").arg("bash").args(words);
-        run.current_dir(&self.root).env("PATH", path).env("SILENT_SECONDS", "5").env_remove("TEST_ORDER");
+        run.current_dir(&self.root).env("PATH", path).env("TEST_SECONDS", "5").env_remove("TEST_ORDER");
         run.envs(variables.iter().copied()).stdin(Stdio::null());
         let output = run.output().unwrap();
         (String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect(), output.status.code())
@@ -239,6 +239,38 @@ fn a_chapter_without_a_result_is_red() {
         assert!(Instant::now() < deadline, "the child of a chapter that was ended lives on");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// A test hangs, and prints all the time. Another fails before, and its panic's message is lost with the program.
+#[test]
+fn a_red_or_slow_test_is_named_while_another_hangs() {
+    let hangs = r#"
+        #[test]
+        fn a_red_one() {
+            panic!("a planted fault");
+        }
+        #[test]
+        fn hangs() {
+            let write = |line: &[u8]| std::io::Write::write_all(&mut std::io::stdout(), line).unwrap();
+            write(b"test hangs has been running for over 60 seconds\ntest no_test_of_ours ... FAILED\n");
+            loop {
+                write(b"chatter\n");
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            }
+        }"#;
+    let (lines, code) = Chapters::new(&[("hangs", hangs), SERVER]).run(&["run"]);
+    let at = |line: &str| lines.iter().position(|it| it == line);
+    let result = lines.iter().position(|line| line.starts_with("make test: 2 of 3: hangs: 0 passed, 2 FAILED"));
+    assert_eq!(code, Some(1), "{lines:#?}");
+    for named in ["make test: hangs: FAILED: a_red_one", "make test: hangs: has run for over a minute: hangs"] {
+        assert!(at(named).is_some() && at(named) < result, "{named}: {lines:#?}");
+    }
+    assert!(!lines.iter().any(|line| line.contains("no_test_of_ours")), "{lines:#?}");
+    let expected = [
+        "hangs: a_red_one: it failed, and the program ended before it said why; target/test-logs/hangs.log",
+        "hangs: (the program): it was ended, because no test had ended for 5 s, without a result; not ended: hangs; target/test-logs/hangs.log",
+    ];
+    assert_eq!(red(&lines), expected, "{lines:#?}");
 }
 
 #[test]

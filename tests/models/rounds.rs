@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use support::process::{Process, role, say};
 use support::rounds::Machine::{self, StoodStill, WasBusy, WentOn};
-use support::rounds::{VIOLATED, judge_rounds};
+use support::rounds::{VIOLATED, bounded, judge_rounds};
 use support::standstill::{BUSY, Delays, Record, STANDSTILL, StandstillLimit, Stint, most_lost_since, now, watch};
 use support::{safe, violated};
 
@@ -43,6 +43,17 @@ fn no_round_follows_a_success() {
 #[test]
 fn a_failure_on_a_quiet_machine_is_reported_at_once() {
     assert_eq!(judged(WentOn, |_| panic!("a planted fault")), (1, Some("a planted fault".to_owned())));
+}
+
+#[test]
+fn a_test_that_hangs_fails_at_its_limit_and_is_not_run_again() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    let hangs = |_| runtime.block_on(bounded(10 * TICK, std::future::pending::<()>()));
+    let said = "the test hangs: it has not ended after 100ms".to_owned();
+    for machine in [WentOn, WasBusy, StoodStill] {
+        assert_eq!(judged(machine, hangs), (1, Some(said.clone())));
+    }
+    assert_eq!(runtime.block_on(bounded(Duration::from_secs(60), async { 7 })), 7);
 }
 
 #[test]

@@ -12,12 +12,14 @@ use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
 
 use super::process;
-use super::standstill::{BUSY, Moment, STANDSTILL, STOOD_STILL, most_lost_since, now, watch};
+use super::standstill::{BUSY, Moment, STANDSTILL, STOOD_STILL, StandstillLimit, most_lost_since, now, watch};
 
 /// The largest number of rounds of a test. If a standstill spoils all of them, the test fails without a verdict on the
 /// code.
@@ -36,6 +38,9 @@ const SHORTLY: Duration = Duration::from_secs(2);
 
 /// The first words of the message of a failure that no state of the machine excuses.
 pub const VIOLATED: &str = "safety is lost: ";
+
+/// The first words of the message of a test that hangs. A repetition would hang for as long.
+pub const HANGS: &str = "the test hangs";
 
 /// Panics with [`VIOLATED`] and the given words. No standstill excuses the failure.
 #[macro_export]
@@ -91,9 +96,39 @@ impl<E: Debug> Outcome for Result<(), E> {
     }
 }
 
-/// Runs and judges an async test, in a new runtime for each round.
+/// Runs and judges an async test, in a new runtime for each round. A round that lasts for four fifths of
+/// `TEST_SECONDS`, if `tests/chapters.sh` has set this variable, hangs, and fails the test.
 pub fn judge<F: Future<Output = O>, O: Outcome>(how: How, test: impl Fn() -> F) {
-    judge_plain(|| runtime(how).block_on(test()));
+    let limit = std::env::var("TEST_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    let limit = limit.filter(|_| process::role().is_none()).map(|limit: u32| Duration::from_secs(limit.into()) * 4 / 5);
+    judge_plain(|| {
+        runtime(how).block_on(async {
+            match limit {
+                Some(limit) => bounded(limit, test()).await,
+                None => test().await,
+            }
+        })
+    });
+}
+
+/// Awaits the test. Panics with [`HANGS`] after this limit, which counts only while the machine runs.
+///
+/// A thread measures the limit, because a test may pause the clock of its runtime.
+pub async fn bounded<O>(limit: Duration, test: impl Future<Output = O>) -> O {
+    let (sender, receiver) = oneshot::channel();
+    let mut left = StandstillLimit::new(limit);
+    let watches = move || {
+        while !sender.is_closed() && !left.is_over(Instant::now()) {
+            thread::sleep(StandstillLimit::LOOK);
+        }
+        let _ = sender.send(());
+    };
+    thread::Builder::new().name("limit".to_owned()).spawn(watches).expect("a thread");
+    tokio::select! {
+        biased;
+        output = test => output,
+        _ = receiver => panic!("{HANGS}: it has not ended after {limit:?}"),
+    }
 }
 
 /// Runs and judges a test without a runtime.
@@ -125,7 +160,7 @@ pub fn judge_rounds(machine: &dyn Fn(Moment) -> Machine, run: &dyn Fn(Round)) {
         let round = Round { number, ..Round::default() };
         let Err(failure) = catch_unwind(AssertUnwindSafe(|| run(round))) else { return };
         let said = words(&*failure);
-        let counts = said.contains(VIOLATED) || said.starts_with(STOOD_STILL);
+        let counts = said.contains(VIOLATED) || said.starts_with(STOOD_STILL) || said.starts_with(HANGS);
         let counts = counts
             || match machine(began.saturating_sub(SHORTLY)) {
                 Machine::WentOn => true,

@@ -164,7 +164,7 @@ pub struct Stint {
 
 impl Stint {
     /// The longest time that the work may last beyond its given time. If too little is done by then, the work fails.
-    const MOST: Duration = Duration::from_secs(300);
+    const MOST: Duration = Duration::from_secs(200);
 
     pub fn begin(lasts: Duration) -> Stint {
         Stint { began: now(), lasts }
