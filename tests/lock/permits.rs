@@ -431,7 +431,7 @@ async fn a_contender_denied_its_own_place_takes_permits() {
 
 #[support::judged]
 async fn a_forbidden_semaphore_is_an_error() {
-    let path = "/permits/forbidden";
+    let path = "/permits-forbidden";
     let owner = ZooKeeper::builder().session_timeout(CALM).digest("owner", "secret");
     let owner = owner.connect(&shared_server().address()).await.unwrap();
     let theirs = used(&owner, path, 2).await;

@@ -350,9 +350,9 @@ async fn a_forbidden_first_value_is_an_error_of_the_changes() {
     let acl = Acl::nobody().allow("world", "anyone", all_but_create);
     let zk = ZooKeeper::builder().acl(acl).session_timeout(CALM).connect(&shared_server().address()).await.unwrap();
     // The client may make the directory, but no node in the directory.
-    let error = soon("the refusal", counter(&zk, "/shared/forbidden").live()).await.unwrap_err();
+    let error = soon("the refusal", counter(&zk, "/shared-forbidden").live()).await.unwrap_err();
     assert!(matches!(error, Error::PermissionDenied { .. }), "{error}");
-    let mut changes = counter(&zk, "/shared/forbidden").changes();
+    let mut changes = counter(&zk, "/shared-forbidden").changes();
     let error = soon("the refusal", changes.next()).await.expect("open").unwrap_err();
     assert!(matches!(error, Error::PermissionDenied { .. }), "{error}");
 }
