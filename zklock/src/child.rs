@@ -52,6 +52,11 @@ impl Reaped {
     pub(crate) fn exit_code(self) -> u8 {
         self.ends_by.map_or(self.code, end_by)
     }
+
+    /// Returns how zklock ends if a signal comes after the command has ended.
+    pub(crate) fn then_ended_by(self, signal: Signal) -> Reaped {
+        Reaped { ends_by: Some(signal), ..self }
+    }
 }
 
 /// Ends zklock by the signal if it is SIGINT: a shell that runs zklock in a loop ends the loop only if zklock ends by

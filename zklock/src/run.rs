@@ -18,7 +18,7 @@ use crate::connect::{connect_visibly, connect_within, exit_for};
 use crate::exit::{self, Exit};
 use crate::guard::AnyGuard;
 use crate::order::Order;
-use crate::output::{escape_controls, say, say_within};
+use crate::output::{escape_controls, readable, say, say_within};
 use crate::place::Place;
 use crate::signals::Signals;
 use crate::{credentials, waiting, witness};
@@ -375,8 +375,7 @@ async fn hold(
                         let why = guard.lost().await;
                         return lost(why, run.lost_exit_code, Noticed::of(guard, why, zk), "the command has ended").await;
                     }
-                    record(guard, run, reaped, signals).await?;
-                    return Ok(reaped);
+                    return record(guard, run, reaped, signals).await;
                 }
             },
             signal = signals.next() => match signal {
@@ -390,15 +389,15 @@ async fn hold(
     }
 }
 
-/// With `--once-in`, records that the command has succeeded.
+/// With `--once-in`, records that the command has succeeded. A signal ends the wait for the reply, and then zklock.
 ///
 /// # Errors
 /// Fails if the success is not recorded, or if the outcome is unknown. Without the record the next host runs the
 /// command again.
-async fn record(guard: &AnyGuard, run: &Run, reaped: Reaped, signals: &mut Signals) -> Result<(), Exit> {
-    let AnyGuard::Once(once) = guard else { return Ok(()) };
+async fn record(guard: &AnyGuard, run: &Run, reaped: Reaped, signals: &mut Signals) -> Result<Reaped, Exit> {
+    let AnyGuard::Once(once) = guard else { return Ok(reaped) };
     if reaped.code != 0 {
-        return Ok(());
+        return Ok(reaped);
     }
     let recorded = tokio::select! {
         biased;
@@ -413,10 +412,13 @@ async fn record(guard: &AnyGuard, run: &Run, reaped: Reaped, signals: &mut Signa
         signal = signals.next_ending() => {
             let unknown = "a signal came before ZooKeeper confirmed the record in";
             let problem = format!("the command has succeeded, but {unknown} {}: without the record the command is run again", once.record());
-            return Err(Exit::new(exit::by_signal(signal.as_raw()), problem));
+            say(&readable(&problem));
+            // The signal also ends the wait for the reply to the release.
+            signals.put_back(signal);
+            return Ok(reaped.then_ended_by(signal));
         }
     };
-    let Err(error) = recorded else { return Ok(()) };
+    let Err(error) = recorded else { return Ok(reaped) };
     let is_known = !matches!(error, Error::OutcomeUnknown { .. });
     let what =
         if is_known { "its success is not recorded in" } else { "it is not known whether its success is recorded in" };
@@ -548,10 +550,11 @@ async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, sig
         (false, _) => FAREWELL_UNREACHED,
     };
     let left = guard.is_held().then(|| guard.session_left());
-    // `join!` polls the release first, and this poll sends its request. Once the session has ended, the reply to the
+    // `select!` and `join!` poll the release first, and this poll sends its request. Once the session has ended, the reply to the
     // release does not matter.
     let both = async { tokio::join!(biased; guard.release(), zk.close()) };
     tokio::select! {
+        biased;
         done = tokio::time::timeout(limit, both) => if let (Err(_), Some(left)) = (done, left) {
             let left = humantime::format_duration(Duration::from_millis(u64::try_from(left.as_millis()).unwrap_or(u64::MAX)));
             say(&format!("no server has confirmed the release: the lock is free when the session ends, in {left} at most"));
@@ -566,6 +569,7 @@ async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, sig
 async fn leave(zk: &ZooKeeper, signals: &mut Signals) {
     let limit = if is_reached(zk) { FAREWELL } else { FAREWELL_UNREACHED };
     tokio::select! {
+        biased;
         _ = tokio::time::timeout(limit, zk.close()) => {}
         _ = signals.next_ending() => {}
     }

@@ -129,6 +129,12 @@ impl Signals {
         }
     }
 
+    /// Delivers a signal once more.
+    pub(crate) fn put_back(&self, signal: Signal) {
+        // This cannot fail, because `self` has the receiver.
+        let _ = self.sender.send(signal);
+    }
+
     /// Waits for the next signal that would end zklock. Skips the signals of [`OTHERS`].
     pub(crate) async fn next_ending(&mut self) -> Signal {
         loop {

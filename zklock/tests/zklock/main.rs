@@ -57,6 +57,7 @@ mod systemd;
 mod tie;
 mod trips;
 mod waiting;
+mod winding_down;
 
 // ---------------------------------------------------------------------------------------- Starting and awaiting zklock
 
