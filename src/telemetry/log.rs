@@ -261,9 +261,78 @@ impl<F> Drop for Around<F> {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use std::cell::Cell;
-    use std::fmt;
+    use std::process::Command;
+    use std::sync::{Mutex, mpsc};
+    use std::{env, fmt};
+
+    use tracing::span::{Attributes, Record};
+    use tracing::{Event, Metadata, Subscriber};
 
     use super::*;
+
+    /// Writes down each event, and blocks in the first until told to go on.
+    struct Slow {
+        heard: mpsc::Sender<String>,
+        go_on: Mutex<Option<mpsc::Receiver<()>>>,
+    }
+
+    impl Subscriber for Slow {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, event: &Event<'_>) {
+            let mut said = String::new();
+            event.record(&mut |field: &tracing::field::Field, value: &dyn fmt::Debug| {
+                said += &format!("{field}={value:?} ");
+            });
+            self.heard.send(said).expect("the test listens");
+            let go_on = self.go_on.lock().expect("no panic").take();
+            go_on.map(|go_on| go_on.recv());
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    /// Runs in a process of its own, because all tests of a process share the log thread.
+    #[test]
+    fn events_beyond_4096_are_dropped_and_counted() {
+        const ALONE: &str = "ZK_RWLOCK_TEST_ALONE";
+        if env::var_os(ALONE).is_none() {
+            let name = concat!(module_path!(), "::events_beyond_4096_are_dropped_and_counted");
+            let mut alone = Command::new(env::current_exe().expect("this program"));
+            alone.args(["--exact", name.split_once("::").expect("a crate").1]).env(ALONE, "1");
+            let output = alone.output().expect("this program can be run");
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && said.contains("1 passed"), "{said}");
+            return;
+        }
+        let ((heard, hears), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel());
+        let slow = Slow { heard, go_on: Mutex::new(Some(goes_on)) };
+        tracing::subscriber::set_global_default(slow).expect("the only one");
+        mark_sessions_begun();
+        emit!(WARN, "the first");
+        assert_eq!(hears.recv().expect("the subscriber has the first event"), "message=the first ");
+        for number in 1..4_106 {
+            emit!(WARN, number, "another");
+        }
+        go_on.send(()).expect("the subscriber waits");
+        assert!(flush_events(Duration::from_secs(60)));
+        // The first of 4,106 events is with the subscriber, and 4,095 wait.
+        let behind: Vec<_> = hears.try_iter().collect();
+        emit!(WARN, "the next");
+        assert!(flush_events(Duration::from_secs(60)));
+        let after: Vec<_> = hears.try_iter().collect();
+        let all = [behind, after].concat();
+        let (counted, told): (Vec<_>, Vec<_>) = all.into_iter().partition(|it| it.contains("dropped="));
+        assert_eq!(counted, ["message=events were dropped, because the subscriber fell behind dropped=10 "]);
+        assert_eq!(told.len(), 4_095 + 1);
+        assert!(told[4_094].contains("number=4095"), "{}", told[4_094]);
+    }
 
     /// The event is left to the log thread even without a subscriber, because a logger of the crate `log` may block as
     /// well.

@@ -105,6 +105,12 @@ struct Changes {
 }
 
 impl Changes {
+    fn measure(&mut self, key: Key, value: f64) {
+        if self.measured.len() < MEASUREMENTS {
+            self.measured.push((key, value));
+        }
+    }
+
     fn report(self) {
         for (key, by) in self.counts {
             call(|recorder| recorder.register_counter(&key, &METADATA).increment(by));
@@ -128,11 +134,7 @@ pub(super) fn count(key: Key) {
 }
 
 pub(super) fn measure(key: Key, value: f64) {
-    note(|pending| {
-        if pending.changes.measured.len() < MEASUREMENTS {
-            pending.changes.measured.push((key, value));
-        }
-    });
+    note(|pending| pending.changes.measure(key, value));
 }
 
 /// Adds `by` to a gauge. The recorder gets the value of the gauge and not the change, because the recorder may have
@@ -181,6 +183,16 @@ fn collect_and_report() {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn measurements_beyond_100_000_are_dropped() {
+        let mut changes = Changes::default();
+        for number in 0..100_010 {
+            changes.measure(Key::from_static_name("a_histogram_of_a_test"), f64::from(number));
+        }
+        assert_eq!(changes.measured.len(), 100_000);
+        assert_eq!(changes.measured.last().map(|(_, value)| *value), Some(99_999.0), "later ones are dropped");
+    }
 
     #[test]
     fn one_wake_up_takes_a_thousand_counts() {

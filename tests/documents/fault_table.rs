@@ -13,22 +13,21 @@ pub(super) fn named(table: &str) -> Vec<&str> {
 }
 
 /// Returns whether the test exists. `lock::faults::NAME` is in `tests/lock/faults.rs`, `threads::locks::NAME` in
-/// `threads/locks.rs`, and
-/// `recipes::shared::codec::tests::NAME` is a unit test in `src/recipes/shared/codec.rs`.
+/// `threads/locks.rs`, and `recipes::shared::codec::tests::NAME` is a unit test in `src/recipes/shared/codec.rs`. Unit
+/// tests of the command are in `zklock/src`.
 pub(super) fn exists(name: &str) -> bool {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let Some((module, test)) = name.rsplit_once("::") else { return false };
     let file = format!("{}.rs", module.replace("::", "/"));
-    let unit = |path: &str| root.join("../src").join(path);
-    let units = file.strip_suffix("/tests.rs").map(|beside| [unit(&file), unit(&format!("{beside}.rs"))]);
+    let beside = file.strip_suffix("/tests.rs").map(|beside| format!("{beside}.rs"));
+    let units = beside.iter().flat_map(|beside| [&file, beside]);
+    let units = units.flat_map(|path| ["../src", "../zklock/src"].map(|sources| root.join(sources).join(path)));
     let main = format!("{}/main.rs", file.trim_end_matches(".rs"));
     let tests = [".", "../zklock/tests", "../proptests", ".."].map(|tests| root.join(tests));
     tests
         .iter()
         .flat_map(|tests| [tests.join(&file), tests.join(&main)])
-        .collect::<Vec<_>>()
-        .iter()
-        .chain(units.iter().flatten())
+        .chain(units)
         .filter_map(|path| fs::read_to_string(path).ok())
         .any(|source| [format!("fn {test}("), format!("fn {test}<")].iter().any(|it| source.contains(it)))
 }
@@ -52,7 +51,9 @@ fn planted_faults_name_code_and_tests_that_exist() {
         assert_eq!(cells.len(), if is_tried_no_more { 4 } else { 5 }, "{line}");
         assert!(cells.iter().all(|cell| cell.chars().any(char::is_alphanumeric)), "a cell is empty: {line}");
         let (file, function) = cells[1].split_once("::").expect(line);
-        let source = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../src").join(file));
+        // Most are in `src`. Others are named from the top of the repository.
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let source = fs::read_to_string(root.join("src").join(file)).or_else(|_| fs::read_to_string(root.join(file)));
         let source = source.unwrap_or_else(|error| panic!("{file}: {error}"));
         assert!(["(", "<"].iter().any(|it| source.contains(&format!("fn {function}{it}"))), "{line}");
         let words: Vec<&str> = cells[2].split(' ').collect();

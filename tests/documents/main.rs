@@ -12,6 +12,7 @@ mod links;
 mod migrations;
 mod nemesis;
 mod performance_doc;
+mod promises;
 mod service;
 mod snippets;
 
