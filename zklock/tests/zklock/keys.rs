@@ -149,24 +149,27 @@ async fn an_ignored_key_stays_ignored() {
     }
 }
 
-/// The command exits with 0 by itself, while the key is typed.
-#[support::judged]
+/// The command exits with 0 by itself. The key is typed before zklock, which stands still, takes the terminal back.
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_typed_at_the_end_of_the_command_is_heard() {
-    let files = scratch();
-    let fifo = files.path().join("fifo");
-    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-    // The last `read` is interrupted if the key comes after the end of zklock.
-    let script = "trap 'echo CLEANUP; exit 99' INT; \"$0\" /zklock/keys/end -- bash -c \"$1\"; read line";
-    let command = format!("read line; echo ready; read go <{}; exit 0", fifo.display());
-    for round in 0..10 {
-        let mut terminal = OnTerminal::start_program("bash", &["-c", script, binary(), &command]);
-        terminal.press("go\n");
-        terminal.shows("ready");
-        fs::write(&fifo, "go\n").unwrap();
-        (0..round * 20_000).for_each(|_| std::hint::spin_loop());
-        terminal.press(CTRL_C);
-        assert_cleaned_up_once(terminal.rest().await, &format!("round {round}"));
-    }
+    let script = trapping("INT", "/zklock/keys/end");
+    let command = "echo \"$PPID $$ pids\"; read line; echo ready; read line; exit 0";
+    let mut terminal = OnTerminal::start_program("bash", &["-c", &script, binary(), command]);
+    let pids = terminal.before(" pids");
+    let [zklock, command] = [0, 1].map(|at| {
+        let pid = pids.split_whitespace().nth(at).and_then(|pid| pid.parse().ok());
+        Pid::from_raw(pid.unwrap_or_else(|| panic!("{pids:?}"))).unwrap()
+    });
+    terminal.press("go\n");
+    terminal.shows("ready");
+    kill_process(zklock, Signal::STOP).unwrap();
+    eventually("zklock stands still", || async { state(zklock) == 'T' }).await;
+    terminal.press("go\n");
+    eventually("the command has ended", || async { state(command) == 'Z' }).await;
+    terminal.press(CTRL_C);
+    terminal.shows("^C");
+    kill_process(zklock, Signal::CONT).unwrap();
+    assert_cleaned_up_once(terminal.rest().await, "at the end");
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
