@@ -48,9 +48,11 @@ pub(crate) struct Reaped {
 }
 
 impl Reaped {
-    /// Returns the exit code of zklock. Does not return if zklock ends by SIGINT ([`end_by`]).
-    pub(crate) fn exit_code(self) -> u8 {
-        self.ends_by.map_or(self.code, end_by)
+    /// Returns the exit code of zklock. Does not return if zklock ends by SIGINT ([`end_by`]). `late` is a signal that
+    /// came when the command had ended.
+    pub(crate) fn exit_code(self, late: Option<Signal>) -> u8 {
+        let late = late.filter(|signal| *signal == Signal::INT && self.code == 0);
+        self.ends_by.or(late).map_or(self.code, end_by)
     }
 
     /// Returns how zklock ends if a signal comes after the command has ended.

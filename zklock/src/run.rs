@@ -97,11 +97,11 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     };
     let mut typed = None;
     let outcome = hold(&guard, run, &order, &zk, &mut signals, &mut typed).await;
-    give_back(guard, &zk, connection, &mut signals).await;
+    let late = give_back(guard, &zk, connection, &mut signals).await;
     if let Some(key) = typed {
         witness::pass_on(key);
     }
-    Ok(outcome?.exit_code())
+    Ok(outcome?.exit_code(late))
 }
 
 /// Returns how long to try to reach a server. With `-w` this time is no longer than the wait, but at least
@@ -542,8 +542,8 @@ async fn end_rest(group: Pid, guard: &AnyGuard, run: &Run, signals: &mut Signals
 /// Releases the lock and ends the session in one round trip. The release is sent first, so that the next contender
 /// recognizes a hand-off. The end of the session would remove the node, too, but without a hand-off. zklock waits for
 /// the replies no longer than the lock could block other contenders. If no server answers, a message says for how long
-/// the lock may stay taken.
-async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, signals: &mut Signals) {
+/// the lock may stay taken. Returns the signal that has ended the wait, if one has.
+async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, signals: &mut Signals) -> Option<Signal> {
     let limit = match (is_reached(zk), guard.is_held()) {
         (true, true) => connection.session_timeout,
         (true, false) => FAREWELL,
@@ -555,12 +555,15 @@ async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, sig
     let both = async { tokio::join!(biased; guard.release(), zk.close()) };
     tokio::select! {
         biased;
-        done = tokio::time::timeout(limit, both) => if let (Err(_), Some(left)) = (done, left) {
-            let left = humantime::format_duration(Duration::from_millis(u64::try_from(left.as_millis()).unwrap_or(u64::MAX)));
-            say(&format!("no server has confirmed the release: the lock is free when the session ends, in {left} at most"));
-        },
+        done = tokio::time::timeout(limit, both) => {
+            if let (Err(_), Some(left)) = (done, left) {
+                let left = humantime::format_duration(Duration::from_millis(u64::try_from(left.as_millis()).unwrap_or(u64::MAX)));
+                say(&format!("no server has confirmed the release: the lock is free when the session ends, in {left} at most"));
+            }
+            None
+        }
         // The signal means that the user does not want to wait for the reply. The end of the session removes the node.
-        _ = signals.next_ending() => {}
+        signal = signals.next_ending() => Some(signal),
     }
 }
 

@@ -8,6 +8,8 @@
 //! - otherwise when the command uses the terminal and the system therefore stops it by SIGTTIN or SIGTTOU. Until then
 //!   the foreground is left to the processes that share a pipe with zklock, such as `less` in `zklock ... | less`.
 //!   zklock receives Ctrl-C and passes it on to the command.
+//!
+//! While the terminal is lent, a witness in the command's group tells zklock of Ctrl-C ([`crate::witness`]).
 
 use std::cell::OnceCell;
 use std::fs::{File, OpenOptions};

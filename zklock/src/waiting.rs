@@ -114,7 +114,7 @@ pub(crate) async fn show_connecting(servers: &str, options: &ZooKeeperBuilder) -
             let waited = table::rounded(started.elapsed());
             line.draw(|_| match why {
                 Some(why) => format!("connecting for {waited}: {}", escape_controls(why)),
-                None => format!("connecting for {waited} to {servers}"),
+                None => format!("connecting for {waited} to {}", escape_controls(servers)),
             });
         };
         // The servers have a second to answer the probe, so the line is drawn before and after it.

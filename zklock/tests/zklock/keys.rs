@@ -2,6 +2,7 @@
 //! else.
 
 use super::*;
+use support::wire::Op;
 
 const CTRL_C: &str = "\x03";
 const CTRL_BACKSLASH: &str = "\x1c";
@@ -170,6 +171,20 @@ async fn a_key_typed_at_the_end_of_the_command_is_heard() {
     terminal.shows("^C");
     kill_process(zklock, Signal::CONT).unwrap();
     assert_cleaned_up_once(terminal.rest().await, "at the end");
+}
+
+/// The command has ended, and the terminal sends the signal to the script and to zklock.
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn ctrl_c_during_the_release_ends_the_script() {
+    let proxy = Proxy::start(shared_server().address());
+    let unanswered = proxy.hold_reply(Op::CloseSession);
+    let script = "\"$0\" /zklock/keys/release true; echo NEXT";
+    let mut terminal = OnTerminal::start_with(&proxy.address(), &[], "bash", &["-c", script, binary()]);
+    unanswered.arrives().await;
+    terminal.press(CTRL_C);
+    let (rest, code) = terminal.rest().await;
+    assert_eq!((rest.contains("NEXT"), code), (false, None), "{rest:?}");
+    unanswered.release();
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
