@@ -14,7 +14,7 @@ async fn the_command_gets_no_credentials_by_default() {
     let files = scratch();
     let mine = file(&files, "mine", "owner:hunter2\n");
     let environment = |options: &[&str]| {
-        let mut command = zklock(&[options, &["/zklock/kept-from/command", "env"]].concat());
+        let mut command = zklock(&[options, &["/zklock-kept-from/command", "env"]].concat());
         // `make test` sets this variable for the tests themselves.
         command.env_remove("ZK_RWLOCK_SERVERS");
         command.env("ZK_AUTH", "owner:hunter2").env("ZK_SASL", "");
@@ -41,7 +41,7 @@ async fn the_command_gets_no_credentials_by_default() {
 
 #[support::judged]
 async fn credentials_are_read_from_a_file_of_one_line() {
-    let (files, path) = (scratch(), "/zklock/by-file");
+    let (files, path) = (scratch(), "/zklock-by-file/lock");
     let mut owner = zklock(&[path, "true"]);
     owner.env("ZK_AUTH", "owner:hunter2");
     assert_eq!(ended(owner).await.code, Some(0));

@@ -309,7 +309,7 @@ async fn a_result_that_cannot_be_written_exits_with_74() {
 
 #[support::judged]
 async fn a_denied_client_exits_with_77() {
-    let path = "/zklock/allowed";
+    let path = "/zklock-allowed/lock";
     let mut theirs = zklock(&[path, "true"]);
     theirs.env("ZK_AUTH", "owner:hunter2");
     assert_eq!(ended(theirs).await.code, Some(0));
@@ -1160,7 +1160,7 @@ async fn ask_changes_no_plain_holder_and_no_missing_path() {
 
 #[support::judged]
 async fn ask_reports_denied_rights_and_foreign_dialects() {
-    let path = "/zklock/asked/refused";
+    let path = "/zklock-refused/lock";
     let acl = Acl::creator().allow("world", "anyone", Permissions::READ);
     let builder = ZooKeeper::builder().digest("owner", "hunter2").acl(acl);
     let owner = builder.connect(&shared_server().address()).await.unwrap();
