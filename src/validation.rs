@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use crate::error::error::Error;
 use crate::queue::dialect::{self, Dialect};
+use crate::queue::quoted::quoted;
 
 /// The size in bytes of the largest request that servers accept by default: the default of `jute.maxbuffer`.
 pub(crate) const REQUEST_LIMIT: usize = 0xf_ffff;
@@ -14,16 +15,26 @@ const LONGEST: usize = 1024;
 /// Refuses a path that ZooKeeper does not accept.
 pub(crate) fn check(path: &str) -> Result<(), Error> {
     let problem = if path.len() > LONGEST { Some("is longer than 1024 bytes") } else { malformed(path) };
-    problem.map_or(Ok(()), |problem| Err(Error::invalid(format!("path {path:?} {problem}"))))
+    problem.map_or(Ok(()), |problem| Err(Error::invalid(format!("path {} {problem}", quoted(path)))))
 }
 
 /// Refuses a path in which this library cannot create nodes.
 pub(crate) fn check_directory(path: &str) -> Result<(), Error> {
     check(path)?;
-    if path == "/" || path == "/zookeeper" || path.starts_with("/zookeeper/") {
-        return Err(Error::invalid(format!("path {path:?} cannot be a lock directory")));
-    }
-    Ok(())
+    let problem = match path {
+        "/" => "a lock needs a path of its own below the root",
+        _ if is_zookeepers_own(path) => KEPT_BY_ZOOKEEPER,
+        _ => return Ok(()),
+    };
+    Err(Error::invalid(format!("path {} cannot be a lock directory: {problem}", quoted(path))))
+}
+
+/// Why no lock can be at a path for which [`is_zookeepers_own`] is true.
+pub(crate) const KEPT_BY_ZOOKEEPER: &str = "ZooKeeper keeps its own nodes in /zookeeper";
+
+/// Returns whether the path is ZooKeeper's own directory, or lies in it.
+pub(crate) fn is_zookeepers_own(path: &str) -> bool {
+    path == "/zookeeper" || is_inside(path, "/zookeeper")
 }
 
 /// Returns whether `path` is `directory` or lies in it.
@@ -56,7 +67,8 @@ pub(crate) fn malformed(path: &str) -> Option<&'static str> {
 
 /// Refuses a host that could not be parsed from the name of a node.
 pub(crate) fn check_host(host: &str) -> Result<(), Error> {
-    dialect::host_problem(host).map_or(Ok(()), |problem| Err(Error::invalid(format!("host {host:?} {problem}"))))
+    dialect::host_problem(host)
+        .map_or(Ok(()), |problem| Err(Error::invalid(format!("host {} {problem}", quoted(host)))))
 }
 
 /// Reads the text that `Display` prints: `native`, `curator`, `curator-mutex` or `kazoo`.
@@ -67,7 +79,7 @@ impl FromStr for Dialect {
         let found = Dialect::ALL.into_iter().find(|dialect| dialect.to_string() == text);
         found.ok_or_else(|| {
             let known = Dialect::ALL.map(|dialect| dialect.to_string()).join(", ");
-            Error::invalid(format!("dialect {text:?} is none of {known}"))
+            Error::invalid(format!("dialect {} is none of {known}", quoted(text)))
         })
     }
 }
@@ -82,7 +94,7 @@ pub(crate) fn check_said(name: &str, text: &str) -> Result<(), Error> {
         return Err(Error::invalid(format!("{name} of {} bytes; at most 256 are kept", text.len())));
     }
     if text.chars().any(char::is_control) {
-        return Err(Error::invalid(format!("{name} {text:?} contains a control character")));
+        return Err(Error::invalid(format!("{name} {} contains a control character", quoted(text))));
     }
     Ok(())
 }
@@ -99,17 +111,20 @@ mod tests {
 
     #[test]
     fn an_input_of_any_length_is_refused_in_a_few_words() {
-        let long = "é/".repeat(1 << 20);
-        let refusals = [
-            check(&format!("/{long}")).err(),
-            check(&long).err(),
-            long.parse::<Dialect>().err(),
-            check_host(&long).err(),
-        ];
-        for refused in refusals.map(|refused| refused.expect("refused").to_string()) {
-            assert!(refused.chars().count() < 400 && refused.contains('…'), "{refused}");
+        for times in [150, 1_500, 1 << 20] {
+            let long = "é/".repeat(times);
+            let refusals = [
+                check(&format!("/{long}")).err(),
+                check(&long).err(),
+                long.parse::<Dialect>().err(),
+                check_host(&long).err(),
+            ];
+            for refused in refusals.map(|refused| refused.expect("refused").to_string()) {
+                assert!(refused.chars().count() < 400 && refused.contains('…'), "{refused}");
+            }
         }
-        assert!(check(&format!("/{long}")).unwrap_err().to_string().ends_with("is longer than 1024 bytes"));
+        let long = check(&format!("/{}", "é/".repeat(1_500))).unwrap_err().to_string();
+        assert!(long.ends_with("is longer than 1024 bytes"), "{long}");
     }
 
     #[test]
@@ -145,8 +160,11 @@ mod tests {
 
     #[test]
     fn the_root_and_zookeeper_are_no_lock_directories() {
-        for path in ["/", "/zookeeper", "/zookeeper/quota"] {
-            assert!(check_directory(path).is_err());
+        let refused = |path: &str| check_directory(path).unwrap_err().to_string();
+        assert!(refused("/").ends_with("cannot be a lock directory: a lock needs a path of its own below the root"));
+        for path in ["/zookeeper", "/zookeeper/quota"] {
+            let why = "cannot be a lock directory: ZooKeeper keeps its own nodes in /zookeeper";
+            assert_eq!(refused(path), format!("invalid input: path {path:?} {why}"));
         }
         check_directory("/zookeepers").unwrap();
     }

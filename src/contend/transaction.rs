@@ -9,6 +9,7 @@ use futures_util::future::select_all;
 use crate::contend::handle::{ContenderHandle, while_held};
 use crate::error::error::Error;
 use crate::queue::mode::Mode;
+use crate::queue::quoted::quoted;
 use crate::session::contract::Session;
 use crate::session::request::{Contents, Failure, Kind, Loss, Operation, Outcome, Stat, parent};
 use crate::session::retry;
@@ -248,7 +249,8 @@ fn check(path: &str, directory: &str) -> Result<(), Error> {
     validation::check(path)?;
     if validation::is_inside(path, directory) {
         return Err(Error::invalid(format!(
-            "path {path:?} lies inside the lock's own directory, where a write would pass for a hand-off"
+            "path {} lies inside the lock's own directory, where a write would pass for a hand-off",
+            quoted(path)
         )));
     }
     Ok(())

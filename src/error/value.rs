@@ -6,6 +6,7 @@ use std::time::SystemTime;
 use thiserror::Error;
 
 use crate::queue::metadata::date;
+use crate::queue::quoted::quoted;
 
 /// Why the value behind a lock cannot be read or written. The value in the ensemble stays as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -30,7 +31,7 @@ pub enum ValueError {
     },
 
     /// The value was written in another format. Use the same format everywhere.
-    #[error("it is written as {found:?}, and read as {expected:?}; last written by {written}")]
+    #[error("it is written as {}, and read as {expected:?}; last written by {written}", quoted(.found))]
     OtherFormat {
         /// The name of the format of the value.
         found: String,
@@ -126,7 +127,7 @@ impl fmt::Display for Written {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.host)?;
         if let Some(label) = &self.label {
-            write!(f, " {label:?}")?;
+            write!(f, " {}", quoted(label))?;
         }
         write!(f, " with token {} at {}", self.token, humantime::format_rfc3339_seconds(date(self.at)))
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use crate::queue::dialect::Dialect;
 use crate::queue::metadata::{Record, date};
 use crate::queue::mode::Mode;
+use crate::queue::quoted::quoted;
 
 /// A snapshot of a lock's queue, in the order of arrival. Its `Display` prints one line for each member.
 #[derive(Clone, Debug)]
@@ -168,7 +169,7 @@ fn permits(number: u32) -> String {
 /// Writes the process id and the label that a process reports.
 pub(crate) fn write_process(f: &mut fmt::Formatter<'_>, pid: Option<u32>, label: Option<&String>) -> fmt::Result {
     let pid = pid.map(|pid| format!(" pid {pid}")).unwrap_or_default();
-    let label = label.map(|label| format!(" {label:?}")).unwrap_or_default();
+    let label = label.map(|label| format!(" {}", quoted(label))).unwrap_or_default();
     write!(f, "{pid}{label}")
 }
 

@@ -8,6 +8,7 @@ pub(crate) mod member;
 pub(crate) mod metadata;
 pub(crate) mod mode;
 pub(crate) mod permits;
+pub(crate) mod quoted;
 #[cfg(test)]
 pub(crate) mod tests;
 pub(crate) mod turn;

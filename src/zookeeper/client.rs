@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use futures_util::future::{OptionFuture, join_all};
 
 use crate::error::error::Error;
+use crate::queue::quoted::quoted;
 use crate::session::contract::{ConnectionState, Coordinator, Session, SessionSlot};
 use crate::session::request::{Ending, Failure};
 use crate::session::shield::shielded;
@@ -179,7 +180,7 @@ impl ZooKeeperBuilder {
         };
         let opened = ensemble.connect().await.and_then(|session| ensemble.install(session, 0));
         opened.map_err(|failure| match failure {
-            Failure::Refused(problem) => Error::invalid(format!("servers {:?}: {problem}", servers.as_str())),
+            Failure::Refused(problem) => Error::invalid(format!("servers {}: {problem}", quoted(servers.as_str()))),
             failure => Error::from_failure(failure, "connect to", servers.as_str()),
         })?;
         Ok(ZooKeeper { ensemble: Arc::new(ensemble) })

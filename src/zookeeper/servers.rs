@@ -4,7 +4,8 @@ use std::fmt;
 use std::net::Ipv6Addr;
 
 use crate::error::error::Error;
-use crate::validation;
+use crate::queue::quoted::quoted;
+use crate::validation::{self, KEPT_BY_ZOOKEEPER};
 
 pub(super) const CLEAR: &str = "tcp://";
 pub(super) const ENCRYPTED: &str = "tcp+tls://";
@@ -37,12 +38,21 @@ impl Servers {
         let address = text.len() - Server { text: &text[last..] }.without_scheme().len();
         let root = text[address..].find('/').map_or(text.len(), |slash| address + slash);
         let servers = Servers { text: text.to_owned(), root };
-        let refused = |what: &str, problem: &str| Error::invalid(format!("servers {text:?}: {what:?} {problem}"));
+        let refused =
+            |what: &str, problem: &str| Error::invalid(format!("servers {}: {} {problem}", quoted(text), quoted(what)));
+        if let Some(scheme) = text.split(',').find_map(unknown_scheme) {
+            let problem = "is no scheme of a connect string: write only host and port, or before them tcp://, or for \
+                           TLS tcp+tls://";
+            return Err(refused(scheme, problem));
+        }
         for server in servers.each() {
             server.host_and_port().map_err(|problem| refused(server.text, problem))?;
         }
         match servers.root() {
             "" => Ok(servers),
+            root if validation::is_zookeepers_own(root) => {
+                Err(refused(root, &format!("cannot be the path of all locks: {KEPT_BY_ZOOKEEPER}")))
+            }
             root if root.len() > LONGEST_ROOT => Err(refused(root, "is longer than 65536 bytes")),
             root => validation::malformed(root).map_or(Ok(servers.clone()), |problem| Err(refused(root, problem))),
         }
@@ -142,6 +152,13 @@ impl<'a> Server<'a> {
     }
 }
 
+/// Returns the scheme of a server, as in `http://zk1`, if a connect string has no such scheme.
+fn unknown_scheme(server: &str) -> Option<&str> {
+    let (scheme, _) = server.split_once("://").filter(|_| Server { text: server }.scheme().is_none())?;
+    let is_scheme = !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
+    is_scheme.then(|| &server[..scheme.len() + "://".len()])
+}
+
 fn is_name(host: &str) -> bool {
     !host.is_empty() && host.chars().all(|c| c.is_alphanumeric() || "-._".contains(c))
 }
@@ -166,6 +183,8 @@ mod tests {
             "[::1]:2181,[fe80::1%eth0]",
             "tcp://zk1:2181,tcp+tls://[::1]:2281/apps/billing",
             "zk1:2181/",
+            "zk1:2181/zookeepers",
+            "zk1:2181/apps/zookeeper",
         ] {
             assert!(Servers::parse(servers).is_ok(), "{servers:?}: {:?}", Servers::parse(servers));
         }
@@ -190,7 +209,12 @@ mod tests {
             ("zk1;zk2", "commas separate"),
             ("zk1:2181;zk2:2181,zk3/apps", "commas separate"),
             ("tcp://zk1;tcp://zk2", "commas separate"),
-            ("http://zk1:2181,zk2", "has a slash"),
+            ("http://zk1:2181", "\"http://\" is no scheme"),
+            ("zk1,zookeeper://zk2:2181/apps", "\"zookeeper://\" is no scheme"),
+            ("TCP://zk1:2181,zk2", "before them tcp://, or for TLS tcp+tls://"),
+            ("tcp://zk1:2181,tls://zk2", "\"tls://\" is no scheme"),
+            ("zk1:2181/zookeeper", "\"/zookeeper\" cannot be the path of all locks: ZooKeeper keeps its own nodes"),
+            ("zk1:2181/zookeeper/quota", "ZooKeeper keeps its own nodes"),
             ("user@zk1:2181", "no host name"),
             ("zk1:", "no port"),
             ("zk1:0", "no port"),

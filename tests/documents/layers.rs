@@ -15,7 +15,7 @@ pub(super) const LAYERS: [(&str, &[&str]); 18] = [
     ("validation", &["queue", "error"]),
     ("call", &["sync", "session", "error"]),
     ("memory", &["sync", "session"]),
-    ("zookeeper", &["sync", "telemetry", "session", "error", "validation"]),
+    ("zookeeper", &["sync", "queue", "telemetry", "session", "error", "validation"]),
     ("observe", &["sync", "queue", "telemetry", "session", "error", "validation", "call"]),
     ("contend", &["sync", "queue", "telemetry", "session", "error", "validation", "call", "observe"]),
     ("keep", &["sync", "queue", "telemetry", "session", "error", "call", "observe", "contend"]),

@@ -14,6 +14,7 @@ use crate::error::error::Error;
 use crate::lock::acquire::{Acquire, Granting, Guard};
 use crate::lock::rw_lock::RwLock;
 use crate::queue::mode::Mode;
+use crate::queue::quoted::quoted;
 use crate::recipes::multi::guard::MultiGuard;
 use crate::session::contract::Coordinator;
 
@@ -82,7 +83,10 @@ impl MultiLock {
         // A node has only one valid path. So equal paths are the same lock, and different paths are different locks.
         if let Some(twice) = locks.windows(2).find(|pair| pair[0].0.path() == pair[1].0.path()) {
             let path = twice[0].0.path();
-            return Err(Error::invalid(format!("path {path:?} comes twice; a lock can be held in one mode only")));
+            return Err(Error::invalid(format!(
+                "path {} comes twice; a lock can be held in one mode only",
+                quoted(path)
+            )));
         }
         let Some((first, _)) = locks.first() else {
             return Err(Error::invalid("a MultiLock needs at least one lock"));
@@ -217,8 +221,8 @@ fn check_for_one_place(one: &RwLock, other: &RwLock) -> Result<(), Error> {
     let namespace = |lock: &RwLock| lock.config().coordinator.namespace();
     let (Some((servers, root)), Some((others, other_root))) = (namespace(one), namespace(other)) else { return Ok(()) };
     let refused = |problem: String| {
-        let (one, other) = (one.path(), other.path());
-        Err(Error::invalid(format!("{one:?} and {other:?} cannot be taken together: {problem}")))
+        let (one, other) = (quoted(one.path()), quoted(other.path()));
+        Err(Error::invalid(format!("{one} and {other} cannot be taken together: {problem}")))
     };
     if root != other_root {
         let or_root = |root: String| if root.is_empty() { "/".to_owned() } else { root };

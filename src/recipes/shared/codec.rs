@@ -25,6 +25,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
 use crate::queue::metadata::date;
+use crate::queue::quoted::quoted;
 use crate::validation::REQUEST_LIMIT;
 
 /// The bytes that are reserved for the parts of a commit's request other than the value: two paths, an ACL, and the frames of the
@@ -81,7 +82,7 @@ impl Form {
         let is_fit = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '+' | '-');
         if name.is_empty() || name.len() > 64 || !name.chars().all(is_fit) {
             let rule = "1 to 64 letters, digits, '.', '_', '+' or '-'";
-            return Err(Error::invalid(format!("the name of the format must be {rule}, and is {name:?}")));
+            return Err(Error::invalid(format!("the name of the format must be {rule}, and is {}", quoted(name))));
         }
         Ok(())
     }

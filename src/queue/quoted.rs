@@ -1,0 +1,34 @@
+//! Quotes a text of a user, or of another client, in a message.
+
+/// The longest text that a message shows whole, in characters. A label of 256 bytes fits.
+const WHOLE: usize = 256;
+
+/// How many characters of a longer text are shown of its beginning, and how many of its end.
+const SHOWN: usize = 100;
+
+/// Returns the text in quotation marks, with its control characters escaped. A text that is too long for a message is
+/// shortened in the middle.
+pub(crate) fn quoted(text: &str) -> String {
+    if text.chars().nth(WHOLE).is_none() {
+        return format!("{text:?}");
+    }
+    let begin: String = text.chars().take(SHOWN).collect();
+    let rest = text.char_indices().rev().nth(SHOWN - 1).map_or(0, |(at, _)| at);
+    format!("{:?}", format!("{begin}…{}", &text[rest..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_text_is_quoted_by_its_beginning_and_end() {
+        assert_eq!(quoted("a\n\"b\""), r#""a\n\"b\"""#);
+        assert_eq!(quoted(&"é".repeat(WHOLE)), format!("{:?}", "é".repeat(WHOLE)));
+        let end = "é".repeat(SHOWN);
+        assert_eq!(
+            quoted(&format!("{}b{}", "a".repeat(WHOLE), end)),
+            format!("{:?}", format!("{}…{end}", "a".repeat(SHOWN)))
+        );
+    }
+}
