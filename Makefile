@@ -353,11 +353,15 @@ if ! command -v java >/dev/null; then
 fi
 endef
 
-# Lists the missing packages of everything that `make test` needs: for the migrations also a PostgreSQL.
+# Lists the missing packages of everything that `make test` needs: for the migrations also a PostgreSQL, and for the tests of
+# certificates openssl.
 define SERVER_PACKAGES
 $(ZOOKEEPER_PACKAGES)
 if ! command -v initdb >/dev/null && ! compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; then
 	packages+=(postgresql)
+fi
+if ! command -v openssl >/dev/null; then
+	packages+=(openssl)
 fi
 endef
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use zookeeper_client as zk;
 
 use crate::error::error::Error;
+use crate::queue::quoted::quoted;
 use crate::session::lease::Lease;
 use crate::session::thread::since_boot_here;
 use crate::zookeeper::attempts::can_end_attempts;
@@ -319,7 +320,7 @@ impl ZooKeeperBuilder {
                 _ => "",
             };
             if !problem.is_empty() {
-                return Err(Error::invalid(format!("servers: {:?} {problem}", server.text)));
+                return Err(Error::invalid(format!("servers: {} {problem}", quoted(server.text))));
             }
             #[cfg(feature = "tls")]
             if self.tls.is_some() {
@@ -418,7 +419,21 @@ mod tests {
                 new().session_timeout(SECOND).stop_margin(800 * SECOND / 1000).tick_time(SECOND / 10),
                 "a stop margin of 800ms leaves no time to renew a session timeout of 1s",
             ),
-            (new().digest("a:b", "c"), "digest user"),
+            (new().digest("a:b", "c"), "digest user \"a:b\": it must not be empty, nor contain a colon"),
+            (new().digest("a", "b\n"), "digest user \"a\": its password has a control character or a byte order mark"),
+            (new().digest("\u{feff}a", "b"), "digest user \"\\u{feff}a\": its name has a control character or a byte"),
+            #[cfg(feature = "sasl-digest-md5")]
+            (new().sasl(Sasl::digest_md5("a", "b\r")), "SASL user \"a\": its password has a control character"),
+            #[cfg(feature = "sasl-digest-md5")]
+            (
+                new().sasl(Sasl::digest_md5("a", "p\u{e4}\u{df}")),
+                "SASL user \"a\": its password is not ASCII, but ISO 8859-1",
+            ),
+            #[cfg(feature = "sasl-digest-md5")]
+            (
+                new().sasl(Sasl::digest_md5("J\u{f6}", "b")),
+                "SASL user \"J\u{f6}\": its name is not ASCII, but ISO 8859-1",
+            ),
             #[cfg(feature = "sasl-digest-md5")]
             (new().digest("a", "b").sasl(Sasl::digest_md5("a", "b")), "digest together with SASL"),
         ] {
@@ -435,6 +450,9 @@ mod tests {
             new().session_timeout(SECOND).stop_margin(599 * SECOND / 1000),
             new().session_timeout(SECOND).stop_margin(799 * SECOND / 1000).tick_time(SECOND / 10),
             new().digest("a", "b:c").acl(Acl::creator()),
+            new().digest("p\u{e4}", "\u{df} "),
+            #[cfg(feature = "sasl-digest-md5")]
+            new().sasl(Sasl::digest_md5("\u{43f}\u{e4}", "\u{43f}\u{440}")),
         ] {
             options.check().expect("valid options");
         }

@@ -221,7 +221,8 @@ fn of_tls(error: &io::Error) -> Option<String> {
             rustls::Error::InvalidMessage(_) => "the port may be one for clear text: ",
             _ => "",
         };
-        return Some(format!("TLS: {what}{error}"));
+        let cure = crate::zookeeper::tls::cure(cause).map(|cure| format!(": {cure}")).unwrap_or_default();
+        return Some(format!("TLS: {what}{error}{cure}"));
     }
     None
 }

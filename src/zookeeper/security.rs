@@ -5,6 +5,7 @@ use std::fmt;
 use zookeeper_client as zk;
 
 use crate::error::error::Error;
+use crate::queue::quoted::quoted;
 use crate::session::request::{Failure, Kind, parent};
 
 /// The permissions on a node, for each kind of client.
@@ -177,6 +178,10 @@ impl Sasl {
     ///
     /// The password itself is never sent, but MD5 protects it badly from eavesdroppers, and the rest of the connection
     /// is not protected. Use TLS as well.
+    ///
+    /// A name or a password with characters beyond ASCII that are all in ISO 8859-1, such as `päß`, is refused by
+    /// [`connect`](crate::ZooKeeperBuilder::connect), because servers hash it otherwise than this client. In other
+    /// scripts, such as Cyrillic, both are accepted.
     #[cfg(feature = "sasl-digest-md5")]
     #[cfg_attr(docsrs, doc(cfg(feature = "sasl-digest-md5")))]
     pub fn digest_md5(user: &str, password: &str) -> Sasl {
@@ -211,31 +216,30 @@ pub(super) enum Credentials {
 
 impl Credentials {
     pub(super) fn check(&self) -> Result<(), Error> {
-        let problem = match self {
-            // The server treats the text after the first colon as the password.
-            Credentials::Digest { user, .. } if user.is_empty() || user.contains(':') => {
-                format!("digest user {user:?}: it must not be empty, nor contain a colon")
+        let (whose, problem) = match self {
+            Credentials::Digest { user, password } => {
+                // The server treats the text after the first colon as the password.
+                let is_misread = user.is_empty() || user.contains(':');
+                let problem = is_misread.then(|| "it must not be empty, nor contain a colon".to_owned());
+                (format!("digest user {}", quoted(user)), problem.or_else(|| unseen(user, password)))
             }
-            // The client crate puts the user's name between quotation marks without escaping it.
             #[cfg(feature = "sasl-digest-md5")]
-            Credentials::DigestMd5 { user, .. }
-                if user.is_empty() || user.contains(|c: char| c == '"' || c == '\\' || c.is_control()) =>
-            {
-                let problem = "it must not be empty, nor contain quotation marks, backslashes or control characters";
-                format!("SASL user {user:?}: {problem}")
+            Credentials::DigestMd5 { user, password } => {
+                // The client crate puts the user's name between quotation marks without escaping it.
+                let is_misread = user.is_empty() || user.contains(['"', '\\']);
+                let problem = "it must not be empty, nor contain quotation marks or backslashes";
+                let problem = is_misread.then(|| problem.to_owned()).or_else(|| unseen(user, password));
+                (format!("SASL user {}", quoted(user)), problem.or_else(|| hashed_otherwise(user, password)))
             }
             #[cfg(zk_rwlock_gssapi)]
-            Credentials::Gssapi { service, host }
-                if [Some(service), host.as_ref()]
-                    .into_iter()
-                    .flatten()
-                    .any(|it| it.is_empty() || it.contains('\0')) =>
-            {
-                format!("SASL principal {service:?} on host {host:?}")
+            Credentials::Gssapi { service, host } => {
+                let mut parts = [Some(service), host.as_ref()].into_iter().flatten();
+                let is_wrong = parts.any(|part| part.is_empty() || part.contains('\0'));
+                let problem = is_wrong.then(|| "neither may be empty, nor contain a null character".to_owned());
+                (format!("SASL principal {service:?} on host {host:?}"), problem)
             }
-            _ => return Ok(()),
         };
-        Err(Error::invalid(problem))
+        problem.map_or(Ok(()), |problem| Err(Error::invalid(format!("{whose}: {problem}"))))
     }
 
     /// Returns the scheme of this user's entries in an ACL, and the name in them if it is known.
@@ -254,9 +258,9 @@ impl Credentials {
         match self {
             // The description does not say that the password is right, because no server refuses one: a wrong password
             // makes another user.
-            Credentials::Digest { user, .. } => format!("digest user {user:?} with the password given"),
+            Credentials::Digest { user, .. } => format!("digest user {} with the password given", quoted(user)),
             #[cfg(feature = "sasl-digest-md5")]
-            Credentials::DigestMd5 { user, .. } => format!("SASL user {user:?}"),
+            Credentials::DigestMd5 { user, .. } => format!("SASL user {}", quoted(user)),
             #[cfg(zk_rwlock_gssapi)]
             Credentials::Gssapi { .. } => "the user of its Kerberos ticket".to_owned(),
         }
@@ -281,6 +285,35 @@ impl Credentials {
             }
         }
     }
+}
+
+/// Returns why the name or the password is refused, if it has a character that people do not see. Such a character
+/// usually comes from a file, and makes another user of its name or password.
+fn unseen(user: &str, password: &str) -> Option<String> {
+    let is_unseen = |c: char| c.is_control() || c == '\u{feff}';
+    let whose = [("name", user), ("password", password)].into_iter().find(|(_, text)| text.contains(is_unseen));
+    whose.map(|(whose, _)| {
+        format!(
+            "its {whose} has a control character or a byte order mark, as at the end or the beginning of a file: leave \
+             it out"
+        )
+    })
+}
+
+/// Returns why a server would refuse the name or the password although it is right, if that is so. A server hashes a
+/// text in ISO 8859-1 if the text is wholly in that character set (RFC 2831, section 2.1.2.1), and the client crate
+/// hashes every text in UTF-8.
+#[cfg(feature = "sasl-digest-md5")]
+fn hashed_otherwise(user: &str, password: &str) -> Option<String> {
+    let differs = |text: &str| !text.is_ascii() && text.chars().all(|c| c <= '\u{ff}');
+    let whose = [("name", user), ("password", password)].into_iter().find(|(_, text)| differs(text));
+    whose.map(|(whose, _)| {
+        format!(
+            "its {whose} is not ASCII, but ISO 8859-1, in which the servers would hash it (RFC 2831). This client hashes \
+             in UTF-8, so they would refuse the right {whose}. Give the user one of ASCII characters in the servers' JAAS \
+             file"
+        )
+    })
 }
 
 impl fmt::Debug for Credentials {

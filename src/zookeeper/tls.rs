@@ -12,6 +12,7 @@ use rustls::{ClientConfig, RootCertStore};
 use zookeeper_client as zk;
 
 use crate::error::error::Error;
+use crate::queue::quoted::quoted;
 use crate::sync::Mutex;
 
 /// The authorities that this client trusts on an encrypted connection, and its own certificate, for
@@ -80,7 +81,8 @@ impl Tls {
     ///
     /// # Errors
     /// [`Error::InvalidInput`] when the texts hold no certificate or no key, when one is malformed, or when the two do
-    /// not belong together.
+    /// not belong together. If a text has a form that cannot be used, such as an encrypted key, the error names the form
+    /// and the command that makes the right one.
     pub fn identity_pem(self, certificate: &str, key: &str) -> Result<Tls, Error> {
         self.renew_identity_pem(certificate, key)?;
         Ok(self)
@@ -138,14 +140,84 @@ impl fmt::Debug for Tls {
 pub(crate) fn check_host(host: &str) -> Result<(), Error> {
     match ServerName::try_from(host) {
         Ok(_) => Ok(()),
-        Err(_) => Err(Error::invalid(format!("servers: {host:?} is no host name or address that TLS can verify"))),
+        Err(_) => {
+            Err(Error::invalid(format!("servers: {} is no host name or address that TLS can verify", quoted(host))))
+        }
+    }
+}
+
+/// Forms of a PEM text that this library cannot use: a text in the file, what it is, and what to do.
+const UNUSABLE: [(&str, &str); 8] = [
+    ("-----BEGIN ENCRYPTED PRIVATE KEY-----", ENCRYPTED_KEY),
+    ("Proc-Type: 4,ENCRYPTED", ENCRYPTED_KEY),
+    (
+        "-----BEGIN OPENSSH PRIVATE KEY-----",
+        "it is a key in the form of OpenSSH: `ssh-keygen -p -m PKCS8 -f COPY` converts a copy of it",
+    ),
+    ("-----BEGIN DSA PRIVATE KEY-----", USABLE_KEYS),
+    (
+        "-----BEGIN TRUSTED CERTIFICATE-----",
+        "it is a certificate in the form of OpenSSL: `openssl x509 -in FILE -out NEW` converts it",
+    ),
+    ("-----BEGIN CERTIFICATE REQUEST-----", REQUEST),
+    ("-----BEGIN NEW CERTIFICATE REQUEST-----", REQUEST),
+    ("-----BEGIN PKCS7-----", "it is a PKCS#7 text: `openssl pkcs7 -print_certs -in FILE -out NEW` converts it"),
+];
+
+const ENCRYPTED_KEY: &str = "it is encrypted, and this library takes no passphrase: `openssl pkey -in KEY -out NEW` \
+     decrypts it; let only this program's user read the new file";
+
+const REQUEST: &str = "it is a request for a certificate, which an authority has to sign: `openssl x509 -req -in FILE -CA \
+     CA.pem -CAkey CA.key -CAcreateserial -extfile EXTENSIONS -out NEW`";
+
+const USABLE_KEYS: &str = "it is none of the keys that TLS takes here: RSA from 2048 bits on, ECDSA on P-256 or P-384, \
+     and Ed25519. `openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out NEW` makes one, for which an authority has to \
+     sign a new certificate";
+
+/// Returns what to do about a certificate that a handshake or a check of a key refuses, if the error shows that it was
+/// made in a wrong form.
+pub(super) fn cure(error: &rustls::Error) -> Option<&'static str> {
+    // These errors come from another crate, which is named only in their text.
+    let text = error.to_string();
+    let is = |name: &str| text.contains(name);
+    if is("CaUsedAsEndEntity") {
+        return Some(
+            "it is the certificate of an authority (CA:TRUE), as `openssl req -x509` makes by default: make the server's \
+             with `openssl req -x509 -newkey rsa:2048 -nodes -keyout KEY -out NEW -subj /CN=HOST -addext \
+             subjectAltName=DNS:HOST -addext basicConstraints=critical,CA:FALSE`",
+        );
+    }
+    if is("UnsupportedCertVersion") {
+        return Some(
+            "it is a certificate of X.509 version 1, as `openssl x509 -req` makes without extensions: sign it again with \
+             `openssl x509 -req -in REQUEST -CA CA.pem -CAkey CA.key -CAcreateserial -extfile EXTENSIONS -out NEW`, where \
+             EXTENSIONS has the line basicConstraints=CA:FALSE and, for a server, subjectAltName=DNS:HOST",
+        );
+    }
+    is("failed to parse private key").then_some(USABLE_KEYS)
+}
+
+/// Returns the text without a byte order mark at its beginning, which would hide the first line of a PEM text.
+fn without_mark(pem: &str) -> &str {
+    pem.trim_start_matches('\u{feff}')
+}
+
+/// Returns what is wrong with a PEM text that could not be read: what the text is, or else `problem`.
+fn unreadable(pem: &str, problem: &dyn fmt::Display) -> String {
+    match UNUSABLE.iter().find(|(sign, _)| pem.contains(sign)) {
+        Some((_, cure)) => (*cure).to_owned(),
+        None if !pem.contains("-----BEGIN ") => {
+            format!("{problem}: a PEM text has a line that starts with -----BEGIN, and this text has none")
+        }
+        None => problem.to_string(),
     }
 }
 
 /// Parses and checks certificates in the way in which the client crate will use them. The crate finds an error in
 /// certificates only when it connects, and on a renewal it only logs the error.
 fn ca(pem: &str) -> Result<(zk::TlsCa, Arc<WebPkiServerVerifier>), Error> {
-    let broken = |problem: &dyn fmt::Display| Error::invalid(format!("TLS authorities: {problem}"));
+    let pem = without_mark(pem);
+    let broken = |problem: &dyn fmt::Display| Error::invalid(format!("TLS authorities: {}", unreadable(pem, problem)));
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
         // The error is ignored, because a bundle may contain unusable certificates, which the client crate skips, too.
@@ -164,15 +236,23 @@ fn ca(pem: &str) -> Result<(zk::TlsCa, Arc<WebPkiServerVerifier>), Error> {
 }
 
 fn identity(certificate: &str, key: &str) -> Result<(zk::TlsIdentity, OwnIdentity), Error> {
+    let (certificate, key) = (without_mark(certificate), without_mark(key));
     let broken = |problem: &dyn fmt::Display| Error::invalid(format!("TLS identity: {problem}"));
+    let of_chain =
+        |problem: &dyn fmt::Display| broken(&format!("the certificate: {}", unreadable(certificate, problem)));
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect();
-    let chain = chain.map_err(|error| broken(&format!("the certificate: {error}")))?;
+    let chain = chain.map_err(|error| of_chain(&error))?;
     if chain.is_empty() {
-        return Err(broken(&"no certificate in the PEM text"));
+        return Err(of_chain(&"no certificate in the PEM text"));
     }
     let private = PrivateKeyDer::from_pem_slice(key.as_bytes());
-    let private = private.map_err(|error| broken(&format!("the private key: {error}")))?;
-    CertifiedKey::from_der(chain.clone(), private.clone_key(), &provider()).map_err(|error| broken(&error))?;
+    let private = private.map_err(|error| broken(&format!("the private key: {}", unreadable(key, &error))))?;
+    let fit = CertifiedKey::from_der(chain.clone(), private.clone_key(), &provider());
+    fit.map_err(|error| match (cure(&error), &error) {
+        (None, _) => broken(&error),
+        (Some(cure), rustls::Error::InvalidCertificate(_)) => broken(&format!("the certificate: {cure}")),
+        (Some(cure), _) => broken(&format!("the private key: {cure}")),
+    })?;
     let identity = zk::TlsIdentity::from_pem(certificate, key).map_err(|error| broken(&error))?;
     Ok((identity, (chain, private)))
 }

@@ -569,12 +569,15 @@ mod tls {
         fn start(client_auth: &str) -> Secured {
             let authority = Authority::new();
             let identity = authority.issue("server", "127.0.0.1");
+            let (server, port) = Secured::start_as(&identity, &authority.pem, client_auth);
+            Secured { server, address: port.address().to_string(), _port: port, authority, identity }
+        }
+
+        /// Starts a server with this certificate. Returns the server and its port for TLS.
+        fn start_as(identity: &Identity, trusted: &str, client_auth: &str) -> (Server, Port) {
             let port = Port::reserve();
             let server = Server::start_with_files(
-                &[
-                    ("server.pem", &format!("{}{}", identity.key, identity.certificate)),
-                    ("authority.pem", &authority.pem),
-                ],
+                &[("server.pem", &format!("{}{}", identity.key, identity.certificate)), ("authority.pem", trusted)],
                 &[
                     "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
                     &format!("secureClientPort={port}"),
@@ -587,7 +590,7 @@ mod tls {
                 ],
                 &[],
             );
-            Secured { server, address: port.address().to_string(), _port: port, authority, identity }
+            (server, port)
         }
 
         fn tls(&self) -> Tls {
@@ -878,6 +881,149 @@ mod tls {
         }
     }
 
+    /// The files of a user who follows the advice of an error.
+    struct Files(tempfile::TempDir);
+
+    impl Files {
+        fn new() -> Files {
+            Files(tempfile::tempdir().unwrap())
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            std::fs::write(self.0.path().join(name), text).unwrap();
+        }
+
+        fn read(&self, name: &str) -> String {
+            std::fs::read_to_string(self.0.path().join(name)).unwrap()
+        }
+
+        /// Runs this line in the directory of the files.
+        #[track_caller]
+        fn run(&self, line: &str) {
+            let mut command = std::process::Command::new("sh");
+            let output = command.args(["-c", line]).current_dir(self.0.path()).output().unwrap();
+            assert!(output.status.success(), "{line}: {output:?}");
+        }
+
+        /// Runs the command that the error names, with these words in place of its capitals.
+        #[track_caller]
+        fn follow(&self, error: &str, words: &[(&str, &str)], more: &str) {
+            let advised = error.split('`').find(|text| text.contains(" -out NEW")).unwrap_or_else(|| panic!("{error}"));
+            let line = words.iter().fold(advised.to_owned(), |line, (capitals, word)| line.replace(capitals, word));
+            self.run(&format!("{line} {more}"));
+        }
+    }
+
+    fn invalid(answer: Result<Tls, Error>) -> String {
+        match answer {
+            Err(Error::InvalidInput(problem)) => problem,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_encrypted_key_names_the_command_that_decrypts_it() {
+        let files = Files::new();
+        // The default of `openssl req -x509` is the certificate of an authority, which servers accept of a client.
+        files.run("openssl req -x509 -newkey rsa:2048 -nodes -keyout key -out certificate -days 9 -subj /CN=web-1");
+        let certificate = files.read("certificate");
+        let with = |key: &str| Tls::from_ca_pem(&certificate).unwrap().identity_pem(&certificate, &files.read(key));
+        with("key").expect("the key as `openssl req` writes it");
+        files.run("openssl rsa -in key -traditional -out traditional");
+        with("traditional").expect("a key in the older form");
+        files.run("openssl pkcs8 -topk8 -in key -passout pass:it -out encrypted");
+        files.run("openssl rsa -in key -traditional -aes256 -passout pass:it -out encrypted-traditional");
+        for name in ["encrypted", "encrypted-traditional"] {
+            let refused = invalid(with(name));
+            assert!(refused.starts_with("TLS identity: the private key: it is encrypted, and"), "{refused}");
+            files.follow(&refused, &[("KEY", name), ("NEW", "decrypted")], "-passin pass:it");
+            with("decrypted").unwrap();
+        }
+    }
+
+    #[test]
+    fn a_key_or_certificate_of_an_unusable_kind_names_a_usable_one() {
+        let files = Files::new();
+        files.run("openssl req -x509 -newkey rsa:2048 -nodes -keyout CA.key -out CA.pem -days 9 -subj /CN=authority");
+        let tls = || Tls::from_ca_pem(&files.read("CA.pem")).unwrap();
+        let with = |certificate: &str, key: &str| tls().identity_pem(&files.read(certificate), &files.read(key));
+        for kind in
+            ["-algorithm RSA -pkeyopt rsa_keygen_bits:1024", "-algorithm EC -pkeyopt ec_paramgen_curve:secp256k1"]
+        {
+            files.run(&format!("openssl genpkey {kind} -out key"));
+            let refused = invalid(with("CA.pem", "key"));
+            assert!(refused.starts_with("TLS identity: the private key: it is none of the keys that TLS"), "{refused}");
+            files.follow(&refused, &[("NEW", "key")], "");
+        }
+        // The key is now the one that the advice makes.
+        files.run("openssl req -new -key key -subj /CN=web-1 -out request");
+        files.write("extensions", "basicConstraints=CA:FALSE\n");
+        let sign = "openssl x509 -req -in request -CA CA.pem -CAkey CA.key -CAcreateserial -days 9 -out";
+        files.run(&format!("{sign} first-version"));
+        // Later releases of OpenSSL add extensions by themselves, and so make version 3.
+        if let Err(refused) = with("first-version", "key") {
+            let refused = refused.to_string();
+            assert!(refused.contains("the certificate: it is a certificate of X.509 version 1"), "{refused}");
+            files.follow(
+                &refused,
+                &[("REQUEST", "request"), ("EXTENSIONS", "extensions"), ("NEW", "first-version")],
+                "",
+            );
+            with("first-version", "key").unwrap();
+        }
+        let refused = invalid(with("request", "key"));
+        assert!(refused.contains("the certificate: it is a request for a certificate"), "{refused}");
+        files.follow(&refused, &[("FILE", "request"), ("EXTENSIONS", "extensions"), ("NEW", "signed")], "");
+        with("signed", "key").unwrap();
+        files.run("openssl x509 -in signed -trustout -out trusted");
+        let refused = invalid(with("trusted", "key"));
+        assert!(refused.contains("the certificate: it is a certificate in the form of OpenSSL"), "{refused}");
+        files.follow(&refused, &[("FILE", "trusted"), ("NEW", "plain")], "");
+        with("plain", "key").unwrap();
+
+        let openssh = "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n";
+        let refused = invalid(tls().identity_pem(&files.read("signed"), openssh));
+        assert!(refused.contains("in the form of OpenSSH: `ssh-keygen -p -m PKCS8 -f COPY`"), "{refused}");
+        let refused = invalid(tls().identity_pem("no PEM", &files.read("key")));
+        assert!(refused.contains("a line that starts with -----BEGIN"), "{refused}");
+    }
+
+    #[test]
+    fn a_byte_order_mark_hides_no_certificate_and_no_key() {
+        let authority = Authority::new();
+        let identity = authority.issue("web-1", "127.0.0.1");
+        let marked = |pem: &str| format!("\u{feff}{pem}");
+        let tls = Tls::from_ca_pem(&marked(&authority.pem)).unwrap();
+        tls.renew_ca_pem(&marked(&authority.pem)).unwrap();
+        tls.renew_identity_pem(&marked(&identity.certificate), &marked(&identity.key)).unwrap();
+    }
+
+    #[support::judged(flavor = "multi_thread")]
+    async fn a_server_with_an_authoritys_certificate_names_the_cure() {
+        let files = Files::new();
+        files.run(
+            "openssl req -x509 -newkey rsa:2048 -nodes -keyout key -out certificate -days 9 -subj /CN=127.0.0.1 -addext \
+             subjectAltName=IP:127.0.0.1",
+        );
+        let own = |files: &Files| {
+            let serial = SerialNumber::from(1);
+            Identity { certificate: files.read("certificate"), key: files.read("key"), serial }
+        };
+        let first = own(&files);
+        let (server, port) = Secured::start_as(&first, &first.certificate, "none");
+        let address = port.address().to_string();
+        let trusting = |identity: &Identity| Tls::from_ca_pem(&identity.certificate).unwrap();
+        let why = "it is the certificate of an authority (CA:TRUE), as `openssl req -x509` makes by default: make";
+        assert_unreachable(|| ZooKeeper::builder().tls(trusting(&first)), &address, why).await;
+        let refused = options().tls(trusting(&first)).connect_timeout(LIMIT).connect(&address).await.unwrap_err();
+        let words = [("KEY", "key"), ("NEW", "certificate"), ("DNS:HOST", "IP:127.0.0.1"), ("HOST", "127.0.0.1")];
+        files.follow(&refused.to_string(), &words, "-days 9");
+        let second = own(&files);
+        server.replace_file("server.pem", &format!("{}{}", second.key, second.certificate));
+        tokio::task::block_in_place(|| server.restart());
+        drop(connect_with(trusting(&second), &address).await);
+    }
+
     #[test]
     fn no_debug_output_shows_a_secret() {
         let authority = Authority::new();
@@ -1040,6 +1186,29 @@ mod sasl {
         for name in ["", "a\"b", "a\\b", "a\nb"] {
             let error = options().sasl(Sasl::digest_md5(name, "x")).connect(&proxy.address()).await.unwrap_err();
             assert!(matches!(&error, Error::InvalidInput(problem) if problem.contains("SASL user")), "{error:?}");
+        }
+        assert_eq!(proxy.connections(), 0);
+    }
+
+    /// A server hashes a text in ISO 8859-1 if all of the text is in that character set, and otherwise in UTF-8.
+    #[support::judged]
+    async fn a_password_in_iso_8859_1_is_refused_unsent() {
+        let module = "org.apache.zookeeper.server.auth.DigestLoginModule";
+        let users =
+            format!("Server {{ {module} required user_alice=\"päß\" user_bob=\"пароль\" user_carol=\"päß я\"; }};\n");
+        let provider = "authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider";
+        let server = Server::start_with_files(&[("jaas.conf", &users)], &[provider], &WITH_JAAS);
+        for (name, password) in [("bob", "пароль"), ("carol", "päß я")] {
+            let accepted = login(options().sasl(Sasl::digest_md5(name, password)), &server.address()).await;
+            accepted.unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+        let proxy = Proxy::start_opaque(server.address());
+        for (name, password, whose) in [("alice", "päß", "password"), ("Jörg", "пароль", "name")] {
+            let attempt = options().sasl(Sasl::digest_md5(name, password));
+            let error = login(attempt, &proxy.address()).await.unwrap_err();
+            let Error::InvalidInput(problem) = &error else { panic!("{name}: {error:?}") };
+            let why = format!("SASL user \"{name}\": its {whose} is not ASCII, but ISO 8859-1");
+            assert!(problem.starts_with(&why) && !problem.contains(password), "{problem}");
         }
         assert_eq!(proxy.connections(), 0);
     }
