@@ -1,7 +1,7 @@
 //! The subcommand `check`: finds nodes that do not belong in a lock's directory or will cause trouble. It changes
 //! nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::json;
@@ -15,7 +15,7 @@ use crate::connect::{self, connect_to};
 use crate::diverged::Seen;
 use crate::exit::{self, Exit};
 use crate::output::{self, escape_controls};
-use crate::servers::Places;
+use crate::servers::{Places, SECURITY_PAGE};
 use crate::{diverged, place, servers};
 
 /// The maximal number of reads of nodes that are in flight at the same time.
@@ -73,7 +73,14 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
             })
         ))
     } else if odd.is_empty() {
-        format!("{}: nothing odd, {seen}\n", check.path)
+        let known: BTreeSet<_> = servers.iter().flat_map(servers::ServerReport::vulnerabilities).collect();
+        match known.len() {
+            0 => format!("{}: nothing odd, {seen}\n", check.path),
+            1 => format!("{}: nothing odd; 1 known vulnerability above, {seen}: {SECURITY_PAGE}\n", check.path),
+            many => {
+                format!("{}: nothing odd; {many} known vulnerabilities above, {seen}: {SECURITY_PAGE}\n", check.path)
+            }
+        }
     } else {
         let line = |odd: &Odd| {
             let about = match odd.kind {

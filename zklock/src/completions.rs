@@ -12,7 +12,7 @@ use clap_mangen::roff::{Roff, roman};
 
 use crate::arguments::Arguments;
 use crate::exit::{self, Exit};
-use crate::output;
+use crate::output::{self, quoted};
 
 pub(crate) fn completions(shell: Shell) -> Result<u8, Exit> {
     let mut text = Vec::new();
@@ -34,7 +34,12 @@ pub(crate) fn man(task: Option<&str>) -> Result<u8, Exit> {
         None => command,
         Some(task) => match command.find_subcommand(task) {
             Some(command) => command.clone(),
-            None => return Err(Exit::usage(format!("there is no subcommand {task:?}"))),
+            None => {
+                return Err(Exit::usage(format!(
+                    "there is no subcommand {}: see zklock --help",
+                    quoted(task.as_ref())
+                )));
+            }
         },
     };
     let mut text = Vec::new();

@@ -1,8 +1,8 @@
 //! Connects to the ensemble that the options and variables name.
 
-use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fs, io};
 
 use zk_rwlock::coordinator::{Failure, Reply, Session};
 use zk_rwlock::error::Ending;
@@ -116,7 +116,9 @@ fn invalid(problem: &str, connection: &Connection) -> Option<String> {
         }
         _ if problem.starts_with("a tick time ") => name(settings::TICK_TIME.given(connection.tick_time.as_ref())),
         _ if problem.starts_with("SASL user ") => source(&sasl(connection)),
-        _ if problem.starts_with("digest together with SASL") => source(&digest(connection)),
+        _ if ["digest user ", "digest together with SASL"].iter().any(|begin| problem.starts_with(begin)) => {
+            source(&digest(connection))
+        }
         _ => None,
     }
 }
@@ -196,8 +198,14 @@ fn problem(error: Error) -> String {
     }
 }
 
+const NO_PEM: &str = "it is no PEM text: `openssl x509 -inform DER -in FILE -out NEW` converts a certificate, `openssl pkey \
+     -inform DER -in FILE -out NEW` a key, and `openssl pkcs12 -in FILE -nodes -out NEW` a PKCS#12 file with both";
+
 fn read(given: &Given) -> Result<String, Exit> {
-    fs::read_to_string(given.file()).map_err(|error| given.wrong_file(error))
+    fs::read_to_string(given.file()).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidData => given.wrong_file(NO_PEM),
+        _ => given.wrong_file(error),
+    })
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use crate::exit::Exit;
-use crate::settings::Given;
+use crate::settings::{Given, line};
 
 /// The variables that the command does not get without `--keep-credentials`.
 pub(crate) const VARIABLES: [&str; 6] =
@@ -20,7 +20,7 @@ pub(crate) type Either = (Option<Given>, Option<Given>);
 /// Returns user and password, from the text or from the only line of the file. No error message contains them.
 ///
 /// # Errors
-/// Fails if text and file are both given, if the file cannot be read or is not exactly one line, or if the text is not
+/// Fails if text and file are both given, if the file cannot be read, or if the text is not exactly one line,
 /// `USER:PASSWORD`.
 pub(crate) fn credentials(either: Either) -> Result<Option<(String, String)>, Exit> {
     let Some(source) = source(&either) else { return Ok(None) };
@@ -33,10 +33,16 @@ pub(crate) fn credentials(either: Either) -> Result<Option<(String, String)>, Ex
                 file.name()
             )));
         }
-        (Some(given), None) => given.text()?.to_owned(),
+        (Some(given), None) => {
+            let text = given.text()?;
+            is_one_line(text).map_err(|problem| given.wrong(problem))?;
+            text.to_owned()
+        }
         (None, Some(file)) => {
-            let text = read(file.file()).map_err(|error| file.wrong_file(error))?;
-            one_line(&text).map_err(|problem| file.wrong_file(problem))?.to_owned()
+            let bytes = read(file.file()).map_err(|error| file.wrong_file(error))?;
+            let text = std::str::from_utf8(line(&bytes)).map_err(|_| file.wrong_file("it is not valid UTF-8"))?;
+            is_one_line(text).map_err(|problem| file.wrong_file(problem))?;
+            text.to_owned()
         }
     };
     let wrong = |what| Err(Exit::usage(format!("{source} must be USER:PASSWORD: {what}")));
@@ -56,18 +62,15 @@ pub(crate) fn source(either: &Either) -> Option<String> {
     }
 }
 
-fn read(file: &Path) -> io::Result<String> {
-    let mut text = String::new();
-    File::open(file)?.take(MOST).read_to_string(&mut text)?;
-    Ok(text)
+fn read(file: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(file)?.take(MOST).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
-/// Returns the only line of a file, without its newline.
-fn one_line(text: &str) -> Result<&str, &'static str> {
-    let line = text.strip_suffix('\n').unwrap_or(text);
-    let line = line.strip_suffix('\r').unwrap_or(line);
-    match (line.is_empty(), line.contains(['\n', '\r'])) {
-        (false, false) => Ok(line),
+fn is_one_line(text: &str) -> Result<(), &'static str> {
+    match (text.is_empty(), text.contains(['\n', '\r'])) {
+        (false, false) => Ok(()),
         (true, _) => Err("it is empty, and should be one line, USER:PASSWORD"),
         (_, true) => Err("it has more than one line, and should be one, USER:PASSWORD"),
     }
@@ -78,12 +81,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_has_one_line_with_or_without_a_newline() {
-        for text in ["me:it", "me:it\n", "me:it\r\n"] {
-            assert_eq!(one_line(text), Ok("me:it"));
-        }
-        for text in ["", "\n", "\r\n", "me:it\n\n", "me:it\nyou:it", "\nme:it", "me:it\rx"] {
-            assert!(one_line(text).is_err_and(|problem| !problem.contains("me:")), "{text:?}");
+    fn user_and_password_are_one_line() {
+        assert_eq!(is_one_line("me:it"), Ok(()));
+        for text in ["", "me:it\n", "me:it\nyou:it", "\nme:it", "me:it\rx"] {
+            assert!(is_one_line(text).is_err_and(|problem| !problem.contains("me:")), "{text:?}");
         }
     }
 }

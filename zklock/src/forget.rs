@@ -4,6 +4,7 @@ use crate::arguments::{Connection, Forget};
 use crate::connect::{self, connect_to};
 use crate::exit::{self, Exit};
 use crate::output::{self, escape_controls};
+use crate::place;
 
 pub(crate) async fn forget(which: &Forget, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&which.path, connection).await?;
@@ -12,6 +13,9 @@ pub(crate) async fn forget(which: &Forget, connection: &Connection) -> Result<u8
             output::print(&format!("forgot that it was {}\n", escape_controls(&done.to_string())))?;
             Ok(0)
         }
-        None => Err(Exit::new(exit::NEGATIVE, format!("{}: there is no record that it was done", which.path))),
+        None => {
+            place::report_if_missing(&zk, &which.path).await;
+            Err(Exit::new(exit::NEGATIVE, format!("{}: there is no record that it was done", which.path)))
+        }
     }
 }

@@ -6,7 +6,7 @@ use clap::CommandFactory;
 
 use crate::arguments::{Arguments, Run};
 use crate::exit::Exit;
-use crate::output::shorten;
+use crate::output::{quoted, shorten, whole_or_short};
 
 /// The maximal length of a label that is made from a command line, in columns and in characters.
 const LABEL_MADE: usize = 60;
@@ -35,12 +35,13 @@ impl Order {
             .ok_or_else(|| Exit::usage("the path of a lock and a command are missing: see zklock --help"))?;
         let path = path
             .into_string()
-            .map_err(|path| Exit::usage(format!("{path:?} is no path in ZooKeeper: it is not valid UTF-8")))?;
+            .map_err(|path| Exit::usage(format!("{} is no path in ZooKeeper: it is not valid UTF-8", quoted(&path))))?;
         if !path.starts_with('/') {
-            let meant = meant(&path).map(|task| format!("; did you mean {task}?")).unwrap_or_default();
-            let problem =
-                format!("{path:?} is neither the path of a lock, which begins with a slash, nor a subcommand{meant}");
-            return Err(Exit::usage(problem));
+            let meant = meant(&path).map(|task| format!("did you mean {task}? ")).unwrap_or_default();
+            return Err(Exit::usage(format!(
+                "{} is neither the path of a lock, which begins with a slash, nor a subcommand; {meant}see zklock --help",
+                quoted(path.as_ref())
+            )));
         }
         let mut command: Vec<OsString> = words.collect();
         let mut shell = run.shell.clone();
@@ -59,6 +60,7 @@ impl Order {
                 return Err(Exit::usage(format!("-c: {problem}: zklock PATH -c 'SHELL COMMAND'")));
             }
             Some(word) if word.starts_with('-') => {
+                let word = whole_or_short(word);
                 return Err(Exit::usage(format!("{word}: options go before the lock's path, the command after it")));
             }
             _ => {}

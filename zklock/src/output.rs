@@ -1,6 +1,7 @@
 //! Prints messages for people on standard error, and results on standard output.
 
 use std::convert::Infallible;
+use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
@@ -149,12 +150,23 @@ pub(crate) fn readable(words: &str) -> String {
     words.split('\n').map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Prints the help, or an error about the arguments, as clap does. A text with an overlong line is shortened and has no
-/// colours.
+/// Returns an argument as a message shows it: in quotation marks, and shortened in the middle if it is long.
+pub(crate) fn quoted(argument: &OsStr) -> String {
+    whole_or_short(&format!("{argument:?}"))
+}
+
+/// Returns the text of an argument as a message shows it: shortened in the middle if it is long.
+pub(crate) fn whole_or_short(argument: &str) -> String {
+    shorten_in_the_middle(argument, SHORT_LINE)
+}
+
+/// Prints the help, or an error about the arguments, as clap does. A line of an error is long only because of an
+/// argument. A text with such a line is shortened and has no colours.
 pub(crate) fn print_error(error: &clap::Error) -> io::Result<()> {
     let words = error.to_string();
-    if words.lines().any(|line| line.chars().nth(LONGEST_LINE).is_some()) {
-        return io::stderr().write_all(readable(&words).as_bytes());
+    if error.use_stderr() && words.lines().any(|line| line.chars().nth(SHORT_LINE).is_some()) {
+        let short = words.lines().map(|line| escape_controls(&whole_or_short(line)) + "\n").collect::<String>();
+        return io::stderr().write_all(short.as_bytes());
     }
     error.print()
 }

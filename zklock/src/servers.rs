@@ -49,6 +49,9 @@ const VULNERABILITIES: [([u32; 3], [u32; 3], &str); 10] = [
     ([3, 9, 0], [3, 9, 7], "CVE-2026-100235"),
 ];
 
+/// ZooKeeper's own page about its vulnerabilities.
+pub(crate) const SECURITY_PAGE: &str = "https://zookeeper.apache.org/security.html";
+
 /// The nodes that a server shows at one moment, and their versions. A node that is only listed in its directory has the
 /// version 0 here.
 pub(crate) type Look = BTreeMap<String, i32>;
@@ -241,7 +244,7 @@ impl ServerReport {
     }
 
     /// Returns the vulnerabilities of this release.
-    fn vulnerabilities(&self) -> Vec<&'static str> {
+    pub(crate) fn vulnerabilities(&self) -> Vec<&'static str> {
         self.known_of(&VULNERABILITIES)
     }
 
@@ -271,7 +274,7 @@ impl ServerReport {
             known.push(format!("known vulnerabilities: {}", vulnerabilities.join(", ")));
         }
         Some(format!(
-            "{} runs ZooKeeper {version}, which has {}: see docs/versions.md of zk-rwlock",
+            "{} runs ZooKeeper {version}, which has {}: see {SECURITY_PAGE}, and docs/versions.md of zk-rwlock",
             self.name,
             known.join("; ")
         ))
@@ -388,7 +391,7 @@ mod tests {
             assert_eq!(server(version).note(), None, "{version}");
         }
         let note = server("3.9.6").note();
-        let said = "zk1 runs ZooKeeper 3.9.6, which has known vulnerabilities: CVE-2026-100235: see docs/versions.md of zk-rwlock";
+        let said = "zk1 runs ZooKeeper 3.9.6, which has known vulnerabilities: CVE-2026-100235: see https://zookeeper.apache.org/security.html, and docs/versions.md of zk-rwlock";
         assert_eq!(note.as_deref(), Some(said));
     }
 }

@@ -5,9 +5,11 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::exit::Exit;
+use crate::output::whole_or_short;
 
 /// The option and the environment variable of a setting.
 #[derive(Clone, Copy, Debug)]
@@ -50,8 +52,17 @@ impl Setting {
             (None, Some(text)) => (text, self.variable),
             (None, None) => return None,
         };
-        (!text.is_empty()).then_some(Given { text, name })
+        let line = OsStr::from_bytes(line(text.as_bytes()));
+        (!text.is_empty()).then(|| Given { text: line.to_owned(), name })
     }
+}
+
+/// Returns the text without the byte order mark at its beginning and the newline at its end, which a text from a file
+/// may have. A variable may be such a text, too: Kubernetes gives one the whole content of a file.
+pub(crate) fn line(text: &[u8]) -> &[u8] {
+    let text = text.strip_prefix("\u{feff}".as_bytes()).unwrap_or(text);
+    let text = text.strip_suffix(b"\n").unwrap_or(text);
+    text.strip_suffix(b"\r").unwrap_or(text)
 }
 
 impl Given {
@@ -77,7 +88,7 @@ impl Given {
 
     /// Returns the error that refuses the content of the file.
     pub(crate) fn wrong_file(&self, problem: impl Display) -> Exit {
-        self.wrong(format!("{}: {problem}", self.file().display()))
+        self.wrong(format!("{}: {problem}", whole_or_short(&self.file().display().to_string())))
     }
 }
 
@@ -96,5 +107,15 @@ mod tests {
         assert_eq!(given(Some("1s"), Some("2s")), Some(("--tick-time", "1s".to_owned())));
         assert_eq!(given(Some(""), Some("2s")), None);
         assert_eq!(given(None, Some("")), None);
+    }
+
+    #[test]
+    fn a_text_of_a_file_loses_its_mark_and_one_newline() {
+        for text in ["me:it", "me:it\n", "me:it\r\n", "\u{feff}me:it", "\u{feff}me:it\r\n"] {
+            assert_eq!(line(text.as_bytes()), b"me:it", "{text:?}");
+        }
+        for (text, rest) in [("me:it\n\n", "me:it\n"), ("\nme:it", "\nme:it"), (" me:it ", " me:it ")] {
+            assert_eq!(line(text.as_bytes()), rest.as_bytes(), "{text:?}");
+        }
     }
 }

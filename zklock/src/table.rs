@@ -107,10 +107,13 @@ pub(crate) fn tables(survey: &Survey, prefix: &str, columns: Option<usize>, colo
     };
     let part = |queue: &Queue| heading(queue) + &table(queue, columns, colourful);
     let mut parts: Vec<String> = survey.queues.iter().map(part).collect();
-    if parts.is_empty() {
+    if parts.is_empty() && survey.unreadable.is_empty() {
         parts.push(line(format!("{prefix}: no lock at or below this path has a holder or a waiter")));
+    } else if parts.is_empty() {
+        parts.push(line(format!("{prefix}: no lock that this client may look for has a holder or a waiter")));
     }
-    parts.extend(survey.unreadable.iter().map(|path| line(format!("{path}: may not be listed"))));
+    let hidden = |path: &String| format!("{path}: may not be listed, so locks at or below this path are not shown");
+    parts.extend(survey.unreadable.iter().map(|path| line(hidden(path))));
     for cycle in cycles::cycles(&survey.queues) {
         let heading = line("waiting for each other in a circle, and stuck if each keeps what it holds:".to_owned());
         parts.push(heading + &cycle.iter().map(|wait| line(format!("  {wait}"))).collect::<String>());

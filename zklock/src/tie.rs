@@ -10,6 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use crate::exit::{self, Exit};
+use crate::output::quoted;
 #[cfg(target_os = "linux")]
 use crate::{signals, terminal::our_group};
 
@@ -91,5 +92,5 @@ pub(crate) fn cannot_run(program: &OsStr, error: &io::Error) -> Exit {
         io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => exit::SYSTEM,
         _ => exit::NOT_EXECUTABLE,
     };
-    Exit::new(code, format!("cannot run {program:?}: {error}"))
+    Exit::new(code, format!("cannot run {}: {error}", quoted(program)))
 }

@@ -16,6 +16,32 @@ pub(crate) async fn check(servers: &str, path: &str) -> Run {
     ended(zklock_on(servers, &["check", path])).await
 }
 
+/// Asserts that `check` has found nothing odd. The servers' release may have known vulnerabilities.
+#[track_caller]
+pub(crate) fn assert_clean(run: &Run, path: &str, seen: &str) {
+    let rest = run.stdout.strip_prefix(&format!("{path}: nothing odd"));
+    let is_clean = rest.is_some_and(|rest| rest.contains(&format!(", {seen}")) && rest.lines().count() == 1);
+    assert!(run.code == Some(0) && is_clean, "{run:#?}");
+}
+
+#[support::judged]
+async fn known_vulnerabilities_are_counted_and_not_odd() {
+    let path = "/zklock/check/vulnerable";
+    let (server, clean) = (shared_server().address(), run(&[path, "true"]).await);
+    assert_eq!(clean.code, Some(0), "{clean:#?}");
+    let known = json(&server, path).await["servers"][0]["vulnerabilities"].as_array().unwrap().len();
+    let (named, found) = (server.clone(), check(&server, path).await);
+    let page = "https://zookeeper.apache.org/security.html";
+    let (last, note) = match known {
+        0 => (format!("{path}: nothing odd, on 1 of 1 servers\n"), String::new()),
+        1 => (format!("{path}: nothing odd; 1 known vulnerability above, on 1 of 1 servers: {page}\n"), named),
+        _ => (format!("{path}: nothing odd; {known} known vulnerabilities above, on 1 of 1 servers: {page}\n"), named),
+    };
+    assert_eq!((found.code, &found.stdout), (Some(0), &last), "{found:#?}");
+    assert!(found.stderr.starts_with(&format!("zklock: {note}")) || note.is_empty(), "{found:#?}");
+    assert_eq!(found.stderr.contains(&format!("see {page}")), known > 0, "{found:#?}");
+}
+
 async fn json(servers: &str, path: &str) -> Value {
     let run = ended(zklock_on(servers, &["check", "--json", path])).await;
     serde_json::from_str(&run.stdout).unwrap_or_else(|error| panic!("{error}: {run:#?}"))
@@ -25,7 +51,7 @@ async fn json(servers: &str, path: &str) -> Value {
 async fn foreign_data_in_the_record_is_odd() {
     let path = "/zklock/check/recorded";
     assert_eq!(run(&["--once-in", "1h", path, "true"]).await.code, Some(0));
-    assert_eq!(run(&["check", path]).await.stdout, format!("{path}: nothing odd, on 1 of 1 servers\n"));
+    assert_clean(&run(&["check", path]).await, path, "on 1 of 1 servers");
     let (zk, _lock) = server_lock(path).await;
     let record = format!("{path}.done");
     let foreign = Operation::Set { path: record.clone(), data: b"theirs".to_vec(), version: None };
@@ -84,7 +110,7 @@ async fn servers_with_different_nodes_are_named() {
         clients.push(zk);
     }
     let both = servers.each_ref().map(Server::address).join(",");
-    assert_eq!(check(&both, path).await.stdout, format!("{path}: nothing odd, on 2 of 2 servers\n"));
+    assert_clean(&check(&both, path).await, path, "on 2 of 2 servers");
     let held = RwLock::builder(&clients[1], path).host("ghost").build().unwrap().write().await.unwrap();
     let odd = check(&both, path).await;
     assert_eq!(odd.code, Some(1), "{odd:#?}");
@@ -104,8 +130,7 @@ async fn each_server_is_asked_and_an_absent_one_is_named() {
     let held = lock_at(&zk, path).write().await.unwrap();
     let follower = ensemble.followers()[0];
     let clean = check(&ensemble.addresses(), path).await;
-    let all = format!("{path}: nothing odd, on 3 of 3 servers\n");
-    assert_eq!((clean.code, clean.stdout), (Some(0), all), "{}", clean.stderr);
+    assert_clean(&clean, path, "on 3 of 3 servers");
     // A follower's answer to `dump` has another format than a leader's. `check` understands both.
     let one = check(&ensemble.server(follower).address(), path).await;
     let others = format!("{path}: the servers: 1 of 3 were looked at: name all servers of the ensemble in --zk\n");
@@ -141,12 +166,7 @@ async fn servers_are_asked_below_the_chroot() {
     let zk = connect(&below).await;
     let held = (outside.write().await.unwrap(), lock_at(&zk, path).write().await.unwrap());
     let clean = check(&below, path).await;
-    assert_eq!(
-        (clean.code, clean.stdout),
-        (Some(0), format!("{path}: nothing odd, on 1 of 1 servers\n")),
-        "{}",
-        clean.stderr
-    );
+    assert_clean(&clean, path, "on 1 of 1 servers");
     let said = json(&below, path).await;
     assert_eq!(
         (&said["servers"][0]["server"], &said["servers"][0]["mode"]),
@@ -175,12 +195,7 @@ async fn a_server_is_asked_at_an_ipv6_address() {
     let address = forwarded(listener, server.clone(), None);
     assert!(address.starts_with("[::1]:"), "{address}");
     let clean = check(&address, path).await;
-    assert_eq!(
-        (clean.code, clean.stdout),
-        (Some(0), format!("{path}: nothing odd, on 1 of 1 servers\n")),
-        "{}",
-        clean.stderr
-    );
+    assert_clean(&clean, path, "on 1 of 1 servers");
     let said = json(&format!("{server},{address}"), path).await;
     assert_eq!((&said["servers"][1]["server"], &said["servers"][1]["mode"]), (&address.into(), &"standalone".into()));
 
@@ -207,7 +222,7 @@ async fn a_ghost_is_reported_with_the_break_command() {
     let held = lock.write().await.unwrap();
     let id = session(&zk).await.id();
     let server = shared_server().address();
-    assert_eq!(check(&server, path).await.stdout, format!("{path}: nothing odd, on 1 of 1 servers\n"));
+    assert_clean(&check(&server, path).await, path, "on 1 of 1 servers");
     let odd = check(&forgetful(server, id).await, path).await;
     assert_eq!(odd.code, Some(1), "{odd:#?}");
     let told = format!(

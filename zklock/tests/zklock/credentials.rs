@@ -56,6 +56,39 @@ async fn credentials_are_read_from_a_file_of_one_line() {
     assert_eq!(other.code, Some(77), "{other:#?}");
 }
 
+/// Kubernetes gives a variable the whole content of a file, with its newline.
+#[support::judged]
+async fn a_files_newline_and_mark_make_no_other_user() {
+    let (files, path) = (scratch(), "/zklock-by-content/lock");
+    let with = |name: &str, value: &str| {
+        let mut command = zklock(&["-n", path, "true"]);
+        command.env(name, value);
+        ended(command)
+    };
+    assert_eq!(with("ZK_AUTH", "owner:hunter2").await.code, Some(0));
+    assert_eq!(with("ZK_AUTH", "").await.code, Some(77), "the lock is the owner's alone");
+    let texts = ["owner:hunter2\n", "owner:hunter2\r\n", "\u{feff}owner:hunter2", "\u{feff}owner:hunter2\r\n"];
+    for (number, text) in texts.into_iter().enumerate() {
+        let by_variable = with("ZK_AUTH", text).await;
+        assert_eq!(by_variable.code, Some(0), "{text:?}: {by_variable:#?}");
+        let by_file = with("ZK_AUTH_FILE", &file(&files, &number.to_string(), text)).await;
+        assert_eq!(by_file.code, Some(0), "{text:?}: {by_file:#?}");
+    }
+    let named = format!("{}\n", file(&files, "named", "owner:hunter2\n"));
+    assert_eq!(with("ZK_AUTH_FILE", &named).await.code, Some(0));
+    let servers = format!("{}\n", shared_server().address());
+    let server = ended(zklock_on(&servers, &["/zklock/by-line", "true"])).await;
+    assert_eq!(server.code, Some(0), "{server:#?}");
+    for (text, problem) in [("owner:hunter2\n\n", "more than one line"), ("owner:hunter2\t", "a control character")] {
+        let wrong = file(&files, "wrong", text);
+        for (name, value) in [("ZK_AUTH", text), ("ZK_AUTH_FILE", &wrong[..])] {
+            let refused = with(name, value).await;
+            assert!(refused.code == Some(64) && refused.stderr.contains(problem), "{refused:#?}");
+            assert!(refused.stderr.contains(name) && !refused.stderr.contains("hunter2"), "{refused:#?}");
+        }
+    }
+}
+
 #[support::judged]
 async fn an_invalid_file_is_refused_and_not_shown() {
     let files = scratch();

@@ -3,16 +3,21 @@
 use super::*;
 
 /// Wrong values: the option and the variable of a setting, the value, and the problem in the message.
-const WRONG: [(&str, &str, &str, &str); 14] = [
+const WRONG: [(&str, &str, &str, &str); 19] = [
     ("--tick-time", "ZK_TICK_TIME", "soon", "expected a number of seconds, or a time like 1m30s"),
     ("--tick-time", "ZK_TICK_TIME", "-1", "expected a number of seconds, or a time like 1m30s"),
     ("--tick-time", "ZK_TICK_TIME", "0", "a tick time of 0ns"),
     ("--tick-time", "ZK_TICK_TIME", "1h", "is too long for a session timeout of 10s"),
     ("--zk", "ZK_HOSTS", "::::", "has too many colons"),
     ("--zk", "ZK_HOSTS", "a:1,,b:1", "names no server"),
+    ("--zk", "ZK_HOSTS", "http://a:1", "\"http://\" is no scheme of a connect string: write only host and port, or"),
+    ("--zk", "ZK_HOSTS", "a:1/zookeeper", "ZooKeeper keeps its own nodes in /zookeeper"),
     ("--zk", "ZK_HOSTS", "tcp+tls://a:1", "needs `tls` to be set"),
     ("--auth", "ZK_AUTH", "nobody", "must be USER:PASSWORD"),
+    ("--auth", "ZK_AUTH", "a:b\tc", "digest user \"a\": its password has a control character"),
     ("--sasl", "ZK_SASL", "a\"b:c", "SASL user"),
+    ("--sasl", "ZK_SASL", "a:b\tc", "SASL user \"a\": its password has a control character"),
+    ("--sasl", "ZK_SASL", "a:p\u{e4}\u{df}", "SASL user \"a\": its password is not ASCII, but ISO 8859-1"),
     ("--auth-file", "ZK_AUTH_FILE", "/nowhere/at/all", "/nowhere/at/all: No such file"),
     ("--sasl-file", "ZK_SASL_FILE", "/nowhere/at/all", "/nowhere/at/all: No such file"),
     ("--tls-ca", "ZK_TLS_CA", "/dev/null", "/dev/null: TLS authorities: no certificate"),
@@ -31,10 +36,16 @@ async fn refusal(mut command: Command, option: &str, value: &str, by_option: boo
 }
 
 #[support::judged]
-async fn a_misspelt_subcommand_is_corrected() {
-    let run = ended(zklock_on("127.0.0.1:1", &["lss"])).await;
-    assert_eq!(run.code, Some(64), "{run:#?}");
-    assert!(run.stderr.ends_with("nor a subcommand; did you mean ls?\n"), "{run:#?}");
+async fn an_unknown_subcommand_is_corrected_or_points_to_the_help() {
+    for (arguments, advice) in [
+        (&["lss"][..], "nor a subcommand; did you mean ls? see zklock --help\n"),
+        (&["help"], "nor a subcommand; see zklock --help\n"),
+        (&["status", "/l"], "nor a subcommand; see zklock --help\n"),
+        (&["man", "status"], "there is no subcommand \"status\": see zklock --help\n"),
+    ] {
+        let run = ended(zklock_on("127.0.0.1:1", arguments)).await;
+        assert!(run.code == Some(64) && run.stderr.ends_with(advice), "{run:#?}");
+    }
 }
 
 #[support::judged]
