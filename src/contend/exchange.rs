@@ -148,7 +148,7 @@ impl ContenderHandle {
                     may_be_done = true;
                     tries.again(session, failure).await.map_err(NotExchanged::Failed)?;
                 }
-                Tried::WithoutSignal => session.store().record_signal_refused(),
+                Tried::WithoutSignal => session.store().record_signal_refused(self.queue()),
             }
         };
         let stat = match answer {
@@ -179,7 +179,7 @@ impl ContenderHandle {
             Operation::Check { path: unchanged.to_owned(), version: Some(version) },
             Operation::Create { path: to.clone(), data: exchange.data.to_vec(), kind: Kind::Ephemeral },
         ];
-        let signals = !session.store().is_signal_refused();
+        let signals = !session.store().is_signal_refused(self.queue());
         if signals {
             operations.push(Operation::Set { path: from.clone(), data: Vec::new(), version: None });
         }

@@ -144,7 +144,7 @@ impl Deletion {
             }
             // A server that refuses to set the data may still allow a plain delete, and waiters are notified of that as
             // well. Only a refusal of the write (operation 0), or of the whole request, shows that this session may not
-            // signal. A refused delete concerns this directory alone.
+            // signal in this directory.
             Failure::NoAuth(_) | Failure::Refused(_) if self.signals && index == 0 => {
                 self.signals = false;
                 (Leaving::Deleting(self), Some(RemovalReport::SignalRefused))

@@ -121,7 +121,7 @@ impl Remover {
         let Remover { session, directory, tag, .. } = self;
         match report {
             None => {}
-            Some(RemovalReport::SignalRefused) => session.store().record_signal_refused(),
+            Some(RemovalReport::SignalRefused) => session.store().record_signal_refused(directory),
             Some(RemovalReport::Stays(path, failure)) => {
                 emit!(ERROR, path, %failure, "a lock node could not be removed and stays until its session ends");
             }

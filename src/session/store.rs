@@ -52,7 +52,8 @@ struct Record {
     nodes_made: u64,
     /// The number of times that the connection was lost.
     connection: u64,
-    is_signal_refused: bool,
+    /// The lock directories in which the server has refused a signal, and until when this session sends none there.
+    signals_refused: HashMap<Arc<str>, Moment>,
     /// The hand-offs to check, by the path of the releasing holder's node.
     hand_offs: HashMap<Arc<str>, HandOff>,
     /// The last hand-off that was confirmed. If this hand-off grants the lock to another contender later, that grant
@@ -82,6 +83,13 @@ struct LateCreate {
 /// The number of session timeouts for which a server may keep a request that it has not sent to the leader. A follower keeps it
 /// for `syncLimit` ticks, by default 5, and a session timeout is 2 ticks or more.
 const KEPT_FOR: u32 = 10;
+
+/// The number of session timeouts for which releases in a directory are plain deletes after a refused signal.
+const UNSIGNALLED_FOR: u32 = 60;
+
+/// The most directories in which refused signals are recorded. When this number is reached, the session forgets all of
+/// them.
+const UNSIGNALLED_MAX: usize = 1_000;
 
 /// A write to a holder's node that waiters take as the release of the lock by that holder. A stranger may have sent the
 /// write. So the hand-off is confirmed only when no contender is left whose sequence number is at most that of the
@@ -281,7 +289,7 @@ impl SessionStore {
     /// Removes a node from this record, because its owner gives the lock back or was dropped. Applies `change` to the
     /// node, and returns its result. The second argument of `change` is whether the removal may signal the release.
     pub(crate) fn forget<T>(&self, node: &Arc<ContenderNode>, change: impl FnOnce(&mut Locked, bool) -> T) -> T {
-        let may_signal = !self.is_signal_refused();
+        let may_signal = !self.is_signal_refused(node.queue());
         let result = node.change_and_wake(|it| change(it, may_signal));
         self.remove(node);
         result
@@ -316,14 +324,20 @@ impl SessionStore {
         self.record.lock().connection
     }
 
-    /// Records that the server refuses to let this session set the data of its own nodes. Releases are then plain
-    /// deletes.
-    pub(crate) fn record_signal_refused(&self) {
-        self.record.lock().is_signal_refused = true;
+    /// Records that the server has refused to let this session set the data of its own node in this directory. For a
+    /// while, releases there are plain deletes. The next signal after that shows whether the server still refuses it.
+    pub(crate) fn record_signal_refused(&self, directory: &Arc<str>) {
+        let until = self.lease.now().saturating_add(UNSIGNALLED_FOR * self.lease.timeout());
+        let mut record = self.record.lock();
+        if record.signals_refused.len() >= UNSIGNALLED_MAX {
+            record.signals_refused.clear();
+        }
+        record.signals_refused.insert(Arc::clone(directory), until);
     }
 
-    pub(crate) fn is_signal_refused(&self) -> bool {
-        self.record.lock().is_signal_refused
+    pub(crate) fn is_signal_refused(&self, directory: &str) -> bool {
+        let until = self.record.lock().signals_refused.get(directory).copied();
+        until.is_some_and(|until| self.lease.now() < until)
     }
 
     /// Adds a created node, until [`SessionStore::remove`]. If the node is the session's first, and the next renewal of

@@ -336,6 +336,30 @@ async fn a_signal_that_the_own_node_refuses_is_sent_once() {
     assert_eq!(signals, 1, "{requests:#?}");
 }
 
+/// An operator forbids a holder to change its own node. The hand-offs of the same session in other directories go on.
+#[support::judged]
+async fn a_refused_signal_leaves_those_of_other_directories() {
+    let address = shared_server().address();
+    let (here, there) = (Proxy::start(&address), Proxy::start(&address));
+    let (zk, other) = (connect(&here.address()).await, connect(&there.address()).await);
+    let operator = zk::Client::connect(&address).await.unwrap();
+    let refusing = lock_at(&zk, "/refuses-signals").write().await.unwrap();
+    let read_only = [zk::Acl::new(zk::Permission::READ, zk::AuthId::anyone())];
+    operator.set_acl(&refusing.node_path(), &read_only, None).await.unwrap();
+    refusing.release().await.expect("a plain delete serves as well");
+
+    let (ours, theirs) = (lock_at(&zk, "/takes-signals"), lock_at(&other, "/takes-signals"));
+    let guard = ours.write().await.unwrap();
+    let waiter = writer(&theirs);
+    line_becomes(&ours, "W+ W-").await;
+    eventually("the watch", || async { there.count(Op::GetData) >= 2 }).await;
+    (here.reset(), there.reset());
+    guard.release().await.unwrap();
+    granted(waiter).await.release().await.unwrap();
+    assert_eq!((here.count(Op::Multi), here.count(Op::Delete)), (1, 0), "{:#?}", here.requests());
+    assert_eq!(there.count(Op::GetChildren) + there.count(Op::GetChildren2), 0, "{:#?}", there.requests());
+}
+
 /// The client may not delete in one directory. Its hand-offs in other directories must go on.
 #[support::judged]
 async fn a_directory_without_delete_leaves_foreign_signals() {

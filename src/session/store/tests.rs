@@ -78,11 +78,23 @@ fn each_lost_connection_counts_once() {
 }
 
 #[test]
-fn a_signal_that_was_refused_once_is_not_tried_again() {
+fn a_refused_signal_is_tried_again_later_and_elsewhere_at_once() {
+    let (store, clock) = begun();
+    store.record_signal_refused(&"/a".into());
+    assert_eq!(["/a", "/b"].map(|directory| store.is_signal_refused(directory)), [true, false]);
+    clock.fetch_add(u64::from(UNSIGNALLED_FOR) * 10_000, Ordering::SeqCst);
+    assert!(!store.is_signal_refused("/a"));
+}
+
+#[test]
+fn the_memory_of_refused_signals_is_bounded() {
     let (store, _clock) = begun();
-    assert!(!store.is_signal_refused());
-    store.record_signal_refused();
-    assert!(store.is_signal_refused());
+    for number in 0..3 * UNSIGNALLED_MAX {
+        let directory = format!("/{number}").into();
+        store.record_signal_refused(&directory);
+        assert!(store.is_signal_refused(&directory));
+    }
+    assert!(store.record.lock().signals_refused.len() <= UNSIGNALLED_MAX);
 }
 
 const GRACE: Duration = Duration::from_millis(50);
