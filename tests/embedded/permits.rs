@@ -116,6 +116,31 @@ async fn a_lock_acquired_before_the_number_is_written_is_found() {
     assert!(held.get().is_some_and(|guard| guard.is_held()));
 }
 
+/// As above, for a handle that took a permit before the semaphore was deleted. What it knew of the path is out of date.
+#[tokio::test(start_paused = true)]
+async fn a_lock_is_looked_for_again_when_the_number_is_written_again() {
+    let zk = Memory::new();
+    let (other, held) = (RwLock::new(&zk.connect(), PATH).expect("valid"), Arc::new(OnceLock::new()));
+    let (by_other, is_deleted) = (Arc::clone(&held), Arc::new(AtomicBool::new(false)));
+    let may_acquire = Arc::clone(&is_deleted);
+    let line = Hindered::new(&zk, move |asked| {
+        let writes = matches!(asked, Request::Transact([Operation::Set { path, .. }, ..]) if path == PATH);
+        if writes && may_acquire.load(Ordering::Relaxed) {
+            by_other.get_or_init(|| now(other.write()).expect("free"));
+        }
+        None
+    });
+    let semaphore = open(&line, 1);
+    semaphore.acquire().await.expect("free").release().await.expect("held");
+    for path in [PATH, "/limit.twin"] {
+        zk.faults().remove(path);
+    }
+    is_deleted.store(true, Ordering::Relaxed);
+    let error = semaphore.acquire().await.expect_err("the path is a lock's");
+    assert!(matches!(error, Error::Permits { reason: PermitsError::IsLocked { .. }, .. }), "{error}");
+    assert!(held.get().is_some_and(|guard| guard.is_held()));
+}
+
 // Acquisitions and releases of permits whose requests or replies are lost.
 
 #[test]

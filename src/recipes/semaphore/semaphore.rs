@@ -22,7 +22,7 @@ use crate::session::presence;
 use crate::session::request::Failure;
 use crate::session::retry::{self, Tries};
 use crate::sync::Mutex;
-use crate::sync::atomic::AtomicBool;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// A semaphore, shared by all processes that open the same path of the same ensemble. The whole fleet never holds more
 /// permits at once than the semaphore has.
@@ -522,10 +522,11 @@ async fn try_to_set(
         {
             return Ok(Err(error));
         }
-        if permits::decode(&data).is_ok_and(|number| number.is_none())
-            && let Some(error) = state.find_lock(session, None).await?
-        {
-            return Ok(Err(error));
+        if permits::decode(&data).is_ok_and(|number| number.is_none()) {
+            state.has_no_lock.store(false, Ordering::Release);
+            if let Some(error) = state.find_lock(session, None).await? {
+                return Ok(Err(error));
+            }
         }
         let twin = state.read_twin(session).await?;
         match state.write_number(session, permits, stat.version, twin).await {

@@ -36,7 +36,8 @@ pub struct SemaphoreState {
     /// The directory of the permit nodes.
     pub(crate) taken: Arc<str>,
     /// Whether a listing after the write of the number of permits showed no lock at the path. A contender of a lock
-    /// that comes after that listing reads the number of permits, and leaves.
+    /// that comes after that listing reads the number of permits, and leaves. `false` again when this handle
+    /// finds no number, because somebody has deleted it.
     pub(super) has_no_lock: AtomicBool,
 }
 
@@ -238,6 +239,8 @@ impl SemaphoreState {
                 }
                 (None, _) => return Err(self.permits_error(PermitsError::Unset)),
                 (Some(number), twin) => {
+                    // Until the number is written, a lock may come, although an earlier listing showed none.
+                    self.has_no_lock.store(false, Ordering::Release);
                     // A number of permits at the path of a lock would keep the lock's users out.
                     self.check_for_lock(session, None).await?;
                     match self.write_number(session, number, stat.version, twin).await {
