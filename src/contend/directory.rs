@@ -14,9 +14,9 @@ fn steps(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').skip(1).map(|(at, _)| &path[..at]).chain(Some(path))
 }
 
-/// Creates the lock directory at `path`, and its missing parents as persistent nodes. The lock directory is a container, a node
-/// that servers delete after it was empty for a while. With `has_to_stay`, the lock directory is a persistent node. Calls `made`
-/// for each directory that was created.
+/// Creates the lock directory at `path`, and its missing parents as persistent nodes. The path at the end of the connect string is
+/// such a parent. The lock directory is a container, a node that servers delete after it was empty for a while. With `has_to_stay`,
+/// the lock directory is a persistent node. Calls `made` for each directory that was created below the connect string's path.
 pub(crate) async fn make(
     session: &Arc<dyn Session>,
     path: &str,
@@ -26,14 +26,20 @@ pub(crate) async fn make(
     let mut denied = None;
     for step in steps(path) {
         let kind = if step == path && !has_to_stay { Kind::Container } else { Kind::Persistent };
-        match until_known(session, || session.create(step, &[], kind)).await {
+        let create = || until_known(session, || session.create(step, &[], kind));
+        let created = match create().await {
+            Err(Failure::NoNode) if parent(step) == "/" => {
+                until_known(session, || session.make_root()).await?;
+                create().await
+            }
+            created => created,
+        };
+        match created {
             Ok(_) => made(step),
             Err(Failure::NodeExists) => {}
             // The parent may exist already, although this client may not create it. So the error is returned only if the next
             // directory cannot be created because its parent is missing.
             Err(failure @ Failure::NoAuth(_)) if step != path => denied = denied.or(Some(failure)),
-            // The root of the connect string (its chroot) does not exist.
-            Err(Failure::NoNode) if parent(step) == "/" => return Err(Failure::NoParent("/".to_owned())),
             Err(Failure::NoNode) => return Err(denied.unwrap_or(Failure::NoNode)),
             Err(failure) => return Err(failure),
         }

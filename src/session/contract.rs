@@ -197,6 +197,12 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Deletes a node.
     fn delete(&self, path: &str) -> Reply<()>;
 
+    /// Creates the node `/`, below which the backend has all nodes, if another client has deleted it. By default, `/` cannot
+    /// be deleted.
+    fn make_root(&self) -> Reply<()> {
+        Box::pin(ready(Ok(())))
+    }
+
     /// Returns the names of a node's children, in no order.
     fn children(&self, path: &str) -> Reply<Vec<String>>;
 

@@ -233,10 +233,6 @@ impl fmt::Display for Denied {
     }
 }
 
-fn or_root(parent: &str) -> &str {
-    if parent == "/" { "at the end of the connect string" } else { parent }
-}
-
 /// The reason why a request did not succeed. The variant says whether the request may have been carried out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
@@ -246,7 +242,7 @@ pub enum Failure {
     NoNode,
     /// Not carried out: the node's parent, at this path, does not exist. A backend answers [`NoNode`](Failure::NoNode),
     /// and the library then finds out which node is missing.
-    #[error("no such node: the parent {}", or_root(.0))]
+    #[error("no such node: the parent {0}")]
     NoParent(String),
     /// Not carried out: the node exists already.
     #[error("the node exists already")]

@@ -73,7 +73,8 @@ type Opening = watch::Receiver<Option<Result<(), Failure>>>;
 
 impl ZooKeeper {
     /// Connects with default options. `servers` is a list `host:port,host:port`. A path at its end is the root of all
-    /// paths: `zk1:2181,zk2:2181/apps/billing`. The path is created if it is missing.
+    /// paths: `zk1:2181,zk2:2181/apps/billing`. The path is created if it is missing. If it is deleted later, the next
+    /// acquisition creates it again.
     ///
     /// Waits until a session is established.
     ///

@@ -151,7 +151,7 @@ async fn suits(client: &zk::Client, session_timeout: Duration) -> bool {
     client.check_stat("/").await.is_err() || ConnectPolicy::suits(since_boot().saturating_sub(sent), session_timeout)
 }
 
-/// Opens a session, and creates the path at the end of the connect string. If the session replaces a `lost` one, a
+/// Opens a session, and creates the path at the end of the connect string unless an option says otherwise. If the session replaces a `lost` one, a
 /// random pause comes first.
 pub(super) async fn new_session(
     servers: Servers,
@@ -188,7 +188,10 @@ pub(super) async fn new_session(
     let late =
         || Failure::Unreachable(format!("{servers} does not answer within {}", humantime::format_duration(bound)));
     let shared: Arc<dyn Session> = session.clone();
-    let root_made = retry::repeated(&shared, Tries::ENDLESS, || session.make_root());
+    if !options.makes_root_at_once {
+        return Ok(session);
+    }
+    let root_made = retry::repeated(&shared, Tries::ENDLESS, || shared.make_root());
     match tokio::time::timeout(bound, root_made).await.unwrap_or_else(|_| Err(late())) {
         // The failure is mapped to `Unreachable`, because `Over` would tell callers that no later session can succeed.
         Err(Failure::Over(Ending::Expired | Ending::Replaced | Ending::Failed)) => {

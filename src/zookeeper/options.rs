@@ -55,6 +55,7 @@ pub struct ZooKeeperBuilder {
     pub(super) tls: Option<Tls>,
     acl: Option<Acl>,
     refuses_wider_acl: bool,
+    pub(super) makes_root_at_once: bool,
 }
 
 impl ZooKeeperBuilder {
@@ -71,6 +72,7 @@ impl ZooKeeperBuilder {
             tls: None,
             acl: None,
             refuses_wider_acl: false,
+            makes_root_at_once: true,
         }
     }
 
@@ -146,6 +148,13 @@ impl ZooKeeperBuilder {
     /// limit that is set applies to attempts, too.
     pub fn read_timeout(mut self, limit: Duration) -> Self {
         self.read_timeout = Some(limit);
+        self
+    }
+
+    /// Leaves it to the first acquisition to create the path at the end of the connect string. By default, `connect`
+    /// creates the path if it is missing. For a program that may only look at locks.
+    pub fn make_root_on_demand(mut self) -> Self {
+        self.makes_root_at_once = false;
         self
     }
 

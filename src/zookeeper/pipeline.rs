@@ -78,10 +78,6 @@ impl Pipeline {
         move |error| failure(error, (right, &node), &whom)
     }
 
-    pub(super) fn client(&self) -> Result<Arc<zk::Client>, Failure> {
-        self.client.lock().clone().ok_or_else(|| self.no_client())
-    }
-
     fn no_client(&self) -> Failure {
         Failure::Over(self.store.lease().over().unwrap_or(Ending::Closed))
     }

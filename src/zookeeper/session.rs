@@ -1,6 +1,7 @@
 //! A session of a ZooKeeper ensemble: the implementation of the trait [`Session`].
 
 use std::fmt;
+use std::future::ready;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -222,23 +223,6 @@ impl ZooKeeperSession {
         }
     }
 
-    /// Creates the root: the path at the end of the connect string.
-    pub(super) async fn make_root(&self) -> Result<(), Failure> {
-        let client = self.pipeline.client()?;
-        let root = client.path().to_owned();
-        if root == "/" || client.check_stat("/").await.map_err(self.pipeline.failure("READ", &root))?.is_some() {
-            return Ok(());
-        }
-        let whole = client.as_ref().clone().chroot("/").map_err(|_| Failure::Refused(format!("path {root:?}")))?;
-        let options = zk::CreateMode::Persistent.with_acls(zk::Acls::new(&self.rights.acl.entries));
-        let Err(error) = whole.mkdir(&root, &options).await else { return Ok(()) };
-        let mut above = parent(&root);
-        while above != "/" && matches!(whole.check_stat(above).await, Ok(None)) {
-            above = parent(above);
-        }
-        Err(self.pipeline.failure("CREATE", above)(error))
-    }
-
     /// Returns whether the session has a user: a slot with reserved room, or the acquisition for which the session was
     /// opened.
     pub(super) fn is_needed(&self) -> bool {
@@ -365,6 +349,31 @@ impl Session for ZooKeeperSession {
         let (path, failure) = (path.to_owned(), self.pipeline.failure("DELETE", parent(path)));
         self.pipeline
             .send(Request::Removal, move |client| async move { client.delete(&path, None).await.map_err(failure) })
+    }
+
+    fn make_root(&self) -> Reply<()> {
+        if self.root_bytes == 0 {
+            return Box::pin(ready(Ok(())));
+        }
+        let (rights, whom) = (Arc::clone(&self.rights), Arc::clone(&self.pipeline.whom));
+        // Sent as a read, because if the root exists, no quorum has answered.
+        self.pipeline.send(Request::Read, move |client| async move {
+            let root = client.path().to_owned();
+            let failure = |error, needs| translate::failure(error, needs, &whom);
+            if client.check_stat("/").await.map_err(|error| failure(error, ("READ", &root)))?.is_some() {
+                return Ok(());
+            }
+            let whole = client.as_ref().clone().chroot("/").map_err(|_| Failure::Refused(format!("path {root:?}")))?;
+            let options = zk::CreateMode::Persistent.with_acls(zk::Acls::new(&rights.acl.entries));
+            let Err(error) = whole.mkdir(&root, &options).await else { return Ok(()) };
+            let mut above = parent(&root);
+            while above != "/" && matches!(whole.check_stat(above).await, Ok(None)) {
+                above = parent(above);
+            }
+            // Other errors name paths below the root, so this one says that the path is outside.
+            let above = format!("{above} (the connect string's {root} is missing)");
+            Err(failure(error, ("CREATE", &above)))
+        })
     }
 
     fn children(&self, path: &str) -> Reply<Vec<String>> {

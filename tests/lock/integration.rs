@@ -11,6 +11,7 @@ use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use support::candidate::{Candidate, TermEvent};
 use support::port::Port;
 use support::safe;
 use support::scene::*;
@@ -23,7 +24,7 @@ use zk_rwlock::coordinator::{Failure, Kind};
 use zk_rwlock::error::Ending;
 use zk_rwlock::queue::MemberState;
 use zk_rwlock::security::{Acl, Permissions};
-use zk_rwlock::{Error, HoldState, Loss, Mode, RwLock, Semaphore, Survey, WriteGuard, ZooKeeper};
+use zk_rwlock::{Error, HoldState, Leadership, Loss, Mode, RwLock, Semaphore, Shared, Survey, WriteGuard, ZooKeeper};
 
 /// The session timeout in tests that wait for a session to expire, or that show that heartbeats keep a session alive for longer.
 const SHORT: Duration = Duration::from_secs(2);
@@ -819,16 +820,114 @@ async fn a_directory_below_an_ephemeral_node_is_refused() {
     }
 }
 
+/// Deletes a node and all nodes below it, as `deleteall` does.
+async fn delete_all(operator: &ZooKeeper, path: &str) {
+    let mut paths = vec![path.to_owned()];
+    for at in 0.. {
+        let Some(path) = paths.get(at).cloned() else { break };
+        paths.extend(children(operator, &path).await.into_iter().map(|child| format!("{path}/{child}")));
+    }
+    for path in paths.iter().rev() {
+        let deleted = session(operator).await.delete(path).await;
+        assert!(matches!(deleted, Ok(()) | Err(Failure::NoNode)), "{path}: {deleted:?}");
+    }
+}
+
+/// An operator, or the reaper of containers, deletes the path at the end of the connect string while the client is connected.
 #[support::judged]
-async fn a_missing_chroot_is_named_in_the_error() {
+async fn a_deleted_chroot_is_made_again() {
     let address = shared_server().address();
-    let below = connect(&format!("{address}/vanishing")).await;
-    session(&connect(&address).await).await.delete("/vanishing").await.unwrap();
+    let (zk, operator) = (connect(&format!("{address}/vanishing/apps")).await, connect(&address).await);
+    let vanishes = async || {
+        delete_all(&operator, "/vanishing").await;
+        assert_eq!(session(&operator).await.children("/vanishing").await, Err(Failure::NoNode));
+    };
+    for path in ["/config", "/locks/config"] {
+        vanishes().await;
+        soon("the lock", lock_at(&zk, path).write()).await.unwrap().release().await.unwrap();
+        vanishes().await;
+        soon("the lock", lock_at(&zk, path).try_read()).await.unwrap().release().await.unwrap();
+    }
+    vanishes().await;
+    let limit = Semaphore::new(&zk, "/limit", 2).unwrap();
+    soon("a permit", limit.acquire()).await.unwrap().release().await.unwrap();
+    vanishes().await;
+    soon("the number", limit.set_permits(3)).await.unwrap();
+    soon("a permit", limit.acquire()).await.unwrap().release().await.unwrap();
+    vanishes().await;
+    let value = Shared::builder(&zk, "/value").initial(|| 1).build().unwrap();
+    soon("the value", value.write()).await.unwrap().release().await.unwrap();
+    vanishes().await;
+    let due = soon("the work", lock_at(&zk, "/job").write().once_in(SHORT)).await.unwrap().due();
+    soon("the record", due.expect("never done").done()).await.unwrap();
+    vanishes().await;
+    let mut leads = Candidate::campaigns(Leadership::new(&zk, "/leader").unwrap());
+    leads.leads().await;
+    soon("the stop", leads.leadership.stop()).await;
+    let parents = ["/vanishing", "/vanishing/apps"];
+    for path in parents {
+        let (_, stat) = session(&operator).await.data(path).await.unwrap();
+        assert_eq!(stat.ephemeral_owner, 0, "{path} is not persistent");
+    }
+}
+
+/// The holder and the waiter lose their nodes with the chroot. Both clients go on with the chroot that is made again.
+#[support::judged]
+async fn contenders_of_a_deleted_chroot_queue_up_anew() {
+    let address = shared_server().address();
+    let operator = connect(&address).await;
+    let below = format!("{address}/vanishing-queue");
+    let (here, there) = (connect(&below).await, connect(&below).await);
+    let (ours, theirs) = (lock_at(&here, "/config"), lock_at(&there, "/config"));
+    let guard = ours.write().await.unwrap();
+    let waiter = writer(&theirs);
+    line_becomes(&ours, "W+ W-").await;
+    let mut leads = Candidate::campaigns(Leadership::new(&here, "/leader").unwrap());
+    leads.leads().await;
+    let mut waits = Candidate::campaigns(Leadership::new(&there, "/leader").unwrap());
+    line_becomes(&lock_at(&operator, "/vanishing-queue/leader"), "W+ W-").await;
+
+    delete_all(&operator, "/vanishing-queue").await;
+    assert_eq!(soon("the loss", guard.lost()).await, Loss::Removed);
+    // The waiter may hold for a moment, because the operator may delete the holder's node first.
+    let waited = soon("the end of the wait", waiter).await.unwrap();
+    if let Ok(guard) = waited {
+        assert_eq!(soon("the loss", guard.lost()).await, Loss::Removed);
+    }
+    soon("the lock", theirs.write()).await.unwrap().release().await.unwrap();
+    soon("the lock", ours.write()).await.unwrap().release().await.unwrap();
+    leads.is_dropped().await;
+    let led = async {
+        tokio::select! {
+            term = leads.leads() => term,
+            Some(TermEvent::Leads(term)) = waits.events.recv() => term,
+        }
+    };
+    let term = soon("the next term", led).await;
+    eventually("a term that lasts", || async { children(&operator, "/vanishing-queue/leader").await.len() == 2 }).await;
+    drop(term);
+    soon("the stop", leads.leadership.stop()).await;
+    soon("the stop", waits.leadership.stop()).await;
+}
+
+#[support::judged]
+async fn a_deleted_chroot_that_may_not_be_made_is_named() {
+    let address = shared_server().address();
+    let owner = || ZooKeeper::builder().session_timeout(CALM).digest("owner", "secret");
+    let closed = owner().acl(Acl::creator()).connect(&address).await.unwrap();
+    session(&closed).await.create("/closed-parent", b"", Kind::Persistent).await.unwrap();
+    let open = Acl::nobody().allow("world", "anyone", Permissions::ALL);
+    let owner = owner().acl(open).connect(&format!("{address}/closed-parent/apps")).await.unwrap();
+    let below = connect(&format!("{address}/closed-parent/apps")).await;
+    session(&closed).await.delete("/closed-parent/apps").await.unwrap();
     for path in ["/config", "/locks/config"] {
         let error = soon("the error", lock_at(&below, path).write()).await.unwrap_err();
-        let words = format!("enter {path}: no such node: the parent at the end of the connect string");
+        let lacks = "no CREATE on /closed-parent (the connect string's /closed-parent/apps is missing)";
+        let words = format!("permission denied: enter {path}: {lacks} for a client without credentials");
         assert_eq!(error.to_string(), words);
     }
+    soon("the lock", lock_at(&owner, "/config").write()).await.unwrap().release().await.unwrap();
+    soon("the lock", lock_at(&below, "/config").write()).await.unwrap().release().await.unwrap();
 }
 
 #[support::judged]

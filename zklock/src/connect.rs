@@ -59,7 +59,8 @@ pub(crate) fn hosts(connection: &Connection) -> Result<String, Exit> {
 }
 
 pub(crate) fn options(limit: Duration, connection: &Connection) -> Result<ZooKeeperBuilder, Exit> {
-    let mut builder = with_time_to_stop(connection.session_timeout).connect_timeout(limit);
+    // A command that only looks must create nothing.
+    let mut builder = with_time_to_stop(connection.session_timeout).connect_timeout(limit).make_root_on_demand();
     if let Some(tick) = settings::TICK_TIME.given(connection.tick_time.as_ref()) {
         builder = builder.tick_time(tick_time(tick.text()?).map_err(|problem| tick.wrong(problem))?);
     }

@@ -307,6 +307,20 @@ async fn a_result_that_cannot_be_written_exits_with_74() {
     assert_eq!(ended(command).await.code, Some(3));
 }
 
+/// The path at the end of `ZK_HOSTS` is made by the first lock below it.
+#[support::judged]
+async fn a_look_makes_no_path() {
+    let operator = connect(&shared_server().address()).await;
+    let below = format!("{}/never-looked-at/apps", shared_server().address());
+    for arguments in [&["ls", "/lock"][..], &["ls", "--tree", "/"], &["check", "/lock"]] {
+        let run = ended(zklock_on(&below, arguments)).await;
+        assert_eq!(session(&operator).await.children("/never-looked-at").await, Err(Failure::NoNode), "{run:?}");
+    }
+    let run = ended(zklock_on(&below, &["/lock", "--", "true"])).await;
+    assert_eq!(run.code, Some(0), "{run:?}");
+    assert_eq!(children(&operator, "/never-looked-at/apps").await, ["lock"]);
+}
+
 #[support::judged]
 async fn a_denied_client_exits_with_77() {
     let path = "/zklock-allowed/lock";
