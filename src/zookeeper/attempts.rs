@@ -121,7 +121,7 @@ impl Drop for Limit {
 /// Returns whether this system shows which attempts to connect are unanswered, so that this module can end them.
 pub(super) fn can_end_attempts() -> bool {
     #[cfg(target_os = "linux")]
-    return *system::TABLES_SHOW_REPLIES;
+    return system::tables_show_replies();
     #[cfg(not(target_os = "linux"))]
     return false;
 }
@@ -198,7 +198,6 @@ mod system {
     use std::io::{self, Write};
     use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
     use std::os::fd::RawFd;
-    use std::sync::LazyLock;
     use std::time::{Duration, Instant};
 
     use nix::errno::Errno;
@@ -206,6 +205,7 @@ mod system {
     use nix::sys::socket::{Shutdown, SockaddrStorage, getpeername, getsockopt, shutdown};
     use rustix::time::{ClockId, clock_gettime};
 
+    use crate::sync::OnceLock;
     #[cfg(test)]
     use crate::sync::atomic::{AtomicUsize, Ordering};
     use crate::telemetry::log::emit;
@@ -217,9 +217,11 @@ mod system {
     const CONNECTING: &str = "02";
     const CONNECTED: &str = "01";
 
-    /// Whether the tables have the column that shows whether a socket has received data. Some systems omit the last
-    /// columns. Found out by a connection of this process to itself.
-    pub(super) static TABLES_SHOW_REPLIES: LazyLock<bool> = LazyLock::new(|| {
+    /// Returns whether the tables have the column that shows whether a socket has received data. Some systems omit the
+    /// last columns. Found out once, by a connection of this process to itself. If that connection fails, the next call
+    /// tries again.
+    pub(super) fn tables_show_replies() -> bool {
+        static FOUND: OnceLock<bool> = OnceLock::new();
         let shows = || {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
             let address = listener.local_addr()?;
@@ -229,8 +231,8 @@ mod system {
             listener.accept()?.0.write_all(b"x")?;
             Ok::<_, io::Error>((before, count()) == (1, 0))
         };
-        shows().unwrap_or(false)
-    });
+        FOUND.get().copied().unwrap_or_else(|| shows().is_ok_and(|found| *FOUND.get_or_init(|| found)))
+    }
 
     /// When a scan first saw each socket, by inode. `None` for a socket that needs no further check.
     pub(super) type FirstSeen = BTreeMap<u64, Option<Instant>>;
