@@ -2,28 +2,29 @@
 //!
 //! The client crate does not report the kind and version of its server, and no patch in `docs/upstream/` changes that.
 //! ZooKeeper before 3.6 answers an unknown request with an error, and closes the connection. ClickHouse Keeper closes
-//! the connection without an answer, which ends the session. So after the first such request, all sessions of this
-//! client send requests that every server knows instead.
+//! the connection without an answer, which ends the session.
+//!
+//! A lost answer alone proves nothing, because each break of a connection loses answers. So a session counts a feature
+//! as lacking only after an answer that says so, or after the servers have closed two of its connections over a request
+//! for the feature, with no other answer to such a request in between. That may still be chance. So the verdict lasts
+//! for one session, and the next session asks again. Only ClickHouse Keeper would end that session for it, and is
+//! recognized for the whole client.
+
+use std::error::Error;
+use std::sync::Arc;
 
 use zookeeper_client as zk;
 
 use crate::session::request::Failure;
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::telemetry::log::emit;
 
-/// The features that some servers lack. For each, whether this client's servers have it.
+/// Whether the servers of a client are ClickHouse Keeper. Shared by all sessions of the client.
 #[derive(Debug, Default)]
-pub(crate) struct Abilities {
-    pub(crate) containers: Ability,
-    /// The request that reads several nodes.
-    pub(crate) several_reads: Ability,
-    /// The request that lists the session's own ephemeral nodes.
-    pub(crate) ephemerals: Ability,
-    /// Whether reads alone keep a session alive. A follower of ClickHouse Keeper does not report reads to its leader,
-    /// so the leader ends a session that only reads.
-    pub(crate) kept_by_reads: Ability,
-}
+pub(crate) struct KeeperMark(AtomicBool);
 
-impl Abilities {
+impl KeeperMark {
     /// Recognizes ClickHouse Keeper by the id of a session, which is below 2^28. ClickHouse Keeper counts sessions up
     /// from one (`KeeperStorage`), unless its data came from ZooKeeper. A session id of ZooKeeper has the server's
     /// configured id in its highest byte, and from bit 16 on the milliseconds between the start of the machine and the
@@ -31,58 +32,160 @@ impl Abilities {
     /// such a low id.
     pub(crate) fn learn_from_session_id(&self, session: i64) {
         if (1..1 << 28).contains(&session) {
-            self.mark_as_clickhouse_keeper();
+            self.set();
         }
     }
 
-    /// Marks the features that some version of ClickHouse Keeper lacks as lacking. The request that reads several nodes
-    /// is not among them, because every version that can host a lock has that request.
-    pub(crate) fn mark_as_clickhouse_keeper(&self) {
-        for lacking in [&self.containers, &self.ephemerals, &self.kept_by_reads] {
-            lacking.mark_lacking();
+    /// Records that the servers are ClickHouse Keeper.
+    pub(crate) fn set(&self) {
+        if !self.0.swap(true, Ordering::Relaxed) {
+            emit!(
+                WARN,
+                "the servers are taken for ClickHouse Keeper: they get no request for containers, so the directories of locks stay when they are empty"
+            );
         }
+    }
+
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Whether the servers have a feature, as far as their answers have shown it.
-#[derive(Debug, Default)]
+/// The features that some servers lack. For each, whether the servers of one session have it.
+#[derive(Debug)]
+pub(crate) struct Abilities {
+    keeper: Arc<KeeperMark>,
+    pub(crate) containers: Ability,
+    /// The request that reads several nodes.
+    pub(crate) several_reads: Ability,
+    /// The request that lists the session's own ephemeral nodes.
+    pub(crate) ephemerals: Ability,
+}
+
+impl Abilities {
+    /// Returns the abilities of the session with this id, about which no answer has shown anything yet.
+    pub(crate) fn of_session(session: i64, keeper: Arc<KeeperMark>) -> Abilities {
+        let ability = |feature, effect| Ability { session, feature, effect, verdict: Mutex::default() };
+        Abilities {
+            keeper,
+            containers: ability("containers", "the directories of locks stay when they are empty"),
+            several_reads: ability("reads of several nodes", "each node is read by a request of its own"),
+            ephemerals: ability("lists of a session's nodes", "a check of the session makes a node for a moment"),
+        }
+    }
+
+    pub(crate) fn has_containers(&self) -> bool {
+        !self.keeper.is_set() && !self.containers.is_lacking()
+    }
+
+    pub(crate) fn has_ephemerals(&self) -> bool {
+        !self.keeper.is_set() && !self.ephemerals.is_lacking()
+    }
+
+    /// Every version of ClickHouse Keeper that can host a lock has this request.
+    pub(crate) fn has_several_reads(&self) -> bool {
+        !self.several_reads.is_lacking()
+    }
+
+    /// Returns whether reads alone keep a session alive. A follower of ClickHouse Keeper does not report reads to its
+    /// leader, so the leader ends a session that only reads.
+    pub(crate) fn is_kept_by_reads(&self) -> bool {
+        !self.keeper.is_set()
+    }
+
+    /// Records that the servers are ClickHouse Keeper.
+    pub(crate) fn mark_as_clickhouse_keeper(&self) {
+        self.keeper.set();
+    }
+}
+
+/// A feature, and whether the servers of one session have it, as far as their answers have shown.
+#[derive(Debug)]
 pub(crate) struct Ability {
-    is_supported: AtomicBool,
-    is_lacking: AtomicBool,
+    session: i64,
+    feature: &'static str,
+    /// What a user notices if the servers lack the feature.
+    effect: &'static str,
+    verdict: Mutex<Verdict>,
 }
 
 impl Ability {
-    pub(crate) fn is_lacking(&self) -> bool {
-        self.is_lacking.load(Ordering::Relaxed)
+    fn is_lacking(&self) -> bool {
+        *self.verdict.lock() == Verdict::Lacking
     }
 
-    fn mark_lacking(&self) {
-        self.is_lacking.store(true, Ordering::Relaxed);
-    }
-
-    /// Records whether the answer to a request shows that the servers have this feature, and maps an error of the
-    /// answer to a failure. If the servers lack the feature, the failure is `Unknown`, so that the caller retries with
-    /// a request that every server knows.
-    ///
-    /// If the connection is lost before any answer has shown the feature, the feature is marked as lacking, although
-    /// the loss may have another cause.
+    /// Records what the answer to a request shows about this feature, and maps an error of the answer to a failure. If
+    /// the answer says that the servers lack the feature, the failure is `Unknown`, so that the caller sends another
+    /// request. `connection` is the connection on which the request was sent.
     pub(crate) fn known<T>(
         &self,
+        connection: u64,
         answer: Result<T, zk::Error>,
         failure: impl FnOnce(zk::Error) -> Failure,
     ) -> Result<T, Failure> {
-        match &answer {
-            // The lack is recorded even after an earlier success, because during an upgrade the ensemble also has
-            // servers of the older version.
-            Err(zk::Error::Unimplemented) => self.mark_lacking(),
-            Err(zk::Error::ConnectionLoss | zk::Error::Custom(_)) if self.is_supported.load(Ordering::Relaxed) => {}
-            Err(zk::Error::ConnectionLoss | zk::Error::Custom(_)) => self.mark_lacking(),
-            Err(zk::Error::ClientClosed | zk::Error::SessionExpired | zk::Error::AuthFailed) => {}
-            _ => self.is_supported.store(true, Ordering::Relaxed),
+        let mut verdict = self.verdict.lock();
+        let before = *verdict;
+        *verdict = before.after(Shown::by(&answer), connection);
+        let has_lost = before != Verdict::Lacking && *verdict == Verdict::Lacking;
+        drop(verdict);
+        if has_lost {
+            let (session, feature, effect) = (format!("{:x}", self.session), self.feature, self.effect);
+            emit!(WARN, session, feature, effect, "the servers seem to lack a feature: this session does without it");
         }
+        answer.map_err(|error| match error {
+            zk::Error::Unimplemented => Failure::Unknown(error.to_string()),
+            error => failure(error),
+        })
+    }
+}
+
+/// What the answers so far show about a feature.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Verdict {
+    #[default]
+    Open,
+    /// The servers have closed this connection over a request for the feature. The connection's number is the
+    /// [count](crate::session::store::SessionStore::connection) of the session's store.
+    ClosedOn(u64),
+    Lacking,
+}
+
+/// What one answer shows about a feature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shown {
+    Supported,
+    Unimplemented,
+    /// The servers have closed the connection before the answer.
+    Closed,
+    Nothing,
+}
+
+impl Shown {
+    fn by<T>(answer: &Result<T, zk::Error>) -> Shown {
+        use zk::Error::*;
         match answer {
-            Err(_) if self.is_lacking() => Err(Failure::Unknown("the servers do not know the request".to_owned())),
-            answer => answer.map_err(failure),
+            // These certainly came from a server that has carried out, or refused, a request that it knows.
+            Ok(_) | Err(NoNode | NodeExists | NoAuth | NoChildrenForEphemerals | QuotaExceeded) => Shown::Supported,
+            Err(Unimplemented) => Shown::Unimplemented,
+            Err(ConnectionLoss) => Shown::Closed,
+            // A reset connection has a source, the system's error. A connection that the client has given up, because
+            // nothing came on it, has none.
+            Err(Custom(error)) if error.source().is_some() => Shown::Closed,
+            Err(_) => Shown::Nothing,
+        }
+    }
+}
+
+impl Verdict {
+    /// Returns the verdict after an answer to a request that was sent on this connection. Requests that are lost at one
+    /// break of the connection count once.
+    fn after(self, shown: Shown, connection: u64) -> Verdict {
+        match (self, shown) {
+            (_, Shown::Supported) => Verdict::Open,
+            (_, Shown::Unimplemented) | (Verdict::Lacking, _) => Verdict::Lacking,
+            (Verdict::Open, Shown::Closed) => Verdict::ClosedOn(connection),
+            (Verdict::ClosedOn(earlier), Shown::Closed) if earlier != connection => Verdict::Lacking,
+            (it, Shown::Closed | Shown::Nothing) => it,
         }
     }
 }
@@ -91,16 +194,19 @@ impl Ability {
 mod tests {
     use super::*;
 
+    fn of_session(session: i64) -> Abilities {
+        let keeper = Arc::new(KeeperMark::default());
+        keeper.learn_from_session_id(session);
+        Abilities::of_session(session, keeper)
+    }
+
     #[test]
     fn a_clickhouse_session_is_recognized_by_its_id() {
         let lacking = |session| {
-            let shown = Abilities::default();
-            shown.learn_from_session_id(session);
-            assert!(!shown.several_reads.is_lacking());
-            let [containers, others @ ..] =
-                [shown.containers, shown.ephemerals, shown.kept_by_reads].map(|ability| ability.is_lacking());
-            assert_eq!(others, [containers; 2]);
-            containers
+            let shown = of_session(session);
+            assert!(shown.has_several_reads());
+            assert_eq!([shown.has_ephemerals(), shown.is_kept_by_reads()], [shown.has_containers(); 2]);
+            !shown.has_containers()
         };
         // The ids are of ZooKeeper's server 0, started 5 s after its machine, and of servers 1 and 255.
         let zookeepers = [5_000 << 16, 0x0100_0c5d_4f3a_0000, -0x00ff_f3a2_b0c5_fffe];
@@ -109,21 +215,68 @@ mod tests {
     }
 
     #[test]
-    fn the_first_reply_shows_if_a_request_is_supported() {
-        let lost = || Err(zk::Error::ConnectionLoss);
-        let record = |ability: &Ability, answer: Result<(), zk::Error>| {
-            drop(ability.known(answer, |error| Failure::Unknown(error.to_string())));
+    fn keeper_is_recognized_for_all_sessions_of_a_client() {
+        let keeper = Arc::new(KeeperMark::default());
+        let [one, other] = [1 << 40, 1 << 41].map(|id| Abilities::of_session(id, Arc::clone(&keeper)));
+        one.mark_as_clickhouse_keeper();
+        assert!(!other.has_containers() && !Abilities::of_session(1 << 42, keeper).has_containers());
+    }
+
+    /// Returns the verdict after these answers.
+    fn after(answers: &[(Shown, u64)]) -> Verdict {
+        answers.iter().fold(Verdict::Open, |verdict, (shown, connection)| verdict.after(*shown, *connection))
+    }
+
+    #[test]
+    fn one_break_proves_nothing_however_much_it_loses() {
+        assert_eq!(after(&[(Shown::Closed, 0); 50]), Verdict::ClosedOn(0));
+        assert_eq!(after(&[(Shown::Nothing, 0), (Shown::Nothing, 1), (Shown::Nothing, 2)]), Verdict::Open);
+        assert_eq!(after(&[(Shown::Closed, 3), (Shown::Nothing, 4), (Shown::Nothing, 5)]), Verdict::ClosedOn(3));
+    }
+
+    #[test]
+    fn two_closed_connections_are_believed() {
+        assert_eq!(after(&[(Shown::Closed, 0), (Shown::Closed, 1)]), Verdict::Lacking);
+        assert_eq!(after(&[(Shown::Closed, 0), (Shown::Closed, 0), (Shown::Closed, 7)]), Verdict::Lacking);
+    }
+
+    #[test]
+    fn an_answer_that_says_so_is_believed_at_once() {
+        // During an upgrade, the ensemble also has servers of the older version.
+        assert_eq!(after(&[(Shown::Supported, 0), (Shown::Unimplemented, 0)]), Verdict::Lacking);
+        assert_eq!(after(&[(Shown::Unimplemented, 0), (Shown::Closed, 0), (Shown::Nothing, 1)]), Verdict::Lacking);
+    }
+
+    #[test]
+    fn a_success_clears_the_count_and_the_verdict() {
+        assert_eq!(after(&[(Shown::Closed, 0), (Shown::Supported, 1), (Shown::Closed, 1)]), Verdict::ClosedOn(1));
+        assert_eq!(after(&[(Shown::Closed, 0), (Shown::Closed, 1), (Shown::Supported, 1)]), Verdict::Open);
+        assert_eq!(after(&[(Shown::Unimplemented, 0), (Shown::Supported, 0)]), Verdict::Open);
+    }
+
+    #[test]
+    fn each_answer_shows_what_it_proves() {
+        use zk::Error::*;
+        let shown = |error| Shown::by(&Err::<(), _>(error));
+        assert_eq!(Shown::by(&Ok(())), Shown::Supported);
+        for refused in [NoNode, NodeExists, NoAuth, NoChildrenForEphemerals, QuotaExceeded] {
+            assert_eq!(shown(refused), Shown::Supported);
+        }
+        assert_eq!((shown(Unimplemented), shown(ConnectionLoss)), (Shown::Unimplemented, Shown::Closed));
+        for nothing in [ClientClosed, SessionExpired, SessionMoved, AuthFailed, Throttled, Timeout, InvalidAcl] {
+            assert_eq!(shown(nothing), Shown::Nothing);
+        }
+    }
+
+    #[test]
+    fn a_lacking_feature_is_an_unknown_outcome() {
+        let abilities = of_session(1 << 40);
+        let known = |answer: Result<(), zk::Error>| {
+            abilities.containers.known(0, answer, |error| Failure::Refused(error.to_string()))
         };
-        let (shown, lacking, refused) = (Ability::default(), Ability::default(), Ability::default());
-        record(&shown, Err(zk::Error::NoAuth));
-        record(&shown, lost());
-        record(&lacking, Err(zk::Error::ClientClosed));
-        assert!(!lacking.is_lacking());
-        record(&lacking, lost());
-        record(&lacking, Ok(()));
-        record(&refused, Err(zk::Error::Unimplemented));
-        assert!(!shown.is_lacking() && lacking.is_lacking() && refused.is_lacking());
-        record(&shown, Err(zk::Error::Unimplemented));
-        assert!(shown.is_lacking(), "another server of the ensemble is older");
+        assert!(matches!(known(Err(zk::Error::Unimplemented)), Err(Failure::Unknown(_))));
+        assert!(!abilities.has_containers() && abilities.has_ephemerals() && abilities.has_several_reads());
+        assert!(matches!(known(Err(zk::Error::NoAuth)), Err(Failure::Refused(_))));
+        assert!(abilities.has_containers());
     }
 }

@@ -19,7 +19,7 @@ use crate::session::thread::{BackgroundThread, is_forked, panic_message};
 use crate::sync::{Mutex, watch};
 use crate::telemetry::log::{self, FAREWELL};
 use crate::telemetry::user_thread;
-use crate::zookeeper::abilities::Abilities;
+use crate::zookeeper::abilities::KeeperMark;
 use crate::zookeeper::connect::{Reconnect, new_session};
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::outage::Outage;
@@ -59,8 +59,7 @@ struct Sessions {
     options: ZooKeeperBuilder,
     background: Mutex<Arc<BackgroundThread>>,
     sessions: Mutex<Vec<Arc<ZooKeeperSession>>>,
-    /// The features that the servers lack. Shared by all sessions, because later sessions connect to the same servers.
-    abilities: Arc<Abilities>,
+    keeper: Arc<KeeperMark>,
     /// The attempt to open a session, while it is under way. All callers wait for the same attempt, so that many
     /// callers open only one session.
     opening: Mutex<Option<Opening>>,
@@ -174,7 +173,7 @@ impl ZooKeeperBuilder {
             options: self,
             background: Mutex::new(background),
             sessions: Mutex::new(Vec::new()),
-            abilities: Arc::default(),
+            keeper: Arc::default(),
             opening: Mutex::new(None),
             closed: watch::Sender::new(false),
             outage: Arc::default(),
@@ -416,9 +415,9 @@ impl Sessions {
     /// Dropping the future gives up the attempt.
     fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
         let (servers, options, background) = (self.servers.clone(), self.options.clone(), self.background());
-        let (abilities, reconnect) = (Arc::clone(&self.abilities), self.outage.reconnect());
+        let (keeper, reconnect) = (Arc::clone(&self.keeper), self.outage.reconnect());
         let (tasks, bound, thread) = (background.handle().clone(), options.bound(), Arc::clone(&background));
-        let attempt = OptionFuture::from(tasks.begin(new_session(servers, options, background, abilities, reconnect)));
+        let attempt = OptionFuture::from(tasks.begin(new_session(servers, options, background, keeper, reconnect)));
         async move {
             let attempted = tokio::select! {
                 biased;

@@ -14,7 +14,7 @@ use crate::session::retry::{self, Tries};
 use crate::session::thread::{BackgroundThread, Tasks};
 use crate::sync::random;
 use crate::telemetry::log::emit;
-use crate::zookeeper::abilities::Abilities;
+use crate::zookeeper::abilities::KeeperMark;
 use crate::zookeeper::attempts::{Limit, end_slow_attempts, end_slow_reconnects};
 use crate::zookeeper::connect_policy::{ConnectPolicy, reconnect_jitter};
 use crate::zookeeper::options::{SHORTEST_TIMEOUT, ZooKeeperBuilder};
@@ -157,7 +157,7 @@ pub(super) async fn new_session(
     servers: Servers,
     options: ZooKeeperBuilder,
     background: Arc<BackgroundThread>,
-    abilities: Arc<Abilities>,
+    keeper: Arc<KeeperMark>,
     lost: Option<Reconnect>,
 ) -> Result<Arc<ZooKeeperSession>, Failure> {
     let bound = options.bound();
@@ -181,7 +181,7 @@ pub(super) async fn new_session(
             "{servers} grants a session timeout of {granted:?}: it must be from {least:?}"
         )));
     }
-    let session = ZooKeeperSession::new((client, ended), &background, &options, started, abilities, servers.clone())?;
+    let session = ZooKeeperSession::new((client, ended), &background, &options, started, keeper, servers.clone())?;
     background.handle().spawn(end_slow_reconnects(attempt, servers.clone(), Arc::clone(session.store())));
     let (timeout, rides_out) = (session.lease().timeout(), options.rides_out(session.lease()));
     emit!(INFO, ?timeout, ?rides_out, "a session begins: a break of the connection that lasts no longer costs no lock");

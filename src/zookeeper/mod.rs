@@ -15,8 +15,8 @@
 //! - After `Expired`, a client of the crate cannot be used any more. So the next session slot belongs to a new session.
 //! - A reconnect may silently change the session id; ClickHouse Keeper does that. So the session checks the owner of
 //!   its nodes after each reconnect, and until then no reply renews the lease ([`pipeline`]).
-//! - The crate does not retry requests after a lost connection. `session/retry.rs` does, unless the server may have closed
-//!   the connection because of the request ([`abilities`]).
+//! - The crate does not retry requests after a lost connection. `session/retry.rs` does, unless the servers do not know
+//!   the request ([`abilities`]).
 //! - The crate accepts a connect string with encrypted and unencrypted servers, and panics over a server name that TLS
 //!   cannot verify. This backend refuses both before the crate gets the string ([`options`]).
 //! - The crate reports the reason for a failed attempt to connect or TLS handshake only in its log. So each server is

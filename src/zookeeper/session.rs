@@ -26,7 +26,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, watch};
 use crate::telemetry::log::{self, emit};
 use crate::validation::REQUEST_LIMIT;
-use crate::zookeeper::abilities::Abilities;
+use crate::zookeeper::abilities::{Abilities, KeeperMark};
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::pipeline::{Identity, Pipeline, Request};
 use crate::zookeeper::security::OwnRights;
@@ -77,7 +77,7 @@ impl ZooKeeperSession {
         background: &Arc<BackgroundThread>,
         options: &ZooKeeperBuilder,
         started: Moment,
-        abilities: Arc<Abilities>,
+        keeper: Arc<KeeperMark>,
         servers: Servers,
     ) -> Result<Arc<ZooKeeperSession>, Failure> {
         let timeout = granted_timeout(&client, options)?;
@@ -88,7 +88,7 @@ impl ZooKeeperSession {
         let whom = options.whom();
         log::mark_sessions_begun();
         background.sessions().insert(id);
-        abilities.learn_from_session_id(id);
+        keeper.learn_from_session_id(id);
         let session = Arc::new_cyclic(|this: &Weak<ZooKeeperSession>| {
             let weak = Weak::clone(this);
             let confirm = move || {
@@ -101,7 +101,7 @@ impl ZooKeeperSession {
                 id,
                 pipeline: Arc::new(Pipeline::new(client, &store, background, identity, whom)),
                 rights: Arc::new(options.own_rights()),
-                abilities,
+                abilities: Arc::new(Abilities::of_session(id, keeper)),
                 store,
                 follower,
                 background: Arc::clone(background),
@@ -190,7 +190,7 @@ impl ZooKeeperSession {
         let (node, connection, abilities) = (path.to_owned(), self.store.connection(), Arc::clone(&self.abilities));
         let failure = self.pipeline.failure("READ", path);
         let owned = self.pipeline.send(Request::Read, move |client| async move {
-            abilities.ephemerals.known(client.list_ephemerals(&node).await, failure)
+            abilities.ephemerals.known(connection, client.list_ephemerals(&node).await, failure)
         });
         if owned.await?.iter().any(|owned| owned == path) {
             self.pipeline.identity.mark_confirmed_on(connection);
@@ -319,7 +319,7 @@ impl Session for ZooKeeperSession {
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
         let kind = match kind {
-            Kind::Container if self.abilities.containers.is_lacking() => Kind::Persistent,
+            Kind::Container if !self.abilities.has_containers() => Kind::Persistent,
             kind => kind,
         };
         let (path, data, rights, this) =
@@ -331,7 +331,7 @@ impl Session for ZooKeeperSession {
             let shown = rights.is_refusing(kind).then(|| client.get_acl(parent(&path)));
             let created = client.create(&path, &data, &options).await;
             let (stat, sequence) = match kind {
-                Kind::Container => abilities.containers.known(created, failure)?,
+                Kind::Container => abilities.containers.known(connection, created, failure)?,
                 _ => created.map_err(failure)?,
             };
             let path = if kind == Kind::EphemeralSequential { format!("{path}{sequence}") } else { path };
@@ -399,13 +399,13 @@ impl Session for ZooKeeperSession {
     }
 
     fn data_of_each(&self, paths: &[String]) -> Reply<Contents> {
-        if paths.len() < 2 || self.abilities.several_reads.is_lacking() {
+        if paths.len() < 2 || !self.abilities.has_several_reads() {
             return request::each_that_is_there(paths.iter().map(|path| self.data(path)).collect());
         }
         let (failure, abilities) = (self.pipeline.failure("READ", &paths[0]), Arc::clone(&self.abilities));
-        let paths = paths.to_vec();
+        let (paths, connection) = (paths.to_vec(), self.store.connection());
         self.pipeline.send(Request::Read, move |client| async move {
-            abilities.several_reads.known(translate::data_of_each(&client, &paths).await, failure)
+            abilities.several_reads.known(connection, translate::data_of_each(&client, &paths).await, failure)
         })
     }
 
@@ -433,7 +433,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn is_kept_by_reads(&self) -> bool {
-        !self.abilities.kept_by_reads.is_lacking()
+        self.abilities.is_kept_by_reads()
     }
 
     fn request_bytes(&self, operations: &[Operation]) -> usize {
@@ -548,7 +548,7 @@ async fn check_identity(session: &Weak<ZooKeeperSession>) {
         // The session has no node, so no hold can be lost. The next reply that could renew the lease starts the check
         // again.
         let Some((_, path)) = session.store.to_check().into_iter().next() else { return };
-        let lists = !session.abilities.ephemerals.is_lacking();
+        let lists = session.abilities.has_ephemerals();
         let shown = match lists {
             true => session.confirm_by_listing(&path).await,
             false => session.confirm_by_create(&path).await,
@@ -565,7 +565,7 @@ async fn check_identity(session: &Weak<ZooKeeperSession>) {
             Ok(true) => {}
             // The servers cannot list ephemeral nodes. The loop retries with a node that is created for the check. The
             // result of the wait is ignored, because the loop ends when the session is over.
-            Err(Failure::Unknown(_)) if lists && session.abilities.ephemerals.is_lacking() => {
+            Err(Failure::Unknown(_)) if lists && !session.abilities.has_ephemerals() => {
                 let _over = session.connected().await;
             }
             // The node is gone, which its watch will report. The loop retries with another node.

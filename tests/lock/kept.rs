@@ -2,17 +2,15 @@
 //! every fault of an ask. An ask is a write to the lock's directory, by which a waiter requests that processes give their kept
 //! nodes up. Fault numbers are those of `tests/FAULTS.md`.
 
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use support::scene::*;
 use support::server::shared_server;
+use support::warnings;
 use support::wire::{Close, Frames, Op, Proxy, Rule};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tracing_core::span::{Attributes, Id, Record};
-use tracing_core::{Event, Level, Metadata, Subscriber};
-use zk_rwlock::coordinator::{Operation, flush_events};
+use zk_rwlock::coordinator::Operation;
 use zk_rwlock::queue::Contender;
 use zk_rwlock::security::{Acl, Permissions};
 use zk_rwlock::{RwLock, ZooKeeper};
@@ -236,38 +234,6 @@ async fn a_waiter_of_the_same_session_asks_like_any_other() {
 
 // ---------------------------------------------------------------------------------------------------- Faults of an ask
 
-/// A subscriber that collects the text of each warning.
-struct Warnings;
-
-static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-impl Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == Level::WARN && metadata.target().starts_with("zk_rwlock")
-    }
-
-    fn new_span(&self, _span: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn event(&self, event: &Event<'_>) {
-        struct Text(String);
-        impl tracing_core::field::Visit for Text {
-            fn record_debug(&mut self, field: &tracing_core::Field, value: &dyn std::fmt::Debug) {
-                self.0 += &format!("{field}={value:?} ");
-            }
-        }
-        let mut text = Text(String::new());
-        event.record(&mut text);
-        WARNINGS.lock().expect("no panic").push(text.0);
-    }
-
-    fn record(&self, _span: &Id, _values: &Record<'_>) {}
-    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
-    fn enter(&self, _span: &Id) {}
-    fn exit(&self, _span: &Id) {}
-}
-
 /// Returns a client whose nodes no other client may write.
 async fn owner(address: &str) -> ZooKeeper {
     let guests = Permissions::READ | Permissions::CREATE | Permissions::DELETE;
@@ -281,15 +247,9 @@ async fn owner(address: &str) -> ZooKeeper {
 #[support::judged]
 async fn an_ask_refused_by_an_acl_is_logged_once() {
     let path = "/kept-acl/lock";
-    // No other test of this program sets a subscriber. The error is ignored, because the subscriber is already set if the test
-    // runs again.
-    let _ = tracing::subscriber::set_global_default(Warnings);
-    WARNINGS.lock().expect("no panic").clear();
-    let warnings = || {
-        assert!(flush_events(SOON), "the events are not flushed");
-        let all = WARNINGS.lock().expect("no panic");
-        all.iter().filter(|text| text.contains("cannot ask") && text.contains(path)).count()
-    };
+    warnings::collect();
+    let warned = || warnings::with(&["cannot ask", path]).len();
+    let before = warned();
     let (owner, guest) = (owner(&shared_server().address()).await, connect(&shared_server().address()).await);
     let idle = Duration::from_secs(2);
     let kept = RwLock::builder(&owner, path).keep(idle).build().unwrap();
@@ -300,7 +260,7 @@ async fn an_ask_refused_by_an_acl_is_logged_once() {
         let guard = soon("the end of the idle time", lock.write()).await.unwrap();
         let waited = idle_since.elapsed();
         assert!(waited >= idle - Duration::from_millis(100) && waited < idle + SOON / 4, "{waited:?}");
-        assert_eq!(warnings(), 1);
+        assert_eq!(warned() - before, 1);
         guard.release().await.unwrap();
     }
     assert_eq!(version(&guest, path).await, 0);

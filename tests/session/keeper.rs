@@ -8,8 +8,9 @@ use support::keeper::{
 };
 use support::scene::*;
 use support::server::shared_server;
+use support::warnings;
 use support::wire::{Close, Frames, Op, Proxy, Rule};
-use zk_rwlock::coordinator::Ending;
+use zk_rwlock::coordinator::{Ending, Failure, Kind};
 use zk_rwlock::{Error, Loss, Semaphore, ZooKeeper};
 
 /// A session timeout that is longer than any of these tests waits for a loss, so that the loss cannot come from the lease.
@@ -45,7 +46,7 @@ async fn a_changed_session_is_noticed_by_its_own_node() {
     assert_eq!(keeper.count(LIST_EPHEMERALS), 0);
 }
 
-/// Keeper closes the connection at the first request for a container, which may cost the client its session. From then on, the
+/// Keeper closes the connection at each request for a container, which may cost the client its session. After the second one, the
 /// client makes its directories as persistent nodes.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_that_closes_the_connection_is_persistent() {
@@ -55,8 +56,8 @@ async fn a_container_that_closes_the_connection_is_persistent() {
         drop(soon("the lock", lock_at(&zk, path).write()).await.expect("free"));
         becomes_empty(&zk, path).await;
     }
-    assert_eq!(keeper.count(Op::CreateContainer), 1);
-    assert!(keeper.connections() <= 3, "{} sessions", keeper.connections());
+    assert_eq!(keeper.count(Op::CreateContainer), 2);
+    assert!(keeper.connections() <= 4, "{} sessions", keeper.connections());
 }
 
 /// Keeper would end the session at a request for a container, or at a request for the list of the session's nodes.
@@ -78,6 +79,116 @@ async fn a_holder_on_keeper_keeps_its_locks() {
     }
     first.release().await.expect("held");
     assert_eq!((keeper.count(Op::CreateContainer), keeper.count(READ_SEVERAL), keeper.connections()), (0, 1, 1));
+}
+
+/// Enters a lock at each of these paths, and returns whether each directory was made as a container.
+async fn makes_containers(proxy: &Proxy, zk: &ZooKeeper, paths: impl IntoIterator<Item = String>) -> Vec<bool> {
+    let mut are_containers = Vec::new();
+    for path in paths {
+        drop(soon("the lock", lock_at(zk, &path).write()).await.expect("free"));
+        // A container's stat does not differ from that of a persistent node.
+        let requests = proxy.requests();
+        let makes = [Op::CreateContainer, Op::Create, Op::Create2];
+        let last = requests.iter().rfind(|(op, of)| makes.contains(op) && *of == path).expect("the directory was made");
+        are_containers.push(last.0 == Op::CreateContainer);
+    }
+    are_containers
+}
+
+/// Returns the number of warnings that the session of this client has logged about containers.
+async fn warnings_about_containers(zk: &ZooKeeper) -> usize {
+    let session = format!("session=\"{:x}\"", session(zk).await.id());
+    warnings::with(&[&session, "containers"]).len()
+}
+
+fn paths(below: &str, count: usize) -> impl Iterator<Item = String> {
+    (0..count).map(move |number| format!("/{below}-{number}"))
+}
+
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn one_break_over_a_container_proves_nothing() {
+    warnings::collect();
+    let proxy = Proxy::start(shared_server().address());
+    let zk = connect_with(&proxy.address(), LONG).await;
+    let lost = proxy.drop_request(Op::CreateContainer, 1);
+    assert_eq!(makes_containers(&proxy, &zk, paths("broken-once", 31)).await, [true; 31]);
+    assert!(lost.has_happened());
+    assert_eq!((proxy.count(Op::CreateContainer), warnings_about_containers(&zk).await), (32, 0));
+}
+
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn many_containers_lost_at_one_break_count_once() {
+    warnings::collect();
+    let proxy = Proxy::start(shared_server().address());
+    let zk = connect_with(&proxy.address(), LONG).await;
+    let (on, held) = (session(&zk).await, proxy.hold_request(Op::CreateContainer));
+    let unanswered: Vec<_> = paths("unanswered", 50).map(|path| on.create(&path, b"", Kind::Container)).collect();
+    soon("the first request", held.arrives()).await;
+    proxy.disconnect();
+    for reply in unanswered {
+        let answer = soon("the answer", reply).await;
+        assert!(matches!(answer, Err(Failure::Unknown(_))), "{answer:?}");
+    }
+    assert_eq!(makes_containers(&proxy, &zk, paths("broken-under-fifty", 30)).await, [true; 30]);
+    assert_eq!(warnings_about_containers(&zk).await, 0);
+}
+
+/// The first and the third request for a container are lost. The second is answered, so the client does not count the first
+/// loss any more.
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_between_two_breaks_clears_the_count() {
+    warnings::collect();
+    let proxy = Proxy::start(shared_server().address());
+    let zk = connect_with(&proxy.address(), LONG).await;
+    for nth in [1, 3] {
+        proxy.drop_request(Op::CreateContainer, nth);
+    }
+    assert_eq!(makes_containers(&proxy, &zk, paths("broken-now-and-then", 3)).await, [true; 3]);
+    assert_eq!((proxy.count(Op::CreateContainer), warnings_about_containers(&zk).await), (5, 0));
+}
+
+/// The client gives up a connection on which nothing comes. That proves nothing about the request that is unanswered.
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn silence_over_containers_proves_nothing() {
+    warnings::collect();
+    let proxy = Proxy::start(shared_server().address());
+    let zk = connect_with(&proxy.address(), Duration::from_secs(6)).await;
+    let silent_twice = async {
+        let mut held = Vec::new();
+        for _ in 0..3 {
+            let next = proxy.hold_request(Op::CreateContainer);
+            soon("the request", next.arrives()).await;
+            held.push(next);
+        }
+        drop(held.pop());
+        held
+    };
+    let makes = makes_containers(&proxy, &zk, ["/silent-containers".to_owned()]);
+    let (_held, containers) = tokio::join!(silent_twice, makes);
+    assert_eq!((containers, warnings_about_containers(&zk).await), (vec![true], 0));
+}
+
+/// The servers close the connection over each request for a container, but continue the session. The client then makes persistent
+/// directories, until its next session asks again.
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn two_breaks_over_a_container_are_believed_for_a_session() {
+    warnings::collect();
+    for (name, how) in [("fin", Close::Fin), ("rst", Close::Rst)] {
+        let (server, proxy) = (shared_server(), Proxy::start(shared_server().address()));
+        let zk = connect_with(&proxy.address(), LONG).await;
+        proxy.apply(Rule::on(Frames::requests(Op::CreateContainer)).and_all_later().close(0, how));
+        assert_eq!(makes_containers(&proxy, &zk, paths(&format!("closed-by-{name}"), 4)).await, [false; 4]);
+        assert_eq!((proxy.count(Op::CreateContainer), warnings_about_containers(&zk).await), (2, 1));
+        let before = session(&zk).await.id();
+
+        proxy.forget_rules();
+        proxy.cut();
+        server.end_session(&proxy.granted().expect("a session"));
+        proxy.heal();
+        drop(soon("the lock", lock_at(&zk, &format!("/before-{name}")).write()).await.expect("free"));
+        assert_ne!(session(&zk).await.id(), before);
+        assert_eq!(makes_containers(&proxy, &zk, paths(&format!("open-for-{name}"), 2)).await, [true; 2]);
+    }
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]

@@ -40,6 +40,7 @@ pub mod stranger;
 pub mod trace;
 pub mod two;
 pub mod txn_log;
+pub mod warnings;
 pub mod wire;
 pub mod wired;
 pub mod witness;
