@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
+use std::panic;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -80,8 +81,11 @@ pub struct Call<T> {
 /// No runtime is needed: sessions live on a thread of the library.
 ///
 /// # Panics
-/// Inside a tokio runtime, as the `blocking_lock` of tokio does. A blocked thread of a runtime runs no other task: if one of
-/// these tasks holds the lock, the call would wait for ever. Await the future there, or use `tokio::task::spawn_blocking`.
+/// On a thread that runs tasks of a tokio runtime, as the `blocking_lock` of tokio does. A blocked thread of a runtime runs no
+/// other task: if one of these tasks holds the lock, the call would wait for ever. In an `async` function, write `.await` in place
+/// of `.blocking()` or `block_on`. In a function that is not `async`, let
+/// [`spawn_blocking`](https://docs.rs/tokio/latest/tokio/task/fn.spawn_blocking.html) call it: blocking is allowed there. The text
+/// of the panic says so.
 ///
 /// # Examples
 ///
@@ -95,11 +99,20 @@ pub struct Call<T> {
 /// ```
 #[track_caller]
 pub fn block_on<F: IntoFuture>(future: F) -> F::Output {
-    // Panics with tokio's message on a thread of a tokio runtime that must not block.
+    assert!(may_block(), "{BLOCKED}");
+    pollster::block_on(future.into_future())
+}
+
+/// The text of the panic of [`block_on`].
+const BLOCKED: &str = "a call that blocks, on a thread that runs tasks of a tokio runtime: write `.await` in place of `.blocking()` or \
+                       `block_on(..)`, or make the call in `tokio::task::spawn_blocking(..)`";
+
+/// Returns whether this thread may block. tokio has no call that tells, so this function makes a call of tokio's that panics where
+/// blocking is forbidden.
+fn may_block() -> bool {
     let (sender, receiver) = oneshot::channel();
     let _ = sender.send(());
-    let _ = receiver.blocking_recv();
-    pollster::block_on(future.into_future())
+    panic::catch_unwind(panic::AssertUnwindSafe(|| receiver.blocking_recv())).is_ok()
 }
 
 /// A function that makes the future of a call's answer. The argument is the caller's timeout, after which the future
@@ -143,7 +156,7 @@ impl<T: Send + 'static> Call<T> {
     /// As when awaited.
     ///
     /// # Panics
-    /// Inside a tokio runtime: see [`block_on`].
+    /// On a thread that runs tasks of a tokio runtime: write `.await` there. See [`block_on`].
     #[track_caller]
     pub fn blocking(self) -> Result<T, Error> {
         block_on(self)

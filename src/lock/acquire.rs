@@ -162,7 +162,7 @@ impl<G: Guard> Acquire<G> {
     /// As when awaited.
     ///
     /// # Panics
-    /// Inside a tokio runtime: see [`block_on`](crate::block_on).
+    /// On a thread that runs tasks of a tokio runtime: write `.await` there. See [`block_on`](crate::block_on).
     #[track_caller]
     pub fn blocking(self) -> Result<G, Error> {
         call::block_on(self)

@@ -104,6 +104,17 @@ pub enum MemberState {
     Stuck,
 }
 
+/// Written for people, behind the name of the member: `holds`, `waits behind permits`, `is stuck`.
+impl fmt::Display for MemberState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MemberState::Holds => f.write_str("holds"),
+            MemberState::Waits { behind } => write!(f, "waits behind {behind}"),
+            MemberState::Stuck => f.write_str("is stuck"),
+        }
+    }
+}
+
 impl Queue {
     /// Returns the members that hold the lock: one writer, or any number of readers. In a semaphore's queue, the
     /// holders of permits.
@@ -143,13 +154,10 @@ impl fmt::Display for Queue {
             _ => write!(f, "{}:{}", self.path, if self.members.is_empty() { " free" } else { "" })?,
         }
         for member in &self.members {
-            let state = match &member.state {
-                MemberState::Holds if member.keeps => "keeps".to_owned(),
-                MemberState::Holds => "holds".to_owned(),
-                MemberState::Waits { behind } => format!("waits behind {behind}"),
-                MemberState::Stuck => "is stuck".to_owned(),
-            };
-            write!(f, "\n  {member}, {state}")?;
+            match &member.state {
+                MemberState::Holds if member.keeps => write!(f, "\n  {member}, keeps")?,
+                state => write!(f, "\n  {member}, {state}")?,
+            }
         }
         if let Some(done) = &self.done {
             write!(f, "\n  last {done}")?;

@@ -30,6 +30,28 @@ pub(crate) fn temporary_parent(path: &str) -> &str {
 ///
 /// Handles are cheap to clone, and share their sessions.
 ///
+/// A function that takes both backends has a type parameter. A type that stores the client can store an
+/// `Arc<dyn Coordinator>`, which is a client, too:
+///
+/// ```
+/// use std::sync::Arc;
+/// use zk_rwlock::{Coordinator, Error, Memory, RwLock};
+///
+/// fn migration_lock<C: Coordinator + Clone>(zk: &C) -> Result<RwLock, Error> {
+///     RwLock::new(zk, "/locks/migration")
+/// }
+///
+/// struct Service {
+///     zk: Arc<dyn Coordinator>,
+/// }
+///
+/// let zk = Memory::new(); // or: ZooKeeper::connect("127.0.0.1:2181").await?
+/// let lock = migration_lock(&zk)?;
+/// let service = Service { zk: Arc::new(zk) };
+/// assert_eq!(migration_lock(&service.zk)?.path(), lock.path());
+/// # Ok::<(), Error>(())
+/// ```
+///
 /// Only types of this library implement this trait: its methods are internal, and may change in any release.
 #[async_trait]
 pub trait Coordinator: fmt::Debug + Send + Sync + 'static {

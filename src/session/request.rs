@@ -4,7 +4,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use thiserror::Error;
 
@@ -364,4 +364,35 @@ pub enum HoldState {
         /// The reason of the loss.
         why: Loss,
     },
+}
+
+/// Written for people: `held`, `lost: the session expired`, `suspect: lost in 2s 300ms unless the connection comes back`.
+impl fmt::Display for HoldState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HoldState::Held => f.write_str("held"),
+            HoldState::Suspect { until } => {
+                let left =
+                    u64::try_from(until.saturating_duration_since(Instant::now()).as_millis()).unwrap_or(u64::MAX);
+                let left = humantime::format_duration(Duration::from_millis(left / 100 * 100));
+                write!(f, "suspect: lost in {left} unless the connection comes back")
+            }
+            HoldState::Lost { why } => write!(f, "lost: {why}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hold_state_is_readable() {
+        assert_eq!(HoldState::Held.to_string(), "held");
+        let suspect = |left| HoldState::Suspect { until: Instant::now() + Duration::from_millis(left) }.to_string();
+        assert_eq!(suspect(0), "suspect: lost in 0s unless the connection comes back");
+        assert!(suspect(3_600_050).starts_with("suspect: lost in "), "{}", suspect(3_600_050));
+        let lost = HoldState::Lost { why: Loss::SessionOver(Ending::Expired) };
+        assert_eq!(lost.to_string(), "lost: the session expired");
+    }
 }

@@ -228,3 +228,24 @@ async fn tests_without_a_server() -> Result<(), Error> {
     // end
     Ok(())
 }
+
+#[support::judged]
+async fn a_function_that_takes_both_backends() -> Result<(), Error> {
+    let zk = Memory::new();
+    // page: tests-without-a-server
+    use std::sync::Arc;
+    use zk_rwlock::{Coordinator, Error, RwLock};
+
+    fn migration_lock<C: Coordinator + Clone>(zk: &C) -> Result<RwLock, Error> {
+        RwLock::new(zk, "/locks/migration")
+    }
+
+    struct Service {
+        zk: Arc<dyn Coordinator>,
+    }
+
+    let service = Service { zk: Arc::new(zk) };
+    let lock = migration_lock(&service.zk)?;
+    // end
+    lock.write().await?.release().await
+}

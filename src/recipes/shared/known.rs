@@ -1,6 +1,7 @@
 //! The copy of a value's node, updated by reads and commits: the newest value, and the events for the streams. The
 //! copy has the bytes of the values. So it contains no user code, and may be dropped on the library's threads.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::error::error::Error;
@@ -22,6 +23,19 @@ pub enum CopyState {
     Behind(Error),
     /// The coordinator was closed. No more changes will come.
     Over(Error),
+}
+
+/// Written for logs and the answers of probes: `current`, or `behind: ` and the error.
+impl fmt::Display for CopyState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CopyState::Fetching => f.write_str("fetching"),
+            CopyState::Current => f.write_str("current"),
+            CopyState::Disconnected => f.write_str("disconnected"),
+            CopyState::Behind(error) => write!(f, "behind: {error}"),
+            CopyState::Over(error) => write!(f, "over: {error}"),
+        }
+    }
 }
 
 #[derive(Default)]
