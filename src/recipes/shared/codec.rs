@@ -302,6 +302,43 @@ pub trait Format<T>: Send + Sync + 'static {
 /// numbers: for that, this library turns on the feature `float_roundtrip` of `serde_json`. JSON has no infinities and
 /// no NaN, and writes `null` for them. An `f64` cannot be read from `null`, so the commit is
 /// [refused](crate::error::ValueError::Unwritable). An `Option<f64>` comes back as `None`, and so does `Some(None)`.
+///
+/// A commit checks that the value can be read, and not that it comes back equal. So a value may come back as another one if its
+/// JSON fits several values: beside `Some(None)`, an enum with `#[serde(untagged)]` comes back as the **first** variant that its
+/// JSON fits, whichever variant was written. That may also depend on the value: an integer of more than 64 bits is
+/// read as a floating-point number. Leave `untagged` out, so that the JSON names the variant, or use
+/// `#[serde(tag = "kind", content = "value")]`.
+///
+/// # Examples
+///
+/// ```
+/// # use serde::{Deserialize, Serialize};
+/// # use zk_rwlock::{Error, Memory, Shared};
+/// /// A limit in bytes, or as a part of the memory. The variants have the same JSON: a number.
+/// #[derive(Debug, PartialEq, Serialize, Deserialize)]
+/// #[serde(untagged)]
+/// enum Ambiguous {
+///     Part(f64),
+///     Bytes(u64),
+/// }
+///
+/// /// The JSON has the variant: `{"Bytes":1152921504606846977}`.
+/// #[derive(Debug, PartialEq, Serialize, Deserialize)]
+/// enum Named {
+///     Part(f64),
+///     Bytes(u64),
+/// }
+/// # tokio_test::block_on(async {
+/// # let zk = Memory::new();
+/// const BYTES: u64 = (1 << 60) + 1;
+/// let limit = Shared::builder(&zk, "/ambiguous").initial(|| Ambiguous::Bytes(BYTES)).build()?;
+/// assert_eq!(*limit.read().await?, Ambiguous::Part(1152921504606846976.0)); // another variant, and another number
+///
+/// let limit = Shared::builder(&zk, "/named").initial(|| Named::Bytes(BYTES)).build()?;
+/// assert_eq!(*limit.read().await?, Named::Bytes(BYTES));
+/// # let _ = Named::Part(0.5);
+/// # Ok::<(), Error>(()) }).unwrap();
+/// ```
 #[cfg(feature = "json")]
 #[cfg_attr(docsrs, doc(cfg(feature = "json")))]
 #[derive(Clone, Copy, Debug, Default)]
