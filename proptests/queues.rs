@@ -41,7 +41,7 @@ fn check_turns(queue: &[Contender]) {
                 let nearest = excluding.max_by_key(|p| p.sequence());
                 assert_eq!(Some(p), nearest, "{me} does not wait for its predecessor: {queue:?}");
             }
-            Turn::Evicted => panic!("{me} is in the queue: {queue:?}"),
+            Turn::Evicted | Turn::Stuck(_) => panic!("{me} is in the queue: {queue:?}"),
         }
     }
 }
@@ -91,7 +91,7 @@ impl Waits {
                     self.awaits = None;
                     return;
                 }
-                Step::Evicted | Step::Foreign(_) => panic!("{} gives up in {names:?}", self.me),
+                Step::Evicted | Step::Stuck(_) | Step::Foreign(_) => panic!("{} gives up in {names:?}", self.me),
             }
         }
     }
@@ -122,7 +122,7 @@ fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
             let expected = match turn(&waits.me, &names) {
                 Turn::Granted => None,
                 Turn::Behind(nearest) => Some(nearest.name().to_owned()),
-                Turn::Evicted => panic!("{} is in the queue", waits.me),
+                Turn::Evicted | Turn::Stuck(_) => panic!("{} is in the queue", waits.me),
             };
             assert_eq!(waits.awaits, expected, "{} after {leaver} has left", waits.me);
         }
@@ -152,7 +152,8 @@ fn check_doubt(modes: &[Mode], sequences: &[i64]) {
                 assert!(!doubtful, "{me} is granted in {names:?}");
                 granted.push(me);
             }
-            Turn::Evicted => assert!(doubtful, "{me} is evicted from {names:?}"),
+            Turn::Evicted => panic!("{me} is in the queue: {names:?}"),
+            Turn::Stuck(_) => assert!(doubtful, "{me} is stuck in {names:?}"),
             Turn::Behind(_) => assert!(!doubtful),
         }
     }

@@ -64,6 +64,15 @@ impl LockConfig {
         Error::ForeignContender { path, node, speaks, dialect: self.dialect }
     }
 
+    /// Returns the error of an acquisition whose node never has a turn, because the node `rival` has the same sequence number.
+    pub(crate) fn stuck(&self, rival: Option<String>) -> Error {
+        let path = self.queue.to_string();
+        match rival {
+            Some(node) => Error::NumberTaken { path, node },
+            None => Error::SequenceExhausted { path },
+        }
+    }
+
     /// Returns the error of an acquisition whose node was lost before the grant.
     pub(crate) fn evicted(&self, loss: Loss) -> Error {
         match loss {
@@ -75,7 +84,7 @@ impl LockConfig {
     /// Returns the error of an acquisition whose request failed with `failure`.
     pub(crate) fn stop(&self, failure: Failure) -> Error {
         match failure {
-            // The directory was deleted, and our node with it. Or no create has found the directory, so we never had a node.
+            // The directory was deleted, and our node with it.
             Failure::NoNode => Error::Evicted(Loss::Removed),
             Failure::Over(ending @ (Ending::Expired | Ending::Replaced | Ending::Failed)) => {
                 Error::Evicted(Loss::SessionOver(ending))

@@ -39,6 +39,7 @@ impl Wait<'_> {
                 }
                 Step::Take(take) => return Ok(take),
                 Step::Evicted => return Err(self.evicted()),
+                Step::Stuck(rival) => return Err(self.acquisition.config.stuck(rival)),
                 Step::Foreign(name) => return Err(self.acquisition.config.doubt(&name)),
             }
         }
@@ -68,7 +69,7 @@ impl Wait<'_> {
         self.waiter.pass_over(store.shown_ghosts(&paths.queue, &names, me.mode()));
         let mut step = self.waiter.next(QueueEvent::Listed { names: &names, closing: &closing });
         // This function, and not the machine, decides that the step is not final: see `Step::Evicted`.
-        if step == Step::Evicted && !names.iter().any(|name| name == me.name()) {
+        if step == Step::Evicted {
             self.confirm_unlisted_node().await?;
             return Ok(Step::List);
         }

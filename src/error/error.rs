@@ -174,6 +174,19 @@ pub enum Error {
         dialect: Dialect,
     },
 
+    /// A node in the lock's directory has the sequence number of the node that this acquisition made. The servers give each number
+    /// once, so a person or another program has made that node by hand. Nothing is granted beside it, because the numbers do not
+    /// show whose turn it is. Delete the node.
+    #[error(
+        "{path}/{node} has the number of the node that the servers made for this acquisition, so it was made by hand: delete it"
+    )]
+    NumberTaken {
+        /// The path of the lock's directory.
+        path: String,
+        /// The name of the node with the same number.
+        node: String,
+    },
+
     /// The [`Semaphore`](crate::Semaphore) grants nothing because of its number of permits. Or a semaphore was opened
     /// at the path of a lock, or a lock at that of a semaphore. The reason says what to do.
     #[error("{path} {reason}")]
@@ -462,7 +475,7 @@ impl From<Error> for io::Error {
             Error::Unreachable(_) | Error::Closed(_) => ErrorKind::NotConnected,
             Error::EphemeralParent { .. } => ErrorKind::NotADirectory,
             Error::SequenceExhausted { .. } => ErrorKind::QuotaExceeded,
-            Error::ForeignContender { .. } => ErrorKind::ResourceBusy,
+            Error::ForeignContender { .. } | Error::NumberTaken { .. } => ErrorKind::ResourceBusy,
             Error::Permits { reason: PermitsError::Other { .. } | PermitsError::TooFew { .. }, .. } => {
                 ErrorKind::InvalidInput
             }

@@ -206,7 +206,7 @@ pub(crate) fn member_by_name(contender: &Contender, turn: &Turn) -> Member {
     let state = match turn {
         Turn::Granted => MemberState::Holds,
         Turn::Behind(other) => MemberState::Waits { behind: other.name().to_owned() },
-        Turn::Evicted => MemberState::Stuck,
+        Turn::Evicted | Turn::Stuck(_) => MemberState::Stuck,
     };
     let keeps = contender.keeps();
     Member { keeps, ..Member::by_name(contender.name(), contender.mode(), state, contender.host()) }

@@ -14,9 +14,8 @@
 //! The state machine skips ghosts: contenders whose nodes the leader has deleted, although this client's server still
 //! lists them.
 //!
-//! `List` can also end the wait: with `Evicted` if the waiter's own node is not in the queue or
-//! its number is negative or shared, or with `Foreign` if the
-//! queue has a foreign contender, whose rules may differ.
+//! `List` can also end the wait: with `Evicted` if the waiter's own node is not in the queue, with `Stuck` if its number is
+//! negative or shared, or with `Foreign` if the queue has a foreign contender, whose rules may differ.
 //!
 //! `contend/wait.rs` carries out the steps. The exhaustive model and the property tests drive the same state machine.
 
@@ -35,9 +34,11 @@ pub enum Turn {
     /// The contender waits for this contender, its predecessor: the nearest earlier contender that excludes it. The
     /// next step is to watch the node of the predecessor.
     Behind(Contender),
-    /// The contender has no turn, because its node is not in the queue, its number is negative, or another node has the
-    /// same number. The next step is to give up.
+    /// The contender has no turn, because its node is not in the queue. The next step is to give up.
     Evicted,
+    /// The contender has no turn, because the node of this name has the same number, or because its number is negative (`None`).
+    /// The next step is to give up.
+    Stuck(Option<String>),
 }
 
 /// Decides the turn of `me` from the names of the lock directory's children.
@@ -91,7 +92,8 @@ where
 {
     let (mine, dialect) = (me.slot(), me.dialect());
     let mut present = false;
-    let mut alone = true;
+    // The node of the same number, the first in text order.
+    let mut rival: Option<String> = None;
     let mut nearest: Option<(i64, I::Item)> = None;
     for child in queue {
         let name = child.as_ref();
@@ -114,15 +116,20 @@ where
         if name == me.name() {
             present = true;
         } else if other.sequence == mine.sequence {
-            alone &= may_share(other);
+            if !may_share(other) && rival.as_deref().is_none_or(|first| name < first) {
+                rival = Some(name.to_owned());
+            }
         } else if blocks(other, mine)
             && nearest.as_ref().is_none_or(|(sequence, nearest)| (*sequence, nearest.as_ref()) < (other.sequence, name))
         {
             nearest = Some((other.sequence, child));
         }
     }
-    if !present || !alone || mine.sequence < 0 {
+    if !present {
         return Turn::Evicted;
+    }
+    if rival.is_some() || mine.sequence < 0 {
+        return Turn::Stuck(rival);
     }
     match nearest.and_then(|(_, name)| Contender::parse_as(name.as_ref(), dialect)) {
         Some(contender) => Turn::Behind(contender),
@@ -195,9 +202,9 @@ pub(crate) fn turns(dialect: Dialect, queue: &[String]) -> Vec<(Contender, Turn)
         for contender in group {
             let nearest = if contender.mode() == Mode::Write { last } else { last_write };
             let mut others = group.iter().filter(|it| it.name() != contender.name());
-            let is_doubtful = others.any(|it| !dialect.is_one_holder(it.slot(), contender.slot()));
-            turns.push(if is_doubtful || contender.sequence() < 0 {
-                Turn::Evicted
+            let rival = others.find(|it| !dialect.is_one_holder(it.slot(), contender.slot()));
+            turns.push(if rival.is_some() || contender.sequence() < 0 {
+                Turn::Stuck(rival.map(|it| it.name().to_owned()))
             } else {
                 nearest.map_or(Turn::Granted, |nearest| Turn::Behind(nearest.clone()))
             });
@@ -291,11 +298,14 @@ pub enum Step {
     },
     /// Take the lock.
     Take(Take),
-    /// Give up, because the waiter's own node is not in the queue or its number is invalid.
+    /// Give up, because the waiter's own node is not in the queue.
     ///
     /// A server that lags may leave the node out of its listing. So `contend/wait.rs` first asks the leader for a node that
     /// was not listed. If the leader has the node, `wait.rs` ignores this step, and passes the next listing to the machine.
     Evicted,
+    /// Give up, because the node of this name has the number of the waiter's own node, or because this number is negative
+    /// (`None`).
+    Stuck(Option<String>),
     /// Give up, because this node belongs to a foreign contender, whose rules may differ.
     Foreign(String),
 }
@@ -359,6 +369,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
         match (turn, foreign) {
             (Turn::Evicted, _) => Step::Evicted,
             (_, Some(name)) => Step::Foreign(name.to_owned()),
+            (Turn::Stuck(rival), None) => Step::Stuck(rival),
             (Turn::Granted, None) => self.take(None),
             (Turn::Behind(nearest), None) => {
                 let is_kept = match nearest.mode() {

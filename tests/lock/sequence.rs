@@ -8,7 +8,7 @@ use std::sync::Arc;
 use support::scene::{
     becomes_empty, children, connect, granted, line, line_becomes, lock_at, reader, session, soon, writer,
 };
-use support::server::{Server, WITHOUT_DIGESTS};
+use support::server::{Server, WITHOUT_DIGESTS, shared_server};
 use tokio::task::JoinSet;
 use zk_rwlock::coordinator::{Failure, Kind, Session};
 use zk_rwlock::queue::{Contender, MemberState};
@@ -193,4 +193,41 @@ async fn a_directory_deleted_near_the_end_loses_its_holder() {
     assert!(matches!(soon("an answer", held.release()).await, Err(Error::Lost(Loss::Removed))));
     assert!(fresh.is_held());
     fresh.release().await.expect("held");
+}
+
+/// Every create takes a number of the directory's counter, so a node that is made by hand may have the number that the next contender
+/// gets.
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_made_by_hand_with_our_number_is_named() {
+    let zk = connect(&shared_server().address()).await;
+    let operator = session(&zk).await;
+    for (round, (name, kind)) in [
+        ("foo-WRITE-0000000002", Kind::Persistent),
+        ("foo-READ-0000000002", Kind::Persistent),
+        ("foo~a1-WRITE-0000000002", Kind::Ephemeral),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for writes in [true, false] {
+            let directory = format!("/locks/by-hand-{round}-{writes}");
+            let lock = lock_at(&zk, &directory);
+            soon("the first use", lock.write()).await.expect("free").release().await.expect("held");
+            let by_hand = format!("{directory}/{name}");
+            operator.create(&by_hand, &[], kind).await.expect("every client may create here");
+            let error = match writes {
+                true => soon("the refusal", lock.write()).await.map(drop),
+                false => soon("the refusal", lock.read()).await.map(drop),
+            };
+            let error = error.expect_err("two nodes have the same number");
+            let Error::NumberTaken { path, node } = &error else { panic!("{error:?}") };
+            assert_eq!((&path[..], &node[..]), (&directory[..], name));
+            assert!(!error.is_lost(), "nothing was removed: {error}");
+            let said = error.to_string();
+            assert!(said.starts_with(&by_hand) && said.ends_with("delete it"), "{said}");
+            assert_eq!(children(&zk, &directory).await, [name], "the contender has left its node");
+            operator.delete(&by_hand).await.expect("the node exists");
+            soon("the cure", lock.write()).await.expect("free").release().await.expect("held");
+        }
+    }
 }

@@ -264,6 +264,7 @@ impl State {
             Decision::Take(_) if self.members[i].expired => Step::Done,
             Decision::Take(_) => Step::Holding(me),
             Decision::Evicted => Step::Done,
+            Decision::Stuck(_) => unreachable!("the model's server gives each number once"),
             Decision::Foreign(name) => unreachable!("{name} is no name of the model"),
         };
         let member = &mut self.members[i];

@@ -23,7 +23,7 @@ fn symbol(turn: &Turn) -> String {
     match turn {
         Turn::Granted => "!".to_owned(),
         Turn::Behind(other) => other.sequence().to_string(),
-        Turn::Evicted => "x".to_owned(),
+        Turn::Evicted | Turn::Stuck(_) => "x".to_owned(),
     }
 }
 
@@ -57,6 +57,9 @@ fn a_shared_or_negative_number_is_never_granted() {
     assert_eq!(seen(&stuck), "xxx");
     let wrapped = ["a~1-READ--000000005", "b~2-WRITE--2147483648"].map(str::to_owned);
     assert_eq!(seen(&wrapped), "xx");
+    let turn_of = |queue: &[String]| turn(&Contender::parse(&queue[0]).unwrap(), queue);
+    assert_eq!(turn_of(&stuck), Turn::Stuck(Some("b~2-WRITE-2147483647".to_owned())), "the first in text order");
+    assert_eq!(turn_of(&wrapped), Turn::Stuck(None));
 }
 
 #[test]
@@ -208,6 +211,9 @@ fn a_waiter_without_its_node_or_with_foreigners_gives_up() {
     assert_eq!(waiter(true).lists(&[FIRST]), Step::Evicted);
     assert_eq!(waiter(true).lists(&[foreign]), Step::Evicted);
     assert_eq!(waiter(true).lists(&[foreign, ME]), Step::Foreign(foreign.to_owned()));
+    let rival = "foo-WRITE-0000000002";
+    assert_eq!(waiter(true).lists(&[ME, rival]), Step::Stuck(Some(rival.to_owned())));
+    assert_eq!(waiter(true).lists(&[ME, rival, foreign]), Step::Foreign(foreign.to_owned()));
 }
 
 #[test]

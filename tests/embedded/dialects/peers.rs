@@ -103,7 +103,7 @@ fn ours(dialect: Dialect, me: &str, names: &[String]) -> Verdict {
     match turn(&me, names) {
         Turn::Granted => Verdict::Granted,
         Turn::Behind(nearest) => Verdict::Watches(nearest.name().to_owned()),
-        Turn::Evicted => panic!("{me} is evicted from {names:?}"),
+        Turn::Evicted | Turn::Stuck(_) => panic!("{me} is evicted from {names:?}"),
     }
 }
 
