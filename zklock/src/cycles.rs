@@ -1,7 +1,12 @@
 //! Finds circles of processes that wait for each other across locks.
+//!
+//! A `zklock` that runs within the command of another `zklock` is a process of its own, but the outer one gives its lock back only
+//! when the inner one has ended. So the wait of a process counts as a wait of its nearest ancestor that holds a lock. The ancestors
+//! are known only of processes on this machine.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
+use std::fs;
 
 use serde_json::{Value, json};
 use zk_rwlock::Queue;
@@ -22,20 +27,41 @@ pub(crate) struct Edge {
     holder: Process,
 }
 
+/// The circle of a process that waits: see [`through`].
+#[derive(Debug, Default)]
+pub(crate) struct Waiter<'a> {
+    /// The path of the lock that the process waits for.
+    pub(crate) path: &'a str,
+    /// The path and the token of the lock under which the process runs, if that is known.
+    pub(crate) under: Option<(String, i64)>,
+}
+
+/// Returns the shortest circle through this process, which waits for a lock or has just given up. `None` if it is in no circle.
+pub(crate) fn through(queues: &[Queue], waiter: &Waiter<'_>) -> Option<Vec<Edge>> {
+    let mut locks = Lock::all(queues);
+    let is_holder = |it: &Process| locks.iter().any(|lock| lock.holders.contains(it));
+    let under = waiter.under.as_ref().and_then(|(path, token)| {
+        let queue = queues.iter().find(|queue| queue.path == *path)?;
+        queue.holders().find(|holder| holder.token == Some(*token)).and_then(process)
+    });
+    let us = Process { host: host(), pid: std::process::id() };
+    let us = under.or_else(|| holding_ancestor(&us, is_holder))?;
+    let wanted = locks.iter_mut().find(|lock| lock.path == waiter.path)?;
+    if wanted.holders.contains(&us) {
+        return Some(vec![Edge { who: us.clone(), path: waiter.path.to_owned(), holder: us }]);
+    }
+    wanted.waiters.insert(us.clone());
+    shortest(&waits(&locks), &us)
+}
+
 /// Returns the shortest circle through each process that is in a circle. Each circle is returned once.
 ///
 /// A circle is not always a deadlock: the task that waits in a process may be another than the task that holds, so the
 /// holding task may go on and release the lock. Waits within one process are left out, because tasks of one process
 /// often wait for each other.
 pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<Edge>> {
-    // Semaphores with several permits are left out: a waiter needs only one of the holders to leave, so the waiter
-    // closes no circle.
-    let queues = queues.iter().filter(|queue| queue.permits.is_none_or(|all| all == 1));
-    let locks: Vec<Lock<'_>> = queues.map(Lock::of).collect();
-    let mut waits: BTreeMap<&Process, Vec<&Lock<'_>>> = BTreeMap::new();
-    for lock in &locks {
-        lock.waiters.iter().for_each(|who| waits.entry(who).or_default().push(lock));
-    }
+    let locks = Lock::all(queues);
+    let waits = waits(&locks);
     let holders: BTreeSet<&Process> = locks.iter().flat_map(|lock| &lock.holders).collect();
     // No search starts at a process that holds nothing: no process waits for such a process, so it is in no circle.
     let starts = waits.keys().filter(|who| holders.contains(*who));
@@ -59,7 +85,30 @@ struct Lock<'a> {
     holders: BTreeSet<Process>,
 }
 
+/// Returns, for each process that waits, the locks that it waits for.
+fn waits<'a>(locks: &'a [Lock<'a>]) -> BTreeMap<&'a Process, Vec<&'a Lock<'a>>> {
+    let mut waits: BTreeMap<&Process, Vec<&Lock<'_>>> = BTreeMap::new();
+    for lock in locks {
+        lock.waiters.iter().for_each(|who| waits.entry(who).or_default().push(lock));
+    }
+    waits
+}
+
 impl Lock<'_> {
+    /// Returns the locks. Semaphores with several permits are left out: a waiter needs only one of the holders to leave, so the
+    /// waiter closes no circle.
+    fn all(queues: &[Queue]) -> Vec<Lock<'_>> {
+        let queues = queues.iter().filter(|queue| queue.permits.is_none_or(|all| all == 1));
+        let mut locks: Vec<Lock<'_>> = queues.map(Lock::of).collect();
+        let holders: BTreeSet<Process> = locks.iter().flat_map(|lock| &lock.holders).cloned().collect();
+        let is_holder = |it: &Process| holders.contains(it);
+        for lock in &mut locks {
+            let waiters = std::mem::take(&mut lock.waiters).into_iter();
+            lock.waiters = waiters.map(|who| holding_ancestor(&who, is_holder).unwrap_or(who)).collect();
+        }
+        locks
+    }
+
     fn of(queue: &Queue) -> Lock<'_> {
         let waiting = queue.members.iter().filter(|member| matches!(member.state, MemberState::Waits { .. }));
         Lock {
@@ -72,6 +121,32 @@ impl Lock<'_> {
 
 fn process(member: &Member) -> Option<Process> {
     member.pid.map(|pid| Process { host: member.host.clone(), pid })
+}
+
+/// The longest chain of ancestors that is looked at.
+const GENERATIONS: usize = 64;
+
+/// Returns the nearest process that holds a lock: `who` itself, or an ancestor of it on this machine.
+fn holding_ancestor(who: &Process, is_holder: impl Fn(&Process) -> bool) -> Option<Process> {
+    if is_holder(who) {
+        return Some(who.clone());
+    }
+    if who.host != host() {
+        return None;
+    }
+    let parents = std::iter::successors(parent(who.pid), |pid| parent(*pid)).take(GENERATIONS);
+    parents.map(|pid| Process { pid, ..who.clone() }).find(is_holder)
+}
+
+/// Returns the parent of this process; `None` if it is not known.
+fn parent(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name of the program, in parentheses, may have any characters. The state and the parent's id follow it.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok().filter(|parent| *parent > 0)
+}
+
+fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// Finds the shortest circle through `start` by a breadth-first search. It visits the holders of each lock once,

@@ -45,6 +45,11 @@ impl Exit {
         Exit::new(USAGE, message)
     }
 
+    /// Returns this exit with `more` behind its message.
+    pub(crate) fn with(self, more: &str) -> Exit {
+        Exit { message: format!("{}{more}", self.message), ..self }
+    }
+
     pub(crate) fn code(&self) -> u8 {
         self.code
     }

@@ -10,11 +10,14 @@ use zk_rwlock::coordinator::Coordinator;
 use zk_rwlock::error::Ending;
 use zk_rwlock::once::{Record, Work};
 use zk_rwlock::queue::Progress;
-use zk_rwlock::{Acquire, ConnectionState, Dialect, Error, HoldState, Loss, Memory, RwLock, Semaphore, ZooKeeper};
+use zk_rwlock::{
+    Acquire, ConnectionState, Dialect, Error, HoldState, Loss, Memory, RwLock, Semaphore, Survey, ZooKeeper,
+};
 
 use crate::arguments::{Connection, Run};
 use crate::child::{self, Child, ChildEvent, Reaped, end_by};
 use crate::connect::{connect_visibly, connect_within, exit_for};
+use crate::cycles::{self, Waiter};
 use crate::exit::{self, Exit};
 use crate::guard::AnyGuard;
 use crate::order::Order;
@@ -35,6 +38,9 @@ const TICK: Duration = Duration::from_millis(10);
 
 /// After a loss of the lock: the longest wait until the client knows why it reaches no server.
 const REASON: Duration = Duration::from_millis(500);
+
+/// After a wait that was too long: the longest search for a circle of processes that wait for each other.
+const CIRCLE: Duration = Duration::from_secs(2);
 
 const KILLED: &str = "the command was killed";
 
@@ -90,7 +96,14 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
             return Ok(run.skipped_exit_code);
         }
         Err(error) => {
-            let refusal = refused(error, run, connection, &zk, stall.stood_still()).await;
+            let mut refusal = refused(error.clone(), run, connection, &zk, stall.stood_still()).await;
+            if matches!(error, Error::Timeout { cut_off: None, .. }) && !run.quiet {
+                tokio::select! {
+                    biased;
+                    _ = signals.next_ending() => {}
+                    circle = circle(&place, &zk) => refusal = refusal.with(&circle),
+                }
+            }
             leave(&zk, &mut signals).await;
             return Err(refusal);
         }
@@ -256,6 +269,27 @@ async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeepe
     // As in flock(1): with `-q` the exit code is the only answer, so that cron sends no mail.
     let is_silent = run.quiet && matches!(error, Error::Timeout { .. } | Error::WouldBlock { .. });
     Exit::new(code, if is_silent { String::new() } else { message })
+}
+
+/// Looks for a circle of processes that wait for each other, of which this process is one. Returns the words for it, and an empty
+/// text if there is none or the search takes longer than [`CIRCLE`].
+async fn circle(place: &Place, zk: &ZooKeeper) -> String {
+    let variable = |name| std::env::var(name).ok();
+    let under = variable("ZKLOCK_PATH").zip(variable("ZKLOCK_TOKEN").and_then(|token| token.parse().ok()));
+    let prefix = common_parent(place.path(), under.as_ref().map_or(place.path(), |(path, _)| path));
+    let Ok(survey) = Survey::below(zk, prefix).timeout(CIRCLE).await else { return String::new() };
+    let Some(edges) = cycles::through(&survey.queues, &Waiter { path: place.path(), under }) else {
+        return String::new();
+    };
+    let edges: Vec<String> = edges.iter().map(|edge| escape_controls(&edge.to_string())).collect();
+    format!("; this wait closes a circle: {}", edges.join("; "))
+}
+
+/// Returns the path of the deepest node above both locks.
+fn common_parent<'a>(one: &'a str, other: &str) -> &'a str {
+    let steps = one.match_indices('/').map(|(at, _)| at).filter(|at| *at > 0);
+    let is_above = |at: &usize| other.strip_prefix(&one[..*at]).is_some_and(|rest| rest.starts_with('/'));
+    steps.take_while(is_above).last().map_or("/", |end| &one[..end])
 }
 
 /// Whether a stop of zklock (by SIGSTOP, or because the machine was suspended) can have caused this loss.
@@ -609,6 +643,21 @@ mod tests {
         ] {
             let given = read(&[words, &["--session-timeout", "10", "/l", "true"]].concat());
             assert_eq!(connect_limit(&given.run, &given.connection), Duration::from_millis(milliseconds), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn a_common_parent_is_above_both_locks() {
+        for (one, other, parent) in [
+            ("/locks/a", "/locks/b", "/locks"),
+            ("/locks/a", "/locks/a", "/locks"),
+            ("/locks/deep/a", "/locks/b", "/locks"),
+            ("/locks/a", "/lockset/a", "/"),
+            ("/a", "/b", "/"),
+            ("/locks", "/locks/b", "/"),
+            ("/a/b/c", "/a/b/d/e", "/a/b"),
+        ] {
+            assert_eq!(common_parent(one, other), parent, "{one} {other}");
         }
     }
 

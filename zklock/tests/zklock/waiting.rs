@@ -122,3 +122,57 @@ async fn a_line_says_why_no_server_is_reached_yet() {
     let (rest, code) = terminal.rest().await;
     assert_eq!((code, rest.contains("connecting for")), (Some(69), false), "{rest:?}");
 }
+
+/// Two commands each hold a lock, and run a `zklock` that waits for the lock of the other one.
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_in_a_circle_names_the_circle() {
+    let (a, b) = ("/zklock/deadlock/a", "/zklock/deadlock/b");
+    let (_zk, lock_a) = server_lock(a).await;
+    let (_other, lock_b) = server_lock(b).await;
+    let (files, held) = (scratch(), "echo held; read line");
+    // The first command waits without a limit, so its wait stands when the second command gives up.
+    let nested = |wanted: &str, limit: &str| format!("{held}; {} {limit} {wanted} true; echo ended $?", binary());
+    let script = |name: &str, text: String| {
+        let file = files.path().join(name);
+        fs::write(&file, text).unwrap();
+        file.display().to_string()
+    };
+    let (first, second) = (script("first", nested(b, "")), script("second", nested(a, "-w 1")));
+    let start = |lock: &str, script: &str| {
+        let mut command = zklock(&[lock, "sh", script]);
+        command.stdin(Stdio::piped());
+        Running::start(command)
+    };
+    let (mut one, mut other) = (start(a, &first), start(b, &second));
+    let pids = [one.pid(), other.pid()].map(Pid::as_raw_nonzero);
+    for running in [&mut one, &mut other] {
+        assert_eq!(running.says().await, "held");
+    }
+    one.child.stdin.take().unwrap().write_all(b"go\n").await.unwrap();
+    line_becomes(&lock_b, "W+ W-").await;
+    other.child.stdin.take().unwrap().write_all(b"go\n").await.unwrap();
+    assert_eq!(other.says().await, "ended 1");
+    let ended = other.ends().await;
+    let circle = format!("waits for {a}, which ");
+    assert!(ended.stderr.contains("; this wait closes a circle: ") && ended.stderr.contains(&circle), "{ended:#?}");
+    for (pid, wanted) in [(pids[0], b), (pids[1], a)] {
+        assert!(ended.stderr.contains(&format!("pid {pid} waits for {wanted}, which ")), "{ended:#?}");
+    }
+    // The circle is broken by the end of the second command.
+    assert_eq!(one.says().await, "ended 0");
+    assert_eq!(one.ends().await.code, Some(0));
+
+    // A wait that is in no circle says nothing of one.
+    let _held = lock_a.write().await.unwrap();
+    let late = run(&["-w", "0.3", a, "true"]).await;
+    assert!(late.code == Some(1) && !late.stderr.contains("circle"), "{late:#?}");
+}
+
+/// A command that waits for the lock under which it runs waits for itself.
+#[support::judged]
+async fn a_wait_for_the_own_lock_names_the_circle() {
+    let path = "/zklock/own-lock";
+    let own = run(&[path, binary(), "-w", "0.5", path, "true"]).await;
+    assert_eq!(own.code, Some(1), "{own:#?}");
+    assert!(own.stderr.contains(&format!("waits for {path}, which ")), "{own:#?}");
+}
