@@ -34,6 +34,20 @@ const RESTARTS: u32 = 8;
 /// third try on, tries are a twentieth of the session timeout apart, so all tries take about five session timeouts.
 pub(crate) const LEASE_TRIES: u32 = 100;
 
+/// Why an acquisition has not entered the queue.
+pub(crate) enum NotEntered {
+    /// A request failed.
+    Failed(Failure),
+    /// The target of the acquisition (the permits of a semaphore) must not be made at its path.
+    Refused(Error),
+}
+
+impl From<Failure> for NotEntered {
+    fn from(failure: Failure) -> NotEntered {
+        NotEntered::Failed(failure)
+    }
+}
+
 /// The evidence that a contender's turn has come.
 pub(crate) struct Grant {
     /// The path of the node by whose hand-off the predecessor let the contender in. `None` if a listing showed that the turn
@@ -219,21 +233,29 @@ impl Acquisition {
                 Ok(listing) => return Ok((entry, listing)),
                 // The next try uses another session. It also uses another tag, because the create may have been carried out on
                 // this session, and no session takes the node of another one for its own.
-                Err(Failure::Over(_)) if tries < SESSION_TRIES => {
+                Err(NotEntered::Failed(Failure::Over(_))) if tries < SESSION_TRIES => {
                     tag = new_tag();
                     follow::wait_until_known_to_be_over(entry.session()).await;
                 }
-                Err(Failure::NoAuth(lacks)) if entry.unmake_directory().await => {
+                Err(NotEntered::Failed(Failure::NoAuth(lacks))) if entry.unmake_directory().await => {
                     return Err(Error::shut_out(&config.queue, lacks));
                 }
-                Err(failure) => return Err(self.config.stop(failure)),
+                // No create has found the directory, so there was no node that another client could have removed.
+                Err(NotEntered::Failed(failure @ Failure::NoNode)) => {
+                    return Err(Error::from_failure(failure, "enter", &config.queue));
+                }
+                Err(NotEntered::Failed(failure)) => return Err(self.config.stop(failure)),
+                Err(NotEntered::Refused(error)) => return Err(error),
             }
         }
     }
 
     /// Creates the node, and lists the directory. `None` in place of a listing if the reply to the create was lost. The
     /// machine [`NodeState`](crate::session::node::state::NodeState) decides the steps.
-    pub(crate) async fn take_place(&self, entry: &ContenderHandle) -> Result<Option<Result<Names, Failure>>, Failure> {
+    pub(crate) async fn take_place(
+        &self,
+        entry: &ContenderHandle,
+    ) -> Result<Option<Result<Names, Failure>>, NotEntered> {
         let mut step = EntryStep::Create;
         loop {
             step = match step {
@@ -253,12 +275,17 @@ impl Acquisition {
                 }
                 EntryStep::Recover if entry.recover().await? => return Ok(None),
                 EntryStep::Recover => EntryStep::Create,
-                EntryStep::MakeDirectory => match entry.make_directory(self.config.dialect.keeps_directories()).await {
-                    // A parent that Curator created may be a container, so the server may have deleted the parent. The
-                    // next create finds out.
-                    Ok(()) | Err(Failure::NoNode) => EntryStep::Create,
-                    Err(failure) => return Err(failure),
-                },
+                EntryStep::MakeDirectory => {
+                    if let Some(target) = &self.target {
+                        target.make(entry).await?.map_err(NotEntered::Refused)?;
+                    }
+                    match entry.make_directory(self.config.dialect.keeps_directories()).await {
+                        // A parent that Curator created may be a container, so the server may have deleted the parent. The
+                        // next create finds out.
+                        Ok(()) | Err(Failure::NoNode) => EntryStep::Create,
+                        Err(failure) => return Err(failure.into()),
+                    }
+                }
             };
         }
     }

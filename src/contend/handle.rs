@@ -116,10 +116,13 @@ impl ContenderHandle {
 
     /// Creates the lock directory and its missing parents.
     pub(crate) async fn make_directory(&self, has_to_stay: bool) -> Result<(), Failure> {
-        directory::make(self.session(), self.queue(), has_to_stay, |step| {
-            self.node.change(|it| it.made.push(step.to_owned()))
-        })
-        .await
+        directory::make(self.session(), self.queue(), has_to_stay, |step| self.record_made(step)).await
+    }
+
+    /// Records that this handle created the directory or other persistent node at `path`, for
+    /// [`ContenderHandle::unmake_directory`].
+    pub(crate) fn record_made(&self, path: &str) {
+        self.node.change(|it| it.made.push(path.to_owned()));
     }
 
     /// Removes the directories that this handle created, the innermost first. Called if the ACL of these directories

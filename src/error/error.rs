@@ -90,7 +90,8 @@ pub enum Error {
     },
 
     /// A `try_` method found the lock taken, or another contender was faster. Go on with other work. A holder that
-    /// [keeps](crate::queue::Member::keeps) the lock may be idle: it was not [asked](crate::RwLock::ask).
+    /// [keeps](crate::queue::Member::keeps) the lock may be idle: it was not [asked](crate::RwLock::ask). Or a semaphore that was
+    /// to be [removed](crate::Semaphore::remove) is in use.
     #[error("would block: {blockers}")]
     WouldBlock {
         /// The contenders in the way.
@@ -450,11 +451,18 @@ pub enum PermitsError {
         node: String,
     },
     /// The path of this lock is that of a semaphore, because its node has a number of permits. Use another path. If the semaphore
-    /// is not used any more, delete the node with all below it.
-    #[error(
-        "is a semaphore: a path is a lock or a semaphore, so use another one, or delete that node and all below it"
-    )]
+    /// is not used any more, [remove](crate::Semaphore::remove) it.
+    #[error("is a semaphore: a path is a lock or a semaphore, so use another one, or remove the semaphore")]
     NoLock,
+    /// The path has an empty node without a number of permits. It may be the directory of a lock that is idle now, and the number
+    /// would keep the lock's users out. Use another path. If no lock is there, set the number with
+    /// [`at_existing_node`](crate::semaphore::SemaphoreBuilder::at_existing_node).
+    #[error("exists without a number of permits, and may be a lock that is idle now: use another path")]
+    EmptyNode,
+    /// The path is used for something else: a job's [record](crate::Acquire::once_in) lies beside it, or it has other nodes below
+    /// it, as a [value](crate::Shared) has. The text names the node. Use another path.
+    #[error("is used for something else, of which {0} is a part: use another path")]
+    OtherUse(String),
     /// A node of the semaphore was not written by this library, so the free permits cannot be counted. The text names the node.
     /// Remove it, or use another path.
     #[error("cannot be counted: {0}")]
@@ -479,9 +487,14 @@ impl From<Error> for io::Error {
             Error::Permits { reason: PermitsError::Other { .. } | PermitsError::TooFew { .. }, .. } => {
                 ErrorKind::InvalidInput
             }
-            Error::Permits { reason: PermitsError::IsLocked { .. } | PermitsError::NoLock, .. } => {
-                ErrorKind::ResourceBusy
-            }
+            Error::Permits {
+                reason:
+                    PermitsError::IsLocked { .. }
+                    | PermitsError::NoLock
+                    | PermitsError::EmptyNode
+                    | PermitsError::OtherUse(_),
+                ..
+            } => ErrorKind::ResourceBusy,
             Error::Permits { .. } => ErrorKind::InvalidData,
             Error::TransactionRefused { reason: Failure::NoNode | Failure::NoParent(_), .. } => ErrorKind::NotFound,
             Error::TransactionRefused { reason: Failure::NodeExists, .. } => ErrorKind::AlreadyExists,

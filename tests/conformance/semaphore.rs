@@ -13,7 +13,7 @@ use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Session};
 use zk_rwlock::error::PermitsError;
 use zk_rwlock::queue::MemberState;
 use zk_rwlock::semaphore::Permit;
-use zk_rwlock::{Error, HoldState, Loss, Mode, RwLock, Semaphore, Survey, block_on};
+use zk_rwlock::{Error, HoldState, Leadership, Loss, Mode, RwLock, Semaphore, Shared, Survey, block_on};
 
 use support::harness::Harness;
 use support::scene::{SOON, eventually, granted, refused, soon, with_time_enough};
@@ -704,4 +704,170 @@ pub async fn a_survey_shows_holders_of_a_damaged_semaphore<H: Harness>(h: &H) {
         assert_eq!(seen().await, [(s.in_it("permits"), None, 1)], "{data:?}");
     }
     assert!(lock.is_held());
+}
+
+// Paths that are used for something else, and the removal of a semaphore.
+
+/// Returns the data and the children of a node; `None` if there is no such node.
+async fn seen(operator: &Arc<dyn Session>, path: &str) -> Option<(Vec<u8>, Vec<String>)> {
+    let _nothing_to_sync = operator.sync(path).await;
+    let (data, _) = operator.data(path).await.ok()?;
+    let mut children = operator.children(path).await.ok()?;
+    children.sort();
+    Some((data, children))
+}
+
+pub async fn a_path_of_something_else_gets_no_number<H: Harness>(h: &H) {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let zk = h.client().await;
+    let operator = Arc::clone(zk.session_slot(0).await.expect("the session is alive").session());
+    let lock = |path: &str| RwLock::new(&zk, path).expect("valid");
+    let use_lock = async |path: &str| {
+        soon("free", lock(path).write()).await.expect("free").release().await.expect("held");
+    };
+    for (kind, may_be_allowed) in [
+        ("idle lock", true),
+        ("empty node", true),
+        ("leader", true),
+        ("record", false),
+        ("record without its lock's node", false),
+        ("copy of a record", false),
+        ("value", false),
+        ("parent of locks", false),
+    ] {
+        let path = h.directory();
+        match kind {
+            "idle lock" => use_lock(&path).await,
+            "empty node" => drop(operator.create(&path, &[], Kind::Persistent).await.expect("created")),
+            "leader" => {
+                let leadership = Leadership::new(&zk, &path).expect("valid");
+                soon("the term", leadership.lead(async |_| ())).await.expect("granted");
+            }
+            "value" => {
+                let value = Shared::builder(&zk, &path).initial(|| 1_u8).build().expect("valid");
+                soon("the value", value.read()).await.expect("written").release().await.expect("held");
+            }
+            "parent of locks" => use_lock(&format!("{path}/a")).await,
+            _ => {
+                let work = soon("the job", lock(&path).write().once_in(HOUR)).await.expect("granted");
+                let guard = work.due().expect("never done");
+                guard.done().await.expect("recorded");
+                guard.release().await.expect("held");
+                if kind != "record" {
+                    let reaped = operator.delete(&path).await;
+                    assert!(matches!(reaped, Ok(()) | Err(Failure::NoNode)), "{reaped:?}");
+                }
+                if kind == "copy of a record" {
+                    operator.delete(&format!("{path}.done")).await.expect("recorded");
+                }
+            }
+        }
+        let before = seen(&operator, &path).await;
+        let open = |number: Option<u32>, is_allowed: bool| {
+            let builder = Semaphore::builder(&zk, &path);
+            let builder = if is_allowed { builder.at_existing_node() } else { builder };
+            number.into_iter().fold(builder, |builder, number| builder.permits(number)).build().expect("valid")
+        };
+        let allowed: &[bool] = if may_be_allowed { &[false] } else { &[false, true] };
+        for is_allowed in allowed {
+            for (call, answer) in [
+                ("set_permits", soon("the refusal", open(None, *is_allowed).set_permits(3)).await),
+                ("acquire", soon("the refusal", open(Some(3), *is_allowed).acquire()).await.map(drop)),
+                ("several", soon("the refusal", open(Some(3), *is_allowed).acquire_many(2)).await.map(drop)),
+                ("try_acquire", soon("the refusal", open(Some(3), *is_allowed).try_acquire()).await.map(drop)),
+            ] {
+                let error = answer.expect_err(kind);
+                let Error::Permits { reason, .. } = &error else { panic!("{call} at {kind}: {error:?}") };
+                let is_empty = matches!(reason, PermitsError::EmptyNode);
+                assert!(is_empty || matches!(reason, PermitsError::OtherUse(_)), "{call} at {kind}: {error}");
+                assert_eq!(is_empty, may_be_allowed, "{call} at {kind}: {error}");
+                assert_eq!(seen(&operator, &path).await, before, "{call} at {kind} has changed something");
+            }
+        }
+        if may_be_allowed {
+            open(None, true).set_permits(3).await.expect("allowed");
+            assert!(soon("a free permit", open(None, false).acquire_many(3)).await.expect("free").is_held());
+        }
+    }
+}
+
+/// A permit without a number makes nothing that the operator's number would then be refused for.
+pub async fn a_refused_user_without_a_number_leaves_no_node<H: Harness>(h: &H) {
+    let (zk, path) = (h.client().await, h.directory());
+    let operator = Arc::clone(zk.session_slot(0).await.expect("the session is alive").session());
+    let semaphore = Semaphore::builder(&zk, &path).build().expect("valid");
+    for answer in [soon("the refusal", semaphore.acquire()).await, soon("the refusal", semaphore.try_acquire()).await] {
+        assert!(matches!(answer, Err(Error::Permits { reason: PermitsError::Unset, .. })), "{answer:?}");
+        assert_eq!(seen(&operator, &path).await, None);
+    }
+    semaphore.set_permits(1).await.expect("no node is in the way");
+    assert!(soon("a free permit", semaphore.acquire()).await.expect("free").is_held());
+}
+
+pub async fn first_users_at_once_make_one_semaphore<H: Harness>(h: &H) {
+    let clients = [h.client().await, h.client().await, h.client().await];
+    for round in 0..10 {
+        let path = format!("{}/new/{round}", h.directory());
+        let all: Vec<_> = clients
+            .iter()
+            .flat_map(|zk| {
+                let semaphore = Semaphore::new(zk, &path, 9).expect("valid");
+                let sets = semaphore.clone();
+                let set = tokio::spawn(async move { sets.set_permits(9).await });
+                [tokio::spawn(async move { semaphore.acquire().await.map(drop) }), set]
+            })
+            .collect();
+        for task in all {
+            soon("an answer", task).await.expect("no panic").expect("one of them made the semaphore");
+        }
+    }
+}
+
+pub async fn a_semaphore_is_removed_unless_it_is_used<H: Harness>(h: &H) {
+    let s = Stage::set(h, 2).await;
+    assert_eq!(soon("an answer", s.a.remove()).await.expect("nothing is there"), None);
+    let held = soon("a free permit", s.a.acquire_many(2).label("busy")).await.expect("free");
+    let waits = s.queue_up(&s.b, 1).await;
+    let before = seen(&s.operator, &s.path).await;
+    let error = soon("the refusal", s.b.remove()).await.expect_err("in use");
+    assert!(error.is_would_block(), "{error}");
+    let said = error.to_string();
+    assert!(said.contains("held by 2 PERMITS host-a") && said.contains("busy") && said.ends_with("2 ahead"), "{said}");
+    assert_eq!(seen(&s.operator, &s.path).await, before, "a refused removal has changed something");
+    held.release().await.expect("held");
+    let next = granted(waits).await;
+    assert!(s.a.remove().await.is_err_and(|error| error.is_would_block()), "a holder alone is in the way");
+    next.release().await.expect("held");
+    assert_eq!(soon("the removal", s.a.remove()).await.expect("unused"), Some(2));
+    for node in [s.path.clone(), format!("{}.twin", s.path)] {
+        assert_eq!(seen(&s.operator, &node).await, None, "{node}");
+    }
+    assert!(matches!(s.a.acquire().await, Err(Error::Permits { reason: PermitsError::Unset, .. })));
+    let lock = RwLock::new(&s.mine, &s.path).expect("valid");
+    drop(soon("a lock", lock.write()).await.expect("no semaphore is there"));
+}
+
+/// What else is below the semaphore's node stays. Of a semaphore that lost its node, or the number in it, the rest is removed.
+pub async fn a_removal_spares_what_is_no_part_of_the_semaphore<H: Harness>(h: &H) {
+    let s = Stage::set(h, 2).await;
+    soon("a free permit", s.a.acquire()).await.expect("free").release().await.expect("held");
+    let other = s.in_it("other");
+    s.operator.create(&other, b"theirs", Kind::Persistent).await.expect("created");
+    assert_eq!(soon("the removal", s.a.remove()).await.expect("unused"), Some(2));
+    assert_eq!(seen(&s.operator, &s.path).await, Some((Vec::new(), vec!["other".to_owned()])));
+    assert_eq!(seen(&s.operator, &other).await, Some((b"theirs".to_vec(), Vec::new())));
+    for is_node_left in [true, false] {
+        let s = Stage::set(h, 2).await;
+        s.a.set_permits(2).await.expect("a new path");
+        match is_node_left {
+            true => s.set_data(&s.path, b"").await,
+            false => s.operator.delete(&s.path).await.expect("there"),
+        }
+        assert_eq!(soon("the removal", s.b.remove()).await.expect("unused"), Some(2));
+        assert_eq!(seen(&s.operator, &s.path).await, None);
+        assert_eq!(seen(&s.operator, &format!("{}.twin", s.path)).await, None);
+    }
+    let theirs = Stage::set(h, 2).await;
+    theirs.operator.create(&theirs.path, b"theirs", Kind::Persistent).await.expect("created");
+    assert!(matches!(theirs.a.remove().await, Err(Error::Permits { .. })));
 }

@@ -102,6 +102,7 @@ async fn a_vanishing_directory_is_made_64_times() {
     });
     let error = RwLock::new(&zk, PATH).expect("valid").write().await.expect_err("the directory vanishes each time");
     assert_eq!(makings.now(), 64, "{error}");
+    assert!(!error.is_lost() && error.to_string().ends_with("no such node"), "there was no node to lose: {error}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -48,8 +48,11 @@ async fn a_semaphore_is_refused_where_a_lock_is_in_use() {
     held.release().await.expect("held");
     drop(waits.await.expect("no panic").expect("no semaphore is in use"));
     drop(read(&next));
-    assert_eq!(left(&zk), ["queue"]);
-    drop(semaphore(&zk).acquire().await.expect("the lock is free, so its path may become a semaphore's"));
+    assert_eq!(left(&zk), [""; 0]);
+    // The lock is idle now, and its next user must not be kept out.
+    assert_eq!(reason(semaphore(&zk).acquire().await), PermitsError::EmptyNode);
+    let allowed = Semaphore::builder(&zk, PATH).permits(2).at_existing_node().build().expect("valid");
+    drop(allowed.acquire().await.expect("the user says that it is no lock any more"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -102,18 +102,26 @@ async fn the_number_of_permits_is_set_on_the_next_session() {
 /// The lock is acquired after the last listing that shows none, and before the number of permits keeps locks out.
 #[tokio::test(start_paused = true)]
 async fn a_lock_acquired_before_the_number_is_written_is_found() {
-    let zk = Memory::new();
-    let (other, held) = (RwLock::new(&zk.connect(), PATH).expect("valid"), Arc::new(OnceLock::new()));
-    let by_other = Arc::clone(&held);
-    let line = Hindered::new(&zk, move |asked| {
-        if matches!(asked, Request::Transact([Operation::Set { path, .. }, ..]) if path == PATH) {
-            by_other.get_or_init(|| now(other.write()).expect("free"));
+    for exists in [false, true] {
+        let zk = Memory::new();
+        let (other, held) = (RwLock::new(&zk.connect(), PATH).expect("valid"), Arc::new(OnceLock::new()));
+        if exists {
+            now(now(other.write()).expect("free").release()).expect("held");
         }
-        None
-    });
-    let error = open(&line, 1).acquire().await.expect_err("the path is a lock's");
-    assert!(matches!(error, Error::Permits { reason: PermitsError::IsLocked { .. }, .. }), "{error}");
-    assert!(held.get().is_some_and(|guard| guard.is_held()));
+        let by_other = Arc::clone(&held);
+        let line = Hindered::new(&zk, move |asked| {
+            if let Request::Transact([Operation::Set { path, .. } | Operation::Create { path, .. }, ..]) = asked
+                && path == PATH
+            {
+                by_other.get_or_init(|| now(other.write()).expect("free"));
+            }
+            None
+        });
+        let semaphore = Semaphore::builder(&line, PATH).permits(1).at_existing_node().build().expect("valid");
+        let error = semaphore.acquire().await.expect_err("the path is a lock's");
+        assert!(matches!(error, Error::Permits { reason: PermitsError::IsLocked { .. }, .. }), "{exists}: {error}");
+        assert!(held.get().is_some_and(|guard| guard.is_held()));
+    }
 }
 
 /// As above, for a handle that took a permit before the semaphore was deleted. What it knew of the path is out of date.
@@ -917,4 +925,47 @@ fn a_permit_hidden_by_a_lagging_server_can_be_evicted() {
     let gone = now(b.evict(permit.fencing_token())).expect("allowed").expect("the node exists");
     assert_eq!(gone.token, Some(permit.fencing_token()));
     assert!(!permit.is_held() && zk.children(PERMITS).is_empty());
+}
+
+// The first number, and the removal.
+
+#[test]
+fn a_semaphores_node_is_made_with_its_number() {
+    let memory = Memory::new();
+    let seen = memory.connect();
+    let zk = Hindered::new(&memory, move |asked| {
+        // Before each request of the first user, the semaphore's node is missing, or has its number and its twin.
+        let slot = now(seen.session_slot(0)).expect("the session is alive");
+        if let Ok((data, _)) = now(slot.session().data("/new/limit")) {
+            assert_eq!(data, b"permits=2", "before {asked:?}");
+            assert_eq!(now(slot.session().data("/new/limit.twin")).expect("made with the node").0, data);
+        }
+        None
+    });
+    let permit = now(Semaphore::new(&zk, "/new/limit", 2).expect("valid").acquire()).expect("free");
+    assert!(permit.is_held());
+}
+
+#[test]
+fn a_removal_with_a_lost_message_is_done_once() {
+    for lose in
+        [(|zk: &Memory| zk.faults().lose_next_reply()) as fn(&Memory), |zk: &Memory| zk.faults().lose_next_request()]
+    {
+        for request in 0..8 {
+            let zk = Memory::new();
+            let other = zk.connect();
+            let semaphore = Semaphore::new(&zk, "/limit", 2).expect("valid");
+            drop(now(semaphore.acquire()).expect("free"));
+            let (sent, losing) = (Count::default(), zk.clone());
+            let hindered = Hindered::new(&zk, move |_| {
+                if sent.one_more() == request {
+                    lose(&losing);
+                }
+                None
+            });
+            let removes = Semaphore::builder(&hindered, "/limit").build().expect("valid");
+            assert_eq!(now(removes.remove()).expect("unused"), Some(2), "request {request}");
+            assert_eq!(other.children("/"), Vec::<String>::new(), "request {request}");
+        }
+    }
 }

@@ -586,16 +586,18 @@ async fn a_number_of_permits_the_leader_lacks_backs_off() {
 /// directory.
 #[tokio::test(start_paused = true)]
 async fn a_number_of_permits_the_leader_denies_backs_off() {
-    let tries = Count::default();
+    let (memory, tries) = (Memory::new(), Count::default());
+    now(now(RwLock::new(&memory, "/limit").expect("valid").write()).expect("free").release()).expect("held");
     let tried = tries.clone();
-    let zk = Hindered::new(&Memory::new(), move |asked| match asked {
+    let zk = Hindered::new(&memory, move |asked| match asked {
         Request::Transact([Operation::Set { path, .. }, _twin]) if path == "/limit" => {
             tried.one_more();
             Some(refused_at(0, Failure::BadVersion))
         }
         _ => None,
     });
-    let waited = Semaphore::new(&zk, "/limit", 1).expect("valid").acquire().timeout(60 * SECOND).await;
+    let limit = Semaphore::builder(&zk, "/limit").permits(1).at_existing_node().build().expect("valid");
+    let waited = limit.acquire().timeout(60 * SECOND).await;
     assert!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
     assert!((5..=8).contains(&tries.now()), "{}", tries.now());
 }

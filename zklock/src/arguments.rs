@@ -44,6 +44,8 @@ Examples:
       zklock ask /locks/backup
   set the number of permits to five
       zklock permits /limits/geocoder 5
+  remove a semaphore that nobody uses
+      zklock permits /limits/geocoder --remove
   run a job at the next start, however long ago it was done
       zklock forget /cron/report
   remove the holder or waiter with this token, and no other
@@ -59,7 +61,7 @@ Exit codes:
         already done (--skipped-exit-code sets another code)
     1   -n or -w did not get the lock (-E sets another code);
         break: no holder or waiter has the token;
-        forget: there is no record;
+        forget: there is no record; permits --remove: no semaphore;
         check: something is odd
    64   wrong usage
    65   data in ZooKeeper prevents the operation (contenders of another
@@ -139,6 +141,10 @@ At most so many:
   A path is either a lock or a semaphore with permits: zklock exits with
   65 if the path is in use as the other kind. ls, watch, break and check
   find out which it is. The options and exit codes are the same for both.
+  The number is set only on a path without a node, or of a semaphore: an
+  empty node may be a lock that is idle now, so it needs zklock permits
+  PATH 3 --create. zklock permits PATH --remove removes a semaphore that
+  nobody uses; the path can then be a lock.
 
 When the lock is lost:
   The command's process group gets TERM. The processes that are left of
@@ -406,7 +412,7 @@ pub(crate) enum Task {
     Ask(Ask),
     /// Remove the record of the last run under --once-in, so that the command is run at its next start.
     Forget(Forget),
-    /// Set how many commands may run at once under `zklock -j`, for all hosts.
+    /// Set how many commands may run at once under `zklock -j`, for all hosts; or remove this semaphore.
     Permits(SetPermits),
     /// Remove one holder or waiter, by its token.
     Break(Break),
@@ -527,15 +533,26 @@ pub(crate) struct Forget {
 
 /// `zklock permits`
 #[derive(Debug, Args)]
-#[command(override_usage = "zklock permits [OPTIONS] PATH N")]
+#[command(override_usage = "zklock permits [OPTIONS] PATH N\n       zklock permits [OPTIONS] PATH --remove")]
 pub(crate) struct SetPermits {
-    /// The semaphore that `zklock -j` uses. It is created if it is missing.
+    /// The semaphore that `zklock -j` uses. It is created if there is no node. A path that is used for something else is refused:
+    /// a lock, the lock of a job with a record, a value.
     #[arg(value_name = "PATH")]
     pub(crate) path: String,
 
     /// The new number of permits. No command that holds a permit is stopped.
-    #[arg(value_name = "N", value_parser = number)]
-    pub(crate) number: NonZeroU32,
+    #[arg(value_name = "N", value_parser = number, required_unless_present = "remove")]
+    pub(crate) number: Option<NonZeroU32>,
+
+    /// Make the semaphore also at an empty node that exists already. The node may be a lock that is idle now: its users would
+    /// be kept out.
+    #[arg(long)]
+    pub(crate) create: bool,
+
+    /// Remove the semaphore, so that the path can be used for a lock again. Exit with 65, and say who is in the way, if
+    /// somebody holds or waits for a permit.
+    #[arg(long, conflicts_with_all = ["number", "create"])]
+    pub(crate) remove: bool,
 }
 
 /// `zklock break`

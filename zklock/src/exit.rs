@@ -89,6 +89,12 @@ impl From<Error> for Exit {
                 Error::Permits { path, reason: PermitsError::Unset | PermitsError::Vanished { .. } } => {
                     format!("{error}: set it with zklock permits {path} N")
                 }
+                Error::Permits { path, reason: PermitsError::NoLock } => {
+                    format!("{error}: zklock permits {path} --remove")
+                }
+                Error::Permits { path, reason: PermitsError::EmptyNode } => {
+                    format!("{error}; or, if it is surely no lock, zklock permits {path} N --create")
+                }
                 error => error.to_string(),
             },
         )

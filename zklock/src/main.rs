@@ -94,7 +94,7 @@ async fn act(arguments: Arguments) -> Result<u8, Exit> {
         Some(Task::Break(which)) => evict::evict(which, connection).await,
         Some(Task::Ask(which)) => ask::ask(which, connection).await,
         Some(Task::Forget(which)) => forget::forget(which, connection).await,
-        Some(Task::Permits(which)) => permits::set(which, connection).await,
+        Some(Task::Permits(which)) => permits::permits(which, connection).await,
         Some(Task::Check(check)) => check::check(check, connection).await,
         Some(Task::Complete { shell }) => complete::complete(*shell).await,
         Some(Task::Completions { shell }) => completions::completions(*shell),

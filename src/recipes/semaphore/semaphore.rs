@@ -6,20 +6,20 @@ use std::time::Duration;
 
 use crate::call::{self, Call};
 use crate::contend::acquisition::{Acquisition, Options};
-use crate::contend::directory;
 use crate::contend::handle::ContenderHandle;
 use crate::error::error::{Error, PermitsError};
 use crate::lock::acquire::{Acquire, Granting, Guard};
 use crate::lock::hold::{GuardHold, Hold};
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
-use crate::queue::member::{Member, Queue};
+use crate::queue::member::{Blockers, Member, Queue};
+use crate::queue::metadata;
 use crate::queue::mode::Mode;
-use crate::queue::permits::{self, PERMITS};
-use crate::recipes::semaphore::state::{KnownNumber, SemaphoreState};
+use crate::queue::permits::{self, PERMITS, QUEUE};
+use crate::recipes::semaphore::state::{KnownNumber, SemaphoreState, Twin};
 use crate::recipes::semaphore::take::PermitRequest;
 use crate::session::contract::{Coordinator, Session};
 use crate::session::presence;
-use crate::session::request::Failure;
+use crate::session::request::{Failure, Operation};
 use crate::session::retry::{self, Tries};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -103,7 +103,7 @@ impl Semaphore {
     /// assert_eq!(limit.path(), "/limits/geocoder");
     /// ```
     pub fn builder<C: Coordinator + Clone>(coordinator: &C, path: impl AsRef<str>) -> SemaphoreBuilder {
-        SemaphoreBuilder { lock: RwLock::builder(coordinator, path), permits: None }
+        SemaphoreBuilder { lock: RwLock::builder(coordinator, path), permits: None, at_existing_node: false }
     }
 
     /// Returns the path of the semaphore's node.
@@ -246,6 +246,7 @@ fn acquisition(state: Arc<SemaphoreState>, permits: u32, options: Options) -> Ac
 pub struct SemaphoreBuilder {
     lock: RwLockBuilder,
     permits: Option<u32>,
+    at_existing_node: bool,
 }
 
 impl SemaphoreBuilder {
@@ -256,6 +257,31 @@ impl SemaphoreBuilder {
     /// refused.
     pub fn permits(mut self, permits: u32) -> Self {
         self.permits = Some(permits);
+        self
+    }
+
+    /// Allows this handle to write the number of permits to an empty node that exists already: for an operator who made the node
+    /// with an ACL of its own. Without this option such a node is refused with
+    /// [`PermitsError::EmptyNode`](crate::error::PermitsError::EmptyNode), because it may be the directory of a lock that is idle now:
+    /// the number would keep the lock's users out. A node of a semaphore, and a path without a node, need no such option.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::error::PermitsError;
+    /// # use zk_rwlock::{Error, Memory, RwLock, Semaphore};
+    /// # tokio_test::block_on(async {
+    /// # let zk = Memory::new();
+    /// RwLock::new(&zk, "/limits/geocoder")?.write().await?.release().await?; // leaves an empty node
+    /// let refused = Semaphore::builder(&zk, "/limits/geocoder").build()?.set_permits(2).await.unwrap_err();
+    /// assert!(matches!(refused, Error::Permits { reason: PermitsError::EmptyNode, .. }));
+    ///
+    /// let geocoder = Semaphore::builder(&zk, "/limits/geocoder").at_existing_node().build()?;
+    /// geocoder.set_permits(2).await?;
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn at_existing_node(mut self) -> Self {
+        self.at_existing_node = true;
         self
     }
 
@@ -296,6 +322,7 @@ impl SemaphoreBuilder {
             number: Mutex::new(self.permits.map_or(KnownNumber::Unknown, KnownNumber::Given)),
             taken,
             has_no_lock: AtomicBool::new(false),
+            at_existing_node: self.at_existing_node,
         };
         Ok(Semaphore { state: Arc::new(state) })
     }
@@ -431,7 +458,9 @@ impl Semaphore {
         Call::in_time(&self.state.config.coordinator, work)
     }
 
-    /// Changes the number of permits, for all. Makes the semaphore's node if it is missing.
+    /// Changes the number of permits, for all. Makes the semaphore's node if it is missing. A path that is used for something else is
+    /// refused: a lock, a job's record, a value, and without [`at_existing_node`](SemaphoreBuilder::at_existing_node) also an empty
+    /// node, which may be a lock that is idle now.
     ///
     /// No holder loses its permits. If more permits are held than the new number, none is granted until enough are
     /// given back. Waiting acquisitions use the new number. A request for more permits than exist fails with
@@ -442,8 +471,8 @@ impl Semaphore {
     /// If the future is dropped, the number may or may not have been changed.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] for zero. [`Error::Permits`] if the node's data is no number of permits, and no permit
-    /// was ever taken there. [`Error::PermissionDenied`] if this client may not write the semaphore's node. After
+    /// [`Error::InvalidInput`] for zero. [`Error::Permits`] if the path is or may be used for something else, or if the node's data
+    /// is no number of permits, and no permit was ever taken there. [`Error::PermissionDenied`] if this client may not write the semaphore's node. After
     /// [`Error::Unreachable`], [`Error::Timeout`] and [`Error::OutcomeUnknown`] the number may or may not have been
     /// changed. Otherwise see [`Error`].
     ///
@@ -466,6 +495,42 @@ impl Semaphore {
     pub fn set_permits(&self, permits: u32) -> Call<()> {
         let state = Arc::clone(&self.state);
         Call::in_time(&self.state.config.coordinator, async move { set(&state, permits).await })
+    }
+
+    /// Removes the semaphore, if nobody holds or waits for a permit: deletes its node, its two directories and the copy of its
+    /// number, in one transaction. Afterwards the path can be used for a lock. Returns the number of permits that the semaphore
+    /// had, or `None` if no semaphore is there.
+    ///
+    /// If there are other nodes below the semaphore's node, that node stays, without a number. A handle that has seen or was given
+    /// a number makes the semaphore again at its next acquisition. This handle and its clones forget the number.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the semaphore may or may not have been removed.
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`], which names the holders and the waiters: nothing was removed. [`Error::Permits`] if the path has
+    /// something else than a semaphore. [`Error::PermissionDenied`] if this client may not delete one of the nodes. After
+    /// [`Error::Unreachable`], [`Error::Timeout`] and [`Error::OutcomeUnknown`] the semaphore may or may not have been removed.
+    /// Otherwise see [`Error`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock, Semaphore};
+    /// # tokio_test::block_on(async {
+    /// # let zk = Memory::new();
+    /// let geocoder = Semaphore::new(&zk, "/limits/geocoder", 3)?;
+    /// let permit = geocoder.acquire().await?;
+    /// assert!(geocoder.remove().await.unwrap_err().is_would_block());
+    ///
+    /// permit.release().await?;
+    /// assert_eq!(geocoder.remove().await?, Some(3));
+    /// RwLock::new(&zk, "/limits/geocoder")?.write().await?.release().await?;
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn remove(&self) -> Call<Option<u32>> {
+        let state = Arc::clone(&self.state);
+        Call::in_time(&self.state.config.coordinator, async move { remove(&state).await })
     }
 }
 
@@ -505,15 +570,20 @@ async fn try_to_set(
     session: &Arc<dyn Session>,
     permits: u32,
 ) -> Result<Result<(), Error>, Failure> {
-    let (path, mut is_made) = (state.config.user_path(), false);
+    let (path, mut exists) = (state.config.user_path(), false);
     loop {
-        let Some((data, stat)) = retry::data(session, path, true).await? else {
+        let node = retry::data(session, path, true).await?;
+        let twin = state.read_twin(session).await?;
+        let Some((data, stat)) = node else {
             // A lagging server may not show the new node yet. The reply of the ensemble's leader syncs the server.
-            if is_made {
+            if exists {
                 presence::leader_still_has(session, path, &mut Tries::NONE.clone()).await?;
             }
-            is_made = true;
-            directory::make(session, path, true, |_| {}).await?;
+            match state.create(session, permits, twin, &|_| {}).await? {
+                Ok(true) => return Ok(Ok(())),
+                Ok(false) => exists = true,
+                Err(error) => return Ok(Err(error)),
+            }
             continue;
         };
         // A node without permits and without a valid number of permits may hold the data of another program.
@@ -524,15 +594,89 @@ async fn try_to_set(
         }
         if permits::decode(&data).is_ok_and(|number| number.is_none()) {
             state.has_no_lock.store(false, Ordering::Release);
-            if let Some(error) = state.find_lock(session, None).await? {
+            let lock = state.find_lock(session, None).await?;
+            let other_use = match lock {
+                None => state.find_other_use(session, twin).await?,
+                lock => lock,
+            };
+            if let Some(error) = other_use {
                 return Ok(Err(error));
             }
         }
-        let twin = state.read_twin(session).await?;
         match state.write_number(session, permits, stat.version, twin).await {
             Ok(()) => return Ok(Ok(())),
             Err(Failure::BadVersion | Failure::NoNode) => {}
             Err(failure) => return Err(failure),
         }
+    }
+}
+
+/// How often the removal of a semaphore is tried, if its nodes change meanwhile.
+const REMOVALS: u32 = 64;
+
+async fn remove(state: &SemaphoreState) -> Result<Option<u32>, Error> {
+    let path = state.config.user_path();
+    let mut was = None;
+    for _ in 0..REMOVALS {
+        let tried =
+            call::on_a_session(&state.config.coordinator, ("remove the semaphore", path), |session| async move {
+                call::answered(&session, || try_to_remove(state, &session)).await
+            });
+        let (number, is_done) = tried.await??;
+        was = number.or(was);
+        if is_done {
+            if was.is_some() {
+                *state.number.lock() = KnownNumber::Unknown;
+                state.has_no_lock.store(false, Ordering::Release);
+            }
+            return Ok(was);
+        }
+        let (Queue { members, .. }, _) = state.config.queue(true, was).await?;
+        if !members.is_empty() {
+            let ahead = members.len();
+            let first = members.into_iter().take(presence::NAMED).collect();
+            return Err(Error::WouldBlock { blockers: Blockers { ahead, first } });
+        }
+    }
+    Err(state.doubtful_error("its directories have nodes that are neither permits nor waiters".to_owned()))
+}
+
+/// Removes the semaphore's nodes. Returns the number of permits in the node or in its twin, and whether the nodes are gone. They are
+/// not if somebody holds or waits for permits, or if a node was created, changed or deleted meanwhile.
+async fn try_to_remove(
+    state: &SemaphoreState,
+    session: &Arc<dyn Session>,
+) -> Result<Result<(Option<u32>, bool), Error>, Failure> {
+    let path = state.config.user_path();
+    let node = retry::data(session, path, true).await?;
+    let twin = state.read_twin(session).await?;
+    let number = match node.as_ref().map_or(Ok(None), |(data, _)| state.parse_number(data)) {
+        Ok(number) => number,
+        Err(error) => return Ok(Err(error)),
+    };
+    let of_twin = if let Twin::Number(was) = twin { Some(was) } else { None };
+    let Some(number) = number.or(of_twin) else { return Ok(Ok((None, true))) };
+    let children = retry::until_known(session, || session.children(path)).await;
+    let children = children.or_else(retry::none_without_directory)?;
+    let delete = |path: String| Operation::Delete { path, version: None };
+    let (own, others): (Vec<_>, Vec<_>) = children.iter().partition(|name| *name == QUEUE || *name == PERMITS);
+    let mut operations: Vec<_> = own.into_iter().map(|name| delete(format!("{path}/{name}"))).collect();
+    if let Some((_, stat)) = node {
+        let (path, version) = (path.to_string(), Some(stat.version));
+        operations.push(match others.is_empty() {
+            true => Operation::Delete { path, version },
+            false => Operation::Set { path, data: Vec::new(), version },
+        });
+    }
+    if twin != Twin::Missing {
+        operations.push(delete(metadata::twin_of(path)));
+    }
+    match retry::until_known(session, || session.transact(&operations)).await {
+        Ok(_) => Ok(Ok((Some(number), true))),
+        Err(Failure::Operation { failure, .. }) => match *failure {
+            Failure::NotEmpty | Failure::NoNode | Failure::BadVersion => Ok(Ok((Some(number), false))),
+            failure => Err(failure),
+        },
+        Err(failure) => Err(failure),
     }
 }

@@ -4,24 +4,32 @@
 //! One path cannot be both a lock and a semaphore. Each side writes before it reads. A contender of the lock creates its node,
 //! and then reads whether the path has a number of permits. A semaphore writes its number, and then lists the lock's nodes. If
 //! both start at the same time, at least one side sees the other.
+//!
+//! A lock that is idle leaves an empty node, or none. So a semaphore's node is created together with its number, and a number is
+//! written to a node without one only if the node is known to be a semaphore's.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::contend::acquisition::{IfTaken, LockConfig, SeenPermits, Wait};
+use crate::contend::directory;
 use crate::error::error::{Error, PermitsError};
 use crate::queue::dialect::Dialect;
+use crate::queue::metadata;
 use crate::queue::mode::Mode;
-use crate::queue::{metadata, permits};
+use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::session::contract::Session;
 use crate::session::presence::{self, Recheck};
-use crate::session::request::{Failure, Kind, Operation, Stat};
+use crate::session::request::{self, Failure, Kind, Operation, Stat};
 use crate::session::retry;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// The name of the operation in errors.
 pub(super) const TAKE: &str = "take a permit of";
+
+/// How often the create of the semaphore's node is tried, if its parents are deleted meanwhile.
+const CREATES: u32 = 64;
 
 /// How often the semaphore's path is listed, and the pause between two listings, before a contender of a lock at this path causes
 /// an error. A contender that is about to leave is gone by then.
@@ -39,6 +47,8 @@ pub struct SemaphoreState {
     /// that comes after that listing reads the number of permits, and leaves. `false` again when this handle
     /// finds no number, because somebody has deleted it.
     pub(super) has_no_lock: AtomicBool,
+    /// Whether the user allows a number of permits in an empty node that exists already.
+    pub(super) at_existing_node: bool,
 }
 
 impl SemaphoreState {
@@ -215,18 +225,28 @@ pub(super) enum Twin {
 }
 
 impl SemaphoreState {
+    /// Does the same as [`SemaphoreState::agree_on_number`], for a contender in the queue: its own node is gone if the semaphore's
+    /// node is.
+    pub(super) async fn number_in_queue(
+        &self,
+        session: &Arc<dyn Session>,
+        node: (Vec<u8>, Stat),
+    ) -> Result<(u32, i32), Error> {
+        self.agree_on_number(session, node).await?.ok_or_else(|| self.take_error(Failure::NoNode))
+    }
+
     /// Returns the number of permits in the semaphore's node, and the node's version. Writes the number if the node has
-    /// none.
+    /// none. `None` if the node was deleted meanwhile.
     pub(super) async fn agree_on_number(
         &self,
         session: &Arc<dyn Session>,
         (mut data, mut stat): (Vec<u8>, Stat),
-    ) -> Result<(u32, i32), Error> {
+    ) -> Result<Option<(u32, i32)>, Error> {
         let (path, mut rounds) = (self.config.user_path(), 0);
         loop {
             if let Some(number) = self.parse_number(&data)? {
                 self.learn(number)?;
-                return Ok((number, stat.version));
+                return Ok(Some((number, stat.version)));
             }
             let twin = self.read_twin(session).await.map_err(|failure| self.take_error(failure))?;
             match (self.known(), twin) {
@@ -243,21 +263,145 @@ impl SemaphoreState {
                     self.has_no_lock.store(false, Ordering::Release);
                     // A number of permits at the path of a lock would keep the lock's users out.
                     self.check_for_lock(session, None).await?;
+                    let other_use = self.find_other_use(session, twin).await;
+                    other_use.map_err(|failure| self.take_error(failure))?.map_or(Ok(()), Err)?;
                     match self.write_number(session, number, stat.version, twin).await {
                         Ok(()) => {
                             *self.number.lock() = KnownNumber::Seen(number);
-                            return Ok((number, stat.version.wrapping_add(1)));
+                            return Ok(Some((number, stat.version.wrapping_add(1))));
                         }
                         // Another client, or an earlier try of ours, wrote the number of permits first.
                         Err(Failure::BadVersion) => {}
+                        Err(Failure::NoNode) => return Ok(None),
                         Err(failure) => return Err(self.take_error(failure)),
                     }
                 }
             }
             SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await;
-            (data, stat) =
-                retry::until_known(session, || session.data(path)).await.map_err(|failure| self.take_error(failure))?;
+            match retry::data(session, path, false).await.map_err(|failure| self.take_error(failure))? {
+                Some(node) => (data, stat) = node,
+                None => return Ok(None),
+            }
         }
+    }
+
+    /// Makes the semaphore's node with the number of permits that this handle knows, if the node is missing. Fails if the node must
+    /// not get a number. Called before the first contender makes the directory of the queue. Calls `made` for each node that was
+    /// created.
+    pub(super) async fn make(
+        &self,
+        session: &Arc<dyn Session>,
+        made: impl Fn(&str),
+    ) -> Result<Result<(), Error>, Failure> {
+        let (path, mut rounds) = (self.config.user_path(), 0);
+        loop {
+            // The twin is read first. The two nodes are created together, so a twin without its node shows that the node was deleted.
+            let twin = self.read_twin(session).await?;
+            if let Some(node) = retry::data(session, path, true).await? {
+                match self.agree_on_number(session, node).await {
+                    Ok(Some(_)) => return Ok(Ok(())),
+                    Ok(None) => {}
+                    Err(error) => return Ok(Err(error)),
+                }
+            }
+            let number = match (self.known(), twin) {
+                (known, Twin::Number(was)) if known != Some(was) => {
+                    return Ok(Err(self.permits_error(PermitsError::Vanished { was })));
+                }
+                (None, _) => return Ok(Err(self.permits_error(PermitsError::Unset))),
+                (Some(number), _) => number,
+            };
+            match self.create(session, number, twin, &made).await? {
+                Ok(true) => return Ok(Ok(())),
+                Ok(false) => SemaphoreState::before_next_round(session, path, None, &mut rounds).await,
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+    }
+
+    /// Creates the semaphore's node with its number of permits, and writes the twin, in one transaction: so no client ever sees
+    /// a new node without a number. First creates the missing parents. Returns `false` if another client has created or deleted one of
+    /// the two nodes. Calls `made` for each node that was created.
+    pub(super) async fn create(
+        &self,
+        session: &Arc<dyn Session>,
+        number: u32,
+        twin: Twin,
+        made: &impl Fn(&str),
+    ) -> Result<Result<bool, Error>, Failure> {
+        if let Some(error) = self.find_record(session).await? {
+            return Ok(Err(error));
+        }
+        // The node was missing, so the path may have been used for a lock since the last listing.
+        self.has_no_lock.store(false, Ordering::Release);
+        let (path, data) = (self.config.user_path().to_string(), permits::encode(number));
+        let second = self.write_of_twin(data.clone(), twin);
+        let mut create = vec![Operation::Create { path: path.clone(), data, kind: Kind::Persistent }, second];
+        for _ in 0..CREATES {
+            let failure = match retry::until_known(session, || session.transact(&create)).await {
+                Ok(_) => {
+                    for operation in &create {
+                        if let Operation::Create { path, .. } = operation {
+                            made(path);
+                        }
+                    }
+                    *self.number.lock() = KnownNumber::Seen(number);
+                    return Ok(Ok(true));
+                }
+                Err(failure) => failure,
+            };
+            match failure {
+                Failure::Operation { index: 0, failure } if *failure == Failure::NoNode => {
+                    match request::parent(&path) {
+                        "/" => retry::until_known(session, || session.make_root()).await?,
+                        parent => directory::make(session, parent, true, made).await?,
+                    }
+                }
+                Failure::Operation { failure, .. } if matches!(*failure, Failure::NodeExists | Failure::NoNode) => {
+                    return Ok(Ok(false));
+                }
+                Failure::Operation { index: 1, .. } => create.truncate(1),
+                Failure::Operation { failure, .. } => return Err(*failure),
+                failure => return Err(failure),
+            }
+        }
+        Err(Failure::NoNode)
+    }
+
+    /// Returns an error if the semaphore's node, which has no number of permits, is or may be used for something else. A node whose
+    /// twin has a number is a semaphore's node that lost its number.
+    pub(super) async fn find_other_use(
+        &self,
+        session: &Arc<dyn Session>,
+        twin: Twin,
+    ) -> Result<Option<Error>, Failure> {
+        if matches!(twin, Twin::Number(_)) {
+            return Ok(None);
+        }
+        if let Some(error) = self.find_record(session).await? {
+            return Ok(Some(error));
+        }
+        let path = self.config.user_path();
+        let children = retry::until_known(session, || session.children(path)).await;
+        let children = children.or_else(retry::none_without_directory)?;
+        let reason = match children.iter().filter(|name| *name != QUEUE && *name != PERMITS).min() {
+            Some(other) => PermitsError::OtherUse(format!("{path}/{other}")),
+            None if self.at_existing_node => return Ok(None),
+            None => PermitsError::EmptyNode,
+        };
+        Ok(Some(self.permits_error(reason)))
+    }
+
+    /// Returns an error if the record of a job, or its twin, lies beside the path: the path is that of the job's lock.
+    async fn find_record(&self, session: &Arc<dyn Session>) -> Result<Option<Error>, Failure> {
+        let record = metadata::record_path(self.config.user_path());
+        for path in [record.clone(), metadata::twin_of(&record)] {
+            let node = retry::data(session, &path, false).await?;
+            if node.is_some_and(|(data, stat)| metadata::read_done(&data, stat.mtime).is_some()) {
+                return Ok(Some(self.permits_error(PermitsError::OtherUse(path))));
+            }
+        }
+        Ok(None)
     }
 
     /// Returns the number of permits in the data of the semaphore's node. `None` if the data is empty.
@@ -283,11 +427,7 @@ impl SemaphoreState {
         twin: Twin,
     ) -> Result<(), Failure> {
         let (path, data) = (self.config.user_path().to_string(), permits::encode(number));
-        let twin_path = metadata::twin_of(&path);
-        let second = match twin {
-            Twin::Missing => Operation::Create { path: twin_path, data: data.clone(), kind: Kind::Persistent },
-            Twin::NoNumber | Twin::Number(_) => Operation::Set { path: twin_path, data: data.clone(), version: None },
-        };
+        let second = self.write_of_twin(data.clone(), twin);
         let mut set = vec![Operation::Set { path, data, version: Some(version) }, second];
         loop {
             match retry::until_known(session, || session.transact(&set)).await {
@@ -300,6 +440,15 @@ impl SemaphoreState {
                 Err(Failure::Operation { failure, .. }) => return Err(*failure),
                 Err(failure) => return Err(failure),
             }
+        }
+    }
+
+    /// Returns the write of `data` to the twin.
+    fn write_of_twin(&self, data: Vec<u8>, twin: Twin) -> Operation {
+        let path = metadata::twin_of(self.config.user_path());
+        match twin {
+            Twin::Missing => Operation::Create { path, data, kind: Kind::Persistent },
+            Twin::NoNumber | Twin::Number(_) => Operation::Set { path, data, version: None },
         }
     }
 

@@ -88,11 +88,18 @@ impl ExchangeTarget for PermitRequest {
             Ok((session, node))
         });
         match read.await? {
-            (session, Some(node)) => self.check_number(self.state.agree_on_number(&session, node).await?.0),
+            (session, Some(node)) => match self.state.agree_on_number(&session, node).await? {
+                Some((number, _)) => self.check_number(number),
+                None => Ok(()),
+            },
             // The semaphore's node is missing. The acquisition creates the node when it enters the queue, and checks
             // the number of permits then.
             (_, None) => Ok(()),
         }
+    }
+
+    async fn make(&self, entry: &ContenderHandle) -> Result<Result<(), Error>, Failure> {
+        self.state.make(entry.session(), |node| entry.record_made(node)).await
     }
 
     /// Sends the early read, if this acquisition has already sent its listing of the queue. An early read that was sent
@@ -121,7 +128,7 @@ impl ExchangeTarget for PermitRequest {
             Err(failure) => return Err(self.state.take_error(failure)),
         };
         let had_number = permits::decode(&node.0).is_ok_and(|number| number.is_some());
-        let (number, version) = self.state.agree_on_number(entry.session(), node).await?;
+        let (number, version) = self.state.number_in_queue(entry.session(), node).await?;
         self.check_number(number)?;
         if let Some(Ok(children)) = children.filter(|_| had_number) {
             self.state.ensure_no_lock(entry.session(), Some(children)).await?;
@@ -289,7 +296,7 @@ impl<'a> View<'a> {
                     let known = self.number.as_ref().map(|(number, version, _)| (*number, *version));
                     let (number, version) = match (known, node) {
                         (Some(known), _) => known,
-                        (None, Some(node)) => self.state.agree_on_number(&session, node).await?,
+                        (None, Some(node)) => self.state.number_in_queue(&session, node).await?,
                         (None, None) => continue,
                     };
                     return Ok(SeenPermits { number, version, names });

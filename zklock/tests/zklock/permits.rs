@@ -334,3 +334,82 @@ async fn a_path_is_either_a_lock_or_a_semaphore() {
     assert!(held.is_held());
     held.release().await.unwrap();
 }
+
+#[support::judged]
+async fn permits_spares_a_path_of_something_else() {
+    let (zk, lock) = server_lock("/zklock/spared/lock").await;
+    let operator = session(&zk).await;
+    for (path, words) in [
+        ("/zklock/spared/lock", "may be a lock that is idle now"),
+        ("/zklock/spared/cron", "/zklock/spared/cron.done is a part"),
+        ("/zklock/spared/empty", "may be a lock that is idle now"),
+        ("/zklock/spared", "is a part"),
+    ] {
+        match path {
+            "/zklock/spared/lock" => lock.write().await.unwrap().release().await.unwrap(),
+            "/zklock/spared/cron" => {
+                assert_eq!(run(&["--once-in", "1h", path, "true"]).await.code, Some(0));
+            }
+            "/zklock/spared/empty" => drop(operator.create(path, b"", Kind::Persistent).await.unwrap()),
+            _ => {}
+        }
+        for command in [&["permits", path, "3"][..], &["-j", "3", path, "true"], &["-n", "-j3", path, "true"]] {
+            let refused = run(command).await;
+            assert!(refused.code == Some(65) && refused.stderr.contains(words), "{command:?}: {refused:#?}");
+            assert_eq!(operator.data(path).await.unwrap().0, b"", "{command:?}");
+        }
+    }
+    assert_eq!(run(&["--once-in", "1h", "/zklock/spared/cron", "false"]).await.code, Some(0), "the record is there");
+    let refused = run(&["permits", "/zklock/spared/lock", "3"]).await;
+    assert!(refused.stderr.contains("zklock permits /zklock/spared/lock N --create"), "{refused:#?}");
+    for (path, code) in [("/zklock/spared/empty", 0), ("/zklock/spared/cron", 65), ("/zklock/spared", 65)] {
+        let created = run(&["permits", "--create", path, "3"]).await;
+        assert_eq!(created.code, Some(code), "{path}: {created:#?}");
+    }
+    assert_eq!(run(&["-j", "/zklock/spared/empty", "-c", "exit 7"]).await.code, Some(7));
+}
+
+#[support::judged]
+async fn permits_remove_undoes_a_semaphore_or_names_its_users() {
+    let path = "/zklock/permits/removed";
+    let (_zk, semaphore) = semaphore(path, 2).await;
+    let held = semaphore.acquire().label("busy").await.unwrap();
+    let refused = run(&["permits", path, "--remove"]).await;
+    assert_eq!((refused.code, &refused.stdout[..]), (Some(65), ""), "{refused:#?}");
+    assert!(
+        refused.stderr.contains("nothing was removed: held by PERMIT here pid ") && refused.stderr.contains("\"busy\""),
+        "{refused:#?}"
+    );
+    held.release().await.unwrap();
+    let lock = run(&[path, "true"]).await;
+    assert!(lock.code == Some(65) && lock.stderr.contains(&format!("zklock permits {path} --remove")), "{lock:#?}");
+    let removed = run(&["permits", path, "--remove"]).await;
+    assert_eq!((removed.code, &removed.stderr[..]), (Some(0), ""), "{removed:#?}");
+    assert!(removed.stdout.contains(path) && removed.stdout.contains("permits=2"), "{removed:#?}");
+    assert_eq!(run(&[path, "true"]).await.code, Some(0), "the path is a lock now");
+    let none = run(&["permits", path, "--remove"]).await;
+    assert_eq!((none.code, &none.stdout[..]), (Some(1), ""), "{none:#?}");
+    for wrong in
+        [&["permits", path][..], &["permits", path, "3", "--remove"], &["permits", path, "--create", "--remove"]]
+    {
+        assert_eq!(run(wrong).await.code, Some(64), "{wrong:?}");
+    }
+}
+
+#[support::judged]
+async fn a_node_made_by_hand_is_named_with_exit_code_65() {
+    let path = "/zklock/by-hand";
+    let operator = session(&connect(&shared_server().address()).await).await;
+    operator.create(path, b"", Kind::Persistent).await.unwrap();
+    // Each create takes a number, and each refused command takes another one.
+    for next in [1, 3, 5] {
+        let by_hand = format!("{path}/foo-WRITE-{next:010}");
+        operator.create(&by_hand, b"", Kind::Persistent).await.unwrap();
+        let refused = run(&[path, "echo", "ran"]).await;
+        assert_eq!((refused.code, &refused.stdout[..]), (Some(65), ""), "{refused:#?}");
+        assert!(refused.stderr.contains(&by_hand) && refused.stderr.contains("delete it"), "{refused:#?}");
+        assert!(!refused.stderr.contains("removed by somebody"), "{refused:#?}");
+        operator.delete(&by_hand).await.unwrap();
+    }
+    assert_eq!(run(&[path, "true"]).await.code, Some(0));
+}
