@@ -33,7 +33,7 @@ programs:
 COUNTED_TEST := cargo --config 'target."cfg(unix)".runner = ["$(CURDIR)/tests/descriptors.sh"]' test --release
 soak: zookeeper
 	export SCHEDULES=1000000 MULTI_SCHEDULES=5000 LEASE_ROUNDS=40 SILENCE_ROUNDS=200 LEASE_HISTORIES=60000 BREAK_ROUNDS=20 SCALE_WAITERS=10000 MODEL_CONTENDERS=4
-	export ALONE_TIMEOUT=40 FREEZE_ROUNDS=10 CRASH_ROUNDS=25 ROLLS=5 FLAP_SECONDS=60 SWARM_SECONDS=600 LINEAR_SECONDS=300
+	export ALONE_TIMEOUT=40 FREEZE_ROUNDS=10 CRASH_ROUNDS=25 ROLLS=5 FLAP_SECONDS=60 SWARM_SECONDS=600 LINEAR_SECONDS=300 COST_CONTENDERS=3000
 	export FUZZ_SECONDS=$${FUZZ_SECONDS:-120}
 	# Each of 23 tests runs for this long, one on each core.
 	export THREADS_SECONDS=$$((600 * $$(nproc) / 23))
@@ -49,7 +49,7 @@ soak: zookeeper
 		stage parsers --all-features --lib -- any_ fuzzed
 		stage models -p zk-rwlock-tests --test models -- --nocapture
 	} &
-	for part in session::{lease,silence,breaks,ensemble,alone,outages,garbled} crowd::{scale,traces} lock::multi; do
+	for part in session::{lease,silence,breaks,cost,ensemble,alone,outages,garbled} crowd::{scale,traces} lock::multi; do
 		stage "$$part" -p zk-rwlock-tests --test "$${part%%::*}" "$${part#*::}::" -- --nocapture
 	done
 	for servers in 1 3; do

@@ -20,7 +20,7 @@ use crate::session::node::{ContenderNode, Locked};
 use crate::session::presence::{self, Recheck, check};
 use crate::session::removal::{log_failure, remove};
 use crate::session::request::{Created, Ending, Failure, HoldState, Kind, Loss, Operation, Reply, Stat, Watch};
-use crate::session::retry::{self, none_without_directory, slept, synced, until_known};
+use crate::session::retry::{self, slept, until_known};
 use crate::session::store::Names;
 use crate::sync::Mutex;
 use crate::telemetry::log::emit;
@@ -142,9 +142,11 @@ impl ContenderHandle {
     /// node, which would wait behind the first node for ever.
     pub(crate) async fn recover(&self) -> Result<bool, Failure> {
         let (session, directory, tag) = (self.session(), self.queue(), self.node.tag());
-        let children = until_known(session, || synced(session, directory, |it, path| it.children(path)));
-        let children = children.await.or_else(none_without_directory)?;
-        for child in children.iter().filter(|child| tag.is_on(child)) {
+        let names = match until_known(session, || listing::list_synced(session, directory)).await {
+            Err(Failure::NoNode) => return Ok(false),
+            names => names?,
+        };
+        for child in names.iter().filter(|name| tag.is_on(name)) {
             let path = self.child(child);
             match until_known(session, || session.data(&path)).await {
                 Ok((_, stat)) if stat.ephemeral_owner == session.id() => {

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::pending;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call;
@@ -9,6 +10,9 @@ use crate::contend::acquisition::Acquisition;
 use crate::contend::queue_view::{QueueSnapshot, QueueView};
 use crate::error::error::Error;
 use crate::queue::turn;
+use crate::session::contract::Session;
+use crate::session::listing;
+use crate::session::store::Names;
 
 /// The longest time before the timeout at which a waiter asks the leader whether the contenders in the way are ghosts
 /// (deleted nodes that our server still lists). If they are, the rest of the time suffices for a grant, even if commits
@@ -53,7 +57,7 @@ impl Acquisition {
     async fn ask_for_ghosts(&self, view: &QueueView) -> bool {
         let snapshot = view.snapshot.lock().clone();
         let Some(QueueSnapshot { session, me, .. }) = snapshot else { return false };
-        let Ok(names) = session.children(&self.config.queue).await else { return true };
+        let Some(names) = self.list_once_connected(&session).await else { return true };
         let paths = &self.config.paths;
         let ghosts = paths.ghosts_ahead(&session, &names, me.kind(), |names| turn::ahead_of(&me, names)).await;
         let mut has_ghosts = !ghosts.is_empty();
@@ -68,12 +72,19 @@ impl Acquisition {
         true
     }
 
+    /// Lists the queue, once the session is connected: what is sent without a connection is sent after the reconnect, when
+    /// this acquisition may have ended.
+    async fn list_once_connected(&self, session: &Arc<dyn Session>) -> Option<Names> {
+        session.connected().await.ok()?;
+        listing::list(session, &self.config.queue).await.ok()
+    }
+
     /// Reads the contenders in the way, and stores them with their hosts and labels. If their nodes cannot be read, the
     /// contenders of the last listing stay.
     async fn look_up(&self, view: &QueueView) {
         let snapshot = view.snapshot.lock().clone();
         if let Some(QueueSnapshot { session, me, .. }) = snapshot
-            && let Ok(names) = session.children(&self.config.queue).await
+            && let Some(names) = self.list_once_connected(&session).await
         {
             let blockers = self.config.paths.blockers(&session, &names, &me).await;
             if let Some(snapshot) = &mut *view.snapshot.lock() {

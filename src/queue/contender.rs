@@ -179,7 +179,8 @@ impl Tag {
 
     /// Returns whether `name` is a node of this acquisition, in either mode.
     pub(crate) fn is_on(&self, name: &str) -> bool {
-        self.dialect.split(name).is_some_and(|(tag, _)| *tag == *self.text)
+        // The prefix is compared first, because thousands of names may be looked at for thousands of tags.
+        name.starts_with(&*self.text) && self.dialect.split(name).is_some_and(|(tag, _)| *tag == *self.text)
     }
 }
 

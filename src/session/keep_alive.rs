@@ -15,7 +15,7 @@ use crate::session::node::ContenderNode;
 use crate::session::presence::{self, check};
 use crate::session::removal::remove_late;
 use crate::session::request::{Failure, Loss};
-use crate::session::retry::{Tries, repeated, slept};
+use crate::session::retry::{Tries, repeated, slept, spawn_cancellable};
 use crate::session::shield::shielded;
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
@@ -163,14 +163,13 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
     // period.
     let mut due = Moment::MAX;
     let mut is_lapse_reported = true;
+    // The connection on which late creates were last looked for. The next connection cancels a search that has not ended.
+    let mut swept = (store.connection(), None);
     loop {
         let woken = store.renewal_wake.notified();
         let Some(live) = session.upgrade().filter(|_| !store.is_over()) else {
             return;
         };
-        for (directory, tag) in store.due_late_creates() {
-            drop(remove_late(&live, directory, tag));
-        }
         let left = lease.remaining();
         // When the lease has run out, this records the loss of every hold and wakes the holders that wait for their
         // loss.
@@ -182,16 +181,21 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
         let is_idle = store.has_no_nodes();
         let period = if is_idle { lease.idle_period() } else { lease.heartbeat_period() };
         due = due.min(now + period);
+        if !lease.is_connected() {
+            // The connection is lost. The reconnect wakes this loop, and the heartbeat is then due immediately.
+            due = now;
+        } else if due <= now && !lease.is_steady() {
+            due = now + period;
+            live.spawn(Box::pin(heartbeat(Weak::clone(session), Arc::clone(store))));
+        }
+        // After the heartbeat, so that the heartbeat does not wait for the listings.
+        if lease.is_connected() && swept.0 != store.connection() {
+            swept = (store.connection(), Some(spawn_cancellable(&live, remove_late(Arc::clone(&live)))));
+        }
         if lease.is_steady() {
             drop(live);
             woken.await;
             continue;
-        } else if !lease.is_connected() {
-            // The connection is lost. The reconnect wakes this loop, and the heartbeat is then due immediately.
-            due = now;
-        } else if due <= now {
-            due = now + period;
-            live.spawn(Box::pin(heartbeat(Weak::clone(session), Arc::clone(store))));
         }
         // If the session's first node was added meanwhile, this loop plans again, because a session with nodes needs
         // the shorter period.

@@ -96,6 +96,11 @@ impl Leaving {
         Leaving::Deleting(Deletion { path, ..Deletion::default() })
     }
 
+    /// Returns the removal of the node at `path`, which nobody knew of until now.
+    pub(super) fn delete_late(path: String) -> Leaving {
+        Leaving::Deleting(Deletion { path, is_again: true, ..Deletion::default() })
+    }
+
     /// Handles the answer to the request of this step. Returns the next step, and an event to report if there is one.
     pub fn on(self, answer: Input) -> (Leaving, Option<RemovalReport>) {
         let next = match (self, answer) {

@@ -5,16 +5,19 @@
 //! listing serves every caller that called before the listing was *sent*. So while the allowed number of listings is
 //! under way, new callers wait for the next one.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::session::contract::Session;
 use crate::session::request::{Failure, Reply, Stat};
 use crate::session::retry;
 use crate::session::shield::shielded;
-use crate::session::store::{Callers, Children, MANY, Names};
+use crate::session::store::{self, Callers, Children, MANY, Names};
+use crate::sync::{HashMap, Mutex, watch};
 
 /// The longest time for which a large listing waits for the large listings of other sessions.
 const TURN_MAX: Duration = Duration::from_millis(250);
@@ -27,19 +30,22 @@ pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Na
 
 /// As [`list`]. Also returns whether the request was sent now. If not, it is sent later.
 pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> (Reply<Names>, bool) {
-    let (mut answer, first) = session.store().begin_listing(directory);
+    let (answer, first) = session.store().begin_listing(directory);
     let is_sent = first.is_some();
     if let Some(first) = first {
         let reply = session.children_and_stat(directory);
         retry::begin(session, follow(Arc::clone(session), Arc::clone(directory), reply, first));
     }
-    let shared = Box::pin(async move {
+    (shared(answer), is_sent)
+}
+
+fn shared(mut answer: watch::Receiver<store::Answer>) -> Reply<Names> {
+    Box::pin(async move {
         match shielded(answer.wait_for(Option::is_some)).await.as_deref() {
             Ok(Some(answer)) => answer.clone(),
             _ => Err(Failure::Unknown("the session's thread has ended".to_owned())),
         }
-    });
-    (shared, is_sent)
+    })
 }
 
 type Answer = Result<(Vec<String>, Option<Stat>), Failure>;
@@ -84,6 +90,96 @@ async fn its_turn(session: &Arc<dyn Session>) -> Option<SemaphorePermit<'static>
         biased;
         turn = TURN.acquire() => turn.ok(),
         () = session.sleep(TURN_MAX) => None,
+    }
+}
+
+/// The most listings behind one sync. The next sync is sent when these are answered, so that a heartbeat never waits
+/// behind more.
+const BEHIND_ONE_SYNC: usize = 128;
+
+/// The directories to list behind a sync: see [`list_synced`].
+#[derive(Default)]
+pub(super) struct SyncedListings(Mutex<Wanted>);
+
+#[derive(Default)]
+struct Wanted {
+    callers: HashMap<Arc<str>, Callers>,
+    /// The directories in the order in which they are listed.
+    order: VecDeque<Arc<str>>,
+    is_task_running: bool,
+}
+
+impl SyncedListings {
+    /// Adds a caller. Also returns whether the caller must start the task that sends the listings.
+    fn join(&self, directory: &Arc<str>) -> (watch::Receiver<store::Answer>, bool) {
+        let wanted = &mut *self.0.lock();
+        let callers = wanted.callers.entry(Arc::clone(directory)).or_insert_with(|| {
+            wanted.order.push_back(Arc::clone(directory));
+            watch::channel(None).0
+        });
+        (callers.subscribe(), !std::mem::replace(&mut wanted.is_task_running, true))
+    }
+
+    /// Returns the directories to list next, for which somebody still waits. If there are none, the task must end.
+    fn next(&self) -> Vec<(Arc<str>, Callers)> {
+        let wanted = &mut *self.0.lock();
+        let mut next = Vec::new();
+        while next.len() < BEHIND_ONE_SYNC
+            && let Some(directory) = wanted.order.pop_front()
+        {
+            let callers = wanted.callers.remove(&directory).filter(|callers| callers.receiver_count() > 0);
+            next.extend(callers.map(|callers| (directory, callers)));
+        }
+        wanted.is_task_running = !next.is_empty();
+        next
+    }
+}
+
+/// Lists the children of a directory behind a sync. The answer shows every write that was committed before this call, at
+/// whichever server. The listing is sent once the session is connected.
+///
+/// After a reconnect, each of thousands of lost creates must be looked for. One listing serves every caller that called
+/// before it was sent, and one sync serves the listings of many directories.
+pub(crate) fn list_synced(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Names> {
+    let (answer, is_first) = session.store().synced.join(directory);
+    if is_first {
+        let on = Arc::clone(session);
+        let forget_all = move || *on.store().synced.0.lock() = Wanted::default();
+        // Nothing is sent before the task runs, so that callers who come together share the sync.
+        session.spawn(Box::pin(retry::on_early_end(list_wanted(Arc::clone(session)), forget_all)));
+    }
+    shared(answer)
+}
+
+async fn list_wanted(session: Arc<dyn Session>) {
+    loop {
+        // If the session is over, every request fails with the reason.
+        let _over = session.connected().await;
+        let wanted = session.store().synced.next();
+        let Some((first, _)) = wanted.first() else { return };
+        let (connection, synced) = (session.store().connection(), session.sync(first));
+        let listings = wanted.into_iter().map(|(directory, callers)| (session.children(&directory), callers));
+        let (listings, on): (Vec<_>, _) = (listings.collect(), Arc::clone(&session));
+        let mut answers = Box::pin(async move {
+            let synced = &synced.await;
+            // On another connection, a listing may come from a server that lags behind.
+            let is_same = || on.store().connection() == connection;
+            let lost = || Failure::Unknown("the connection broke before the answer".to_owned());
+            let answer = async |listing: Reply<Vec<String>>| {
+                synced.clone()?;
+                let names = listing.await?;
+                is_same().then(|| Arc::new(Children { names, directory: None })).ok_or_else(lost)
+            };
+            let answers =
+                listings.into_iter().map(async |(listing, callers)| callers.send_replace(Some(answer(listing).await)));
+            join_all(answers).await
+        });
+        tokio::select! {
+            biased;
+            _ = &mut answers => {}
+            // Perhaps some of these are never answered, and others must not wait for them.
+            () = session.sleep(session.timeout()) => session.spawn(Box::pin(async move { drop(answers.await) })),
+        }
     }
 }
 

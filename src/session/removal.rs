@@ -4,18 +4,21 @@
 use std::future::ready;
 use std::sync::Arc;
 
+use futures_util::future::join_all;
+
 use crate::queue::contender::Tag;
 use crate::session::contract::Session;
 use crate::session::leaving::{Deletion, Input, Leaving, RemovalReport};
+use crate::session::listing::list_synced;
 use crate::session::node::ContenderNode;
 use crate::session::request::{Created, Failure, Operation, Reply};
-use crate::session::retry::{Tries, spawn_awaited, synced};
+use crate::session::retry::{Tries, repeated, spawn_awaited};
 use crate::telemetry::log::emit;
 use crate::telemetry::meter::GaugeGuard;
 use crate::telemetry::names;
 
-/// Removes a node. Sends the first request before it returns. The removal goes on in the background even if the returned reply is
-/// dropped. `creating` is the reply to the node's create, if that reply has not come yet.
+/// Removes a node. Sends the first request before it returns, unless the connection is lost. The removal goes on in the background
+/// even if the returned reply is dropped. `creating` is the reply to the node's create, if that reply has not come yet.
 pub(crate) fn remove(
     session: &Arc<dyn Session>,
     node: &ContenderNode,
@@ -28,13 +31,21 @@ pub(crate) fn remove(
     remove_of(session, Arc::clone(node.queue()), node.tag().clone(), leaving, creating)
 }
 
-/// Removes the nodes that a lost create of this owner made after the owner's nodes were listed. Called after a reconnect.
-///
-/// Servers refuse the requests that a session sent to another server before. But a server that was stopped or cut off may still
-/// have the create when the session comes back to it, and the leader then takes the create for one of the new connection. The
-/// server sends it before the requests of that connection, so a new listing shows the node.
-pub(super) fn remove_late(session: &Arc<dyn Session>, directory: Arc<str>, tag: Tag) -> Reply<()> {
-    remove_of(session, directory, tag, Leaving::Listing, None)
+/// Removes the nodes of [late creates](crate::session::late_creates). Spawned after each reconnect. Costs a listing of each
+/// directory with such creates, however many there are.
+pub(super) async fn remove_late(session: Arc<dyn Session>) {
+    let expected = session.store().late_creates.by_directory(session.lease());
+    join_all(expected.into_iter().map(|(directory, owners)| remove_late_in(&session, directory, owners))).await;
+}
+
+async fn remove_late_in(session: &Arc<dyn Session>, directory: Arc<str>, owners: Vec<Tag>) {
+    let Ok(names) = repeated(session, Tries::ENDLESS, || list_synced(session, &directory)).await else { return };
+    let owner =
+        |name: &String| Some((owners.iter().find(|tag| tag.is_on(name))?.clone(), format!("{directory}/{name}")));
+    let found: Vec<_> = names.iter().filter_map(owner).collect();
+    for (tag, path) in found {
+        drop(remove_of(session, Arc::clone(&directory), tag, Leaving::delete_late(path), None));
+    }
 }
 
 fn remove_of(
@@ -72,7 +83,7 @@ struct Remover {
 
 impl Remover {
     async fn carry_out(self, mut leaving: Leaving, mut creating: Option<Reply<Created>>) -> Result<(), Failure> {
-        let (mut tries, mut listed_on) = (Tries::ENDLESS, None);
+        let (mut tries, store) = (Tries::ENDLESS, Arc::clone(self.session.store()));
         loop {
             let answer = match &leaving {
                 Leaving::Coming { .. } => match creating.take() {
@@ -81,18 +92,20 @@ impl Remover {
                 },
                 Leaving::Deleting(deletion) => Input::Deleted(self.delete(deletion).await),
                 Leaving::Listing => {
-                    listed_on = Some(self.session.store().connection());
-                    let listed = synced(&self.session, &self.directory, |it, path| it.children(path)).await;
-                    Input::Listed(listed.map(|names| self.own(names)))
+                    let connection = store.connection();
+                    let listed = list_synced(&self.session, &self.directory).await;
+                    if !matches!(listed, Err(Failure::Unknown(_) | Failure::Over(_))) {
+                        store.late_creates.expect(store.lease(), &self.directory, &self.tag);
+                    }
+                    // If the connection broke before the create was recorded as expected, the search after the reconnect
+                    // may have missed it.
+                    let is_same = store.connection() == connection;
+                    let lost = || Failure::Unknown("the connection broke after the answer".to_owned());
+                    Input::Listed(listed.and_then(|names| is_same.then(|| self.own(&names)).ok_or_else(lost)))
                 }
                 Leaving::Cut(_) => Input::Linked(tries.pause(&self.session).await),
                 Leaving::Restarting => Input::Deleted(self.session.delete(&self.directory).await),
-                Leaving::Gone(outcome) => {
-                    if let Some(listed_on) = listed_on {
-                        self.session.store().expect_late_create(self.directory, self.tag, listed_on);
-                    }
-                    return outcome.clone();
-                }
+                Leaving::Gone(outcome) => return outcome.clone(),
             };
             let report;
             (leaving, report) = leaving.on(answer);
@@ -100,19 +113,35 @@ impl Remover {
         }
     }
 
-    fn delete(&self, Deletion { path, signals, .. }: &Deletion) -> Reply<()> {
-        if !signals {
-            return self.session.delete(path);
+    async fn delete(&self, Deletion { path, signals, is_again, .. }: &Deletion) -> Result<(), Failure> {
+        let mut turn = None;
+        if *is_again || !self.session.lease().is_connected() {
+            self.session.connected().await.map_err(Failure::Over)?;
+            turn = self.session.store().late_removals.acquire().await.ok();
         }
-        let released = self.session.transact(&[
-            Operation::Set { path: path.clone(), data: Vec::new(), version: None },
-            Operation::Delete { path: path.clone(), version: None },
-        ]);
-        Box::pin(async move { released.await.map(drop) })
+        let mut deleted = if *signals {
+            let release = [
+                Operation::Set { path: path.clone(), data: Vec::new(), version: None },
+                Operation::Delete { path: path.clone(), version: None },
+            ];
+            let released = self.session.transact(&release);
+            Box::pin(async move { released.await.map(drop) })
+        } else {
+            self.session.delete(path)
+        };
+        if turn.is_some() {
+            tokio::select! {
+                biased;
+                answer = &mut deleted => return answer,
+                // Perhaps this is never answered, and others must not wait for it.
+                () = self.session.sleep(self.session.timeout()) => drop(turn),
+            }
+        }
+        deleted.await
     }
 
     /// Returns the paths of this contender's nodes among these names.
-    fn own(&self, names: Vec<String>) -> Vec<String> {
+    fn own(&self, names: &[String]) -> Vec<String> {
         let own = names.iter().filter(|name| self.tag.is_on(name));
         own.map(|name| format!("{}/{name}", self.directory)).collect()
     }

@@ -81,6 +81,10 @@ where
     F: Future<Output = Result<T, Failure>>,
 {
     loop {
+        // What is sent without a connection is sent after the reconnect, even if the caller has given up by then.
+        if !session.lease().is_connected() {
+            session.connected().await.map_err(Failure::Over)?;
+        }
         match request().await {
             Err(failure) => tries.again(session, failure).await?,
             answer => return answer,

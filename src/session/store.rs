@@ -8,9 +8,13 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
+use tokio::sync::Semaphore;
+
 use crate::queue::contender::Tag;
 use crate::queue::mode::Mode;
+use crate::session::late_creates::LateCreates;
 use crate::session::lease::{Lease, Moment};
+use crate::session::listing::SyncedListings;
 use crate::session::node::{ContenderNode, Locked, Unwatched};
 use crate::session::request::{Created, Ending, Failure, Stat};
 use crate::session::shield::shielded;
@@ -42,6 +46,11 @@ pub struct SessionStore {
     pub(crate) unwatched: Arc<Unwatched>,
     /// The highest zxid of all answers. Not in `record`, because a backend may report it while a mutex of its own is locked.
     newest_zxid: AtomicI64,
+    /// Not in `record`, because there may be thousands.
+    pub(super) late_creates: LateCreates,
+    pub(super) synced: SyncedListings,
+    /// The turns of removals after a loss of the connection, so that no heartbeat waits behind thousands of them.
+    pub(super) late_removals: Semaphore,
 }
 
 /// The part of a session's record that its mutex protects.
@@ -68,21 +77,7 @@ struct Record {
     /// The ghosts that the session has found, by directory. If the server still lists the node of a downgraded writer,
     /// only readers may ignore that ghost, because the reader that replaced the writer still holds the lock.
     ghosts: HashMap<Arc<str>, Ghosts>,
-    late_creates: Vec<LateCreate>,
 }
-
-/// A lost create that may be carried out later, although its owner has listed its nodes since.
-struct LateCreate {
-    directory: Arc<str>,
-    tag: Tag,
-    /// The connection on which the owner's nodes were listed last.
-    listed_on: u64,
-    until: Moment,
-}
-
-/// The number of session timeouts for which a server may keep a request that it has not sent to the leader. A follower keeps it
-/// for `syncLimit` ticks, by default 5, and a session timeout is 2 ticks or more.
-const KEPT_FOR: u32 = 10;
 
 /// The number of session timeouts for which releases in a directory are plain deletes after a refused signal.
 const UNSIGNALLED_FOR: u32 = 60;
@@ -128,7 +123,7 @@ impl Deref for Children {
 /// The answer to a listing, shared by all its callers.
 pub(crate) type Names = Arc<Children>;
 
-type Answer = Option<Result<Names, Failure>>;
+pub(super) type Answer = Option<Result<Names, Failure>>;
 
 /// The sender of one listing's answer to all callers of that listing.
 pub(super) type Callers = watch::Sender<Answer>;
@@ -149,6 +144,9 @@ impl Listed {
     }
 }
 
+/// The most removals under way that were requested or repeated after a loss of the connection.
+const LATE_REMOVALS_MAX: usize = 128;
+
 /// The most ghosts that a session records. When this number is reached, the session forgets all of them.
 const KNOWN_MAX: usize = 10_000;
 
@@ -166,6 +164,9 @@ impl SessionStore {
             link_changed: Notify::new(),
             unwatched: Arc::default(),
             newest_zxid: AtomicI64::new(0),
+            late_creates: LateCreates::default(),
+            synced: SyncedListings::default(),
+            late_removals: Semaphore::new(LATE_REMOVALS_MAX),
         }
     }
 
@@ -293,29 +294,6 @@ impl SessionStore {
         let result = node.change_and_wake(|it| change(it, may_signal));
         self.remove(node);
         result
-    }
-
-    /// Records that the create of this owner may be carried out late, although the owner's nodes were listed, on this connection.
-    pub(crate) fn expect_late_create(&self, directory: Arc<str>, tag: Tag, listed_on: u64) {
-        let until = self.lease.now().saturating_add(KEPT_FOR * self.lease.timeout());
-        let mut record = self.record.lock();
-        match record.late_creates.iter_mut().find(|late| late.directory == directory && late.tag == tag) {
-            Some(late) => late.listed_on = listed_on,
-            None => record.late_creates.push(LateCreate { directory, tag, listed_on, until }),
-        }
-    }
-
-    /// Returns the directories and owners of the expected late creates, if the session has reconnected since their nodes were listed.
-    pub(super) fn due_late_creates(&self) -> Vec<(Arc<str>, Tag)> {
-        let (now, is_connected, mut record) = (self.lease.now(), self.lease.is_connected(), self.record.lock());
-        let connection = record.connection;
-        record.late_creates.retain(|late| now < late.until);
-        let due = record.late_creates.iter_mut().filter(|late| is_connected && late.listed_on != connection);
-        due.map(|late| {
-            late.listed_on = connection;
-            (Arc::clone(&late.directory), late.tag.clone())
-        })
-        .collect()
     }
 
     /// Returns how often the connection was lost. If this count is the same at two answers, both came on the same

@@ -2,6 +2,7 @@
 
 mod architecture;
 mod chapters;
+mod cost;
 mod examples;
 mod fault_table;
 mod front_page;

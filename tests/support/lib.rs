@@ -7,6 +7,7 @@
 pub mod candidate;
 pub mod clock;
 pub mod copy;
+pub mod cost;
 pub mod ensemble;
 pub mod fake;
 pub mod fleet;

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::session::lease::Lease;
+use crate::session::request::{Operation, Outcome};
 use crate::session::store::SessionStore;
 use crate::session::tests::{Answers, Stub};
 
@@ -19,11 +20,13 @@ struct Directory {
     takes: Duration,
     /// When each listing was sent, in milliseconds after the start of the test.
     sent: Mutex<Vec<u128>>,
+    /// When each sync was sent.
+    synced: Mutex<Vec<u128>>,
 }
 
 impl Directory {
     fn new(names: usize, takes: Duration) -> Arc<Directory> {
-        Arc::new(Directory { begun: Instant::now(), names, takes, sent: Mutex::default() })
+        Arc::new(Directory { begun: Instant::now(), names, takes, sent: Mutex::default(), synced: Mutex::default() })
     }
 
     fn session(self: &Arc<Directory>) -> Arc<dyn Session> {
@@ -67,6 +70,11 @@ impl Answers for Lists {
             Ok(vec![String::new(); directory.names])
         })
     }
+
+    fn transact(&self, _: &[Operation]) -> Reply<Vec<Outcome>> {
+        self.directory.synced.lock().unwrap().push(self.directory.begun.elapsed().as_millis());
+        Box::pin(async { Ok(Vec::new()) })
+    }
 }
 
 const fn ms(milliseconds: u64) -> Duration {
@@ -109,4 +117,48 @@ async fn large_listings_take_turns_and_wait_at_most_250_ms() {
     assert_eq!(sent[12..], [100, 200, 300]);
     let sent = Directory::new(257, ms(5_000)).listed(3, 5).await;
     assert_eq!(sent[12..], [5_000, 5_250, 5_250], "an unanswered listing delays the others too long");
+}
+
+/// Lists each of `directories` directories behind a sync, with `callers` callers each. Returns when the syncs and the listings were
+/// sent.
+async fn listed_synced(takes: Duration, directories: usize, callers: usize) -> (Vec<u128>, Vec<u128>) {
+    let directory = Directory::new(1, takes);
+    let session = directory.session();
+    let names = (0..directories).map(|number| Arc::from(format!("/lock/{number}"))).cycle();
+    let answers = names.take(directories * callers).map(|name| list_synced(&session, &name));
+    for answer in join_all(answers).await {
+        assert_eq!(answer.expect("it is answered").len(), 1);
+    }
+    (directory.synced.lock().unwrap().clone(), directory.sent.lock().unwrap().clone())
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_before_a_sync_share_one_listing() {
+    assert_eq!(listed_synced(ms(100), 1, 1_000).await, (vec![0], vec![0]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_most_128_directories_are_listed_behind_one_sync() {
+    let (syncs, listings) = listed_synced(ms(100), 300, 2).await;
+    assert_eq!(syncs, [0, 100, 200]);
+    assert_eq!(listings, [[0; 128].as_slice(), &[100; 128], &[200; 44]].concat());
+}
+
+#[tokio::test(start_paused = true)]
+async fn unanswered_listings_delay_the_next_sync_one_timeout() {
+    let (syncs, _) = listed_synced(ms(10_000), 129, 1).await;
+    assert_eq!(syncs, [0, 6_000]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_listing_across_two_connections_is_not_used() {
+    let session = Directory::new(1, ms(100)).session();
+    let answer = list_synced(&session, &Arc::from("/lock"));
+    let breaks = async {
+        tokio::time::sleep(ms(50)).await;
+        session.store().connected(false);
+        session.store().connected(true);
+    };
+    let (answer, ()) = tokio::join!(answer, breaks);
+    assert!(matches!(answer, Err(Failure::Unknown(_))), "the listing may come from a server that lags");
 }

@@ -1,0 +1,348 @@
+//! What a break of the connection costs, counted: acquisitions that have timed out, wait, hold, keep, or wait for permits, and
+//! then some breaks. After each break, no more is sent than `docs/cost.md` says, and another lock of the client stays held.
+//!
+//! `COST_CONTENDERS` sets the number of acquisitions; `make soak` sets 3,000.
+
+use std::future::{IntoFuture, pending};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures::future::join_all;
+use support::cost::{
+    AHEAD_OF_HEARTBEAT, BEHIND_ONE_SYNC, DIRECTORY, ENDED, HEAD, HELD, KEPT, LEFT, Row, SESSION, SYNC, WAITING,
+};
+use support::scene::*;
+use support::server::shared_server;
+use support::wire::{Op, Proxy};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use zk_rwlock::coordinator::Coordinator;
+use zk_rwlock::{ConnectionState, Error, Memory, RwLock, Semaphore, WriteGuard, ZooKeeper};
+
+/// The session timeout of the embedded ensemble.
+const TIMEOUT: Duration = Duration::from_secs(10);
+const MINUTE: Duration = Duration::from_secs(60);
+const BREAKS: usize = 3;
+
+fn contenders() -> usize {
+    std::env::var("COST_CONTENDERS").ok().and_then(|contenders| contenders.parse().ok()).unwrap_or(300)
+}
+
+/// A backend whose requests are counted.
+trait Counted {
+    type C: Coordinator + Clone;
+    /// The client that is counted, and whose connection breaks.
+    fn zk(&self) -> &Self::C;
+    fn other(&self) -> &Self::C;
+    /// From now on the ensemble does not answer. The next `writes` writes are lost.
+    fn silence(&self, writes: usize);
+    /// Breaks the connection, waits for `meanwhile`, restores the connection, and waits until nothing more is sent. Returns the
+    /// number of requests that were sent since the break, or waited for its end.
+    async fn reconnect(&self, meanwhile: impl AsyncFnOnce()) -> u64;
+    /// Returns the number of requests in the next minute.
+    async fn minute(&self) -> u64;
+    /// Waits until nothing more is sent.
+    async fn settle(&self);
+    fn sessions(&self) -> usize;
+}
+
+struct Embedded {
+    zk: Memory,
+    other: Memory,
+}
+
+impl Embedded {
+    fn new() -> Embedded {
+        let zk = Memory::new();
+        Embedded { other: zk.connect(), zk }
+    }
+}
+
+impl Counted for Embedded {
+    type C = Memory;
+
+    fn zk(&self) -> &Memory {
+        &self.zk
+    }
+
+    fn other(&self) -> &Memory {
+        &self.other
+    }
+
+    fn silence(&self, writes: usize) {
+        self.zk.faults().silence();
+        (0..writes).for_each(|_| self.zk.faults().lose_next_request());
+    }
+
+    async fn reconnect(&self, meanwhile: impl AsyncFnOnce()) -> u64 {
+        let before = self.zk.requests();
+        self.zk.faults().cut();
+        meanwhile().await;
+        self.zk.faults().heal();
+        self.settle().await;
+        self.zk.requests() - before
+    }
+
+    async fn settle(&self) {
+        sleep(TIMEOUT / 10).await;
+    }
+
+    async fn minute(&self) -> u64 {
+        let before = self.zk.requests();
+        sleep(MINUTE).await;
+        self.zk.requests() - before
+    }
+
+    fn sessions(&self) -> usize {
+        1
+    }
+}
+
+/// The session timeout of [`CALM`] leaves out heartbeats, but for the first one after a reconnect.
+struct OnAServer {
+    proxy: Proxy,
+    zk: ZooKeeper,
+    other: ZooKeeper,
+}
+
+impl OnAServer {
+    async fn new() -> OnAServer {
+        let (server, proxy) = (shared_server(), Proxy::start(shared_server().address()));
+        OnAServer { zk: connect(&proxy.address()).await, other: connect(&server.address()).await, proxy }
+    }
+}
+
+impl Counted for OnAServer {
+    type C = ZooKeeper;
+
+    fn zk(&self) -> &ZooKeeper {
+        &self.zk
+    }
+
+    fn other(&self) -> &ZooKeeper {
+        &self.other
+    }
+
+    fn silence(&self, _: usize) {
+        self.proxy.black_hole();
+    }
+
+    async fn reconnect(&self, meanwhile: impl AsyncFnOnce()) -> u64 {
+        let is_connected = || async { matches!(self.zk.state(), ConnectionState::Connected) };
+        self.proxy.cut();
+        eventually("the loss is known", || async { !is_connected().await }).await;
+        meanwhile().await;
+        self.proxy.reset();
+        self.proxy.heal();
+        eventually("the connection", is_connected).await;
+        self.settle().await;
+        let requests: Vec<_> = self.proxy.requests().into_iter().filter(|(op, _)| *op != Op::RemoveWatches).collect();
+        let is_heartbeat = |(op, path): &(Op, String)| (*op, &**path) == (Op::GetData, "/");
+        let ahead = requests.iter().position(is_heartbeat).expect("a heartbeat follows each reconnect");
+        assert!(ahead <= AHEAD_OF_HEARTBEAT, "{ahead} requests are ahead of the heartbeat");
+        self.proxy.requests().len() as u64
+    }
+
+    /// With so long a session timeout, almost nothing is due in a minute, so this looks only at its beginning.
+    async fn minute(&self) -> u64 {
+        self.proxy.reset();
+        self.settle().await;
+        self.proxy.requests().len() as u64
+    }
+
+    /// Waits until a quarter of a second brings no request.
+    async fn settle(&self) {
+        let (mut sent, mut looks) = (0, 0);
+        while looks < 5 {
+            sleep(Duration::from_millis(50)).await;
+            let now = self.proxy.requests().len();
+            looks = if now == sent { looks + 1 } else { 0 };
+            sent = now;
+        }
+    }
+
+    fn sessions(&self) -> usize {
+        self.proxy.connections() as usize
+    }
+}
+
+fn fresh() -> String {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    format!("/cost/{}", NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+async fn held<C: Coordinator + Clone>(zk: &C, path: &str) -> WriteGuard {
+    soon("the lock", RwLock::new(zk, path).expect("valid").write()).await.expect("free")
+}
+
+/// What there is at the breaks. Dropping it leaves every node.
+#[derive(Default)]
+struct There {
+    guards: Vec<WriteGuard>,
+    keepers: Vec<RwLock>,
+    waiters: JoinSet<Result<(), Error>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Hold,
+    Keep,
+    Wait,
+    WaitForPermits,
+}
+
+const KINDS: [Kind; 4] = [Kind::Hold, Kind::Keep, Kind::Wait, Kind::WaitForPermits];
+
+impl Kind {
+    /// Returns `count` of this kind, and the rows that tell their cost.
+    async fn set_up<B: Counted>(self, on: &B, count: usize) -> (There, Vec<(usize, Row)>) {
+        let mut there = There::default();
+        match self {
+            Kind::Hold => {
+                there.guards = join_all((0..count).map(async |_| held(on.zk(), &fresh()).await)).await;
+                (there, vec![(count, HELD)])
+            }
+            Kind::Keep => {
+                let keeper = async |_| {
+                    let lock = RwLock::builder(on.zk(), fresh()).keep(10 * MINUTE).build().expect("valid");
+                    drop(lock.write().await.expect("free"));
+                    lock
+                };
+                there.keepers = join_all((0..count).map(keeper)).await;
+                (there, vec![(count, KEPT)])
+            }
+            Kind::Wait => (waiters(on, count, 60 * MINUTE).await, vec![(count, WAITING)]),
+            Kind::WaitForPermits => {
+                let path = fresh();
+                let theirs = Semaphore::new(on.other(), &path, 1).expect("valid");
+                let taken = theirs.acquire().await.expect("free");
+                let limit = Semaphore::new(on.zk(), &path, 1).expect("valid");
+                for _ in 0..count {
+                    let waits = limit.acquire().into_future();
+                    there.waiters.spawn(async { waits.await.map(drop) });
+                }
+                let is_full = async || theirs.queue().await.is_ok_and(|queue| queue.members.len() == count + 1);
+                eventually("all wait", &is_full).await;
+                there.waiters.spawn(async move {
+                    let _taken = taken;
+                    pending().await
+                });
+                (there, vec![(count, WAITING), (1, HEAD)])
+            }
+        }
+    }
+}
+
+/// Returns acquisitions that wait for a lock of another client, for at most `limit`.
+async fn waiters<B: Counted>(on: &B, count: usize, limit: Duration) -> There {
+    let (path, mut there) = (fresh(), There::default());
+    there.guards.push(held(on.other(), &path).await);
+    let lock = RwLock::new(on.zk(), &path).expect("valid");
+    for _ in 0..count {
+        let waits = lock.write().timeout(limit).into_future();
+        there.waiters.spawn(async { waits.await.map(drop) });
+    }
+    let queue = RwLock::new(on.other(), &path).expect("valid");
+    eventually("all wait", || async { queue.queue().await.is_ok_and(|queue| queue.members.len() == count + 1) }).await;
+    there
+}
+
+/// Breaks the connection while `meanwhile` runs. Fails if more is sent after the break than these rows allow.
+async fn assert_cost<B: Counted>(on: &B, rows: &[(usize, Row)], meanwhile: impl AsyncFnOnce()) {
+    let sent = on.reconnect(meanwhile).await;
+    let rows = [rows, &[(on.sessions(), SESSION)]].concat();
+    let most = |cost: fn(&Row) -> u64| rows.iter().map(|(count, row)| *count as u64 * cost(row)).sum::<u64>();
+    let (at_once, in_the_minute) = (most(|row| row.at_once), most(|row| row.in_the_minute));
+    assert!(sent <= at_once, "{sent} requests at a reconnect, and {at_once} are right for {rows:?}");
+    let sent = on.minute().await;
+    assert!(sent <= in_the_minute, "{sent} requests in the minute after, and {in_the_minute} are right for {rows:?}");
+}
+
+/// Breaks the connection some times, then while everything is left, and then once more.
+async fn assert_cost_of<B: Counted>(on: B, kind: Kind) {
+    let (count, unrelated) = (contenders(), held(on.zk(), &fresh()).await);
+    let (there, rows) = kind.set_up(&on, count).await;
+    on.settle().await;
+    for _ in 0..BREAKS {
+        assert_cost(&on, &rows, async || {}).await;
+    }
+    let leave = async || {
+        drop(there);
+        sleep(Duration::from_millis(100)).await;
+    };
+    assert_cost(&on, &[(count, LEFT)], leave).await;
+    assert_cost(&on, &[(count, ENDED)], async || {}).await;
+    assert!(unrelated.is_held());
+}
+
+/// Acquisitions time out while the ensemble is silent, so that their creates get no answer.
+async fn assert_cost_of_timeouts<B: Counted>(on: &B, directories: usize) {
+    let (count, path, unrelated) = (contenders(), fresh(), held(on.zk(), &fresh()).await);
+    let lock = |number| RwLock::new(on.zk(), format!("{path}/{number}")).expect("valid");
+    let locks: Vec<_> = (0..directories).map(lock).collect();
+    for lock in &locks {
+        lock.read().await.expect("free").release().await.expect("held");
+    }
+    on.silence(count);
+    let mut ends = JoinSet::new();
+    for lock in locks.iter().cycle().take(count) {
+        let end = lock.write().timeout(Duration::from_millis(300)).into_future();
+        ends.spawn(async { end.await.map(drop) });
+    }
+    for end in ends.join_all().await {
+        assert!(end.expect_err("nobody answers").is_timeout());
+    }
+    // A listing that is sent before the loss is known is repeated.
+    let once = [(directories, DIRECTORY), (directories.div_ceil(BEHIND_ONE_SYNC), SYNC), (count, ENDED)];
+    assert_cost(on, &[once, once].concat(), async || {}).await;
+    for _ in 0..BREAKS {
+        assert_cost(on, &once, async || {}).await;
+    }
+    assert!(unrelated.is_held());
+}
+
+async fn assert_cost_of_waiters_that_time_out<B: Counted>(on: B, limit: Duration) {
+    let mut there = waiters(&on, contenders(), limit).await;
+    on.settle().await;
+    let end = async || while there.waiters.join_next().await.is_some() {};
+    assert_cost(&on, &[(contenders(), LEFT)], end).await;
+    assert_cost(&on, &[(contenders(), ENDED)], async || {}).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_embedded_reconnect_costs_what_the_page_says() {
+    for kind in KINDS {
+        assert_cost_of(Embedded::new(), kind).await;
+    }
+}
+
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reconnect_costs_what_the_page_says() {
+    join_all(KINDS.map(async |kind| assert_cost_of(OnAServer::new().await, kind).await)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn embedded_timeouts_in_a_silent_break_cost_one_listing_a_directory() {
+    for directories in [1, contenders()] {
+        let on = Embedded::new();
+        assert_cost_of_timeouts(&on, directories).await;
+        sleep(10 * TIMEOUT).await;
+        assert_cost(&on, &[(contenders(), ENDED)], async || {}).await;
+    }
+}
+
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn timeouts_in_a_silent_break_cost_one_listing_a_directory() {
+    let check = async |directories| assert_cost_of_timeouts(&OnAServer::new().await, directories).await;
+    join_all([1, contenders()].map(check)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn embedded_waiters_that_time_out_in_a_break_send_nothing_later() {
+    assert_cost_of_waiters_that_time_out(Embedded::new(), MINUTE).await;
+}
+
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_that_time_out_in_a_break_send_nothing_later() {
+    assert_cost_of_waiters_that_time_out(OnAServer::new().await, SOON / 2).await;
+}
