@@ -198,6 +198,7 @@ mod system {
     use std::io::{self, Write};
     use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
     use std::os::fd::RawFd;
+    use std::sync::OnceLock;
     use std::time::{Duration, Instant};
 
     use nix::errno::Errno;
@@ -205,7 +206,6 @@ mod system {
     use nix::sys::socket::{Shutdown, SockaddrStorage, getpeername, getsockopt, shutdown};
     use rustix::time::{ClockId, clock_gettime};
 
-    use crate::sync::OnceLock;
     #[cfg(test)]
     use crate::sync::atomic::{AtomicUsize, Ordering};
     use crate::telemetry::log::emit;
