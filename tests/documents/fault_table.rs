@@ -55,7 +55,8 @@ fn planted_faults_name_code_and_tests_that_exist() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let source = fs::read_to_string(root.join("src").join(file)).or_else(|_| fs::read_to_string(root.join(file)));
         let source = source.unwrap_or_else(|error| panic!("{file}: {error}"));
-        assert!(["(", "<"].iter().any(|it| source.contains(&format!("fn {function}{it}"))), "{line}");
+        let forms = [format!("fn {function}("), format!("fn {function}<"), format!("\n{function}() {{")];
+        assert!(forms.iter().any(|form| source.contains(form)), "{line}");
         let words: Vec<&str> = cells[2].split(' ').collect();
         for it in words.windows(2).filter(|it| it[1].contains("::")) {
             let is_whole = ["unit", "shuttle"].contains(&it[0]);
