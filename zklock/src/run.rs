@@ -447,7 +447,7 @@ async fn record(guard: &AnyGuard, run: &Run, reaped: Reaped, signals: &mut Signa
             let unknown = "a signal came before ZooKeeper confirmed the record in";
             let problem = format!("the command has succeeded, but {unknown} {}: without the record the command is run again", once.record());
             say(&readable(&problem));
-            // The signal also ends the wait for the reply to the release.
+            // The signal also shortens the wait for the reply to the release.
             signals.put_back(signal);
             return Ok(reaped.then_ended_by(signal));
         }
@@ -576,13 +576,16 @@ async fn end_rest(group: Pid, guard: &AnyGuard, run: &Run, signals: &mut Signals
 /// Releases the lock and ends the session in one round trip. The release is sent first, so that the next contender
 /// recognizes a hand-off. The end of the session would remove the node, too, but without a hand-off. zklock waits for
 /// the replies no longer than the lock could block other contenders. If no server answers, a message says for how long
-/// the lock may stay taken. Returns the signal that has ended the wait, if one has.
+/// the lock may stay taken. Returns the signal that has shortened the wait, if one has.
 async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, signals: &mut Signals) -> Option<Signal> {
     let limit = match (is_reached(zk), guard.is_held()) {
         (true, true) => connection.session_timeout,
         (true, false) => FAREWELL,
         (false, _) => FAREWELL_UNREACHED,
     };
+    // A signal from before must not end the wait before the requests are on their way.
+    let pending = signals.pending();
+    let limit = if pending.is_some() { limit.min(FAREWELL) } else { limit };
     let left = guard.is_held().then(|| guard.session_left());
     // `select!` and `join!` poll the release first, and this poll sends its request. Once the session has ended, the reply to the
     // release does not matter.
@@ -594,7 +597,7 @@ async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, sig
                 let left = humantime::format_duration(Duration::from_millis(u64::try_from(left.as_millis()).unwrap_or(u64::MAX)));
                 say(&format!("no server has confirmed the release: the lock is free when the session ends, in {left} at most"));
             }
-            None
+            pending
         }
         // The signal means that the user does not want to wait for the reply. The end of the session removes the node.
         signal = signals.next_ending() => Some(signal),

@@ -129,6 +129,12 @@ impl Signals {
         }
     }
 
+    /// Takes the signals that have come, and returns the last that would end zklock.
+    pub(crate) fn pending(&mut self) -> Option<Signal> {
+        let come = std::iter::from_fn(|| self.receiver.try_recv().ok());
+        come.filter(|signal| !OTHERS.contains(signal)).last()
+    }
+
     /// Delivers a signal once more.
     pub(crate) fn put_back(&self, signal: Signal) {
         // This cannot fail, because `self` has the receiver.
