@@ -20,14 +20,13 @@ pub const WAITING: Row = row("waiter, for a lock or for permits", 0, 2);
 pub const HEAD: Row = row("semaphore for whose permits somebody waits", 0, 4);
 pub const KEPT: Row = row("node that is kept between uses", 0, 0);
 pub const ENDED: Row = row("acquisition that has ended", 0, 0);
-/// The node and its watch are removed.
-pub const LEFT: Row = row("node whose owner left it in the break", 2, 0);
+/// The removal of its watch is not counted, because the client crate sends it.
+pub const LEFT: Row = row("node whose owner left it in the break", 1, 0);
 pub const DIRECTORY: Row = row("directory with a lost create", 1, 0);
 /// A check-only transaction precedes the listings of so many directories, of fewer if there are fewer.
 pub const SYNC: Row = row("128 such directories", 1, 0);
 pub const BEHIND_ONE_SYNC: usize = 128;
-/// The most requests that are sent before the first heartbeat after a reconnect: listings, and removals of nodes. The client
-/// crate also sends the removals of watches.
+/// The most requests that are sent before the first heartbeat after a reconnect: listings, and removals of nodes.
 pub const AHEAD_OF_HEARTBEAT: usize = 2 * BEHIND_ONE_SYNC + SESSION.at_once as usize;
 
 /// All rows in the order of the page.
