@@ -1,8 +1,8 @@
 //! Finds circles of processes that wait for each other across locks.
 //!
 //! A `zklock` that runs within the command of another `zklock` is a process of its own, but the outer one gives its lock back only
-//! when the inner one has ended. So the wait of a process counts as a wait of its nearest ancestor that holds a lock. The ancestors
-//! are known only of processes on this machine.
+//! when the inner one has ended. So the wait of a process counts as a wait of the nearest `zklock` above it that holds a lock. The
+//! ancestors are known only of processes on this machine.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -126,7 +126,7 @@ fn process(member: &Member) -> Option<Process> {
 /// The longest chain of ancestors that is looked at.
 const GENERATIONS: usize = 64;
 
-/// Returns the nearest process that holds a lock: `who` itself, or an ancestor of it on this machine.
+/// Returns the nearest process that holds a lock: `who` itself, or a `zklock` above it on this machine.
 fn holding_ancestor(who: &Process, is_holder: impl Fn(&Process) -> bool) -> Option<Process> {
     if is_holder(who) {
         return Some(who.clone());
@@ -135,7 +135,13 @@ fn holding_ancestor(who: &Process, is_holder: impl Fn(&Process) -> bool) -> Opti
         return None;
     }
     let parents = std::iter::successors(parent(who.pid), |pid| parent(*pid)).take(GENERATIONS);
-    parents.map(|pid| Process { pid, ..who.clone() }).find(is_holder)
+    parents.map(|pid| Process { pid, ..who.clone() }).find(|it| is_holder(it) && is_zklock(it.pid))
+}
+
+/// Returns whether this process is a `zklock`, which holds its lock until its command has ended. Another program may release its
+/// lock while a process runs that it has started.
+fn is_zklock(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "zklock")
 }
 
 /// Returns the parent of this process; `None` if it is not known.
