@@ -3,9 +3,13 @@
 
 mod asking;
 mod bounds;
+mod cancels;
+mod deadlines;
 mod denials;
 mod dialects;
 mod durations;
+mod edges;
+mod effects;
 mod face;
 mod ghosts;
 mod idle;
@@ -14,10 +18,13 @@ mod kept;
 mod kept_waits;
 mod limits;
 mod memory;
+mod moments;
 mod once;
 mod one_path;
 mod pauses;
 mod permits;
 mod refusals;
+mod restores;
 mod seeing;
+mod splits;
 mod unheard;
