@@ -6,9 +6,9 @@
 //!
 //! A lost answer alone proves nothing, because each break of a connection loses answers. So a session counts a feature
 //! as lacking only after an answer that says so, or after the servers have closed two of its connections over a request
-//! for the feature, with no other answer to such a request in between. That may still be chance. So the verdict lasts
-//! for one session, and the next session asks again. Only ClickHouse Keeper would end that session for it, and is
-//! recognized for the whole client.
+//! for the feature, with no other answer to such a request in between. The second connection must have worked before: it
+//! has answered a read ([`Ability::test`]). That may still be chance. So the verdict lasts for one session, and the next
+//! session asks again. Only ClickHouse Keeper would end that session for it, and is recognized for the whole client.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -114,6 +114,17 @@ impl Ability {
         *self.verdict.lock() == Verdict::Lacking
     }
 
+    /// Called before each request for the feature. If the request before it was lost with another connection, this reads a
+    /// node, and fails if the present connection does not answer either: then its end will say nothing about the feature.
+    pub(crate) async fn test(&self, connection: u64, client: &zk::Client) -> Result<(), Failure> {
+        let verdict = *self.verdict.lock();
+        if verdict.is_open_on(connection) {
+            return Ok(());
+        }
+        let answer = client.check_stat("/").await;
+        answer.map(drop).map_err(|error| Failure::Unknown(error.to_string()))
+    }
+
     /// Records what the answer to a request shows about this feature, and maps an error of the answer to a failure. If
     /// the answer says that the servers lack the feature, the failure is `Unknown`, so that the caller sends another
     /// request. `connection` is the connection on which the request was sent.
@@ -177,6 +188,11 @@ impl Shown {
 }
 
 impl Verdict {
+    /// Returns whether no other connection was closed over a request for the feature.
+    fn is_open_on(self, connection: u64) -> bool {
+        !matches!(self, Verdict::ClosedOn(earlier) if earlier != connection)
+    }
+
     /// Returns the verdict after an answer to a request that was sent on this connection. Requests that are lost at one
     /// break of the connection count once.
     fn after(self, shown: Shown, connection: u64) -> Verdict {
@@ -232,6 +248,13 @@ mod tests {
         assert_eq!(after(&[(Shown::Closed, 0); 50]), Verdict::ClosedOn(0));
         assert_eq!(after(&[(Shown::Nothing, 0), (Shown::Nothing, 1), (Shown::Nothing, 2)]), Verdict::Open);
         assert_eq!(after(&[(Shown::Closed, 3), (Shown::Nothing, 4), (Shown::Nothing, 5)]), Verdict::ClosedOn(3));
+    }
+
+    #[test]
+    fn a_connection_after_a_closed_one_must_work_first() {
+        let closed = after(&[(Shown::Closed, 3)]);
+        assert_eq!([Verdict::Open, closed, closed, Verdict::Lacking].map(|it| it.is_open_on(3)), [true; 4]);
+        assert!(!closed.is_open_on(4));
     }
 
     #[test]

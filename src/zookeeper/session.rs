@@ -190,6 +190,7 @@ impl ZooKeeperSession {
         let (node, connection, abilities) = (path.to_owned(), self.store.connection(), Arc::clone(&self.abilities));
         let failure = self.pipeline.failure("READ", path);
         let owned = self.pipeline.send(Request::Read, move |client| async move {
+            abilities.ephemerals.test(connection, &client).await?;
             abilities.ephemerals.known(connection, client.list_ephemerals(&node).await, failure)
         });
         if owned.await?.iter().any(|owned| owned == path) {
@@ -329,6 +330,9 @@ impl Session for ZooKeeperSession {
         self.pipeline.send(Request::Write, move |client| async move {
             let options = mode(kind).with_acls(zk::Acls::new(&rights.acl.entries));
             let shown = rights.is_refusing(kind).then(|| client.get_acl(parent(&path)));
+            if kind == Kind::Container {
+                abilities.containers.test(connection, &client).await?;
+            }
             let created = client.create(&path, &data, &options).await;
             let (stat, sequence) = match kind {
                 Kind::Container => abilities.containers.known(connection, created, failure)?,
@@ -405,6 +409,7 @@ impl Session for ZooKeeperSession {
         let (failure, abilities) = (self.pipeline.failure("READ", &paths[0]), Arc::clone(&self.abilities));
         let (paths, connection) = (paths.to_vec(), self.store.connection());
         self.pipeline.send(Request::Read, move |client| async move {
+            abilities.several_reads.test(connection, &client).await?;
             abilities.several_reads.known(connection, translate::data_of_each(&client, &paths).await, failure)
         })
     }
