@@ -952,16 +952,16 @@ mod tls {
         files.run("openssl req -x509 -newkey rsa:2048 -nodes -keyout key -out certificate -days 9 -subj /CN=web-1");
         let certificate = files.read("certificate");
         let with = |key: &str| Tls::from_ca_pem(&certificate).unwrap().identity_pem(&certificate, &files.read(key));
-        with("key").expect("the key as `openssl req` writes it");
+        drop(with("key").expect("the key as `openssl req` writes it"));
         files.run("openssl rsa -in key -traditional -out traditional");
-        with("traditional").expect("a key in the older form");
+        drop(with("traditional").expect("a key in the older form"));
         files.run("openssl pkcs8 -topk8 -in key -passout pass:it -out encrypted");
         files.run("openssl rsa -in key -traditional -aes256 -passout pass:it -out encrypted-traditional");
         for name in ["encrypted", "encrypted-traditional"] {
             let refused = invalid(with(name));
             assert!(refused.starts_with("TLS identity: the private key: it is encrypted, and"), "{refused}");
             files.follow(&refused, &[("KEY", name), ("NEW", "decrypted")], "-passin pass:it");
-            with("decrypted").unwrap();
+            drop(with("decrypted").unwrap());
         }
     }
 
@@ -993,17 +993,17 @@ mod tls {
                 &[("REQUEST", "request"), ("EXTENSIONS", "extensions"), ("NEW", "first-version")],
                 "",
             );
-            with("first-version", "key").unwrap();
+            drop(with("first-version", "key").unwrap());
         }
         let refused = invalid(with("request", "key"));
         assert!(refused.contains("the certificate: it is a request for a certificate"), "{refused}");
         files.follow(&refused, &[("FILE", "request"), ("EXTENSIONS", "extensions"), ("NEW", "signed")], "");
-        with("signed", "key").unwrap();
+        drop(with("signed", "key").unwrap());
         files.run("openssl x509 -in signed -trustout -out trusted");
         let refused = invalid(with("trusted", "key"));
         assert!(refused.contains("the certificate: it is a certificate in the form of OpenSSL"), "{refused}");
         files.follow(&refused, &[("FILE", "trusted"), ("NEW", "plain")], "");
-        with("plain", "key").unwrap();
+        drop(with("plain", "key").unwrap());
 
         let openssh = "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n";
         let refused = invalid(tls().identity_pem(&files.read("signed"), openssh));
