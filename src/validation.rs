@@ -23,14 +23,16 @@ pub(crate) fn check_directory(path: &str) -> Result<(), Error> {
     check(path)?;
     let problem = match path {
         "/" => "a lock needs a path of its own below the root",
-        _ if is_zookeepers_own(path) => KEPT_BY_ZOOKEEPER,
+        _ if is_zookeepers_own(path) => &format!(
+            "{KEPT_BY_ZOOKEEPER}, and no lock path begins with that name, whatever path ends the connect string"
+        ),
         _ => return Ok(()),
     };
     Err(Error::invalid(format!("path {} cannot be a lock directory: {problem}", quoted(path))))
 }
 
 /// Why no lock can be at a path for which [`is_zookeepers_own`] is true.
-pub(crate) const KEPT_BY_ZOOKEEPER: &str = "ZooKeeper keeps its own nodes in /zookeeper";
+pub(crate) const KEPT_BY_ZOOKEEPER: &str = "ZooKeeper keeps its own nodes in /zookeeper at the root of the servers";
 
 /// Returns whether the path is ZooKeeper's own directory, or lies in it.
 pub(crate) fn is_zookeepers_own(path: &str) -> bool {
@@ -163,7 +165,9 @@ mod tests {
         let refused = |path: &str| check_directory(path).unwrap_err().to_string();
         assert!(refused("/").ends_with("cannot be a lock directory: a lock needs a path of its own below the root"));
         for path in ["/zookeeper", "/zookeeper/quota"] {
-            let why = "cannot be a lock directory: ZooKeeper keeps its own nodes in /zookeeper";
+            // The message is also true where a path ends the connect string, and ZooKeeper keeps nothing below that path.
+            let why = "cannot be a lock directory: ZooKeeper keeps its own nodes in /zookeeper at the root of the servers, and no \
+                       lock path begins with that name, whatever path ends the connect string";
             assert_eq!(refused(path), format!("invalid input: path {path:?} {why}"));
         }
         check_directory("/zookeepers").unwrap();
