@@ -307,7 +307,7 @@ impl SessionStore {
     pub(crate) fn record_signal_refused(&self, directory: &Arc<str>) {
         let until = self.lease.now().saturating_add(UNSIGNALLED_FOR * self.lease.timeout());
         let mut record = self.record.lock();
-        if record.signals_refused.len() >= UNSIGNALLED_MAX {
+        if record.signals_refused.len() >= UNSIGNALLED_MAX && !record.signals_refused.contains_key(directory) {
             record.signals_refused.clear();
         }
         record.signals_refused.insert(Arc::clone(directory), until);

@@ -97,6 +97,14 @@ fn the_memory_of_refused_signals_is_bounded() {
     assert!(store.record.lock().signals_refused.len() <= UNSIGNALLED_MAX);
 }
 
+#[test]
+fn a_signal_refused_again_leaves_the_other_directories_known() {
+    let (store, _clock) = begun();
+    let directories: Vec<Arc<str>> = (0..UNSIGNALLED_MAX).map(|number| format!("/{number}").into()).collect();
+    directories.iter().chain(&directories[..1]).for_each(|directory| store.record_signal_refused(directory));
+    assert!(directories.iter().all(|directory| store.is_signal_refused(directory)));
+}
+
 const GRACE: Duration = Duration::from_millis(50);
 
 fn store() -> Arc<SessionStore> {
