@@ -42,12 +42,13 @@ pub(crate) async fn connect_within(limit: Duration, connection: &Connection) -> 
     connected.map_err(|error| exit_for(error, connection))
 }
 
-/// Connects as [`connect_within`] does, and shows meanwhile why there is no session yet.
+/// Connects as [`connect_within`] does, and shows meanwhile why there is no session yet. The files of the options are
+/// read once, because a pipe can be read only once.
 pub(crate) async fn connect_visibly(limit: Duration, connection: &Connection) -> Result<ZooKeeper, Exit> {
     let (options, hosts) = (options(limit, connection)?, hosts(connection)?);
     tokio::select! {
         biased;
-        connected = connect_within(limit, connection) => connected,
+        connected = options.clone().connect(hosts.clone()) => connected.map_err(|error| exit_for(error, connection)),
         never = waiting::show_connecting(&hosts, &options) => match never {},
     }
 }

@@ -56,6 +56,16 @@ async fn credentials_are_read_from_a_file_of_one_line() {
     assert_eq!(other.code, Some(77), "{other:#?}");
 }
 
+#[support::judged]
+async fn credentials_are_read_from_a_pipe() {
+    let script = r#""$0" --auth-file <(printf owner:hunter2) /zklock-by-pipe true"#;
+    let mut command = Command::new("bash");
+    prepare(&mut command, &shared_server().address());
+    command.args(["-c", script, binary()]);
+    let run = ended(command).await;
+    assert_eq!(run.code, Some(0), "{run:#?}");
+}
+
 /// Kubernetes gives a variable the whole content of a file, with its newline.
 #[support::judged]
 async fn a_files_newline_and_mark_make_no_other_user() {
