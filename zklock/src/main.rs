@@ -84,6 +84,9 @@ fn run_in_runtime(arguments: Arguments) -> Result<u8, Exit> {
 
 async fn act(arguments: Arguments) -> Result<u8, Exit> {
     let connection = &arguments.connection;
+    if arguments.task.is_some() {
+        signals::unblock_all();
+    }
     if connection.verbose {
         log::show();
     }

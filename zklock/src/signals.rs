@@ -194,6 +194,12 @@ impl Signals {
     }
 }
 
+/// Unblocks all signals. This is for the tasks that start no command.
+pub(crate) fn unblock_all() {
+    // The error is ignored: it means that the signals stay as they are.
+    let _ = SigSet::empty().thread_set_mask();
+}
+
 /// Unblocks the signals of [`FAULTS`], except those in the set `blocked`.
 #[cfg(target_os = "linux")]
 pub(crate) fn unblock_faults(blocked: u64) {
@@ -221,7 +227,12 @@ fn cannot_listen(error: &dyn std::fmt::Display) -> Exit {
 /// Returns the set of signals that zklock ignores, if the system reports it. zklock and the command keep ignoring a
 /// signal that was ignored at the start of zklock, for example by nohup(1) or by a shell without job control.
 pub(crate) fn ignored() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    ignored_by("self")
+}
+
+/// Returns the set of signals that a process ignores. The process is a name in `/proc`.
+pub(crate) fn ignored_by(process: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
 }

@@ -152,6 +152,19 @@ async fn a_signal_that_was_blocked_at_the_start_ends_zklock() {
     }
 }
 
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn a_signal_that_was_blocked_at_the_start_ends_the_other_tasks() {
+    let path = "/zklock/blocked-signals-watched";
+    let (_zk, lock) = server_lock(path).await;
+    lock.write().await.expect("free").release().await.expect("it is held");
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut watch = Running::start(with_blocked("", &[binary(), "watch", "--interval", "1h", path]));
+        watch.says().await;
+        watch.signal(signal);
+        assert_eq!(watch.ends().await.code, None, "{signal:?}");
+    }
+}
+
 #[support::judged]
 async fn the_command_gets_the_blocked_signals_of_the_start() {
     let grep = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"];
