@@ -1384,6 +1384,36 @@ struct OnTerminal {
     screen: Receiver<String>,
     seen: String,
     child: Child,
+    /// Ends the processes that are left on the terminal.
+    _session: Session,
+}
+
+/// A Unix session. Its processes are killed when the test ends, also those that are stopped.
+struct Session(u32);
+
+impl Session {
+    /// Returns the processes that have not ended.
+    fn processes(&self) -> Vec<Pid> {
+        let lives_here = |stat: &str| {
+            let fields: Vec<_> = stat.rsplit_once(") ")?.1.split(' ').collect();
+            (fields[0] != "Z" && fields[3] == self.0.to_string()).then_some(())
+        };
+        let of_session = |process: std::io::Result<fs::DirEntry>| {
+            let process = process.ok()?;
+            lives_here(&fs::read_to_string(process.path().join("stat")).ok()?)?;
+            Pid::from_raw(process.file_name().to_str()?.parse().ok()?)
+        };
+        fs::read_dir("/proc").unwrap().filter_map(of_session).collect()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // A process may have started another one meanwhile, so this looks again until nothing can be killed.
+        while self.processes().into_iter().filter(|process| kill_process(*process, Signal::KILL).is_ok()).count() > 0 {
+            thread::yield_now();
+        }
+    }
 }
 
 impl OnTerminal {
@@ -1440,7 +1470,8 @@ impl OnTerminal {
                 }
             }
         });
-        OnTerminal { keys, screen, seen: String::new(), child }
+        let session = Session(child.id().expect("setsid runs"));
+        OnTerminal { keys, screen, seen: String::new(), child, _session: session }
     }
 
     fn press(&mut self, keys: &str) {
