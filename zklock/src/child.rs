@@ -20,7 +20,7 @@ use crate::output;
 use crate::signals::Signals;
 use crate::terminal::{Terminal, our_group};
 use crate::tie;
-use crate::witness::Witness;
+use crate::witness::{self, Witness};
 
 /// The signals of the keys Ctrl-C and Ctrl-\.
 const KEYS: [Signal; 2] = [Signal::INT, Signal::QUIT];
@@ -62,8 +62,8 @@ impl Reaped {
 }
 
 /// Ends zklock by the signal if it is SIGINT: a shell that runs zklock in a loop ends the loop only if zklock ends by
-/// SIGINT, not if it exits with a code. Returns the exit code for every other signal, and if zklock is the first process
-/// of a container: such a process cannot end by its own signal.
+/// SIGINT, not if it exits with a code. Returns the exit code for every other signal, and if zklock is the first
+/// process of a container: such a process cannot end by its own signal.
 pub(crate) fn end_by(signal: Signal) -> u8 {
     if signal == Signal::INT && !getpid().is_init() {
         output::finish();
@@ -89,7 +89,8 @@ pub(crate) fn reap_orphans() {
     let ended_child = |process: fs::DirEntry| {
         let stat = Stat::of(&process)?;
         let pid = process.file_name().to_str()?.parse().ok()?;
-        (stat.has_ended && stat.parent == 1 && pid != COMMAND.load(Ordering::Relaxed)).then_some(pid)
+        let is_ours = [&COMMAND, &witness::PID].into_iter().any(|ours| ours.load(Ordering::Relaxed) == pid);
+        (stat.has_ended && stat.parent == 1 && !is_ours).then_some(pid)
     };
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     for orphan in processes.filter_map(ended_child).filter_map(Pid::from_raw) {
@@ -131,9 +132,9 @@ pub(crate) struct Child {
     was_foreground: bool,
     /// The signals that zklock has passed on to the command.
     passed_on: HashSet<i32>,
-    /// The signal of a key that zklock passed on while its own group had the terminal. The processes that started
-    /// zklock are in this group, and got the signal from the terminal.
-    typed_to_us: Option<Signal>,
+    /// Hears the keys that are typed while zklock's own group has the terminal. The processes that started zklock are
+    /// in this group, and get the signal from the terminal.
+    witness_among_us: Option<Witness>,
 }
 
 impl Child {
@@ -181,13 +182,15 @@ impl Child {
             witness: None,
             was_foreground: false,
             passed_on: HashSet::new(),
-            typed_to_us: None,
+            witness_among_us: None,
         };
         if lends {
             // zklock sends no CONT here, because CONT would undo a Ctrl-Z that was typed just now. If the command has
             // already asked for the terminal and was stopped for it, the stop is reported as an event, and
             // `was_stopped` continues the command.
             child.lend_terminal();
+        } else if let Some(terminal) = child.terminal.as_ref().filter(|_| !getpid().is_init()) {
+            child.witness_among_us = Witness::start(terminal.ours());
         }
         Ok(child)
     }
@@ -207,9 +210,6 @@ impl Child {
     /// Sends the command a signal that zklock received, and remembers the signal.
     pub(crate) fn pass_on(&mut self, signal: Signal) {
         self.passed_on.insert(signal.as_raw());
-        if KEYS.contains(&signal) && self.terminal.as_ref().is_some_and(Terminal::is_ours) {
-            self.typed_to_us = Some(signal);
-        }
         self.signal(signal);
     }
 
@@ -263,7 +263,7 @@ impl Child {
             // The witness ends after this, so that no key is typed while neither the witness nor the caller hears it.
             terminal.take_back(self.group);
             // Without a witness, the end of the command is all that zklock knows.
-            typed = self.witness.take().map_or_else(by_key, Witness::ends).filter(|_| was_lent);
+            typed = self.witness.take().and_then(Witness::ends).unwrap_or_else(by_key).filter(|_| was_lent);
             if signal.is_some() {
                 terminal.restore();
             }
@@ -277,7 +277,8 @@ impl Child {
         // A command that handles TERM ends with an exit code. So every end after a TERM counts as caused by the TERM.
         let is_cut_short = ended_by_ours.is_some() || self.passed_on.contains(&Signal::TERM.as_raw());
         // After a key, zklock ends by its signal as flock(1) does, unless the command has failed for another reason.
-        let ends_by_key = typed.or(self.typed_to_us).filter(|key| [0, exit::by_signal(key.as_raw())].contains(&code));
+        let typed_to_us = self.witness_among_us.take().and_then(Witness::ends).flatten();
+        let ends_by_key = typed.or(typed_to_us).filter(|key| [0, exit::by_signal(key.as_raw())].contains(&code));
         let ends_by = ends_by_key.or((ended_by_ours == Some(Signal::INT.as_raw())).then_some(Signal::INT));
         Reaped { code, typed, ends_by, cut_short: is_cut_short.then_some(self.group) }
     }

@@ -9,7 +9,7 @@
 //!   the foreground is left to the processes that share a pipe with zklock, such as `less` in `zklock ... | less`.
 //!   zklock receives Ctrl-C and passes it on to the command.
 //!
-//! While the terminal is lent, a witness in the command's group tells zklock of Ctrl-C ([`crate::witness`]).
+//! A witness tells zklock whether Ctrl-C was typed ([`crate::witness`]).
 
 use std::cell::OnceCell;
 use std::fs::{File, OpenOptions};
@@ -42,6 +42,11 @@ impl Terminal {
     /// Whether the user talks to the command, so that the command gets the terminal at its start.
     pub(crate) fn is_talked_to() -> bool {
         io::stdin().is_terminal() && io::stdout().is_terminal()
+    }
+
+    /// Returns the process group of zklock.
+    pub(crate) fn ours(&self) -> Pid {
+        self.ours
     }
 
     /// Whether zklock's group has the foreground of the terminal.

@@ -1,4 +1,4 @@
-//! Finds out whether a key (Ctrl-C, Ctrl-\) was typed while the command had the terminal.
+//! Finds out whether a key (Ctrl-C, Ctrl-\) was typed while the command ran.
 //!
 //! The terminal sends the signal of a key to its foreground group. While the terminal is lent to the command, this is
 //! the command's group, so neither zklock nor the script, `make` or program that started zklock gets the signal. zklock
@@ -13,10 +13,23 @@
 //!   But a zklock within the command also passes a key on in this way. It sends SIGURG with the signal, so that the
 //!   witness recognizes it. A process that does not handle SIGURG does not notice this.
 //!
+//! A key that is typed at the prompt of a shell with job control is not for the script: the shell only begins a new
+//! line. Under flock(1) such a shell moves to a group of its own, so that the script does not hear the key. So the
+//! witness does not count the keys of a command that ignores the signals of job control.
+//!
+//! If the command does not have the terminal, another witness listens in zklock's own group. zklock needs it, because a
+//! SIGINT that was not typed, but sent to zklock alone, does not end the script.
+//!
 //! No key is missed: the kernel sends the signal to all processes of the group before the end of any of them can be
 //! noticed, and the witness reads the signals that it has before it ends.
 
+use std::sync::atomic::AtomicI32;
+
 use rustix::process::{Signal, kill_current_process_group};
+
+/// The id of the witness from its start until it is reaped, and 0 at other times. Only the first process of a container
+/// reads it. It has no more than one witness.
+pub(crate) static PID: AtomicI32 = AtomicI32::new(0);
 
 /// Sends the signal of a key to the script or program that started zklock, as the terminal would have done. zklock
 /// itself gets the signal, too.
@@ -36,30 +49,39 @@ mod on_linux {
     use std::io::{self, Read};
     use std::os::unix::process::CommandExt;
     use std::process::{Child as Process, ChildStdin, Command, Stdio};
-    use std::sync::mpsc;
-    use std::thread::{self, JoinHandle};
+    use std::sync::atomic::Ordering;
+    use std::sync::mpsc::{self, Receiver};
+    use std::thread;
+    use std::time::Duration;
 
     use nix::libc::SI_KERNEL;
     use nix::sys::signal::{SigSet, Signal as NamedSignal};
     use nix::sys::signalfd::{SfdFlags, SignalFd};
     use rustix::event::{PollFd, PollFlags, poll};
-    use rustix::process::{Pid, Signal, getppid, kill_process};
+    use rustix::process::{Pid, Signal, getpgrp, getppid, kill_process};
 
-    use crate::signals::{ignored, is_in};
+    use super::PID;
+    use crate::signals::{ignored, ignored_by, is_in};
     use crate::tie::OURSELVES;
 
-    /// The first argument of the witness, before the id of its parent. It cannot be the path of a lock, which begins with
-    /// a slash.
+    /// How long zklock waits for the end of the witness before it kills the witness.
+    const PATIENCE: Duration = Duration::from_secs(1);
+
+    /// What the witness writes as soon as it listens. No signal has this number.
+    const LISTENS: u8 = 0;
+
+    /// The first argument of the witness, before the id of its parent. It cannot be the path of a lock, which begins
+    /// with a slash.
     const WITNESS: &str = "witness-of";
 
-    /// The process that listens in the command's group.
+    /// The process that listens in a process group.
     #[derive(Debug)]
     pub(crate) struct Witness {
         pid: Pid,
         /// The witness ends when its standard input ends.
         stdin: ChildStdin,
-        /// Reads what the witness writes.
-        listens: JoinHandle<Option<(Process, Vec<u8>)>>,
+        /// Receives what the witness wrote, when it has ended.
+        ended: Receiver<(Process, Vec<u8>)>,
     }
 
     impl Witness {
@@ -70,30 +92,40 @@ mod on_linux {
             command.process_group(group.as_raw_nonzero().get());
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
             let (sender, started) = mpsc::channel();
+            let (writes, ended) = mpsc::channel();
             // The witness inherits from this thread that all signals are blocked. The only child of the main thread is
             // the command.
             let listen = move || {
                 let _ = SigSet::all().thread_set_mask();
                 let mut witness = command.spawn().ok()?;
                 let (stdin, stdout) = witness.stdin.take().zip(witness.stdout.take())?;
-                sender.send((Pid::from_child(&witness), stdin)).ok()?;
+                let pid = Pid::from_child(&witness);
+                PID.store(pid.as_raw_nonzero().get(), Ordering::Relaxed);
+                sender.send((pid, stdin)).ok()?;
                 let mut keys = Vec::new();
                 let _ = { stdout }.read_to_end(&mut keys);
-                Some((witness, keys))
+                writes.send((witness, keys)).ok()
             };
-            let listens = thread::Builder::new().spawn(listen).ok()?;
+            thread::Builder::new().spawn(listen).ok()?;
             let (pid, stdin) = started.recv().ok()?;
-            Some(Witness { pid, stdin, listens })
+            Some(Witness { pid, stdin, ended })
         }
 
-        /// Ends the witness. Returns the signal of the key that was typed last.
-        pub(crate) fn ends(self) -> Option<Signal> {
+        /// Ends the witness. Returns the signal of the key that was typed last, or `None` if the witness has not
+        /// listened.
+        pub(crate) fn ends(self) -> Option<Option<Signal>> {
             // The witness may have been stopped together with the command.
             let _ = kill_process(self.pid, Signal::CONT);
             drop(self.stdin);
-            let (mut witness, keys) = self.listens.join().ok()??;
+            let ended = self.ended.recv_timeout(PATIENCE).or_else(|_| {
+                // Another process may have stopped the witness again.
+                let _ = kill_process(self.pid, Signal::KILL);
+                self.ended.recv()
+            });
+            let (mut witness, keys) = ended.ok()?;
             let _ = witness.wait();
-            keys.last().and_then(|key| Signal::from_named_raw((*key).into()))
+            PID.store(0, Ordering::Relaxed);
+            keys.last().map(|key| Signal::from_named_raw((*key).into()))
         }
     }
 
@@ -108,20 +140,32 @@ mod on_linux {
         let signals = [NamedSignal::SIGINT, NamedSignal::SIGQUIT, NamedSignal::SIGURG];
         let signals = signals.into_iter().filter(|signal| !is_in(ignored, *signal as i32)).collect();
         let Ok(signals) = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK) else { return true };
+        let writes = |byte: u8| {
+            // The error is ignored: it means that zklock has ended.
+            let _ = rustix::io::write(io::stdout(), &[byte]);
+        };
+        writes(LISTENS);
         let (stdin, mut heard) = (io::stdin(), Heard::default());
         loop {
             let mut polled = [PollFd::new(&signals, PollFlags::IN), PollFd::new(&stdin, PollFlags::empty())];
             let is_over = poll(&mut polled, None).is_err() || !polled[1].revents().is_empty();
             while let Ok(Some(signal)) = signals.read_signal() {
-                if let Some(key) = heard.key(signal.ssi_signo as i32, signal.ssi_code, signal.ssi_pid) {
-                    // The error is ignored: it means that zklock has ended.
-                    let _ = rustix::io::write(io::stdout(), &[key as u8]);
+                let key = heard.key(signal.ssi_signo as i32, signal.ssi_code, signal.ssi_pid);
+                if let Some(key) = key.filter(|_| !is_shell_with_jobs(ignored)) {
+                    writes(key as u8);
                 }
             }
             if is_over {
                 return true;
             }
         }
+    }
+
+    /// Whether the leader of this group is a shell with job control, which ignores the signals of job control. `before`
+    /// are the signals that every process here ignores from its start.
+    fn is_shell_with_jobs(before: u64) -> bool {
+        let by_leader = ignored_by(&getpgrp().as_raw_nonzero().to_string()) & !before;
+        [Signal::TSTP, Signal::TTIN, Signal::TTOU].into_iter().all(|signal| is_in(by_leader, signal.as_raw()))
     }
 
     /// What processes have sent to the whole group.
@@ -190,7 +234,7 @@ impl Witness {
         None
     }
 
-    pub(crate) fn ends(self) -> Option<Signal> {
+    pub(crate) fn ends(self) -> Option<Option<Signal>> {
         match self {}
     }
 }

@@ -202,20 +202,85 @@ async fn a_key_is_heard_even_if_the_lock_is_lost_afterwards() {
     assert_cleaned_up_once(terminal.rest().await, "after a loss");
 }
 
-/// A stopped process of the command's group costs no answer of the witness.
-#[support::judged]
-async fn a_key_typed_before_a_stop_of_the_group_is_heard() {
-    let script = trapping("INT", "/zklock/keys/stopped");
-    let command = "read line; trap 'echo caught' INT; echo ready; while :; do sleep 0.05; done";
-    let mut terminal =
-        OnTerminal::start_program("bash", &["-c", &script, binary(), &format!("echo $$ pid; {command}")]);
+/// Returns the witness of the `zklock` that listens in this process group.
+async fn witness(group: &str) -> Pid {
+    let found = || {
+        let is_witness = |process: &fs::DirEntry| {
+            let read = |name| fs::read_to_string(process.path().join(name)).unwrap_or_default();
+            read("cmdline").split('\0').nth(1) == Some("witness-of")
+                && read("stat").rsplit_once(") ").is_some_and(|(_, stat)| stat.split(' ').nth(2) == Some(group))
+        };
+        let process = fs::read_dir("/proc").unwrap().flatten().find(is_witness)?;
+        Pid::from_raw(process.file_name().to_str()?.parse().ok()?)
+    };
+    eventually("the witness listens", || async { found().is_some() }).await;
+    found().unwrap()
+}
+
+/// Types Ctrl-C, which the command only notes, and ends the command after `stop` has stopped the witness.
+async fn assert_heard_although_stopped(path: &str, stop: impl AsyncFnOnce(Pid)) {
+    let command = "echo $$ pid; read line; trap 'echo caught' INT; echo ready; while :; do sleep 0.05; done";
+    let mut terminal = OnTerminal::start_program("bash", &["-c", &trapping("INT", path), binary(), command]);
     let group = terminal.before(" pid").trim().to_owned();
     terminal.press("go\n");
     terminal.shows("ready");
+    let witness = witness(&group).await;
     terminal.press(CTRL_C);
     terminal.shows("caught");
-    let kill = format!("kill -STOP -{group}; kill -KILL {group}");
-    assert!(std::process::Command::new("sh").args(["-c", &kill]).status().unwrap().success());
-    terminal.shows("CLEANUP");
-    assert_eq!(terminal.ends().await, Some(99));
+    stop(witness).await;
+    kill_process(Pid::from_raw(group.parse().unwrap()).unwrap(), Signal::KILL).unwrap();
+    assert_cleaned_up_once(terminal.rest().await, path);
+}
+
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_typed_before_a_stop_of_the_witness_is_heard() {
+    assert_heard_although_stopped("/zklock/keys/stopped", async |witness| {
+        kill_process(witness, Signal::STOP).unwrap();
+        eventually("the witness stands still", || async { state(witness) == 'T' }).await;
+    })
+    .await;
+}
+
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn a_witness_that_is_stopped_again_and_again_does_not_keep_the_lock() {
+    let mut stops = None;
+    assert_heard_although_stopped("/zklock/keys/stopped-again", async |witness| {
+        // The witness needs its time to write the key. After that this loop stops it for good.
+        eventually("the witness waits", || async { state(witness) == 'S' }).await;
+        let stop = format!("while kill -STOP {}; do :; done", witness.as_raw_nonzero());
+        stops =
+            Some(Command::new("bash").args(["-c", &stop]).stderr(Stdio::null()).kill_on_drop(true).spawn().unwrap());
+        eventually("the witness stands still", || async { state(witness) == 'T' }).await;
+    })
+    .await;
+    assert!(soon("the end of the witness", stops.unwrap().wait()).await.is_ok());
+}
+
+/// The command's standard input is not the terminal, so the command does not get the terminal.
+#[support::judged]
+async fn a_signal_to_zklock_alone_ends_no_script() {
+    let script = "\"$0\" /zklock/keys/alone -- bash -c \"$1\" </dev/null; echo \"NEXT $?\"";
+    for (command, signal) in
+        [("trap 'exit 0' INT", "INT"), ("trap 'exit 0' QUIT", "QUIT"), ("trap 'exit 130' INT", "INT")]
+    {
+        let command = format!("{command}; kill -{signal} $PPID; while :; do sleep 0.05; done");
+        let mut terminal = OnTerminal::start_program("bash", &["-c", script, binary(), &command]);
+        let (rest, code) = terminal.rest().await;
+        assert_eq!((rest.contains("NEXT"), code), (true, Some(0)), "{command}: {rest:?}");
+        assert!(rest.contains(if command.contains("130") { "NEXT 130" } else { "NEXT 0" }), "{command}: {rest:?}");
+    }
+}
+
+#[support::judged]
+async fn ctrl_c_at_the_prompt_of_a_shell_is_not_for_the_script() {
+    let script = "\"$0\" /zklock/keys/prompt -- bash --norc --noprofile -i; echo \"NEXT $?\"";
+    let mut terminal = OnTerminal::start_program("bash", &["-c", script, binary()]);
+    terminal.press("echo rea''dy\n");
+    terminal.shows("ready\r\n");
+    terminal.press(CTRL_C);
+    terminal.shows("^C");
+    terminal.press("echo mo''re; exit 0\n");
+    terminal.shows("more\r\n");
+    let (rest, code) = terminal.rest().await;
+    assert_eq!((rest.contains("NEXT 0"), code), (true, Some(0)), "{rest:?}");
 }
