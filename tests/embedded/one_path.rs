@@ -55,6 +55,33 @@ async fn a_semaphore_is_refused_where_a_lock_is_in_use() {
     drop(allowed.acquire().await.expect("the user says that it is no lock any more"));
 }
 
+/// The directory of an idle lock is a container, which servers delete when it was empty for a while.
+#[tokio::test(start_paused = true)]
+async fn a_number_in_the_directory_of_an_idle_lock_stays() {
+    for is_set_first in [true, false] {
+        let zk = Memory::new();
+        drop(write(&lock(&zk)));
+        let allowed = Semaphore::builder(&zk, PATH).permits(2).at_existing_node().build().expect("valid");
+        if is_set_first {
+            allowed.set_permits(2).await.expect("allowed");
+        } else {
+            allowed.acquire().await.expect("allowed").release().await.expect("held");
+        }
+        // One pass deletes the directories in it, and the next one would delete the node.
+        for permits in [2, 3] {
+            for _ in 0..2 {
+                zk.faults().reap_containers();
+            }
+            let opened = Semaphore::builder(&zk.connect(), PATH).build().expect("valid");
+            assert_eq!(opened.permits().await.expect("stored"), Some(permits), "set first: {is_set_first}");
+            opened.acquire_many(permits).await.expect("free").release().await.expect("held");
+            opened.set_permits(3).await.expect("allowed");
+        }
+        assert_eq!(allowed.remove().await.expect("unused"), Some(3));
+        drop(write(&lock(&zk)));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_lock_is_refused_at_the_path_of_a_semaphore() {
     let zk = Memory::new();

@@ -132,7 +132,7 @@ async fn a_lock_is_looked_for_again_when_the_number_is_written_again() {
     let (by_other, is_deleted) = (Arc::clone(&held), Arc::new(AtomicBool::new(false)));
     let may_acquire = Arc::clone(&is_deleted);
     let line = Hindered::new(&zk, move |asked| {
-        let writes = matches!(asked, Request::Transact([Operation::Set { path, .. }, ..]) if path == PATH);
+        let writes = matches!(asked, Request::Transact([Operation::Create { path, .. }, ..]) if path == PATH);
         if writes && may_acquire.load(Ordering::Relaxed) {
             by_other.get_or_init(|| now(other.write()).expect("free"));
         }
