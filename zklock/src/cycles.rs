@@ -45,7 +45,7 @@ pub(crate) fn through(queues: &[Queue], waiter: &Waiter<'_>) -> Option<Vec<Edge>
         queue.holders().find(|holder| holder.token == Some(*token)).and_then(process)
     });
     let us = Process { host: host(), pid: std::process::id() };
-    let us = under.or_else(|| holding_ancestor(&us, is_holder))?;
+    let us = under.or_else(|| zklocks_above(&us).find(is_holder))?;
     let wanted = locks.iter_mut().find(|lock| lock.path == waiter.path)?;
     if wanted.holders.contains(&us) {
         return Some(vec![Edge { who: us.clone(), path: waiter.path.to_owned(), holder: us }]);
@@ -128,20 +128,22 @@ const GENERATIONS: usize = 64;
 
 /// Returns the nearest process that holds a lock: `who` itself, or a `zklock` above it on this machine.
 fn holding_ancestor(who: &Process, is_holder: impl Fn(&Process) -> bool) -> Option<Process> {
-    if is_holder(who) {
-        return Some(who.clone());
-    }
-    if who.host != host() {
-        return None;
-    }
-    let parents = std::iter::successors(parent(who.pid), |pid| parent(*pid)).take(GENERATIONS);
-    parents.map(|pid| Process { pid, ..who.clone() }).find(|it| is_holder(it) && is_zklock(it.pid))
+    if is_holder(who) { Some(who.clone()) } else { zklocks_above(who).find(is_holder) }
 }
 
-/// Returns whether this process is a `zklock`, which holds its lock until its command has ended. Another program may release its
-/// lock while a process runs that it has started.
-fn is_zklock(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "zklock")
+/// Returns the ancestors of this process that are a `zklock`, which holds its lock until its command has ended. Another program may
+/// release its lock while a process runs that it has started.
+fn zklocks_above(who: &Process) -> impl Iterator<Item = Process> {
+    let is_zklock = |pid| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "zklock");
+    ancestors(who).filter(move |it| is_zklock(it.pid))
+}
+
+/// Returns the ancestors of this process, from its parent on, if it is on this machine. Leaves out process 1. Each container has a
+/// process 1, and containers may share the name of a host, so a holder with this id may be in another container.
+fn ancestors(who: &Process) -> impl Iterator<Item = Process> {
+    let parent = |pid| parent(pid).filter(|pid| *pid > 1);
+    let first = if who.host == host() { parent(who.pid) } else { None };
+    std::iter::successors(first, move |pid| parent(*pid)).take(GENERATIONS).map(|pid| Process { pid, ..who.clone() })
 }
 
 /// Returns the parent of this process; `None` if it is not known.
@@ -214,6 +216,12 @@ mod tests {
     async fn waits(future: std::pin::Pin<&mut impl Future>) {
         let mut future = future;
         assert!(poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_pending())).await);
+    }
+
+    #[test]
+    fn process_1_is_no_ancestor() {
+        let us = Process { host: host(), pid: std::process::id() };
+        assert!(ancestors(&us).all(|it| it.pid != 1));
     }
 
     #[tokio::test]
