@@ -272,12 +272,14 @@ async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeepe
 }
 
 /// Looks for a circle of processes that wait for each other, of which this process is one. Returns the words for it, and an empty
-/// text if there is none or the search takes longer than [`CIRCLE`].
+/// text if there is none or the search takes longer than [`CIRCLE`]. Only a process that runs under another `zklock` searches. Any
+/// other one holds no lock, so nobody waits for it, and a search by each cron of a fleet would be a load on the servers.
 async fn circle(place: &Place, zk: &ZooKeeper) -> String {
     let variable = |name| std::env::var(name).ok();
-    let under = variable("ZKLOCK_PATH").zip(variable("ZKLOCK_TOKEN").and_then(|token| token.parse().ok()));
-    let prefix = common_parent(place.path(), under.as_ref().map_or(place.path(), |(path, _)| path));
-    let Ok(survey) = Survey::below(zk, prefix).timeout(CIRCLE).await else { return String::new() };
+    let Some(outer) = variable("ZKLOCK_PATH") else { return String::new() };
+    let prefix = common_parent(place.path(), &outer).to_owned();
+    let under = variable("ZKLOCK_TOKEN").and_then(|token| token.parse().ok()).map(|token| (outer, token));
+    let Ok(survey) = Survey::below(zk, &prefix).timeout(CIRCLE).await else { return String::new() };
     let Some(edges) = cycles::through(&survey.queues, &Waiter { path: place.path(), under }) else {
         return String::new();
     };

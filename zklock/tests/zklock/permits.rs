@@ -2,15 +2,16 @@
 
 use std::fs;
 use std::future::IntoFuture;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
 use support::scene::*;
-use support::server::shared_server;
+use support::server::{Server, shared_server};
 use support::wire::Proxy;
 use tokio::io::{AsyncBufReadExt, BufReader};
-use zk_rwlock::coordinator::Kind;
+use zk_rwlock::coordinator::{Coordinator, Kind};
 use zk_rwlock::{Semaphore, ZooKeeper};
 
 use crate::{
@@ -367,6 +368,30 @@ async fn permits_spares_a_path_of_something_else() {
         assert_eq!(created.code, Some(code), "{path}: {created:#?}");
     }
     assert_eq!(run(&["-j", "/zklock/spared/empty", "-c", "exit 7"]).await.code, Some(7));
+}
+
+/// The directory of an idle lock is a container, which servers delete when it was empty for a while.
+#[support::judged]
+async fn a_number_in_the_directory_of_an_idle_lock_stays() {
+    let server = Server::start_with(&[], &["-Dznode.container.checkIntervalMs=100"]);
+    let zk = connect(&server.address()).await;
+    let operator = Arc::clone(zk.session_slot(0).await.expect("the session is alive").session());
+    let succeeds = async |arguments: &[&str]| {
+        let run = ended(zklock_on(&server.address(), arguments)).await;
+        assert_eq!(run.code, Some(0), "{arguments:?}: {run:#?}");
+    };
+    // Servers keep a container until its first child.
+    operator.create("/c", &[], Kind::Container).await.unwrap();
+    succeeds(&["permits", "/c", "3", "--create"]).await;
+    succeeds(&["-j", "/c", "true"]).await;
+    // One check may delete the directories in the node, the next one the node, and the third one begins after that.
+    for used in ["/first", "/second", "/third"] {
+        succeeds(&[used, "true"]).await;
+        eventually("the empty directory is gone", || async { operator.data(used).await.is_err() }).await;
+    }
+    succeeds(&["-j", "/c", "true"]).await;
+    succeeds(&["permits", "/c", "--remove"]).await;
+    succeeds(&["/c", "true"]).await;
 }
 
 #[support::judged]

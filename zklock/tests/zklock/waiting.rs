@@ -168,6 +168,23 @@ async fn a_wait_in_a_circle_names_the_circle() {
     assert!(late.code == Some(1) && !late.stderr.contains("circle"), "{late:#?}");
 }
 
+/// A `zklock` that runs under no other one holds nothing, so it closes no circle.
+#[support::judged]
+async fn a_wait_under_no_other_zklock_lists_no_other_lock() {
+    let (parent, path) = ("/zklock/unsearched", "/zklock/unsearched/lock");
+    let (_zk, lock) = server_lock(path).await;
+    let held = lock.write().await.unwrap();
+    let proxy = Proxy::start(shared_server().address());
+    let late = ended(zklock_on(&proxy.address(), &["-w", "0.3", path, "true"])).await;
+    assert_eq!(late.code, Some(1), "{late:#?}");
+    let requests = proxy.requests();
+    assert!(
+        requests.iter().any(|(_, at)| at.starts_with(path)) && requests.iter().all(|(_, at)| at != parent),
+        "{requests:?}"
+    );
+    drop(held);
+}
+
 /// A command that waits for the lock under which it runs waits for itself.
 #[support::judged]
 async fn a_wait_for_the_own_lock_names_the_circle() {
