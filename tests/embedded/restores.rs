@@ -38,12 +38,15 @@ use Step::{Ask, Campaign, Observe, Resign};
 const STEPS: [Step; 12] =
     [Observe, Campaign, Observe, Resign, Campaign, Ask, Observe, Resign, Observe, Campaign, Campaign, Ask];
 
+/// A spawned future without its type.
+type Spawned<T> = Spawn<Pin<Box<dyn Future<Output = T>>>>;
+
 struct World {
     zk: Memory,
     candidate: Leadership,
-    campaign: Spawn<Pin<Box<dyn Future<Output = Result<Option<()>, Error>>>>>,
+    campaign: Spawned<Result<Option<()>, Error>>,
     terms: Rc<RefCell<Vec<Term>>>,
-    resignations: Vec<Spawn<Pin<Box<dyn Future<Output = bool>>>>>,
+    resignations: Vec<Spawned<bool>>,
     changes: Spawn<LeaderChanges>,
     /// The number of the term that the observer saw last.
     seen: Option<i64>,

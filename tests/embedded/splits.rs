@@ -76,8 +76,11 @@ struct Case {
 /// A guard. Dropping it gives the lock or the permit back.
 type Held = Box<dyn Deref<Target = Hold>>;
 
+/// The acquisition of a contender.
+type Work = Spawn<Pin<Box<dyn Future<Output = Result<Held, Error>>>>>;
+
 struct Contender {
-    work: Option<Spawn<Pin<Box<dyn Future<Output = Result<Held, Error>>>>>>,
+    work: Option<Work>,
     is_new: bool,
     held: Option<Held>,
     error: OnceCell<Error>,

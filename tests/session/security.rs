@@ -353,7 +353,8 @@ async fn a_refused_signal_leaves_those_of_other_directories() {
     let waiter = writer(&theirs);
     line_becomes(&ours, "W+ W-").await;
     eventually("the watch", || async { there.count(Op::GetData) >= 2 }).await;
-    (here.reset(), there.reset());
+    here.reset();
+    there.reset();
     guard.release().await.unwrap();
     granted(waiter).await.release().await.unwrap();
     assert_eq!((here.count(Op::Multi), here.count(Op::Delete)), (1, 0), "{:#?}", here.requests());
