@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::session::request::{CONTAINER, Event, Failure, Kind, Operation, Outcome, Stat};
+use crate::session::request::{Event, Failure, Kind, Operation, Outcome, Stat};
 
 /// The nodes by their paths.
 pub(super) type Tree = BTreeMap<String, Node>;
@@ -29,9 +29,8 @@ pub(super) struct Node {
 
 impl Node {
     pub(super) fn stat(&self) -> Stat {
-        let Node { czxid, version, ctime, mtime, .. } = *self;
-        let ephemeral_owner = if self.kind == Kind::Container { CONTAINER } else { self.owner };
-        Stat { czxid, version, ctime, mtime, ephemeral_owner, data_length: self.data.len() }
+        let Node { czxid, version, ctime, mtime, owner, .. } = *self;
+        Stat { czxid, version, ctime, mtime, ephemeral_owner: owner, data_length: self.data.len() }
     }
 }
 

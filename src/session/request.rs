@@ -77,21 +77,11 @@ pub struct Stat {
     pub ctime: SystemTime,
     /// When the node's data was last set, on the ensemble's clock. At first this is the creation time.
     pub mtime: SystemTime,
-    /// The id of the session that owns the node, 0 if the node is not ephemeral. For a container it is [`i64::MIN`].
+    /// The id of the session that owns the node, 0 if the node is not ephemeral.
     pub ephemeral_owner: i64,
     /// The length of the node's data in bytes.
     pub data_length: usize,
 }
-
-impl Stat {
-    /// Returns whether the node is a container: servers delete it after it was empty for a while.
-    pub(crate) fn is_container(&self) -> bool {
-        self.ephemeral_owner == CONTAINER
-    }
-}
-
-/// The owner that servers give for a container, which no session owns.
-pub(crate) const CONTAINER: i64 = i64::MIN;
 
 /// One operation of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -648,7 +648,9 @@ fn a_number_of_permits_first_set_by_another_is_used() {
     let memory = Memory::new();
     let (other, tries) = (memory.connect(), Count::default());
     let first = Hindered::new(&memory, move |asked| match asked {
-        Request::Transact([Operation::Create { path, .. } | Operation::Set { path, .. }, _twin]) if path == LIMIT => {
+        Request::Transact([Operation::Create { path, .. } | Operation::Set { path, .. }, _twin, ..])
+            if path == LIMIT =>
+        {
             if tries.one_more() == 0 {
                 now(Semaphore::new(&other, LIMIT, 1).expect("valid").set_permits(1)).expect("allowed");
             }
@@ -664,7 +666,9 @@ fn a_forbidden_number_of_permits_is_refused_at_once() {
     let tries = Count::default();
     let count = tries.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
-        Request::Transact([Operation::Create { path, .. } | Operation::Set { path, .. }, _twin]) if path == LIMIT => {
+        Request::Transact([Operation::Create { path, .. } | Operation::Set { path, .. }, _twin, ..])
+            if path == LIMIT =>
+        {
             count.one_more();
             Some(refused_at(0, Failure::NoAuth(Box::default())))
         }
@@ -681,7 +685,9 @@ fn a_number_of_permits_changed_meanwhile_is_set_again() {
     let (other, tries) = (memory.connect(), Count::default());
     let count = tries.clone();
     let zk = Hindered::new(&memory, move |asked| match asked {
-        Request::Transact([Operation::Create { path, .. } | Operation::Set { path, .. }, _twin]) if path == LIMIT => {
+        Request::Transact([Operation::Create { path, .. } | Operation::Set { path, .. }, _twin, ..])
+            if path == LIMIT =>
+        {
             match count.one_more() {
                 0 => now(Semaphore::new(&other, LIMIT, 1).expect("valid").set_permits(3)).expect("allowed"),
                 1 => {}

@@ -590,7 +590,7 @@ async fn a_number_of_permits_the_leader_denies_backs_off() {
     now(now(RwLock::new(&memory, "/limit").expect("valid").write()).expect("free").release()).expect("held");
     let tried = tries.clone();
     let zk = Hindered::new(&memory, move |asked| match asked {
-        Request::Transact([Operation::Set { path, .. }, _twin]) if path == "/limit" => {
+        Request::Transact([Operation::Set { path, .. }, _twin, ..]) if path == "/limit" => {
             tried.one_more();
             Some(refused_at(0, Failure::BadVersion))
         }

@@ -603,7 +603,7 @@ async fn try_to_set(
                 return Ok(Err(error));
             }
         }
-        match state.write_number(session, permits, &stat, twin).await {
+        match state.write_number(session, permits, stat.version, twin).await {
             Ok(()) => return Ok(Ok(())),
             Err(Failure::BadVersion | Failure::NoNode) => {}
             Err(failure) => return Err(failure),

@@ -265,7 +265,7 @@ impl SemaphoreState {
                     self.check_for_lock(session, None).await?;
                     let other_use = self.find_other_use(session, twin).await;
                     other_use.map_err(|failure| self.take_error(failure))?.map_or(Ok(()), Err)?;
-                    match self.write_number(session, number, &stat, twin).await {
+                    match self.write_number(session, number, stat.version, twin).await {
                         Ok(()) => {
                             *self.number.lock() = KnownNumber::Seen(number);
                             return Ok(Some((number, stat.version.wrapping_add(1))));
@@ -417,33 +417,32 @@ impl SemaphoreState {
         })
     }
 
-    /// Writes the number of permits to the semaphore's node, if the node still has the version of this stat, and to the twin. If
+    /// Writes the number of permits to the semaphore's node, if the node still has this version, and to the twin. If
     /// the twin may not be written, writes the node without it, because an operator may have made the node without a twin.
     ///
-    /// A container, as the directory of an idle lock is, also gets a child that stays. Without one, the servers would delete the node
-    /// and the number as soon as nobody holds or waits for permits.
+    /// Also creates the directory of the permits, which stays. The node may be a container, as the directory of an idle lock is, and
+    /// servers do not say so. Without a child, they would delete a container together with the number. The directory is left out if this
+    /// client may not create it.
     pub(super) async fn write_number(
         &self,
         session: &Arc<dyn Session>,
         number: u32,
-        stat: &Stat,
+        version: i32,
         twin: Twin,
     ) -> Result<(), Failure> {
         let (path, data) = (self.config.user_path().to_string(), permits::encode(number));
         let second = self.write_of_twin(data.clone(), twin);
-        let mut set = vec![Operation::Set { path, data, version: Some(stat.version) }];
-        if stat.is_container() && retry::data(session, &self.taken, false).await?.is_none() {
-            set.push(Operation::Create { path: self.taken.to_string(), data: Vec::new(), kind: Kind::Persistent });
+        let mut writes = vec![Operation::Set { path, data, version: Some(version) }, second];
+        if retry::data(session, &self.taken, false).await?.is_none() {
+            writes.push(Operation::Create { path: self.taken.to_string(), data: Vec::new(), kind: Kind::Persistent });
         }
-        let twin_at = set.len();
-        set.push(second);
         loop {
-            match retry::until_known(session, || session.transact(&set)).await {
+            match retry::until_known(session, || session.transact(&writes)).await {
                 Ok(_) => return Ok(()),
                 Err(Failure::Operation { index, failure }) => match *failure {
-                    // Another client created or deleted the twin or the child meanwhile. The caller reads the nodes again.
+                    // Another client created or deleted the twin or the directory meanwhile. The caller reads the nodes again.
                     Failure::NodeExists | Failure::NoNode if index > 0 => return Err(Failure::BadVersion),
-                    _ if index == twin_at => set.truncate(twin_at),
+                    _ if (1..writes.len()).contains(&index) => drop(writes.remove(index)),
                     failure => return Err(failure),
                 },
                 Err(failure) => return Err(failure),

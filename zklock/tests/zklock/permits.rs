@@ -380,11 +380,12 @@ async fn a_number_in_the_directory_of_an_idle_lock_stays() {
         let run = ended(zklock_on(&server.address(), arguments)).await;
         assert_eq!(run.code, Some(0), "{arguments:?}: {run:#?}");
     };
-    // Servers keep a container until its first child.
+    // The child keeps the servers from deleting the node before it has its number.
     operator.create("/c", &[], Kind::Container).await.unwrap();
+    operator.create("/c/queue", &[], Kind::Persistent).await.unwrap();
     succeeds(&["permits", "/c", "3", "--create"]).await;
-    succeeds(&["-j", "/c", "true"]).await;
-    // One check may delete the directories in the node, the next one the node, and the third one begins after that.
+    operator.delete("/c/queue").await.unwrap();
+    // At least one whole check of the servers lies between the ends of the first and the last of them.
     for used in ["/first", "/second", "/third"] {
         succeeds(&[used, "true"]).await;
         eventually("the empty directory is gone", || async { operator.data(used).await.is_err() }).await;
