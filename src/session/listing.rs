@@ -5,7 +5,6 @@
 //! listing serves every caller that called before the listing was *sent*. So while the allowed number of listings is
 //! under way, new callers wait for the next one.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use crate::session::request::{Failure, Reply, Stat};
 use crate::session::retry;
 use crate::session::shield::shielded;
 use crate::session::store::{self, Callers, Children, MANY, Names};
-use crate::sync::{HashMap, Mutex, watch};
+use crate::sync::watch;
 
 /// The longest time for which a large listing waits for the large listings of other sessions.
 const TURN_MAX: Duration = Duration::from_millis(250);
@@ -93,48 +92,6 @@ async fn its_turn(session: &Arc<dyn Session>) -> Option<SemaphorePermit<'static>
     }
 }
 
-/// The most listings behind one sync. The next sync is sent when these are answered, so that a heartbeat never waits
-/// behind more.
-const BEHIND_ONE_SYNC: usize = 128;
-
-/// The directories to list behind a sync: see [`list_synced`].
-#[derive(Default)]
-pub(super) struct SyncedListings(Mutex<Wanted>);
-
-#[derive(Default)]
-struct Wanted {
-    callers: HashMap<Arc<str>, Callers>,
-    /// The directories in the order in which they are listed.
-    order: VecDeque<Arc<str>>,
-    is_task_running: bool,
-}
-
-impl SyncedListings {
-    /// Adds a caller. Also returns whether the caller must start the task that sends the listings.
-    fn join(&self, directory: &Arc<str>) -> (watch::Receiver<store::Answer>, bool) {
-        let wanted = &mut *self.0.lock();
-        let callers = wanted.callers.entry(Arc::clone(directory)).or_insert_with(|| {
-            wanted.order.push_back(Arc::clone(directory));
-            watch::channel(None).0
-        });
-        (callers.subscribe(), !std::mem::replace(&mut wanted.is_task_running, true))
-    }
-
-    /// Returns the directories to list next, for which somebody still waits. If there are none, the task must end.
-    fn next(&self) -> Vec<(Arc<str>, Callers)> {
-        let wanted = &mut *self.0.lock();
-        let mut next = Vec::new();
-        while next.len() < BEHIND_ONE_SYNC
-            && let Some(directory) = wanted.order.pop_front()
-        {
-            let callers = wanted.callers.remove(&directory).filter(|callers| callers.receiver_count() > 0);
-            next.extend(callers.map(|callers| (directory, callers)));
-        }
-        wanted.is_task_running = !next.is_empty();
-        next
-    }
-}
-
 /// Lists the children of a directory behind a sync. The answer shows every write that was committed before this call, at
 /// whichever server. The listing is sent once the session is connected.
 ///
@@ -144,7 +101,7 @@ pub(crate) fn list_synced(session: &Arc<dyn Session>, directory: &Arc<str>) -> R
     let (answer, is_first) = session.store().synced.join(directory);
     if is_first {
         let on = Arc::clone(session);
-        let forget_all = move || *on.store().synced.0.lock() = Wanted::default();
+        let forget_all = move || on.store().synced.forget_all();
         // Nothing is sent before the task runs, so that callers who come together share the sync.
         session.spawn(Box::pin(retry::on_early_end(list_wanted(Arc::clone(session)), forget_all)));
     }

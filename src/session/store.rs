@@ -3,7 +3,7 @@
 //! ensemble has deleted it. The backend reports events to the record; contenders and keep-alive read and change it.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
@@ -14,7 +14,6 @@ use crate::queue::contender::Tag;
 use crate::queue::mode::Mode;
 use crate::session::late_creates::LateCreates;
 use crate::session::lease::{Lease, Moment};
-use crate::session::listing::SyncedListings;
 use crate::session::node::{ContenderNode, Locked, Unwatched};
 use crate::session::request::{Created, Ending, Failure, Stat};
 use crate::session::shield::shielded;
@@ -146,6 +145,53 @@ impl Listed {
 
 /// The most removals under way that were requested or repeated after a loss of the connection.
 const LATE_REMOVALS_MAX: usize = 128;
+
+/// The most listings behind one sync. The next sync is sent when these are answered, so that a heartbeat never waits
+/// behind more.
+pub(super) const BEHIND_ONE_SYNC: usize = 128;
+
+/// The directories to list behind a sync: see [`list_synced`](crate::session::listing::list_synced).
+#[derive(Default)]
+pub(super) struct SyncedListings(Mutex<Wanted>);
+
+#[derive(Default)]
+struct Wanted {
+    callers: HashMap<Arc<str>, Callers>,
+    /// The directories in the order in which they are listed.
+    order: VecDeque<Arc<str>>,
+    is_task_running: bool,
+}
+
+impl SyncedListings {
+    /// Adds a caller. Also returns whether the caller must start the task that sends the listings.
+    pub(super) fn join(&self, directory: &Arc<str>) -> (watch::Receiver<Answer>, bool) {
+        let wanted = &mut *self.0.lock();
+        let callers = wanted.callers.entry(Arc::clone(directory)).or_insert_with(|| {
+            wanted.order.push_back(Arc::clone(directory));
+            watch::channel(None).0
+        });
+        (callers.subscribe(), !std::mem::replace(&mut wanted.is_task_running, true))
+    }
+
+    /// Returns the directories to list next, for which somebody still waits. If there are none, the task must end.
+    pub(super) fn next(&self) -> Vec<(Arc<str>, Callers)> {
+        let wanted = &mut *self.0.lock();
+        let mut next = Vec::new();
+        while next.len() < BEHIND_ONE_SYNC
+            && let Some(directory) = wanted.order.pop_front()
+        {
+            let callers = wanted.callers.remove(&directory).filter(|callers| callers.receiver_count() > 0);
+            next.extend(callers.map(|callers| (directory, callers)));
+        }
+        wanted.is_task_running = !next.is_empty();
+        next
+    }
+
+    /// Forgets all callers, because the task that sends the listings has ended early.
+    pub(super) fn forget_all(&self) {
+        *self.0.lock() = Wanted::default();
+    }
+}
 
 /// The most ghosts that a session records. When this number is reached, the session forgets all of them.
 const KNOWN_MAX: usize = 10_000;

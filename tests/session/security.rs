@@ -453,7 +453,9 @@ async fn each_refusal_names_the_right_the_node_and_the_user() {
     let pool = "/partly-7/pool";
     let address = shared_server().address();
     let owner = directory_for_guests("owner", directory, Permissions::READ).await;
-    directory_for_guests("owner", pool, Permissions::READ).await;
+    let owner_of_pool = directory_for_guests("owner", pool, Permissions::READ).await;
+    let of_owner = Semaphore::builder(&owner_of_pool, pool).permits(1).at_existing_node().build().unwrap();
+    of_owner.set_permits(1).await.unwrap();
     session(&user(&address, "guest").await).await.create("/partly-8", b"", Kind::Persistent).await.unwrap();
     let keeper = options().digest("owner", "secret").connect(&address).await.unwrap();
     session(&keeper).await.create(closed, b"", Kind::Persistent).await.unwrap();

@@ -61,7 +61,8 @@ async fn a_temporary_node_whose_create_reply_is_lost_is_deleted() {
     let proxy = Proxy::start(shared_server().address());
     let (zk, operator) = (connect(&proxy.address()).await, connect(&shared_server().address()).await);
     let guard = soon("free", lock_at(&zk, "/temporary").write()).await.expect("free");
-    let cannot_list = proxy.apply(Rule::on(Frames::requests(Op::Other(LIST_EPHEMERALS))).close(0, Close::Fin));
+    let lists = Frames::requests(Op::Other(LIST_EPHEMERALS));
+    let cannot_list = proxy.apply(Rule::on(lists).and_all_later().close(0, Close::Fin));
     let made = proxy.drop_reply(Op::Create2, 1);
     proxy.rst();
     soon("the request for the session's nodes", cannot_list.happens()).await;
