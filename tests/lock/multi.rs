@@ -366,7 +366,7 @@ fn an_empty_list_or_a_repeated_path_is_refused() {
         (vec!["/a", "/./a"], "path \"/./a\" has a relative component"),
         (vec!["/a/b", "/a/c/../b"], "path \"/a/c/../b\" has a relative component"),
         (vec!["/a", "a"], "path \"a\" must start with '/'"),
-        (vec!["/a", "/"], "path \"/\" cannot be a lock directory"),
+        (vec!["/a", "/"], "path \"/\" cannot be a lock directory: a lock needs a path of its own below the root"),
     ];
     for (paths, reason) in refusals {
         let refused = several(&zk, paths.into_iter().map(|path| (path, Read))).unwrap_err();
