@@ -170,6 +170,9 @@ impl Child {
             }
         });
         listens.map_err(|error| Exit::new(exit::SYSTEM, format!("cannot listen to the command: {error}")))?;
+        // Starts before the command, so that it hears each key that is typed while the command runs.
+        let among_us = terminal.as_ref().filter(|_| !lends && !getpid().is_init());
+        let witness_among_us = among_us.and_then(|terminal| Witness::start(terminal.ours()));
         let process = signals.with_mask_before(|| command.spawn()).map_err(|error| tie::cannot_run(program, &error))?;
         let group = Pid::from_child(&process);
         COMMAND.store(group.as_raw_nonzero().get(), Ordering::Relaxed);
@@ -182,15 +185,13 @@ impl Child {
             witness: None,
             was_foreground: false,
             passed_on: HashSet::new(),
-            witness_among_us: None,
+            witness_among_us,
         };
         if lends {
             // zklock sends no CONT here, because CONT would undo a Ctrl-Z that was typed just now. If the command has
             // already asked for the terminal and was stopped for it, the stop is reported as an event, and
             // `was_stopped` continues the command.
             child.lend_terminal();
-        } else if let Some(terminal) = child.terminal.as_ref().filter(|_| !getpid().is_init()) {
-            child.witness_among_us = Witness::start(terminal.ours());
         }
         Ok(child)
     }
