@@ -227,12 +227,7 @@ fn cannot_listen(error: &dyn std::fmt::Display) -> Exit {
 /// Returns the set of signals that zklock ignores, if the system reports it. zklock and the command keep ignoring a
 /// signal that was ignored at the start of zklock, for example by nohup(1) or by a shell without job control.
 pub(crate) fn ignored() -> u64 {
-    ignored_by("self")
-}
-
-/// Returns the set of signals that a process ignores. The process is a name in `/proc`.
-pub(crate) fn ignored_by(process: &str) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
 }

@@ -13,10 +13,6 @@
 //!   But a zklock within the command also passes a key on in this way. It sends SIGURG with the signal, so that the
 //!   witness recognizes it. A process that does not handle SIGURG does not notice this.
 //!
-//! A key that is typed at the prompt of a shell with job control is not for the script: the shell only begins a new
-//! line. Under flock(1) such a shell moves to a group of its own, so that the script does not hear the key. So the
-//! witness does not count the keys of a command that ignores the signals of job control.
-//!
 //! If the command does not have the terminal, another witness listens in zklock's own group. zklock needs it, because a
 //! SIGINT that was not typed, but sent to zklock alone, does not end the script.
 //!
@@ -58,10 +54,10 @@ mod on_linux {
     use nix::sys::signal::{SigSet, Signal as NamedSignal};
     use nix::sys::signalfd::{SfdFlags, SignalFd};
     use rustix::event::{PollFd, PollFlags, poll};
-    use rustix::process::{Pid, Signal, getpgrp, getppid, kill_process};
+    use rustix::process::{Pid, Signal, getppid, kill_process};
 
     use super::PID;
-    use crate::signals::{ignored, ignored_by, is_in};
+    use crate::signals::{ignored, is_in};
     use crate::tie::OURSELVES;
 
     /// How long zklock waits for the end of the witness before it kills the witness.
@@ -150,8 +146,7 @@ mod on_linux {
             let mut polled = [PollFd::new(&signals, PollFlags::IN), PollFd::new(&stdin, PollFlags::empty())];
             let is_over = poll(&mut polled, None).is_err() || !polled[1].revents().is_empty();
             while let Ok(Some(signal)) = signals.read_signal() {
-                let key = heard.key(signal.ssi_signo as i32, signal.ssi_code, signal.ssi_pid);
-                if let Some(key) = key.filter(|_| !is_shell_with_jobs(ignored)) {
+                if let Some(key) = heard.key(signal.ssi_signo as i32, signal.ssi_code, signal.ssi_pid) {
                     writes(key as u8);
                 }
             }
@@ -159,13 +154,6 @@ mod on_linux {
                 return true;
             }
         }
-    }
-
-    /// Whether the leader of this group is a shell with job control, which ignores the signals of job control. `before`
-    /// are the signals that every process here ignores from its start.
-    fn is_shell_with_jobs(before: u64) -> bool {
-        let by_leader = ignored_by(&getpgrp().as_raw_nonzero().to_string()) & !before;
-        [Signal::TSTP, Signal::TTIN, Signal::TTOU].into_iter().all(|signal| is_in(by_leader, signal.as_raw()))
     }
 
     /// What processes have sent to the whole group.

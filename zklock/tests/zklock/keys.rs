@@ -271,17 +271,3 @@ async fn a_signal_to_zklock_alone_ends_no_script() {
         assert!(rest.contains(if command.contains("130") { "NEXT 130" } else { "NEXT 0" }), "{command}: {rest:?}");
     }
 }
-
-#[support::judged]
-async fn ctrl_c_at_the_prompt_of_a_shell_is_not_for_the_script() {
-    let script = "\"$0\" /zklock/keys/prompt -- bash --norc --noprofile -i; echo \"NEXT $?\"";
-    let mut terminal = OnTerminal::start_program("bash", &["-c", script, binary()]);
-    terminal.press("echo rea''dy\n");
-    terminal.shows("ready\r\n");
-    terminal.press(CTRL_C);
-    terminal.shows("^C");
-    terminal.press("echo mo''re; exit 0\n");
-    terminal.shows("more\r\n");
-    let (rest, code) = terminal.rest().await;
-    assert_eq!((rest.contains("NEXT 0"), code), (true, Some(0)), "{rest:?}");
-}
