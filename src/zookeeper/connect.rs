@@ -151,8 +151,8 @@ async fn suits(client: &zk::Client, session_timeout: Duration) -> bool {
     client.check_stat("/").await.is_err() || ConnectPolicy::suits(since_boot().saturating_sub(sent), session_timeout)
 }
 
-/// Opens a session, and creates the path at the end of the connect string unless an option says otherwise. If the session replaces a `lost` one, a
-/// random pause comes first.
+/// Opens a session, and creates the path at the end of the connect string unless an option says otherwise. If the
+/// session replaces a `lost` one, a random pause comes first.
 pub(super) async fn new_session(
     servers: Servers,
     options: ZooKeeperBuilder,
