@@ -60,7 +60,7 @@ async fn a_handshake_with_a_deposed_leader_prolongs_no_lock() {
     let session_timeout = Duration::from_secs(limit);
     let ensemble = ensemble().await;
     let near = Arc::new(Proxy::start(ensemble.server(ensemble.leader()).address()));
-    let builder = ZooKeeper::builder().session_timeout(session_timeout).tick_time(TICK);
+    let builder = ZooKeeper::builder().session_timeout(session_timeout).tick_time(TICK).connect_timeout(SOON);
     let zk = builder.connect(&near.address()).await.expect("reachable");
     let (path, other) = ("/alone/handshake", connect(&others(&ensemble)).await);
     let held = Arc::new(soon("a free lock", lock_at(&zk, path).write()).await.expect("free"));

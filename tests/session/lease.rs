@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use support::ensemble::Ensemble;
 use support::safe;
-use support::scene::connect as calm;
+use support::scene::{connect as calm, connect_with};
 use support::server::{Server, shared_server};
 use support::wire::Proxy;
 use support::witness::Witness;
@@ -24,8 +24,7 @@ fn rounds() -> u64 {
 }
 
 async fn connect(address: &str) -> ZooKeeper {
-    let zk = ZooKeeper::builder().session_timeout(SESSION_TIMEOUT).connect(address).await;
-    zk.expect("the server can be reached")
+    connect_with(address, SESSION_TIMEOUT).await
 }
 
 fn open(zk: &ZooKeeper, path: &str, host: &str) -> RwLock {
@@ -129,7 +128,7 @@ async fn a_holder_without_a_leader_loses_the_lock_in_time() {
 async fn a_change_of_leader_inside_the_lease_loses_nothing() {
     let ensemble = tokio::task::spawn_blocking(Ensemble::start).await.expect("the ensemble starts");
     let timeout = Duration::from_secs(10);
-    let zk = ZooKeeper::builder().session_timeout(timeout).connect(&ensemble.addresses()).await.expect("reachable");
+    let zk = connect_with(&ensemble.addresses(), timeout).await;
     let guard = open(&zk, "/lease/election", "holder").write().await.expect("the lock is free");
     let witness = Arc::new(guard);
     let watched = Arc::clone(&witness);

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use support::fake::{Fake, Lie};
 use support::process::test_in;
+use support::scene::connect_with;
 use zk_rwlock::{RwLock, ZooKeeper};
 
 const SERVER: &str = "ZK_RWLOCK_LIAR";
@@ -129,7 +130,7 @@ fn a_reply_of_another_session_hangs_no_client() {
         for _ in 0..40 {
             let fake = Fake::start(Lie::CreatedForAnother);
             runtime.block_on(async {
-                let zk = ZooKeeper::builder().session_timeout(SESSION_TIMEOUT).connect(fake.address()).await.unwrap();
+                let zk = connect_with(fake.address(), SESSION_TIMEOUT).await;
                 let lock = RwLock::new(&zk, "/lock").unwrap();
                 assert!(lock.write().timeout(SESSION_TIMEOUT).await.is_err());
             });

@@ -353,8 +353,7 @@ async fn a_session_ends_despite_an_unanswered_request() {
     let other = connect(&server.address()).await;
     for way in ["close", "drop"] {
         let proxy = Proxy::start(server.address());
-        let zk =
-            ZooKeeper::builder().session_timeout(TIMEOUT).connect(&proxy.address()).await.expect("the server is up");
+        let zk = connect_with(&proxy.address(), TIMEOUT).await;
         let path = format!("/sessions/unanswered-{way}");
         let guard = lock_at(&zk, &path).write().await.expect("free");
         let lost = proxy.apply(Rule::on(Frames::replies(Op::GetChildren)).lose());
