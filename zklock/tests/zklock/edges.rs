@@ -25,13 +25,20 @@ async fn a_clock_beyond_the_year_9999_costs_no_acquisition() {
 #[support::judged]
 async fn too_few_open_files_are_reported() {
     for files in 4..=20 {
-        let mut command = Command::new("/bin/sh");
-        prepare(&mut command, &shared_server().address());
-        command.args(["-c", &format!("ulimit -n {files}; exec \"$0\" \"$@\""), binary()]);
-        command.args(["--connect-timeout", "1", "ls", "/zklock/edges/files"]);
-        let run = ended(command).await;
-        let says = run.stderr.to_lowercase();
-        assert!(run.code == Some(0) || says.contains("files"), "{files}: {run:#?}");
+        let limited_to = |limit| {
+            let mut command = Command::new("/bin/sh");
+            prepare(&mut command, &shared_server().address());
+            command.args(["-c", &format!("ulimit -n {files}; exec \"$0\" \"$@\""), binary()]);
+            command.args(["--connect-timeout", limit, "ls", "/zklock/edges/files"]);
+            ended_within_minutes(command)
+        };
+        let is_told = |run: &Run| run.code == Some(0) || run.stderr.to_lowercase().contains("files");
+        let mut run = limited_to("1").await;
+        if !is_told(&run) {
+            // A busy machine may need more than a second to connect.
+            run = limited_to("60").await;
+        }
+        assert!(is_told(&run), "{files}: {run:#?}");
         assert_ne!(run.code, Some(101), "{files}: zklock must not panic: {run:#?}");
         let words = run.stderr.lines().rfind(|line| line.starts_with("zklock: ")).unwrap_or_default();
         assert!(!words.contains("task "), "{files}: {words}");

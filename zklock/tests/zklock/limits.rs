@@ -5,7 +5,7 @@ use support::server::shared_server;
 use tokio::time::Instant;
 use zk_rwlock::Semaphore;
 
-use crate::{Running, immortal, last_stamp, run, scratch, server_lock, zklock};
+use crate::{Running, immortal, last_stamp, run, scratch, server_lock, session_of, zklock};
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -22,7 +22,8 @@ async fn a_hanging_command_is_killed_before_the_next_starts() {
     let files = scratch();
     let stamps = files.path().join("stamps");
     let began = Instant::now();
-    let hangs = ["--session-timeout", "4s", "--max-hold", "1s", path, "-c", &immortal(&stamps)];
+    let script = immortal(&stamps);
+    let hangs = [&session_of("4s")[..], &["--max-hold", "1s", path, "-c", &script]].concat();
     let holder = Running::start(zklock(&hangs)).ready().await;
     let next = granted(writer(&lock)).await;
     let granted_at = now();

@@ -35,6 +35,12 @@ use zk_rwlock::{Dialect, Loss, RwLock, ZooKeeper};
 /// The session timeout of a zklock that a test disconnects.
 const SHORT: Duration = Duration::from_secs(2);
 
+/// The options for a session that a test ends. The session's time is also the limit of a connect, which a busy machine
+/// would reach, so the limit is stated as well.
+fn session_of(timeout: &str) -> [&str; 4] {
+    ["--session-timeout", timeout, "--connect-timeout", "60s"]
+}
+
 /// Signals that end a waiting `zklock`. `zklock` passes them on to a running command.
 const PASSED_ON: [Signal; 6] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2];
 
@@ -613,8 +619,9 @@ async fn a_cut_off_command_is_dead_before_the_next_starts() {
         let (stamps, start) = (files.path().join("stamps"), files.path().join("start"));
         let proxy = Proxy::start(shared_server().address());
         let timeout = SHORT.as_millis().to_string() + "ms";
-        let options = ["--session-timeout", &timeout, "--grace", "1h", &path, "-c", &immortal(&stamps)];
-        let holder = Running::start(zklock_on(&proxy.address(), &options)).ready().await;
+        let options = ["--grace", "1h", &path, "-c", &immortal(&stamps)];
+        let holder = zklock_on(&proxy.address(), &[&session_of(&timeout)[..], &options].concat());
+        let holder = Running::start(holder).ready().await;
         let next = Running::start(zklock(&[&path, "-c", &format!("date +%s%N > {}", start.display())]));
         line_becomes(&lock, "W+ W-").await;
 
@@ -637,8 +644,8 @@ async fn unread_messages_do_not_delay_killing_the_command() {
         let proxy = Proxy::start(shared_server().address());
         let (unread, mut full) = std::io::pipe().expect("a pipe");
         let timeout = SHORT.as_millis().to_string() + "ms";
-        let options = ["--session-timeout", &timeout, "--grace", "1h", path, "-c", &immortal(&stamps)];
-        let mut holder = zklock_on(&proxy.address(), &[more, &options].concat());
+        let options = ["--grace", "1h", path, "-c", &immortal(&stamps)];
+        let mut holder = zklock_on(&proxy.address(), &[more, &session_of(&timeout), &options].concat());
         holder.stderr(full.try_clone().expect("a pipe"));
         let holder = Running::start(holder).ready().await;
         let next = Running::start(zklock(&[path, "-c", &format!("date +%s%N > {}", start.display())]));
@@ -678,7 +685,7 @@ async fn a_lost_lock_sends_term_and_overrides_the_exit_code() {
     for (options, code) in [(&[][..], 75), (&["--lost-exit-code", "99"], 99)] {
         let proxy = Proxy::start(shared_server().address());
         let script = "trap 'echo cleaned up; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
-        let arguments = [&["--session-timeout", "8s"], options, &[path, "-c", script]].concat();
+        let arguments = [&session_of("8s"), options, &[path, "-c", script]].concat();
         let holder = Running::start(zklock_on(&proxy.address(), &arguments)).ready().await;
         proxy.cut();
         let run = holder.ends().await;
@@ -780,7 +787,7 @@ async fn a_stopped_waiter_reports_that_it_stood_still() {
     let path = "/zklock/stopped-waiter";
     let (_zk, lock) = server_lock(path).await;
     let guard = lock.write().await.unwrap();
-    let waiter = Running::start(zklock(&["--session-timeout", "2s", path, "true"]));
+    let waiter = Running::start(zklock(&[&session_of("2s")[..], &[path, "true"]].concat()));
     line_becomes(&lock, "W+ W-").await;
     waiter.signal(Signal::STOP);
     line_becomes(&lock, "W+").await;
@@ -797,7 +804,8 @@ async fn zklock_stopped_past_its_lease_kills_its_command() {
     let (_zk, lock) = server_lock(path).await;
     let files = scratch();
     let stamps = files.path().join("stamps");
-    let holder = Running::start(zklock(&["--session-timeout", "2s", path, "-c", &immortal(&stamps)])).ready().await;
+    let script = immortal(&stamps);
+    let holder = Running::start(zklock(&[&session_of("2s")[..], &[path, "-c", &script]].concat())).ready().await;
     let next = writer(&lock);
     line_becomes(&lock, "W+ W-").await;
     holder.signal(Signal::STOP);
@@ -820,7 +828,7 @@ async fn ends_while_zklock_is_stopped(path: &str) {
     let home = tempfile::tempdir().unwrap();
     let pid = home.path().join("pid");
     let ends = format!("echo $$ > {}; echo ready; read end; exit 0", pid.display());
-    let mut command = zklock(&["--session-timeout", "2s", path, "-c", &ends]);
+    let mut command = zklock(&[&session_of("2s")[..], &[path, "-c", &ends]].concat());
     command.stdin(Stdio::piped());
     let mut holder = Running::start(command).ready().await;
     let next = writer(&lock);
@@ -1657,7 +1665,7 @@ async fn a_stopped_command_does_not_go_on_without_the_lock() {
     let stamps = files.path().join("stamps");
     // The script uses only built-ins: a shell does not stop while a child of it is stopped between vfork and exec.
     let script = format!("echo ready; while :; do echo >> {}; done", stamps.display());
-    let mut terminal = OnTerminal::start(&["--session-timeout", "1s", path, "-c", &script]);
+    let mut terminal = OnTerminal::start(&[&session_of("1s")[..], &[path, "-c", &script]].concat());
     terminal.shows("ready");
     terminal.press("\x1a");
     // The next contender is granted only because the session has expired.

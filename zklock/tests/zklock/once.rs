@@ -17,7 +17,7 @@ use zk_rwlock::ZooKeeper;
 use zk_rwlock::coordinator::{Failure, Kind};
 use zk_rwlock::security::{Acl, Permissions};
 
-use crate::{Run, Running, SHORT, commands, ended, run, scratch, server_lock, typed, zklock, zklock_on};
+use crate::{Run, Running, SHORT, commands, ended, run, scratch, server_lock, session_of, typed, zklock, zklock_on};
 
 /// Returns `zklock` as a host of this name starts the job.
 fn host(name: &str, path: &str, job: &str) -> Command {
@@ -107,8 +107,8 @@ async fn a_failed_or_killed_job_is_run_by_the_next_host() {
 async fn a_waiting_host_runs_the_job_after_a_killed_run() {
     let (zk, lock) = server_lock("/zklock/once/killed").await;
     let timeout = SHORT.as_secs().to_string();
-    let arguments = ["--session-timeout", &timeout, "--once-in", "50m", lock.path(), "-c"];
-    let mut command = zklock(&[&arguments[..], &["echo $$; read line"]].concat());
+    let arguments = ["--once-in", "50m", lock.path(), "-c", "echo $$; read line"];
+    let mut command = zklock(&[&session_of(&timeout)[..], &arguments].concat());
     command.stdin(Stdio::piped());
     let mut first = Running::start(command);
     let group = Pid::from_raw(first.says().await.parse().expect("a number")).expect("a pid");
@@ -182,8 +182,8 @@ async fn an_unconfirmed_record_of_a_success_exits_with_75() {
         // The session lasts so long that zklock sees the end of the command before the loss of the lock.
         let timeout = (2 * SHORT).as_secs().to_string();
         let job = "echo ready; read line; true";
-        let arguments = ["--session-timeout", &timeout, "--once-in", "50m", lock.path(), "-c", job];
-        let mut command = zklock_on(&proxy.address(), &arguments);
+        let arguments = ["--once-in", "50m", lock.path(), "-c", job];
+        let mut command = zklock_on(&proxy.address(), &[&session_of(&timeout)[..], &arguments].concat());
         command.stdin(Stdio::piped());
         let mut first = Running::start(command).ready().await;
         match name {

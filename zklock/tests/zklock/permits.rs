@@ -15,8 +15,8 @@ use zk_rwlock::coordinator::{Coordinator, Kind};
 use zk_rwlock::{Semaphore, ZooKeeper};
 
 use crate::{
-    Running, SHORT, ended, ended_by, ended_within_minutes, immortal, last_stamp, run, scratch, server_lock, zklock,
-    zklock_on,
+    Running, SHORT, ended, ended_by, ended_within_minutes, immortal, last_stamp, run, scratch, server_lock, session_of,
+    zklock, zklock_on,
 };
 
 async fn semaphore(path: &str, permits: u32) -> (ZooKeeper, Semaphore) {
@@ -140,8 +140,9 @@ async fn a_cut_off_command_is_dead_before_its_permit_is_free() {
         let (stamps, start) = (files.path().join("stamps"), files.path().join("start"));
         let proxy = Proxy::start(shared_server().address());
         let timeout = SHORT.as_millis().to_string() + "ms";
-        let options = ["--session-timeout", &timeout, "--grace", "1h", "-j", "1", semaphore.path(), "-c"];
-        let holder = Running::start(zklock_on(&proxy.address(), &[&options[..], &[&immortal(&stamps)]].concat()));
+        let options = ["--grace", "1h", "-j", "1", semaphore.path(), "-c", &immortal(&stamps)];
+        let arguments = [&session_of(&timeout)[..], &options].concat();
+        let holder = Running::start(zklock_on(&proxy.address(), &arguments));
         let holder = holder.ready().await;
         let script = format!("date +%s%N > {}", start.display());
         let next = Running::start(zklock(&["-j", "1", semaphore.path(), "-c", &script]));

@@ -199,7 +199,7 @@ async fn credentials_refused_later_exit_with_77() {
 #[support::judged]
 async fn a_loss_in_an_outage_names_its_start_and_cause() {
     let server = Server::start();
-    let on = |command| zklock_on(&server.address(), &["--session-timeout", "4", "/reasons", "-c", command]);
+    let on = |command| zklock_on(&server.address(), &[&session_of("4")[..], &["/reasons", "-c", command]].concat());
     let holds = Running::start(on("trap 'echo ends >&2; exit' TERM; echo ready; while :; do sleep 0.1; done"));
     let holds = holds.ready().await;
     let zk = connect(&server.address()).await;

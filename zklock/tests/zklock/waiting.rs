@@ -94,7 +94,7 @@ async fn a_waiter_stopped_past_its_session_exits_with_76() {
     let path = "/zklock/tty/forgotten";
     let (_zk, lock) = server_lock(path).await;
     let held = lock.write().await.unwrap();
-    let mut terminal = stopped_while_it_waits(&lock, &format!("--session-timeout 1 {path}")).await;
+    let mut terminal = stopped_while_it_waits(&lock, &format!("{} {path}", session_of("1").join(" "))).await;
     line_becomes(&lock, "W+").await;
     terminal.press("\n");
     terminal.shows("lost the place in the queue");

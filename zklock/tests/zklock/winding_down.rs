@@ -115,8 +115,8 @@ impl WindingDown {
         let held = if waits { Some(lock.write().await.expect("free")) } else { None };
         // A lease that runs out must run out within the test. No other session may end by itself.
         let timeout = if then == Then::CutOff { "4s" } else { "60s" };
-        let fixed = ["--session-timeout", timeout, "--grace", "1h"];
-        let command = zklock_on(&proxy.address(), &[&fixed, options, &[path, "-c", &script]].concat());
+        let arguments = [&session_of(timeout)[..], &["--grace", "1h"], options, &[path, "-c", &script]].concat();
+        let command = zklock_on(&proxy.address(), &arguments);
         let mut running = Running::start(command);
         let mut left = None;
         let leaves = || {
