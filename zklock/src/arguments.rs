@@ -1,6 +1,6 @@
 //! The definition of zklock's arguments, and its help texts.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::time::Duration;
@@ -199,9 +199,16 @@ pub(crate) struct Arguments {
 impl Arguments {
     /// Parses the command line. A path after `-j` is not read as the number of permits.
     pub(crate) fn read(mut words: Vec<OsString>) -> Result<Arguments, clap::Error> {
+        let beginnings: Vec<_> = words.iter().map(|word| beginning_if_too_long(word)).collect();
+        if beginnings.iter().any(Option::is_some) {
+            // clap compares an unknown option with every known one, which takes seconds if the unknown option is that long.
+            // So clap first refuses its beginning. The command may have such a word as its argument.
+            let either = |(word, beginning): (&OsString, Option<OsString>)| beginning.unwrap_or_else(|| word.clone());
+            Arguments::read(words.iter().zip(beginnings).map(either).collect())?;
+        }
         let lacks_number = |pair: &[OsString]| {
             let is_j = || Arguments::try_parse_from([&words[0], &pair[0]]).is_ok_and(|it| it.run.takes_any_number());
-            pair[1].as_encoded_bytes().starts_with(b"/") && is_j()
+            pair[1].as_encoded_bytes().starts_with(b"/") && beginning_if_too_long(&pair[0]).is_none() && is_j()
         };
         if let Some(at) = words.windows(2).position(lacks_number) {
             // The words after the lock's path belong to the command.
@@ -212,6 +219,16 @@ impl Arguments {
         }
         Arguments::try_parse_from(words).map_err(without_misleading_tip)
     }
+}
+
+/// No option of zklock has so many characters.
+const TOO_LONG: usize = 64;
+
+/// Returns the beginning of the word if it begins as an option, and is longer than each of zklock's options.
+fn beginning_if_too_long(word: &OsStr) -> Option<OsString> {
+    let word = word.to_string_lossy();
+    let (end, _) = word.char_indices().nth(TOO_LONG)?;
+    (word.starts_with("--") && !word[..end].contains('=')).then(|| word[..end].into())
 }
 
 /// Options of flock(1) that zklock does not have.
