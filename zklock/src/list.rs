@@ -27,15 +27,7 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
         }
     } else {
         let queue = Place::whatever(&zk, &ls.path, connection.dialect)?.queue().await?;
-        if queue.members.is_empty() && queue.permits.is_none() {
-            if has_other_nodes(&zk, &queue).await {
-                output::say(&format!(
-                    "{0}: the path has other nodes below it; if they are locks, see zklock ls --tree {0}",
-                    ls.path
-                ));
-            }
-            place::report_if_missing(&zk, &ls.path).await;
-        }
+        doubt(&zk, &queue).await.iter().for_each(|words| output::say(words));
         match ls.json {
             true => escape_json(&format!("{:#}\n", table::json(&queue))),
             false => table::table(&queue, columns, colourful),
@@ -45,8 +37,22 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
     Ok(0)
 }
 
-/// Whether the directory of a free lock has nodes that are no contenders. The path may be a directory of locks that the
-/// user took for a lock. In that case the answer "free" alone would mislead.
+/// Returns a message if the answer "free" alone would mislead: the path does not exist, or it may be a directory of locks
+/// that the user took for a lock.
+pub(crate) async fn doubt(zk: &ZooKeeper, queue: &Queue) -> Option<String> {
+    if !queue.members.is_empty() || queue.permits.is_some() {
+        return None;
+    }
+    let path = &queue.path;
+    if has_other_nodes(zk, queue).await {
+        return Some(format!(
+            "{path}: the path has other nodes below it; if they are locks, see zklock ls --tree {path}"
+        ));
+    }
+    place::missing(zk, path).await
+}
+
+/// Whether the directory of a free lock has nodes that are no contenders.
 async fn has_other_nodes(zk: &ZooKeeper, queue: &Queue) -> bool {
     let Ok(session_slot) = zk.session_slot(0).await else { return false };
     let session = session_slot.session();

@@ -9,12 +9,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rustix::process::Signal as RawSignal;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use zk_rwlock::queue::MemberState;
-use zk_rwlock::{Error, Queue};
+use zk_rwlock::{Error, Queue, ZooKeeper};
 
 use crate::arguments::{Connection, WatchOrder};
 use crate::connect::connect_to;
 use crate::exit::{self, Exit};
-use crate::output::{self, shorten, shorten_in_the_middle, width};
+use crate::list::doubt;
+use crate::output::{self, shorten, shorten_in_the_middle, width, wrapped};
 use crate::place::Place;
 use crate::{table, terminal};
 
@@ -32,9 +33,9 @@ pub(crate) async fn watch(watch: &WatchOrder, connection: &Connection) -> Result
     let zk = connect_to(&watch.path, connection).await?;
     let place = Place::whatever(&zk, &watch.path, connection.dialect)?;
     if output::is_screen(&io::stdout()) && !watch.json {
-        on_a_screen(&place, watch.interval).await
+        on_a_screen(&zk, &place, watch.interval).await
     } else {
-        in_lines(&place, watch).await
+        in_lines(&zk, &place, watch).await
     }
 }
 
@@ -42,6 +43,8 @@ pub(crate) async fn watch(watch: &WatchOrder, connection: &Connection) -> Result
 struct Screen {
     path: String,
     queue: Option<Queue>,
+    /// Why the first answers, "free", may mislead ([`doubt`]).
+    doubt: Option<String>,
     /// When the request that waits for an answer was sent. `None` if no request waits.
     unanswered: Option<Instant>,
     resized: Signal,
@@ -51,10 +54,11 @@ struct Screen {
     is_ours: bool,
 }
 
-async fn on_a_screen(place: &Place, interval: Duration) -> Result<u8, Exit> {
+async fn on_a_screen(zk: &ZooKeeper, place: &Place, interval: Duration) -> Result<u8, Exit> {
     let mut screen = Screen {
         path: place.path().to_owned(),
         queue: None,
+        doubt: None,
         unanswered: None,
         resized: listen(SignalKind::window_change())?,
         // `fg` sends SIGCONT. Then the screen is redrawn immediately.
@@ -63,9 +67,15 @@ async fn on_a_screen(place: &Place, interval: Duration) -> Result<u8, Exit> {
     };
     loop {
         screen.unanswered.get_or_insert_with(Instant::now);
-        let Some(looked) = screen.drawn_during(place.queue()).await? else { return Ok(0) };
-        if let Some(queue) = answer(looked)? {
-            (screen.queue, screen.unanswered) = (Some(queue), None);
+        let is_doubtful = screen.queue.is_none() || screen.doubt.is_some();
+        let look = async {
+            let Some(queue) = answer(place.queue().await)? else { return Ok(None) };
+            let doubt = if is_doubtful { doubt(zk, &queue).await } else { None };
+            Ok::<_, Exit>(Some((queue, doubt)))
+        };
+        let Some(looked) = screen.drawn_during(look).await? else { return Ok(0) };
+        if let Some((queue, doubt)) = looked? {
+            (screen.queue, screen.doubt, screen.unanswered) = (Some(queue), doubt, None);
         }
         let waited = screen.draw()? && screen.drawn_during(tokio::time::sleep(interval)).await?.is_some();
         if !waited {
@@ -118,16 +128,18 @@ impl Screen {
         let heading = shorten_in_the_middle(&self.path, columns.saturating_sub(width(&status)).max(1)) + &status;
         let mut lines = vec![shorten(&heading, columns), String::new()];
         if let Some(queue) = &self.queue {
+            let doubt = self.doubt.iter().map(|words| wrapped(words, Some(columns))).collect::<String>();
             // The last row stays empty, because a cursor in it would scroll the screen.
-            let left = rows.saturating_sub(lines.len() + 1);
+            let left = rows.saturating_sub(lines.len() + doubt.lines().count() + 1);
             lines.extend(table::table_within(queue, columns, left, output::is_colourful()));
+            lines.extend(doubt.lines().map(str::to_owned));
         }
         // The text moves the cursor to the top left corner, and clears the rest of each line and the rows below.
         output::print(&format!("\x1b[H{}\x1b[K\n\x1b[J", lines.join("\x1b[K\n")))
     }
 }
 
-async fn in_lines(place: &Place, watch: &WatchOrder) -> Result<u8, Exit> {
+async fn in_lines(zk: &ZooKeeper, place: &Place, watch: &WatchOrder) -> Result<u8, Exit> {
     let mut last = None;
     while output::is_read() {
         let mut looked = pin!(place.queue());
@@ -139,6 +151,9 @@ async fn in_lines(place: &Place, watch: &WatchOrder) -> Result<u8, Exit> {
             }
         };
         if let Some(queue) = answer(looked)? {
+            if last.is_none() {
+                doubt(zk, &queue).await.iter().for_each(|words| output::say(words));
+            }
             let gist = gist(&queue);
             if last.as_ref() != Some(&gist) {
                 last = Some(gist);

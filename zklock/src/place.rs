@@ -94,15 +94,20 @@ pub(crate) async fn is_semaphore(semaphore: &Semaphore, zk: &Arc<dyn Coordinator
     })
 }
 
-/// Prints a message if neither the path nor its record (`PATH.done`) exists. The user may have mistyped the path, and
+/// Returns a message if neither the path nor its record (`PATH.done`) exists. The user may have mistyped the path, and
 /// the answer "free" alone would mislead.
-pub(crate) async fn report_if_missing<C: Coordinator>(zk: &C, path: &str) {
-    let Ok(session_slot) = zk.session_slot(0).await else { return };
+pub(crate) async fn missing<C: Coordinator>(zk: &C, path: &str) -> Option<String> {
+    let session_slot = zk.session_slot(0).await.ok()?;
     let session = session_slot.session();
     for node in [path.to_owned(), format!("{path}.done")] {
         if !matches!(connect::answered(session, session.children(&node)).await, Err(Failure::NoNode)) {
-            return;
+            return None;
         }
     }
-    output::say(&format!("{path}: there is no such path: it is mistyped, or has not been used for some time"));
+    Some(format!("{path}: there is no such path: it is mistyped, or has not been used for some time"))
+}
+
+/// Prints the message of [`missing`], if there is one.
+pub(crate) async fn report_if_missing<C: Coordinator>(zk: &C, path: &str) {
+    missing(zk, path).await.iter().for_each(|words| output::say(words));
 }

@@ -933,6 +933,13 @@ async fn a_missing_path_is_reported_as_missing() {
         assert_eq!(run.code, Some(0), "{run:#?}");
         assert!(run.stderr.contains(&format!("{path}: there is no such path")), "{arguments:?}: {run:#?}");
     }
+    for more in [&[][..], &["--json"]] {
+        let mut watch = Running::start(zklock(&[&["watch", path], more].concat()));
+        watch.says().await;
+        watch.signal(Signal::INT);
+        let watched = watch.ends().await;
+        assert!(watched.stderr.contains(&format!("{path}: there is no such path")), "{more:?}: {watched:#?}");
+    }
     for arguments in [&["break", "--yes", path, "7"][..], &["forget", path]] {
         let nobody = run(arguments).await;
         assert!(nobody.code == Some(1) && nobody.stderr.contains("there is no such path"), "{nobody:#?}");
@@ -942,12 +949,20 @@ async fn a_missing_path_is_reported_as_missing() {
     for task in ["ls", "check", "ask"] {
         assert!(!run(&[task, lock.path()]).await.stderr.contains("no such path"));
     }
+    let mut watch = Running::start(zklock(&["watch", lock.path()]));
+    watch.says().await;
+    watch.signal(Signal::INT);
+    assert_eq!(watch.ends().await.stderr, "");
 }
 
 #[support::judged]
 async fn ls_of_a_directory_of_locks_points_to_ls_tree() {
     let (_zk, lock) = server_lock("/zklock-above/one").await;
     let held = lock.write().await.unwrap();
+    let mut watch = Running::start(zklock(&["watch", "/zklock-above"]));
+    assert_eq!(watch.says().await, "/zklock-above: free");
+    watch.signal(Signal::INT);
+    assert!(watch.ends().await.stderr.contains("see zklock ls --tree /zklock-above"));
     let above = run(&["ls", "/zklock-above"]).await;
     assert_eq!((above.code, &above.stdout[..]), (Some(0), "/zklock-above: free\n"));
     assert!(above.stderr.contains("see zklock ls --tree /zklock-above"), "{above:#?}");
@@ -1791,6 +1806,7 @@ async fn watch_fits_its_screen() {
 async fn watch_reports_an_outage_and_recovers() {
     let path = "/zklock/tty/silent";
     let (_zk, lock) = server_lock(path).await;
+    lock.write().await.unwrap().release().await.unwrap();
     let proxy = Proxy::start(shared_server().address());
     let arguments = ["watch", "--interval", "20ms", "--session-timeout", "60", path];
     let mut terminal = OnTerminal::start_with(&proxy.address(), &[], binary(), &arguments);

@@ -142,6 +142,21 @@ async fn watch_fits_its_terminal_and_follows_its_size() {
     assert_eq!(terminal.ends().await, None);
 }
 
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_of_a_missing_path_says_so_until_it_is_used() {
+    let path = "/zklock-screen/nowhere/mistyped";
+    let (_zk, lock) = server_lock(path).await;
+    let mut terminal = OnTerminal::start(&["watch", "--interval", "50ms", path]);
+    terminal.shows(&format!("\nfree\x1b[K\r\n{path}: there is no such path: it is mistyped"));
+    let held = lock.write().await.unwrap();
+    terminal.shows("1      holds");
+    terminal.shows("\x1b[H");
+    assert!(!terminal.before("\x1b[J").contains("no such path"));
+    held.release().await.unwrap();
+    terminal.press("\x03");
+    terminal.ends().await;
+}
+
 /// Waits until `watch` has read the queue `more` more times.
 async fn looks(proxy: &Proxy, more: u64) {
     let before = proxy.count(Op::GetChildren);
