@@ -11,7 +11,7 @@ use zk_rwlock::queue::Contender;
 use zk_rwlock::{Dialect, Error, Semaphore, ZooKeeper};
 
 use crate::arguments::{Check, Connection};
-use crate::connect::{self, connect_to};
+use crate::connect::{self, connect_with_options};
 use crate::diverged::Seen;
 use crate::exit::{self, Exit};
 use crate::output::{self, escape_controls};
@@ -34,18 +34,19 @@ pub(crate) struct Odd {
 type ShownNode = (String, Option<Stat>);
 
 pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, Exit> {
-    let zk = connect_to(&check.path, connection).await?;
+    let (zk, options) = connect_with_options(&check.path, connection).await?;
+    let options = options.connect_timeout(servers::connect_limit(connection));
     let lock = connect::lock(&zk, &check.path, connection)?;
     let nodes = match connection.dialect {
         Dialect::Native => nodes_of_either(&zk, lock.path()).await?,
         _ => Nodes { directory: nodes(&zk, lock.path()).await?, semaphore: None, beside: Vec::new() },
     };
     let ephemeral = nodes.ephemeral();
-    let servers = servers::look(&ephemeral, &nodes.places(&check.path), connection).await?;
+    let servers = servers::look(&ephemeral, &nodes.places(&check.path), &options, connection).await?;
     let mut odd = nodes.oddities(&check.path, connection.dialect);
     odd.extend(odd_record(&zk, &check.path).await?);
     odd.extend(wider_acls(&zk, nodes.places(&check.path)).await?);
-    let members = diverged::members(&servers, connection).await;
+    let members = diverged::members(&servers, &options).await;
     odd.extend(diverged::diverged(&servers, &members));
     for (node, stat) in servers::ghosts(&servers, &ephemeral) {
         odd.extend(ghost(&zk, &check.path, &nodes.path_of(&check.path, node), stat).await);

@@ -29,7 +29,7 @@ use zk_rwlock::queue::Contender;
 use zk_rwlock::{Dialect, Memory, RwLock};
 
 use crate::arguments::{Arguments, Connection};
-use crate::connect::connect_within;
+use crate::connect::{self, connect_by};
 use crate::cursor::{self, Completion, ExpectedWord};
 use crate::exit::Exit;
 use crate::output::{self, escape_controls};
@@ -120,7 +120,8 @@ async fn paths(current: &str, connection: &Connection) -> Vec<Completion> {
     if !directory.is_empty() && RwLock::new(&Memory::new(), directory).is_err() {
         return Vec::new();
     }
-    let Ok(zk) = connect_within(TIME_LIMIT, connection).await else { return Vec::new() };
+    let Ok(options) = connect::options(TIME_LIMIT, connection) else { return Vec::new() };
+    let Ok(zk) = connect_by(&options, connection).await else { return Vec::new() };
     let mut paths = Vec::new();
     if let Ok(slot) = zk.session_slot(0).await {
         let below = below(slot.session(), directory).await;

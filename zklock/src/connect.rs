@@ -24,32 +24,34 @@ const LONGEST_TICK: f64 = 100.0;
 
 /// Checks that `path` is valid before anything is sent, connects, and waits for a session.
 pub(crate) async fn connect_to(path: &str, connection: &Connection) -> Result<ZooKeeper, Exit> {
+    Ok(connect_with_options(path, connection).await?.0)
+}
+
+/// Connects as [`connect_to`] does. Also returns the options, for more connections.
+pub(crate) async fn connect_with_options(
+    path: &str,
+    connection: &Connection,
+) -> Result<(ZooKeeper, ZooKeeperBuilder), Exit> {
     // The root is no lock, but `ls --tree /` lists the locks below it.
     if path != "/" {
         RwLock::new(&Memory::new(), path)?;
     }
-    connect(connection).await
+    let options = options(connection.connect_timeout.unwrap_or(connection.session_timeout), connection)?;
+    Ok((connect_visibly(&options, connection).await?, options))
 }
 
-/// Connects and waits for a session.
-pub(crate) async fn connect(connection: &Connection) -> Result<ZooKeeper, Exit> {
-    connect_visibly(connection.connect_timeout.unwrap_or(connection.session_timeout), connection).await
+/// Connects by these options.
+pub(crate) async fn connect_by(options: &ZooKeeperBuilder, connection: &Connection) -> Result<ZooKeeper, Exit> {
+    options.clone().connect(hosts(connection)?).await.map_err(|error| exit_for(error, connection))
 }
 
-/// Connects. Gives up if no server is reached within `limit`.
-pub(crate) async fn connect_within(limit: Duration, connection: &Connection) -> Result<ZooKeeper, Exit> {
-    let connected = options(limit, connection)?.connect(hosts(connection)?).await;
-    connected.map_err(|error| exit_for(error, connection))
-}
-
-/// Connects as [`connect_within`] does, and shows meanwhile why there is no session yet. The files of the options are
-/// read once, because a pipe can be read only once.
-pub(crate) async fn connect_visibly(limit: Duration, connection: &Connection) -> Result<ZooKeeper, Exit> {
-    let (options, hosts) = (options(limit, connection)?, hosts(connection)?);
+/// Connects, and shows meanwhile why there is no session yet.
+pub(crate) async fn connect_visibly(options: &ZooKeeperBuilder, connection: &Connection) -> Result<ZooKeeper, Exit> {
+    let hosts = hosts(connection)?;
     tokio::select! {
         biased;
-        connected = options.clone().connect(hosts.clone()) => connected.map_err(|error| exit_for(error, connection)),
-        never = waiting::show_connecting(&hosts, &options) => match never {},
+        connected = connect_by(options, connection) => connected,
+        never = waiting::show_connecting(&hosts, options) => match never {},
     }
 }
 
@@ -59,6 +61,8 @@ pub(crate) fn hosts(connection: &Connection) -> Result<String, Exit> {
     hosts.as_ref().map_or(Ok(DEFAULT_HOSTS), Given::text).map(str::to_owned)
 }
 
+/// Returns the options for connections that give up if no server is reached within `limit`. Reads the files of the
+/// options, so call this once: a pipe can be read only once.
 pub(crate) fn options(limit: Duration, connection: &Connection) -> Result<ZooKeeperBuilder, Exit> {
     // A command that only looks must create nothing.
     let mut builder = with_time_to_stop(connection.session_timeout).connect_timeout(limit).make_root_on_demand();

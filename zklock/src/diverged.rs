@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use zk_rwlock::ZooKeeperBuilder;
 use zk_rwlock::coordinator::{Coordinator, Failure};
 
 use crate::advice::{Advice, Role, advice, together};
-use crate::arguments::Connection;
 use crate::check::Odd;
 use crate::connect;
-use crate::servers::{ServerReport, connect_limit, without_root};
+use crate::servers::{ServerReport, without_root};
 
 /// The node in which ZooKeeper 3.5 and later lists the servers of the ensemble.
 const CONFIG: &str = "/zookeeper/config";
@@ -88,11 +88,10 @@ pub(crate) enum Members {
 }
 
 /// Reads the list of servers from the first server that answered all three looks (reads of all nodes).
-pub(crate) async fn members(servers: &[ServerReport], connection: &Connection) -> Members {
+pub(crate) async fn members(servers: &[ServerReport], options: &ZooKeeperBuilder) -> Members {
     let Some(server) = servers.iter().find(|server| server.looks.len() == 3) else { return Members::Unknown };
     let asked = async {
-        let options = connect::options(connect_limit(connection), connection).ok()?;
-        let client = options.connect(without_root(&server.name)).await.ok()?;
+        let client = options.clone().connect(without_root(&server.name)).await.ok()?;
         let session_slot = client.session_slot(0).await.ok()?;
         Some(connect::answered(session_slot.session(), session_slot.session().data(CONFIG)).await)
     };

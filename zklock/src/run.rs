@@ -16,7 +16,7 @@ use zk_rwlock::{
 
 use crate::arguments::{Connection, Run};
 use crate::child::{self, Child, ChildEvent, Reaped, end_by};
-use crate::connect::{connect_visibly, connect_within, exit_for};
+use crate::connect::{self, connect_by, connect_visibly, exit_for};
 use crate::cycles::{self, Waiter};
 use crate::exit::{self, Exit};
 use crate::guard::AnyGuard;
@@ -70,12 +70,12 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     // connects.
     open(&Memory::new(), run, &order, connection.dialect)?;
     let mut signals = Signals::listen()?;
-    let limit = connect_limit(run, connection);
+    let options = connect::options(connect_limit(run, connection), connection)?;
     let zk = tokio::select! {
         biased;
         signal = signals.next() => return Ok(end_by(signal)),
-        zk = connect_within(limit, connection), if run.quiet => zk?,
-        zk = connect_visibly(limit, connection), if !run.quiet => zk?,
+        zk = connect_by(&options, connection), if run.quiet => zk?,
+        zk = connect_visibly(&options, connection), if !run.quiet => zk?,
     };
     let place = open(&zk, run, &order, connection.dialect)?;
     let stall = StallDetector::begin();

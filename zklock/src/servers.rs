@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
-use zk_rwlock::ZooKeeper;
 use zk_rwlock::coordinator::{Coordinator, Failure, Session, Stat, each_server, four_letter_word};
+use zk_rwlock::{ZooKeeper, ZooKeeperBuilder};
 
 use crate::arguments::Connection;
 use crate::check::Odd;
@@ -86,10 +86,11 @@ pub(crate) struct Places {
 pub(crate) async fn look(
     nodes: &BTreeMap<String, Stat>,
     places: &Places,
+    options: &ZooKeeperBuilder,
     connection: &Connection,
 ) -> Result<Vec<ServerReport>, Exit> {
     let names = each_server(&connect::hosts(connection)?).map_err(|error| exit_for(error, connection))?;
-    let asked = join_all(names.iter().map(|name| ask(name, connection))).await;
+    let asked = join_all(names.iter().map(|name| ask(name, options, connection))).await;
     let (mut servers, clients): (Vec<ServerReport>, Vec<Option<ZooKeeper>>) = asked.into_iter().unzip();
     for round in 0..3 {
         let looks = join_all(clients.iter().map(|client| look_through(client.as_ref(), places))).await;
@@ -102,7 +103,7 @@ pub(crate) async fn look(
         }
         if round == 0 {
             // The dump comes after the first look, so that it has the sessions of all nodes that the look found.
-            let dumps = join_all(names.iter().map(|name| word(name, "dump", connection))).await;
+            let dumps = join_all(names.iter().map(|name| word(name, "dump", options, connection))).await;
             for (server, dump) in servers.iter_mut().zip(dumps) {
                 server.sessions = dump.ok().as_deref().and_then(sessions);
             }
@@ -111,7 +112,7 @@ pub(crate) async fn look(
         }
     }
     servers.iter_mut().filter(|server| server.problem.is_some()).for_each(|server| server.looks.clear());
-    let modes = join_all(names.iter().map(|name| word(name, "srvr", connection))).await;
+    let modes = join_all(names.iter().map(|name| word(name, "srvr", options, connection))).await;
     for (server, said) in servers.iter_mut().zip(modes) {
         // The role of a server is unknown if it has changed between the first and the last look.
         if server.mode != line(&said.unwrap_or_default(), MODE) {
@@ -134,18 +135,13 @@ pub(crate) fn without_root(name: &str) -> &str {
     name[host..].find('/').map_or(name, |at| &name[..host + at])
 }
 
-async fn word(name: &str, word: &str, connection: &Connection) -> Result<String, String> {
-    let connect_limit = connect_limit(connection);
-    let options = connect::options(connect_limit, connection).map_err(|exit| exit.message().to_owned())?;
-    four_letter_word(name, word, &options, connect_limit).await
+async fn word(name: &str, word: &str, options: &ZooKeeperBuilder, connection: &Connection) -> Result<String, String> {
+    four_letter_word(name, word, options, connect_limit(connection)).await
 }
 
-async fn ask(name: &str, connection: &Connection) -> (ServerReport, Option<ZooKeeper>) {
-    let connected = async {
-        let connected = connect::options(connect_limit(connection), connection)?.connect(name).await;
-        connected.map_err(|error| exit_for(error, connection))
-    };
-    let (connected, said) = tokio::join!(connected, word(name, "srvr", connection));
+async fn ask(name: &str, options: &ZooKeeperBuilder, connection: &Connection) -> (ServerReport, Option<ZooKeeper>) {
+    let connected = async { options.clone().connect(name).await.map_err(|error| exit_for(error, connection)) };
+    let (connected, said) = tokio::join!(connected, word(name, "srvr", options, connection));
     let said = said.unwrap_or_default();
     // The answer has a version like "3.8.0-5a02a05eddb5, built on 2022-02-25".
     let version =

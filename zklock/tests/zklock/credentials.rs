@@ -58,12 +58,16 @@ async fn credentials_are_read_from_a_file_of_one_line() {
 
 #[support::judged]
 async fn credentials_are_read_from_a_pipe() {
-    let script = r#""$0" --auth-file <(printf owner:hunter2) /zklock-by-pipe true"#;
-    let mut command = Command::new("bash");
-    prepare(&mut command, &shared_server().address());
-    command.args(["-c", script, binary()]);
-    let run = ended(command).await;
-    assert_eq!(run.code, Some(0), "{run:#?}");
+    // `check` also asks each server separately.
+    for task in ["/zklock-by-pipe true", "check /zklock-by-pipe"] {
+        let script = format!(r#""$0" --auth-file <(printf owner:hunter2) {task}"#);
+        let mut command = Command::new("bash");
+        prepare(&mut command, &shared_server().address());
+        command.args(["-c", &script, binary()]);
+        let run = ended(command).await;
+        assert_eq!(run.code, Some(0), "{run:#?}");
+        assert!(!run.stdout.contains("was not looked at"), "{run:#?}");
+    }
 }
 
 /// Kubernetes gives a variable the whole content of a file, with its newline.
