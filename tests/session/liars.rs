@@ -130,7 +130,7 @@ fn a_reply_of_another_session_hangs_no_client() {
         for _ in 0..40 {
             let fake = Fake::start(Lie::CreatedForAnother);
             runtime.block_on(async {
-                let zk = connect_with(fake.address(), SESSION_TIMEOUT).await;
+                let zk = connect_with(&fake.address(), SESSION_TIMEOUT).await;
                 let lock = RwLock::new(&zk, "/lock").unwrap();
                 assert!(lock.write().timeout(SESSION_TIMEOUT).await.is_err());
             });
