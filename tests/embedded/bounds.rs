@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use support::hindered::{Count, Hindered, Request, begun, refused_at};
+use support::hindered::{Count, Hindered, LateCreate, Request, begun, refused_at};
 use support::polled::now;
 use support::slow::Slow;
 use tokio::time::Instant;
@@ -155,30 +155,15 @@ async fn a_create_with_lost_replies_is_sent_65_times() {
     assert!(error.to_string().contains("lost"), "{error}");
 }
 
-/// A server that was stopped may still have a request of a session that has moved on, and sends it when the session comes back.
 #[tokio::test(start_paused = true)]
 async fn a_lost_create_that_is_carried_out_late_leaves_no_node() {
-    let (memory, lost) = (Memory::new(), Arc::new(Mutex::new(String::new())));
-    let sent = Arc::clone(&lost);
-    let zk = Hindered::new(&memory, move |asked| match asked {
-        Request::Create(path, Kind::EphemeralSequential) => {
-            path.clone_into(&mut sent.lock().expect("nothing panics here"));
-            Some(Failure::Unknown("late".to_owned()))
-        }
-        _ => None,
-    });
+    let memory = Memory::new();
     let holder = RwLock::new(&memory, PATH).expect("valid").write().await.expect("free");
     let alone = memory.children(PATH);
-    let waiter = RwLock::new(&zk, PATH).expect("valid").write().timeout(Duration::from_secs(1)).await;
-    assert!(waiter.is_err(), "no node was created");
+    let late = LateCreate::of_a_timeout(&memory, PATH).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let (session, path) =
-        (memory.session_slot(0).await.expect("open"), lost.lock().expect("nothing panics here").clone());
     for is_back in [false, true] {
-        session.session().create(&path, &[], Kind::EphemeralSequential).await.expect("connected");
-        assert_eq!(memory.children(PATH).len(), 2);
-        memory.faults().cut();
-        memory.faults().heal();
+        late.arrives().await;
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(memory.children(PATH), alone, "after another reconnect: {is_back}");
     }

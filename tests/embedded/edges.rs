@@ -2,14 +2,12 @@
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use support::hindered::{Hindered, Request};
+use support::hindered::LateCreate;
 use support::polled::now;
 use tokio::time::{advance, sleep};
 use tokio_test::task;
-use zk_rwlock::coordinator::{Coordinator, Failure, Kind};
 use zk_rwlock::{Leadership, Memory, RwLock};
 
 const PATH: &str = "/edges/lock";
@@ -39,31 +37,14 @@ const BOUNDS: [(&str, Duration, Probe); 7] = [
     ("a term counts as short", MINUTE, |after| Box::pin(is_pausing(Duration::ZERO, after))),
 ];
 
-/// A server that was stopped may still have a request of a session that has moved on, and sends it when the session
-/// comes back.
 async fn is_late_create_removed(after: Duration) -> bool {
-    let (memory, lost) = (Memory::new(), Arc::new(Mutex::new(String::new())));
-    let sent = Arc::clone(&lost);
-    let zk = Hindered::new(&memory, move |asked| match asked {
-        Request::Create(path, Kind::EphemeralSequential) => {
-            path.clone_into(&mut sent.lock().expect("nothing panics here"));
-            Some(Failure::Unknown("late".to_owned()))
-        }
-        _ => None,
-    });
-    let holder = lock(&memory).write().await.expect("free");
-    let waiter = RwLock::new(&zk, PATH).expect("valid").write().timeout(Duration::from_secs(1)).await;
-    assert!(waiter.is_err(), "no node was created");
+    let memory = Memory::new();
+    let _holder = lock(&memory).write().await.expect("free");
+    let late = LateCreate::of_a_timeout(&memory, PATH).await;
     sleep(after).await;
-    let path = lost.lock().expect("nothing panics here").clone();
-    let session = memory.session_slot(0).await.expect("open");
-    session.session().create(&path, &[], Kind::EphemeralSequential).await.expect("connected");
-    memory.faults().cut();
-    memory.faults().heal();
+    late.arrives().await;
     sleep(SESSION_TIMEOUT / 2).await;
-    let is_removed = memory.children(PATH).len() == 1;
-    drop(holder);
-    is_removed
+    memory.children(PATH).len() == 1
 }
 
 async fn is_idle_node_there(after: Duration) -> bool {

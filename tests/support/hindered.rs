@@ -5,16 +5,16 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use zk_rwlock::Memory;
 use zk_rwlock::coordinator::{
     Coordinator, Created, Ending, Failure, Kind, Lease, Operation, Outcome, Reply, Session, SessionSlot, SessionStore,
     Stat, Task, Watch,
 };
+use zk_rwlock::{Memory, RwLock};
 
 /// A request to the ensemble.
 #[derive(Clone, Copy, Debug)]
@@ -108,6 +108,39 @@ impl Hindered {
     /// Makes this client's sessions use `store`. The events of a session do not reach the store.
     pub fn with_store(self, store: &Arc<SessionStore>) -> Hindered {
         Hindered { store: Some(Arc::clone(store)), ..self }
+    }
+}
+
+/// A create that a server still has: the server was stopped, the session has moved on, and nobody waits for the answer.
+pub struct LateCreate {
+    memory: Memory,
+    path: String,
+}
+
+impl LateCreate {
+    /// Acquires the lock, and returns the create that is lost until the acquisition times out.
+    pub async fn of_a_timeout(memory: &Memory, lock: &str) -> LateCreate {
+        let sent = Arc::new(Mutex::new(String::new()));
+        let lost = Arc::clone(&sent);
+        let zk = Hindered::new(memory, move |asked| match asked {
+            Request::Create(path, Kind::EphemeralSequential) => {
+                path.clone_into(&mut lost.lock().expect("nothing panics here"));
+                Some(Failure::Unknown("late".to_owned()))
+            }
+            _ => None,
+        });
+        let timed_out = RwLock::new(&zk, lock).expect("valid").write().timeout(Duration::from_secs(1)).await;
+        assert!(timed_out.is_err(), "no node was created");
+        let path = sent.lock().expect("nothing panics here").clone();
+        LateCreate { memory: memory.clone(), path }
+    }
+
+    /// Carries the create out. Then the session reconnects.
+    pub async fn arrives(&self) {
+        let slot = self.memory.session_slot(0).await.expect("open");
+        slot.session().create(&self.path, &[], Kind::EphemeralSequential).await.expect("connected");
+        self.memory.faults().cut();
+        self.memory.faults().heal();
     }
 }
 
