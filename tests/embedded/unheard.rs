@@ -942,14 +942,17 @@ async fn a_kept_node_without_the_ask_event_is_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_busy_kept_node_lists_its_queue_every_30_s() {
-    let zk = Memory::new();
-    let kept = RwLock::builder(&zk, PATH).keep(SECOND).build().expect("valid");
-    let used = in_use(kept.clone());
-    sleep(SECOND / 20).await;
-    let (token, before) = (kept.read().await.expect("shared").fencing_token(), zk.requests());
-    sleep(600 * SECOND).await;
-    assert_eq!(zk.requests() - before, 20);
-    assert_eq!(kept.read().await.expect("shared").fencing_token(), token);
-    used.abort();
+async fn a_busy_kept_node_lists_its_queue_each_idle_time() {
+    // The pause is at least 30 s and at most ten minutes.
+    for (idle, time, listings) in [(1, 300, 10), (100, 300, 3), (3_000, 1_200, 2)] {
+        let zk = Memory::new();
+        let kept = RwLock::builder(&zk, PATH).keep(idle * SECOND).build().expect("valid");
+        let used = in_use(kept.clone());
+        sleep(SECOND / 20).await;
+        let (token, before) = (kept.read().await.expect("shared").fencing_token(), zk.requests());
+        sleep(time * SECOND).await;
+        assert_eq!(zk.requests() - before, listings, "{idle}");
+        assert_eq!(kept.read().await.expect("shared").fencing_token(), token);
+        used.abort();
+    }
 }

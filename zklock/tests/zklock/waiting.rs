@@ -1,5 +1,7 @@
 //! Tests of the messages that zklock prints while it waits, on a terminal and elsewhere.
 
+use support::wire::{Frames, Op, Rule};
+
 use super::*;
 
 #[support::judged]
@@ -182,6 +184,21 @@ async fn a_wait_under_no_other_zklock_lists_no_other_lock() {
         requests.iter().any(|(_, at)| at.starts_with(path)) && requests.iter().all(|(_, at)| at != parent),
         "{requests:?}"
     );
+    drop(held);
+}
+
+/// The search lists the lock of the outer `zklock`, and gets no answer.
+#[support::judged]
+async fn a_search_for_a_circle_ends_without_an_answer() {
+    let (outer, path) = ("/zklock/silent/outer", "/zklock/silent/lock");
+    let (zk, lock) = server_lock(path).await;
+    let held = [lock.write().await.unwrap(), lock_at(&zk, outer).write().await.unwrap()];
+    let proxy = Proxy::start(shared_server().address());
+    let search = proxy.apply(Rule::on(Frames::requests(Op::GetChildren).about(outer)).and_all_later().lose());
+    let mut command = zklock_on(&proxy.address(), &["--session-timeout", "60", "-w", "0.3", path, "true"]);
+    command.env("ZKLOCK_PATH", outer).env("ZKLOCK_TOKEN", "1");
+    let late = ended(command).await;
+    assert!(late.code == Some(1) && search.has_happened(), "{late:#?}");
     drop(held);
 }
 
