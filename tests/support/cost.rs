@@ -26,7 +26,7 @@ pub const DIRECTORY: Row = row("directory with a lost create", 1, 0);
 /// A check-only transaction precedes the listings of so many directories, of fewer if there are fewer.
 pub const SYNC: Row = row("128 such directories", 1, 0);
 pub const BEHIND_ONE_SYNC: usize = 128;
-/// The most requests that are sent before the first heartbeat after a reconnect: listings, and removals of nodes.
+/// The most requests of a session that are sent before the first heartbeat after a reconnect: listings, and removals of nodes.
 pub const AHEAD_OF_HEARTBEAT: usize = 2 * BEHIND_ONE_SYNC + SESSION.at_once as usize;
 
 /// All rows in the order of the page.
