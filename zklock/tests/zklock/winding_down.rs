@@ -89,7 +89,9 @@ impl WindingDown {
         let proxy = Proxy::start(shared_server().address());
         let files = scratch();
         let end = files.path().join("end");
-        let goes_on = format!("until [ -e {} ]; do sleep 0.02; done", end.display());
+        // The directory is gone if the test ends first.
+        let goes_on =
+            format!("while [ -e {} ] && ! [ -e {} ]; do sleep 0.02; done", files.path().display(), end.display());
         // This process of the command's group hears no signal. It prints its own pid and the command's.
         let leaves_a_process = format!("sh -c 'trap \"\" TERM INT; echo $$ $PPID; {goes_on}' & wait");
         let exits = |code: i32| format!("echo ready; {goes_on}; exit {code}");
