@@ -76,6 +76,20 @@ async fn pid_1_reaps_orphans_of_its_command() {
     assert_eq!((run.code, &run.stderr[..]), (Some(6), ""), "{run:#?}");
 }
 
+/// Without signalfd(2) the witness ends at once. zklock reaps its witness itself, because the id may not be used again before.
+#[support::judged]
+async fn pid_1_reaps_no_witness_as_an_orphan() {
+    let Some(unshare) = unshare() else { return };
+    let (files, path) = (scratch(), "/zklock/first/witness");
+    let script = "ended() { grep -l '^State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l; }
+        until [ $(ended) = 1 ]; do sleep 0.05; done
+        orphan=$(sh -c 'sleep 0.1 >/dev/null & echo $!'); until ! [ -e /proc/$orphan ]; do sleep 0.05; done; echo left $(ended).";
+    let without = keys::without_signalfd(&files);
+    let mut terminal = on_terminal(unshare, true, &["env", &without, binary(), path, "-c", script]);
+    terminal.shows("left 1.");
+    assert_eq!(terminal.ends().await, Some(0));
+}
+
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn ctrl_c_ends_the_command_and_pid_1_with_130() {
     let Some(unshare) = unshare() else { return };

@@ -203,6 +203,31 @@ async fn a_key_is_heard_even_if_the_lock_is_lost_afterwards() {
     assert_cleaned_up_once(terminal.rest().await, "after a loss");
 }
 
+/// Returns the environment variable, `NAME=VALUE`, by which programs have no signalfd(2). The C compiler that links the
+/// tests makes the library that it names.
+pub(super) fn without_signalfd(files: &tempfile::TempDir) -> String {
+    let [source, library] = ["none.c", "none.so"].map(|name| files.path().join(name));
+    let text =
+        "#include <errno.h>\nint signalfd(int file, const void *mask, int flags) { errno = ENOSYS; return -1; }\n";
+    fs::write(&source, text).unwrap();
+    let mut cc = std::process::Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source);
+    assert!(cc.status().expect("a C compiler").success());
+    format!("LD_PRELOAD={}", library.display())
+}
+
+/// Without signalfd(2) there is no witness, and the end of the command is all that zklock knows.
+#[support::judged]
+async fn without_signalfd_a_command_that_a_key_ends_tells_of_the_key() {
+    let files = scratch();
+    let script = format!("export {}\n{}", without_signalfd(&files), trapping("INT", "/zklock/keys/no-signalfd"));
+    let end_by_key = "trap - INT; kill -INT $$";
+    let heard = after_key(CTRL_C, "bash", &["-c", &script, binary(), &handles_keys(end_by_key)]).await;
+    assert_cleaned_up_once(heard, end_by_key);
+    let (rest, code) = after_key(CTRL_C, "bash", &["-c", &script, binary(), &handles_keys("exit 7")]).await;
+    assert_eq!((rest.contains("CLEANUP"), rest.contains("NEXT 7"), code), (false, true, Some(0)), "{rest:?}");
+}
+
 /// Returns the witness of the `zklock` that listens in this process group.
 async fn witness(group: &str) -> Pid {
     let found = || {
