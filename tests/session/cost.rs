@@ -180,14 +180,17 @@ impl Counted for OnAServer {
         self.requests().0.len() as u64
     }
 
-    /// Waits until a quarter of a second brings no request but heartbeats.
+    /// Waits until a quarter of a second brings no request but heartbeats. A server that commits slowly answers the sync of each
+    /// look behind the writes of the others.
     async fn settle(&self) {
         let is_check = |(op, operations): &(Op, String)| {
             *op == Op::Multi && operations.starts_with("Check ") && !operations.contains(", ")
         };
+        let observer = session(&self.other).await;
         let (mut sent, mut looks) = (0, 0);
         while looks < 5 {
             sleep(Duration::from_millis(50)).await;
+            observer.sync("/").await.expect("the server is up");
             let now = self.proxy.requests().iter().filter(|it| !is_heartbeat(it) && !is_check(it)).count();
             looks = if now == sent { looks + 1 } else { 0 };
             sent = now;
