@@ -16,7 +16,6 @@ use crate::session::contract::{Coordinator, CutOff, Session};
 use crate::session::follow::wait_until_known_to_be_over;
 use crate::session::request::Failure;
 use crate::session::retry;
-use crate::session::shield::Shield;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
 /// How long before a call's timeout a client without a connection asks the servers for the reason, so that the timeout error can
@@ -70,7 +69,6 @@ pub struct Call<T> {
     timeout: Option<Duration>,
     begin: Option<Box<Begin<T>>>,
     answer: Option<Answer<T>>,
-    shield: Shield,
 }
 
 /// Blocks the thread until a future of this library is done, and returns its output. For programs that are not async.
@@ -126,12 +124,7 @@ impl<T: Send + 'static> Call<T> {
     where
         F: Future<Output = Result<T, Error>> + Send + 'static,
     {
-        Call {
-            timeout: None,
-            begin: Some(Box::new(|timeout| Box::pin(begin(timeout)))),
-            answer: None,
-            shield: Shield::default(),
-        }
+        Call { timeout: None, begin: Some(Box::new(|timeout| Box::pin(begin(timeout)))), answer: None }
     }
 
     /// Makes a call that runs `work`, and that fails with [`Error::Timeout`] after the caller's timeout.
@@ -173,9 +166,8 @@ impl<T> Future for Call<T> {
             }
             self.answer = Some(begin(self.timeout));
         }
-        let Call { answer, shield, .. } = &mut *self;
-        match answer {
-            Some(answer) => shield.poll(context, |context| answer.as_mut().poll(context)),
+        match &mut self.answer {
+            Some(answer) => answer.as_mut().poll(context),
             None => Poll::Pending,
         }
     }

@@ -199,7 +199,7 @@ pub mod coordinator {
     };
     pub use crate::session::store::SessionStore;
     pub use crate::telemetry::log::flush_events;
-    pub use crate::zookeeper::connect_policy::{ConnectPolicy, reconnect_jitter};
+    pub use crate::zookeeper::connection::{Attempts, Failed, Next, Target, attempt_limit, reconnect_jitter};
     pub use crate::zookeeper::probe::{four_letter_word, why_no_session};
     pub use crate::zookeeper::servers::each_server;
 }

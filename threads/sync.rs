@@ -12,7 +12,6 @@ use std::pin::Pin;
 
 use shuttle::rand::RngCore;
 pub(crate) use shuttle::sync::{MutexGuard, atomic};
-pub(crate) use shuttle::thread_local;
 
 pub(crate) use lock::{Mutex, SharedMutex};
 

@@ -230,8 +230,8 @@ impl Routes {
 
 #[async_trait]
 impl Coordinator for Client {
-    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
-        let slot = self.memory.session_slot(watched_bytes).await?;
+    async fn session_slot(&self, own_bytes: usize) -> Result<SessionSlot, Failure> {
+        let slot = self.memory.session_slot(own_bytes).await?;
         Ok(SessionSlot::new(Arc::new(OnRoutes {
             session: Arc::clone(slot.session()),
             routes: Arc::clone(&self.routes),

@@ -23,7 +23,6 @@ use crate::session::lease::Moment;
 use crate::session::presence::Recheck;
 use crate::session::request::{Failure, HoldState};
 use crate::session::retry::{self};
-use crate::session::shield::Shield;
 use crate::sync::{Mutex, OnceLock, watch};
 
 /// A stream of changes in their order: the [`HoldState`] of a guard, [who leads](crate::leadership::LeaderChanges), or
@@ -55,12 +54,11 @@ use crate::sync::{Mutex, OnceLock, watch};
 pub struct Changes<T = HoldState> {
     /// The mutex makes this type `Sync`. No code ever waits for the mutex.
     items: Mutex<Pin<Box<dyn Stream<Item = T> + Send>>>,
-    shield: Shield,
 }
 
 impl<T> Changes<T> {
     pub(crate) fn of(items: impl Stream<Item = T> + Send + 'static) -> Changes<T> {
-        Changes { items: Mutex::new(Box::pin(items.fuse())), shield: Shield::default() }
+        Changes { items: Mutex::new(Box::pin(items.fuse())) }
     }
 
     /// Waits for the next change. The first call returns the present state immediately. `None` means that no change can
@@ -79,8 +77,7 @@ impl<T> Stream for Changes<T> {
     type Item = T;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
-        let Changes { items, shield } = &mut *self;
-        shield.poll(context, |context| items.get_mut().as_mut().poll_next(context))
+        self.items.get_mut().as_mut().poll_next(context)
     }
 }
 

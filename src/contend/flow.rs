@@ -210,20 +210,14 @@ impl Acquisition {
             label: self.options.label.clone(),
             permits: self.target.as_ref().map(|target| target.count()),
         };
-        // The session slot reserves room for the paths that the contender watches. A waiter watches two nodes: its own and its
-        // predecessor's, whose name may be longer than ours.
-        let mut watched = 2 * (config.queue.len() + "/".len() + LONGEST_MARKER.len() + "0000000000".len());
-        watched += tag.len() + config.dialect.longest_tag(tag.len());
-        if self.may_be_kept() {
-            watched += config.queue.len();
-        }
-        // Room for the number of permits and the permits, which the head of a semaphore's queue watches once it has no
-        // predecessor to watch.
-        watched += config.paths.permits.as_ref().map_or(0, |permits| config.user_path().len() + permits.len());
+        // The session slot reserves room for the paths of the contender's nodes: its place in the queue, and a permit.
+        let name = "/".len() + tag.len() + LONGEST_MARKER.len() + "0000000000".len();
+        let permit = config.paths.permits.as_ref().map_or(0, |permits| permits.len() + name);
+        let own_bytes = config.queue.len() + name + permit;
         let mut tries = 0;
         loop {
             let session_slot =
-                config.coordinator.session_slot(watched).await.map_err(|failure| self.config.stop(failure))?;
+                config.coordinator.session_slot(own_bytes).await.map_err(|failure| self.config.stop(failure))?;
             let node = session_slot.session().store().new_node(&config.queue, &tag, self.mode);
             let keeps = self.may_be_kept();
             let note = metadata.encode(since);

@@ -197,7 +197,7 @@ impl Wait<'_> {
         };
         Ok(match watch.await {
             Event::Changed => Departure::Signalled,
-            Event::Deleted => Departure::ListAgain,
+            Event::Deleted | Event::LookAgain => Departure::ListAgain,
             // The session is over. The caller ends the acquisition with the loss of our own node.
             Event::Over => std::future::pending().await,
         })

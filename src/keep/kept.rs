@@ -331,7 +331,8 @@ impl Kept {
             let why = tokio::select! {
                 biased;
                 event = watch => match event {
-                    Event::Changed => Why::Asked,
+                    // The data of the directory changes only when a contender asks for the kept nodes.
+                    Event::Changed | Event::LookAgain => Why::Asked,
                     // The directory was deleted. Servers delete only empty directories, so our node is gone, too.
                     Event::Deleted | Event::Over => Why::Lost,
                 },

@@ -18,7 +18,6 @@ use crate::observe::on_wait::Listener;
 use crate::observe::trace::AcquireTrace;
 use crate::queue::member::Progress;
 use crate::queue::mode::Mode;
-use crate::session::shield::Shield;
 
 /// An acquisition that has not started. Await it, or set options first.
 ///
@@ -58,7 +57,7 @@ pub trait Guard: Sized + 'static {
 /// # Cancel safety
 /// Dropping the future gives up the place in the queue.
 #[must_use = "nothing is acquired before this is awaited"]
-pub struct Granting<G>(Stage<G>, Shield);
+pub struct Granting<G>(Stage<G>);
 
 enum Stage<G> {
     /// The acquisition tries to join a kept node (a node that the process keeps between uses), without an allocation.
@@ -73,7 +72,7 @@ enum Stage<G> {
 
 impl<G> Granting<G> {
     pub(crate) fn by(work: impl Future<Output = Result<G, Error>> + Send + 'static) -> Granting<G> {
-        Granting(Stage::Working(Box::pin(work)), Shield::default())
+        Granting(Stage::Working(Box::pin(work)))
     }
 }
 
@@ -96,9 +95,8 @@ impl<G: 'static> Future for Granting<G> {
                 self.0 = Stage::Working(Box::pin(work));
             }
         }
-        let Granting(stage, shield) = &mut *self;
-        match stage {
-            Stage::Working(work) => shield.poll(context, |context| work.as_mut().poll(context)),
+        match &mut self.0 {
+            Stage::Working(work) => work.as_mut().poll(context),
             _ => Poll::Pending,
         }
     }
@@ -226,11 +224,11 @@ fn acquire<G: 'static>(lock: Lock, mode: Mode, options: Options, guard: fn(Guard
     let mut acquisition = Acquisition::new(lock.config, mode, options);
     let span = acquisition.begin_trace();
     if let Some(cache) = lock.cache {
-        let joining = Granting(Stage::Joining { cache, acquisition, guard }, Shield::default());
+        let joining = Granting(Stage::Joining { cache, acquisition, guard });
         return if span.is_none() { joining } else { Granting::by(span.around(joining)) };
     }
     let work = Box::pin(async move { acquisition.acquire().await.map(|hold| guard(GuardHold::alone(hold))) });
-    Granting(Stage::Working(AcquireTrace::around(span, work)), Shield::default())
+    Granting(Stage::Working(AcquireTrace::around(span, work)))
 }
 
 /// Waits until a use of a kept node runs, or acquires the lock with a node of its own. `joined` is the result of

@@ -148,7 +148,7 @@ impl fmt::Debug for Memory {
 
 #[async_trait]
 impl Coordinator for Memory {
-    async fn session_slot(&self, _watched_bytes: usize) -> Result<SessionSlot, Failure> {
+    async fn session_slot(&self, _own_bytes: usize) -> Result<SessionSlot, Failure> {
         loop {
             let Some(session) = self.open() else {
                 return Err(Failure::Over(Ending::Closed));

@@ -379,16 +379,16 @@ impl World {
         state.is_cut = false;
         state.frozen.clear();
         let tree = Arc::clone(&self.tree);
-        // Like ZooKeeper's `SetWatches`, this compares the server's nodes with the newest transaction that the client
-        // has seen.
+        // Whatever has changed since the cut is an event that says so. The client has not heard of the change itself, so
+        // the event is no `Changed`.
         let missed = state.watches.keys().filter_map(|key| {
             let children_of = key.strip_suffix('/');
             match tree.get(children_of.unwrap_or(key)) {
                 None if key != "/" => Some((key.clone(), Event::Deleted)),
-                None => Some((key.clone(), Event::Changed)),
+                None => Some((key.clone(), Event::LookAgain)),
                 Some(node) => {
                     let changed = if children_of.is_some() { node.pzxid } else { node.mzxid };
-                    (changed > state.seen).then(|| (key.clone(), Event::Changed))
+                    (changed > state.seen).then(|| (key.clone(), Event::LookAgain))
                 }
             }
         });

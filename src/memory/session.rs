@@ -17,7 +17,7 @@ use crate::session::lease::Lease;
 use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
 use crate::session::retry;
 use crate::session::store::SessionStore;
-use crate::session::thread::BackgroundThread;
+use crate::session::thread;
 
 /// The timeout of every session of an embedded ensemble.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -171,7 +171,7 @@ fn listed(tree: &Tree, path: &str) -> Result<(Vec<String>, Option<Stat>), Failur
 }
 
 /// Returns a timer on the clock of the caller's runtime, which a test may have paused. Without a runtime, returns a
-/// timer on the clock of the library's thread.
+/// timer on the real clock.
 pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     if tokio::runtime::Handle::try_current().is_ok() {
         // `sleep` panics if the runtime has no timers. Tokio has no other way to find that out.
@@ -179,13 +179,7 @@ pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Sen
             return Box::pin(Sleep(sleep));
         }
     }
-    match BackgroundThread::get() {
-        Ok(background) => background.sleep(duration),
-        Err(_) => {
-            std::thread::sleep(duration);
-            Box::pin(std::future::ready(()))
-        }
-    }
+    Box::pin(thread::sleep(duration))
 }
 
 /// A timer that elapses when its runtime ends. Tokio's own timer would panic if it were polled after the end of the

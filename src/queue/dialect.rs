@@ -170,11 +170,6 @@ impl Dialect {
         format!("{PROTECTED}{:08x}-{:04x}-{:04x}-{:04x}-{:012x}-", groups.0, groups.1, groups.2, groups.3, groups.4)
     }
 
-    /// Returns the maximal length in bytes of another contender's tag, if our own tag has `ours` bytes.
-    pub(crate) fn longest_tag(self, ours: usize) -> usize {
-        if self == Dialect::Native { ours.max(OWNER_BYTES) } else { ours }
-    }
-
     /// Returns whether a writer signals its release to waiters by a write to its node. This is safe only where no other
     /// program writes to nodes.
     pub(crate) fn hands_off(self) -> bool {
@@ -340,9 +335,6 @@ fn numbers(name: &str) -> [Option<(&str, i64)>; 2] {
 pub(crate) const KEEP: &str = "~keep";
 
 const HOST_BYTES: usize = 64;
-
-/// The length in bytes of the longest native tag, `host~id~keep`.
-const OWNER_BYTES: usize = HOST_BYTES + "~k3v9x2ma".len() + KEEP.len();
 
 /// Returns whether a name looks like that of a node that its process may keep. Reads only the end of the name, to be
 /// fast.

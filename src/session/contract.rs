@@ -55,7 +55,8 @@ pub(crate) fn temporary_parent(path: &str) -> &str {
 /// Only types of this library implement this trait: its methods are internal, and may change in any release.
 #[async_trait]
 pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
-    /// Returns a slot on a session that is connected and alive now, with room for `watched_bytes` of watched paths.
+    /// Returns a slot on a session that is connected and alive now, with room for ephemeral nodes whose paths have
+    /// `own_bytes` bytes.
     ///
     /// After a session ended, the next call opens a fresh one. While the session is disconnected, the call waits until
     /// the session is back or over.
@@ -67,7 +68,7 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
     /// [`Failure::Unreachable`] if no server answered within the backend's own limit, [`Failure::Over`] if this
     /// coordinator was closed or its credentials were refused.
     #[doc(hidden)]
-    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure>;
+    async fn session_slot(&self, own_bytes: usize) -> Result<SessionSlot, Failure>;
 
     /// Ends every session, and with each all its nodes. Returns when the ensemble has confirmed the end, or after one
     /// session timeout without a confirmation.
@@ -97,8 +98,8 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
 
 #[async_trait]
 impl<C: Coordinator + ?Sized> Coordinator for Arc<C> {
-    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
-        (**self).session_slot(watched_bytes).await
+    async fn session_slot(&self, own_bytes: usize) -> Result<SessionSlot, Failure> {
+        (**self).session_slot(own_bytes).await
     }
 
     async fn close(&self) {
@@ -118,7 +119,7 @@ impl<C: Coordinator + ?Sized> Coordinator for Arc<C> {
     }
 }
 
-/// A slot on a session. While the slot lives, room for its watches stays reserved.
+/// A slot on a session. While the slot lives, room for its nodes stays reserved.
 #[derive(Debug)]
 pub struct SessionSlot {
     session: Arc<dyn Session>,
@@ -126,12 +127,12 @@ pub struct SessionSlot {
 }
 
 impl SessionSlot {
-    /// Returns a slot on a session that has room for any number of watches, so that no room is reserved.
+    /// Returns a slot on a session that has room for any number of nodes, so that no room is reserved.
     pub fn new(session: Arc<dyn Session>) -> SessionSlot {
         SessionSlot { session, _reservation: None }
     }
 
-    /// Returns a slot with a reservation of room for watches. Dropping the slot drops the reservation, which gives the
+    /// Returns a slot with a reservation of room for nodes. Dropping the slot drops the reservation, which gives the
     /// room back.
     pub fn with_reservation(session: Arc<dyn Session>, reservation: impl Any + Send + Sync) -> SessionSlot {
         SessionSlot { session, _reservation: Some(Box::new(reservation)) }
@@ -157,8 +158,9 @@ impl SessionSlot {
 /// 7. **A transaction** takes effect as a whole or not at all; no client sees it half done.
 /// 8. **A watch** fires once, with the first change after the state that its arming saw. If the node is gone when the
 ///    watch would be armed, the failure is [`Failure::NoNode`], and no watch is left. Events come in the order of the changes,
-///    before the answer of any later read that shows the changes. The event of a change while disconnected comes after the
-///    reconnect. Dropping a [`Watch`] removes it.
+///    before the answer of any later read that shows the changes. If something may have changed while the connection was
+///    lost, the event after the reconnect is [`Event::LookAgain`](crate::coordinator::Event::LookAgain), or
+///    [`Event::Deleted`](crate::coordinator::Event::Deleted) for a node that is gone. Dropping a [`Watch`] removes it.
 /// 9. **Ephemeral nodes** live until deleted or until their session is over. A session that is over answers every
 ///    request with [`Failure::Over`], and never comes back.
 /// 10. **An unknown outcome is never guessed.** [`Failure::Unknown`] says that the request may or may not have been

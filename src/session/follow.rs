@@ -19,9 +19,6 @@ pub(crate) trait Followed: Sync {
     /// Returns the client, or `None` if the target need not be watched any more.
     fn coordinator(&self) -> Option<Arc<dyn Coordinator>>;
 
-    /// Returns the length of the watched paths in bytes, for [`Coordinator::session_slot`].
-    fn watched_bytes(&self) -> usize;
-
     /// Watches the target on one session until a request fails.
     fn watch(&self, session: &Arc<dyn Session>) -> impl Future<Output = Result<Infallible, Failure>> + Send;
 
@@ -46,7 +43,7 @@ pub(crate) async fn follow(it: &impl Followed) {
             }
             None => {
                 let Some(coordinator) = it.coordinator() else { return };
-                match coordinator.session_slot(it.watched_bytes()).await {
+                match coordinator.session_slot(0).await {
                     Ok(another) => {
                         session_slot = Some(another);
                         continue;

@@ -16,7 +16,6 @@ use crate::session::presence::{self, check};
 use crate::session::removal::remove_late;
 use crate::session::request::{Failure, Loss};
 use crate::session::retry::{Tries, repeated, slept, spawn_cancellable};
-use crate::session::shield::shielded;
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
@@ -182,8 +181,9 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
         let period = if is_idle { lease.idle_period() } else { lease.heartbeat_period() };
         due = due.min(now + period);
         if !lease.is_connected() {
-            // The connection is lost. The reconnect wakes this loop, and the heartbeat is then due immediately.
-            due = now;
+            // The connection is lost. The reconnect wakes this loop, and the heartbeat is then due immediately. For a session
+            // without nodes, the handshake is touch enough.
+            due = if is_idle { Moment::MAX } else { now };
         } else if due <= now && !lease.is_steady() {
             due = now + period;
             live.spawn(Box::pin(heartbeat(Weak::clone(session), Arc::clone(store))));
@@ -272,7 +272,7 @@ async fn check_own(session: &Arc<dyn Session>) {
 impl ContenderNode {
     /// Waits until the hold is lost or given back, and returns the reason as a [`Loss`].
     pub(crate) async fn lost(self: &Arc<Self>, session: &Arc<dyn Session>) -> Loss {
-        shielded(self.until(session, || self.detect_loss())).await
+        self.until(session, || self.detect_loss()).await
     }
 
     /// Sends a request for a watch on this node before this function returns. The returned future stores the watch.

@@ -90,10 +90,8 @@ struct LeaseState {
     over: Option<(Ending, Moment)>,
     /// When the connection was lost. `None` while the session is connected, and never `None` once it is over.
     lost: Option<Instant>,
-    /// A moment at or before the sending of the present connection's handshake, until the backend reports that the
-    /// handshake resumed this session. `None` for the first connection.
-    handshake: Option<Moment>,
-    /// The same moment after that report, until the handshake extends the lease.
+    /// When the handshake that resumed the session on the present connection was sent, until the handshake extends the
+    /// lease.
     resumed: Option<Moment>,
 }
 
@@ -206,11 +204,12 @@ impl Lease {
         lapsed
     }
 
-    /// Records that the handshake of this connection resumed this session. The handshake extends the lease once a
-    /// quorum acknowledges a later operation.
-    pub(super) fn resumed(&self) {
+    /// Records that the handshake of this connection, which was sent at `sent` or later, resumed this session. The
+    /// handshake extends the lease once a quorum acknowledges a later operation.
+    pub(super) fn resumed(&self, sent: Moment) {
         let mut state = self.state.lock();
-        state.resumed = state.handshake.take().or(state.resumed);
+        state.resumed = Some(sent);
+        state.answered = state.answered.max(sent);
     }
 
     /// Extends the lease to one term after `touch`, the moment at which a request was sent. Returns `true` if this call
@@ -242,20 +241,20 @@ impl Lease {
     pub(super) fn connected(&self, connected: bool) -> bool {
         let now = self.now();
         let mut state = self.state.lock();
-        if state.lost.is_none() == connected || state.over.is_some() {
+        if state.over.is_some() {
             return false;
         }
-        if connected {
-            state.lost = None;
-        } else {
-            state.lost = Some(Instant::now());
+        if !connected {
+            // Also a connection that is lost before it was reported as back has had touches. An operation on another
+            // connection says nothing about them.
             state.touches.clear();
-            state.connected_since = now;
-            // The time of the handshake is not known. The handshake is sent after every request that the previous
-            // connection has answered, so the time of the newest such request is a safe lower bound.
-            (state.handshake, state.resumed) = (Some(state.answered), None);
+            (state.connected_since, state.resumed) = (now, None);
         }
-        true
+        let is_change = state.lost.is_none() != connected;
+        if is_change {
+            state.lost = (!connected).then(Instant::now);
+        }
+        is_change
     }
 
     pub(crate) fn is_connected(&self) -> bool {
@@ -366,17 +365,16 @@ impl Lease {
         self.now().saturating_sub(self.state.lock().touches.back().map_or(Duration::ZERO, |touch| touch.sent))
     }
 
-    /// Returns whether a request was answered on this connection. Always true for the first connection.
-    pub(crate) fn is_answered(&self) -> bool {
-        let state = self.state.lock();
-        state.answered >= state.connected_since
-    }
-
     /// Returns the time since the newest answered request was sent, or since the previous connection was lost if that
     /// was later.
     pub(crate) fn silent_for(&self) -> Duration {
         let state = self.state.lock();
         self.now().saturating_sub(state.answered.max(state.connected_since))
+    }
+
+    /// Returns when the newest request that was answered was sent.
+    pub(crate) fn answered_at(&self) -> Moment {
+        self.state.lock().answered
     }
 
     /// Returns whether the lease was extended by a request that was sent at this moment or later.

@@ -14,7 +14,6 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use crate::session::contract::Session;
 use crate::session::request::{Failure, Reply, Stat};
 use crate::session::retry;
-use crate::session::shield::shielded;
 use crate::session::store::{self, Callers, Children, MANY, Names};
 use crate::sync::watch;
 
@@ -40,7 +39,7 @@ pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> 
 
 fn shared(mut answer: watch::Receiver<store::Answer>) -> Reply<Names> {
     Box::pin(async move {
-        match shielded(answer.wait_for(Option::is_some)).await.as_deref() {
+        match answer.wait_for(Option::is_some).await.as_deref() {
             Ok(Some(answer)) => answer.clone(),
             _ => Err(Failure::Unknown("the session's thread has ended".to_owned())),
         }

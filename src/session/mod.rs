@@ -13,7 +13,6 @@ pub(crate) mod presence;
 pub(crate) mod removal;
 pub(crate) mod request;
 pub(crate) mod retry;
-pub(crate) mod shield;
 pub(crate) mod store;
 pub(crate) mod thread;
 

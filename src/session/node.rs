@@ -243,6 +243,11 @@ impl ContenderNode {
         });
     }
 
+    /// Drops the watch on this node.
+    pub(super) fn drop_watch(&self) {
+        let _unlocked = self.change(|it| it.own.take());
+    }
+
     /// Records and reports a loss that is not recorded yet, and then applies `change`, by which the owner leaves the node. Wakes
     /// the waiting tasks, and returns the result of `change`.
     pub(super) fn change_and_wake<T>(self: &Arc<Self>, change: impl FnOnce(&mut Locked) -> T) -> T {
@@ -323,7 +328,7 @@ impl ContenderNode {
     fn handle_event(self: &Arc<Self>, event: Option<Event>) {
         let Some(event) = event else { return };
         self.changed.notify_waiters();
-        if event == Event::Changed
+        if matches!(event, Event::Changed | Event::LookAgain)
             && self.read(|it| it.standing_path().is_some())
             && let Some(unwatched) = self.unwatched.upgrade()
         {

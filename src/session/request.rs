@@ -177,6 +177,9 @@ pub enum Event {
     Changed,
     /// The node was deleted.
     Deleted,
+    /// While the connection was lost, the node or its children may have changed. The owner of the watch must look again.
+    /// This event never proves a hand-off, because it does not come from the change itself.
+    LookAgain,
     /// The session is over, and no further event comes.
     Over,
 }

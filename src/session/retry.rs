@@ -10,7 +10,6 @@ use tokio::sync::oneshot;
 
 use crate::session::contract::Session;
 use crate::session::request::{Failure, Reply, Stat, Task, Watch};
-use crate::session::shield::shielded;
 use crate::telemetry::user_thread::guarded;
 
 /// How often a request was repeated, and how often it may be repeated.
@@ -186,7 +185,7 @@ pub(crate) fn spawn_awaited<T: Send + 'static>(
         }
     });
     let ended = || Failure::Unknown("the session's thread has ended".to_owned());
-    Box::pin(async move { shielded(receiver).await.unwrap_or_else(|_| Err(ended())) })
+    Box::pin(async move { receiver.await.unwrap_or_else(|_| Err(ended())) })
 }
 
 /// Spawns work on the thread of the sessions. Dropping the returned sender cancels the work.

@@ -16,10 +16,10 @@ use crate::session::late_creates::LateCreates;
 use crate::session::lease::{Lease, Moment};
 use crate::session::node::{ContenderNode, Locked, Unwatched};
 use crate::session::request::{Created, Ending, Failure, Stat};
-use crate::session::shield::shielded;
 use crate::sync::atomic::{AtomicI64, Ordering};
 use crate::sync::{HashMap, Mutex, Notify, watch};
 use crate::telemetry::log::emit;
+use crate::telemetry::user_thread::guarded;
 
 /// The library's record of one session. A backend creates the store, returns it from
 /// [`Session::store`](crate::coordinator::Session::store), and reports each event to it.
@@ -242,10 +242,11 @@ impl SessionStore {
         }
     }
 
-    /// Records that the handshake of the current connection resumed this session. The handshake extends the lease once
-    /// an operation that was sent on this connection is [acknowledged](SessionStore::acknowledged).
-    pub fn resumed(&self) {
-        self.lease.resumed();
+    /// Records that a handshake, which was sent at `sent` or later, resumed this session on a new connection. The
+    /// handshake extends the lease once an operation that was sent on this connection is
+    /// [acknowledged](SessionStore::acknowledged).
+    pub fn resumed(&self, sent: Moment) {
+        self.lease.resumed(sent);
     }
 
     /// Turns steady mode on or off. In steady mode the lease never ends, for backends that need no heartbeat.
@@ -258,7 +259,8 @@ impl SessionStore {
     /// Records that the connection is lost (`false`) or back (`true`). The lease stays as it is, so a lost connection
     /// only makes holds [suspect](crate::HoldState::Suspect).
     ///
-    /// A backend must report a lost connection before any answer that comes on the next connection.
+    /// A backend must report a lost connection before any answer that comes on the next connection. A connection that
+    /// breaks before it was reported as back is reported as lost, too.
     pub fn connected(&self, connected: bool) {
         let has_changed = self.lease.connected(connected);
         self.renewal_wake.notify_one();
@@ -269,7 +271,7 @@ impl SessionStore {
             self.log_link(connected);
         }
         self.notify_all();
-        self.link_changed.notify_waiters();
+        let _panicked = guarded(|| self.link_changed.notify_waiters());
     }
 
     /// Records the end of the session, unless an earlier end is recorded. All nodes are lost.
@@ -280,7 +282,7 @@ impl SessionStore {
         self.detect_all_losses();
         self.renewal_wake.notify_one();
         self.unwatched.wake.notify_one();
-        self.link_changed.notify_waiters();
+        let _panicked = guarded(|| self.link_changed.notify_waiters());
     }
 
     /// Waits until the session is connected. Fails when the session is over.
@@ -301,7 +303,7 @@ impl SessionStore {
             if let Some(answer) = awaited(&self.lease) {
                 return answer;
             }
-            shielded(changed).await;
+            changed.await;
         }
     }
 
@@ -338,6 +340,10 @@ impl SessionStore {
     pub(crate) fn forget<T>(&self, node: &Arc<ContenderNode>, change: impl FnOnce(&mut Locked, bool) -> T) -> T {
         let may_signal = !self.is_signal_refused(node.queue());
         let result = node.change_and_wake(|it| change(it, may_signal));
+        if !self.lease.is_connected() {
+            // Otherwise the watch would be armed again after the reconnect.
+            node.drop_watch();
+        }
         self.remove(node);
         result
     }
@@ -440,7 +446,8 @@ impl SessionStore {
     /// waits for a change of a node.
     pub(crate) fn detect_all_losses(&self) {
         for node in self.all() {
-            node.detect_loss();
+            // A loss calls the wakers of callers. A waker that panics must not keep the other nodes from being told.
+            let _panicked = guarded(|| node.detect_loss());
         }
         self.notify_all();
     }
@@ -460,7 +467,7 @@ impl SessionStore {
     /// Wakes every task that waits for a change of a node.
     pub(crate) fn notify_all(&self) {
         for node in self.all() {
-            node.changed.notify_waiters();
+            let _panicked = guarded(|| node.changed.notify_waiters());
         }
     }
 
@@ -483,7 +490,16 @@ impl SessionStore {
         chosen
     }
 
-    pub(super) fn has_no_nodes(&self) -> bool {
+    /// Returns one of these paths at which a node of ours stands.
+    pub(crate) fn first_own(&self, paths: Vec<Arc<str>>) -> Option<String> {
+        let paths: BTreeSet<Arc<str>> = paths.into_iter().collect();
+        if paths.is_empty() {
+            return None;
+        }
+        self.all().iter().filter_map(|node| node.standing_path()).find(|path| paths.contains(path.as_str()))
+    }
+
+    pub(crate) fn has_no_nodes(&self) -> bool {
         self.record.lock().nodes.is_empty()
     }
 

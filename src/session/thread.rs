@@ -1,34 +1,47 @@
-//! The two threads that serve the sessions. One runs the tasks of the sessions (heartbeats, removals) and reads the sockets of
-//! the client crate. The other runs timers.
+//! The thread that serves the sessions. It runs their tasks (heartbeats, removals), reads the sockets of the client crate
+//! and fires timers, so that no answer has to switch threads.
 //!
-//! Because of these threads, a program that blocks its own runtime, or has none, loses no lock and leaves no node
-//! behind. The sessions run on the thread that reads the sockets, so that no answer has to switch threads.
+//! Because of this thread, a program that blocks its own runtime, or has none, loses no lock and leaves no node behind.
+//! The thread calls the wakers of callers' tasks, which must return soon, as on any executor.
 
 use std::any::Any;
 use std::collections::BTreeSet;
-use std::future::poll_fn;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
-use std::thread::{self, ThreadId};
+use std::thread;
 use std::time::Duration;
 
 use async_executor::{Executor, FallibleTask};
 use async_io::Timer;
 use futures_util::FutureExt;
-use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::session::lease::{Moment, nanos, since_boot};
-use crate::session::shield::shielded;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard, of_process};
 use crate::telemetry::{relay, user_thread};
 
 /// How long the thread of the sessions still runs after its last user was dropped, so that sessions can be closed.
 const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Sleeps for `duration` from this call on. The timer fires on any executor. It never fires in a forked process, which
+/// lacks the threads that fire timers.
+pub(crate) fn sleep(duration: Duration) -> impl Future<Output = ()> + Send + use<> {
+    if is_forked() { Timer::never() } else { Timer::after(duration) }.map(drop)
+}
+
+/// Does the work for at most `limit`. Returns `None` if the work was not done by then.
+pub(crate) async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+    let late = sleep(limit);
+    tokio::select! {
+        biased;
+        done = work => Some(done),
+        () = late => None,
+    }
+}
 
 /// The background thread of this process, while a user (a client or a session) holds an `Arc` of it.
 static BACKGROUND: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
@@ -73,14 +86,7 @@ pub(crate) fn since_boot_here() -> Moment {
 
 pub(crate) struct BackgroundThread {
     tasks: Tasks,
-    id: ThreadId,
-    /// Whether both threads run.
     is_running: Arc<AtomicBool>,
-    /// When the thread of the sessions began to run tasks without a pause, in nanoseconds since boot. 0 while the
-    /// thread is idle.
-    busy_since: Arc<AtomicU64>,
-    /// The thread of timers. Timers fire even if the thread of the sessions is blocked.
-    timers: Arc<Timers>,
     /// A clone of the sender is a token: after the last user was dropped, the thread goes on for up to one second
     /// ([`FAREWELL`]) while tokens exist.
     tenants: mpsc::Sender<()>,
@@ -94,43 +100,6 @@ struct Alive(Arc<AtomicBool>);
 impl Drop for Alive {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
-    }
-}
-
-/// Starts a thread of the library. Wakers are the only code of the user that runs on such a thread.
-fn start(name: &str, is_running: &Arc<AtomicBool>, run: impl FnOnce(Alive) + Send + 'static) -> io::Result<ThreadId> {
-    let alive = Alive(Arc::clone(is_running));
-    let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
-        user_thread::mark_library_thread();
-        run(alive);
-    })?;
-    Ok(thread.thread().id())
-}
-
-/// The thread of timers, which ends when this value is dropped. Its tokio runtime also serves the sockets by which the
-/// library asks a server why it refuses a connection.
-struct Timers {
-    handle: Handle,
-    _stop: oneshot::Sender<()>,
-}
-
-impl Timers {
-    fn start(is_running: &Arc<AtomicBool>) -> io::Result<Timers> {
-        let (stop, stopped) = oneshot::channel::<()>();
-        // The runtime is built after the thread has started. If the thread cannot be started, there is no runtime to
-        // drop here. Such a drop may panic, because the caller may be in an async context.
-        let (give, given) = std::sync::mpsc::channel::<Runtime>();
-        start("zk-rwlock-timer", is_running, move |_alive| {
-            let Ok(runtime) = given.recv() else { return };
-            drop(runtime.block_on(stopped));
-        })?;
-        let mut builder = Builder::new_current_thread();
-        // The user may set a subscriber at any time, so the thread tries to install the relay at every park and unpark.
-        builder.enable_all().on_thread_park(relay::relay_this_thread).on_thread_unpark(relay::relay_this_thread);
-        let runtime = builder.build()?;
-        let handle = runtime.handle().clone();
-        let _sent = give.send(runtime);
-        Ok(Timers { handle, _stop: stop })
     }
 }
 
@@ -197,7 +166,7 @@ impl BackgroundThread {
         if let Some(background) = current.upgrade().filter(|background| background.is_running()) {
             return Ok(background);
         }
-        // The reactors of tokio and `async-io` panic if the process has no file descriptor left.
+        // The reactor of `async-io` panics if the process has no file descriptor left.
         let started = catch_unwind(BackgroundThread::start);
         let background = Arc::new(started.unwrap_or_else(|panicked| Err(io::Error::other(panic_message(&*panicked))))?);
         *current = Arc::downgrade(&background);
@@ -210,9 +179,8 @@ impl BackgroundThread {
         // The first timer starts the reactor of `async-io`. This timer starts the reactor now, so that a panic of the
         // reactor is caught by the caller of this function and becomes an error.
         let _started = Timer::after(FAREWELL).now_or_never();
-        let (is_running, busy_since) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
-        let (timers, executor) = (Arc::new(Timers::start(&is_running)?), Arc::new(Executor::new()));
-        let (tasks, busy, of_tokio) = (Tasks(Arc::downgrade(&executor)), Arc::clone(&busy_since), Arc::clone(&timers));
+        let (is_running, executor) = (Arc::new(AtomicBool::new(true)), Arc::new(Executor::new()));
+        let (tasks, alive) = (Tasks(Arc::downgrade(&executor)), Alive(Arc::clone(&is_running)));
         let until_stopped = async move {
             let _dropped = stopped.await;
             tokio::select! {
@@ -220,35 +188,19 @@ impl BackgroundThread {
                 _ = Timer::after(FAREWELL) => {}
             }
         };
-        let id = start("zk-rwlock", &is_running, move |alive| {
-            let _context = of_tokio.handle.enter();
+        thread::Builder::new().name("zk-rwlock".to_owned()).spawn(move || {
+            user_thread::mark_library_thread();
             // `alive` is dropped before `executor`, so that its flag is `false` before the tasks are dropped. Dropping
             // a task may wake code that reads the flag.
             let (executor, _alive) = (executor, alive);
-            let mut running = pin!(executor.run(until_stopped));
-            async_io::block_on(poll_fn(|context| {
-                busy.store(nanos(since_boot()), Ordering::Relaxed);
-                let ended = running.as_mut().poll(context);
-                busy.store(0, Ordering::Relaxed);
-                ended
-            }));
+            async_io::block_on(executor.run(until_stopped));
         })?;
-        let sessions = Mutex::default();
-        Ok(BackgroundThread { tasks, id, is_running, busy_since, timers, tenants, sessions, _stop: stop })
+        Ok(BackgroundThread { tasks, is_running, tenants, sessions: Mutex::default(), _stop: stop })
     }
 
-    /// Returns whether both threads run. If one of them ended by a panic, its sessions are over.
+    /// Returns whether the thread runs. If it has ended by a panic, its sessions are over.
     pub(crate) fn is_running(&self) -> bool {
         !is_forked() && self.is_running.load(Ordering::Acquire)
-    }
-
-    /// Returns for how long the thread of the sessions has run tasks without a pause. After a long time, a task is
-    /// probably blocking the thread.
-    pub(crate) fn busy_for(&self) -> Duration {
-        match self.busy_since.load(Ordering::Relaxed) {
-            0 => Duration::ZERO,
-            since => since_boot().saturating_sub(Duration::from_nanos(since)),
-        }
     }
 
     pub(crate) fn handle(&self) -> &Tasks {
@@ -265,21 +217,6 @@ impl BackgroundThread {
     /// Returns the ids of the sessions of all clients in this process.
     pub(crate) fn sessions(&self) -> MutexGuard<'_, BTreeSet<i64>> {
         self.sessions.lock()
-    }
-
-    /// Sleeps for `duration`. The timer fires on any executor, and even if the thread of the sessions is blocked.
-    pub(crate) fn sleep(self: &Arc<Self>, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        if is_forked() {
-            // A forked process lacks the thread of timers, so the timer would never fire.
-            return Box::pin(std::future::pending());
-        }
-        let background = Arc::clone(self);
-        if thread::current().id() == self.id {
-            return Box::pin(shielded(Timer::after(duration)).map(move |_| drop(background)));
-        }
-        let _context = self.timers.handle.enter();
-        let sleep = tokio::time::sleep(duration);
-        Box::pin(shielded(sleep).map(move |()| drop(background)))
     }
 }
 
@@ -300,7 +237,7 @@ mod tests {
         let background = BackgroundThread::get().expect("a thread");
         let (go_on, blocked) = std::sync::mpsc::channel::<()>();
         background.handle().spawn(async move { _ = blocked.recv() });
-        pollster::block_on(background.sleep(Duration::from_millis(10)));
+        pollster::block_on(sleep(Duration::from_millis(10)));
         drop(go_on);
     }
 

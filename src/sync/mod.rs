@@ -8,7 +8,6 @@ mod lock;
 pub(crate) use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 pub(crate) use std::sync::{MutexGuard, OnceLock, atomic};
-pub(crate) use std::thread_local;
 
 pub(crate) use tokio::sync::{Notify, watch};
 

@@ -58,8 +58,6 @@ pub(crate) struct Abilities {
     pub(crate) containers: Ability,
     /// The request that reads several nodes.
     pub(crate) several_reads: Ability,
-    /// The request that lists the session's own ephemeral nodes.
-    pub(crate) ephemerals: Ability,
 }
 
 impl Abilities {
@@ -70,16 +68,11 @@ impl Abilities {
             keeper,
             containers: ability("containers", "the directories of locks stay when they are empty"),
             several_reads: ability("reads of several nodes", "each node is read by a request of its own"),
-            ephemerals: ability("lists of a session's nodes", "a check of the session makes a node for a moment"),
         }
     }
 
     pub(crate) fn has_containers(&self) -> bool {
         !self.keeper.is_set() && !self.containers.is_lacking()
-    }
-
-    pub(crate) fn has_ephemerals(&self) -> bool {
-        !self.keeper.is_set() && !self.ephemerals.is_lacking()
     }
 
     /// Every version of ClickHouse Keeper that can host a lock has this request.
@@ -91,11 +84,6 @@ impl Abilities {
     /// leader, so the leader ends a session that only reads.
     pub(crate) fn is_kept_by_reads(&self) -> bool {
         !self.keeper.is_set()
-    }
-
-    /// Records that the servers are ClickHouse Keeper.
-    pub(crate) fn mark_as_clickhouse_keeper(&self) {
-        self.keeper.set();
     }
 }
 
@@ -221,7 +209,7 @@ mod tests {
         let lacking = |session| {
             let shown = of_session(session);
             assert!(shown.has_several_reads());
-            assert_eq!([shown.has_ephemerals(), shown.is_kept_by_reads()], [shown.has_containers(); 2]);
+            assert_eq!(shown.is_kept_by_reads(), shown.has_containers());
             !shown.has_containers()
         };
         // The ids are of ZooKeeper's server 0, started 5 s after its machine, and of servers 1 and 255.
@@ -233,8 +221,8 @@ mod tests {
     #[test]
     fn keeper_is_recognized_for_all_sessions_of_a_client() {
         let keeper = Arc::new(KeeperMark::default());
-        let [one, other] = [1 << 40, 1 << 41].map(|id| Abilities::of_session(id, Arc::clone(&keeper)));
-        one.mark_as_clickhouse_keeper();
+        let other = Abilities::of_session(1 << 41, Arc::clone(&keeper));
+        keeper.set();
         assert!(!other.has_containers() && !Abilities::of_session(1 << 42, keeper).has_containers());
     }
 
@@ -298,7 +286,7 @@ mod tests {
             abilities.containers.known(0, answer, |error| Failure::Refused(error.to_string()))
         };
         assert!(matches!(known(Err(zk::Error::Unimplemented)), Err(Failure::Unknown(_))));
-        assert!(!abilities.has_containers() && abilities.has_ephemerals() && abilities.has_several_reads());
+        assert!(!abilities.has_containers() && abilities.has_several_reads());
         assert!(matches!(known(Err(zk::Error::NoAuth)), Err(Failure::Refused(_))));
         assert!(abilities.has_containers());
     }

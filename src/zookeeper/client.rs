@@ -14,21 +14,17 @@ use crate::error::error::Error;
 use crate::queue::quoted::quoted;
 use crate::session::contract::{ConnectionState, Coordinator, Session, SessionSlot};
 use crate::session::request::{Ending, Failure};
-use crate::session::shield::shielded;
-use crate::session::thread::{BackgroundThread, is_forked, panic_message};
+use crate::session::thread::{BackgroundThread, is_forked, panic_message, sleep};
 use crate::sync::{Mutex, watch};
 use crate::telemetry::log::{self, FAREWELL};
 use crate::telemetry::user_thread;
 use crate::zookeeper::abilities::KeeperMark;
 use crate::zookeeper::connect::{Reconnect, new_session};
+use crate::zookeeper::connections::Route;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::outage::Outage;
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
-
-/// The shortest time for which the library's thread must be blocked before [`until_blocked`] returns. On a busy
-/// machine, the system pauses a thread for less than this.
-const BLOCKED_AFTER_MIN: Duration = Duration::from_secs(1);
 
 /// A client of a ZooKeeper ensemble.
 ///
@@ -81,8 +77,7 @@ impl ZooKeeper {
     /// Dropping the future gives up the attempt.
     ///
     /// # Errors
-    /// - [`Error::Unreachable`] when no server answered within the session timeout (10 s), or the program's code blocks
-    ///   the library's thread for half of that time.
+    /// - [`Error::Unreachable`] when no server answered within the session timeout (10 s).
     /// - [`Error::InvalidInput`] when `servers` is not a valid list.
     pub async fn connect(servers: impl AsRef<str>) -> Result<ZooKeeper, Error> {
         ZooKeeper::builder().connect(servers).await
@@ -187,24 +182,9 @@ impl ZooKeeperBuilder {
     }
 }
 
-/// Waits until the library's thread has been blocked for `limit`, that is, has run tasks without a pause for so long.
-/// While the thread is blocked, the timers of an attempt to open a session do not fire.
-async fn until_blocked(thread: &Arc<BackgroundThread>, limit: Duration) {
-    loop {
-        thread.sleep(limit.saturating_sub(thread.busy_for())).await;
-        if thread.busy_for() >= limit {
-            // When a stopped process (`SIGSTOP`) continues, the thread gets time to run before the second look.
-            thread.sleep(limit / 8).await;
-            if thread.busy_for() >= limit {
-                return;
-            }
-        }
-    }
-}
-
 #[async_trait]
 impl Coordinator for ZooKeeper {
-    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
+    async fn session_slot(&self, own_bytes: usize) -> Result<SessionSlot, Failure> {
         if is_forked() {
             return Err(Failure::Over(Ending::Forked));
         }
@@ -212,9 +192,9 @@ impl Coordinator for ZooKeeper {
             if *self.ensemble.closed.borrow() {
                 return Err(Failure::Over(Ending::Closed));
             }
-            let session_slot = match self.ensemble.slot_or_opening(watched_bytes) {
+            let session_slot = match self.ensemble.slot_or_opening(own_bytes) {
                 Ok(session_slot) => session_slot,
-                Err(mut opening) => match shielded(opening.wait_for(Option::is_some)).await.as_deref() {
+                Err(mut opening) => match opening.wait_for(Option::is_some).await.as_deref() {
                     Ok(Some(Err(failure))) => return Err(failure.clone()),
                     _ => continue,
                 },
@@ -244,7 +224,7 @@ impl Coordinator for ZooKeeper {
             let mut follower = session.follower();
             tokio::select! {
                 biased;
-                _ = shielded(follower.changed()) => {}
+                _ = follower.changed() => {}
                 () = session.sleep(session.timeout()) => {}
             }
         });
@@ -257,7 +237,7 @@ impl Coordinator for ZooKeeper {
     }
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        self.ensemble.background().sleep(duration)
+        Box::pin(sleep(duration))
     }
 
     fn state(&self) -> ConnectionState {
@@ -325,11 +305,11 @@ impl Sessions {
 
     /// Returns a slot on the first live session that has room. Also drops each session that is over, and reports the
     /// end of the oldest of them to [`Outage`]. Of the live sessions, keeps the oldest and those that have a user.
-    fn reuse_session(&self, watched_bytes: usize) -> Option<SessionSlot> {
+    fn reuse_session(&self, own_bytes: usize) -> Option<SessionSlot> {
         let mut sessions = self.sessions.lock();
         let over: Vec<_> = sessions.extract_if(.., |session| session.lease().over().is_some()).collect();
         let session_slot = sessions.iter().find_map(|session| {
-            let session_slot = session.reserve_slot(watched_bytes)?;
+            let session_slot = session.reserve_slot(own_bytes)?;
             session.mark_used();
             Some(session_slot)
         });
@@ -370,11 +350,11 @@ impl Sessions {
     ///
     /// The attempt runs in a task of its own. So a caller that is not polled does not delay other callers, and callers
     /// that give up leave only one attempt behind.
-    fn slot_or_opening(self: &Arc<Self>, watched_bytes: usize) -> Result<SessionSlot, Opening> {
+    fn slot_or_opening(self: &Arc<Self>, own_bytes: usize) -> Result<SessionSlot, Opening> {
         let mut opening = self.opening.lock();
         // `opening` is locked here. An attempt adds its session before it clears `opening`, so a session that has just
         // been opened is found.
-        if let Some(session_slot) = self.reuse_session(watched_bytes) {
+        if let Some(session_slot) = self.reuse_session(own_bytes) {
             return Ok(session_slot);
         }
         // If the sender of the result is gone, the task of the attempt has ended without a result. No caller waits for
@@ -392,7 +372,7 @@ impl Sessions {
                 connected = connecting => connected,
             };
             let Some(ensemble) = ensemble.upgrade() else { return };
-            let outcome = connected.and_then(|session| ensemble.install(session, watched_bytes)).map(drop);
+            let outcome = connected.and_then(|session| ensemble.install(session, own_bytes)).map(drop);
             if let Err(failure) = &outcome {
                 ensemble.outage.failed(failure);
             }
@@ -406,7 +386,7 @@ impl Sessions {
     fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut closed = self.closed.subscribe();
         // Drops the result inside the block, because the result holds the internal lock of the channel.
-        async move { drop(shielded(closed.wait_for(|closed| *closed)).await) }
+        async move { drop(closed.wait_for(|closed| *closed).await) }
     }
 
     /// Connects on the library's thread, because the client crate spawns its task on the runtime on which `connect` is
@@ -414,20 +394,13 @@ impl Sessions {
     ///
     /// Dropping the future gives up the attempt.
     fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
-        let (servers, options, background) = (self.servers.clone(), self.options.clone(), self.background());
+        let route = Route { servers: self.servers.clone(), options: self.options.clone() };
+        let background = self.background();
         let (keeper, reconnect) = (Arc::clone(&self.keeper), self.outage.reconnect());
-        let (tasks, bound, thread) = (background.handle().clone(), options.bound(), Arc::clone(&background));
-        let attempt = OptionFuture::from(tasks.begin(new_session(servers, options, background, keeper, reconnect)));
+        let tasks = background.handle().clone();
+        let attempt = OptionFuture::from(tasks.begin(new_session(route, background, keeper, reconnect)));
         async move {
-            let attempted = tokio::select! {
-                biased;
-                attempted = shielded(attempt) => attempted,
-                () = until_blocked(&thread, (bound / 2).max(BLOCKED_AFTER_MIN)) => {
-                    let blocked = "the library's thread is blocked: code of this program that runs there, such as a waker, does not return";
-                    return Err(Failure::Unreachable(blocked.to_owned()));
-                }
-            };
-            match attempted.flatten() {
+            match attempt.await.flatten() {
                 Some(Ok(answer)) => answer,
                 Some(Err(panicked)) => Err(Failure::Unreachable(panic_message(&*panicked))),
                 None => Err(Failure::Unreachable("the library's thread has ended".to_owned())),
@@ -436,9 +409,9 @@ impl Sessions {
     }
 
     /// Adds a new session, and returns a slot on it. Other callers may use the session from now on.
-    fn install(&self, session: Arc<ZooKeeperSession>, watched_bytes: usize) -> Result<SessionSlot, Failure> {
-        let no_room = || Failure::Refused(format!("{watched_bytes} bytes of watched paths are too many for a session"));
-        let session_slot = session.reserve_slot(watched_bytes).ok_or_else(no_room)?;
+    fn install(&self, session: Arc<ZooKeeperSession>, own_bytes: usize) -> Result<SessionSlot, Failure> {
+        let no_room = || Failure::Refused(format!("{own_bytes} bytes of paths are too many for a session"));
+        let session_slot = session.reserve_slot(own_bytes).ok_or_else(no_room)?;
         let mut sessions = self.sessions.lock();
         if *self.closed.borrow() {
             drop(sessions);

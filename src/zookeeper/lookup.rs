@@ -1,62 +1,101 @@
-//! Lookups of host names. Concurrent callers of one name share one lookup in the whole process.
+//! Look-ups of host names. Callers of one name share its look-ups in the whole process.
 //!
-//! A lookup cannot be stopped: it occupies a thread until the name service answers, which can take half a minute.
+//! A look-up cannot be stopped: it occupies a thread until the name service answers, which can take half a minute. A query
+//! that is lost in a break is sent again by the system after 5 s only. So a second and a third look-up of the same name
+//! begin while the first is not answered.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
 
-use tokio::net::{TcpSocket, TcpStream};
+use async_io::Async;
 
+use crate::session::lease::{Moment, since_boot};
+use crate::session::thread::sleep;
 use crate::sync::{Mutex, watch};
+
+pub(super) type TcpStream = Async<std::net::TcpStream>;
 
 type Found = Result<Vec<SocketAddr>, String>;
 
-/// The lookups under way, by `host:port`.
-static UNDER_WAY: Mutex<BTreeMap<String, watch::Receiver<Option<Found>>>> = Mutex::new(BTreeMap::new());
-
-/// Returns the addresses of a `host:port`, or an error message.
-pub(super) async fn addresses(of: &str) -> Found {
-    shared(of, |of| Ok(of.to_socket_addrs().map_err(|error| error.to_string())?.collect())).await
+/// The look-ups of one name that are under way.
+#[derive(Default)]
+struct UnderWay {
+    count: u32,
+    /// When the last one began, and its answer or that of an earlier one.
+    last: Option<(Moment, watch::Sender<Option<Found>>)>,
 }
 
-async fn shared(of: &str, look_up: fn(&str) -> Found) -> Found {
+/// The most look-ups of one name at a time.
+const MOST: u32 = 3;
+
+static UNDER_WAY: Mutex<BTreeMap<String, UnderWay>> = Mutex::new(BTreeMap::new());
+
+/// Returns the addresses of a `host:port`, or an error message. Another look-up of the name begins whenever none has
+/// answered for `patience`.
+pub(super) async fn addresses(of: &str, patience: Duration) -> Found {
+    shared(of, patience, |of| Ok(of.to_socket_addrs().map_err(|error| error.to_string())?.collect())).await
+}
+
+async fn shared(of: &str, patience: Duration, look_up: fn(&str) -> Found) -> Found {
     if let Ok(address) = of.parse() {
         return Ok(vec![address]);
     }
-    let mut answer = {
-        let mut under_way = UNDER_WAY.lock();
-        // If the runtime of a lookup has ended, the sender of its answer is gone, and no answer will come. So a new
-        // lookup starts.
-        if let Some(answer) = under_way.get(of).filter(|answer| answer.has_changed().is_ok()) {
-            answer.clone()
-        } else {
-            let (sender, answer) = watch::channel(None);
-            under_way.insert(of.to_owned(), answer.clone());
-            let of = of.to_owned();
-            drop(tokio::task::spawn_blocking(move || {
-                let found = look_up(&of);
-                UNDER_WAY.lock().remove(&of);
-                sender.send_replace(Some(found));
-            }));
-            answer
+    loop {
+        let mut answer = begin(of, patience, look_up);
+        tokio::select! {
+            biased;
+            found = answer.wait_for(Option::is_some) => {
+                let found = found.ok().and_then(|found| found.clone());
+                return found.unwrap_or_else(|| Err("the look-up was given up".to_owned()));
+            }
+            () = sleep(patience) => {}
         }
-    };
-    let found = answer.wait_for(Option::is_some).await.ok().and_then(|found| found.clone());
-    found.unwrap_or_else(|| Err("the lookup was given up".to_owned()))
+    }
+}
+
+/// Returns the answer of the look-ups of this name. Begins one if there is none, or if the last one began `patience` ago.
+fn begin(of: &str, patience: Duration, look_up: fn(&str) -> Found) -> watch::Receiver<Option<Found>> {
+    let (mut all, now) = (UNDER_WAY.lock(), since_boot());
+    let name = all.entry(of.to_owned()).or_default();
+    // An answer that has come is not kept for later callers.
+    name.last = name.last.take().filter(|(_, answer)| answer.borrow().is_none());
+    let is_recent = name.last.as_ref().is_some_and(|(began, _)| now.saturating_sub(*began) < patience);
+    if let Some((_, answer)) = name.last.as_ref().filter(|_| is_recent || name.count >= MOST) {
+        return answer.subscribe();
+    }
+    let answer = name.last.take().map_or_else(|| watch::Sender::new(None), |(_, answer)| answer);
+    let received = answer.subscribe();
+    name.count += 1;
+    name.last = Some((now, answer.clone()));
+    let of = of.to_owned();
+    blocking::unblock(move || {
+        let found = look_up(&of);
+        answer.send_if_modified(|answered| {
+            let is_first = answered.is_none();
+            if is_first {
+                *answered = Some(found);
+            }
+            is_first
+        });
+        let mut all = UNDER_WAY.lock();
+        if let Some(name) = all.get_mut(&of) {
+            name.count -= 1;
+            if name.count == 0 {
+                all.remove(&of);
+            }
+        }
+    })
+    .detach();
+    received
 }
 
 /// Connects to the first of these addresses that accepts the connection.
 pub(super) async fn connect(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
     let mut failed = io::Error::other("the host has no address");
     for address in addresses {
-        let connected = async {
-            let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-            // Keep-alive marks the socket as a probe's: see `attempts.rs`.
-            socket.set_keepalive(true)?;
-            socket.connect(*address).await
-        };
-        match connected.await {
+        match TcpStream::connect(*address).await {
             Ok(connected) => return Ok(connected),
             Err(error) => failed = error,
         }
@@ -67,18 +106,19 @@ pub(super) async fn connect(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
-    use std::time::Duration;
 
     use super::*;
     use crate::sync::atomic::{AtomicUsize, Ordering};
+
+    const LONG: Duration = Duration::from_secs(3600);
 
     #[tokio::test]
     async fn an_address_is_not_looked_up() {
         let not = |_: &str| Err("the name was looked up".to_owned());
         for address in ["127.0.0.1:2181", "[::1]:2181"] {
-            assert_eq!(shared(address, not).await, Ok(vec![address.parse().unwrap()]));
+            assert_eq!(shared(address, LONG, not).await, Ok(vec![address.parse().unwrap()]));
         }
-        assert!(shared("zk1:2181", not).await.is_err());
+        assert!(shared("zk1:2181", LONG, not).await.is_err());
     }
 
     #[tokio::test]
@@ -94,17 +134,43 @@ mod tests {
             Ok(vec!["127.0.0.1:1".parse().unwrap()])
         };
         for _ in 0..20 {
-            let given_up = tokio::time::timeout(Duration::from_millis(2), shared("hangs:1", look_up)).await;
+            let given_up = tokio::time::timeout(Duration::from_millis(2), shared("hangs:1", LONG, look_up)).await;
             assert!(given_up.is_err());
         }
-        let both = tokio::spawn(async move { tokio::join!(shared("hangs:1", look_up), shared("hangs:1", look_up)) });
+        let both =
+            tokio::spawn(
+                async move { tokio::join!(shared("hangs:1", LONG, look_up), shared("hangs:1", LONG, look_up)) },
+            );
         // Lets both callers join the lookup before it ends.
         tokio::task::yield_now().await;
         drop(end);
         let (one, other) = both.await.unwrap();
         assert_eq!((one.unwrap().len(), other.unwrap().len()), (1, 1));
         assert_eq!(LOOKUPS.load(Ordering::SeqCst), 1);
-        assert!(shared("hangs:1", look_up).await.is_ok());
+        assert!(shared("hangs:1", LONG, look_up).await.is_ok());
         assert_eq!(LOOKUPS.load(Ordering::SeqCst), 2, "an answer is not cached");
+    }
+
+    #[tokio::test]
+    async fn at_most_three_look_ups_of_a_name_are_under_way() {
+        static LOOKUPS: AtomicUsize = AtomicUsize::new(0);
+        static ENDED: Mutex<bool> = Mutex::new(false);
+        // The first look-up hangs until the end of the test, and so do the others.
+        let look_up: fn(&str) -> Found = |_| {
+            LOOKUPS.fetch_add(1, Ordering::SeqCst);
+            while !*ENDED.lock() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(vec!["127.0.0.1:1".parse().unwrap()])
+        };
+        let patience = Duration::from_millis(5);
+        let found = tokio::spawn(shared("lost:1", patience, look_up));
+        while LOOKUPS.load(Ordering::SeqCst) < 3 {
+            sleep(patience).await;
+        }
+        sleep(20 * patience).await;
+        assert_eq!(LOOKUPS.load(Ordering::SeqCst), 3);
+        *ENDED.lock() = true;
+        assert_eq!(found.await.unwrap().unwrap().len(), 1);
     }
 }

@@ -8,8 +8,7 @@ use crate::error::error::Error;
 use crate::queue::quoted::quoted;
 use crate::session::lease::Lease;
 use crate::session::thread::since_boot_here;
-use crate::zookeeper::attempts::can_end_attempts;
-use crate::zookeeper::connect_policy::ConnectPolicy;
+use crate::zookeeper::connection::{attempt_limit, silence_limit};
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 use crate::zookeeper::security::Sasl;
 use crate::zookeeper::security::{Acl, Credentials, OwnRights};
@@ -143,9 +142,9 @@ impl ZooKeeperBuilder {
     /// a longer limit, the connection to a dead server is given up later. If the limit is close to the longest break
     /// that costs no lock, or above it, a dead server may cost the lock.
     ///
-    /// An attempt to connect to one server takes at most a twelfth of the session timeout, but at least 350 ms. Only on
-    /// Linux can an attempt be ended so early. On other systems a twelfth is also the default of this limit, and a
-    /// limit that is set applies to attempts, too.
+    /// An attempt to connect to one address takes at most a twelfth of the session timeout, but at least 350 ms, and no
+    /// longer than this limit. After an attempt that was not answered in time, the next one at the same address may take
+    /// twice as long.
     pub fn read_timeout(mut self, limit: Duration) -> Self {
         self.read_timeout = Some(limit);
         self
@@ -275,32 +274,21 @@ impl ZooKeeperBuilder {
         }
     }
 
-    /// Returns how long a connection may be silent; `None` for the client crate's default.
-    pub(super) fn silence(&self, policy: ConnectPolicy) -> Option<Duration> {
-        let attempt = policy.attempt(self.session_timeout);
-        let usual = if can_end_attempts() {
-            let rides_out = self.lease(self.session_timeout).rides_out(attempt.unwrap_or_default());
-            policy.silence(self.session_timeout, rides_out)
-        } else {
-            attempt
-        };
-        let is_longer = |limit: &Duration| usual.is_some() || *limit > self.session_timeout * 2 / 5;
-        self.read_timeout.filter(is_longer).or(usual)
+    /// Returns how long a connection may be silent.
+    pub(super) fn silence(&self) -> Duration {
+        let rides_out = self.lease(self.session_timeout).rides_out(attempt_limit(self.session_timeout));
+        self.read_timeout.unwrap_or_else(|| silence_limit(self.session_timeout, rides_out))
     }
 
-    /// Returns how long an attempt to connect to one server may take; `None` for the client crate's default.
-    pub(super) fn attempt(&self, policy: ConnectPolicy) -> Option<Duration> {
-        let silence = self.silence(policy)?;
-        let attempt = policy.attempt(self.session_timeout).filter(|_| can_end_attempts());
-        Some(attempt.map_or(silence, |attempt| attempt.min(silence)))
+    /// Returns how long the first attempt to connect to an address may take.
+    pub(super) fn attempt(&self) -> Duration {
+        attempt_limit(self.session_timeout).min(self.silence())
     }
 
     /// Returns the longest break of the connection that costs a session with this lease no lock, whenever the break
     /// begins.
     pub(super) fn rides_out(&self, lease: &Lease) -> Duration {
-        let of = |it: Option<Duration>| it.unwrap_or(self.session_timeout);
-        let (attempt, silence) = (of(self.attempt(ConnectPolicy::Quick)), of(self.silence(ConnectPolicy::Quick)));
-        let rides_out = lease.rides_out(attempt);
+        let (silence, rides_out) = (self.silence(), lease.rides_out(self.attempt()));
         // A silent connection is given up after at most 9/8 of the limit of its silence. If that is longer than the
         // break, a new attempt to connect comes too late. So the limit of the silence then takes the place of the limit
         // of an attempt.
@@ -376,16 +364,19 @@ impl ZooKeeperBuilder {
         Vec::from_iter(self.credentials().map(Credentials::whom).chain(certificate)).join(" and ")
     }
 
-    /// Returns a connector whose connections end after a silence of `gives_up_after`; `None` for the client crate's
-    /// default. With `tries_once`, an attempt to connect goes through the list of servers only once.
-    pub(super) fn connector(&self, gives_up_after: Option<Duration>, tries_once: bool) -> zk::Connector {
-        let mut connector = zk::Client::connector().with_session_timeout(self.session_timeout);
-        if tries_once {
-            connector = connector.with_fail_eagerly();
-        }
-        if let Some(silence) = gives_up_after {
-            connector = connector.with_connection_timeout(silence);
-        }
+    /// Returns whether the client crate must get the servers by their names: TLS verifies the name, and Kerberos needs it
+    /// for the service's principal.
+    pub(super) fn needs_names(&self) -> bool {
+        self.is_encrypted() || self.credentials().any(Credentials::needs_names)
+    }
+
+    /// Returns a connector for one attempt to connect, which may take this long. A connection then ends after
+    /// [`silence`](Self::silence), or after the limit of a longer attempt, because the crate has one limit for both.
+    pub(super) fn connector(&self, attempt: Duration) -> zk::Connector {
+        let mut connector = zk::Client::connector().with_session_timeout(self.session_timeout).with_fail_eagerly();
+        // Above three fifths of the session timeout, the crate would take its default of two fifths.
+        let silence = self.silence().max(attempt).min(self.session_timeout * 3 / 5);
+        connector = connector.with_connection_timeout(silence);
         connector = self.credentials().fold(connector, |connector, it| it.given_to(connector));
         #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
@@ -467,24 +458,16 @@ mod tests {
         }
     }
 
-    // On other systems, attempts to connect have no limit of their own.
-    #[cfg(target_os = "linux")]
     #[test]
     fn a_read_timeout_limits_attempts_only_if_shorter() {
-        let limits = |options: ZooKeeperBuilder| {
-            let of = |policy| (options.silence(policy), options.attempt(policy));
-            [ConnectPolicy::Quick, ConnectPolicy::Patient].map(of)
-        };
-        let (limited, twelfth) = (|limit| limits(ZooKeeperBuilder::new().read_timeout(limit)), Some(10 * SECOND / 12));
-        let ticking = ZooKeeperBuilder::new().tick_time(2 * SECOND);
-        assert_eq!(limits(ticking), [(Some(10 * SECOND / 3), twelfth), (None, None)]);
-        assert_eq!(limited(2 * SECOND), [(Some(2 * SECOND), twelfth), (None, None)]);
-        assert_eq!(limited(5 * SECOND), [(Some(5 * SECOND), twelfth), (Some(5 * SECOND), Some(5 * SECOND))]);
-        assert_eq!(limited(SECOND / 2), [(Some(SECOND / 2), Some(SECOND / 2)), (None, None)]);
+        let limits = |options: ZooKeeperBuilder| (options.silence(), options.attempt());
+        let (limited, twelfth) = (|limit| limits(ZooKeeperBuilder::new().read_timeout(limit)), 10 * SECOND / 12);
+        assert_eq!(limits(ZooKeeperBuilder::new().tick_time(2 * SECOND)), (10 * SECOND / 3, twelfth));
+        assert_eq!(limited(2 * SECOND), (2 * SECOND, twelfth));
+        assert_eq!(limited(5 * SECOND), (5 * SECOND, twelfth));
+        assert_eq!(limited(SECOND / 2), (SECOND / 2, SECOND / 2));
     }
 
-    // On other systems, attempts to connect have no limit of their own.
-    #[cfg(target_os = "linux")]
     #[test]
     fn only_a_long_read_timeout_shortens_survivable_breaks() {
         let rides_out = |options: ZooKeeperBuilder| {

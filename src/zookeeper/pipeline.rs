@@ -1,9 +1,6 @@
-//! The requests of one session: their order, their replies, and the session's identity after a reconnect.
-//!
-//! Some servers answer a reconnect with a new session in place of the old one, and the client crate does not report
-//! that. So after a reconnect, [`Identity`] is unconfirmed until the server has shown that the session is still the
-//! same.
+//! The requests of one session: their order, their replies, and their wait for a connection.
 
+use std::collections::BTreeMap;
 use std::future::{Future, ready};
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
@@ -12,16 +9,16 @@ use std::task::{Context, Poll, Waker};
 
 use futures_util::FutureExt;
 use tokio::sync::oneshot;
-use tokio::task::unconstrained;
 use zookeeper_client as zk;
 
+use crate::session::lease::Moment;
 use crate::session::request::{Ending, Failure, Reply, is_from_quorum};
-use crate::session::shield::shielded;
 use crate::session::store::SessionStore;
-use crate::session::thread::{BackgroundThread, is_forked};
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Mutex, watch};
-use crate::zookeeper::translate::failure;
+use crate::session::thread::{BackgroundThread, is_forked, sleep};
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::sync::{Mutex, Notify, watch};
+use crate::telemetry::user_thread::guarded;
+use crate::zookeeper::translate::is_not_sent;
 
 /// The kind of a request, which decides whether its reply renews the lease, and whether a close waits for the reply.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -41,71 +38,165 @@ pub(super) enum Request {
 
 /// The requests of one session.
 pub(super) struct Pipeline {
-    /// Locked while a request is sent, so that requests are sent in the order of the calls. `None` once the session is
-    /// closed. Each request under way owns a clone of the client; dropping the last clone closes the session.
-    client: Mutex<Option<Arc<zk::Client>>>,
+    /// Locked while a request is sent, so that requests are sent in the order of the calls.
+    line: Mutex<Line>,
     store: Arc<SessionStore>,
     background: Arc<BackgroundThread>,
-    pub(super) identity: Arc<Identity>,
     /// The user as which this client is authenticated, for error messages.
     pub(super) whom: Arc<str>,
+    /// Notified when a request begins to wait for a connection, and when the session is closed.
+    pub(super) wanted: Notify,
     /// The progress of closing the session. Each request under way owns a receiver, so `closed` completes when no
     /// request is under way.
     closing: watch::Sender<Closing>,
 }
 
-impl Pipeline {
-    pub(super) fn new(
-        client: zk::Client,
-        store: &Arc<SessionStore>,
-        background: &Arc<BackgroundThread>,
-        identity: Arc<Identity>,
-        whom: String,
-    ) -> Pipeline {
-        Pipeline {
-            client: Mutex::new(Some(Arc::new(client))),
-            store: Arc::clone(store),
-            background: Arc::clone(background),
-            identity,
-            whom: whom.into(),
-            closing: watch::Sender::new(Closing::NotYet),
-        }
+/// The present connection of a session, and the requests that wait for one.
+struct Line {
+    link: Connection,
+    /// The requests to send on the next connection, by their numbers.
+    waiting: BTreeMap<u64, Waiting>,
+    /// The number of requests so far. The count is the number of the last one.
+    requests: u64,
+}
+
+enum Connection {
+    Up(Arc<zk::Client>, Arc<OnLink>),
+    /// There is no connection, or it is not ready.
+    Down,
+    /// The session is closed or over.
+    Closed,
+}
+
+/// Sends a request that has waited. Without a connection, the session is over, and the request fails.
+type Waiting = Box<dyn FnOnce(&Arc<Pipeline>, Option<(&Arc<zk::Client>, &Arc<OnLink>)>) + Send>;
+
+/// What the requests on one connection have shown.
+#[derive(Default)]
+pub(super) struct OnLink {
+    /// The number of writes that may still be carried out.
+    writes: AtomicUsize,
+    /// Whether the connection has ended by itself, so that it is known which requests were not sent.
+    has_ended: AtomicBool,
+    /// Whether the connection was given up before that. Requests that are lost may then have been sent.
+    is_left: AtomicBool,
+}
+
+impl OnLink {
+    pub(super) fn has_writes(&self) -> bool {
+        self.writes.load(Ordering::Acquire) > 0
     }
 
-    /// Returns the function that maps an error to a failure, for a request that needs the right `right` on `node`.
-    pub(super) fn failure(&self, right: &'static str, node: &str) -> impl FnOnce(zk::Error) -> Failure + Send + use<> {
-        let (node, whom) = (node.to_owned(), Arc::clone(&self.whom));
-        move |error| failure(error, (right, &node), &whom)
+    pub(super) fn mark_ended(&self) {
+        self.has_ended.store(true, Ordering::Release);
+    }
+
+    pub(super) fn mark_left(&self) {
+        if !self.has_ended.load(Ordering::Acquire) {
+            self.is_left.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// A request, until its answer is known.
+struct Asked<T, S> {
+    number: u64,
+    request: Request,
+    send: S,
+    reply: oneshot::Sender<Result<T, Failure>>,
+}
+
+impl Pipeline {
+    /// Returns the pipeline of a session whose first connection is not ready yet.
+    pub(super) fn new(store: &Arc<SessionStore>, background: &Arc<BackgroundThread>, whom: String) -> Pipeline {
+        Pipeline {
+            line: Mutex::new(Line { link: Connection::Down, waiting: BTreeMap::new(), requests: 0 }),
+            store: Arc::clone(store),
+            background: Arc::clone(background),
+            whom: whom.into(),
+            wanted: Notify::new(),
+            closing: watch::Sender::new(Closing::NotYet),
+        }
     }
 
     fn no_client(&self) -> Failure {
         Failure::Over(self.store.lease().over().unwrap_or(Ending::Closed))
     }
 
+    /// Sends all requests on this connection from now on, and those first that have waited for it. Returns `false` if
+    /// the session is closed.
+    pub(super) fn connect(self: &Arc<Self>, client: &Arc<zk::Client>, on_link: &Arc<OnLink>) -> bool {
+        let mut line = self.line.lock();
+        if matches!(line.link, Connection::Closed) {
+            return false;
+        }
+        for (_, waiting) in std::mem::take(&mut line.waiting) {
+            waiting(self, Some((client, on_link)));
+        }
+        line.link = Connection::Up(Arc::clone(client), Arc::clone(on_link));
+        true
+    }
+
+    /// Lets all requests wait from now on. Returns the client of the connection. If the connection is not lost, dropping
+    /// the client would close the session.
+    pub(super) fn disconnect(&self) -> Option<Arc<zk::Client>> {
+        let mut line = self.line.lock();
+        match std::mem::replace(&mut line.link, Connection::Down) {
+            Connection::Up(client, _) => Some(client),
+            Connection::Down => None,
+            Connection::Closed => {
+                line.link = Connection::Closed;
+                None
+            }
+        }
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        matches!(self.line.lock().link, Connection::Closed)
+    }
+
+    /// Returns whether requests wait for a connection.
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.line.lock().waiting.is_empty()
+    }
+
     /// Drops the client. The session is closed when every request under way has dropped its clone of the client, too. A
     /// removal drops its clone immediately, because the removal has been sent. Other requests drop theirs with their
     /// replies, or after a session timeout.
-    pub(super) fn close(&self) {
-        let last = self.client.lock().take();
-        if last.is_some() {
-            let (closing, late) = (self.closing.clone(), self.background.sleep(self.store.lease().timeout()));
-            closing.send_replace(Closing::Begun);
-            // Requests that are still under way after a session timeout are abandoned.
-            self.background.handle().spawn(async move {
-                tokio::select! {
-                    biased;
-                    () = closing.closed() => {}
-                    () = late => {
-                        closing.send_replace(Closing::Late);
-                    }
-                }
-            });
+    pub(super) fn close(self: &Arc<Self>) {
+        let mut line = self.line.lock();
+        let (last, waiting) =
+            (std::mem::replace(&mut line.link, Connection::Closed), std::mem::take(&mut line.waiting));
+        drop(line);
+        for (_, waiting) in waiting {
+            waiting(self, None);
         }
+        self.wanted.notify_one();
+        if let Connection::Closed = last {
+            return;
+        }
+        let (closing, late) = (self.closing.clone(), sleep(self.store.lease().timeout()));
+        closing.send_replace(Closing::Begun);
+        // Requests that are still under way after a session timeout are abandoned.
+        self.background.handle().spawn(async move {
+            tokio::select! {
+                biased;
+                () = closing.closed() => {}
+                () = late => {
+                    closing.send_replace(Closing::Late);
+                }
+            }
+        });
         drop(last);
     }
 
-    /// Sends a request before this function returns, and reports the reply to the lease.
-    pub(super) fn send<T, F>(&self, request: Request, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
+    /// Sends a request before this function returns, and reports the reply to the lease. Without a connection, the
+    /// request waits for the next one. `send` is called again if the request was certainly not sent.
+    pub(super) fn send<T, F>(
+        self: &Arc<Self>,
+        request: Request,
+        send: impl Fn(Arc<zk::Client>) -> F + Send + 'static,
+    ) -> Reply<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, Failure>> + Send + 'static,
@@ -113,62 +204,115 @@ impl Pipeline {
         if is_forked() {
             return Box::pin(ready(Err(Failure::Over(Ending::Forked))));
         }
-        let client = self.client.lock();
-        let Some(there) = client.clone() else { return Box::pin(ready(Err(self.no_client()))) };
-        let (store, identity) = (Arc::clone(&self.store), Arc::clone(&self.identity));
-        let sent = store.lease().now();
-        // The client crate panics over some replies that are too short. The panic is caught, and the outcome is
-        // unknown, because the request may have been executed.
-        let answer = AssertUnwindSafe(send(there)).catch_unwind();
-        let reply = answer.map(move |answer| {
-            let answer = answer.unwrap_or_else(|_| unknown("the answer is malformed"));
-            match request {
-                // These certainly came from a server. The client crate may have made any other reply itself.
-                Request::Read if matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_))) => {
-                    store.answered(sent);
-                }
-                Request::Read => {}
-                _ if !is_from_quorum(&answer) => {}
-                _ if identity.is_known() => {
-                    // The server is known to have resumed this session on this connection. Only then may the handshake of the
-                    // connection extend the lease. Later calls on the same connection change nothing.
-                    store.resumed();
-                    store.acknowledged(sent);
-                }
-                _ => identity.start_check(),
+        let (reply, received) = oneshot::channel();
+        let mut line = self.line.lock();
+        line.requests += 1;
+        let asked = Asked { number: line.requests, request, send, reply };
+        match &line.link {
+            Connection::Up(client, on_link) => asked.send_now(self, client, on_link),
+            Connection::Down => {
+                line.wait(asked);
+                self.wanted.notify_one();
             }
-            answer
-        });
-        let mut reply: Reply<T> = Box::pin(reply);
-        // The client crate sends the request in this first poll. Without `unconstrained`, tokio's budget could delay
-        // the poll.
-        let at_once = pin!(unconstrained(reply.as_mut())).poll(&mut Context::from_waker(Waker::noop()));
-        // The receiver is made while `client` is locked, so that a concurrent close waits for this request.
-        let mut closing = self.closing.subscribe();
-        drop(client);
-        if let Poll::Ready(answer) = at_once {
-            return Box::pin(ready(answer));
+            Connection::Closed => return Box::pin(ready(Err(self.no_client()))),
         }
-        let (reply_sender, received) = oneshot::channel();
-        let abandoned_at = if request == Request::Removal { Closing::Begun } else { Closing::Late };
-        // A task drives the reply's future, because the caller may never poll it. The future owns a clone of the
-        // client, which keeps the session open.
-        self.background.handle().spawn(async move {
-            let abandoned = closing.wait_for(|it| *it >= abandoned_at).map(drop);
-            let answer = tokio::select! {
-                biased;
-                answer = reply => answer,
-                () = abandoned => unknown("the session was closed before the answer came"),
-            };
-            let _nobody_waits_any_more = reply_sender.send(answer);
-        });
-        Box::pin(async move { shielded(received).await.unwrap_or_else(|_| unknown("the session's thread has ended")) })
+        drop(line);
+        Box::pin(async move { received.await.unwrap_or_else(|_| unknown("the session's thread has ended")) })
     }
 }
 
-impl Drop for Pipeline {
-    fn drop(&mut self) {
-        self.close();
+impl Line {
+    fn wait<T, F, S>(&mut self, asked: Asked<T, S>)
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Failure>> + Send + 'static,
+        S: Fn(Arc<zk::Client>) -> F + Send + 'static,
+    {
+        let number = asked.number;
+        let send: Waiting = Box::new(|pipeline, link| match link {
+            Some((client, on_link)) => asked.send_now(pipeline, client, on_link),
+            None => asked.answer(Err(pipeline.no_client())),
+        });
+        self.waiting.insert(number, send);
+    }
+}
+
+impl<T, F, S> Asked<T, S>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, Failure>> + Send + 'static,
+    S: Fn(Arc<zk::Client>) -> F + Send + 'static,
+{
+    fn answer(self, answer: Result<T, Failure>) {
+        // The waker of the task that waits is the user's code.
+        let _panicked = guarded(|| drop(self.reply.send(answer)));
+    }
+
+    /// Sends the request on this connection. The caller holds the pipeline's mutex.
+    fn send_now(self, pipeline: &Arc<Pipeline>, client: &Arc<zk::Client>, on_link: &Arc<OnLink>) {
+        let sent = pipeline.store.lease().now();
+        let is_write = self.request != Request::Read;
+        // The client crate panics over some replies that are too short. The panic is caught, and the outcome is
+        // unknown, because the request may have been executed.
+        let mut answer = Box::pin(AssertUnwindSafe((self.send)(Arc::clone(client))).catch_unwind());
+        // The client crate sends the request in this first poll.
+        let at_once = pin!(answer.as_mut()).poll(&mut Context::from_waker(Waker::noop()));
+        if let Poll::Ready(answer) = at_once {
+            // In a task, because the pipeline is locked here, and the waker of the task that waits might send a request.
+            let answer = answer.unwrap_or_else(|_| unknown("the answer is malformed"));
+            return pipeline.background.handle().spawn(async move { self.answer(answer) });
+        }
+        if is_write {
+            on_link.writes.fetch_add(1, Ordering::AcqRel);
+        }
+        // The receiver is made while the pipeline is locked, so that a concurrent close waits for this request.
+        let mut closing = pipeline.closing.subscribe();
+        let abandoned_at = if self.request == Request::Removal { Closing::Begun } else { Closing::Late };
+        let (on_link, pipeline) = (Arc::clone(on_link), Arc::clone(pipeline));
+        let background = Arc::clone(&pipeline.background);
+        // A task drives the reply's future, because the caller may never poll it. The future owns a clone of the
+        // client, which keeps the session open.
+        background.handle().spawn(async move {
+            let abandoned = closing.wait_for(|it| *it >= abandoned_at).map(drop);
+            let answer = tokio::select! {
+                biased;
+                answer = answer => answer.unwrap_or_else(|_| unknown("the answer is malformed")),
+                () = abandoned => unknown("the session was closed before the answer came"),
+            };
+            // A write whose outcome is unknown may still be carried out later.
+            let is_open = answer.as_ref().is_err_and(|failure| match failure {
+                Failure::Unknown(_) => !is_not_sent(failure) || on_link.is_left.load(Ordering::Acquire),
+                _ => false,
+            });
+            if is_write && !is_open {
+                on_link.writes.fetch_sub(1, Ordering::AcqRel);
+            }
+            drop(closing);
+            self.answered(&pipeline, &on_link, sent, answer);
+        });
+    }
+
+    /// Reports the answer to a request that was sent at `sent`, or sends the request again.
+    fn answered(self, pipeline: &Arc<Pipeline>, on_link: &OnLink, sent: Moment, answer: Result<T, Failure>) {
+        let is_not_sent = answer.as_ref().is_err_and(is_not_sent);
+        if is_not_sent && !on_link.is_left.load(Ordering::Acquire) {
+            let mut line = pipeline.line.lock();
+            match &line.link {
+                Connection::Up(client, on_link) => return self.send_now(pipeline, client, on_link),
+                Connection::Down => return line.wait(self),
+                Connection::Closed => {}
+            }
+        }
+        match self.request {
+            // These certainly came from a server. The client crate may have made any other reply itself.
+            Request::Read if matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_))) => {
+                pipeline.store.answered(sent);
+            }
+            Request::Read => {}
+            _ if is_from_quorum(&answer) => pipeline.store.acknowledged(sent),
+            _ => {}
+        }
+        self.answer(answer);
     }
 }
 
@@ -186,62 +330,9 @@ fn unknown<T>(why: &str) -> Result<T, Failure> {
     Err(Failure::Unknown(why.to_owned()))
 }
 
-/// The answer to the question whether the server continues this session on the present connection.
-pub(super) struct Identity {
-    session: i64,
-    /// Starts a check of the session's identity in the background. The check ends with a call of
-    /// [`Identity::check_ended`].
-    confirm: Box<dyn Fn() + Send + Sync>,
-    store: Arc<SessionStore>,
-    /// The newest connection, by the store's [count](SessionStore::connection), on which the server has confirmed the
-    /// session's identity.
-    confirmed_on: AtomicU64,
-    is_checking: AtomicBool,
-}
-
-impl Identity {
-    pub(super) fn new(session: i64, store: &Arc<SessionStore>, confirm: impl Fn() + Send + Sync + 'static) -> Identity {
-        let (store, confirmed_on, is_checking) = (Arc::clone(store), AtomicU64::new(0), AtomicBool::new(false));
-        Identity { session, confirm: Box::new(confirm), store, confirmed_on, is_checking }
-    }
-
-    pub(super) fn mark_confirmed_on(&self, connection: u64) {
-        self.confirmed_on.fetch_max(connection, Ordering::AcqRel);
-    }
-
-    pub(super) fn is_known(&self) -> bool {
-        self.confirmed_on.load(Ordering::Acquire) == self.store.connection()
-    }
-
-    /// Starts a check of the session's identity in the background, unless it is confirmed or a check is under way.
-    pub(super) fn start_check(&self) {
-        if !self.is_known() && !self.is_checking.swap(true, Ordering::AcqRel) {
-            (self.confirm)();
-        }
-    }
-
-    /// Records that the check has ended, with any result.
-    pub(super) fn check_ended(&self) {
-        self.is_checking.store(false, Ordering::Release);
-    }
-
-    /// Records what a create shows about the session's identity. Returns `false` if the new node's owner is another
-    /// session, so that the server has replaced this session. Returns `true` if the owner is this session, or 0, which
-    /// shows nothing. `connection` is the connection on which the create was sent.
-    pub(super) fn confirm_by_create(&self, ephemeral_owner: i64, connection: u64) -> bool {
-        if ephemeral_owner == self.session {
-            self.mark_confirmed_on(connection);
-        }
-        ephemeral_owner == 0 || ephemeral_owner == self.session
-    }
-}
-
 #[cfg(all(test, not(shuttle)))]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::session::lease::Lease;
 
     fn failure_of(index: usize, failure: Failure) -> Failure {
         Failure::Operation { index, failure: Box::new(failure) }
@@ -260,59 +351,5 @@ mod tests {
         ] {
             assert_eq!(is_from_quorum(&answer), is_proof, "{answer:?}");
         }
-    }
-
-    /// Returns the store and the identity of the session with the id 7, and the counter of its started checks.
-    fn session_7() -> (Arc<SessionStore>, Arc<AtomicU64>, Identity) {
-        let store = Arc::new(SessionStore::new(Lease::new(Duration::from_secs(10))));
-        let checks = Arc::new(AtomicU64::new(0));
-        let count = Arc::clone(&checks);
-        let confirm = move || {
-            count.fetch_add(1, Ordering::Relaxed);
-        };
-        let identity = Identity::new(7, &store, confirm);
-        (store, checks, identity)
-    }
-
-    fn reconnect(store: &SessionStore) {
-        store.connected(false);
-        store.connected(true);
-    }
-
-    #[test]
-    fn identity_is_checked_once_at_a_time_after_reconnect() {
-        let (store, count, identity) = session_7();
-        let start = || {
-            identity.start_check();
-            count.load(Ordering::Relaxed)
-        };
-        assert!(identity.is_known());
-        assert_eq!(start(), 0, "the first connection needs no check");
-        reconnect(&store);
-        assert!(!identity.is_known());
-        assert_eq!([start(), start()], [1, 1]);
-        identity.check_ended();
-        assert_eq!(start(), 2, "the first check confirmed nothing");
-        identity.mark_confirmed_on(store.connection());
-        identity.check_ended();
-        assert_eq!((start(), identity.is_known()), (2, true));
-        reconnect(&store);
-        identity.mark_confirmed_on(0);
-        assert!(!identity.is_known(), "the confirmation is of an earlier connection");
-    }
-
-    #[test]
-    fn a_created_node_confirms_identity_on_its_connection() {
-        let (store, _, identity) = session_7();
-        reconnect(&store);
-        let connection = store.connection();
-        assert!(identity.confirm_by_create(0, connection));
-        assert!(!identity.is_known(), "a node without an owner confirms nothing");
-        assert!(identity.confirm_by_create(7, connection));
-        assert!(identity.is_known());
-        reconnect(&store);
-        assert!(identity.confirm_by_create(7, connection));
-        assert!(!identity.is_known(), "the create was sent on another connection");
-        assert!(!identity.confirm_by_create(8, connection), "the server has replaced the session");
     }
 }

@@ -5,18 +5,16 @@
 //! server answer to the four-letter word `srvr`? Every server answers `srvr`, if only to say that it is disabled, and
 //! opens no session for it. No server is probed while a session is connected.
 
-use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout_at};
+use futures_util::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::error::error::Error;
+use crate::session::thread::within;
 use crate::telemetry::log::emit;
-use crate::zookeeper::lookup::{addresses, connect};
+use crate::zookeeper::lookup::{TcpStream, addresses, connect};
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::servers::{Server, Servers};
 
@@ -51,8 +49,11 @@ pub(super) struct Reason {
 
 /// Probes all servers at the same time for the reason why they give no session. Takes at most `limit`.
 pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, limit: Duration) -> Reason {
+    // An hour is longer than any limit that a caller gives, and the sum does not overflow.
+    let deadline = Instant::now() + limit.min(Duration::from_secs(3600));
+    let probes = servers.each().map(|server| async move { probe_one(&server, options, deadline).await });
     let (mut all, mut is_known) = (Vec::new(), true);
-    for (server, (answer, _)) in servers.each().zip(probe_each(servers, options, limit).await) {
+    for (server, answer) in servers.each().zip(join_all(probes).await) {
         let (words, is_reason) = answer.map_or_else(|words| (words, true), |answer| meaning(&answer));
         all.push(format!("{}: {words}", server.address()));
         is_known &= is_reason;
@@ -67,46 +68,14 @@ pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, limit:
 ///
 /// # Errors
 /// [`Error::InvalidInput`] if `servers` is not a connect string.
-///
-/// # Panics
-/// Outside of a Tokio runtime.
 pub async fn why_no_session(servers: &str, options: &ZooKeeperBuilder, limit: Duration) -> Result<String, Error> {
     Ok(reason(&Servers::parse(servers)?, options, limit).await.words)
-}
-
-/// Returns the indexes of the silent servers. A silent server neither answers nor refuses the connection within
-/// `limit`. Empty if no server answers, because then no server can be preferred.
-pub(super) async fn silent(servers: &Servers, options: &ZooKeeperBuilder, limit: Duration) -> BTreeSet<usize> {
-    let found = probe_each(servers, options, limit).await;
-    if found.iter().all(|(answer, _)| answer.is_err()) {
-        return BTreeSet::new();
-    }
-    let silent = found.iter().enumerate().filter(|(_, (answer, is_late))| answer.is_err() && *is_late);
-    silent.map(|(index, _)| index).collect()
-}
-
-/// Probes all servers at the same time. Returns the result of [`probe_one`] for each server, in the order of the
-/// connect string, and whether it came only when `limit` was over.
-async fn probe_each(
-    servers: &Servers,
-    options: &ZooKeeperBuilder,
-    limit: Duration,
-) -> Vec<(Result<Vec<u8>, String>, bool)> {
-    let deadline = Instant::now() + limit;
-    let probes = servers.each().map(|server| async move {
-        let answer = probe_one(&server, options, deadline).await;
-        (answer, Instant::now() >= deadline)
-    });
-    join_all(probes).await
 }
 
 /// Sends a four-letter word to the first server of this connect string, on a new connection, and returns the answer.
 ///
 /// # Errors
 /// A message, if the server cannot be reached, or has not closed the connection after its answer within `limit`.
-///
-/// # Panics
-/// Outside of a Tokio runtime.
 pub async fn four_letter_word(
     server: &str,
     word: &str,
@@ -116,27 +85,25 @@ pub async fn four_letter_word(
     let servers = Servers::parse(server).map_err(|error| error.to_string())?;
     let Some(server) = servers.each().next() else { return Err("there is no server".to_owned()) };
     let answered = async {
-        let found = addresses(&server.address()).await.map_err(io::Error::other)?;
+        let found = addresses(&server.address(), PROBE_LIMIT).await.map_err(io::Error::other)?;
         let mut line = shake_hands(connect(&found).await?, server.host(), options).await?;
         send(&mut *line, word.as_bytes()).await?;
         let mut answer = Vec::new();
         while answer.len() < MOST && receive(&mut *line, &mut answer).await? > 0 {}
         Ok::<_, io::Error>(String::from_utf8_lossy(&answer).into_owned())
     };
-    match tokio::time::timeout(limit, answered).await {
-        Ok(answer) => answer.map_err(|error| error.to_string()),
-        Err(_) => Err("does not answer".to_owned()),
-    }
+    let answer = within(limit, answered).await.ok_or("does not answer")?;
+    answer.map_err(|error| error.to_string())
 }
 
 /// Probes one server, and returns its answer to `srvr`, or a message that says which step failed.
 async fn probe_one(server: &Server<'_>, options: &ZooKeeperBuilder, deadline: Instant) -> Result<Vec<u8>, String> {
-    let found = timeout_at(deadline, addresses(&server.address())).await;
-    let found = found.map_err(|_| "the name service does not answer")?;
+    let found = until(deadline, addresses(&server.address(), PROBE_LIMIT)).await;
+    let found = found.ok_or("the name service does not answer")?;
     let addresses = found.map_err(|error| format!("the host is not known: {error}"))?;
     let began = Instant::now();
-    let stream = timeout_at(deadline, connect(&addresses)).await;
-    let mut stream = match stream.map_err(|_| "does not answer")? {
+    let stream = until(deadline, connect(&addresses)).await;
+    let mut stream = match stream.ok_or("does not answer")? {
         Ok(stream) => stream,
         // The server closed the connection before the connect call returned.
         Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
@@ -149,19 +116,19 @@ async fn probe_one(server: &Server<'_>, options: &ZooKeeperBuilder, deadline: In
     // took a round trip itself.
     let at_once = deadline.min(Instant::now() + AT_ONCE.max(2 * began.elapsed()));
     let mut answer = Vec::with_capacity(ENOUGH);
-    match timeout_at(at_once, receive(&mut stream, &mut answer)).await {
-        Ok(Ok(0) | Err(_)) => return Err(FULL.to_owned()),
-        Ok(Ok(_)) => return Ok(answer),
-        Err(_) => {}
+    match until(at_once, receive(&mut stream, &mut answer)).await {
+        Some(Ok(0) | Err(_)) => return Err(FULL.to_owned()),
+        Some(Ok(_)) => return Ok(answer),
+        None => {}
     }
-    let opened = timeout_at(deadline, shake_hands(stream, server.host(), options)).await;
-    let opened = opened.map_err(|_| "takes connections, and is silent in the TLS handshake")?;
+    let opened = until(deadline, shake_hands(stream, server.host(), options)).await;
+    let opened = opened.ok_or("takes connections, and is silent in the TLS handshake")?;
     let mut line = opened.map_err(|error| of_tls(&error).unwrap_or_else(|| format!("{CLOSED_IN_TLS} ({error})")))?;
     let closed = || if options.is_encrypted() { CLOSED } else { CLOSED_IN_CLEAR }.to_owned();
-    match timeout_at(deadline, send_srvr(&mut *line, &mut answer)).await {
+    match until(deadline, send_srvr(&mut *line, &mut answer)).await {
         _ if !answer.is_empty() => Ok(answer),
-        Ok(read) => Err(read.err().and_then(|error| of_tls(&error)).unwrap_or_else(closed)),
-        Err(_) => Err("takes connections, and answers nothing".to_owned()),
+        Some(read) => Err(read.err().and_then(|error| of_tls(&error)).unwrap_or_else(closed)),
+        None => Err("takes connections, and answers nothing".to_owned()),
     }
 }
 
@@ -174,19 +141,24 @@ const CLOSED_IN_CLEAR: &str = "takes connections, and closes them without an ans
 /// Sends `srvr`, and reads the answer until its end or until the peer pauses.
 async fn send_srvr(line: &mut dyn Line, answer: &mut Vec<u8>) -> io::Result<()> {
     send(line, b"srvr").await?;
-    if let Ok(first) = tokio::time::timeout(END_OF_LINE, receive(line, answer)).await {
+    if let Some(first) = within(END_OF_LINE, receive(line, answer)).await {
         first?;
     } else {
         send(line, b"\r\n\r\n").await?;
         receive(line, answer).await?;
     }
     while !answer.is_empty() && answer.len() < ENOUGH {
-        match tokio::time::timeout(AT_ONCE, receive(line, answer)).await {
-            Ok(Ok(more)) if more > 0 => {}
+        match within(AT_ONCE, receive(line, answer)).await {
+            Some(Ok(more)) if more > 0 => {}
             _ => break,
         }
     }
     Ok(())
+}
+
+/// As [`within`], until a moment.
+async fn until<T>(deadline: Instant, work: impl Future<Output = T>) -> Option<T> {
+    within(deadline.saturating_duration_since(Instant::now()), work).await
 }
 
 /// Describes the peer by its answer to `srvr`. Also returns whether the description explains why there is no session.
@@ -239,7 +211,7 @@ async fn shake_hands(stream: TcpStream, host: &str, options: &ZooKeeperBuilder) 
     if let Some(tls) = &options.tls {
         let name = rustls::pki_types::ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
         let config = tls.config().map_err(io::Error::other)?;
-        let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(config));
+        let connector = futures_rustls::TlsConnector::from(std::sync::Arc::new(config));
         return Ok(Box::new(connector.connect(name, stream).await?));
     }
     Ok(Box::new(stream))
@@ -254,11 +226,15 @@ async fn send(line: &mut dyn Line, bytes: &[u8]) -> io::Result<()> {
 ///
 /// Cancel safe: a dropped future loses no bytes.
 async fn receive(line: &mut dyn Line, into: &mut Vec<u8>) -> io::Result<usize> {
-    into.reserve(1024);
-    match line.read_buf(into).await {
+    let mut next = [0; 1024];
+    match line.read(&mut next).await {
         // A peer that closes the connection without a TLS close has ended the stream, too.
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(0),
-        read => read,
+        Err(error) => Err(error),
+        Ok(read) => {
+            into.extend_from_slice(&next[..read]);
+            Ok(read)
+        }
     }
 }
 

@@ -266,6 +266,14 @@ impl Credentials {
         }
     }
 
+    /// Returns whether the login needs the server's name.
+    pub(super) fn needs_names(&self) -> bool {
+        #[cfg(zk_rwlock_gssapi)]
+        return matches!(self, Credentials::Gssapi { host: None, .. });
+        #[cfg(not(zk_rwlock_gssapi))]
+        return false;
+    }
+
     pub(super) fn given_to(&self, connector: zk::Connector) -> zk::Connector {
         match self {
             Credentials::Digest { user, password } => {

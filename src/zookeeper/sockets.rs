@@ -1,86 +1,91 @@
-//! Sets `TCP_NODELAY` on the connections to the servers, and finds the server that a session is connected to.
+//! Sets `TCP_NODELAY` on a new connection to a server.
 //!
 //! Without the option, a small request waits until the previous one is acknowledged (Nagle's algorithm), which takes a
 //! round trip. So two requests that are sent together would cost two round trips. The client crate neither sets the
 //! option nor exposes its sockets. With `docs/upstream/nodelay.patch`, this file need not set the option.
 //!
-//! This module scans the sockets of this process for those that lead to a server's port. These include sockets of other
-//! clients in the process, whose small requests are then also sent without delay. Where the system does not allow the
-//! scan, or has no `/proc`, requests only take longer.
-//!
-//! The scan compares ports and resolves no names. A lookup can take many seconds, and by then the connection may lead
-//! to another server.
+//! A system gives a new socket the lowest number that is free. So this module compares the sockets at and around that
+//! number before and after the crate has connected, and sets the option on the new one only. Where the socket is not
+//! found, requests only take longer.
 
-use std::io;
 use std::net::SocketAddr;
+
+pub(super) use system::Sockets;
+
 #[cfg(target_os = "linux")]
-use std::os::fd::RawFd;
+mod system {
+    use std::fs::File;
+    use std::os::fd::{AsRawFd, RawFd};
 
-use crate::telemetry::log::emit;
-use crate::zookeeper::servers::Servers;
-
-/// Sets `TCP_NODELAY` on all connections of this process to the ports of these servers. If there is exactly one such
-/// connection, returns the address of its server. Of two connections, each could belong to another session.
-pub(super) async fn set_on_connections_to(servers: &Servers) -> Option<SocketAddr> {
-    let ports: Vec<u16> = servers.each().map(|server| server.port()).collect();
-    // A process may have 100,000 files open. So the scan runs on another thread, so that heartbeats do not wait for it.
-    let set = tokio::task::spawn_blocking(move || set(&ports)).await;
-    match set.unwrap_or_else(|gone| Err(io::Error::other(gone))) {
-        Ok(peers) => {
-            emit!(TRACE, %servers, connections = peers.len(), "small requests are sent at once");
-            peers.first().copied().filter(|_| peers.len() == 1)
-        }
-        Err(error) => {
-            emit!(DEBUG, %servers, %error, "small requests may wait for an acknowledgement");
-            None
-        }
-    }
-}
-
-/// Sets `TCP_NODELAY`, and returns the peers of the connections.
-///
-/// The calls take file descriptors by number, for which this version of `nix` has safe functions. A duplicate of the
-/// descriptor by `pidfd_getfd` is no alternative: containers refuse that call by default (seccomp, without
-/// CAP_SYS_PTRACE).
-#[cfg(target_os = "linux")]
-fn set(ports: &[u16]) -> io::Result<Vec<SocketAddr>> {
-    use nix::sys::socket::setsockopt;
     use nix::sys::socket::sockopt::TcpNoDelay;
+    use nix::sys::socket::{SockaddrStorage, getpeername, setsockopt};
 
-    let mut peers = Vec::new();
-    for open in std::fs::read_dir("/proc/self/fd")? {
-        let Some(number) = open?.file_name().to_str().and_then(|number| number.parse().ok()) else { continue };
-        let Some(peer) = peer_of(number) else { continue };
-        // The file descriptor may belong to another file by now. The call then fails, or sets the option on another
-        // socket, which does no harm.
-        if ports.contains(&peer.port()) && setsockopt(number, TcpNoDelay, &true).is_ok() {
-            peers.push(peer);
+    use super::SocketAddr;
+
+    /// How many numbers below and above the lowest free one are looked at. Other threads may open and close files.
+    const BELOW: RawFd = 32;
+    const ABOVE: RawFd = 96;
+
+    /// The connected sockets around the lowest number that is free.
+    pub(in crate::zookeeper) struct Sockets {
+        lowest: RawFd,
+        before: Vec<(RawFd, SocketAddr)>,
+    }
+
+    impl Sockets {
+        /// Notes the sockets, before the client crate connects.
+        pub(in crate::zookeeper) fn before() -> Sockets {
+            let lowest = File::open("/dev/null").map_or(0, |file| file.as_raw_fd());
+            Sockets { lowest, before: around(lowest).collect() }
+        }
+
+        /// Sets the option on the sockets to this address, or to this port of any address, that were not there before.
+        pub(in crate::zookeeper) fn set_nodelay(&self, address: Option<SocketAddr>, port: u16) -> usize {
+            let is_new = |it: &(RawFd, SocketAddr)| !self.before.contains(it);
+            let is_to =
+                |it: &(RawFd, SocketAddr)| address.map_or(it.1.port() == port, |address| canonical(address) == it.1);
+            let new = around(self.lowest).filter(is_new).filter(is_to);
+            new.filter(|(number, _)| setsockopt(*number, TcpNoDelay, &true).is_ok()).count()
         }
     }
-    Ok(peers)
-}
 
-/// Returns the peer of this file descriptor; `None` if it is not a connected socket.
-#[cfg(target_os = "linux")]
-pub(super) fn peer_of(number: RawFd) -> Option<SocketAddr> {
-    use nix::sys::socket::{SockaddrStorage, getpeername};
+    fn around(lowest: RawFd) -> impl Iterator<Item = (RawFd, SocketAddr)> {
+        ((lowest - BELOW).max(0)..lowest + ABOVE).filter_map(|number| Some((number, peer_of(number)?)))
+    }
 
-    let peer = getpeername::<SockaddrStorage>(number).ok()?;
-    let of_four = || peer.as_sockaddr_in().map(|it| SocketAddr::V4((*it).into()));
-    let of_six = || peer.as_sockaddr_in6().map(|it| SocketAddr::V6((*it).into()));
-    of_four().or_else(of_six)
-}
+    /// Returns an IPv4-mapped IPv6 address as IPv4, and an address without a scope.
+    fn canonical(peer: SocketAddr) -> SocketAddr {
+        SocketAddr::new(peer.ip().to_canonical(), peer.port())
+    }
 
-/// Returns the inode of a socket, which identifies the socket for as long as it is open.
-#[cfg(target_os = "linux")]
-pub(super) fn inode_of(number: RawFd) -> Option<u64> {
-    let link = std::fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
-    link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+    /// Returns the peer of this file descriptor; `None` if it is not a connected socket.
+    ///
+    /// The calls take file descriptors by number, for which this version of `nix` has safe functions. A duplicate of the
+    /// descriptor by `pidfd_getfd` is no alternative: containers refuse that call by default (seccomp, without
+    /// CAP_SYS_PTRACE).
+    fn peer_of(number: RawFd) -> Option<SocketAddr> {
+        let peer = getpeername::<SockaddrStorage>(number).ok()?;
+        let of_four = || peer.as_sockaddr_in().map(|it| SocketAddr::V4((*it).into()));
+        let of_six = || peer.as_sockaddr_in6().map(|it| SocketAddr::V6((*it).into()));
+        of_four().or_else(of_six).map(canonical)
+    }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn set(_ports: &[u16]) -> io::Result<Vec<SocketAddr>> {
-    Err(io::ErrorKind::Unsupported.into())
+mod system {
+    use super::SocketAddr;
+
+    pub(in crate::zookeeper) struct Sockets;
+
+    impl Sockets {
+        pub(in crate::zookeeper) fn before() -> Sockets {
+            Sockets
+        }
+
+        pub(in crate::zookeeper) fn set_nodelay(&self, _address: Option<SocketAddr>, _port: u16) -> usize {
+            0
+        }
+    }
 }
 
 #[cfg(all(test, target_os = "linux"))]
@@ -90,31 +95,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodelay_is_set_only_on_connections_to_servers() {
+    fn nodelay_is_set_only_on_the_new_connection() {
         let [server, other] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        let [to_server, to_other] = [&server, &other].map(|it| TcpStream::connect(it.local_addr().unwrap()).unwrap());
+        let address = server.local_addr().unwrap();
+        let earlier = TcpStream::connect(address).unwrap();
+        let sockets = Sockets::before();
+        let new = TcpStream::connect(address).unwrap();
+        let to_other = TcpStream::connect(other.local_addr().unwrap()).unwrap();
         let no_tcp = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let address = server.local_addr().unwrap();
-        no_tcp.connect(address).unwrap();
-        let (accepted, _) = server.accept().unwrap();
-        assert_eq!(set(&[address.port()]).unwrap(), [address]);
-        assert!(to_server.nodelay().unwrap());
-        assert!(!to_other.nodelay().unwrap() && !accepted.nodelay().unwrap());
-        assert_eq!(set(&[address.port()]).unwrap(), [address], "the option is already set");
-    }
-
-    #[tokio::test]
-    async fn the_server_is_unknown_if_two_connections_match() {
-        let server = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = server.local_addr().unwrap();
-        // The host name has no address, so the scan succeeds only because it looks up no name.
-        let servers = Servers::parse(&format!("name.invalid:{}", address.port())).unwrap();
-        let _ours = TcpStream::connect(address).unwrap();
-        assert_eq!(set_on_connections_to(&servers).await, Some(address));
-        let other = TcpListener::bind(("127.0.0.2", address.port())).unwrap();
-        let another = TcpStream::connect(other.local_addr().unwrap()).unwrap();
-        assert_eq!(set_on_connections_to(&servers).await, None);
-        drop(another);
-        assert_eq!(set_on_connections_to(&servers).await, Some(address));
+        no_tcp.connect(other.local_addr().unwrap()).unwrap();
+        assert_eq!(sockets.set_nodelay(Some(address), 0), 1);
+        assert_eq!(sockets.set_nodelay(None, address.port()), 1);
+        assert_eq!([&earlier, &new, &to_other].map(|it| it.nodelay().unwrap()), [false, true, false]);
     }
 }

@@ -1,17 +1,13 @@
 //! Conversions between the client crate's types and this library's.
 //!
-//! After many errors of the client crate, the outcome of a request is unknown. Its watchers panic when the task of
-//! their session is gone. No patch in `docs/upstream/` changes that. This file maps such errors to
-//! [`Failure::Unknown`], and such panics to [`Event::Over`].
+//! After many errors of the client crate, the outcome of a request is unknown. This file maps such errors to
+//! [`Failure::Unknown`].
 
-use std::future::Future;
-use std::panic::AssertUnwindSafe;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use futures_util::FutureExt;
 use zookeeper_client as zk;
 
-use crate::session::request::{Contents, Created, Denied, Ending, Event, Failure, Kind, Operation, Outcome, Stat};
+use crate::session::request::{Contents, Created, Denied, Ending, Failure, Kind, Operation, Outcome, Stat};
 use crate::zookeeper::security::Acl;
 
 pub(super) fn mode(kind: Kind) -> zk::CreateMode {
@@ -119,6 +115,11 @@ pub(super) fn failure(error: zk::Error, (right, node): (&'static str, &str), who
         | zk::Error::MarshallingError
         | zk::Error::Unimplemented
         | zk::Error::ReconfigDisabled => Failure::Refused(error.to_string()),
+        // The crate's words for a request that was dropped with its queue. `Depot::error` has answered all that were
+        // sent by then.
+        zk::Error::UnexpectedError(words) if words.starts_with("BUG: ") && words.ends_with("but got none") => {
+            Failure::Unknown(NOT_SENT.to_owned())
+        }
         _ => Failure::Unknown(error.to_string()),
     }
 }
@@ -158,13 +159,20 @@ pub(super) fn connect_failure(error: zk::Error, servers: &str) -> Failure {
     }
 }
 
-/// Returns the event of a one-shot watcher of the client crate. The watcher panics if the task of its session is gone,
-/// which means that the session is over.
-pub(super) async fn event(watcher: impl Future<Output = zk::WatchedEvent>) -> Event {
-    match AssertUnwindSafe(watcher).catch_unwind().await.map(|event| event.event_type) {
-        Ok(zk::EventType::NodeDeleted) => Event::Deleted,
-        Ok(zk::EventType::Session) | Err(_) => Event::Over,
-        Ok(_) => Event::Changed,
+/// The outcome of a request that the client crate still had in its queue when the connection broke. Certainly not sent.
+const NOT_SENT: &str = "the connection broke before the request was sent";
+
+/// Returns whether the request was certainly not sent, unless the library itself has given its connection up.
+pub(super) fn is_not_sent(failure: &Failure) -> bool {
+    matches!(failure, Failure::Unknown(words) if words == NOT_SENT)
+}
+
+/// The outcome of a later step of a call, of which an earlier step was carried out: never "not sent".
+pub(super) fn of_later_step(failure: Failure) -> Failure {
+    if is_not_sent(&failure) {
+        Failure::Unknown("the connection broke before the last step".to_owned())
+    } else {
+        failure
     }
 }
 
@@ -223,10 +231,5 @@ mod tests {
         assert_eq!(refused, Failure::Refused("no servers".to_owned()));
         let away = connect_failure(zk::Error::NoHosts, "a:1");
         assert!(matches!(&away, Failure::Unreachable(words) if words.starts_with("a:1: ")), "{away:?}");
-    }
-
-    #[tokio::test]
-    async fn a_watcher_without_its_task_reports_session_over() {
-        assert_eq!(event(async { panic!("the task is gone") }).await, Event::Over);
     }
 }

@@ -333,7 +333,7 @@ pub async fn an_event_missed_while_cut_off_fires_on_reconnect<H: Harness>(h: &H)
     h.cut(&stage.mine).await;
     stage.b.transact(&[set(&set_on), delete(&deleted)]).await.expect("done");
     h.heal(&stage.mine).await;
-    assert_eq!((event(of_set).await, event(of_deleted).await), (Event::Changed, Event::Deleted));
+    assert_eq!((event(of_set).await, event(of_deleted).await), (Event::LookAgain, Event::Deleted));
 }
 
 pub async fn a_child_watch_reports_a_child_made_or_deleted<H: Harness>(h: &H) {
@@ -386,7 +386,7 @@ pub async fn a_missed_child_event_fires_on_reconnect<H: Harness>(h: &H) {
     stage.b.create(&format!("{coming}/child"), b"", Kind::Persistent).await.expect("created");
     stage.b.delete(&format!("{going}/child")).await.expect("deleted");
     h.heal(&stage.mine).await;
-    assert_eq!((event(of_coming).await, event(of_going).await), (Event::Changed, Event::Changed));
+    assert_eq!((event(of_coming).await, event(of_going).await), (Event::LookAgain, Event::LookAgain));
 }
 
 // Clause 9: ephemeral nodes are deleted at the end of their session.

@@ -108,7 +108,7 @@ fn an_unknown_marker_is_an_error() {
     assert_eq!(report::fill("<!-- a remark -->", &results).expect("no marker"), "<!-- a remark -->");
 }
 
-/// Checks the formula by which the page calculates the bytes of watched paths against the bytes that an acquisition
+/// Checks the formula by which the page calculates the bytes of own paths against the bytes that an acquisition
 /// reserves.
 #[support::judged]
 async fn a_waiter_reserves_the_stated_bytes() {
@@ -116,7 +116,7 @@ async fn a_waiter_reserves_the_stated_bytes() {
     let lock = RwLock::builder(&zk, "/locks/config").host("web-1").build().expect("valid");
     let _held = lock.write().await.expect("free");
     let reserved = reserved.load(Ordering::Relaxed);
-    assert_eq!(reserved, scale::watched_bytes("/locks/config".len(), "web-1".len()));
+    assert_eq!(reserved, scale::own_bytes("/locks/config".len(), "web-1".len()));
 }
 
 /// All results must come from one run, because the machine may differ between two runs.

@@ -1067,8 +1067,8 @@ struct Suspended(Memory, Arc<SessionStore>);
 
 #[async_trait]
 impl Coordinator for Suspended {
-    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
-        let inner = self.0.session_slot(watched_bytes).await?;
+    async fn session_slot(&self, own_bytes: usize) -> Result<SessionSlot, Failure> {
+        let inner = self.0.session_slot(own_bytes).await?;
         Ok(SessionSlot::new(Arc::new(SlowSession(Arc::clone(inner.session()), Arc::clone(&self.1)))))
     }
 

@@ -693,7 +693,7 @@ struct ToLagging(Memory, Arc<Lagging>);
 
 #[async_trait]
 impl Coordinator for ToLagging {
-    async fn session_slot(&self, _watched_bytes: usize) -> Result<SessionSlot, Failure> {
+    async fn session_slot(&self, _own_bytes: usize) -> Result<SessionSlot, Failure> {
         Ok(SessionSlot::new(Arc::clone(&self.1) as Arc<dyn Session>))
     }
 

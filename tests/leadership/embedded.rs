@@ -144,11 +144,11 @@ struct Away(Memory, Arc<AtomicUsize>);
 
 #[async_trait]
 impl Coordinator for Away {
-    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
+    async fn session_slot(&self, own_bytes: usize) -> Result<SessionSlot, Failure> {
         match self.1.fetch_add(1, Ordering::Relaxed) {
             0 => Err(Failure::Unreachable("it is away".to_owned())),
             1 => Err(Failure::Unknown("it is coming back".to_owned())),
-            _ => self.0.session_slot(watched_bytes).await,
+            _ => self.0.session_slot(own_bytes).await,
         }
     }
 

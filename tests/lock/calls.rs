@@ -268,7 +268,9 @@ async fn each_failure_to_read_a_queue_has_its_own_error() {
     let operator = connect(&shared_server().address()).await;
     assert!(handles.lock.queue().await.unwrap().members.is_empty(), "a missing directory has members");
     let _held = lock_at(&operator, handles.lock.path()).write().label("held").await.unwrap();
-    let listing = || Rule::on(Frames::from_clients().but(&[Op::Handshake, Op::Ping, Op::GetData])).and_all_later();
+    // The transactions are those that check a new connection.
+    let but = &[Op::Handshake, Op::Ping, Op::GetData, Op::Multi];
+    let listing = || Rule::on(Frames::from_clients().but(but)).and_all_later();
     let reading = || Rule::on(Frames::requests(Op::GetData)).and_all_later();
     let read_queue = async |rule: Rule| {
         let fault = proxy.apply(rule);

@@ -453,20 +453,6 @@ async fn a_reconnect_with_another_session_loses_the_lock() {
 }
 
 #[support::judged]
-async fn a_renumbered_session_is_recognized_by_its_nodes() {
-    let stage = Stage::set("/faults/renamed", SHORT * 3).await;
-    let guard = stage.lock.write().await.unwrap();
-    let fault = stage.proxy.apply(Rule::on(Frames::replies(Op::Handshake)).falsify(|hello| hello.session += 1));
-    stage.proxy.reset();
-    stage.proxy.disconnect();
-    // A reply renews the lease only after the server has proved that the connection still belongs to the same session.
-    eventually("heartbeats", || async { stage.proxy.count(Op::Multi) > 3 }).await;
-    assert!(fault.has_happened() && guard.is_held());
-    guard.release().await.unwrap();
-    assert_eq!(stage.children().await, [""; 0]);
-}
-
-#[support::judged]
 async fn a_shorter_granted_timeout_shortens_the_lease() {
     let proxy = Proxy::start(shared_server().address());
     let operator = connect(&shared_server().address()).await;

@@ -209,8 +209,8 @@ struct InTurn([ZooKeeper; 2], Arc<AtomicUsize>);
 
 #[async_trait]
 impl Coordinator for InTurn {
-    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
-        self.0[self.1.fetch_add(1, Ordering::Relaxed) % 2].session_slot(watched_bytes).await
+    async fn session_slot(&self, own_bytes: usize) -> Result<SessionSlot, Failure> {
+        self.0[self.1.fetch_add(1, Ordering::Relaxed) % 2].session_slot(own_bytes).await
     }
 
     async fn close(&self) {}

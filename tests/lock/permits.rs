@@ -164,7 +164,7 @@ async fn a_returned_permit_wakes_one_of_forty() {
     // event and listed the permits once, with a new watch.
     assert_eq!(head.proxy.notifications(), 1);
     // On a slow machine, a heartbeat may follow the listing and the transaction.
-    assert!(ops(&head.proxy).starts_with(&[Op::GetChildren, Op::Multi]), "{:?}", ops(&head.proxy));
+    assert!(ops(&head.proxy).starts_with(&[Op::GetChildren2, Op::Multi]), "{:?}", ops(&head.proxy));
     let notified = async |waiting: &[(Tapped, JoinHandle<_>)]| {
         let mut all = Vec::new();
         for (tapped, _) in waiting {
@@ -184,17 +184,17 @@ async fn a_returned_permit_wakes_one_of_forty() {
     let requests = without_settle(&waiting[0].0);
     // The requests of the new head: the list of permits with a watch, the predecessor's permit, the number of permits, and the
     // same number again with a watch.
-    assert_eq!(requests, [Op::GetChildren, Op::GetData, Op::GetData, Op::GetData]);
+    assert_eq!(requests, [Op::GetChildren2, Op::GetData, Op::GetData, Op::GetData]);
     assert!(waiting.iter().skip(1).all(|(tapped, _)| without_settle(tapped).is_empty()));
     assert!(waiting.iter().all(|(_, task)| !task.is_finished()));
-    assert!(from.proxy.count(Op::GetChildren) == 0 && held.iter().all(|permit| permit.is_held()));
+    assert!(from.proxy.count(Op::GetChildren2) == 0 && held.iter().all(|permit| permit.is_held()));
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_head_with_a_departed_predecessor_lists_once() {
     let Line { server: _server, from: _from, mut held, mut waiting } = Line::of(2, 1).await;
     let ((_head, first), (next, second)) = (waiting.remove(0), waiting.remove(0));
-    let listing = next.proxy.hold_request(Op::GetChildren);
+    let listing = next.proxy.hold_request(Op::GetChildren2);
     held.remove(0).release().await.unwrap();
     let permit = granted(first).await;
     soon("the listing", listing.arrives()).await;
@@ -205,7 +205,7 @@ async fn a_head_with_a_departed_predecessor_lists_once() {
     let parts = |(op, path): &(Op, String)| Some((*op, path.strip_prefix("/permits/line")?.to_owned()));
     let reads = requests.iter().filter(|(op, _)| *op != Op::Multi).filter_map(parts).collect::<Vec<_>>();
     let (permits, number, queue) = ("/permits".to_owned(), String::new(), "/queue".to_owned());
-    let listing = [(Op::GetChildren, permits), (Op::GetData, number)];
+    let listing = [(Op::GetChildren2, permits), (Op::GetData, number)];
     assert!(reads.starts_with(&[&listing[..], &[(Op::GetChildren, queue)], &listing[..]].concat()), "{reads:?}");
     permit.release().await.unwrap();
 }
@@ -291,7 +291,7 @@ async fn lost_replies_and_events_cost_no_permit() {
     let here = used(&operator, path, 1).await;
     let tapped = Tapped::new(shared_server()).await;
     let semaphore = used(&tapped.zk, path, 1).await;
-    for op in [Op::Create2, Op::GetChildren, Op::GetData, Op::Multi] {
+    for op in [Op::Create2, Op::GetChildren2, Op::GetData, Op::Multi] {
         for how in [Close::Fin, Close::Rst] {
             for request in [false, true] {
                 let frames = if request { Frames::requests(op) } else { Frames::replies(op) };
@@ -304,7 +304,7 @@ async fn lost_replies_and_events_cost_no_permit() {
             }
         }
     }
-    for op in [Op::GetChildren, Op::GetData, Op::Event, Op::Multi] {
+    for op in [Op::GetChildren2, Op::GetData, Op::Event, Op::Multi] {
         let held = free(&here).await;
         let lost = match op {
             Op::Event => tapped.proxy.apply(Rule::on(Frames::events()).close(0, Close::Fin)),

@@ -132,7 +132,9 @@ impl Case {
             }
             _ => {
                 self.proxy.apply(Rule::on(Frames::replies(Op::Create2)).close(0, Close::Rst));
-                self.lie(Frames::requests(Op::Multi), Frames::replies(Op::Multi), code, truth)
+                // The first transaction on the next connection is its check.
+                assert_eq!(truth, Truth::Refused);
+                self.proxy.apply(Rule::on(Frames::requests(Op::Multi)).nth(2).refuse(code))
             }
         };
         let acquisition = self.lock.write();

@@ -366,7 +366,7 @@ impl World {
         if request.is_handshake {
             self.connected = true;
             self.store.connected(true);
-            self.store.resumed();
+            self.store.resumed(sent);
             self.ask(true);
             self.ask(false);
             self.at(self.now + self.settling(), Event::Check);

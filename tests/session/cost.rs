@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::future::join_all;
-use support::cost::{
-    AHEAD_OF_HEARTBEAT, BEHIND_ONE_SYNC, DIRECTORY, ENDED, HEAD, HELD, KEPT, LEFT, Row, SESSION, SYNC, WAITING,
-};
+use support::cost::{BEHIND_ONE_SYNC, DIRECTORY, ENDED, HEAD, LEFT, PATH, Row, SESSION, SYNC, WAITING, watched};
 use support::scene::*;
 use support::server::{TICK, shared_server};
 use support::wire::{Op, Proxy};
@@ -174,14 +172,11 @@ impl Counted for OnAServer {
         *self.reconnected.lock().expect("nothing panics here") = Instant::now();
         self.settle().await;
         let (requests, heartbeats) = self.requests();
-        let ahead = requests.iter().position(is_heartbeat).expect("a heartbeat follows each reconnect");
-        let sessions = self.sessions();
-        assert!(
-            ahead <= sessions * AHEAD_OF_HEARTBEAT,
-            "{ahead} requests of {sessions} sessions are ahead of the heartbeat"
-        );
+        // The lease lasts from the handshake on once a quorum answers, so nothing goes ahead of that transaction. An idle client
+        // sends nothing.
+        assert!(requests.first().is_none_or(|(op, _)| *op == Op::Multi), "not checked first");
         // With a short session timeout, more heartbeats than the first of each session may be due until all is sent.
-        (requests.len() - 2 * heartbeats.saturating_sub(sessions)) as u64
+        (requests.len() - 2 * heartbeats.saturating_sub(self.sessions())) as u64
     }
 
     async fn minute(&self) -> u64 {
@@ -255,7 +250,7 @@ impl Kind {
         match self {
             Kind::Hold => {
                 there.guards = join_all((0..count).map(async |_| held(on.zk(), &fresh()).await)).await;
-                (there, vec![(count, HELD)])
+                (there, vec![(count * watched::BY_HOLDER, PATH)])
             }
             Kind::Keep => {
                 let keeper = async |_| {
@@ -264,9 +259,12 @@ impl Kind {
                     lock
                 };
                 there.keepers = join_all((0..count).map(keeper)).await;
-                (there, vec![(count, KEPT)])
+                (there, vec![(count * watched::BY_KEEPER, PATH)])
             }
-            Kind::Wait => (waiters(on, count, 60 * MINUTE).await, vec![(count, WAITING)]),
+            Kind::Wait => {
+                let paths = count * watched::BY_WAITER + watched::BY_FIRST;
+                (waiters(on, count, 60 * MINUTE).await, vec![(count, WAITING), (paths, PATH)])
+            }
             Kind::WaitForPermits => {
                 let path = fresh();
                 let theirs = Semaphore::new(on.other(), &path, 1).expect("valid");
@@ -282,7 +280,8 @@ impl Kind {
                     let _taken = taken;
                     pending().await
                 });
-                (there, vec![(count, WAITING), (1, HEAD)])
+                let paths = count * watched::BY_WAITER + watched::BY_HEAD;
+                (there, vec![(count, WAITING), (1, HEAD), (paths, PATH)])
             }
         }
     }
@@ -305,7 +304,8 @@ async fn waiters<B: Counted>(on: &B, count: usize, limit: Duration) -> There {
 /// Breaks the connection while `meanwhile` runs. Fails if more is sent after the break than these rows allow.
 async fn assert_cost<B: Counted>(on: &B, rows: &[(usize, Row)], meanwhile: impl AsyncFnOnce()) {
     let at_reconnect = on.reconnect(meanwhile).await;
-    let rows = [rows, &[(on.sessions(), SESSION)]].concat();
+    // The unrelated lock is watched, too.
+    let rows = [rows, &[(on.sessions(), SESSION), (watched::BY_HOLDER, PATH)]].concat();
     let most = |cost: fn(&Row) -> u64| rows.iter().map(|(count, row)| *count as u64 * cost(row)).sum::<u64>();
     let (at_once, in_the_minute) = (most(|row| row.at_once), most(|row| row.in_the_minute));
     let sooner = if on.is_hasty() { at_reconnect.saturating_sub(at_once) } else { 0 };

@@ -63,10 +63,31 @@ async fn a_create_that_the_next_server_lacks_is_found() {
     ensemble.heal_links();
 
     let guard = granted(waiting).await;
-    assert_eq!((creates(&[&near, &far]), far.count(Op::Multi)), (1, 1));
+    // The second transaction is the check of the new connection.
+    assert_eq!((creates(&[&near, &far]), far.count(Op::Multi)), (1, 2));
     assert_eq!(children(&operator, path).await.len(), 1);
     guard.release().await.expect("held");
     becomes_empty(&operator, path).await;
+}
+
+/// A server that was stopped may read a handshake long after the client has given it up. It then takes the session to a connection
+/// of nobody, and another server ends the client's connection at the next write (`SessionMoved`).
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stolen_session_costs_one_break_and_no_lock() {
+    let ensemble = shared_ensemble().await;
+    let (leader, follower) = (ensemble.leader(), ensemble.followers()[0]);
+    let (near, far) =
+        (Proxy::start(ensemble.server(follower).address()), Proxy::start(ensemble.server(leader).address()));
+    far.cut();
+    let zk = connect(&format!("{},{}", near.address(), far.address())).await;
+    let guard = lock_at(&zk, "/ensemble/stolen").write().await.expect("free");
+    far.heal();
+    let granted = near.granted().expect("a session");
+    let thief = ensemble.server(leader).take_over(&granted);
+    soon("another lock", lock_at(&zk, "/ensemble/beside").write()).await.expect("free").release().await.expect("held");
+    assert!(guard.is_held());
+    guard.release().await.expect("held");
+    drop(thief);
 }
 
 /// A frozen leader is deposed while it still has requests of a session in its queue. When it continues, it answers the `sync`

@@ -3,15 +3,13 @@
 
 use std::time::Duration;
 
-use support::keeper::{
-    LIST_EPHEMERALS, READ_SEVERAL, clickhouse_keeper, converted_keeper, session_survives, zookeeper_3_5,
-};
+use support::keeper::{READ_SEVERAL, clickhouse_keeper, converted_keeper, session_survives, zookeeper_3_5};
 use support::scene::*;
 use support::server::shared_server;
 use support::warnings;
 use support::wire::{Close, Frames, Op, Proxy, Rule};
 use zk_rwlock::coordinator::{Ending, Failure, Kind};
-use zk_rwlock::{Error, Loss, Semaphore, ZooKeeper};
+use zk_rwlock::{Error, Loss, ZooKeeper};
 
 /// A session timeout that is longer than any of these tests waits for a loss, so that the loss cannot come from the lease.
 const LONG: Duration = Duration::from_secs(30);
@@ -43,11 +41,10 @@ async fn a_changed_session_is_noticed_by_its_own_node() {
             session(&operator).await.delete(&format!("/keeper/changed/{name}")).await.expect("there");
         }
     }
-    assert_eq!(keeper.count(LIST_EPHEMERALS), 0);
 }
 
-/// Keeper closes the connection at each request for a container, which may cost the client its session. After the second one, the
-/// client makes its directories as persistent nodes.
+/// Keeper closes the connection at each request for a container, and replaces the session. The client then knows Keeper, and makes
+/// its directories as persistent nodes.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_that_closes_the_connection_is_persistent() {
     let keeper = converted_keeper(shared_server().address());
@@ -56,7 +53,7 @@ async fn a_container_that_closes_the_connection_is_persistent() {
         drop(soon("the lock", lock_at(&zk, path).write()).await.expect("free"));
         becomes_empty(&zk, path).await;
     }
-    assert_eq!(keeper.count(Op::CreateContainer), 2);
+    assert_eq!(keeper.count(Op::CreateContainer), 1);
     assert!(keeper.connections() <= 4, "{} sessions", keeper.connections());
 }
 
@@ -127,7 +124,8 @@ async fn many_containers_lost_at_one_break_count_once() {
     proxy.disconnect();
     for reply in unanswered {
         let answer = soon("the answer", reply).await;
-        assert!(matches!(answer, Err(Failure::Unknown(_))), "{answer:?}");
+        // A request that the client crate had not sent is sent on the next connection.
+        assert!(matches!(answer, Ok(_) | Err(Failure::Unknown(_))), "{answer:?}");
     }
     assert_eq!(makes_containers(&proxy, &zk, paths("broken-under-fifty", 30)).await, [true; 30]);
     assert_eq!(warnings_about_containers(&zk).await, 0);
@@ -214,8 +212,9 @@ async fn nodes_are_read_one_by_one_without_multi_read() {
     drop(held);
 }
 
+/// The session's id in the handshake shows that it is the same session, so no node is made for that.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_proves_itself_where_it_cannot_list_nodes() {
+async fn an_old_server_resumes_a_session_without_a_node() {
     let old = zookeeper_3_5(shared_server().address());
     let zk = connect_with(&old.address(), Duration::from_secs(6)).await;
     let operator = connect(&shared_server().address()).await;
@@ -224,43 +223,13 @@ async fn a_session_proves_itself_where_it_cannot_list_nodes() {
     for _ in 0..3 {
         old.reset();
         old.disconnect();
-        // A reply renews the lease only after the server has proved that the connection still belongs to the same session.
-        eventually("heartbeats", || async { old.count(Op::Multi) > 4 }).await;
+        eventually("heartbeats", || async { old.count(Op::Multi) > 2 }).await;
         assert!(guard.is_held());
         let own = guard.node_path();
         assert_eq!(children(&operator, "/keeper-old").await, [own.rsplit('/').next().unwrap()]);
     }
-    assert_eq!(old.count(LIST_EPHEMERALS), 0, "the refused request was repeated");
     guard.release().await.expect("held");
     becomes_empty(&operator, "/keeper-old").await;
-}
-
-#[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_with_a_permit_proves_itself_harmlessly() {
-    let old = zookeeper_3_5(shared_server().address());
-    let zk = connect_with(&old.address(), Duration::from_secs(3)).await;
-    let operator = connect(&shared_server().address()).await;
-    let [theirs, ours] = [&zk, &operator].map(|zk| Semaphore::new(zk, "/keeper-permits", 2).expect("valid"));
-    let held = soon("a permit", theirs.acquire()).await.expect("free");
-    let has_temporary_node =
-        async || children(&operator, "/keeper-permits").await.iter().any(|name| name.starts_with("session-"));
-    let mut removal = old.hold(Frames::requests(Op::Delete));
-    old.reset();
-    old.disconnect();
-    soon("the removal", removal.arrives()).await;
-    if !has_temporary_node().await {
-        // The first connection was still being checked, and this is that check's delete, repeated or after a lost create.
-        removal.release();
-        removal = old.hold(Frames::requests(Op::Delete));
-        soon("the removal by the next check", removal.arrives()).await;
-        assert!(has_temporary_node().await, "the session did not prove itself");
-    }
-    let other = soon("the other permit", ours.acquire()).await.expect("free");
-    assert!(ours.try_acquire().await.expect_err("both are taken").is_would_block());
-    removal.release();
-    other.release().await.expect("held");
-    held.release().await.expect("held");
-    becomes_empty(&operator, "/keeper-permits/permits").await;
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
@@ -269,7 +238,7 @@ async fn an_acquisition_fails_where_no_node_can_be_made() {
     let zk = connect_with(&keeper.address(), Duration::from_secs(4)).await;
     keeper.apply(Rule::on(Frames::requests(Op::Create2)).and_all_later().close(0, Close::Fin));
     let error = soon("an error", lock_at(&zk, "/keeper-older").write()).await.expect_err("no node can be made");
-    assert!(matches!(error, Error::OutcomeUnknown { operation: "enter", .. }), "{error}");
+    assert!(matches!(error, Error::Evicted(Loss::SessionOver(Ending::Replaced))), "{error}");
 }
 
 /// On Keeper, reads and pings that a follower answers do not extend a session, so an idle client must also write. On ZooKeeper

@@ -1,20 +1,21 @@
-//! The name of the connected server in warnings: the library names a server only if it is certain, because an operator acts
-//! on that name.
+//! The servers of a connect string: the name of the connected one in warnings, and names with several addresses.
 
-use std::io;
-use std::net::{TcpListener, TcpStream};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Stdio;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use support::port::Port;
+use support::program::program;
 use support::scene::*;
 use support::server::shared_server;
 use support::wire::{Frames, Op, Proxy};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::process::Command;
 use zk_rwlock::ZooKeeper;
 use zk_rwlock::coordinator::Session;
-
-use crate::no_delay::no_delay_flags;
 
 fn named(session: &Arc<dyn Session>) -> String {
     session.server().expect("the backend knows its servers")
@@ -39,53 +40,78 @@ async fn a_server_is_named_only_while_it_is_connected() {
     eventually("none is named", || async { named(&session) == one_of }).await;
 }
 
-/// The client crate does not report a connection that breaks before the reply to its first ping. The library must find out by
-/// itself that no server is connected.
+/// A server that takes a connection, and has not shown yet that it reaches a quorum, is not the connected one.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_broken_before_its_reply_names_no_server() {
+async fn a_connection_is_none_before_a_quorum_has_answered_on_it() {
     let proxy = Proxy::start(shared_server().address());
-    let zk = connect_with(&proxy.address(), Duration::from_secs(4)).await;
+    let zk = connect_with(&proxy.address(), Duration::from_secs(30)).await;
+    let _guard = lock_at(&zk, "/named/quorum").write().await.expect("free");
     let session = session(&zk).await;
-    eventually("the server is known", || async { named(&session) == proxy.address() }).await;
-    let unanswered = proxy.hold(Frames::replies(Op::Ping));
+    assert_eq!(named(&session), proxy.address());
+    let unanswered = proxy.hold(Frames::replies(Op::Multi));
     proxy.disconnect();
-    soon("another connection", unanswered.arrives()).await;
-    let address = proxy.address().parse().expect("an address");
-    eventually("the sockets were examined", || async { no_delay_flags(address) == [true] }).await;
-    proxy.cut();
-    eventually("none is named", || async { named(&session) == format!("one of {}", proxy.address()) }).await;
-    assert!(session.lease().over().is_none(), "the session ended before its time");
-    eventually("the client is disconnected", || async { !zk.state().is_connected() }).await;
-    assert!(session.lease().over().is_none(), "the session ended before its time");
+    soon("the check of another connection", unanswered.arrives()).await;
+    assert_eq!(named(&session), format!("one of {}", proxy.address()));
+    assert!(!zk.state().is_connected());
+    unanswered.release();
+    eventually("the server is named again", || async { named(&session) == proxy.address() }).await;
 }
 
-fn forward(listener: TcpListener, server: String) {
-    thread::spawn(move || {
-        for near in listener.incoming().flatten() {
-            let Ok(far) = TcpStream::connect(&server) else { continue };
-            for (from, to) in [(&near, &far), (&far, &near)] {
-                let [mut from, mut to] = [from, to].map(|stream| stream.try_clone().expect("a descriptor"));
-                thread::spawn(move || io::copy(&mut from, &mut to));
-            }
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_at_one_port_of_two_addresses_are_told_apart() {
+    let (port, server) = (Port::reserve(), shared_server().address());
+    let other = format!("127.0.0.2:{}", port.number());
+    let (one, relay) =
+        (Proxy::start_on(port, server.clone()), TcpListener::bind(&other).await.expect("the port is ours"));
+    let relaying = tokio::spawn(async move {
+        while let Ok((mut near, _)) = relay.accept().await {
+            let mut far = TcpStream::connect(&server).await.expect("the server is there");
+            tokio::spawn(async move { tokio::io::copy_bidirectional(&mut near, &mut far).await });
         }
     });
+    let (first, second) = (connect(&one.address()).await, connect(&other).await);
+    assert_eq!((named(&session(&first).await), named(&session(&second).await)), (one.address(), other));
+    relaying.abort();
 }
 
+/// A command that runs with a file of names of its own.
+fn with_names(names: &Path, program: &Path) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["-rm", "sh", "-c", "mount --bind \"$0\" /etc/hosts && exec \"$@\""]).arg(names).arg(program);
+    command.kill_on_drop(true).stdout(Stdio::piped());
+    command
+}
+
+/// The name has two addresses, as that of a headless service, and one of them drops every packet (ZOOKEEPER-2184).
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_port_at_two_addresses_names_no_server() {
+async fn each_address_of_a_name_is_tried() {
     let port = Port::reserve();
-    let addresses = ["127.0.0.1", "127.0.0.2"].map(|host| format!("{host}:{}", port.number()));
-    for address in &addresses {
-        forward(TcpListener::bind(address).expect("the port is ours"), shared_server().address());
+    let number = port.number();
+    let bad = TcpSocket::new_v4().expect("a socket");
+    bad.bind(SocketAddr::from(([127, 0, 0, 2], number))).expect("the port is ours");
+    let (bad, mut waiting) = (bad.listen(1).expect("a listening socket"), Vec::new());
+    let address = bad.local_addr().expect("an address");
+    while let Ok(connected) = tokio::time::timeout(SOON / 40, TcpStream::connect(address)).await {
+        waiting.push(connected.expect("there is room"));
     }
-    let first = connect(&addresses[0]).await;
-    let first = session(&first).await;
-    eventually("a single server is named", || async { named(&first) == addresses[0] }).await;
-    let second = connect(&addresses[1]).await;
-    let second = session(&second).await;
-    eventually("the sockets were examined", || async { no_delay_flags(addresses[1].parse().unwrap()) == [true] }).await;
-    for _ in 0..50 {
-        assert_eq!(named(&second), format!("one of {}", addresses[1]));
-        tokio::time::sleep(Duration::from_millis(2)).await;
+    let good = Proxy::start_on(port, shared_server().address());
+    let files = tempfile::tempdir().expect("a directory");
+    let (names, goes_on) = (files.path().join("hosts"), files.path().join("goes-on"));
+    std::fs::write(&names, "127.0.0.2 twin\n127.0.0.1 twin\n").expect("a file");
+    std::fs::write(&goes_on, "").expect("a file");
+    let mut holder = with_names(&names, &program("zklock"))
+        .args(["--zk", &format!("twin:{number}"), "--session-timeout", "6s", "/named/twin", "sh", "-c"])
+        .arg("echo held; while [ -e \"$0\" ]; do sleep 0.1; done")
+        .arg(&goes_on)
+        .spawn()
+        .expect("unshare");
+    let mut says = BufReader::new(holder.stdout.take().expect("its output")).lines();
+    assert_eq!(soon("the lock", says.next_line()).await.expect("text").as_deref(), Some("held"));
+    for _ in 0..6 {
+        let connections = good.connections();
+        good.disconnect();
+        eventually("another connection", || async { good.connections() > connections }).await;
     }
+    std::fs::remove_file(&goes_on).expect("the file");
+    assert_eq!(soon("the end", holder.wait()).await.expect("a status").code(), Some(0));
 }

@@ -12,7 +12,7 @@ use support::safe;
 use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::Proxy;
-use zk_rwlock::coordinator::Operation;
+use zk_rwlock::coordinator::{Ending, Operation};
 use zk_rwlock::queue::Contender;
 use zk_rwlock::{HoldState, Loss, Mode, ReadGuard, RwLock, WriteGuard};
 
@@ -290,7 +290,8 @@ async fn an_uncontended_lock_lists_its_queue_after_data_loss() {
     assert!((1..=number + 2).contains(&(guard.fencing_token() - token)), "{} after {token}", guard.fencing_token());
 }
 
-/// A server that has lost its data grants the lock again, before the first holder has noticed the loss. The fencing tokens start
+/// A server that has lost its data grants the lock again, before the first holder has noticed the loss. On its first contact with the
+/// server, the holder learns that its session is over. The fencing tokens start
 /// again, too, so the new holder's token is lower. Only a check of the token at the guarded resource keeps the two holders apart.
 #[support::judged]
 async fn an_emptied_server_grants_beside_a_suspect_holder() {
@@ -310,10 +311,8 @@ async fn an_emptied_server_grants_beside_a_suspect_holder() {
     let new = soon("the grant", lock_at(&other, PATH).write()).await.unwrap();
     assert!(matches!(old.state(), HoldState::Suspect { .. }) && old.is_held() && new.is_held());
     assert!(new.fencing_token() < old.fencing_token(), "the new holder has a higher token than the old one");
-    // The server refuses the holder's client, because that client has seen a later state than the server's. So no server ends the
-    // session, and only the lease ends the hold.
     proxy.heal();
-    assert_eq!(soon("the loss", old.lost()).await, Loss::LeaseRanOut);
+    assert_eq!(soon("the loss", old.lost()).await, Loss::SessionOver(Ending::Expired));
     assert!(new.is_held());
 
     let highest = old.fencing_token() + 1_000_000;

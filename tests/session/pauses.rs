@@ -135,8 +135,7 @@ async fn a_stop_with_a_disconnect_settles_versioned_commits() {
     }
 }
 
-/// The client crate does not reveal which client of a process owns a socket. So the time limit of one client's attempts to
-/// connect must not close the connection of another client.
+/// The time limit of one client's attempts to connect must not close the connection of another client of the process.
 #[support::judged]
 async fn an_impatient_client_costs_another_client_no_lock() {
     let server = Server::start();
@@ -147,7 +146,7 @@ async fn an_impatient_client_costs_another_client_no_lock() {
     let held = lock_at(&other, "/pauses/later").write().await.unwrap();
     // An attempt to connect may take a twelfth of the client's session timeout. This delay is too long for the first client and
     // short enough for the second.
-    proxy.apply(Rule::on(Frames::from_server()).and_all_later().delay(TIMEOUT / 20));
+    proxy.apply(Rule::on(Frames::replies(Op::Handshake)).and_all_later().delay(TIMEOUT / 20));
     proxy.disconnect();
     let lost = tokio::time::timeout(TIMEOUT, held.lost()).await;
     assert!(lost.is_err(), "{lost:?}");

@@ -10,16 +10,13 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use support::frames::Op;
 use support::port::Port;
-use support::rules::{Close, Frames, Rule};
+use support::rules::{Frames, Rule};
 use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::Proxy;
 use zk_rwlock::coordinator::{Coordinator, Failure, Operation};
 use zk_rwlock::error::Ending;
 use zk_rwlock::{ConnectionState, Error, Granting, ReadGuard, RwLock, Semaphore, ZooKeeper};
-
-/// The opcode of the request for the ephemeral nodes of a session.
-const LIST_EPHEMERALS: i32 = 103;
 
 /// Breaks every connection of the proxy and waits until all clients have reconnected.
 async fn all_reconnect(proxy: &Proxy) {
@@ -28,8 +25,7 @@ async fn all_reconnect(proxy: &Proxy) {
     eventually("the sessions are back", || async { proxy.connections() >= 2 * before }).await;
 }
 
-/// A client cannot reconnect if the paths that its session watches, each with the chroot of the connect string, are longer than
-/// 128 KiB together.
+/// The client crate by itself could not reconnect with more than 128 KiB of watched paths on a session.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_below_a_long_chroot_survive_a_reconnect() {
     const WAITERS: usize = 60;
@@ -44,7 +40,7 @@ async fn waiters_below_a_long_chroot_survive_a_reconnect() {
         eventually("the waiter is queued", || async { children(&zk, "/lock").await.len() == waiting + 1 }).await;
     }
     assert!(WAITERS * chroot.len() * 2 > 128 * 1024, "too few waiters to prove anything");
-    assert!(proxy.connections() > 1, "all waiters are on one session");
+    assert_eq!(proxy.connections(), 1, "the session has more nodes than its end can list");
     all_reconnect(&proxy).await;
     assert!(first.is_held());
     first.release().await.expect("held");
@@ -52,23 +48,6 @@ async fn waiters_below_a_long_chroot_survive_a_reconnect() {
         granted(waiter).await.release().await.expect("held");
     }
     becomes_empty(&zk, "/lock").await;
-}
-
-/// Where the servers cannot list ephemeral nodes, a client confirms its session after a reconnect by a temporary node. The guard is
-/// dropped before the next try, so that there is none.
-#[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_temporary_node_whose_create_reply_is_lost_is_deleted() {
-    let proxy = Proxy::start(shared_server().address());
-    let (zk, operator) = (connect(&proxy.address()).await, connect(&shared_server().address()).await);
-    let guard = soon("free", lock_at(&zk, "/temporary").write()).await.expect("free");
-    let lists = Frames::requests(Op::Other(LIST_EPHEMERALS));
-    let cannot_list = proxy.apply(Rule::on(lists).and_all_later().close(0, Close::Fin));
-    let made = proxy.drop_reply(Op::Create2, 1);
-    proxy.rst();
-    soon("the request for the session's nodes", cannot_list.happens()).await;
-    soon("the create of the temporary node", made.happens()).await;
-    drop(guard);
-    becomes_empty(&operator, "/temporary").await;
 }
 
 /// The first contender in the queue of a semaphore watches three paths: its own node, the directory of the permits, and the node
@@ -192,11 +171,11 @@ async fn unconfirmed_sessions_are_given_up_together() {
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_further_session_is_given_up() {
     let server = Server::start();
-    let zk = connect(&format!("{}/{}", server.address(), "long".repeat(500))).await;
+    let zk = connect(&format!("{}/{}", server.address(), "long".repeat(1500))).await;
     let lock = lock_at(&zk, "/lock");
     let held = soon("free", lock.write()).await.expect("free");
     let mut waiters = Vec::new();
-    for waiting in 1..=40 {
+    for waiting in 1..=50 {
         waiters.push(writer(&lock));
         eventually("the waiter is queued", || async { children(&zk, "/lock").await.len() == waiting + 1 }).await;
     }
@@ -376,8 +355,9 @@ async fn a_further_session_is_kept_until_it_was_used() {
     const SESSIONS: usize = 8;
     let proxy = Proxy::start(shared_server().address());
     let zk = connect(&proxy.address()).await;
-    // A session watches paths of 96 KiB at most. Each acquisition needs more than half of that, and so a session of its own.
-    let room_for_one = 60 * 1024;
+    // The paths of a session's nodes have at most half a megabyte. Each acquisition needs more than half of that, and so a session of
+    // its own.
+    let room_for_one = 300 * 1024;
     let looking = tokio::spawn({
         let zk = zk.clone();
         async move {
@@ -470,15 +450,17 @@ async fn an_impossible_lease_is_refused_with_the_reason() {
 /// nodes, and must not be too large. So the client spreads the nodes over several sessions.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn no_session_gets_more_nodes_than_its_end_can_list() {
-    const EACH: usize = 30;
+    const READS: usize = 600;
+    const EACH: usize = 10;
     let server = shared_server();
     let zk = connect(&server.address()).await;
-    let long = format!("/sessions/{}", "p".repeat(700));
+    let long = format!("/sessions/{}", "p".repeat(900));
     let (mut guards, mut permits, mut kept) = (Vec::new(), Vec::new(), Vec::new());
     let lock = lock_at(&zk, &format!("{long}/lock"));
     let limit = Semaphore::new(&zk, format!("{long}/limit"), 1000).expect("valid");
+    let reads = (0..READS).map(async |_| soon("shared", lock.read()).await.expect("shared"));
+    guards.extend(futures::future::join_all(reads).await);
     for one in 0..EACH {
-        guards.push(soon("shared", lock.read()).await.expect("shared"));
         permits.push(soon("free", limit.acquire()).await.expect("free"));
         let keeps = RwLock::builder(&zk, format!("{long}/kept-{one}")).keep(CALM).build().expect("valid");
         drop(soon("free", keeps.read()).await.expect("free"));
@@ -489,8 +471,8 @@ async fn no_session_gets_more_nodes_than_its_end_can_list() {
         .split("0x")
         .map(|session| session.lines().map(str::trim).filter(|line| line.starts_with(&long)).map(str::len).sum())
         .collect();
-    assert!(sessions.iter().sum::<usize>() > 3 * EACH * long.len(), "{sessions:?}");
-    assert!(sessions.iter().all(|bytes| *bytes <= 48 * 1024), "{sessions:?}");
+    assert!(sessions.iter().sum::<usize>() > (READS + 2 * EACH) * long.len(), "{sessions:?}");
+    assert!(sessions.iter().all(|bytes| *bytes <= 512 * 1024), "{sessions:?}");
 }
 
 /// ZooKeeper 3.10 sheds connections while it has too many: it closes them as soon as it has accepted them.
@@ -514,7 +496,7 @@ async fn an_overloaded_server_is_passed_over() {
     assert!(guard.is_held());
     proxy.cut();
     let (before, began) = (shed.load(Ordering::Relaxed), Instant::now());
-    eventually("the client retries again and again", || async { shed.load(Ordering::Relaxed) > before + 14 }).await;
+    eventually("the client retries again and again", || async { shed.load(Ordering::Relaxed) > before + 4 }).await;
     assert!(began.elapsed() > Duration::from_millis(500), "{:?}", began.elapsed());
     proxy.heal();
     soon("the release", guard.release()).await.expect("held");

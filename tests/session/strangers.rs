@@ -1,5 +1,5 @@
-//! User code that blocks for ever or panics when the library calls it: `tracing` subscribers and wakers. The library keeps the
-//! session alive, or reports the loss of the lock before the next grant.
+//! User code that fails when the library calls it: `tracing` subscribers that block for ever or panic, and wakers that panic. The
+//! library keeps the session alive, or reports the loss of the lock before the next grant.
 //!
 //! A subscriber serves a whole process, so each runs in a child process, which is this test binary itself: see
 //! [`support::process`].
@@ -42,7 +42,7 @@ fn for_ever() {
 
 // -------------------------------------------------------------------------------------------------------- The children
 
-/// The behaviour of a bad subscriber or waker when the library calls it.
+/// The behaviour of a bad subscriber when the library calls it.
 #[derive(Clone, Copy, PartialEq)]
 enum Habit {
     Blocks,
@@ -123,12 +123,12 @@ impl Subscriber for BadSubscriber {
     }
 }
 
-struct BadWaker(Habit);
+struct BadWaker;
 
 impl Wake for BadWaker {
     fn wake(self: Arc<Self>) {
         say("woken");
-        self.0.follow();
+        panic!("on purpose");
     }
 }
 
@@ -152,23 +152,18 @@ fn the_child_process_of_other_tests() {
         if what == "fault" {
             let beside = lock_at(&other, &format!("{path}-other")).write().await.unwrap();
             go_on_after(&zk, &path, held, &fault).await;
-            assert_eq!(beside.is_held(), !is_alone || fault == "timer", "wrong state of the lock on the other session");
+            assert_eq!(beside.is_held(), !is_alone || fault != "task", "wrong state of the lock on the other session");
             return say("goes on");
         }
         match what.as_str() {
             "subscriber" => wait_for_long(&other, &path),
             "late" => set_subscriber_late(&other, &path, BadSubscriber(habit)).await,
-            "waker" => be_woken(&other, &path, habit).await,
-            "connects" => return connect_anew(&other, &path, &server).await,
+            "waker" => be_woken(&other, &path).await,
             "asked" => BLOCKS_CALL_SITES.store(true, Ordering::SeqCst),
             other => panic!("there is no role {other}"),
         }
         say("held");
         work_under(&held).await;
-        if what == "asked" || (what == "waker" && habit == Habit::Blocks) {
-            eventually("it is not connected", || async { !zk.state().is_connected() }).await;
-            say("not connected");
-        }
     });
     // An ordinary exit would wait for the blocked threads.
     std::process::exit(0);
@@ -198,7 +193,7 @@ fn wait_for_long(zk: &ZooKeeper, path: &str) {
 }
 
 /// Grants another lock to a waiter with a bad waker, so that the library's thread calls that waker.
-async fn be_woken(zk: &ZooKeeper, path: &str, habit: Habit) {
+async fn be_woken(zk: &ZooKeeper, path: &str) {
     let other = lock_at(zk, &format!("{path}-other"));
     let guard = other.write().await.unwrap();
     let line = other.clone();
@@ -210,7 +205,7 @@ async fn be_woken(zk: &ZooKeeper, path: &str, habit: Habit) {
             assert!(waits.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
             thread::sleep(Duration::from_millis(5));
         }
-        let waker = Waker::from(Arc::new(BadWaker(habit)));
+        let waker = Waker::from(Arc::new(BadWaker));
         assert!(waits.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         notify.send(()).expect("the other thread waits");
         for_ever();
@@ -221,15 +216,8 @@ async fn be_woken(zk: &ZooKeeper, path: &str, habit: Habit) {
     drop(guard);
 }
 
-/// Opens another client while a bad waker blocks the library's thread. Prints the error.
-async fn connect_anew(zk: &ZooKeeper, path: &str, server: &str) {
-    be_woken(zk, path, Habit::Blocks).await;
-    let connecting = ZooKeeper::builder().session_timeout(SHORT).connect(server);
-    say(&within(SHORT * 3, "an answer", connecting).await.expect_err("the thread is blocked").to_string());
-}
-
-/// Causes a panic. In a task of the session or of the client crate, the panic loses the lock immediately, and the next
-/// acquisition opens another session. In the loop of the library's thread, the panic costs no lock and no session.
+/// Causes a panic. In a task of the session, the panic loses the lock immediately, and the next acquisition opens another session.
+/// A waker that panics at the event of a watch, or in the loop of the library's thread, costs no lock and no session.
 async fn go_on_after(zk: &ZooKeeper, path: &str, held: WriteGuard, fault: &str) {
     let lock = lock_at(zk, path);
     let waits = writer(&lock);
@@ -237,21 +225,22 @@ async fn go_on_after(zk: &ZooKeeper, path: &str, held: WriteGuard, fault: &str) 
     let slot = zk.session_slot(0).await.unwrap();
     let (session, directory) = (Arc::clone(slot.session()), path.to_owned());
     drop(slot);
-    let waker = Waker::from(Arc::new(BadWaker(Habit::Panics)));
+    let waker = Waker::from(Arc::new(BadWaker));
     let its_own = Arc::clone(&session);
     // The task is first polled on this thread. After the pause, it is polled on the library's thread.
     const PAUSE: Duration = Duration::from_millis(1);
     let (notify, is_called) = oneshot::channel();
     session.spawn(match fault {
         "task" => Box::pin(async { panic!("on purpose") }),
-        // When the watch fires, the client crate's task calls the waker.
-        "client" => Box::pin(async move {
+        // When the watch fires, the task that serves the connection calls the waker.
+        "watch" => Box::pin(async move {
             its_own.sleep(PAUSE).await;
             let mut watch = its_own.watch(&directory).await.expect("the node exists");
             assert!(watch.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
             let set = Operation::Set { path: directory, data: Vec::new(), version: None };
             drop(its_own.transact(&[set]).await);
-            std::future::pending().await
+            its_own.sync("/").await.expect("the session goes on");
+            notify.send(()).expect("the other thread waits");
         }),
         // When the timer expires, the loop of the library's thread calls the waker, before the wakers of later timers.
         _ => Box::pin(async move {
@@ -263,7 +252,7 @@ async fn go_on_after(zk: &ZooKeeper, path: &str, held: WriteGuard, fault: &str) 
         }),
     });
     drop(session);
-    if fault == "timer" {
+    if fault != "task" {
         soon("the panic", is_called).await.expect("the session goes on");
         assert!(held.is_held() && zk.state().is_connected());
         return;
@@ -324,25 +313,14 @@ fn contend(lock: RwLock) -> JoinHandle<(u64, WriteGuard)> {
 }
 
 /// Checks that the child ended its work and reported the loss before the next grant.
-async fn ends(mut child: Process, next: JoinHandle<(u64, WriteGuard)>) -> Process {
+async fn ends(mut child: Process, next: JoinHandle<(u64, WriteGuard)>) {
     let (granted_at, guard) = within(SHORT * 5, "the grant", next).await.expect("no panic");
-    let report = tokio::task::spawn_blocking(move || {
-        let report = child.said().find(|it| it.contains(' '));
-        (report, child)
-    });
-    let (report, child) = report.await.expect("no panic");
-    let report = report.expect("the child hears of the loss");
+    let report = tokio::task::spawn_blocking(move || child.said().find(|it| it.contains(' ')));
+    let report = report.await.expect("no panic").expect("the child hears of the loss");
     let (worked, heard) = report.split_once(' ').expect("two moments");
     let (worked, heard): (u64, u64) = (worked.parse().unwrap(), heard.parse().unwrap());
     assert!(worked < granted_at && heard < granted_at, "worked {worked}, heard {heard}, granted {granted_at}");
     guard.release().await.unwrap();
-    child
-}
-
-/// Checks that this child is disconnected, because the thread of its sessions is blocked.
-async fn assert_disconnected(mut child: Process) {
-    let said = tokio::task::spawn_blocking(move || child.said().next()).await.expect("no panic");
-    assert_eq!(said.as_deref(), Some("not connected"));
 }
 
 /// Checks that a child with this bad subscriber or waker keeps its lock while it is connected, and ends its work before the next
@@ -364,13 +342,7 @@ async fn assert_blocked_call_site(sessions: usize) {
     let (path, proxy, child) = begin("asked", "blocks", sessions).await;
     let next = contend(lock_at(&connect(&shared_server().address()).await, &path));
     proxy.black_hole();
-    assert_disconnected(ends(child, next).await).await;
-}
-
-async fn standstill(sessions: usize) {
-    let (path, _proxy, child) = begin("waker", "blocks", sessions).await;
-    let child = ends(child, contend(lock_at(&connect(&shared_server().address()).await, &path))).await;
-    assert_disconnected(child).await;
+    ends(child, next).await;
 }
 
 /// Checks that a child goes on working after a panic of this kind.
@@ -384,7 +356,7 @@ async fn goes_on(fault: &str, sessions: usize) {
 
 #[support::judged]
 async fn a_background_panic_ends_one_session() {
-    for fault in ["task", "client", "timer"] {
+    for fault in ["task", "watch", "timer"] {
         tokio::join!(goes_on(fault, 1), goes_on(fault, 2));
     }
 }
@@ -392,21 +364,6 @@ async fn a_background_panic_ends_one_session() {
 #[support::judged]
 async fn a_waker_that_panics_costs_no_lease() {
     tokio::join!(round("waker", "panics", 1), round("waker", "panics", 2));
-}
-
-/// A waker that blocks for ever blocks the thread of the sessions, so the lease ends.
-#[support::judged]
-async fn a_loss_is_reported_despite_a_blocked_thread() {
-    tokio::join!(standstill(1), standstill(2));
-}
-
-#[support::judged]
-async fn connecting_times_out_despite_a_blocked_thread() {
-    let address = shared_server().address();
-    let mut child = Process::start(module_path!(), &format!("connects blocks 1 {address} /strangers/connects"));
-    let said = tokio::task::spawn_blocking(move || child.said().last()).await.expect("no panic");
-    let still = "the library's thread is blocked";
-    assert!(said.as_deref().is_some_and(|said| said.contains(still)), "{said:?}");
 }
 
 #[support::judged]

@@ -18,8 +18,8 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use zk_rwlock::Memory;
 use zk_rwlock::coordinator::{
-    ConnectPolicy, Coordinator, Created, Ending, Event, Failure, Kind, Lease, Operation, Outcome, Reply, Session,
-    SessionSlot, SessionStore, Stat, Task, Watch, keep_alive, reconnect_jitter,
+    Attempts, Coordinator, Created, Ending, Event, Failed, Failure, Kind, Lease, Next, Operation, Outcome, Reply,
+    Session, SessionSlot, SessionStore, Stat, Target, Task, Watch, attempt_limit, keep_alive, reconnect_jitter,
 };
 
 use super::polled::now;
@@ -250,25 +250,36 @@ struct Client {
     opening: tokio::sync::Mutex<()>,
 }
 
-/// The length of the server list that the library gives to the client crate: see `to_connect_to` in
-/// `src/zookeeper/connect.rs`.
-const NAMES: u32 = 24;
+/// The number of addresses of the servers.
+const ADDRESSES: u16 = 3;
 
 impl Client {
     fn random(&self, below: u64) -> u64 {
         locked(&self.dice).below(below)
     }
 
-    /// Sleeps after this many failed tries to connect, for as long as the client crate does. In the first round through
-    /// the server list the pause is a millisecond.
-    async fn between_tries(&self, tries: u32) {
-        let jitter = |most| Duration::from_millis(self.random(most));
-        let pause = match (tries / NAMES, tries % NAMES) {
-            (0, _) => Duration::from_millis(1),
-            (round, 0) => Duration::from_secs(1 << (round - 1).min(6)) + jitter(100),
-            (_, offset) => Duration::from_millis(50) * offset + jitter(50),
-        };
-        sleep(pause).await;
+    /// Returns the attempts of a client that has tried no address yet.
+    fn attempts(&self) -> Attempts {
+        let timeout = self.habits.session_timeout;
+        let mut attempts = Attempts::new(timeout, attempt_limit(timeout));
+        let addresses: Vec<_> = (1..=ADDRESSES).map(|port| Some(([127, 0, 0, 1], port).into())).collect();
+        attempts.learn(0, &addresses, || self.random(u64::MAX));
+        attempts
+    }
+
+    /// Waits until the next attempt may begin, as the library does. Returns its address, and how long it may take.
+    async fn next(&self, attempts: &mut Attempts, began: Instant) -> (Target, Duration) {
+        loop {
+            match attempts.next(began.elapsed()) {
+                Next::Attempt(target, limit) => return (target, limit),
+                Next::Pause(pause) => sleep(pause).await,
+                Next::LookUp => unreachable!("all addresses are known"),
+            }
+        }
+    }
+
+    fn why_failed(&self) -> Failed {
+        if self.is_reachable.load(Ordering::Relaxed) { Failed::Silent } else { Failed::Refused }
     }
 
     /// Tries to open a session. Returns `None` if no server is reachable or none replies within `silence`.
@@ -288,52 +299,27 @@ impl Client {
         timeout(silence, answer).await.ok()?.ok()
     }
 
-    /// Opens a session as `open` in `src/zookeeper/connect.rs` does. The library's code computes the time limit of each
-    /// try to connect, and the pauses between the tries.
+    /// Opens a session as `open` in `src/zookeeper/connect.rs` does. The library's code decides about the attempts, and
+    /// computes the pauses between the rounds.
     async fn open(self: &Arc<Self>, lost: Option<(Duration, Duration)>) -> Arc<Line> {
-        let session_timeout = self.habits.session_timeout;
         let lost = lost.filter(|_| self.habits.pauses);
-        let pause = |away| reconnect_jitter(away, session_timeout, self.random(u64::MAX));
+        let pause = |away| reconnect_jitter(away, self.habits.session_timeout, self.random(u64::MAX));
         let answered = lost.map(|(away, ago)| {
             Instant::now().checked_sub(away + ago).expect("the loss is after the start of the clock")
         });
         if let Some((away, ago)) = lost {
             sleep(pause(away).saturating_sub(ago)).await;
         }
-        let mut policy = ConnectPolicy::Quick;
+        let (mut attempts, began) = (self.attempts(), Instant::now());
         loop {
-            // The client crate's own limit is two fifths of the session timeout.
-            let silence = policy.attempt(session_timeout).unwrap_or(session_timeout * 2 / 5);
-            let asked = Instant::now();
-            let tries = async {
-                for tries in 1.. {
-                    if let Some(line) = self.open_once(silence).await {
-                        return Some(line);
-                    }
-                    if tries == NAMES && lost.is_some() {
-                        break;
-                    }
-                    self.between_tries(tries).await;
-                }
-                None
-            };
-            match timeout(policy.limit(session_timeout), tries).await {
-                Ok(Some(line)) => {
-                    let asked = Instant::now();
-                    if !policy.is_tried()
-                        || line.data("/").await.is_err()
-                        || ConnectPolicy::suits(asked.elapsed(), session_timeout)
-                    {
-                        return line;
-                    }
-                    policy = ConnectPolicy::Quick;
-                    continue;
-                }
-                Ok(None) => policy = policy.after_refusals(asked.elapsed(), session_timeout),
-                Err(_) => policy = policy.after_silence(),
+            let (target, limit) = self.next(&mut attempts, began).await;
+            if let Some(line) = self.open_once(limit).await {
+                return line;
             }
-            if let Some(answered) = answered {
+            attempts.failed(target, self.why_failed(), began.elapsed());
+            if let Some(answered) = answered.filter(|_| attempts.is_round_over()) {
                 sleep(pause(answered.elapsed())).await;
+                attempts.rested();
             }
         }
     }
@@ -382,7 +368,7 @@ impl fmt::Debug for Process {
 
 #[async_trait]
 impl Coordinator for Process {
-    async fn session_slot(&self, _watched_bytes: usize) -> Result<SessionSlot, Failure> {
+    async fn session_slot(&self, _own_bytes: usize) -> Result<SessionSlot, Failure> {
         loop {
             let alone = self.0.opening.lock().await;
             let line = locked(&self.0.line).clone();
@@ -482,14 +468,21 @@ impl Line {
         }
     }
 
-    /// Reconnects with the client crate's pauses, until the crate would report the session as expired.
+    /// Reconnects as the library does, until it would take the session for expired.
     async fn resume(self: Arc<Self>) {
-        let until = *locked(&self.answered) + self.timeout * 7 / 5;
-        for tries in 1.. {
+        let Some(client) = self.client.upgrade() else { return };
+        let spread = reconnect_jitter(self.timeout / 2, self.timeout, client.random(u64::MAX));
+        let until = *locked(&self.answered) + self.timeout * 7 / 5 + spread;
+        let mut attempts = client.attempts();
+        drop(client);
+        let began = Instant::now();
+        loop {
             let Some(client) = self.client.upgrade() else { return };
             if Instant::now() > until {
                 return self.expire();
             }
+            let (target, limit) = client.next(&mut attempts, began).await;
+            let handshake = self.lease().now();
             if client.is_reachable.load(Ordering::Relaxed) {
                 let (reply, answer) = oneshot::channel();
                 let (servers, id) = (Arc::clone(&self.servers), self.session.id());
@@ -498,28 +491,30 @@ impl Line {
                     0
                 };
                 self.servers.ask(RequestKind::Resume, Box::new(resume));
-                match timeout((self.timeout / 12).max(Duration::from_millis(350)), answer).await {
-                    Ok(Ok(true)) => return self.finish_resume().await,
+                match timeout(limit, answer).await {
+                    Ok(Ok(true)) => return self.finish_resume(handshake).await,
                     Ok(Ok(false)) => return self.expire(),
                     _ => {}
                 }
             }
-            client.between_tries(tries).await;
+            attempts.failed(target, client.why_failed(), began.elapsed());
         }
     }
 
-    /// Sends the two requests that follow each reconnect. The first sets the watches again. The second asks the server
-    /// whose session the connection has.
-    async fn finish_resume(self: Arc<Self>) {
+    /// Sends the requests that follow each reconnect: a transaction, and a read for each watched path, of which a
+    /// contender has two.
+    async fn finish_resume(self: Arc<Self>, handshake: Duration) {
         *locked(&self.answered) = Instant::now();
-        self.servers.ask(RequestKind::Read, Box::new(|| 0));
+        self.store.resumed(handshake);
+        for _ in 0..2 {
+            self.servers.ask(RequestKind::Read, Box::new(|| 0));
+        }
         self.link.send_modify(|link| link.0 = Link::Up);
         self.store.connected(true);
         for (asked, act) in std::mem::take(&mut *locked(&self.held)) {
             self.servers.ask(asked, act);
         }
-        let _identity = self.data("/").await;
-        self.store.resumed();
+        // The check-only transaction, which the library sends first.
         drop(self.sync("/").await);
     }
 

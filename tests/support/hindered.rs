@@ -81,8 +81,8 @@ impl Hindered {
         let most = Arc::new(AtomicUsize::new(0));
         let noted = Arc::clone(&most);
         let line = Hindered::new(memory, move |asked| {
-            if let Request::Slot(watched_bytes) = asked {
-                noted.fetch_max(watched_bytes, Ordering::Relaxed);
+            if let Request::Slot(own_bytes) = asked {
+                noted.fetch_max(own_bytes, Ordering::Relaxed);
             }
             None
         });
@@ -177,11 +177,11 @@ impl Line {
 
 #[async_trait]
 impl Coordinator for Hindered {
-    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
-        if let Some(failure) = (self.hinder)(Request::Slot(watched_bytes)) {
+    async fn session_slot(&self, own_bytes: usize) -> Result<SessionSlot, Failure> {
+        if let Some(failure) = (self.hinder)(Request::Slot(own_bytes)) {
             return Err(failure);
         }
-        let inner = Arc::clone(self.memory.session_slot(watched_bytes).await?.session());
+        let inner = Arc::clone(self.memory.session_slot(own_bytes).await?.session());
         Ok(SessionSlot::new(Arc::new(Line { inner, client: self.clone() })))
     }
 

@@ -146,14 +146,20 @@ impl Server {
         self.port.address().to_string()
     }
 
-    /// Ends the session of this handshake, by its id and password.
-    pub fn end_session(&self, granted: &Hello) {
+    /// Takes the session of this handshake to a new connection, by its id and password.
+    pub fn take_over(&self, granted: &Hello) -> TcpStream {
         let mut stream = TcpStream::connect(self.address()).expect("the server listens");
         stream.set_read_timeout(Some(STARTUP_LIMIT)).expect("a limit");
         stream.write_all(&granted.take_over()).expect("the server reads");
         let mut length = [0; 4];
         stream.read_exact(&mut length).expect("the server replies");
         stream.read_exact(&mut vec![0; u32::from_be_bytes(length) as usize]).expect("the server replies");
+        stream
+    }
+
+    /// Ends the session of this handshake, by its id and password.
+    pub fn end_session(&self, granted: &Hello) {
+        let mut stream = self.take_over(granted);
         let (xid, close) = (1_i32, -11_i32);
         stream.write_all(&framed(&[xid.to_be_bytes(), close.to_be_bytes()].concat())).expect("the server reads");
         // The server replies, and then closes the connection.

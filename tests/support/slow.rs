@@ -37,10 +37,10 @@ fn late<T: Send + 'static>(reply: Reply<T>) -> Reply<T> {
 
 #[async_trait]
 impl Coordinator for Slow {
-    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
+    async fn session_slot(&self, own_bytes: usize) -> Result<SessionSlot, Failure> {
         let inner = late(Box::pin({
             let zk = self.0.clone();
-            async move { zk.session_slot(watched_bytes).await }
+            async move { zk.session_slot(own_bytes).await }
         }));
         let inner = Arc::clone(inner.await?.session());
         let store = Arc::clone(inner.store());

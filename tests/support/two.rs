@@ -31,9 +31,9 @@ impl TwoSessions {
 
 #[async_trait]
 impl Coordinator for TwoSessions {
-    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
+    async fn session_slot(&self, own_bytes: usize) -> Result<SessionSlot, Failure> {
         let which = (self.which)(self.asked.fetch_add(1, Ordering::Relaxed));
-        self.clients[which].session_slot(watched_bytes).await
+        self.clients[which].session_slot(own_bytes).await
     }
 
     async fn close(&self) {

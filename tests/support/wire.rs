@@ -113,7 +113,7 @@ impl Proxy {
         self.tap.traffic().notifications
     }
 
-    /// Returns the number of connections to the server since [`Proxy::reset`].
+    /// Returns the number of connections on which the client has sent something since [`Proxy::reset`].
     pub fn connections(&self) -> u64 {
         self.tap.traffic().connections
     }
@@ -490,7 +490,6 @@ impl Connection {
             return;
         };
         let _ = (client.set_nodelay(true), server.set_nodelay(true));
-        self.tap.traffic().connections += 1;
 
         let (mut from_client, mut into_client) = client.split();
         let (mut from_server, mut into_server) = server.split();
@@ -536,6 +535,10 @@ impl Connection {
             } else {
                 self.inspect(direction, &frame, handshaken)
             };
+            // The client crate leaves some connections at once, before it has sent anything.
+            if direction == Direction::ToServer && !handshaken {
+                self.tap.traffic().connections += 1;
+            }
             if direction == Direction::ToClient {
                 self.tap.renumber(&mut frame, handshaken);
             }

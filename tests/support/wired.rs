@@ -154,8 +154,8 @@ impl Wired {
 
 #[async_trait]
 impl Coordinator for Wired {
-    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
-        let slot = self.memory.session_slot(watched_bytes).await?;
+    async fn session_slot(&self, own_bytes: usize) -> Result<SessionSlot, Failure> {
+        let slot = self.memory.session_slot(own_bytes).await?;
         let (session, wire) = (Arc::clone(slot.session()), Arc::clone(&self.wire));
         Ok(SessionSlot::new(Arc::new(WiredSession { session, wire })))
     }

@@ -4,17 +4,14 @@
 use super::figures::{figure, number, whole};
 use super::results::{Outcome, Results};
 
-/// A copy of `WATCHED_BYTES_MAX` of `src/zookeeper/session.rs`, in bytes: the limit for the paths that one session
-/// watches.
-const WATCHED_BYTES_MAX: f64 = 96.0 * 1024.0;
+/// A copy of `OWN_BYTES_MAX` of `src/zookeeper/session.rs`, in bytes: the limit for the paths of one session's nodes.
+const OWN_BYTES_MAX: f64 = (0xf_ffff / 2) as f64;
 
 /// The default of ZooKeeper's `jute.maxbuffer`, in bytes. No reply to a listing can be longer.
 const LISTING_BYTES_MAX: f64 = 1_048_575.0;
 
 /// The length of the random id in a node's name, in bytes.
 pub(crate) const ID_BYTES: usize = 8;
-
-const LONGEST_HOST: usize = 64;
 
 /// The writes for an acquisition and its release: a create and a delete, or a create and a transaction.
 const WRITES_A_PAIR: f64 = 2.0;
@@ -33,11 +30,9 @@ fn planned(results: &Results) -> Outcome<f64> {
     Ok((committed(results)? * PLANNED_SHARE / 100.0).round() * 100.0)
 }
 
-/// Returns the watched bytes that one waiter reserves: for its own path, `DIRECTORY/HOST~ID` with mode and number, and
-/// for the longest path of a predecessor, `DIRECTORY/HOST~ID~keep` with mode and number.
-pub(crate) fn watched_bytes(directory: usize, host: usize) -> usize {
-    let path = |host: usize| directory + host + "~".len() + ID_BYTES + "/READ-lock-0000000000".len();
-    path(host) + path(LONGEST_HOST) + "~keep".len()
+/// Returns the bytes that one waiter reserves for its own path, `DIRECTORY/HOST~ID` with mode and number.
+pub(crate) fn own_bytes(directory: usize, host: usize) -> usize {
+    directory + host + "~".len() + ID_BYTES + "/READ-lock-0000000000".len()
 }
 
 /// Returns the bytes of one name in a listing, including its length field.
@@ -64,7 +59,7 @@ pub(crate) fn value(results: &Results, name: &str) -> Outcome<String> {
         ["planned"] => whole(planned(results)?),
         ["pairs"] => whole(planned(results)? / WRITES_A_PAIR),
         ["waiters", directory, host] => {
-            whole((WATCHED_BYTES_MAX / watched_bytes(directory.parse()?, host.parse()?) as f64).floor())
+            whole((OWN_BYTES_MAX / own_bytes(directory.parse()?, host.parse()?) as f64).floor())
         }
         ["listed", host] => whole((LISTING_BYTES_MAX / listed_bytes(host.parse()?)).floor()),
         [what, case, peer, "/", other] => number(median(what, case, peer)? / median(what, case, other)?),

@@ -75,10 +75,6 @@ pub(crate) fn leading(dialect: Dialect, names: &[String]) -> Option<Contender> {
 /// The name of the operation in errors.
 const OPERATION: &str = "read the leader of";
 
-/// The bytes that an observer reserves for the name of the node that it watches. A session has room for a limited number of bytes
-/// of watched paths, and the name is not known when the room is reserved.
-const NAME_BYTES: usize = 128;
-
 pub(crate) fn leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
     let lock = Arc::clone(config);
     Call::in_time(&config.coordinator, async move {
@@ -167,10 +163,6 @@ struct SeenLeaders {
 impl Followed for Observer {
     fn coordinator(&self) -> Option<Arc<dyn Coordinator>> {
         Some(Arc::clone(&self.config.coordinator))
-    }
-
-    fn watched_bytes(&self) -> usize {
-        self.config.queue.len() + NAME_BYTES
     }
 
     fn refused(&self, failure: Failure) {

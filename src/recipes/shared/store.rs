@@ -268,10 +268,6 @@ impl Followed for Follower {
         self.node.upgrade().map(|node| Arc::clone(node.coordinator()))
     }
 
-    fn watched_bytes(&self) -> usize {
-        self.path.len()
-    }
-
     fn refused(&self, failure: Failure) {
         let is_over = matches!(failure, Failure::Over(_));
         let error = Error::from_failure(failure, WATCH, &self.path);

@@ -161,7 +161,7 @@ fn requests_of_an_old_connection_make_nothing_count() {
 }
 
 #[test]
-fn a_handshake_counts_from_the_last_answered_request() {
+fn a_handshake_counts_from_its_sending() {
     let stage = Stage::begun();
     let began = stage.lease.now();
     stage.advance(ms(1_000));
@@ -171,19 +171,20 @@ fn a_handshake_counts_from_the_last_answered_request() {
     stage.advance(ms(1));
     stage.lease.connected(false);
     stage.advance(ms(500));
+    let handshake = stage.lease.now();
     stage.lease.connected(true);
     stage.touch();
     stage.write();
     assert!(stage.counts(began), "the handshake is not known to have resumed this session");
-    stage.lease.resumed();
+    stage.lease.resumed(handshake);
     assert!(stage.counts(began), "a deposed leader may have answered the handshake");
     stage.lease.acknowledged(early);
     assert!(stage.counts(began), "an operation sent before the handshake makes nothing count");
     stage.write();
-    assert!(stage.counts(last));
+    assert!(stage.counts(handshake) && !stage.counts(last));
     // The handshake extends the lease at the first acknowledged operation, and not again at a later one.
+    stage.advance(ms(1));
     let newer = stage.touch();
-    stage.lease.resumed();
     stage.write();
     assert!(!stage.counts(newer));
 }

@@ -1,6 +1,7 @@
 //! Tests of a session's store, without a backend.
 
 use std::pin::pin;
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use super::*;
@@ -25,7 +26,7 @@ fn a_renewal_after_a_lapse_revives_no_hold() {
         |store| {
             store.connected(false);
             store.connected(true);
-            store.resumed();
+            store.resumed(store.lease().now());
             store.acknowledged(store.lease().now());
         },
     ];
@@ -60,7 +61,7 @@ fn a_handshake_counts_only_once_reported_as_resumed() {
         store.connected(false);
         store.connected(true);
         if resumes {
-            store.resumed();
+            store.resumed(store.lease().now());
         }
         let before = store.lease().remaining();
         store.acknowledged(store.lease().now());
@@ -318,4 +319,27 @@ fn no_listing_is_sent_for_dropped_callers() {
     }
     assert!(listings.record.lock().listings.is_empty(), "a directory that is not listed takes no memory");
     assert!(listings.end_listing(&directory, FEW).is_none());
+}
+
+#[test]
+fn a_panicking_waker_keeps_no_other_node_from_being_told() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("on purpose");
+        }
+    }
+    let (store, _clock) = begun();
+    let nodes: Vec<_> = (0..8).map(|_| holding(&store)).collect();
+    let panicking = Waker::from(Arc::new(Panics));
+    let mut waiting: Vec<_> = nodes.iter().map(|node| Box::pin(node.changed.notified())).collect();
+    for (index, changed) in waiting.iter_mut().enumerate() {
+        let waker = if index % 2 == 0 { &panicking } else { Waker::noop() };
+        assert!(changed.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
+    }
+    store.end(Ending::Expired);
+    for (node, changed) in nodes.iter().zip(&mut waiting) {
+        assert!(changed.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
+        assert_eq!(node.detect_loss(), Some(Loss::SessionOver(Ending::Expired)));
+    }
 }

@@ -1,0 +1,298 @@
+//! Decides which address of the servers a client tries next, when, and for how long. This is a value without I/O, clock
+//! or mutex: times, answers and looked-up addresses are told to it.
+//!
+//! One attempt is under way at a time. A *round* ends when a connection is ready, or when each address was tried once.
+//! The rules, of which the first that applies wins:
+//! 1. A session that an abandoned handshake of our own may have taken to another connection goes back to the same address
+//!    at once. A server that reads such a handshake late takes the session, and another server then ends the connection
+//!    on which we write, without an answer (`SessionMoved`, ZOOKEEPER-710).
+//! 2. An address whose server may still carry out our unanswered writes is avoided for ten session timeouts. After a
+//!    stop, such a server carries out what its socket has kept, when the session comes back to it.
+//! 3. An address whose server disagrees with its leader is avoided for ten minutes.
+//! 4. Each address is tried once before any is tried twice.
+//! 5. Addresses that did not answer last time come last.
+//!
+//! Rules 2 and 3 apply only while there is another address whose last attempt has not failed.
+//!
+//! A reconnect begins with a round without a pause. Later attempts are at least a fortieth of the session timeout apart.
+
+use std::cmp::Ordering;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// A moment on the session's clock.
+type Moment = Duration;
+
+/// The session timeout from which on an attempt is shorter than two fifths of it.
+const LONG: Duration = Duration::from_secs(3);
+
+/// The shortest limit of an attempt with a long session timeout. A shorter limit would mistake an ordinary pause of a
+/// server for a broken connection.
+const QUICKEST: Duration = Duration::from_millis(350);
+
+/// For how many session timeouts a server with unanswered writes is avoided.
+const KEEPS_WRITES_FOR: u32 = 10;
+
+/// For how long a server is avoided that disagrees with its leader.
+const DISAGREES_FOR: Duration = Duration::from_secs(600);
+
+/// The most attempts in one session timeout after the first round.
+const MOST_ATTEMPTS: u32 = 40;
+
+/// Returns how long the first attempt to connect to an address may take.
+pub fn attempt_limit(session_timeout: Duration) -> Duration {
+    if session_timeout < LONG { session_timeout * 2 / 5 } else { (session_timeout / 12).max(QUICKEST) }
+}
+
+/// Returns how long a connection may be silent. `rides_out` is the longest break of the connection that must cost no
+/// lock.
+///
+/// A connection survives a server's pause of half of this limit: see `docs/upstream/read-timeout.patch`. The client
+/// crate notices that the limit has passed late, by up to an eighth of the limit.
+pub(crate) fn silence_limit(session_timeout: Duration, rides_out: Duration) -> Duration {
+    let attempt = attempt_limit(session_timeout);
+    let longest = if session_timeout < LONG { attempt } else { session_timeout / 3 };
+    longest.min(rides_out * 8 / 9).max(attempt)
+}
+
+/// The divisor of the session timeout that gives one upper bound of a random pause.
+const LONGEST: u32 = 2;
+
+/// The divisor of the time since the last answer that gives the other upper bound of a random pause.
+const PART: u32 = 4;
+
+/// Returns a client's random pause before it replaces a lost session ("full jitter"): up to a quarter of `away`, the
+/// time since the last answer, and at most half a session timeout.
+///
+/// A switch or an outage of the ensemble cuts off many clients together, and they lose their sessions together. They
+/// reach the ensemble again at the same moment, and each requests a session, a place in each queue, and watches.
+/// 100,000 such clients would keep the ensemble busy for many seconds, while all other clients wait for their answers.
+/// So each client pauses for a random time before it reconnects: the longer it was cut off, the longer the pause may
+/// be. On average the pause is an eighth of the outage. A short break costs no pause, because the session survives it.
+///
+/// Before the first attempt, the pause begins when the client knows that its session is over. After a failed attempt,
+/// the next pause begins at the failure.
+pub fn reconnect_jitter(away: Duration, session_timeout: Duration, random: u64) -> Duration {
+    let longest = (away / PART).min(session_timeout / LONGEST);
+    longest.mul_f64((random % GRAINS) as f64 / GRAINS as f64)
+}
+
+/// The number of equal steps between no pause and the longest pause. The random number picks one of them.
+const GRAINS: u64 = 1 << 20;
+
+/// One address of a server. `None` as the address stands for the server's name, which the client crate looks up itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Target {
+    /// The position of the server in the connect string.
+    pub server: usize,
+    /// The looked-up address.
+    pub address: Option<SocketAddr>,
+}
+
+/// What comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Try this address, for at most this long.
+    Attempt(Target, Duration),
+    /// Wait for this long.
+    Pause(Duration),
+    /// Wait until an address is known.
+    LookUp,
+}
+
+/// Why an attempt has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failed {
+    /// No answer came within the limit.
+    Silent,
+    /// The server has refused or closed the connection, or gave no session.
+    Refused,
+    /// The connection broke after the handshake, before it was ready.
+    Unready,
+}
+
+/// The addresses of the servers, and what is known about each.
+#[derive(Clone, Debug)]
+pub struct Attempts {
+    session_timeout: Duration,
+    limit: Duration,
+    known: Vec<Known>,
+    /// The number of the present round.
+    round: u64,
+    /// The number of attempts since a connection was ready.
+    begun: usize,
+    /// When the last attempt began.
+    last: Option<Moment>,
+    /// The address to which a stolen session goes back.
+    stolen: Option<Target>,
+    /// Until when a server may read a handshake that was given up.
+    may_steal_until: Moment,
+    /// Until when each attempt has the same limit. A lease may last until then, and a break that ends during a long
+    /// attempt would be noticed too late.
+    is_quick_until: Moment,
+}
+
+#[derive(Clone, Debug)]
+struct Known {
+    target: Target,
+    limit: Duration,
+    is_silent: bool,
+    has_failed: bool,
+    /// Whether the address was looked up since the connection was lost.
+    is_fresh: bool,
+    /// The round in which the address was tried last.
+    tried: u64,
+    keeps_writes_until: Moment,
+    disagrees_until: Moment,
+    /// The place in the order, which differs from client to client.
+    place: u64,
+}
+
+impl Attempts {
+    /// Returns the state of a client that has tried no address. `limit` is the limit of the first attempt at each.
+    pub fn new(session_timeout: Duration, limit: Duration) -> Attempts {
+        let known = Vec::new();
+        let (round, begun, last, stolen) = (1, 0, None, None);
+        let (is_quick_until, may_steal_until) = (Duration::ZERO, Duration::ZERO);
+        Attempts { session_timeout, limit, known, round, begun, last, stolen, may_steal_until, is_quick_until }
+    }
+
+    /// Records the addresses that a look-up of this server has found. Addresses that it has not found are forgotten.
+    /// `random` decides the place of a new address in the order.
+    pub fn learn(&mut self, server: usize, addresses: &[Option<SocketAddr>], mut random: impl FnMut() -> u64) {
+        self.known.retain(|it| it.target.server != server || addresses.contains(&it.target.address));
+        for address in addresses {
+            let target = Target { server, address: *address };
+            match self.known.iter_mut().find(|it| it.target == target) {
+                Some(known) => known.is_fresh = true,
+                None => self.known.push(Known {
+                    target,
+                    limit: self.limit,
+                    is_silent: false,
+                    has_failed: false,
+                    is_fresh: true,
+                    tried: 0,
+                    keeps_writes_until: Duration::ZERO,
+                    disagrees_until: Duration::ZERO,
+                    place: random(),
+                }),
+            }
+        }
+    }
+
+    /// Returns what comes next at this moment. After [`Next::Attempt`], the caller reports how the attempt has ended.
+    pub fn next(&mut self, now: Moment) -> Next {
+        let stolen = self.stolen.take().and_then(|target| self.find(target));
+        if let Some(known) = stolen {
+            let next = Next::Attempt(known.target, known.limit);
+            self.last = Some(now);
+            return next;
+        }
+        let Some(first) = (0..self.known.len()).min_by(|a, b| self.compare(*a, *b, now)) else { return Next::LookUp };
+        let is_again = self.known[first].tried == self.round;
+        // A look-up may find other addresses each time, so the number of attempts counts, too.
+        let is_paced = is_again || self.begun >= self.known.len();
+        let due = self.last.filter(|_| is_paced).map(|last| last + self.session_timeout / MOST_ATTEMPTS);
+        if let Some(pause) = due.and_then(|due| due.checked_sub(now)).filter(|pause| !pause.is_zero()) {
+            return Next::Pause(pause);
+        }
+        self.round += u64::from(is_again);
+        self.begun += 1;
+        let known = &mut self.known[first];
+        (known.tried, self.last) = (self.round, Some(now));
+        Next::Attempt(known.target, known.limit)
+    }
+
+    /// Records that the client has paused between two rounds, so that the next one needs no pauses.
+    pub fn rested(&mut self) {
+        self.begun = 0;
+        self.last = None;
+    }
+
+    /// Returns whether each known address was tried in this round.
+    pub fn is_round_over(&self) -> bool {
+        self.known.iter().all(|it| it.tried == self.round)
+    }
+
+    /// Compares two known addresses, of which the smaller is tried first.
+    fn compare(&self, a: usize, b: usize, now: Moment) -> Ordering {
+        let key = |index: usize| {
+            let it = &self.known[index];
+            let others = || self.known.iter().enumerate().any(|(other, it)| other != index && !it.has_failed);
+            let (keeps_writes, disagrees) = (it.keeps_writes_until > now, it.disagrees_until > now);
+            let is_avoided = (keeps_writes || disagrees) && others();
+            (
+                is_avoided && keeps_writes,
+                is_avoided && disagrees,
+                it.tried == self.round,
+                it.is_silent,
+                it.tried,
+                it.place,
+            )
+        };
+        key(a).cmp(&key(b))
+    }
+
+    fn find(&mut self, target: Target) -> Option<&mut Known> {
+        self.known.iter_mut().find(|it| it.target == target)
+    }
+
+    /// Returns whether this address was looked up since the last loss, so that what its server says of the session is
+    /// believed.
+    pub fn is_fresh(&self, target: Target) -> bool {
+        self.known.iter().any(|it| it.target == target && it.is_fresh)
+    }
+
+    /// Records that an attempt has failed. After a silent one, the next attempt at this address may take twice as long,
+    /// up to a session timeout, unless a lease may depend on quick attempts.
+    pub fn failed(&mut self, target: Target, why: Failed, now: Moment) {
+        match why {
+            Failed::Silent => self.may_steal_until = now + self.session_timeout * KEEPS_WRITES_FOR,
+            Failed::Unready if now < std::mem::take(&mut self.may_steal_until) => self.stolen = Some(target),
+            Failed::Unready | Failed::Refused => {}
+        }
+        let (longest, is_quick) = (self.session_timeout.max(self.limit), now < self.is_quick_until);
+        if let Some(known) = self.find(target) {
+            (known.has_failed, known.is_silent) = (true, why == Failed::Silent);
+            if known.is_silent && !is_quick {
+                known.limit = (known.limit * 2).min(longest);
+            }
+        }
+    }
+
+    /// Records that a connection to this address is ready.
+    pub fn ready(&mut self, target: Target) {
+        let limit = self.limit;
+        if let Some(known) = self.find(target) {
+            (known.limit, known.is_silent, known.has_failed) = (limit, false, false);
+        }
+        (self.round, self.begun) = (self.round + 1, 0);
+    }
+
+    /// Records that the connection to this address was lost. `keeps_writes` says whether writes were sent there and not
+    /// answered, and `broke` whether the connection was ended, and not only silent.
+    pub fn lost(&mut self, target: Target, now: Moment, keeps_writes: bool, broke: bool) {
+        let is_stolen = keeps_writes && broke && now < std::mem::take(&mut self.may_steal_until);
+        for known in &mut self.known {
+            // Without an address, the client crate looks the name up at each attempt.
+            (known.has_failed, known.is_fresh) = (false, known.target.address.is_none());
+        }
+        // The stop margin is at least a hundredth of the session timeout, so a lease lasts for less than one.
+        self.is_quick_until = now + self.session_timeout;
+        let until = now + self.session_timeout * KEEPS_WRITES_FOR;
+        if let Some(known) = self.find(target).filter(|_| keeps_writes && !is_stolen) {
+            known.keeps_writes_until = until;
+        }
+        self.stolen = is_stolen.then_some(target);
+    }
+
+    /// Records that the server at this address disagrees with its leader.
+    pub fn disagrees(&mut self, target: Target, now: Moment) {
+        if let Some(known) = self.find(target) {
+            known.disagrees_until = now + DISAGREES_FOR;
+        }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests;

@@ -1,0 +1,635 @@
+//! The connections of one session, one after another: opens the first, and resumes the session on another when one is
+//! lost. [`Attempts`] decides where and when.
+//!
+//! A new connection is *ready* once a quorum has answered a transaction on it, and the session's watches are armed again.
+//! Until then the requests of the session wait, so nothing stale is read, and no answer overtakes an event.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use async_executor::FallibleTask;
+use futures_util::StreamExt;
+use futures_util::future::{BoxFuture, join_all};
+use futures_util::stream::FuturesUnordered;
+use zookeeper_client as zk;
+
+use crate::session::contract;
+use crate::session::lease::{Moment, since_boot};
+use crate::session::request::{self, Ending, Failure, Operation, is_from_quorum};
+use crate::session::store::SessionStore;
+use crate::session::thread::{BackgroundThread, sleep, within};
+use crate::sync::{Mutex, Notify, random, watch};
+use crate::telemetry::log::emit;
+use crate::zookeeper::abilities::KeeperMark;
+use crate::zookeeper::connection::{Attempts, Failed, Next, Target, reconnect_jitter};
+use crate::zookeeper::link::{Link, LinkEnd, discard};
+use crate::zookeeper::lookup::addresses;
+use crate::zookeeper::options::ZooKeeperBuilder;
+use crate::zookeeper::pipeline::{OnLink, Pipeline};
+use crate::zookeeper::servers::Servers;
+use crate::zookeeper::sockets::Sockets;
+use crate::zookeeper::translate::{commit, failure};
+use crate::zookeeper::watches::{Kind, Watches};
+
+/// The most reads under way that arm watches again, so that no heartbeat waits behind more.
+const ARMED_AT_ONCE: usize = 256;
+
+/// The servers of a client, as a connection needs them.
+#[derive(Clone)]
+pub(super) struct Route {
+    pub(super) servers: Servers,
+    pub(super) options: ZooKeeperBuilder,
+}
+
+impl Route {
+    /// Returns the attempts of a client that has not connected yet.
+    pub(super) fn attempts(&self) -> Attempts {
+        Attempts::new(self.options.session_timeout, self.options.attempt())
+    }
+
+    /// Returns the connect string for one attempt.
+    fn connect_string(&self, target: Target) -> String {
+        let server = self.servers.each().nth(target.server);
+        let of_name = || server.as_ref().map_or_else(String::new, |server| server.text.to_owned());
+        target.address.map_or_else(of_name, |address| address.to_string()) + self.servers.root()
+    }
+
+    /// Returns an attempt's server, for people to read.
+    pub(super) fn name(&self, target: Target) -> String {
+        let server = self.servers.each().nth(target.server);
+        target.address.map_or_else(|| server.map_or_else(String::new, |it| it.address()), |address| address.to_string())
+    }
+
+    /// Connects to this address, for at most `limit`. With a session, the connection resumes the session.
+    pub(super) async fn open(
+        &self,
+        target: Target,
+        limit: Duration,
+        session: Option<(&zk::SessionInfo, Duration)>,
+    ) -> Option<Result<Link, zk::Error>> {
+        let mut connector = self.options.connector(limit);
+        if let Some((session, timeout)) = session {
+            connector = connector.with_session(session.clone()).with_session_timeout(timeout);
+        }
+        let server = self.connect_string(target);
+        let sockets = Sockets::before();
+        let began = since_boot();
+        let opened = within(limit, Link::open(connector, &server, self.options.is_encrypted())).await?;
+        // The crate has about the same limit, and its errors do not say that it is over.
+        let is_late = since_boot().saturating_sub(began) >= limit.min(self.options.session_timeout * 3 / 5) * 7 / 8;
+        if is_late && matches!(opened, Err(zk::Error::NoHosts | zk::Error::Timeout)) {
+            return None;
+        }
+        if opened.is_ok() {
+            let port = self.servers.each().nth(target.server).map_or(0, |server| server.port());
+            sockets.set_nodelay(target.address, port);
+        }
+        Some(opened)
+    }
+}
+
+fn each(addresses: Vec<SocketAddr>) -> Vec<Option<SocketAddr>> {
+    addresses.into_iter().map(Some).collect()
+}
+
+type Found = Result<Vec<Option<SocketAddr>>, String>;
+
+/// The look-ups of the servers' names that are under way.
+pub(super) struct LookUps {
+    route: Route,
+    /// For each server, whether its look-up is under way.
+    is_under_way: Vec<bool>,
+    pending: FuturesUnordered<BoxFuture<'static, (usize, Found)>>,
+}
+
+impl LookUps {
+    /// Begins to look up each server.
+    pub(super) fn of(route: &Route) -> LookUps {
+        let servers = route.servers.each().count();
+        let mut all =
+            LookUps { route: route.clone(), is_under_way: vec![false; servers], pending: FuturesUnordered::new() };
+        (0..servers).for_each(|server| all.begin(server, Duration::ZERO));
+        all
+    }
+
+    /// Begins to look up a server after a pause, unless that is under way.
+    pub(super) fn begin(&mut self, server: usize, pause: Duration) {
+        let Some(name) = self.route.servers.each().nth(server).map(|server| server.address()) else { return };
+        if std::mem::replace(&mut self.is_under_way[server], true) {
+            return;
+        }
+        let (needs_name, patience) = (self.route.options.needs_names(), self.route.options.session_timeout / 12);
+        self.pending.push(Box::pin(async move {
+            if !pause.is_zero() {
+                sleep(pause).await;
+            }
+            // The client crate looks the name up itself, because the handshake of TLS or Kerberos needs it.
+            let found = if needs_name { Ok(vec![None]) } else { addresses(&name, patience).await.map(each) };
+            (server, found)
+        }));
+    }
+
+    /// Records the results of all look-ups that end, in `attempts`. Returns after each. Never returns if none is under
+    /// way.
+    pub(super) async fn learn(&mut self, attempts: &mut Attempts) {
+        let Some((server, found)) = self.pending.next().await else { return std::future::pending().await };
+        self.is_under_way[server] = false;
+        match found {
+            Ok(found) => attempts.learn(server, &found, random),
+            Err(error) => {
+                let name = self.route.servers.each().nth(server).map(|server| server.address()).unwrap_or_default();
+                emit!(DEBUG, name, error, "a name of a server cannot be looked up");
+                self.begin(server, self.route.options.session_timeout / 20);
+            }
+        }
+    }
+}
+
+impl LookUps {
+    /// Waits for the end of an attempt, and learns addresses meanwhile.
+    pub(super) async fn beside<T>(&mut self, attempts: &mut Attempts, attempt: impl Future<Output = T>) -> T {
+        let mut attempt = pin!(attempt);
+        loop {
+            tokio::select! {
+                biased;
+                ended = &mut attempt => return ended,
+                () = self.learn(attempts) => {}
+            }
+        }
+    }
+
+    /// Waits until an attempt may begin. Returns its address, and how long it may take.
+    pub(super) async fn next(&mut self, attempts: &mut Attempts) -> (Target, Duration) {
+        loop {
+            let pause = match attempts.next(since_boot()) {
+                Next::Attempt(target, limit) => return (target, limit),
+                Next::Pause(pause) => pause,
+                Next::LookUp => Duration::MAX,
+            };
+            tokio::select! {
+                biased;
+                () = self.learn(attempts) => {}
+                () = sleep(pause) => {}
+            }
+        }
+    }
+}
+
+/// What the connections of one session share.
+pub(super) struct Connections {
+    pub(super) route: Route,
+    pub(super) store: Arc<SessionStore>,
+    pub(super) pipeline: Arc<Pipeline>,
+    pub(super) watches: Arc<Watches>,
+    pub(super) background: Arc<BackgroundThread>,
+    pub(super) keeper: Arc<KeeperMark>,
+    /// The session's id and password.
+    pub(super) session: zk::SessionInfo,
+    /// The session timeout that was granted first.
+    pub(super) granted: Duration,
+    /// The address of the server that the session is connected to; `None` without a connection.
+    pub(super) server: Mutex<Option<String>>,
+    /// Notified to leave the present server for another one.
+    pub(super) leaves: Notify,
+}
+
+/// A connection that is being served.
+pub(super) struct Served {
+    target: Target,
+    /// `None` once the connection is ready. The pipeline then has the client.
+    client: Option<Arc<zk::Client>>,
+    on_link: Arc<OnLink>,
+    /// `None` until the connection has ended.
+    end: watch::Receiver<Option<LinkEnd>>,
+    /// Dropping it abandons the connection.
+    task: Option<FallibleTask<thread::Result<()>>>,
+}
+
+impl Served {
+    /// Waits until the connection has ended.
+    async fn ended(&self) -> LinkEnd {
+        let mut end = self.end.clone();
+        let ended = end.wait_for(Option::is_some).await;
+        ended.ok().and_then(|end| *end).unwrap_or(LinkEnd::Lost)
+    }
+
+    /// Closes the session on this connection: drops the client, and waits for the server's answer.
+    async fn close(mut self, limit: Duration) {
+        discard(self.client.take());
+        let _ended = within(limit, self.ended()).await;
+    }
+}
+
+impl Drop for Served {
+    /// Gives the connection up. The task is dropped first, so that it does not close the session.
+    fn drop(&mut self) {
+        self.on_link.mark_left();
+        discard(self.task.take());
+        discard(self.client.take());
+    }
+}
+
+/// Whether a new connection is ready, or gets ready with the first request.
+enum Readiness {
+    Ready,
+    Idle,
+}
+
+/// Why a new connection is not ready.
+enum NotReady {
+    Lost,
+    /// The server has not answered the first transaction in time.
+    Silent,
+    Over(Ending),
+}
+
+impl fmt::Display for NotReady {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotReady::Lost => f.write_str("it broke"),
+            NotReady::Silent => f.write_str("the server did not answer"),
+            NotReady::Over(ending) => ending.fmt(f),
+        }
+    }
+}
+
+impl From<LinkEnd> for NotReady {
+    fn from(end: LinkEnd) -> NotReady {
+        match end {
+            LinkEnd::Lost | LinkEnd::Panicked => NotReady::Lost,
+            LinkEnd::Silent => NotReady::Silent,
+            LinkEnd::Expired => NotReady::Over(Ending::Expired),
+            LinkEnd::AuthFailed => NotReady::Over(Ending::AuthFailed),
+            LinkEnd::Closed => NotReady::Over(Ending::Closed),
+        }
+    }
+}
+
+impl Connections {
+    /// Begins to serve a new session on its first connection.
+    pub(super) fn begin(self: &Arc<Self>, first: Link, target: Target, attempts: &mut Attempts) -> Served {
+        let mut served = self.serve(first, target);
+        self.mark_ready(&mut served, attempts);
+        served
+    }
+
+    /// Serves the session until it is over: on this connection, and then on others.
+    pub(super) async fn run(self: Arc<Self>, mut served: Served, mut attempts: Attempts) {
+        let (mut suspects, mut is_told_lost) = (Suspects::default(), false);
+        loop {
+            let why = tokio::select! {
+                biased;
+                ended = served.ended() => NotReady::from(ended),
+                () = self.leaves.notified() => self.leave(&mut served, &mut attempts).await,
+                // The connection of an idle session gets ready with the first request.
+                () = self.pipeline.wanted.notified(), if served.client.is_some() => {
+                    match self.get_ready(&mut served, &mut suspects).await {
+                        Ok(()) => {
+                            self.mark_ready(&mut served, &mut attempts);
+                            continue;
+                        }
+                        Err(why) => why,
+                    }
+                }
+            };
+            if let NotReady::Over(ending) = why {
+                self.store.end(ending);
+                served.close(self.granted).await;
+                return self.end(ending);
+            }
+            let (server, session, lost_at) = (self.route.name(served.target), self.id(), since_boot());
+            // A connection that nobody has used may be lost again and again.
+            if served.client.is_none() && !self.pipeline.is_closed() {
+                is_told_lost = true;
+                emit!(INFO, session, server, %why, "the connection is lost");
+            } else {
+                emit!(DEBUG, session, server, %why, "the connection is lost before its use");
+            }
+            let broke = matches!(why, NotReady::Lost);
+            attempts.lost(served.target, lost_at, served.on_link.has_writes(), broke);
+            self.mark_lost();
+            drop(served);
+            let resumed = tokio::select! {
+                biased;
+                resumed = self.resume(&mut attempts, &mut suspects) => resumed,
+                () = self.closed_for_long() => Err(Ending::Closed),
+                () = self.silent_for_long() => Err(Ending::Expired),
+            };
+            match resumed {
+                Ok(next) => served = next,
+                Err(ending) => return self.end(ending),
+            }
+            let (server, after) = (self.route.name(served.target), since_boot().saturating_sub(lost_at));
+            if std::mem::replace(&mut is_told_lost, false) {
+                emit!(INFO, session, server, ?after, "the connection is back");
+            }
+        }
+    }
+
+    fn id(&self) -> String {
+        format!("{:x}", self.session.id().0)
+    }
+
+    /// Records that the session is over, and drops the client, which requests the end of the session from the server.
+    pub(super) fn end(&self, why: Ending) {
+        // The store's session ends first, so that the guards are lost before the server gives their locks to other
+        // contenders.
+        self.store.end(why);
+        // Only ClickHouse Keeper replaces a session on a reconnect, so its missing features are marked.
+        if why == Ending::Replaced {
+            self.keeper.set();
+        }
+        self.pipeline.close();
+        self.watches.end();
+    }
+
+    /// Waits until no server has answered for seven fifths of the session timeout, and for a random time, up to an eighth,
+    /// so that the clients of an ensemble do not take their sessions for expired all at once.
+    async fn silent_for_long(&self) {
+        let (lease, spread) = (self.store.lease(), reconnect_jitter(self.granted / 2, self.granted, random()));
+        while let Some(left) = (lease.answered_at() + self.granted * 7 / 5 + spread).checked_sub(lease.now()) {
+            sleep(left.max(Duration::from_millis(1))).await;
+        }
+    }
+
+    /// Waits until the session is closed, and then for a session timeout.
+    async fn closed_for_long(&self) {
+        while !self.pipeline.is_closed() {
+            self.pipeline.wanted.notified().await;
+        }
+        sleep(self.granted).await;
+    }
+
+    /// Begins to serve a connection.
+    fn serve(self: &Arc<Self>, link: Link, target: Target) -> Served {
+        let (ending, end) = watch::channel(None);
+        let (client, on_link) = (Arc::clone(&link.client), Arc::new(OnLink::default()));
+        let (watches, this, on_end) = (Arc::clone(&self.watches), Arc::clone(self), Arc::clone(&on_link));
+        let serving = link.serve(
+            move || watches.deliver(),
+            move |why| {
+                if why != LinkEnd::Panicked {
+                    on_end.mark_ended();
+                }
+                on_end.mark_left();
+                let is_silent = this.store.lease().silent_for() >= this.route.options.silence();
+                this.mark_lost();
+                ending.send_replace(Some(if why == LinkEnd::Lost && is_silent { LinkEnd::Silent } else { why }));
+            },
+        );
+        let task = self.background.handle().begin(serving);
+        Served { target, client: Some(client), on_link, end, task }
+    }
+
+    /// Records that the connection is lost, before any request or watch of it fails.
+    fn mark_lost(&self) {
+        let client = self.pipeline.disconnect();
+        self.watches.disarm();
+        *self.server.lock() = None;
+        self.store.connected(false);
+        discard(client);
+    }
+
+    /// Lets the session use this connection.
+    fn mark_ready(&self, served: &mut Served, attempts: &mut Attempts) {
+        attempts.ready(served.target);
+        *self.server.lock() = Some(self.route.name(served.target));
+        if let Some(client) = served.client.take() {
+            self.pipeline.connect(&client, &served.on_link);
+        }
+        self.store.connected(true);
+    }
+
+    /// Leaves the server of this connection, which disagrees with its leader. Writes under way get some time to end.
+    async fn leave(&self, served: &mut Served, attempts: &mut Attempts) -> NotReady {
+        let client = self.pipeline.disconnect();
+        served.client = served.client.take().or(client);
+        let writes = async {
+            while served.on_link.has_writes() {
+                sleep(self.granted / 200).await;
+            }
+        };
+        attempts.disagrees(served.target, since_boot());
+        tokio::select! {
+            biased;
+            ended = served.ended() => ended.into(),
+            _ = within(self.granted / 12, writes) => NotReady::Silent,
+        }
+    }
+
+    /// Tries until a connection has resumed the session and is ready.
+    async fn resume(self: &Arc<Self>, attempts: &mut Attempts, suspects: &mut Suspects) -> Result<Served, Ending> {
+        let mut look_ups = LookUps::of(&self.route);
+        loop {
+            let (target, limit) = look_ups.next(attempts).await;
+            let handshake = self.store.lease().now();
+            let opened = self.route.open(target, limit, Some((&self.session, self.granted)));
+            let why = match look_ups.beside(attempts, opened).await {
+                None => Failed::Silent,
+                Some(Err(zk::Error::AuthFailed)) if attempts.is_fresh(target) => return Err(Ending::AuthFailed),
+                // An address of an earlier look-up may belong to another ensemble by now.
+                Some(Err(zk::Error::SessionExpired)) if attempts.is_fresh(target) => return Err(Ending::Expired),
+                Some(Err(_)) => Failed::Refused,
+                Some(Ok(link)) => {
+                    let mut served = self.serve(link, target);
+                    match self.resumed(&mut served, handshake, suspects).await {
+                        Ok(Readiness::Ready) => {
+                            self.mark_ready(&mut served, attempts);
+                            return Ok(served);
+                        }
+                        Ok(Readiness::Idle) => {
+                            *self.server.lock() = Some(self.route.name(target));
+                            self.store.connected(true);
+                            return Ok(served);
+                        }
+                        Err(NotReady::Over(ending)) => {
+                            self.store.end(ending);
+                            served.close(self.granted).await;
+                            return Err(ending);
+                        }
+                        Err(NotReady::Silent) => Failed::Silent,
+                        Err(NotReady::Lost) => Failed::Unready,
+                    }
+                }
+            };
+            self.mark_lost();
+            let (session, server) = (self.id(), self.route.name(target));
+            emit!(DEBUG, session, server, ?limit, ?why, "an attempt to resume the session has failed");
+            attempts.failed(target, why, since_boot());
+            look_ups.begin(target.server, Duration::ZERO);
+        }
+    }
+
+    /// Decides what becomes of a connection whose handshake has succeeded. Makes it ready, unless the session is idle.
+    async fn resumed(
+        &self,
+        served: &mut Served,
+        handshake: Moment,
+        suspects: &mut Suspects,
+    ) -> Result<Readiness, NotReady> {
+        let Some(client) = &served.client else { return Err(NotReady::Lost) };
+        if client.session_id().0 != self.session.id().0 {
+            return Err(NotReady::Over(Ending::Replaced));
+        }
+        // With a shorter timeout than the lease assumes, a hold could outlive its session.
+        if client.session_timeout() < self.store.lease().timeout() {
+            let timeout = client.session_timeout();
+            emit!(WARN, session = self.id(), ?timeout, "a server grants a shorter session timeout than another did");
+            return Err(NotReady::Over(Ending::Expired));
+        }
+        self.store.resumed(handshake);
+        // A fleet of idle clients that comes back costs the ensemble no transactions.
+        let is_idle = self.store.has_no_nodes() && self.watches.is_empty() && !self.pipeline.has_waiting();
+        if is_idle && !self.pipeline.is_closed() {
+            return Ok(Readiness::Idle);
+        }
+        self.get_ready(served, suspects).await.map(|()| Readiness::Ready)
+    }
+
+    /// Checks a connection by a transaction, and arms all watches again.
+    async fn get_ready(&self, served: &mut Served, suspects: &mut Suspects) -> Result<(), NotReady> {
+        if self.pipeline.is_closed() {
+            return Err(NotReady::Over(Ending::Closed));
+        }
+        let Some(client) = &served.client else { return Err(NotReady::Lost) };
+        let ready = async {
+            self.check(client).await?;
+            self.arm(client, suspects).await
+        };
+        let ready = tokio::select! {
+            biased;
+            ended = served.ended() => Err(NotReady::from(ended)),
+            ready = ready => ready,
+        };
+        if ready.is_err() {
+            suspects.accuse();
+        }
+        ready
+    }
+
+    /// Sends a transaction that changes nothing, which only a quorum can answer.
+    async fn check(&self, client: &zk::Client) -> Result<(), NotReady> {
+        let sent = self.store.lease().now();
+        let check = [Operation::Check { path: "/".to_owned(), version: None }];
+        let acl = self.route.options.acl_of_nodes();
+        let answer = within(self.granted / 4, commit(client, &check, &acl, &self.pipeline.whom)).await;
+        match answer {
+            None => Err(NotReady::Silent),
+            Some(answer) if is_from_quorum(&answer) => {
+                self.store.acknowledged(sent);
+                Ok(())
+            }
+            Some(Err(Failure::Over(ending))) => Err(NotReady::Over(ending)),
+            Some(_) => Err(NotReady::Lost),
+        }
+    }
+
+    /// Arms all watches of the session again.
+    async fn arm(&self, client: &Arc<zk::Client>, suspects: &mut Suspects) -> Result<(), NotReady> {
+        let lease = self.store.lease();
+        let mut checked = lease.now();
+        for some in self.watches.keys().chunks(ARMED_AT_ONCE) {
+            // On a slow link, the reads take longer than a heartbeat may be late.
+            if lease.now().saturating_sub(checked) > lease.heartbeat_period() {
+                checked = lease.now();
+                self.check(client).await?;
+            }
+            let (skipped, armed): (Vec<_>, Vec<_>) = some.iter().partition(|(slot, _)| suspects.is_skipped(*slot));
+            let (sent, under_way) = (lease.now(), suspects.begin(armed.iter().map(|(slot, _)| *slot)));
+            let gone = Mutex::new(Vec::new());
+            let reads = armed.into_iter().map(async |(slot, (path, kind))| {
+                let answer = match kind {
+                    Kind::Data => client.check_and_watch_stat(path).await.map(|(stat, watcher)| (stat, Some(watcher))),
+                    Kind::Children => {
+                        let read = client.get_and_watch_children(path).await;
+                        read.map(|(_, stat, watcher)| (Some(stat), Some(watcher)))
+                    }
+                };
+                let answer = answer.map_err(|error| failure(error, ("READ", path), &self.pipeline.whom));
+                if matches!(answer, Ok((None, _))) {
+                    gone.lock().push(Arc::clone(path));
+                }
+                self.watches.arm(*slot, answer).map(|()| under_way.end(*slot))
+            });
+            let answers = join_all(reads).await;
+            if answers.iter().any(Result::is_err) {
+                return Err(NotReady::Lost);
+            }
+            self.store.answered(sent);
+            let gone = std::mem::take(&mut *gone.lock());
+            if let Some(path) = self.store.first_own(gone) {
+                self.check_for_restore(client, &path).await?;
+            }
+            skipped.into_iter().for_each(|(slot, _)| self.watches.skip(*slot));
+        }
+        Ok(())
+    }
+}
+
+impl Connections {
+    /// Fails if the ensemble has gone back to an earlier state, which may be why our node at `path` is gone. Then nodes
+    /// that this session has deleted may stand again, and would block others for as long as the session lives.
+    ///
+    /// Makes a node for a moment, because only a new node shows where the ensemble's transaction ids are.
+    async fn check_for_restore(&self, client: &zk::Client, path: &str) -> Result<(), NotReady> {
+        let newest = self.store.newest_zxid();
+        let path = format!("{}/session-{}", contract::temporary_parent(path), self.id());
+        let create = Operation::Create { path: path.clone(), data: Vec::new(), kind: request::Kind::Ephemeral };
+        let acl = self.route.options.acl_of_nodes();
+        let made =
+            commit(client, &[create, Operation::Delete { path, version: None }], &acl, &self.pipeline.whom).await;
+        match made {
+            // Before 3.8.1 (ZOOKEEPER-4026), the answer does not show the id.
+            Ok((_, zxid)) if (1..=newest).contains(&zxid) => {
+                emit!(ERROR, session = self.id(), "the ensemble has gone back to an earlier state");
+                Err(NotReady::Over(Ending::Expired))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The watches whose reads may have ended a connection, by a reply that is garbled. Such a watch is not armed again, and
+/// its owner looks again.
+#[derive(Default)]
+struct Suspects {
+    /// How often the read of this slot was the first without an answer when a connection was lost.
+    accused: BTreeMap<u64, u32>,
+    under_way: UnderWay,
+}
+
+/// The slots whose reads are under way.
+#[derive(Default)]
+struct UnderWay(Mutex<BTreeSet<u64>>);
+
+impl UnderWay {
+    fn end(&self, slot: u64) {
+        self.0.lock().remove(&slot);
+    }
+}
+
+impl Suspects {
+    /// Returns whether this watch is not armed again. One loss may be a coincidence. After the first watch that was
+    /// skipped, it is none.
+    fn is_skipped(&self, slot: u64) -> bool {
+        let least = if self.accused.values().any(|times| *times > 1) { 1 } else { 2 };
+        self.accused.get(&slot).is_some_and(|times| *times >= least)
+    }
+
+    fn begin(&mut self, slots: impl Iterator<Item = u64>) -> &UnderWay {
+        *self.under_way.0.get_mut() = slots.collect();
+        &self.under_way
+    }
+
+    /// Accuses the read that stood first without an answer.
+    fn accuse(&mut self) {
+        if let Some(first) = std::mem::take(self.under_way.0.get_mut()).first() {
+            *self.accused.entry(*first).or_default() += 1;
+        }
+    }
+}

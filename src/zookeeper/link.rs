@@ -1,0 +1,107 @@
+//! One connection to one server: a client of the client crate, and the task in which the crate serves it.
+//!
+//! The crate would connect again by itself when the connection breaks. So [`Link::serve`] polls the crate's task, and
+//! drops it as soon as the crate's state shows that the connection is lost.
+
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::Poll;
+
+use spawns_core::{Spawn, Task};
+use zookeeper_client as zk;
+
+use crate::sync::Mutex;
+use crate::telemetry::user_thread::guarded;
+
+/// A connection with a session, whose task does not run yet. Dropping it abandons the connection.
+pub(super) struct Link {
+    pub(super) client: Arc<zk::Client>,
+    task: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+/// How a connection has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LinkEnd {
+    /// The connection broke.
+    Lost,
+    /// The server was silent for too long.
+    Silent,
+    /// The client crate panicked, so it is not known which requests were sent.
+    Panicked,
+    /// The server says that the session is over.
+    Expired,
+    /// The server refuses the credentials.
+    AuthFailed,
+    /// The client was dropped, and the server has confirmed the end of the session.
+    Closed,
+}
+
+/// Takes the task that the client crate spawns, and does not run it.
+#[derive(Default)]
+struct Spawner(Mutex<Option<Task>>);
+
+impl Spawn for Spawner {
+    fn spawn(&self, task: Task) {
+        *self.0.lock() = Some(task);
+    }
+}
+
+impl Link {
+    /// Connects to the one server of this connect string.
+    pub(super) async fn open(connector: zk::Connector, server: &str, is_encrypted: bool) -> Result<Link, zk::Error> {
+        let spawner = Spawner::default();
+        let mut connecting = pin!(connect(connector, server, is_encrypted));
+        let client = poll_fn(|context| {
+            let _scope = spawns_core::enter(&spawner);
+            connecting.as_mut().poll(context)
+        });
+        let client = Arc::new(client.await?);
+        let task = spawner.0.lock().take();
+        let task = task.ok_or_else(|| zk::Error::UnexpectedError("the client crate has spawned no task".to_owned()))?;
+        Ok(Link { client, task: Box::into_pin(task.future) })
+    }
+
+    /// Returns a future that serves the connection until the connection ends. `after_poll` is called whenever the crate
+    /// may have received something, and `end` at the end, before the crate's task is dropped.
+    pub(super) fn serve(
+        self,
+        mut after_poll: impl FnMut() + Send + 'static,
+        end: impl FnOnce(LinkEnd) + Send + 'static,
+    ) -> impl Future<Output = ()> + Send {
+        let states = self.client.state_watcher();
+        // The client is not kept, because dropping the last client closes the session.
+        let (mut task, mut end) = (self.task, Some(end));
+        poll_fn(move |context| {
+            // The crate panics over some replies that are too short. Such a connection is lost.
+            let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
+            after_poll();
+            let why = match (polled, states.peek_state()) {
+                (Err(_), _) => LinkEnd::Panicked,
+                (Ok(Poll::Pending), zk::SessionState::SyncConnected) => return Poll::Pending,
+                (_, zk::SessionState::AuthFailed) => LinkEnd::AuthFailed,
+                (_, zk::SessionState::Expired) => LinkEnd::Expired,
+                (_, zk::SessionState::Closed) => LinkEnd::Closed,
+                _ => LinkEnd::Lost,
+            };
+            // The end is recorded before the waiting requests fail, and the task is dropped after that.
+            end.take().into_iter().for_each(|end| end(why));
+            Poll::Ready(())
+        })
+    }
+}
+
+/// Drops a client or a task of the client crate. Its destructor may panic after a panic of the crate.
+pub(super) fn discard<T>(it: T) {
+    let _panicked = guarded(|| drop(it));
+}
+
+async fn connect(connector: zk::Connector, server: &str, is_encrypted: bool) -> Result<zk::Client, zk::Error> {
+    #[cfg(feature = "tls")]
+    if is_encrypted {
+        return connector.secure_connect(server).await;
+    }
+    debug_assert!(!is_encrypted, "only the feature `tls` can encrypt");
+    connector.connect(server).await
+}
