@@ -261,7 +261,7 @@ impl World {
                 }
             }
             Action::Clear(part) if all_hear => memory.faults().remove(World::directory(part)),
-            Action::BackUp => self.backup = Some(memory.faults().back_up()),
+            Action::BackUp => self.backup = Some((memory.faults().back_up(), self.left())),
             _ => {}
         }
     }
@@ -278,7 +278,7 @@ impl World {
     /// Restores the backup of the ensemble. All sessions end, because restored servers refuse a client that has seen a
     /// newer zxid.
     async fn restore(&mut self) {
-        let Some(backup) = self.backup.take() else { return };
+        let Some((backup, contenders)) = self.backup.take() else { return };
         for client in &self.clients {
             client.cut(0);
         }
@@ -299,11 +299,7 @@ impl World {
         }
         self.listeners.iter_mut().for_each(|listener| *listener = None);
         (self.cut, self.lagging, self.hushed) = (vec![false; CLIENTS], vec![false; CLIENTS], vec![false; CLIENTS]);
-        let names = [Part::Lock, Part::Queue, Part::Permits].into_iter().flat_map(|part| {
-            let directory = World::directory(part);
-            self.children(directory).into_iter().map(move |name| format!("{directory}/{name}"))
-        });
-        self.ghosts = names.collect();
+        self.ghosts = contenders;
         self.commits.forget();
         self.ledger.forget();
         self.begin_anew().await;

@@ -69,7 +69,8 @@ pub(crate) struct World {
     outsider: Memory,
     /// A session of `outsider`, with which the world reads and changes nodes directly.
     observer: Arc<dyn Session>,
-    backup: Option<Backup>,
+    /// The newest backup, and the paths of the contenders in it.
+    backup: Option<(Backup, Vec<String>)>,
     /// Left-over nodes: their sessions are over for the clients, and the ensemble still has the nodes.
     ghosts: Vec<String>,
     ledger: Ledger,
@@ -217,8 +218,12 @@ impl World {
         self.clients[0].memory.children(directory)
     }
 
+    /// Returns the paths of all contenders.
     fn left(&self) -> Vec<String> {
-        [LOCK, QUEUE, PERMITS].into_iter().flat_map(|directory| self.children(directory)).collect()
+        let paths = [LOCK, QUEUE, PERMITS]
+            .into_iter()
+            .flat_map(|directory| self.children(directory).into_iter().map(move |name| format!("{directory}/{name}")));
+        paths.collect()
     }
 
     fn is_done(&self) -> bool {
