@@ -490,13 +490,9 @@ impl SessionStore {
         chosen
     }
 
-    /// Returns one of these paths at which a node of ours stands.
-    pub(crate) fn first_own(&self, paths: Vec<Arc<str>>) -> Option<String> {
-        let paths: BTreeSet<Arc<str>> = paths.into_iter().collect();
-        if paths.is_empty() {
-            return None;
-        }
-        self.all().iter().filter_map(|node| node.standing_path()).find(|path| paths.contains(path.as_str()))
+    /// Returns the paths of all nodes that stand, as far as this session knows.
+    pub(crate) fn own_paths(&self) -> BTreeSet<String> {
+        self.all().iter().filter_map(|node| node.standing_path()).collect()
     }
 
     pub(crate) fn has_no_nodes(&self) -> bool {

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -533,7 +533,8 @@ impl Connections {
     async fn arm(&self, client: &Arc<zk::Client>, suspects: &mut Suspects) -> Result<(), NotReady> {
         let lease = self.store.lease();
         let mut checked = lease.now();
-        for some in self.watches.keys().chunks(ARMED_AT_ONCE) {
+        let (keys, own, gone) = (self.watches.keys(), self.store.own_paths(), OnceLock::new());
+        for some in keys.chunks(ARMED_AT_ONCE) {
             // On a slow link, the reads take longer than a heartbeat may be late.
             if lease.now().saturating_sub(checked) > lease.heartbeat_period() {
                 checked = lease.now();
@@ -541,7 +542,6 @@ impl Connections {
             }
             let (skipped, armed): (Vec<_>, Vec<_>) = some.iter().partition(|(slot, _)| suspects.is_skipped(*slot));
             let (sent, under_way) = (lease.now(), suspects.begin(armed.iter().map(|(slot, _)| *slot)));
-            let gone = Mutex::new(Vec::new());
             let reads = armed.into_iter().map(async |(slot, (path, kind))| {
                 let answer = match kind {
                     Kind::Data => client.check_and_watch_stat(path).await.map(|(stat, watcher)| (stat, Some(watcher))),
@@ -551,8 +551,8 @@ impl Connections {
                     }
                 };
                 let answer = answer.map_err(|error| failure(error, ("READ", path), &self.pipeline.whom));
-                if matches!(answer, Ok((None, _))) {
-                    gone.lock().push(Arc::clone(path));
+                if let Some(path) = own.get(&**path).filter(|_| matches!(answer, Ok((None, _)))) {
+                    gone.get_or_init(|| path.clone());
                 }
                 self.watches.arm(*slot, answer).map(|()| under_way.end(*slot))
             });
@@ -561,13 +561,23 @@ impl Connections {
                 return Err(NotReady::Lost);
             }
             self.store.answered(sent);
-            let gone = std::mem::take(&mut *gone.lock());
-            if let Some(path) = self.store.first_own(gone) {
-                self.check_for_restore(client, &path).await?;
-            }
             skipped.into_iter().for_each(|(slot, _)| self.watches.skip(*slot));
         }
-        Ok(())
+        // The newest nodes may not be watched yet.
+        let watched: BTreeSet<&str> = keys.iter().map(|(_, (path, _))| &**path).collect();
+        let unwatched: Vec<&String> = own.iter().filter(|path| !watched.contains(path.as_str())).collect();
+        for some in unwatched.chunks(ARMED_AT_ONCE) {
+            join_all(some.iter().map(async |path| {
+                if matches!(client.check_stat(path).await, Ok(None)) {
+                    gone.get_or_init(|| path.to_string());
+                }
+            }))
+            .await;
+        }
+        match gone.into_inner() {
+            Some(path) => self.check_for_restore(client, &path).await,
+            None => Ok(()),
+        }
     }
 }
 
@@ -575,21 +585,29 @@ impl Connections {
     /// Fails if the ensemble has gone back to an earlier state, which may be why our node at `path` is gone. Then nodes
     /// that this session has deleted may stand again, and would block others for as long as the session lives.
     ///
-    /// Makes a node for a moment, because only a new node shows where the ensemble's transaction ids are.
+    /// Makes a node for a moment, because only a new node shows where the ensemble's transaction ids are. The directory
+    /// of the node that is gone may be gone, too.
     async fn check_for_restore(&self, client: &zk::Client, path: &str) -> Result<(), NotReady> {
-        let newest = self.store.newest_zxid();
-        let path = format!("{}/session-{}", contract::temporary_parent(path), self.id());
-        let create = Operation::Create { path: path.clone(), data: Vec::new(), kind: request::Kind::Ephemeral };
-        let acl = self.route.options.acl_of_nodes();
-        let made =
-            commit(client, &[create, Operation::Delete { path, version: None }], &acl, &self.pipeline.whom).await;
-        match made {
-            // Before 3.8.1 (ZOOKEEPER-4026), the answer does not show the id.
-            Ok((_, zxid)) if (1..=newest).contains(&zxid) => {
-                emit!(ERROR, session = self.id(), "the ensemble has gone back to an earlier state");
-                Err(NotReady::Over(Ending::Expired))
+        let (newest, acl) = (self.store.newest_zxid(), self.route.options.acl_of_nodes());
+        let mut directory = contract::temporary_parent(path);
+        loop {
+            let path = format!("{}/session-{}", directory.trim_end_matches('/'), self.id());
+            let operations = [
+                Operation::Create { path: path.clone(), data: Vec::new(), kind: request::Kind::Ephemeral },
+                // Before 3.8.1 (ZOOKEEPER-4026), only the answer to a write of data shows the transaction's id.
+                Operation::Set { path: path.clone(), data: Vec::new(), version: None },
+                Operation::Delete { path, version: None },
+            ];
+            match commit(client, &operations, &acl, &self.pipeline.whom).await {
+                Ok((_, zxid)) if zxid <= newest => {
+                    emit!(ERROR, session = self.id(), "the ensemble has gone back to an earlier state");
+                    return Err(NotReady::Over(Ending::Expired));
+                }
+                Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode && directory != "/" => {
+                    directory = request::parent(directory);
+                }
+                _ => return Ok(()),
             }
-            _ => Ok(()),
         }
     }
 }

@@ -298,3 +298,48 @@ impl Drop for Armed {
         }
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    const ARMED: zk::Stat = zk::Stat {
+        czxid: 7,
+        mzxid: 7,
+        ctime: 0,
+        mtime: 0,
+        version: 0,
+        cversion: 0,
+        aversion: 0,
+        ephemeral_owner: 0,
+        data_length: 0,
+        num_children: 0,
+        pzxid: 7,
+    };
+
+    /// Returns the event that a watch gets from the answer to the read that arms it again.
+    fn event(kind: Kind, answer: Result<Option<zk::Stat>, Failure>) -> Option<Event> {
+        let watches = Watches::default();
+        let (sender, mut event) = oneshot::channel();
+        let waiters = vec![Waiter { id: 1, seen: Seen::by(kind, &ARMED), event: sender }];
+        let key = (Arc::from("/lock/node"), kind);
+        watches.slots.lock().each.insert(1, Slot { key, waiters, watchers: Vec::new() });
+        watches.arm(1, answer.map(|stat| (stat, None))).expect("an answer about the node");
+        event.try_recv().ok()
+    }
+
+    #[test]
+    fn what_a_read_finds_that_arms_a_watch_again_is_no_hand_off() {
+        let newer = zk::Stat { mzxid: 9, pzxid: 9, ..ARMED };
+        let older = zk::Stat { czxid: 3, mzxid: 3, pzxid: 3, ..ARMED };
+        let made_anew = zk::Stat { czxid: 8, ..ARMED };
+        for kind in [Kind::Data, Kind::Children] {
+            for stat in [newer, older, made_anew] {
+                assert_eq!(event(kind, Ok(Some(stat))), Some(Event::LookAgain), "{stat:?}");
+            }
+            assert_eq!(event(kind, Err(Failure::Refused("no quota".to_owned()))), Some(Event::LookAgain));
+            assert_eq!(event(kind, Ok(None)), Some(Event::Deleted));
+            assert_eq!(event(kind, Ok(Some(ARMED))), None);
+        }
+    }
+}

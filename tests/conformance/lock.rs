@@ -1194,6 +1194,35 @@ pub async fn a_guard_cut_off_is_suspect_until_the_reconnect<H: Harness>(h: &H) {
     assert!(matches!(held.state(), HoldState::Lost { .. }));
 }
 
+/// A holder that hands the lock over writes to its node. A write that a waiter has missed is none: the waiter does not know
+/// what was written.
+pub async fn a_write_that_a_waiter_missed_while_cut_off_is_no_hand_off<H: Harness>(h: &H) {
+    let s = Stage::set(h).await.with_directory().await;
+    waits_through_a_missed_write(h, &s, writer, "W+ W-").await;
+    waits_through_a_missed_write(h, &s, reader, "W+ R-").await;
+}
+
+async fn waits_through_a_missed_write<H: Harness<C = C>, C: Coordinator + Clone, G>(
+    h: &H,
+    s: &Stage<C>,
+    begin: impl FnOnce(&RwLock) -> JoinHandle<Result<G, Error>>,
+    queue: &str,
+) {
+    let name = format!("{}/operator-WRITE-", s.directory);
+    let before = s.operator.create(&name, b"", Kind::EphemeralSequential).await.expect("allowed").path;
+    let mut waiter = begin(&s.a);
+    line_becomes(&s.b, queue).await;
+    h.cut(&s.mine).await;
+    let write = Operation::Set { path: before.clone(), data: Vec::new(), version: None };
+    s.operator.transact(&[write]).await.expect("allowed");
+    h.heal(&s.mine).await;
+    soon("the reconnect", session(&s.mine).await.sync(&s.directory)).await.expect("connected");
+    assert!(tokio::time::timeout(Duration::from_millis(300), &mut waiter).await.is_err(), "granted by a missed write");
+    s.operator.delete(&before).await.expect("there");
+    drop(granted(waiter).await);
+    s.becomes_empty().await;
+}
+
 pub async fn evicting_by_token_removes_that_member_only<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let held = soon("a free lock", s.a.write()).await.expect("free");

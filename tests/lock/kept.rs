@@ -4,9 +4,9 @@
 
 use std::time::{Duration, Instant};
 
+use support::events;
 use support::scene::*;
 use support::server::shared_server;
-use support::warnings;
 use support::wire::{Close, Frames, Op, Proxy, Rule};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -247,8 +247,8 @@ async fn owner(address: &str) -> ZooKeeper {
 #[support::judged]
 async fn an_ask_refused_by_an_acl_is_logged_once() {
     let path = "/kept-acl/lock";
-    warnings::collect();
-    let warned = || warnings::with(&["cannot ask", path]).len();
+    events::collect();
+    let warned = || events::with(&["cannot ask", path]).len();
     let before = warned();
     let (owner, guest) = (owner(&shared_server().address()).await, connect(&shared_server().address()).await);
     let idle = Duration::from_secs(2);

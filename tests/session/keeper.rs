@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
+use support::events;
 use support::keeper::{READ_SEVERAL, clickhouse_keeper, converted_keeper, session_survives, zookeeper_3_5};
 use support::scene::*;
 use support::server::shared_server;
-use support::warnings;
 use support::wire::{Close, Frames, Op, Proxy, Rule};
 use zk_rwlock::coordinator::{Ending, Failure, Kind};
 use zk_rwlock::{Error, Loss, ZooKeeper};
@@ -95,7 +95,7 @@ async fn makes_containers(proxy: &Proxy, zk: &ZooKeeper, paths: impl IntoIterato
 /// Returns the number of warnings that the session of this client has logged about containers.
 async fn warnings_about_containers(zk: &ZooKeeper) -> usize {
     let session = format!("session=\"{:x}\"", session(zk).await.id());
-    warnings::with(&[&session, "containers"]).len()
+    events::with(&[&session, "containers"]).len()
 }
 
 fn paths(below: &str, count: usize) -> impl Iterator<Item = String> {
@@ -104,7 +104,7 @@ fn paths(below: &str, count: usize) -> impl Iterator<Item = String> {
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn one_break_over_a_container_proves_nothing() {
-    warnings::collect();
+    events::collect();
     let proxy = Proxy::start(shared_server().address());
     let zk = connect_with(&proxy.address(), LONG).await;
     let lost = proxy.drop_request(Op::CreateContainer, 1);
@@ -115,7 +115,7 @@ async fn one_break_over_a_container_proves_nothing() {
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn many_containers_lost_at_one_break_count_once() {
-    warnings::collect();
+    events::collect();
     let proxy = Proxy::start(shared_server().address());
     let zk = connect_with(&proxy.address(), LONG).await;
     let (on, held) = (session(&zk).await, proxy.hold_request(Op::CreateContainer));
@@ -135,7 +135,7 @@ async fn many_containers_lost_at_one_break_count_once() {
 /// loss any more.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_between_two_breaks_clears_the_count() {
-    warnings::collect();
+    events::collect();
     let proxy = Proxy::start(shared_server().address());
     let zk = connect_with(&proxy.address(), LONG).await;
     for nth in [1, 3] {
@@ -148,7 +148,7 @@ async fn an_answer_between_two_breaks_clears_the_count() {
 /// The client gives up a connection on which nothing comes. That proves nothing about the request that is unanswered.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn silence_over_containers_proves_nothing() {
-    warnings::collect();
+    events::collect();
     let proxy = Proxy::start(shared_server().address());
     let zk = connect_with(&proxy.address(), Duration::from_secs(6)).await;
     let silent_twice = async {
@@ -170,7 +170,7 @@ async fn silence_over_containers_proves_nothing() {
 /// directories, until its next session asks again.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn two_breaks_over_a_container_are_believed_for_a_session() {
-    warnings::collect();
+    events::collect();
     for (name, how) in [("fin", Close::Fin), ("rst", Close::Rst)] {
         let (server, proxy) = (shared_server(), Proxy::start(shared_server().address()));
         let zk = connect_with(&proxy.address(), LONG).await;

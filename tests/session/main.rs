@@ -4,6 +4,7 @@ mod alone;
 mod breaks;
 mod callbacks;
 mod comeback;
+mod connections;
 mod cost;
 mod ensemble;
 #[cfg(target_os = "linux")]

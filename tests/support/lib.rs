@@ -9,6 +9,7 @@ pub mod clock;
 pub mod copy;
 pub mod cost;
 pub mod ensemble;
+pub mod events;
 pub mod fake;
 pub mod fleet;
 #[cfg(target_os = "linux")]
@@ -41,7 +42,6 @@ pub mod stranger;
 pub mod trace;
 pub mod two;
 pub mod txn_log;
-pub mod warnings;
 pub mod wire;
 pub mod wired;
 pub mod witness;

@@ -1,4 +1,5 @@
-//! Collects the warnings of the library in this process. Use it in a chapter whose tests set no other subscriber.
+//! Collects the warnings of the library in this process, and all events of its connections. Use it in a chapter whose
+//! tests set no other subscriber.
 
 use std::fmt::Debug;
 use std::sync::{Mutex, PoisonError};
@@ -10,18 +11,18 @@ use zk_rwlock::coordinator::flush_events;
 
 use super::scene::SOON;
 
-static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static EVENTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Starts to collect warnings, unless an earlier test of this process has started.
 pub fn collect() {
     let _is_set_by_another_test = tracing::subscriber::set_global_default(Collector);
 }
 
-/// Returns the collected warnings that contain all of these texts. Each has the fields of its event, as `name=value`.
+/// Returns the collected events that contain all of these texts. Each has its level and its fields, as `name=value`.
 pub fn with(texts: &[&str]) -> Vec<String> {
     assert!(flush_events(SOON), "the events are not flushed");
-    let all = WARNINGS.lock().unwrap_or_else(PoisonError::into_inner);
-    all.iter().filter(|warning| texts.iter().all(|text| warning.contains(text))).cloned().collect()
+    let all = EVENTS.lock().unwrap_or_else(PoisonError::into_inner);
+    all.iter().filter(|event| texts.iter().all(|text| event.contains(text))).cloned().collect()
 }
 
 struct Collector;
@@ -36,7 +37,9 @@ impl Visit for Text {
 
 impl Subscriber for Collector {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == Level::WARN && metadata.target().starts_with("zk_rwlock")
+        let target = metadata.target();
+        let is_of_library = target.starts_with("zk_rwlock");
+        is_of_library && (*metadata.level() == Level::WARN || target.ends_with("::connections"))
     }
 
     fn new_span(&self, _span: &Attributes<'_>) -> Id {
@@ -44,9 +47,9 @@ impl Subscriber for Collector {
     }
 
     fn event(&self, event: &Event<'_>) {
-        let mut text = Text(String::new());
+        let mut text = Text(format!("{} ", event.metadata().level()));
         event.record(&mut text);
-        WARNINGS.lock().unwrap_or_else(PoisonError::into_inner).push(text.0);
+        EVENTS.lock().unwrap_or_else(PoisonError::into_inner).push(text.0);
     }
 
     fn record(&self, _span: &Id, _values: &Record<'_>) {}
