@@ -147,12 +147,12 @@ run() {
     [[ $outcome == passed ]] || failed=1
 }
 
-# Tests that cannot pass on a server on which each broken connection ends the session, and a session without lock nodes
-# does not notice that.
+# Tests that cannot pass on a server on which each broken connection ends the session.
 not_on_keeper=()
-for test in lock::a_guard_cut_off_is_suspect_until_the_reconnect contract::an_ended_session_fails_every_request \
-    contract::after_an_end_the_next_slot_is_on_a_fresh_session leadership::an_observer_sees_each_leader_and_none \
-    keeping::zookeeper::a_guard_cut_off_is_suspect_until_the_reconnect; do
+for test in ::a_guard_cut_off_is_suspect_until_the_reconnect ::a_permit_cut_off_is_suspect_until_reconnected \
+    ::a_write_that_a_waiter_missed_while_cut_off_is_no_hand_off contract::a_disconnected_session_reconnects_after_the_cut \
+    contract::an_event_missed_while_cut_off_fires_on_reconnect contract::a_missed_child_event_fires_on_reconnect \
+    contract::an_ended_session_fails_every_request; do
     not_on_keeper+=(--skip "$test")
 done
 # The chapters that start servers, except those that use every core.
