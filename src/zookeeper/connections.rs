@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -533,7 +533,7 @@ impl Connections {
     async fn arm(&self, client: &Arc<zk::Client>, suspects: &mut Suspects) -> Result<(), NotReady> {
         let lease = self.store.lease();
         let mut checked = lease.now();
-        let (keys, own, gone) = (self.watches.keys(), self.store.own_paths(), OnceLock::new());
+        let (keys, own, gone) = (self.watches.keys(), self.store.own_paths(), Mutex::new(None));
         for some in keys.chunks(ARMED_AT_ONCE) {
             // On a slow link, the reads take longer than a heartbeat may be late.
             if lease.now().saturating_sub(checked) > lease.heartbeat_period() {
@@ -552,7 +552,7 @@ impl Connections {
                 };
                 let answer = answer.map_err(|error| failure(error, ("READ", path), &self.pipeline.whom));
                 if let Some(path) = own.get(&**path).filter(|_| matches!(answer, Ok((None, _)))) {
-                    gone.get_or_init(|| path.clone());
+                    *gone.lock() = Some(path.clone());
                 }
                 self.watches.arm(*slot, answer).map(|()| under_way.end(*slot))
             });
@@ -569,12 +569,13 @@ impl Connections {
         for some in unwatched.chunks(ARMED_AT_ONCE) {
             join_all(some.iter().map(async |path| {
                 if matches!(client.check_stat(path).await, Ok(None)) {
-                    gone.get_or_init(|| path.to_string());
+                    *gone.lock() = Some(path.to_string());
                 }
             }))
             .await;
         }
-        match gone.into_inner() {
+        let gone = gone.lock().take();
+        match gone {
             Some(path) => self.check_for_restore(client, &path).await,
             None => Ok(()),
         }
