@@ -1,5 +1,5 @@
-//! Checks that the tests named in `FAULTS.md` and `planted.txt` exist, and that the faults in `FAULTS.md` are numbered
-//! without gaps.
+//! Checks that the tests named in `FAULTS.md` and `planted.txt` exist, that the faults in `FAULTS.md` are numbered without
+//! gaps, and that each fault says where it was seen.
 
 use std::fs;
 use std::path::Path;
@@ -70,13 +70,34 @@ fn planted_faults_name_code_and_tests_that_exist() {
 fn each_fault_has_its_number_and_a_test() {
     let table = include_str!("../FAULTS.md");
     let rows: Vec<&str> =
-        table.lines().filter(|line| line.starts_with("| ") && line.matches('|').count() == 7).collect();
+        table.lines().filter(|line| line.starts_with("| ") && line.matches('|').count() == 8).collect();
     let rows = rows.iter().filter(|row| row[2..].starts_with(|first: char| first.is_ascii_digit()));
     for (number, row) in (1..).zip(rows.clone()) {
         assert!(row.starts_with(&format!("| {number} ")), "{row}");
         assert!(!named(row).is_empty(), "{row}");
     }
     assert!(rows.count() >= 62);
+}
+
+/// Returns whether the text is one of the three words for where a fault was seen. `field` needs the number of a report.
+fn says_where(seen: &str) -> bool {
+    let reports = seen.strip_prefix("field: ").unwrap_or_default();
+    ["server", "paper"].contains(&seen) || reports.contains(|c: char| c.is_ascii_digit())
+}
+
+#[test]
+fn each_fault_says_where_it_was_seen() {
+    let (_, tables) = include_str!("../FAULTS.md").split_once("\n## Catalogue\n").expect("the catalogue");
+    let (mut lines, mut count) = (tables.lines(), 0);
+    while let Some(heading) = lines.by_ref().find(|line| line.starts_with('|')) {
+        let column = heading.split('|').position(|cell| cell.trim() == "seen").expect(heading);
+        for row in lines.by_ref().skip(1).take_while(|line| line.starts_with('|')) {
+            assert!(row.split('|').nth(column).is_some_and(|seen| says_where(seen.trim())), "{row}");
+        }
+        count += 1;
+    }
+    assert!(count >= 11);
+    assert!(!["", "field", "field: Curator", "report"].iter().any(|seen| says_where(seen)));
 }
 
 /// Returns the rows of the table whose heading has these columns, as cells.
