@@ -11,11 +11,11 @@ pub(crate) const NAMES: [&str; 10] =
 
 /// The rows of the table in `README.md`: the title and the name of the case.
 const FRONT: [(&str, &str); 5] = [
-    ("write and release", "write"),
-    ("hand-off, 50 queued", "drain-50"),
-    ("200 readers let in", "readers-200"),
-    ("8 writers contend", "contend-8"),
-    ("a writer, 100 keepers", "keepers-100"),
+    ("take the write lock, and release it", "write"),
+    ("pass the lock on, while 50 writers wait", "drain-50"),
+    ("give the lock to 200 waiting readers", "readers-200"),
+    ("take it and release it, while 7 others do", "contend-8"),
+    ("write, while 100 processes keep read locks", "keepers-100"),
 ];
 
 /// Whether the table shows this measurement.
@@ -69,7 +69,7 @@ fn front(results: &Results, trips: Figure) -> String {
     for (what, case) in FRONT {
         let cell = |peers: &&[&str]| peers.iter().find_map(|peer| trips.median(results, case, peer));
         let cells =
-            columns.iter().map(cell).map(|median| median.map_or_else(String::new, |value| trips.written(value)));
+            columns.iter().map(cell).map(|median| median.map_or_else(|| "-".to_owned(), |value| trips.written(value)));
         let _ = writeln!(table, "| {what} | {} |", cells.collect::<Vec<_>>().join(" | "));
     }
     table
