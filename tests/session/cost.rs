@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::future::join_all;
-use support::cost::{BEHIND_ONE_SYNC, DIRECTORY, ENDED, HEAD, LEFT, PATH, Row, SESSION, SYNC, WAITING, watched};
+use support::cost::{
+    BEHIND_ONE_SYNC, DIRECTORY, ENDED, HEAD, HELD, HELD_AT_ONCE, LEFT, PATH, Row, SESSION, SYNC, WAITING, watched,
+};
 use support::scene::*;
 use support::server::{TICK, shared_server};
 use support::wire::{Op, Proxy};
@@ -241,6 +243,11 @@ enum Kind {
     WaitForPermits,
 }
 
+/// Returns for how many more transactions than one a heartbeat has to check the nodes of so many holders and of the unrelated lock.
+fn more_checks(holders: usize) -> usize {
+    holders / HELD_AT_ONCE
+}
+
 const KINDS: [Kind; 4] = [Kind::Hold, Kind::Keep, Kind::Wait, Kind::WaitForPermits];
 
 impl Kind {
@@ -250,7 +257,7 @@ impl Kind {
         match self {
             Kind::Hold => {
                 there.guards = join_all((0..count).map(async |_| held(on.zk(), &fresh()).await)).await;
-                (there, vec![(count * watched::BY_HOLDER, PATH)])
+                (there, vec![(count * watched::BY_HOLDER, PATH), (more_checks(count), HELD)])
             }
             Kind::Keep => {
                 let keeper = async |_| {
@@ -259,7 +266,7 @@ impl Kind {
                     lock
                 };
                 there.keepers = join_all((0..count).map(keeper)).await;
-                (there, vec![(count * watched::BY_KEEPER, PATH)])
+                (there, vec![(count * watched::BY_KEEPER, PATH), (more_checks(count), HELD)])
             }
             Kind::Wait => {
                 let paths = count * watched::BY_WAITER + watched::BY_FIRST;

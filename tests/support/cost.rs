@@ -15,6 +15,9 @@ const fn row(of: &'static str, at_once: u64, in_the_minute: u64) -> Row {
 
 /// A check-only transaction; then heartbeats.
 pub const SESSION: Row = row("session", 3, 60);
+/// A heartbeat checks so many nodes of holders with one transaction.
+pub const HELD: Row = row("1,000 nodes held, after the first 1,000", 1, 30);
+pub const HELD_AT_ONCE: usize = 1_000;
 /// Arms the watch again, however many wait for it.
 pub const PATH: Row = row("path that is watched", 1, 0);
 pub const WAITING: Row = row("waiter, for a lock or for permits", 0, 2);
@@ -28,7 +31,7 @@ pub const SYNC: Row = row("128 such directories", 1, 0);
 pub const BEHIND_ONE_SYNC: usize = 128;
 
 /// All rows in the order of the page.
-pub const ROWS: [Row; 8] = [SESSION, PATH, WAITING, HEAD, ENDED, LEFT, DIRECTORY, SYNC];
+pub const ROWS: [Row; 9] = [SESSION, HELD, PATH, WAITING, HEAD, ENDED, LEFT, DIRECTORY, SYNC];
 
 /// How many paths are watched.
 pub mod watched {
