@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::session::lease::{Moment, nanos, since_boot};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard, of_process};
-use crate::telemetry::{relay, user_thread};
+use crate::telemetry::{log, user_thread};
 
 /// How long the thread of the sessions still runs after its last user was dropped, so that sessions can be closed.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -132,8 +132,8 @@ impl<F: Future> Future for Guarded<F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(task) = &mut self.0 else { return Poll::Pending };
-        // The user may set a subscriber at any time. The relay keeps the subscriber's code off this thread.
-        relay::relay_this_thread();
+        // The user may set a subscriber at any time.
+        log::silence_this_thread();
         let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
         polled.map_or_else(|panicked| Poll::Ready(Err(panicked)), |polled| polled.map(Ok))
     }
@@ -161,7 +161,6 @@ impl BackgroundThread {
     /// Returns the background thread of this process. Starts it if there is none.
     pub(crate) fn get() -> io::Result<Arc<BackgroundThread>> {
         let _result = PROCESS.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
-        relay::prepare_and_wait();
         let mut current = BACKGROUND.lock();
         if let Some(background) = current.upgrade().filter(|background| background.is_running()) {
             return Ok(background);

@@ -5,13 +5,13 @@
 //! thread](LOG_THREAD) emits the events of library threads, and the events of level INFO and above. Only spans, and
 //! events below INFO, are emitted on a caller's thread.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tracing::dispatcher;
+use tracing::dispatcher::{self, DefaultGuard};
 use tracing::field::Value;
 use tracing::level_filters::LevelFilter;
 use tracing::span::Id;
@@ -28,7 +28,7 @@ pub(crate) const FAREWELL: Duration = Duration::from_millis(250);
 /// The most events that wait for the log thread. Further events are counted and dropped.
 const EVENTS: usize = 4_096;
 
-pub(super) static LOG_THREAD: UserThread = UserThread::new("zk-rwlock-log");
+static LOG_THREAD: UserThread = UserThread::new("zk-rwlock-log");
 
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
@@ -37,12 +37,27 @@ static HAS_SESSIONS: AtomicBool = AtomicBool::new(false);
 thread_local! {
     /// On a library thread: the user's span in which the library's events are emitted.
     static INSIDE: RefCell<OwnSpan> = const { RefCell::new(OwnSpan(None)) };
+    /// On a library thread: keeps the user's subscriber off the thread.
+    static SILENCE: Cell<Option<DefaultGuard>> = const { Cell::new(None) };
 }
 
 /// Records that this process has opened a session. From now on the log thread emits the events of level INFO and above,
 /// because a thread that the subscriber blocks could cost a lease.
 pub(crate) fn mark_sessions_begun() {
     HAS_SESSIONS.store(true, Ordering::Relaxed);
+}
+
+/// From now on, the events that other crates emit on this library thread reach no subscriber. Without a subscriber this does
+/// nothing, because `tracing` would then pass no event of this process to the crate `log` any more.
+///
+/// `tracing` asks a subscriber once whether it wants the events of a place in the code, on the thread that reaches the place
+/// first. If this is such a thread, the events of the place may be unwanted in the whole process.
+pub(crate) fn silence_this_thread() {
+    let silence = || {
+        let has_subscriber = LevelFilter::current() != LevelFilter::OFF;
+        has_subscriber.then(|| dispatcher::set_default(&Dispatch::none()))
+    };
+    SILENCE.set(SILENCE.take().or_else(silence));
 }
 
 /// Waits until the subscriber of `tracing` has received all events of this library so far, at most for `limit`. Returns
@@ -134,7 +149,7 @@ pub(crate) fn later(level: Level, emit: impl FnOnce() + Send + 'static) {
 }
 
 /// Sends an event to the log thread, or drops it if too many events wait there.
-pub(super) fn event<F: FnOnce() + Send + 'static>(make: impl FnOnce() -> F) {
+fn event<F: FnOnce() + Send + 'static>(make: impl FnOnce() -> F) {
     if LOG_THREAD.waiting() >= EVENTS {
         DROPPED.fetch_add(1, Ordering::Relaxed);
         return;

@@ -5,5 +5,4 @@ pub(crate) mod meter;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 pub(crate) mod names;
-pub(crate) mod relay;
 pub(crate) mod user_thread;

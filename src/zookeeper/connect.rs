@@ -117,9 +117,16 @@ pub(super) async fn new_session(
             "{servers} grants a session timeout of {granted:?}: it must be from {least:?}"
         )));
     }
+    let server = route.name(target);
     let session = ZooKeeperSession::new((link, target, attempts), &background, route.clone(), started, keeper)?;
     let (timeout, rides_out) = (session.lease().timeout(), options.rides_out(session.lease()));
-    emit!(INFO, ?timeout, ?rides_out, "a session begins: a break of the connection that lasts no longer costs no lock");
+    emit!(
+        INFO,
+        server,
+        ?timeout,
+        ?rides_out,
+        "a session begins: a break of the connection that lasts no longer costs no lock"
+    );
     let late =
         || Failure::Unreachable(format!("{servers} does not answer within {}", humantime::format_duration(bound)));
     let shared: Arc<dyn Session> = session.clone();

@@ -281,7 +281,7 @@ impl Connections {
     /// Serves the session until it is over: on this connection, and then on others.
     pub(super) async fn run(self: Arc<Self>, mut served: Served, mut attempts: Attempts) {
         let (mut suspects, mut is_told_lost) = (Suspects::default(), false);
-        loop {
+        let ending = loop {
             let why = tokio::select! {
                 biased;
                 ended = served.ended() => NotReady::from(ended),
@@ -300,7 +300,7 @@ impl Connections {
             if let NotReady::Over(ending) = why {
                 self.store.end(ending);
                 served.close(self.granted).await;
-                return self.end(ending);
+                break ending;
             }
             let (server, session, lost_at) = (self.route.name(served.target), self.id(), since_boot());
             // A connection that nobody has used may be lost again and again.
@@ -322,13 +322,16 @@ impl Connections {
             };
             match resumed {
                 Ok(next) => served = next,
-                Err(ending) => return self.end(ending),
+                Err(ending) => break ending,
             }
             let (server, after) = (self.route.name(served.target), since_boot().saturating_sub(lost_at));
             if std::mem::replace(&mut is_told_lost, false) {
                 emit!(INFO, session, server, ?after, "the connection is back");
             }
-        }
+        };
+        let why = self.store.lease().over().unwrap_or(ending);
+        emit!(INFO, session = self.id(), %why, "the session is over");
+        self.end(ending);
     }
 
     fn id(&self) -> String {

@@ -229,8 +229,10 @@ async fn no_user_code_runs_on_the_session_threads() {
         "zk_rwlock: it takes long to",
         "zk_rwlock: a lock was lost",
         "zk_rwlock: granted",
-        "zookeeper_client: enter state",
+        "zk_rwlock: the connection is lost",
+        "zk_rwlock: the session is over",
     ] {
         assert!(said.iter().any(|said| said.starts_with(expected)), "{expected} is not among {said:#?}");
     }
+    assert!(said.iter().all(|said| said.starts_with("zk_rwlock")), "{said:#?}");
 }

@@ -1,4 +1,4 @@
-//! The log of the library and of the ZooKeeper client, on standard error.
+//! The log of the library, on standard error.
 
 use std::fmt::{self, Write};
 use std::time::Instant;
@@ -24,9 +24,7 @@ struct Log {
 
 impl Subscriber for Log {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // The ZooKeeper client logs every request at DEBUG, so only INFO and above is printed for it.
-        let most = if metadata.target().starts_with("zk_rwlock") { Level::DEBUG } else { Level::INFO };
-        metadata.is_event() && *metadata.level() <= most
+        metadata.is_event() && metadata.target().starts_with("zk_rwlock") && *metadata.level() <= Level::DEBUG
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
@@ -79,15 +77,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_log_has_library_debug_and_client_info_events() {
+    fn the_log_has_the_librarys_events_down_to_debug() {
         tracing::subscriber::with_default(Log { started: Instant::now() }, || {
             assert!(tracing::event_enabled!(target: "zk_rwlock::lock", Level::DEBUG));
             assert!(!tracing::event_enabled!(target: "zk_rwlock::lock", Level::TRACE));
-            assert!(tracing::event_enabled!(target: "zookeeper_client", Level::INFO));
-            assert!(
-                !tracing::event_enabled!(target: "zookeeper_client", Level::DEBUG),
-                "the client logs each request at DEBUG"
-            );
+            assert!(!tracing::event_enabled!(target: "another_crate", Level::INFO));
             assert!(!tracing::span_enabled!(target: "zk_rwlock::lock", Level::INFO), "the log ignores spans");
         });
     }

@@ -225,7 +225,8 @@ async fn a_loss_in_an_outage_names_its_start_and_cause() {
 async fn verbose_logs_the_reason_and_the_grant() {
     let granted = run(&["-v", "/reasons/verbose", "true"]).await;
     assert_eq!(granted.code, Some(0), "{granted:#?}");
-    for words in ["s INFO zookeeper_client: ", "s DEBUG zk_rwlock: granted ", "zklock: granted /reasons/verbose after "]
+    for words in
+        ["s INFO zk_rwlock: a session begins", "s DEBUG zk_rwlock: granted ", "zklock: granted /reasons/verbose after "]
     {
         assert!(granted.stderr.contains(words), "{words}: {granted:#?}");
     }
