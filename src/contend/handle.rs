@@ -267,10 +267,10 @@ impl ContenderHandle {
 
     /// Returns for how long the ensemble surely keeps the session and the node.
     pub(crate) fn session_left(&self) -> Duration {
-        if self.node().is_forked() || self.node().has_left() {
+        let session_left = self.session().lease().session_left();
+        if session_left.is_zero() || self.node().has_left() {
             return Duration::ZERO;
         }
-        let session_left = self.session().lease().session_left();
         self.node().given_up_in().map_or(session_left, |left| left.min(session_left))
     }
 
@@ -383,9 +383,7 @@ pub(crate) struct LimitedUse {
 
 impl Drop for LimitedUse {
     fn drop(&mut self) {
-        if !self.node.is_forked() {
-            self.node.change(|it| it.state.limits.end(self.end));
-        }
+        self.node.change(|it| it.state.limits.end(self.end));
     }
 }
 

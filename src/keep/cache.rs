@@ -56,10 +56,10 @@ impl Cache {
     }
 
     /// Joins the newest kept node, or begins to acquire a new node with `begin`. Refuses the use if the last node of
-    /// this mode was kept in vain: another contender asked for that node before its second use. In a forked process, refuses
-    /// every use, because no thread would grant it.
+    /// this mode was kept in vain: another contender asked for that node before its second use.
     pub(crate) fn join_or_begin(&self, mode: Mode, begin: impl Fn(&Arc<Kept>) -> Work) -> Joined<KeptUse, PendingUse> {
         loop {
+            // No thread would grant a use.
             if is_forked() {
                 return Joined::Refused;
             }
@@ -111,10 +111,6 @@ impl Cache {
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        if is_forked() {
-            // A thread of the parent may have held the mutexes of the node at the fork.
-            return;
-        }
         let newest = self.newest.write().take();
         if let Some(kept) = newest {
             kept.give_up(Why::Closed);
@@ -233,8 +229,8 @@ impl KeptUse {
         }
         let now = now(self.hold());
         if now == FORKED {
-            // The end of a trace needs mutexes.
-            std::mem::forget(self.trace.take());
+            // The ends of a trace and of a limit need mutexes.
+            std::mem::forget((self.trace.take(), self.limit.take()));
             return None;
         }
         self.trace = None;

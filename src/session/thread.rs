@@ -27,10 +27,9 @@ use crate::telemetry::{log, user_thread};
 /// How long the thread of the sessions still runs after its last user was dropped, so that sessions can be closed.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Sleeps for `duration` from this call on. The timer fires on any executor. It never fires in a forked process, which
-/// lacks the threads that fire timers.
+/// Sleeps for `duration` from this call on. The timer fires on any executor.
 pub(crate) fn sleep(duration: Duration) -> impl Future<Output = ()> + Send + use<> {
-    if is_forked() { Timer::never() } else { Timer::after(duration) }.map(drop)
+    Timer::after(duration).map(drop)
 }
 
 /// Does the work for at most `limit`. Returns `None` if the work was not done by then.
@@ -199,7 +198,7 @@ impl BackgroundThread {
 
     /// Returns whether the thread runs. If it has ended by a panic, its sessions are over.
     pub(crate) fn is_running(&self) -> bool {
-        !is_forked() && self.is_running.load(Ordering::Acquire)
+        self.is_running.load(Ordering::Acquire)
     }
 
     pub(crate) fn handle(&self) -> &Tasks {

@@ -185,12 +185,9 @@ impl ZooKeeperBuilder {
 #[async_trait]
 impl Coordinator for ZooKeeper {
     async fn session_slot(&self, own_bytes: usize) -> Result<SessionSlot, Failure> {
-        if is_forked() {
-            return Err(Failure::Over(Ending::Forked));
-        }
         loop {
-            if *self.ensemble.closed.borrow() {
-                return Err(Failure::Over(Ending::Closed));
+            if let Some(ending) = self.ensemble.closed_as() {
+                return Err(Failure::Over(ending));
             }
             let session_slot = match self.ensemble.slot_or_opening(own_bytes) {
                 Ok(session_slot) => session_slot,
@@ -211,8 +208,7 @@ impl Coordinator for ZooKeeper {
     }
 
     async fn close(&self) {
-        if is_forked() {
-            // The sessions belong to the parent process, which continues to use them.
+        if self.ensemble.closed_as() == Some(Ending::Forked) {
             return;
         }
         self.ensemble.closed.send_replace(true);
@@ -292,6 +288,13 @@ impl Drop for Sessions {
 }
 
 impl Sessions {
+    /// Returns why no session may be used: the client was closed, or this is a forked process. The sessions belong to its parent
+    /// then, which goes on using them.
+    fn closed_as(&self) -> Option<Ending> {
+        let closed = || self.closed.borrow().then_some(Ending::Closed);
+        if is_forked() { Some(Ending::Forked) } else { closed() }
+    }
+
     /// Returns the library's threads. If a thread has ended, which only a bug can cause, starts new ones.
     fn background(&self) -> Arc<BackgroundThread> {
         let mut background = self.background.lock();
@@ -327,7 +330,7 @@ impl Sessions {
 
     /// Returns the state of the session that the next acquisition will use.
     fn state(self: &Arc<Self>) -> ConnectionState {
-        if *self.closed.borrow() || is_forked() {
+        if self.closed_as().is_some() {
             return ConnectionState::Closed;
         }
         let sessions = self.sessions.lock();

@@ -19,7 +19,7 @@ use crate::session::request::{
 };
 use crate::session::retry;
 use crate::session::store::SessionStore;
-use crate::session::thread::{BackgroundThread, is_forked, sleep};
+use crate::session::thread::{BackgroundThread, sleep};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, Notify, watch};
 use crate::telemetry::log::{self, emit};
@@ -219,16 +219,10 @@ impl Session for ZooKeeperSession {
     }
 
     async fn connected(&self) -> Result<(), Ending> {
-        if is_forked() {
-            return Err(Ending::Forked);
-        }
         self.store().until_connected().await
     }
 
     async fn over(&self) -> Ending {
-        if is_forked() {
-            return Ending::Forked;
-        }
         self.store().until_over().await
     }
 

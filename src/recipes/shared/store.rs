@@ -373,9 +373,13 @@ impl Follower {
 /// ensemble has no thread of its own: its sessions run `work` on the thread of the client that wakes it.
 pub(crate) fn start_in_background(coordinator: &Arc<dyn Coordinator>, work: Task) -> Result<(), Error> {
     // The slot of a connected session is usually ready at the first poll.
-    if let Some(Ok(session_slot)) = coordinator.session_slot(0).now_or_never() {
-        session_slot.session().spawn(work);
-        return Ok(());
+    match coordinator.session_slot(0).now_or_never() {
+        Some(Ok(session_slot)) => {
+            session_slot.session().spawn(work);
+            return Ok(());
+        }
+        Some(Err(failure @ Failure::Over(_))) => return Err(Error::from_failure(failure, WATCH, "")),
+        _ => {}
     }
     let background = BackgroundThread::get().map_err(|error| Error::Unreachable(error.to_string()))?;
     let handle = background.handle().clone();
