@@ -15,7 +15,7 @@ use crate::validation;
 
 impl Acquisition {
     /// Acquires the lock or the permits without waiting for other contenders. Writes nothing if they are taken.
-    pub(crate) async fn attempt(mut self, timeout: Option<Duration>) -> Result<Box<ContenderHandle>, Error> {
+    pub(crate) async fn attempt(mut self, timeout: Option<Duration>) -> Result<Arc<ContenderHandle>, Error> {
         let span = self.begin_trace();
         let attempt = async {
             let mut tries = 0;
@@ -81,7 +81,7 @@ impl Acquisition {
     }
 
     /// Enters the queue, and takes the lock if no contender is in the way. Waits at most `limit` for replies of the ensemble.
-    pub(crate) async fn take_now(&self, limit: Duration) -> Result<Box<ContenderHandle>, Error> {
+    pub(crate) async fn take_now(&self, limit: Duration) -> Result<Arc<ContenderHandle>, Error> {
         call::bounded(&self.config.coordinator, limit, self.enter(IfTaken::GiveUp, None, None)).await
     }
 }

@@ -106,7 +106,7 @@ pub(crate) fn is_used_up(contender: &Contender) -> bool {
 
 impl Acquisition {
     /// Enters the queue, and waits until the lock is granted.
-    pub(crate) async fn acquire(&mut self) -> Result<Box<ContenderHandle>, Error> {
+    pub(crate) async fn acquire(&mut self) -> Result<Arc<ContenderHandle>, Error> {
         let timeout = self.reported(self.check().and_then(|()| self.options.timeout()))?;
         let on_wait = self.options.on_wait.take().map(OnWait::new);
         let answer = match timeout {
@@ -121,7 +121,7 @@ impl Acquisition {
         &self,
         timeout: Duration,
         on_wait: Option<Box<OnWait>>,
-    ) -> Result<Box<ContenderHandle>, Error> {
+    ) -> Result<Arc<ContenderHandle>, Error> {
         let view = QueueView::default();
         self.within(timeout, &view, pin!(self.enter(IfTaken::Wait, Some(&view), on_wait))).await
     }
@@ -133,7 +133,7 @@ impl Acquisition {
         if_taken: IfTaken,
         view: Option<&QueueView>,
         on_wait: Option<Box<OnWait>>,
-    ) -> Result<Box<ContenderHandle>, Error> {
+    ) -> Result<Arc<ContenderHandle>, Error> {
         // Boxed, because a waiter's future is as large as its largest step, and this step is short.
         let (entry, listing, began) = Box::pin(self.queue_up_by_a_usable_number()).await?;
         let due = self.config.warn_waiting.and_then(|limit| began.checked_add(limit));
@@ -175,7 +175,7 @@ impl Acquisition {
     /// Enters the queue. Tries again if the sequence number of the new node is used up. Also returns when this began.
     async fn queue_up_by_a_usable_number(
         &self,
-    ) -> Result<(Box<ContenderHandle>, Option<Result<Names, Failure>>, Instant), Error> {
+    ) -> Result<(Arc<ContenderHandle>, Option<Result<Names, Failure>>, Instant), Error> {
         if let Some(target) = &self.target {
             target.check_first().await?;
         }
@@ -198,7 +198,7 @@ impl Acquisition {
 
     /// Creates our node at the end of the queue. Returns the node, and the first listing of the queue that was sent
     /// after the create.
-    pub(crate) async fn queue_up(&self) -> Result<(Box<ContenderHandle>, Option<Result<Names, Failure>>), Error> {
+    pub(crate) async fn queue_up(&self) -> Result<(Arc<ContenderHandle>, Option<Result<Names, Failure>>), Error> {
         let config = &self.config;
         // The random part of the tag identifies our node even if the reply to the create is lost.
         let new_tag = || Tag::new(config.dialect, config.dialect.new_tag(&config.host, self.may_be_kept(), random));
@@ -287,7 +287,7 @@ impl Acquisition {
     /// Leaves a directory whose sequence numbers are used up. Returns whether the caller may enter the queue again, in a new
     /// directory: `true` if the directory is gone, or contains only contenders whose numbers are used up and which therefore
     /// leave, too. Always `false` in a dialect whose directories must stay.
-    pub(crate) async fn leave_used_up(&self, entry: Box<ContenderHandle>) -> Result<bool, Error> {
+    pub(crate) async fn leave_used_up(&self, entry: Arc<ContenderHandle>) -> Result<bool, Error> {
         let dialect = self.config.dialect;
         match entry.leave().await {
             Ok(()) | Err(Failure::NoNode) => {}

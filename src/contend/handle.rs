@@ -15,8 +15,8 @@ use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::lease::Moment;
 use crate::session::leaving::Leaving;
 use crate::session::listing;
+use crate::session::node::ContenderNode;
 use crate::session::node::state::{EntryStep, LimitEnd};
-use crate::session::node::{ContenderNode, Locked};
 use crate::session::presence::{self, Recheck, check};
 use crate::session::removal::{log_failure, remove};
 use crate::session::request::{Created, Ending, Failure, HoldState, Kind, Loss, Operation, Reply, Stat, Watch};
@@ -46,8 +46,8 @@ pub(crate) struct ContenderHandle {
 }
 
 impl ContenderHandle {
-    /// Creates the handle in a box. Several futures own the handle, and without the box each future would be larger by
-    /// the size of the handle.
+    /// Creates the handle in an `Arc`, because the guards of a shared hold own it together. Several futures own it before that, and
+    /// would be larger by its size.
     pub(crate) fn new(
         session_slot: SessionSlot,
         node: Arc<ContenderNode>,
@@ -55,9 +55,9 @@ impl ContenderHandle {
         user_path: &Arc<str>,
         coordinator: &Arc<dyn Coordinator>,
         data: Vec<u8>,
-    ) -> Box<ContenderHandle> {
+    ) -> Arc<ContenderHandle> {
         let (user_path, _coordinator) = (Arc::clone(user_path), Arc::clone(coordinator));
-        Box::new(ContenderHandle { trace: Mutex::default(), session_slot, keeps, node, user_path, data, _coordinator })
+        Arc::new(ContenderHandle { trace: Mutex::default(), session_slot, keeps, node, user_path, data, _coordinator })
     }
 
     /// Sends the create of the node. [`ContenderHandle::await_create`] waits for the reply.
@@ -327,8 +327,14 @@ impl ContenderHandle {
         // The span of the hold ends now, even if the guard lives on or the deletion takes long.
         let trace = std::mem::take(&mut *self.trace.lock());
         drop(trace);
-        let leaving = self.session().store().forget(&self.node, |it, may_signal| it.state.leave(may_signal));
+        let leaving = self.node.leave(self.may_signal());
+        self.session().store().forget(&self.node);
         remove(self.session(), &self.node, leaving.unwrap_or(Leaving::Gone(Err(Failure::NoNode))), None)
+    }
+
+    /// Returns whether the removal of the node may signal the release.
+    fn may_signal(&self) -> bool {
+        !self.session().store().is_signal_refused(self.queue())
     }
 
     /// Gives the lock back: calls [`ContenderHandle::leave`], and waits until the node is gone. Returns an error if the
@@ -366,8 +372,8 @@ impl Drop for ContenderHandle {
         }
         // The trace of the hold ends before the node is removed.
         drop(trace);
-        let end = |it: &mut Locked, may_signal| (it.state.end(may_signal), it.creating.take());
-        let (removals, mut creating) = self.session().store().forget(&self.node, end);
+        let (removals, mut creating) = self.node.end(self.may_signal());
+        self.session().store().forget(&self.node);
         for leaving in removals {
             // The reply is dropped, because the removal goes on in the background.
             drop(remove(self.session(), &self.node, leaving, creating.take()));

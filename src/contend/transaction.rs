@@ -1,8 +1,8 @@
 //! Transactions that are committed only while locks are held, and the search for the outcome of a transaction whose reply was
 //! lost.
 
+use std::fmt;
 use std::sync::Arc;
-use std::{fmt, slice};
 
 use futures_util::future::select_all;
 
@@ -37,7 +37,7 @@ use crate::validation::{self, REQUEST_LIMIT};
 #[must_use = "nothing is sent before `commit`"]
 pub struct Transaction<'guard> {
     /// The locks of the transaction. The last one was granted last.
-    locks: &'guard [ContenderHandle],
+    locks: Vec<&'guard ContenderHandle>,
     /// Whether the transaction is under several locks. If so, errors name the lock.
     is_of_several: bool,
     operations: Vec<Operation>,
@@ -46,11 +46,11 @@ pub struct Transaction<'guard> {
 
 impl<'guard> Transaction<'guard> {
     pub(crate) fn under(lock: &'guard ContenderHandle) -> Self {
-        Transaction { is_of_several: false, ..Transaction::under_all(slice::from_ref(lock)) }
+        Transaction { is_of_several: false, ..Transaction::under_all(vec![lock]) }
     }
 
     /// Begins a transaction under several locks. `locks` must not be empty.
-    pub(crate) fn under_all(locks: &'guard [ContenderHandle]) -> Self {
+    pub(crate) fn under_all(locks: Vec<&'guard ContenderHandle>) -> Self {
         Transaction { locks, is_of_several: true, operations: Vec::new(), size_limit: REQUEST_LIMIT }
     }
 
@@ -165,7 +165,7 @@ impl<'guard> Transaction<'guard> {
         let Some(last) = locks.last() else {
             return Err(Error::invalid("a transaction under no lock"));
         };
-        let check_node = |lock: &ContenderHandle| Operation::Check { path: lock.node().path(), version: None };
+        let check_node = |lock: &&ContenderHandle| Operation::Check { path: lock.node().path(), version: None };
         let mut operations: Vec<_> = locks.iter().map(check_node).collect();
         let checks = operations.len();
         operations.extend(wanted);
@@ -188,7 +188,7 @@ impl<'guard> Transaction<'guard> {
             true => {
                 let own = locks.iter().map(|lock| lock.node().token()).max().unwrap_or_default();
                 let newest = session.store().newest_zxid().max(own);
-                Doubt { locks, session, operations: &operations, newest }.settled().await
+                Doubt { locks: &locks, session, operations: &operations, newest }.settled().await
             }
             false => session.transact(&operations).await,
         };
@@ -262,7 +262,7 @@ const TRIES: u32 = 4;
 
 /// A transaction whose reply may be lost, and the search for its outcome.
 struct Doubt<'a> {
-    locks: &'a [ContenderHandle],
+    locks: &'a [&'a ContenderHandle],
     session: &'a Arc<dyn Session>,
     /// The checks of the locks' nodes, followed by the caller's operations.
     operations: &'a [Operation],
@@ -306,7 +306,7 @@ impl<'a> Doubt<'a> {
             Some(answer)
         };
         let found =
-            while_held(|| self.locks.iter().find_map(ContenderHandle::detect_loss), async { lost.await.0 }, find_out);
+            while_held(|| self.locks.iter().find_map(|lock| lock.detect_loss()), async { lost.await.0 }, find_out);
         found.await.ok().flatten().unwrap_or(answer)
     }
 

@@ -30,7 +30,7 @@ use crate::telemetry::meter::{self, GaugeGuard};
 use crate::telemetry::names;
 
 /// The acquisition of a kept node. Each use that waits for the node may poll it.
-pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<ContenderHandle>, Error>> + Send>>;
+pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Arc<ContenderHandle>, Error>> + Send>>;
 
 /// A kept node, from the start of its acquisition. Its uses follow one another or run at the same time.
 pub(crate) struct Kept {
@@ -174,7 +174,7 @@ impl Kept {
         drop(ended);
         self.view.end();
         match answer {
-            Ok(hold) => self.grant(Arc::from(hold)),
+            Ok(hold) => self.grant(hold),
             Err(error) => {
                 let _first = self.error.set(error);
                 self.failed();

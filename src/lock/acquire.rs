@@ -198,7 +198,7 @@ impl Guard for ReadGuard {
     }
 }
 
-/// A lock handle, with its cache of kept nodes.
+/// A [`RwLock`](crate::RwLock) without its methods, because `rw_lock.rs` imports this file.
 #[derive(Clone, Debug)]
 pub struct Lock {
     pub(crate) config: Arc<LockConfig>,
@@ -215,7 +215,7 @@ impl Lock {
         {
             return Ok(GuardHold::Kept(used));
         }
-        acquisition.attempt(timeout).await.map(GuardHold::alone)
+        acquisition.attempt(timeout).await.map(GuardHold::Alone)
     }
 }
 
@@ -227,7 +227,7 @@ fn acquire<G: 'static>(lock: Lock, mode: Mode, options: Options, guard: fn(Guard
         let joining = Granting(Stage::Joining { cache, acquisition, guard });
         return if span.is_none() { joining } else { Granting::by(span.around(joining)) };
     }
-    let work = Box::pin(async move { acquisition.acquire().await.map(|hold| guard(GuardHold::alone(hold))) });
+    let work = Box::pin(async move { acquisition.acquire().await.map(|hold| guard(GuardHold::Alone(hold))) });
     Granting(Stage::Working(AcquireTrace::around(span, work)))
 }
 
@@ -242,7 +242,7 @@ async fn join_or_acquire(
     let answer = match join::enter(acquisition, cache, joined, timeout).await {
         Ok(Some(used)) => return Ok(GuardHold::Kept(join::begin_use(acquisition, used))),
         // Boxed, because moving this large future would be most of the cost of a short wait.
-        Ok(None) => Box::pin(acquisition.acquire()).await.map(GuardHold::alone),
+        Ok(None) => Box::pin(acquisition.acquire()).await.map(GuardHold::Alone),
         Err(error) => acquisition.reported(Err(error)),
     };
     // The acquisition may have had only the rest of the timeout. The error names the whole timeout.

@@ -438,10 +438,6 @@ pub(crate) enum GuardHold {
 }
 
 impl GuardHold {
-    pub(crate) fn alone(hold: Box<ContenderHandle>) -> GuardHold {
-        GuardHold::Alone(Arc::from(hold))
-    }
-
     /// Returns another share of the hold, for another guard.
     pub(crate) fn share(&self) -> GuardHold {
         match self {

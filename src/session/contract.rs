@@ -96,6 +96,7 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
     }
 }
 
+// A program may choose its ensemble when it runs, with an `Arc<dyn Coordinator>`.
 #[async_trait]
 impl<C: Coordinator + ?Sized> Coordinator for Arc<C> {
     async fn session_slot(&self, own_bytes: usize) -> Result<SessionSlot, Failure> {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::queue::contender::{Contender, Tag};
 use crate::queue::mode::Mode;
 use crate::session::lease::{Lease, Moment, nanos};
+use crate::session::leaving::Leaving;
 use crate::session::node::state::{Evidence, NodeState};
 use crate::session::request::{Created, Ending, Event, Failure, HoldState, Loss, Reply, Watch};
 use crate::session::thread::FORKED;
@@ -248,13 +249,21 @@ impl ContenderNode {
         let _unlocked = self.change(|it| it.own.take());
     }
 
-    /// Records and reports a loss that is not recorded yet, and then applies `change`, by which the owner leaves the node. Wakes
-    /// the waiting tasks, and returns the result of `change`.
-    pub(super) fn change_and_wake<T>(self: &Arc<Self>, change: impl FnOnce(&mut Locked) -> T) -> T {
+    /// Leaves the node, and returns its removal: see [`NodeState::leave`]. Reports a loss that is not reported yet, and wakes the
+    /// waiting tasks.
+    pub(crate) fn leave(self: &Arc<Self>, may_signal: bool) -> Option<Leaving> {
         self.detect_loss();
-        let removals = self.change(change);
+        let leaving = self.change(|it| it.state.leave(may_signal));
         self.changed.notify_waiters();
-        removals
+        leaving
+    }
+
+    /// As [`leave`](ContenderNode::leave), in any phase: see [`NodeState::end`]. Also returns the reply to the create.
+    pub(crate) fn end(self: &Arc<Self>, may_signal: bool) -> (Vec<Leaving>, Option<Reply<Created>>) {
+        self.detect_loss();
+        let ended = self.change(|it| (it.state.end(may_signal), it.creating.take()));
+        self.changed.notify_waiters();
+        ended
     }
 
     /// Returns whether this process is a fork of the process that created the node. If so, nothing is recorded and no task is

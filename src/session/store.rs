@@ -14,7 +14,7 @@ use crate::queue::contender::Tag;
 use crate::queue::mode::Mode;
 use crate::session::late_creates::LateCreates;
 use crate::session::lease::{Lease, Moment};
-use crate::session::node::{ContenderNode, Locked, Unwatched};
+use crate::session::node::{ContenderNode, Unwatched};
 use crate::session::request::{Created, Ending, Failure, Stat};
 use crate::sync::atomic::{AtomicI64, Ordering};
 use crate::sync::{HashMap, Mutex, Notify, watch};
@@ -335,17 +335,13 @@ impl SessionStore {
         Ok(())
     }
 
-    /// Removes a node from this record, because its owner gives the lock back or was dropped. Applies `change` to the
-    /// node, and returns its result. The second argument of `change` is whether the removal may signal the release.
-    pub(crate) fn forget<T>(&self, node: &Arc<ContenderNode>, change: impl FnOnce(&mut Locked, bool) -> T) -> T {
-        let may_signal = !self.is_signal_refused(node.queue());
-        let result = node.change_and_wake(|it| change(it, may_signal));
+    /// Removes a node from this record, because its owner has left it.
+    pub(crate) fn forget(&self, node: &Arc<ContenderNode>) {
         if !self.lease.is_connected() {
             // Otherwise the watch would be armed again after the reconnect.
             node.drop_watch();
         }
         self.remove(node);
-        result
     }
 
     /// Returns how often the connection was lost. If this count is the same at two answers, both came on the same

@@ -2,6 +2,7 @@
 //! locks.
 
 use std::future::{Future, pending};
+use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, mem};
 
@@ -45,7 +46,7 @@ async fn first_of<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
 #[must_use = "if unused, the locks are given back at once"]
 pub struct MultiGuard {
     /// The locks in the order of their paths, in which they were acquired. Not empty in a complete guard.
-    locks: Vec<ContenderHandle>,
+    locks: Vec<Arc<ContenderHandle>>,
     first_loss: OnceLock<(String, Loss)>,
     life: GuardLife,
 }
@@ -59,14 +60,14 @@ impl MultiGuard {
     pub(crate) async fn add(
         &mut self,
         path: &str,
-        granted: impl Future<Output = Result<Box<ContenderHandle>, Error>>,
+        granted: impl Future<Output = Result<Arc<ContenderHandle>, Error>>,
     ) -> Result<(), Error> {
         let held = tokio::select! {
             biased;
             answer = granted => answer.map_err(|error| error.of_one(path))?,
             loss = self.lost() => return Err(evicted(loss)),
         };
-        self.locks.push(*held);
+        self.locks.push(held);
         Ok(())
     }
 
@@ -135,7 +136,7 @@ impl MultiGuard {
     pub fn state(&self) -> HoldState {
         match self.loss() {
             Some((_, why)) => HoldState::Lost { why },
-            None => worst_of(self.locks.iter().map(ContenderHandle::state)).unwrap_or(HoldState::Held),
+            None => worst_of(self.locks.iter().map(|held| held.state())).unwrap_or(HoldState::Held),
         }
     }
 
@@ -158,7 +159,7 @@ impl MultiGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn changes(&self) -> Changes {
-        self.life.states_of(self.locks.iter().map(ContenderHandle::node_and_session))
+        self.life.states_of(self.locks.iter().map(|held| held.node_and_session()))
     }
 
     /// Waits until one of the locks is lost, and returns its directory and the reason. The method returns before the
@@ -190,14 +191,14 @@ impl MultiGuard {
             if let Some(loss) = self.loss() {
                 return loss;
             }
-            first_of(self.locks.iter().map(ContenderHandle::lost)).await;
+            first_of(self.locks.iter().map(|held| held.lost())).await;
         }
     }
 
     /// Returns for how long the ensemble surely keeps the sessions of all the locks. See
     /// [`Hold::session_left`](crate::Hold::session_left).
     pub fn session_left(&self) -> Duration {
-        self.locks.iter().map(ContenderHandle::session_left).min().unwrap_or_default()
+        self.locks.iter().map(|held| held.session_left()).min().unwrap_or_default()
     }
 
     /// Waits until one of the locks excludes a contender in its queue. Returns that lock's directory, and the first
@@ -314,7 +315,7 @@ impl MultiGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn transaction(&self) -> Transaction<'_> {
-        Transaction::under_all(&self.locks)
+        Transaction::under_all(self.locks.iter().map(|held| &**held).collect())
     }
 
     /// Gives all the locks back, from the last to the first, and returns when their nodes are surely gone.
@@ -331,7 +332,7 @@ impl MultiGuard {
     pub async fn release(mut self) -> Result<(), Error> {
         let loss = self.loss().map(lost_error);
         let locks = mem::take(&mut self.locks);
-        let release = |held: ContenderHandle| async move {
+        let release = |held: Arc<ContenderHandle>| async move {
             let path = held.user_path().to_owned();
             held.give_back().await.map_err(|error| error.of_one(&path))
         };

@@ -346,8 +346,8 @@ pub struct Permit {
 }
 
 impl Permit {
-    pub(super) fn new(held: Box<ContenderHandle>, count: u32) -> Permit {
-        Permit { hold: Hold::new(GuardHold::alone(held)), count }
+    pub(super) fn new(held: Arc<ContenderHandle>, count: u32) -> Permit {
+        Permit { hold: Hold::new(GuardHold::Alone(held)), count }
     }
 
     /// Returns the number of permits that were acquired together.

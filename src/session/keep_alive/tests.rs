@@ -288,7 +288,7 @@ async fn watch_retries_back_off_and_end_with_the_node() {
     watches.retain(|(_, what)| what == "watch /a/1");
     // The pauses grow for twelve tries, by 120 ms at each. Every further pause is 1,440 ms.
     assert_eq!(watches.len(), 4 + 12 + (60_000 - 200 - 120 * 78) / 1_440, "{watches:?}");
-    node.change_and_wake(|it| it.state.leave(true));
+    node.leave(true);
     session.after(62_000).await;
     assert!(session.after(70_000).await.iter().all(|(_, what)| what != "watch /a/1"));
 }
@@ -337,7 +337,10 @@ async fn a_hand_off_to_a_short_or_lost_hold_costs_no_listing() {
             tokio::time::sleep(ms(500)).await;
             match is_lost {
                 true => granted.lose(Loss::Removed),
-                false => drop(session.store.forget(&granted, |it, _| it.state.leave(true))),
+                false => {
+                    granted.leave(true);
+                    session.store.forget(&granted);
+                }
             }
         };
         assert_eq!(tokio::join!(checked(&session, &granted), ends).0, 0, "{is_lost}");

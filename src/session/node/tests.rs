@@ -27,8 +27,7 @@ fn holding() -> (Arc<ContenderNode>, Arc<SessionStore>) {
 }
 
 /// The two ways in which a hold ends: it is given back, or lost.
-const ENDS: [fn(&Arc<ContenderNode>); 2] =
-    [|node| drop(node.change_and_wake(|it| it.state.leave(true))), |node| node.lose(Loss::Removed)];
+const ENDS: [fn(&Arc<ContenderNode>); 2] = [|node| drop(node.leave(true)), |node| node.lose(Loss::Removed)];
 
 /// `held_at` reads only an atomic, so a change of the node must change the atomic, too.
 #[test]

@@ -131,13 +131,13 @@ fn a_node_is_watched_at_the_second_call_if_still_there() {
         (names(&due), more)
     };
     assert_eq!(to_watch(), (vec![], true));
-    gone.change_and_wake(|it| it.state.leave(true));
+    gone.leave(true);
     enter(&store, ["3"]);
     assert_eq!(to_watch(), (vec!["/a/1".to_owned()], true));
     assert_eq!(to_watch(), (vec!["/a/3".to_owned()], false));
     assert_eq!(to_watch(), (vec![], false));
     let [gone] = enter(&store, ["4"]);
-    gone.change_and_wake(|it| it.state.leave(true));
+    gone.leave(true);
     assert_eq!(to_watch(), (vec![], false));
     enter(&store, ["5"]);
     assert_eq!(names(&store.unwatched.take(Duration::ZERO).0), ["/a/5"]);
@@ -190,11 +190,11 @@ fn all_holders_are_checked_or_else_one_waiter() {
     first.hold(0);
     second.hold(0);
     assert_eq!(to_check(), ["/a/1", "/a/2"]);
-    first.change_and_wake(|it| it.state.leave(true));
+    first.leave(true);
     assert_eq!(to_check(), ["/a/2"]);
     second.change(|it| it.state.begin_move(None));
     assert_eq!(to_check(), ["/a/3"]);
-    third.change_and_wake(|it| it.state.leave(true));
+    third.leave(true);
     assert!(to_check().is_empty());
 }
 
@@ -203,7 +203,8 @@ fn a_node_that_was_left_is_no_longer_kept_alive() {
     let store = store();
     let [node] = enter(&store, ["1"]);
     assert!(!store.has_no_nodes());
-    store.forget(&node, |it, _| it.state.leave(true));
+    node.leave(true);
+    store.forget(&node);
     assert!(store.has_no_nodes());
 }
 
