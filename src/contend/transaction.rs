@@ -42,7 +42,22 @@ pub struct Transaction<'guard> {
     is_of_several: bool,
     operations: Vec<Operation>,
     size_limit: usize,
+    evidence: Evidence<'guard>,
 }
+
+/// What shows the outcome of a transaction whose answer was lost.
+#[derive(Clone, Copy)]
+enum Evidence<'a> {
+    /// Nothing: its sender repeats it.
+    None,
+    /// The versions and the data of the nodes.
+    Nodes,
+    /// The content of the first node that it changes, which this function judges.
+    Content(Judge<'a>),
+}
+
+/// Returns what the content of a node shows.
+type Judge<'a> = &'a (dyn Fn(Option<&(Vec<u8>, Stat)>) -> Fate + Sync);
 
 impl<'guard> Transaction<'guard> {
     pub(crate) fn under(lock: &'guard ContenderHandle) -> Self {
@@ -51,7 +66,13 @@ impl<'guard> Transaction<'guard> {
 
     /// Begins a transaction under several locks. `locks` must not be empty.
     pub(crate) fn under_all(locks: Vec<&'guard ContenderHandle>) -> Self {
-        Transaction { locks, is_of_several: true, operations: Vec::new(), size_limit: REQUEST_LIMIT }
+        Transaction {
+            locks,
+            is_of_several: true,
+            operations: Vec::new(),
+            size_limit: REQUEST_LIMIT,
+            evidence: Evidence::Nodes,
+        }
     }
 
     /// Sets a node's data.
@@ -103,6 +124,19 @@ impl<'guard> Transaction<'guard> {
         self
     }
 
+    /// Lets `judge` decide, after a lost answer, whether the transaction was carried out.
+    pub(crate) fn judged_by(mut self, judge: Judge<'guard>) -> Self {
+        self.evidence = Evidence::Content(judge);
+        self
+    }
+
+    /// Commits like [`commit`](Transaction::commit), but returns [`Error::OutcomeUnknown`] immediately if the reply is
+    /// lost.
+    pub(crate) async fn commit_once(mut self) -> Result<Vec<Outcome>, Error> {
+        self.evidence = Evidence::None;
+        self.commit().await
+    }
+
     fn with(mut self, operation: Operation) -> Self {
         self.operations.push(operation);
         self
@@ -140,17 +174,7 @@ impl<'guard> Transaction<'guard> {
     ///   like a hand-off; or the request exceeds its [limit](Self::size_limit), and a server would close the
     ///   connection. Nothing was sent.
     pub async fn commit(self) -> Result<Vec<Outcome>, Error> {
-        self.sent(true).await
-    }
-
-    /// Commits like [`commit`](Transaction::commit), but returns [`Error::OutcomeUnknown`] immediately if the reply is
-    /// lost.
-    pub(crate) async fn commit_once(self) -> Result<Vec<Outcome>, Error> {
-        self.sent(false).await
-    }
-
-    async fn sent(self, is_found_out: bool) -> Result<Vec<Outcome>, Error> {
-        let Transaction { locks, is_of_several, operations: wanted, size_limit } = self;
+        let Transaction { locks, is_of_several, operations: wanted, size_limit, evidence } = self;
         let lost = |lock: &ContenderHandle, loss| match is_of_several {
             true => Error::Lost(loss).of_one(lock.user_path()),
             false => Error::Lost(loss),
@@ -184,14 +208,9 @@ impl<'guard> Transaction<'guard> {
             locks.iter().for_each(|lock| lock.node().settle_write());
             return Err(lost(lock, Loss::GivenBack));
         }
-        let answer = match is_found_out {
-            true => {
-                let own = locks.iter().map(|lock| lock.node().token()).max().unwrap_or_default();
-                let newest = session.store().newest_zxid().max(own);
-                Doubt { locks: &locks, session, operations: &operations, newest }.settled().await
-            }
-            false => session.transact(&operations).await,
-        };
+        let own = locks.iter().map(|lock| lock.node().token()).max().unwrap_or_default();
+        let newest = session.store().newest_zxid().max(own);
+        let answer = Doubt { locks: &locks, session, operations: &operations, newest, evidence }.settled().await;
         if !matches!(answer, Err(Failure::Unknown(_) | Failure::Over(_))) {
             let of_this_session = locks.iter().filter(|lock| Arc::ptr_eq(lock.session(), session));
             of_this_session.for_each(|lock| lock.node().settle_write());
@@ -268,10 +287,12 @@ struct Doubt<'a> {
     operations: &'a [Operation],
     /// The newest zxid that was known before the transaction was sent. A later change has a greater zxid.
     newest: i64,
+    evidence: Evidence<'a>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Fate {
+/// What became of a transaction whose answer was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
     Done,
     /// The transaction was not carried out, and never will be.
     Undone,
@@ -285,22 +306,24 @@ impl<'a> Doubt<'a> {
         let answer = self.session.transact(self.operations);
         self.read_what_is_made();
         let answer = answer.await;
-        if !matches!(answer, Err(Failure::Unknown(_))) {
+        if !matches!(answer, Err(Failure::Unknown(_))) || matches!(self.evidence, Evidence::None) {
             return answer;
         }
         let lost = select_all(self.locks.iter().map(|lock| Box::pin(lock.lost())));
         let find_out = async {
-            let mut answer = answer.clone();
-            // The transaction was sent once before this loop, so all tries together are `TRIES`.
-            for _ in 1..TRIES {
-                let nodes = self.read_nodes().await?;
+            let (mut answer, mut tries) = (answer.clone(), 1);
+            // A refusal is looked into, because what was taken for undone may have been carried out late.
+            while let Err(failure) = &answer {
+                let (is_unknown, nodes) = (matches!(failure, Failure::Unknown(_)), self.read_nodes().await?);
                 match self.fate(&nodes) {
                     Fate::Done => return self.outcomes(&nodes),
-                    Fate::Undone => answer = self.session.transact(self.operations).await,
-                    Fate::Unknown => break,
-                }
-                if !matches!(answer, Err(Failure::Unknown(_))) {
-                    break;
+                    Fate::Undone if is_unknown && tries < TRIES => {
+                        answer = self.session.transact(self.operations).await;
+                        tries += 1;
+                    }
+                    // The refusal may be that of a repetition.
+                    Fate::Unknown if matches!(self.evidence, Evidence::Content(_)) => return None,
+                    Fate::Undone | Fate::Unknown => break,
                 }
             }
             Some(answer)
@@ -315,7 +338,8 @@ impl<'a> Doubt<'a> {
     /// transaction lacks. Without the read, a later transaction would take the node for newer than itself.
     fn read_what_is_made(&self) {
         let is_made = |operation: &&Operation| matches!(operation, Operation::Create { .. });
-        if let Some(create) = self.changes().filter(is_made).find(|create| self.is_changed_once(create.path())) {
+        let create = self.changes().filter(is_made).find(|create| self.is_changed_once(create.path()));
+        if let Some(create) = create.filter(|_| matches!(self.evidence, Evidence::Nodes)) {
             drop(self.session.children_and_stat(create.path()));
         }
     }
@@ -329,6 +353,9 @@ impl<'a> Doubt<'a> {
         let paths: Vec<String> = self.changes().map(|operation| operation.path().to_owned()).collect();
         let checks = self.locks.len().min(self.operations.len());
         session.connected().await.ok()?;
+        if let Evidence::Content(_) = self.evidence {
+            return retry::data(session, paths.first()?, true).await.ok().map(|node| vec![node]);
+        }
         let look = || {
             // The check needs a quorum, so the reads behind it are up to date.
             let (held, nodes) = (session.transact(&self.operations[..checks]), session.data_of_each(&paths));
@@ -347,6 +374,9 @@ impl<'a> Doubt<'a> {
     }
 
     fn fate(&self, nodes: &Contents) -> Fate {
+        if let Evidence::Content(judge) = self.evidence {
+            return judge(nodes.first().and_then(Option::as_ref));
+        }
         let fates = self.changes().zip(nodes).filter(|(operation, _)| self.is_changed_once(operation.path()));
         // If all locks are write locks, and none is a permit, then no other client holds any of them.
         let is_of_a_lock = |lock: &ContenderHandle| parent(&lock.node().path()) == lock.user_path();

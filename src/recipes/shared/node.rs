@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::contend::handle::{ContenderHandle, NodeData};
-use crate::contend::transaction::Transaction;
+use crate::contend::transaction::{Fate, Transaction};
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
 use crate::lock::rw_lock::RwLock;
@@ -12,7 +12,7 @@ use crate::recipes::shared::codec::{self, Envelope, Form, Mark, OVERHEAD};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::PAUSE;
 use crate::session::presence::{self, PAUSE_MAX};
-use crate::session::request::{Failure, Loss, Outcome};
+use crate::session::request::{Failure, Loss, Stat};
 use crate::session::retry::{self, Tries};
 
 /// The path of a value's node, its lock, and the conditions for its bytes.
@@ -98,7 +98,8 @@ impl ValueNode {
             node.change(|it| it.state.commit_not_sent(mark.commit));
             return Err(self.fault(ValueError::TooLarge { bytes: bytes.len(), limit: Some(self.form.size_limit) }));
         }
-        let version = Commit { node: self, hold, bytes: &bytes, mark, base }.put().await?;
+        Commit { node: self, hold, bytes: &bytes, mark, base }.put().await?;
+        let version = base.version.map_or(0, |version| version.wrapping_add(1));
         Ok(NewValue { bytes, czxid: base.czxid, version, written: envelope.written })
     }
 
@@ -167,10 +168,6 @@ impl ValueNode {
     }
 }
 
-/// How often a commit is sent whose replies are lost although smaller requests get replies. After that, the size of the commit is
-/// taken for the cause of the losses.
-const TRIES: u32 = 4;
-
 /// The state of the node before a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Base {
@@ -215,15 +212,6 @@ impl Base {
     }
 }
 
-/// The outcome of a commit whose reply was lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum CommitOutcome {
-    Done(i32),
-    /// The commit was not carried out, and never will be.
-    Undone,
-    Unknown,
-}
-
 struct Commit<'a> {
     node: &'a ValueNode,
     hold: &'a ContenderHandle,
@@ -233,31 +221,22 @@ struct Commit<'a> {
 }
 
 impl Commit<'_> {
-    /// Writes the bytes if the lock is held and the node is still in the state `base`. Returns the node's new version.
-    async fn put(self) -> Result<i32, Error> {
-        for tries in 1..=TRIES {
-            let error = match self.transaction().commit_once().await {
-                Ok(outcomes) => return Ok(version_of(&outcomes)),
-                Err(error) => error,
-            };
-            let is_unknown = matches!(error, Error::OutcomeUnknown { .. });
-            if tries == 1 && !is_unknown {
-                return Err(error);
-            }
-            match self.find_outcome().await {
-                CommitOutcome::Done(version) => return Ok(version),
-                CommitOutcome::Unknown if !is_unknown => {
-                    return Err(Error::OutcomeUnknown { operation: "commit a value", reason: error.to_string() });
-                }
-                CommitOutcome::Undone if is_unknown => {
-                    if let Some(loss) = self.hold.detect_loss() {
-                        return Err(Error::Lost(loss));
-                    }
-                }
-                CommitOutcome::Unknown | CommitOutcome::Undone => return Err(error),
-            }
+    /// Writes the bytes if the lock is held and the node is still in the state `base`.
+    async fn put(self) -> Result<(), Error> {
+        let judge = |node: Option<&(Vec<u8>, Stat)>| fate_of(node, self.base, self.mark);
+        let error = match self.transaction().judged_by(&judge).commit().await {
+            Err(error @ Error::OutcomeUnknown { .. }) => error,
+            answer => return answer.map(drop),
+        };
+        match self.read_again().await.map(|node| judge(node.as_ref())) {
+            Some(Fate::Done) => Ok(()),
+            // Smaller requests get replies, so the size of the commit is taken for the cause of the losses.
+            Some(Fate::Undone) => Err(self.hold.detect_loss().map_or_else(
+                || self.node.fault(ValueError::TooLarge { bytes: self.bytes.len(), limit: None }),
+                Error::Lost,
+            )),
+            Some(Fate::Unknown) | None => Err(error),
         }
-        Err(self.node.fault(ValueError::TooLarge { bytes: self.bytes.len(), limit: None }))
     }
 
     fn transaction(&self) -> Transaction<'_> {
@@ -270,68 +249,49 @@ impl Commit<'_> {
         }
     }
 
-    /// Finds the outcome of the commit by a read on the same session. After a reconnect, the commit was carried out before this
-    /// read, or never will be, because servers refuse requests that the session sent to another server before. Because
-    /// of the one exception, which `session/removal.rs::remove_late` has, [`Commit::put`] repeats an undone commit, and the later of
-    /// the two fails at the version of the node.
-    async fn find_outcome(&self) -> CommitOutcome {
-        let session = self.hold.session();
-        let read = async {
-            session.connected().await.map_err(Failure::Over)?;
-            read_node(session, &self.node.path).await
-        };
-        let seen = match read.await {
-            Err(Failure::Over(_)) => self.read_after_session_end().await,
-            seen => seen.ok(),
-        };
-        seen.map_or(CommitOutcome::Unknown, |node| outcome_of(node.as_ref(), self.base, self.mark))
-    }
-
-    /// Reads the node after the end of our session. First deletes our lock's node, so that a late transaction fails at its check
-    /// of that node. Returns `None` if the delete or the read fails.
-    async fn read_after_session_end(&self) -> Option<Option<NodeData>> {
+    /// Reads the node again. If the lock is lost, first deletes the lock's node, so that a late transaction fails at its check of
+    /// that node. Returns `None` if the delete or the read fails.
+    async fn read_again(&self) -> Option<Option<(Vec<u8>, Stat)>> {
+        if self.hold.detect_loss().is_none() {
+            let read = retry::data(self.hold.session(), &self.node.path, true).await;
+            if !matches!(read, Err(Failure::Over(_))) {
+                return read.ok();
+            }
+        }
         let session_slot = self.node.coordinator().session_slot(0).await.ok()?;
         let (session, node) = (session_slot.session(), self.hold.node().path());
         match retry::until_known(session, || session.delete(&node)).await {
             Ok(()) | Err(Failure::NoNode) => self.hold.node().lose(Loss::Removed),
             Err(_) => return None,
         }
-        read_node(session, &self.node.path).await.ok()
+        retry::data(session, &self.node.path, true).await.ok()
     }
 }
 
-/// Returns the outcome of the commit `mark`, which was to replace the state `base`, as the content of the node shows it.
-fn outcome_of(node: Option<&NodeData>, base: Base, mark: Mark) -> CommitOutcome {
-    let Some(NodeData { data, version, czxid }) = node else {
+/// Returns what became of the commit `mark`, which was to replace the state `base`, as the content of the node shows it.
+fn fate_of(node: Option<&(Vec<u8>, Stat)>, base: Base, mark: Mark) -> Fate {
+    let Some((data, stat)) = node else {
         // If there was no node before the commit, the commit would have created the node, so it was not carried out.
         // Otherwise another client has deleted the node, before or after the commit.
-        return if base.version.is_none() { CommitOutcome::Undone } else { CommitOutcome::Unknown };
+        return if base.version.is_none() { Fate::Undone } else { Fate::Unknown };
     };
     let envelope = Envelope::open(data).ok().map(|(envelope, _)| envelope);
     let (last, after) = (envelope.as_ref().map(|it| Mark::of(&it.written)), envelope.as_ref().and_then(|it| it.after));
     if last == Some(mark) || after == Some(mark) {
-        return CommitOutcome::Done(*version);
+        return Fate::Done;
     }
-    if base.is_replaced(*czxid) {
-        return CommitOutcome::Unknown;
+    if base.is_replaced(stat.czxid) {
+        return Fate::Unknown;
     }
     // The number of writes since `base`, including a create.
-    let since = version.wrapping_sub(base.version.unwrap_or(-1));
-    match since {
+    match stat.version.wrapping_sub(base.version.unwrap_or(-1)) {
         // With no write since `base`, the commit was not carried out. With one write, that write was another client's,
         // so the version check refuses the commit.
-        0 | 1 => CommitOutcome::Undone,
+        0 | 1 => Fate::Undone,
         // The last write names another commit than ours as its predecessor. So the first of the two writes was another client's,
         // and the version check of our commit fails.
-        2 if after.is_some() => CommitOutcome::Undone,
-        _ => CommitOutcome::Unknown,
-    }
-}
-
-fn version_of(outcomes: &[Outcome]) -> i32 {
-    match outcomes.first() {
-        Some(Outcome::Set { version }) => *version,
-        _ => 0,
+        2 if after.is_some() => Fate::Undone,
+        _ => Fate::Unknown,
     }
 }
 
@@ -365,32 +325,36 @@ mod tests {
         Envelope { format: "raw".to_owned(), written, after }.seal(b"x")
     }
 
+    fn stat(version: i32, czxid: i64) -> Stat {
+        Stat { czxid, version, ctime: UNIX_EPOCH, mtime: UNIX_EPOCH, ephemeral_owner: 0, data_length: 0 }
+    }
+
     #[test]
     fn only_certain_outcomes_are_done_or_undone() {
         let (ours, others) = (value(OURS, None), value(OTHERS, None));
         let (after_ours, after_others) = (value(OTHERS, Some(OURS)), value(OURS, Some(OTHERS)));
         let after_another = value(OTHERS, Some(OTHERS));
         for (base, node, expected) in [
-            (None, None, CommitOutcome::Undone),
-            (Some(3), None, CommitOutcome::Unknown),
-            (Some(3), Some((&ours, 4)), CommitOutcome::Done(4)),
-            (Some(3), Some((&after_others, 4)), CommitOutcome::Done(4)),
-            (Some(3), Some((&after_ours, 5)), CommitOutcome::Done(5)),
-            (Some(3), Some((&others, 3)), CommitOutcome::Undone),
-            (Some(3), Some((&others, 4)), CommitOutcome::Undone),
-            (Some(3), Some((&others, 5)), CommitOutcome::Unknown),
-            (Some(3), Some((&after_another, 5)), CommitOutcome::Undone),
-            (Some(3), Some((&after_another, 6)), CommitOutcome::Unknown),
-            (None, Some((&others, 0)), CommitOutcome::Undone),
-            (None, Some((&others, 1)), CommitOutcome::Unknown),
-            (None, Some((&after_another, 1)), CommitOutcome::Undone),
-            (None, Some((&b"rubbish".to_vec(), 1)), CommitOutcome::Unknown),
-            (Some(i32::MAX), Some((&others, i32::MIN)), CommitOutcome::Undone),
+            (None, None, Fate::Undone),
+            (Some(3), None, Fate::Unknown),
+            (Some(3), Some((&ours, 4)), Fate::Done),
+            (Some(3), Some((&after_others, 4)), Fate::Done),
+            (Some(3), Some((&after_ours, 5)), Fate::Done),
+            (Some(3), Some((&others, 3)), Fate::Undone),
+            (Some(3), Some((&others, 4)), Fate::Undone),
+            (Some(3), Some((&others, 5)), Fate::Unknown),
+            (Some(3), Some((&after_another, 5)), Fate::Undone),
+            (Some(3), Some((&after_another, 6)), Fate::Unknown),
+            (None, Some((&others, 0)), Fate::Undone),
+            (None, Some((&others, 1)), Fate::Unknown),
+            (None, Some((&after_another, 1)), Fate::Undone),
+            (None, Some((&b"rubbish".to_vec(), 1)), Fate::Unknown),
+            (Some(i32::MAX), Some((&others, i32::MIN)), Fate::Undone),
         ] {
             let base = Base { version: base, czxid: base.map(|_| 1), mark: None, absence: Absence::default() };
-            let node = node.map(|(data, version)| NodeData { data: data.clone(), version, czxid: 1 });
-            let found = outcome_of(node.as_ref(), base, OURS);
-            assert_eq!(found, expected, "{base:?}, then version {:?}", node.map(|it| it.version));
+            let node = node.map(|(data, version)| (data.clone(), stat(version, 1)));
+            let found = fate_of(node.as_ref(), base, OURS);
+            assert_eq!(found, expected, "{base:?}, then {:?}", node.map(|it| it.1));
         }
     }
 
@@ -398,13 +362,11 @@ mod tests {
     fn a_recreated_node_only_proves_a_done_commit() {
         let (ours, others) = (value(OURS, None), value(OTHERS, None));
         let base = Base { version: Some(3), czxid: Some(1), mark: None, absence: Absence::default() };
-        for (data, version, expected) in [
-            (&others, 3, CommitOutcome::Unknown),
-            (&others, 4, CommitOutcome::Unknown),
-            (&ours, 0, CommitOutcome::Done(0)),
-        ] {
-            let node = NodeData { data: data.clone(), version, czxid: 2 };
-            assert_eq!(outcome_of(Some(&node), base, OURS), expected, "{version}");
+        for (data, version, expected) in
+            [(&others, 3, Fate::Unknown), (&others, 4, Fate::Unknown), (&ours, 0, Fate::Done)]
+        {
+            let node = (data.clone(), stat(version, 2));
+            assert_eq!(fate_of(Some(&node), base, OURS), expected, "{version}");
         }
     }
 }
