@@ -135,9 +135,9 @@ fn a_downgrade_with_a_lost_reply_survives_a_denial() {
     }
 }
 
-/// A read that finds no node after a commit does not prove that the commit wrote nothing.
+/// A copy that finds no node does not report that no value was written, if the leader has the node.
 #[tokio::test(start_paused = true)]
-async fn a_denied_value_is_not_reported_as_unwritten() {
+async fn a_copy_of_a_denied_value_does_not_report_it_as_unwritten() {
     for (reads, is_read) in [(1, true), (3, true), (usize::MAX, false)] {
         for has_initial in [false, true] {
             let memory = Memory::new();
@@ -149,22 +149,12 @@ async fn a_denied_value_is_not_reported_as_unwritten() {
             };
             let check_error = |error: Error| {
                 assert!(!is_read && error.value_error().is_none(), "{reads}: {error}");
-                let is_true = |words| error.to_string().contains(words);
-                let exists = has_initial && is_true("nothing was changed: the node exists");
-                assert!(exists || is_true("the leader do not agree about it"), "{error}");
+                assert!(error.to_string().contains("the leader do not agree about it"), "{error}");
             };
-            match value().update(|value| *value += 1).await {
-                Ok(_) => assert_eq!(*well.read().await.expect("free"), 8),
-                Err(error) => check_error(error),
-            }
-            match value().read().await {
-                Ok(read) => assert_eq!(*read, 8),
-                Err(error) => check_error(error),
-            }
             // With an initial value, `live` waits until the server shows the value's node.
             let live = tokio::time::timeout(Duration::from_secs(60), value().live()).await;
             match live {
-                Ok(Ok(live)) => assert_eq!(**live.get(), 8),
+                Ok(Ok(live)) => assert_eq!(**live.get(), 7),
                 Ok(Err(error)) => check_error(error),
                 Err(_) => assert!(has_initial && !is_read),
             }

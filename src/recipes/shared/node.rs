@@ -13,7 +13,7 @@ use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::PAUSE;
 use crate::session::presence::{self, PAUSE_MAX};
 use crate::session::request::{Failure, Loss, Stat};
-use crate::session::retry::{self, Tries};
+use crate::session::retry;
 
 /// The path of a value's node, its lock, and the conditions for its bytes.
 pub(crate) struct ValueNode {
@@ -45,34 +45,15 @@ impl ValueNode {
     }
 
     /// Reads the node's content, which is empty if there is no node. `is_known` says whether a value was seen in the
-    /// node before. If `is_needed`, asks the ensemble's leader about a node that the server does not show, because the
-    /// caller has no initial value for a missing node.
-    pub(crate) async fn read(
-        &self,
-        hold: &ContenderHandle,
-        is_known: bool,
-        is_needed: bool,
-    ) -> Result<(Vec<u8>, Base), Error> {
-        let (session, mut denials) = (hold.session(), Tries::DENIALS);
-        loop {
-            let node = hold.data(&self.path).await?;
-            let absence = match node {
-                Some(_) => Absence::default(),
-                None => hold.run(absence_of(session, &self.path, is_known)).await?.unwrap_or_default(),
-            };
-            if node.is_none() && is_needed && !absence.is_gone {
-                match hold.run(presence::leader_still_has(session, &self.path, &mut denials)).await? {
-                    Ok(true) => continue,
-                    Err(failure @ Failure::Refused(_)) => {
-                        return Err(Error::from_failure(failure, "read", &self.path));
-                    }
-                    // The ensemble's leader does not have the node, or did not answer.
-                    Ok(false) | Err(_) => {}
-                }
-            }
-            let base = Base { absence, ..Base::of(node.as_ref()) };
-            return Ok((node.map(|node| node.data).unwrap_or_default(), base));
-        }
+    /// node before.
+    pub(crate) async fn read(&self, hold: &ContenderHandle, is_known: bool) -> Result<(Vec<u8>, Base), Error> {
+        let node = hold.data(&self.path).await?;
+        let absence = match node {
+            Some(_) => Absence::default(),
+            None => hold.run(absence_of(hold.session(), &self.path, is_known)).await?.unwrap_or_default(),
+        };
+        let base = Base { absence, ..Base::of(node.as_ref()) };
+        Ok((node.map(|node| node.data).unwrap_or_default(), base))
     }
 
     pub(crate) async fn write(
@@ -127,7 +108,7 @@ impl ValueNode {
         loop {
             let attempt = async {
                 let guard = self.lock.read().await?;
-                let (bytes, base) = self.read(&guard.held, false, false).await?;
+                let (bytes, base) = self.read(&guard.held, false).await?;
                 if base.is_vanished() {
                     return Err(self.fault(ValueError::Vanished));
                 }

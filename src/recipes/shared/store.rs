@@ -115,8 +115,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         let mut tries = 0;
         loop {
             let (writes, is_known) = (hold.node().settled_writes(), self.known.borrow().was_seen);
-            let is_needed = codec.initial.is_none() || tries == MAX_INITIAL_WRITES;
-            let (bytes, base) = node.read(hold, is_known, is_needed).await?;
+            let (bytes, base) = node.read(hold, is_known).await?;
             match (self.open(&bytes, &base), &codec.initial) {
                 (Err(ValueError::Unset), Some(initial)) if tries < MAX_INITIAL_WRITES => {
                     tries += 1;
@@ -139,8 +138,8 @@ impl<T: Send + Sync + 'static> Store<T> {
     /// the initial value, which is not in the node yet.
     pub(crate) async fn load(&self, hold: &ContenderHandle, instead: Option<T>) -> Result<Loaded<T>, Error> {
         let Store { node, codec, .. } = self;
-        let (is_known, is_needed) = (self.known.borrow().was_seen, codec.initial.is_none() && instead.is_none());
-        let (bytes, base) = node.read(hold, is_known, is_needed).await?;
+        let is_known = self.known.borrow().was_seen;
+        let (bytes, base) = node.read(hold, is_known).await?;
         if let Some(value) = instead {
             let written = Envelope::open(&bytes).ok().map(|(envelope, _)| envelope.written);
             return Ok(Loaded { value, written, base });
