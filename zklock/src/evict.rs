@@ -12,7 +12,7 @@ use crate::connect::connect_to;
 use crate::exit::{self, Exit};
 use crate::output::{self, escape_controls};
 use crate::place::{self, Place};
-use crate::table;
+use crate::show::table;
 
 pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&which.path, connection).await?;

@@ -2,40 +2,22 @@
 //!
 //! The command uses the library only through its public interface.
 
-mod advice;
 mod arguments;
 mod ask;
 mod check;
-mod child;
 mod complete;
-mod completions;
 mod connect;
-mod credentials;
-mod cursor;
-mod cycles;
-mod diverged;
 mod evict;
 mod exit;
 mod forget;
-mod guard;
-mod layout;
-mod list;
-mod live;
 mod log;
-mod order;
 mod output;
 mod permits;
 mod place;
-mod quotes;
 mod run;
-mod servers;
-mod settings;
-mod signals;
-mod table;
+mod show;
+mod status_line;
 mod terminal;
-mod tie;
-mod waiting;
-mod witness;
 
 use std::fs::File;
 use std::io;
@@ -45,10 +27,10 @@ use crate::arguments::{Arguments, Task};
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
-    if witness::bear() {
+    if run::witness::bear() {
         return ExitCode::SUCCESS;
     }
-    let outcome = match tie::stage().map_or_else(|| Ok(Arguments::read(std::env::args_os().collect())), Err) {
+    let outcome = match run::tie::stage().map_or_else(|| Ok(Arguments::read(std::env::args_os().collect())), Err) {
         Err(exit) => Err(exit),
         Ok(Ok(arguments)) => run_in_runtime(arguments),
         Ok(Err(error)) => {
@@ -85,22 +67,22 @@ fn run_in_runtime(arguments: Arguments) -> Result<u8, Exit> {
 async fn act(arguments: Arguments) -> Result<u8, Exit> {
     let connection = &arguments.connection;
     if arguments.task.is_some() {
-        signals::unblock_all();
+        run::signals::unblock_all();
     }
     if connection.verbose {
         log::show();
     }
     match &arguments.task {
         None => run::run(&arguments.run, connection).await,
-        Some(Task::Ls(ls)) => list::ls(ls, connection).await,
-        Some(Task::Watch(watch)) => live::watch(watch, connection).await,
+        Some(Task::Ls(ls)) => show::ls(ls, connection).await,
+        Some(Task::Watch(watch)) => show::live::watch(watch, connection).await,
         Some(Task::Break(which)) => evict::evict(which, connection).await,
         Some(Task::Ask(which)) => ask::ask(which, connection).await,
         Some(Task::Forget(which)) => forget::forget(which, connection).await,
         Some(Task::Permits(which)) => permits::permits(which, connection).await,
         Some(Task::Check(check)) => check::check(check, connection).await,
         Some(Task::Complete { shell }) => complete::complete(*shell).await,
-        Some(Task::Completions { shell }) => completions::completions(*shell),
-        Some(Task::Man { task }) => completions::man(task.as_deref()),
+        Some(Task::Completions { shell }) => complete::completions::completions(*shell),
+        Some(Task::Man { task }) => complete::completions::man(task.as_deref()),
     }
 }

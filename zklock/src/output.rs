@@ -242,6 +242,12 @@ fn end(text: &str, most: usize) -> &str {
     &text[fitting.unwrap_or(text.len())..]
 }
 
+/// Returns a time in its two greatest units. The smallest unit is the second.
+pub(crate) fn rounded(time: Duration) -> String {
+    let whole = humantime::format_duration(Duration::from_secs(time.as_secs())).to_string();
+    whole.split(' ').take(2).collect::<Vec<_>>().join(" ")
+}
+
 /// Breaks a line between words into lines of `most` columns. A longer word stays whole, because it may be a path that a
 /// user copies. Continuation lines are indented by two more columns.
 pub(crate) fn wrapped(line: &str, most: Option<usize>) -> String {

@@ -9,7 +9,7 @@
 //!   the foreground is left to the processes that share a pipe with zklock, such as `less` in `zklock ... | less`.
 //!   zklock receives Ctrl-C and passes it on to the command.
 //!
-//! A witness tells zklock whether Ctrl-C was typed ([`crate::witness`]).
+//! A witness tells zklock whether Ctrl-C was typed ([`crate::run::witness`]).
 
 use std::cell::OnceCell;
 use std::fs::{File, OpenOptions};

@@ -1,19 +1,24 @@
 //! Connects to the ensemble that the options and variables name.
 
+pub(crate) mod credentials;
+mod settings;
+
+use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fs, io};
 
-use zk_rwlock::coordinator::{Failure, Reply, Session};
+use zk_rwlock::coordinator::{Failure, Reply, Session, why_no_session};
 use zk_rwlock::error::Ending;
 use zk_rwlock::security::{Sasl, Tls};
 use zk_rwlock::{Error, Loss, Memory, RwLock, ZooKeeper, ZooKeeperBuilder};
 
 use crate::arguments::{Connection, duration};
-use crate::credentials::{Either, credentials, source};
+use crate::connect::credentials::{Either, credentials, source};
+use crate::connect::settings::{Given, Setting};
 use crate::exit::Exit;
-use crate::settings::{self, Given, Setting};
-use crate::waiting;
+use crate::output::{escape_controls, rounded};
+use crate::status_line::StatusLine;
 
 /// The connect string if neither `--zk` nor `ZK_HOSTS` is set.
 const DEFAULT_HOSTS: &str = "127.0.0.1:2181";
@@ -21,6 +26,8 @@ const DEFAULT_HOSTS: &str = "127.0.0.1:2181";
 /// In seconds. No server has a longer tick time, so a larger number without a unit was meant in milliseconds, and is
 /// refused.
 const LONGEST_TICK: f64 = 100.0;
+
+const SECOND: Duration = Duration::from_secs(1);
 
 /// Checks that `path` is valid before anything is sent, connects, and waits for a session.
 pub(crate) async fn connect_to(path: &str, connection: &Connection) -> Result<ZooKeeper, Exit> {
@@ -51,7 +58,32 @@ pub(crate) async fn connect_visibly(options: &ZooKeeperBuilder, connection: &Con
     tokio::select! {
         biased;
         connected = connect_by(options, connection) => connected,
-        never = waiting::show_connecting(&hosts, options) => match never {},
+        never = show_connecting(&hosts, options) => match never {},
+    }
+}
+
+/// Shows why none of the servers has given a session yet, for as long as this future is polled. Shows nothing in the
+/// first second.
+async fn show_connecting(servers: &str, options: &ZooKeeperBuilder) -> Infallible {
+    let mut line = StatusLine::default();
+    let started = Instant::now();
+    let mut why = None;
+    loop {
+        tokio::time::sleep(SECOND).await;
+        if !StatusLine::is_possible() {
+            continue;
+        }
+        let draw = |line: &mut StatusLine, why: Option<&str>| {
+            let waited = rounded(started.elapsed());
+            line.draw([match why {
+                Some(why) => format!("connecting for {waited}: {}", escape_controls(why)),
+                None => format!("connecting for {waited} to {}", escape_controls(servers)),
+            }]);
+        };
+        // The servers have a second to answer the probe, so the line is drawn before and after it.
+        draw(&mut line, why.as_deref());
+        why = why_no_session(servers, options, SECOND).await.ok();
+        draw(&mut line, why.as_deref());
     }
 }
 

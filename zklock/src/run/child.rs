@@ -13,14 +13,15 @@ use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, getpgid, getpid, getppid, kill_current_process_group, kill_process,
     kill_process_group, test_kill_process_group, waitid,
 };
+use tokio::signal::unix::SignalKind;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
 use crate::exit::{self, Exit};
 use crate::output;
-use crate::signals::Signals;
+use crate::run::signals::{self, Signals};
+use crate::run::tie;
+use crate::run::witness::{self, Witness};
 use crate::terminal::{Terminal, our_group};
-use crate::tie;
-use crate::witness::{self, Witness};
 
 /// The signals of the keys Ctrl-C and Ctrl-\.
 const KEYS: [Signal; 2] = [Signal::INT, Signal::QUIT];
@@ -82,10 +83,22 @@ fn is_left_alone() -> bool {
 /// The id of the command's process from its start until it is reaped, and 0 at other times.
 static COMMAND: AtomicI32 = AtomicI32::new(0);
 
-/// Reaps orphaned processes that have ended, if zklock is the first process of a container and therefore their parent.
-/// Call this function on the thread that starts the command: on another thread it could reap the command before
+/// Begins to reap orphaned processes that have ended, if zklock is the first process of a container and therefore their
+/// parent. Call this function on the thread that starts the command: on another thread it could reap the command before
 /// [`COMMAND`] is set.
-pub(crate) fn reap_orphans() {
+pub(crate) fn adopt_orphans() -> Result<(), Exit> {
+    if getpid().is_init() {
+        let mut ended = signals::stream(SignalKind::child())?;
+        tokio::spawn(async move {
+            while ended.recv().await.is_some() {
+                reap_orphans();
+            }
+        });
+    }
+    Ok(())
+}
+
+fn reap_orphans() {
     let ended_child = |process: fs::DirEntry| {
         let stat = Stat::of(&process)?;
         let pid = process.file_name().to_str()?.parse().ok()?;

@@ -1,21 +1,15 @@
 //! Shows the user how the wait for the lock goes. In the foreground of a terminal this is one line that is redrawn in
 //! place. Elsewhere nothing is printed for a second, and after that a line for each change.
-//!
-//! Before that, a line in the foreground of a terminal shows how the wait for a server goes. Elsewhere the message at the
-//! end of this wait is enough.
 
-use std::convert::Infallible;
-use std::io;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
-use zk_rwlock::ZooKeeperBuilder;
-use zk_rwlock::coordinator::why_no_session;
 use zk_rwlock::queue::Member;
 
-use crate::output::{self, escape_controls, shorten, shorten_in_the_middle, width};
+use crate::output::{self, escape_controls, rounded, shorten, shorten_in_the_middle, width};
 use crate::place::Place;
-use crate::{layout, table, terminal};
+use crate::show::{layout, table};
+use crate::status_line::StatusLine;
 
 /// How many details of the wait and of the holders the line shows.
 #[derive(Clone, Copy, Debug)]
@@ -58,13 +52,6 @@ const BRIEFER: [Detail; 9] = [
     Detail { longest: 8, has_label: false, ..LEAST },
 ];
 
-/// The columns that a terminal adds when Ctrl-C or Ctrl-Z is typed: `^C`.
-const TYPED: usize = 2;
-
-/// The longest wait until the live line is removed. The wait has a limit, because a terminal that is stopped (Ctrl-S)
-/// prints nothing.
-const TAKEN_BACK: Duration = Duration::from_millis(200);
-
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Shows the holders for as long as this future is polled. `places` has this contender's place in the queue, and
@@ -90,42 +77,14 @@ pub(crate) async fn show(waits_at: &Place, what: &str, mut places: watch::Receiv
             () = tokio::time::sleep(SECOND) => {}
         }
         let Some(seen) = &last else { continue };
-        if is_live() {
-            line.draw(|detail| seen.words(waits_at.path(), what, Some(started.elapsed()), detail));
+        if StatusLine::is_possible() {
+            let waited = Some(started.elapsed());
+            line.draw(BRIEFER.map(|detail| seen.words(waits_at.path(), what, waited, detail)));
         } else if started.elapsed() >= SECOND && reported.as_ref().map(WaitLog::gist) != Some(seen.gist()) {
             output::say_within(Duration::ZERO, &seen.words(waits_at.path(), what, None, WHOLE));
             reported = last.clone();
         }
     }
-}
-
-/// Shows why none of the servers has given a session yet, for as long as this future is polled. Shows nothing in the
-/// first second.
-pub(crate) async fn show_connecting(servers: &str, options: &ZooKeeperBuilder) -> Infallible {
-    let mut line = StatusLine::default();
-    let started = Instant::now();
-    let mut why = None;
-    loop {
-        tokio::time::sleep(SECOND).await;
-        if !is_live() {
-            continue;
-        }
-        let draw = |line: &mut StatusLine, why: Option<&str>| {
-            let waited = table::rounded(started.elapsed());
-            line.draw(|_| match why {
-                Some(why) => format!("connecting for {waited}: {}", escape_controls(why)),
-                None => format!("connecting for {waited} to {}", escape_controls(servers)),
-            });
-        };
-        // The servers have a second to answer the probe, so the line is drawn before and after it.
-        draw(&mut line, why.as_deref());
-        why = why_no_session(servers, options, SECOND).await.ok();
-        draw(&mut line, why.as_deref());
-    }
-}
-
-fn is_live() -> bool {
-    output::is_screen(&io::stderr()) && terminal::is_foreground(io::stderr())
 }
 
 /// The state of the wait that a line shows.
@@ -138,7 +97,7 @@ struct WaitLog {
 
 impl WaitLog {
     fn words(&self, path: &str, what: &str, waited: Option<Duration>, detail: Detail) -> String {
-        let waited = waited.map_or_else(String::new, |waited| format!(" {}", table::rounded(waited)));
+        let waited = waited.map_or_else(String::new, |waited| format!(" {}", rounded(waited)));
         let path = if detail.has_path { format!(" {path}") } else { String::new() };
         // "for a permit of" loses its "of" if the path does not follow.
         let what = match detail {
@@ -191,36 +150,6 @@ fn host(member: &Member, longest: usize) -> String {
             layout::without_shared_domain(&[host]).iter().map(|host| shorten_in_the_middle(host, longest)).collect()
         }
         false => host,
-    }
-}
-
-/// A line on the terminal that the next text overwrites.
-#[derive(Debug, Default)]
-struct StatusLine {
-    is_drawn: bool,
-}
-
-impl StatusLine {
-    /// Draws the line with as much detail as the terminal has room for.
-    fn draw(&mut self, words: impl Fn(Detail) -> String) {
-        let (columns, _) = terminal::size(io::stderr());
-        let room = columns.saturating_sub(1 + TYPED);
-        let lines = BRIEFER.map(|detail| format!("zklock: {}", words(detail)));
-        let line = lines.iter().find(|line| width(line) <= room).or(lines.last());
-        let line = line.map_or_else(String::new, |line| shorten(line, room));
-        output::to_people(format!("\r\x1b[K{line}"));
-        self.is_drawn = true;
-    }
-}
-
-impl Drop for StatusLine {
-    fn drop(&mut self) {
-        // The line is removed only in the foreground. If zklock is in the background, another text, such as a prompt,
-        // is in the place of the line and would be erased.
-        if self.is_drawn && is_live() {
-            // zklock waits until the line is gone, because the command writes next.
-            output::wait_for(TAKEN_BACK, "\r\x1b[K".to_owned());
-        }
     }
 }
 

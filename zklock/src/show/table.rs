@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use zk_rwlock::queue::{Member, MemberState};
 use zk_rwlock::{Dialect, Queue, Survey};
 
-use crate::cycles;
-use crate::layout::{self, Column, Cut};
-use crate::output::{escape_controls, shorten, wrapped};
+use crate::output::{escape_controls, rounded, shorten, wrapped};
+use crate::show::cycles;
+use crate::show::layout::{self, Column, Cut};
 
 /// How many columns of a label are shown. A label may be 256 bytes long.
 const LABEL_SHOWN: usize = 40;
@@ -165,12 +165,6 @@ pub(crate) fn entered(member: &Member) -> Option<String> {
     // The clocks of two machines differ. A time in the future counts as now.
     let age = SystemTime::now().duration_since(member.since?).unwrap_or(Duration::ZERO);
     Some(format!("{how} {} ago", rounded(age)))
-}
-
-/// Returns a time in its two greatest units. The smallest unit is the second.
-pub(crate) fn rounded(time: Duration) -> String {
-    let whole = humantime::format_duration(Duration::from_secs(time.as_secs())).to_string();
-    whole.split(' ').take(2).collect::<Vec<_>>().join(" ")
 }
 
 /// Returns the columns of the table, with a row for each member.

@@ -6,10 +6,10 @@ use std::fmt;
 use zk_rwlock::ZooKeeperBuilder;
 use zk_rwlock::coordinator::{Coordinator, Failure};
 
-use crate::advice::{Advice, Role, advice, together};
-use crate::check::Odd;
+use crate::check::advice::{Advice, Role, advice, together};
+use crate::check::odd::Odd;
+use crate::check::servers::{ServerReport, without_root};
 use crate::connect;
-use crate::servers::{ServerReport, without_root};
 
 /// The node in which ZooKeeper 3.5 and later lists the servers of the ensemble.
 const CONFIG: &str = "/zookeeper/config";
@@ -172,7 +172,7 @@ impl fmt::Display for Seen {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::servers::Look;
+    use crate::check::servers::Look;
 
     fn look(nodes: &[&str]) -> Look {
         nodes.iter().map(|name| ((*name).to_owned(), 0)).collect()

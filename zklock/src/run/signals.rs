@@ -11,14 +11,11 @@ use std::{fs, io};
 #[cfg(target_os = "linux")]
 use nix::sys::signal::Signal as NamedSignal;
 use nix::sys::signal::{SigSet, SigmaskHow};
-use rustix::process::{Signal, getpid};
+use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind, signal};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
-use crate::child;
 use crate::exit::{self, Exit};
-#[cfg(target_os = "linux")]
-use crate::tie;
 
 /// Signals that zklock handles only while a command runs. All other signals that can be caught are passed on to a
 /// running command. Without a running command they end zklock, after it has left the queue.
@@ -69,22 +66,20 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Begins to deliver the signals that would end zklock by default.
-    pub(crate) fn listen() -> Result<Signals, Exit> {
+    /// Begins to deliver the signals that would end zklock by default. `has_stage` is from [`tie::has_stage`].
+    ///
+    /// [`tie::has_stage`]: crate::run::tie::has_stage
+    pub(crate) fn listen(has_stage: bool) -> Result<Signals, Exit> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let mut signals = Signals { sender, receiver, before: SigSet::empty() };
         signals.add(ENDING.iter().copied().chain(real_time()))?;
         // The signals are unblocked after their handlers are set, because one of them may already be pending.
         let unblocked = SigSet::empty().thread_swap_mask(SigmaskHow::SIG_SETMASK);
         signals.before = unblocked.map_err(|error| cannot_listen(&error))?;
-        signals.add_faults()?;
-        if getpid().is_init() {
-            let mut ended = stream(SignalKind::child())?;
-            tokio::spawn(async move {
-                while ended.recv().await.is_some() {
-                    child::reap_orphans();
-                }
-            });
+        // Without the stage nothing is blocked: the command would inherit the blocked signals, and only the stage unblocks
+        // them before the command runs.
+        if has_stage {
+            signals.add_faults()?;
         }
         Ok(signals)
     }
@@ -165,11 +160,6 @@ impl Signals {
     /// delivers them.
     #[cfg(target_os = "linux")]
     fn add_faults(&self) -> Result<(), Exit> {
-        if !tie::has_stage() {
-            // Without the stage nothing is blocked: the command would inherit the blocked signals, and only the stage
-            // (`tie::stage`) unblocks them before the command runs.
-            return Ok(());
-        }
         let ignored = ignored();
         let faults: SigSet = FAULTS.into_iter().filter(|which| !is_in(ignored, *which as i32)).collect();
         faults.thread_block().map_err(|error| cannot_listen(&error))?;
@@ -216,7 +206,7 @@ fn real_time() -> impl Iterator<Item = Signal> {
     return std::iter::empty();
 }
 
-fn stream(kind: SignalKind) -> Result<unix::Signal, Exit> {
+pub(crate) fn stream(kind: SignalKind) -> Result<unix::Signal, Exit> {
     signal(kind).map_err(|error| cannot_listen(&error))
 }
 

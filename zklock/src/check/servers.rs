@@ -11,7 +11,7 @@ use zk_rwlock::coordinator::{Coordinator, Failure, Session, Stat, each_server, f
 use zk_rwlock::{ZooKeeper, ZooKeeperBuilder};
 
 use crate::arguments::Connection;
-use crate::check::Odd;
+use crate::check::odd::Odd;
 use crate::connect::{self, exit_for};
 use crate::exit::Exit;
 use crate::output::escape_controls;

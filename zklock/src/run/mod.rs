@@ -1,5 +1,13 @@
 //! Runs a command under the lock: acquires the lock, watches command and lock, and releases the lock.
 
+mod child;
+mod guard;
+mod order;
+pub(crate) mod signals;
+pub(crate) mod tie;
+mod waiting;
+pub(crate) mod witness;
+
 use std::cell::Cell;
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -15,16 +23,16 @@ use zk_rwlock::{
 };
 
 use crate::arguments::{Connection, Run};
-use crate::child::{self, Child, ChildEvent, Reaped, end_by};
+use crate::connect::credentials;
 use crate::connect::{self, connect_by, connect_visibly, exit_for};
-use crate::cycles::{self, Waiter};
 use crate::exit::{self, Exit};
-use crate::guard::AnyGuard;
-use crate::order::Order;
 use crate::output::{escape_controls, readable, say, say_within};
 use crate::place::Place;
-use crate::signals::Signals;
-use crate::{credentials, waiting, witness};
+use crate::run::child::{Child, ChildEvent, Reaped, end_by};
+use crate::run::guard::AnyGuard;
+use crate::run::order::Order;
+use crate::run::signals::Signals;
+use crate::show::cycles::{self, Waiter};
 
 /// How long `-n` tries to reach a server, unless `--connect-timeout` is given.
 const CONNECT_AT_ONCE: Duration = Duration::from_secs(3);
@@ -69,7 +77,8 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     // The lock is opened on the embedded backend first, so that a wrong path or option is reported before zklock
     // connects.
     open(&Memory::new(), run, &order, connection.dialect)?;
-    let mut signals = Signals::listen()?;
+    let mut signals = Signals::listen(tie::has_stage())?;
+    child::adopt_orphans()?;
     let options = connect::options(connect_limit(run, connection), connection)?;
     let zk = tokio::select! {
         biased;

@@ -14,10 +14,11 @@ use zk_rwlock::{Error, Queue, ZooKeeper};
 use crate::arguments::{Connection, WatchOrder};
 use crate::connect::connect_to;
 use crate::exit::{self, Exit};
-use crate::list::doubt;
 use crate::output::{self, shorten, shorten_in_the_middle, width, wrapped};
 use crate::place::Place;
-use crate::{table, terminal};
+use crate::show::doubt;
+use crate::show::table;
+use crate::terminal;
 
 /// How often the screen is redrawn without a change of the queue, because it shows how long ago things happened.
 const TICK: Duration = Duration::from_secs(1);

@@ -57,8 +57,8 @@ mod on_linux {
     use rustix::process::{Pid, Signal, getppid, kill_process};
 
     use super::PID;
-    use crate::signals::{ignored, is_in};
-    use crate::tie::OURSELVES;
+    use crate::run::signals::{ignored, is_in};
+    use crate::run::tie::OURSELVES;
 
     /// How long zklock waits for the end of the witness before it kills the witness.
     const PATIENCE: Duration = Duration::from_secs(1);

@@ -16,6 +16,10 @@
 //! not the options elsewhere on the line that state the servers and the login. Its scripts pass the words as arguments.
 //! And the engine is behind an unstable feature.
 
+pub(crate) mod completions;
+mod cursor;
+mod quotes;
+
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::{self, Read};
@@ -29,11 +33,11 @@ use zk_rwlock::queue::Contender;
 use zk_rwlock::{Dialect, Memory, RwLock};
 
 use crate::arguments::{Arguments, Connection};
+use crate::complete::cursor::{Completion, ExpectedWord};
+use crate::complete::quotes::TypedWord;
 use crate::connect::{self, connect_by};
-use crate::cursor::{self, Completion, ExpectedWord};
 use crate::exit::Exit;
 use crate::output::{self, escape_controls};
-use crate::quotes::{self, TypedWord};
 
 /// The longest wait for the ensemble. The user waits at the prompt meanwhile.
 const TIME_LIMIT: Duration = Duration::from_secs(1);

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
+use crate::connect::settings::{Given, line};
 use crate::exit::Exit;
-use crate::settings::{Given, line};
 
 /// The variables that the command does not get without `--keep-credentials`.
 pub(crate) const VARIABLES: [&str; 6] =

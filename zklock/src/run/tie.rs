@@ -12,27 +12,26 @@ use std::process::Command;
 use crate::exit::{self, Exit};
 use crate::output::quoted;
 #[cfg(target_os = "linux")]
-use crate::{signals, terminal::our_group};
+use crate::run::signals;
+use crate::terminal::our_group;
 
 /// The first argument of the stage, the process that becomes the command. It cannot be the path of a lock, which begins
 /// with a slash.
 #[cfg(target_os = "linux")]
 const STAGE: &str = "tied-to";
 
-/// A path of this program that stays valid when the program's file is replaced.
-#[cfg(target_os = "linux")]
+/// On Linux, a path of this program that stays valid when the program's file is replaced.
 pub(crate) const OURSELVES: &str = "/proc/self/exe";
 
 /// Whether commands are started by way of the stage. The stage needs `/proc`.
-#[cfg(target_os = "linux")]
 pub(crate) fn has_stage() -> bool {
-    std::fs::exists(OURSELVES).is_ok_and(|exists| exists)
+    cfg!(target_os = "linux") && std::fs::exists(OURSELVES).is_ok_and(|exists| exists)
 }
 
 /// Returns the command that starts the program, through the stage if there is one. The system counts the calling thread
 /// as the parent, so this thread has to live as long as zklock. `faults` is from [`Signals::faults_blocked_before`].
 ///
-/// [`Signals::faults_blocked_before`]: crate::signals::Signals::faults_blocked_before
+/// [`Signals::faults_blocked_before`]: crate::run::signals::Signals::faults_blocked_before
 pub(crate) fn command(program: &OsStr, arguments: &[OsString], faults: u64) -> Command {
     #[cfg(target_os = "linux")]
     if has_stage() {

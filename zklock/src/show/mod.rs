@@ -1,4 +1,10 @@
-//! The subcommand `ls`: prints the queue of a lock, or the queues of all locks below a path.
+//! The subcommand `ls`: prints the queue of a lock, or the queues of all locks below a path. The subcommand `watch` is in
+//! `live`.
+
+pub(crate) mod cycles;
+pub(crate) mod layout;
+pub(crate) mod live;
+pub(crate) mod table;
 
 use std::io;
 
@@ -11,7 +17,7 @@ use crate::connect::{self, connect_to};
 use crate::exit::Exit;
 use crate::output::escape_json;
 use crate::place::Place;
-use crate::{output, place, table};
+use crate::{output, place};
 
 pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
     let (columns, colourful) = (output::columns(&io::stdout()), output::is_colourful());

@@ -1,0 +1,50 @@
+//! A line in the foreground of a terminal that is redrawn in place.
+
+use std::io;
+use std::time::Duration;
+
+use crate::output::{self, shorten, width};
+use crate::terminal;
+
+/// The columns that a terminal adds when Ctrl-C or Ctrl-Z is typed: `^C`.
+const TYPED: usize = 2;
+
+/// The longest wait until the live line is removed. The wait has a limit, because a terminal that is stopped (Ctrl-S)
+/// prints nothing.
+const TAKEN_BACK: Duration = Duration::from_millis(200);
+
+/// A line on the terminal that the next text overwrites.
+#[derive(Debug, Default)]
+pub(crate) struct StatusLine {
+    is_drawn: bool,
+}
+
+impl StatusLine {
+    /// Whether a line can be drawn: zklock is in the foreground of a terminal.
+    pub(crate) fn is_possible() -> bool {
+        output::is_screen(&io::stderr()) && terminal::is_foreground(io::stderr())
+    }
+
+    /// Draws the first of these lines for which the terminal has room, or else the last, shortened. Each line has fewer details than
+    /// the one before.
+    pub(crate) fn draw(&mut self, briefer: impl IntoIterator<Item = String>) {
+        let (columns, _) = terminal::size(io::stderr());
+        let room = columns.saturating_sub(1 + TYPED);
+        let lines: Vec<_> = briefer.into_iter().map(|line| format!("zklock: {line}")).collect();
+        let line = lines.iter().find(|line| width(line) <= room).or(lines.last());
+        let line = line.map_or_else(String::new, |line| shorten(line, room));
+        output::to_people(format!("\r\x1b[K{line}"));
+        self.is_drawn = true;
+    }
+}
+
+impl Drop for StatusLine {
+    fn drop(&mut self) {
+        // The line is removed only in the foreground. If zklock is in the background, another text, such as a prompt,
+        // is in the place of the line and would be erased.
+        if self.is_drawn && StatusLine::is_possible() {
+            // zklock waits until the line is gone, because the command writes next.
+            output::wait_for(TAKEN_BACK, "\r\x1b[K".to_owned());
+        }
+    }
+}
