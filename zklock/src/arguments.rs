@@ -515,20 +515,42 @@ pub(crate) struct Ls {
 
 /// `zklock watch`
 #[derive(Debug, Args)]
-#[command(override_usage = "zklock watch [OPTIONS] PATH")]
+#[command(override_usage = "zklock watch [OPTIONS] PATH...", after_long_help = WATCH_JSON_HELP)]
 pub(crate) struct WatchOrder {
-    /// The lock.
-    #[arg(value_name = "PATH")]
-    pub(crate) path: String,
+    /// The locks. More than one are shown in one table, a row for each.
+    #[arg(value_name = "PATH", required = true)]
+    pub(crate) paths: Vec<String>,
 
-    /// How often to look.
+    /// Show every lock at and below PATH that has a holder, a waiter, or a record of a run under --once-in.
+    #[arg(long)]
+    pub(crate) tree: bool,
+
+    /// How often to look on a screen. Otherwise each change is printed as soon as ZooKeeper tells it, and this is the longest
+    /// time until a change is seen that ZooKeeper does not tell.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = positive)]
     pub(crate) interval: Duration,
 
-    /// Print a line of JSON, as `zklock ls --json` does, whenever the queue changes.
+    /// Print a line of JSON for each change, as `zklock watch --help` documents it. `zklock timeline` draws the lines.
     #[arg(long)]
     pub(crate) json: bool,
 }
+
+const WATCH_JSON_HELP: &str = "\
+With --json, a line for each change of a queue, and first for each queue:
+  at        when ZooKeeper told the change, RFC 3339 in UTC
+  event     \"queue\"; or \"disconnected\" and \"connected\", if this zklock
+            loses its connection: such a line has at, path, event and why
+  path, dialect, permits, done, members
+            as `zklock ls --json` prints them
+  came, went, granted
+            the members that came, that went, and that hold now, each:
+            {\"node\", \"host\", \"pid\", \"label\", \"token\"}
+  unseen    how many contenders have at least come and gone before the
+            queue was read
+  changes   for how many changes the line stands: more than one if they
+            fell together
+
+Fields may be added, and none will be changed.";
 
 /// `zklock ask`
 #[derive(Debug, Args)]

@@ -90,8 +90,10 @@ pub(crate) fn expected(program: &Command, words: &[String]) -> ExpectedWord {
             let words = if is_escaped { Vec::new() } else { tasks(program, current) };
             ExpectedWord::Path { words, options }
         }
-        Some(task) => match task.get_positionals().nth(places) {
-            Some(place) if place.get_id() == "path" => ExpectedWord::Path { words: Vec::new(), options },
+        Some(task) => match task.get_positionals().nth(places).or(task.get_positionals().find(takes_many)) {
+            Some(place) if ["path", "paths"].contains(&place.get_id().as_str()) => {
+                ExpectedWord::Path { words: Vec::new(), options }
+            }
             Some(place) if place.get_id() == "task" => ExpectedWord::Words(tasks(program, current)),
             Some(place) => value_of(place, current),
             None => ExpectedWord::Nothing,
@@ -109,6 +111,11 @@ fn after_path(words: &[String], at: usize, has_line: bool) -> ExpectedWord {
         Some("-c" | "--command") => ExpectedWord::Nothing,
         _ => ExpectedWord::Command(at),
     }
+}
+
+/// Whether the argument takes all words that follow.
+fn takes_many(place: &&Arg) -> bool {
+    place.get_num_args().is_some_and(|number| number.max_values() == usize::MAX)
 }
 
 fn is_option(word: &str) -> bool {
@@ -225,7 +232,8 @@ mod tests {
         {
             assert_eq!(words_in(line), Vec::<String>::new(), "{line}");
         }
-        for task in ["ls", "watch", "ask", "forget", "break", "check", "permits"] {
+        assert!(matches!(expected_in("zklock watch /l "), ExpectedWord::Path { .. }), "several locks");
+        for task in ["ls", "ask", "forget", "break", "check", "permits"] {
             assert!(matches!(expected_in(&format!("zklock {task} ")), ExpectedWord::Path { .. }), "{task}");
             assert_eq!(expected_in(&format!("zklock {task} /l ")), ExpectedWord::Nothing, "{task}");
         }

@@ -3,14 +3,26 @@
 //! Off a terminal no column is dropped and no cell is shortened. On a terminal that is too narrow, these steps are
 //! taken in this order until the table fits: SESSION is dropped; cells take their brief form, if they have one; hosts
 //! are shortened in the middle and labels at their end, the wider of the two columns first; PID is dropped; then the
-//! other columns are dropped in the order of [`MAY_GO`]. TOKEN stays.
+//! other columns are dropped in the order of [`MAY_GO`]. TOKEN stays, and so do PATH and WAITING.
 
 use crate::output::{shorten, shorten_in_the_middle, width};
 
 /// The columns that may be dropped, in this order. Each figure is the least width to which all columns are shortened
 /// before this column is dropped.
-const MAY_GO: [(&str, usize); 8] =
-    [("PID", 12), ("BEHIND", 8), ("QUEUED", 8), ("LABEL", 8), ("MODE", 8), ("HOST", 8), ("STATE", 1), ("PLACE", 1)];
+const MAY_GO: [(&str, usize); 12] = [
+    ("PID", 12),
+    ("TREND", 12),
+    ("BEHIND", 8),
+    ("QUEUED", 8),
+    ("LONGEST", 8),
+    ("LABEL", 8),
+    ("HOLDER", 8),
+    ("MODE", 8),
+    ("HOST", 8),
+    ("HELD", 1),
+    ("STATE", 1),
+    ("PLACE", 1),
+];
 
 /// The number of spaces between two columns.
 const BETWEEN: usize = 2;

@@ -1,23 +1,23 @@
-//! The subcommand `watch`: shows the queue as it changes. In the foreground of a terminal the screen is redrawn in
-//! place. Elsewhere each change is printed as a table or a line of JSON.
+//! The subcommand `watch` on a screen: shows one queue, or a row for each of several, and redraws the screen in place. Elsewhere
+//! [`follow`] prints each change.
 
-use std::future::Future;
+use std::future::{Future, IntoFuture};
 use std::io;
 use std::pin::pin;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use futures_util::future::try_join_all;
 use rustix::process::Signal as RawSignal;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use zk_rwlock::queue::MemberState;
-use zk_rwlock::{Error, Queue, ZooKeeper};
+use zk_rwlock::{Dialect, Error, Queue, RwLock, Survey, ZooKeeper};
 
 use crate::arguments::{Connection, WatchOrder};
 use crate::connect::connect_to;
 use crate::exit::{self, Exit};
 use crate::output::{self, shorten, shorten_in_the_middle, width, wrapped};
 use crate::place::Place;
-use crate::show::doubt;
-use crate::show::table;
+use crate::show::overview::{self, History};
+use crate::show::{doubt, follow, table};
 use crate::terminal;
 
 /// How often the screen is redrawn without a change of the queue, because it shows how long ago things happened.
@@ -29,21 +29,26 @@ const SILENCE: Duration = Duration::from_secs(3);
 /// The last second of the year 9999, in seconds since 1970. RFC 3339 has no later times.
 const LAST_WRITTEN: Duration = Duration::from_secs(253_402_300_799);
 
-/// Shows the queue until a signal ends zklock.
+/// Shows the queues until a signal ends zklock.
 pub(crate) async fn watch(watch: &WatchOrder, connection: &Connection) -> Result<u8, Exit> {
-    let zk = connect_to(&watch.path, connection).await?;
-    let place = Place::whatever(&zk, &watch.path, connection.dialect)?;
+    let zk = connect_to(&watch.paths[0], connection).await?;
+    for path in &watch.paths[1..] {
+        RwLock::new(&zk, path)?;
+    }
     if output::is_screen(&io::stdout()) && !watch.json {
-        on_a_screen(&zk, &place, watch.interval).await
+        on_a_screen(&zk, watch, connection.dialect).await
     } else {
-        in_lines(&zk, &place, watch).await
+        follow::in_lines(&zk, watch, connection).await
     }
 }
 
 /// The state of the screen.
 struct Screen {
-    path: String,
-    queue: Option<Queue>,
+    title: String,
+    /// Whether the screen has a row for each queue, and not one for each member of a single queue.
+    is_overview: bool,
+    seen: Option<Vec<Queue>>,
+    history: History,
     /// Why the first answers, "free", may mislead ([`doubt`]).
     doubt: Option<String>,
     /// When the request that waits for an answer was sent. `None` if no request waits.
@@ -55,10 +60,12 @@ struct Screen {
     is_ours: bool,
 }
 
-async fn on_a_screen(zk: &ZooKeeper, place: &Place, interval: Duration) -> Result<u8, Exit> {
+async fn on_a_screen(zk: &ZooKeeper, watch: &WatchOrder, dialect: Dialect) -> Result<u8, Exit> {
     let mut screen = Screen {
-        path: place.path().to_owned(),
-        queue: None,
+        title: watch.paths.join(" "),
+        is_overview: watch.tree || watch.paths.len() > 1,
+        seen: None,
+        history: History::default(),
         doubt: None,
         unanswered: None,
         resized: listen(SignalKind::window_change())?,
@@ -68,21 +75,36 @@ async fn on_a_screen(zk: &ZooKeeper, place: &Place, interval: Duration) -> Resul
     };
     loop {
         screen.unanswered.get_or_insert_with(Instant::now);
-        let is_doubtful = screen.queue.is_none() || screen.doubt.is_some();
+        let is_doubtful = screen.seen.is_none() || screen.doubt.is_some();
         let look = async {
-            let Some(queue) = answer(place.queue().await)? else { return Ok(None) };
-            let doubt = if is_doubtful { doubt(zk, &queue).await } else { None };
-            Ok::<_, Exit>(Some((queue, doubt)))
+            let Some(seen) = look(zk, watch, dialect).await? else { return Ok(None) };
+            let doubt = match &seen[..] {
+                [queue] if is_doubtful && !watch.tree => doubt(zk, queue).await,
+                _ => None,
+            };
+            Ok::<_, Exit>(Some((seen, doubt)))
         };
         let Some(looked) = screen.drawn_during(look).await? else { return Ok(0) };
-        if let Some((queue, doubt)) = looked? {
-            (screen.queue, screen.doubt, screen.unanswered) = (Some(queue), doubt, None);
+        if let Some((seen, doubt)) = looked? {
+            screen.history.add(&seen, Instant::now());
+            (screen.seen, screen.doubt, screen.unanswered) = (Some(seen), doubt, None);
         }
-        let waited = screen.draw()? && screen.drawn_during(tokio::time::sleep(interval)).await?.is_some();
+        let waited = screen.draw()? && screen.drawn_during(tokio::time::sleep(watch.interval)).await?.is_some();
         if !waited {
             return Ok(0);
         }
     }
+}
+
+/// Reads the queues of all paths, or with `--tree` of all locks below them. Returns `None` if there was no answer.
+async fn look(zk: &ZooKeeper, watch: &WatchOrder, dialect: Dialect) -> Result<Option<Vec<Queue>>, Exit> {
+    if watch.tree {
+        let surveys = watch.paths.iter().map(|path| Survey::below(zk, path).into_future());
+        return answer(try_join_all(surveys).await.map(|all| all.into_iter().flat_map(|it| it.queues).collect()));
+    }
+    let places = watch.paths.iter().map(|path| Place::whatever(zk, path, dialect));
+    let places = places.collect::<Result<Vec<_>, _>>()?;
+    answer(try_join_all(places.iter().map(Place::queue)).await)
 }
 
 fn listen(to: SignalKind) -> Result<Signal, Exit> {
@@ -126,13 +148,21 @@ impl Screen {
         } else {
             format!("  {}", humantime::format_rfc3339_seconds(SystemTime::now().min(UNIX_EPOCH + LAST_WRITTEN)))
         };
-        let heading = shorten_in_the_middle(&self.path, columns.saturating_sub(width(&status)).max(1)) + &status;
+        let heading = shorten_in_the_middle(&self.title, columns.saturating_sub(width(&status)).max(1)) + &status;
         let mut lines = vec![shorten(&heading, columns), String::new()];
-        if let Some(queue) = &self.queue {
+        if let Some(seen) = &self.seen {
             let doubt = self.doubt.iter().map(|words| wrapped(words, Some(columns))).collect::<String>();
             // The last row stays empty, because a cursor in it would scroll the screen.
             let left = rows.saturating_sub(lines.len() + doubt.lines().count() + 1);
-            lines.extend(table::table_within(queue, columns, left, output::is_colourful()));
+            lines.extend(match &seen[..] {
+                [queue] if !self.is_overview => {
+                    let mut table = table::table_within(queue, columns, left, output::is_colourful());
+                    let held = self.history.held(queue, Instant::now()).filter(|_| table.len() < left);
+                    table.extend(held.map(|held| shorten(&held, columns)));
+                    table
+                }
+                queues => overview::rows(queues, &self.history, columns, left),
+            });
             lines.extend(doubt.lines().map(str::to_owned));
         }
         // The text moves the cursor to the top left corner, and clears the rest of each line and the rows below.
@@ -140,52 +170,14 @@ impl Screen {
     }
 }
 
-async fn in_lines(zk: &ZooKeeper, place: &Place, watch: &WatchOrder) -> Result<u8, Exit> {
-    let mut last = None;
-    while output::is_read() {
-        let mut looked = pin!(place.queue());
-        let looked = match tokio::time::timeout(SILENCE, &mut looked).await {
-            Ok(looked) => looked,
-            Err(_) => {
-                output::say(&format!("{}: no answer for {}", watch.path, humantime::format_duration(SILENCE)));
-                looked.await
-            }
-        };
-        if let Some(queue) = answer(looked)? {
-            if last.is_none() {
-                doubt(zk, &queue).await.iter().for_each(|words| output::say(words));
-            }
-            let gist = gist(&queue);
-            if last.as_ref() != Some(&gist) {
-                last = Some(gist);
-                let text = if watch.json {
-                    output::escape_json(&table::json(&queue).to_string())
-                } else {
-                    table::table(&queue, output::columns(&io::stdout()), false)
-                };
-                output::print(&format!("{text}\n"))?;
-            }
-        }
-        tokio::time::sleep(watch.interval).await;
-    }
-    Ok(0)
-}
-
-/// Turns the outcome of a read into the queue. Returns `None` after an error that may pass: the connection may come
+/// Turns the outcome of a read into what was read. Returns `None` after an error that may pass: the connection may come
 /// back, or a new session may be opened.
-fn answer(looked: Result<Queue, Error>) -> Result<Option<Queue>, Exit> {
+pub(crate) fn answer<T>(looked: Result<T, Error>) -> Result<Option<T>, Exit> {
     match looked {
-        Ok(queue) => Ok(Some(queue)),
+        Ok(seen) => Ok(Some(seen)),
         Err(Error::Unreachable(_) | Error::OutcomeUnknown { .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Returns the part of a queue whose change is printed. The ages of members are not in this part, because they change
-/// all the time.
-fn gist(queue: &Queue) -> (Vec<(String, bool)>, Option<SystemTime>, Option<u32>) {
-    let members = queue.members.iter().map(|member| (member.node.clone(), member.state == MemberState::Holds));
-    (members.collect(), queue.done.as_ref().map(|done| done.at), queue.permits)
 }
 
 #[cfg(test)]
@@ -197,9 +189,9 @@ mod tests {
         let away = Error::Unreachable("it is away".to_owned());
         let unknown = Error::OutcomeUnknown { operation: "read", reason: "it was cut".to_owned() };
         for passes in [away, unknown] {
-            assert!(answer(Err(passes)).is_ok_and(|queue| queue.is_none()));
+            assert!(answer::<Queue>(Err(passes)).is_ok_and(|queue| queue.is_none()));
         }
         let denied = Error::PermissionDenied { operation: "read", path: "/lock".to_owned(), lacks: Box::default() };
-        assert!(answer(Err(denied)).is_err_and(|exit| exit.code() == exit::NO_PERMISSION));
+        assert!(answer::<Queue>(Err(denied)).is_err_and(|exit| exit.code() == exit::NO_PERMISSION));
     }
 }

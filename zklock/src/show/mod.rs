@@ -2,8 +2,10 @@
 //! `live`.
 
 pub(crate) mod cycles;
+mod follow;
 pub(crate) mod layout;
 pub(crate) mod live;
+mod overview;
 pub(crate) mod table;
 
 use std::io;

@@ -63,6 +63,7 @@ mod systemd;
 mod tie;
 mod trips;
 mod waiting;
+mod watch;
 mod winding_down;
 
 // ---------------------------------------------------------------------------------------- Starting and awaiting zklock

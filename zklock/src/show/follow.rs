@@ -1,0 +1,424 @@
+//! Follows the queue of a lock or semaphore by watches: each change that ZooKeeper tells becomes a line.
+//!
+//! A watch is armed before the queue is read, so no change is missed. The queue may change several times before it is read:
+//! then one line stands for several changes, and says for how many.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::future::IntoFuture;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use futures_util::future::{self, FutureExt, select_all};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use serde_json::{Value, json};
+use zk_rwlock::coordinator::{Coordinator, Event, Failure, Reply, Session, Watch};
+use zk_rwlock::queue::{Contender, Member, MemberState};
+use zk_rwlock::{ConnectionState, Dialect, Queue, Survey, ZooKeeper};
+
+use crate::arguments::{Connection, WatchOrder};
+use crate::exit::Exit;
+use crate::output;
+use crate::place::Place;
+use crate::show::live::answer;
+use crate::show::{doubt, table};
+
+/// How often the state of the connection is looked at.
+const TICK: Duration = Duration::from_millis(100);
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// If ZooKeeper has not answered for this time, a message says so.
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// How the lines are written.
+#[derive(Clone, Copy)]
+struct Style {
+    is_json: bool,
+    interval: Duration,
+    dialect: Dialect,
+}
+
+/// Prints the queues of the paths, and then each change. Ends when standard output has no reader any more.
+pub(crate) async fn in_lines(zk: &ZooKeeper, order: &WatchOrder, connection: &Connection) -> Result<u8, Exit> {
+    let style = Style { is_json: order.json, interval: order.interval, dialect: connection.dialect };
+    let breaks = &Breaks { zk, paths: &order.paths, style, was_connected: Cell::new(true), told: Cell::new(None) };
+    let mut followed = FuturesUnordered::new();
+    let mut known: Vec<String> = if order.tree { Vec::new() } else { order.paths.clone() };
+    for path in &known {
+        followed.push(follow(breaks, path.clone()).boxed_local());
+    }
+    let mut telling = pin!(breaks.keep_telling());
+    loop {
+        if order.tree {
+            for path in locks_below(zk, &order.paths).await? {
+                if !known.contains(&path) {
+                    known.push(path.clone());
+                    followed.push(follow(breaks, path).boxed_local());
+                }
+            }
+        }
+        tokio::select! {
+            Some(ended) = followed.next() => ended?,
+            ended = &mut telling => ended?,
+            () = tokio::time::sleep(order.interval.max(TICK)) => {}
+        }
+        if !output::is_read() {
+            return Ok(0);
+        }
+    }
+}
+
+/// Returns the paths of all locks at and below these paths that have a contender or a record.
+pub(crate) async fn locks_below(zk: &ZooKeeper, prefixes: &[String]) -> Result<Vec<String>, Exit> {
+    let surveys = future::join_all(prefixes.iter().map(|prefix| Survey::below(zk, prefix).into_future())).await;
+    let mut paths = Vec::new();
+    for survey in surveys {
+        let queues = answer(survey)?.map(|survey| survey.queues).unwrap_or_default();
+        paths.extend(queues.into_iter().map(|queue| queue.path));
+    }
+    paths.dedup();
+    Ok(paths)
+}
+
+/// Tells when the connection breaks, and when it is back.
+struct Breaks<'z> {
+    zk: &'z ZooKeeper,
+    paths: &'z [String],
+    style: Style,
+    was_connected: Cell<bool>,
+    /// When a line was last printed.
+    told: Cell<Option<Instant>>,
+}
+
+impl Breaks<'_> {
+    /// Prints a line if the connection broke or came back since the last call.
+    fn tell(&self) -> Result<(), Exit> {
+        let state = self.zk.state();
+        let is_connected = state == ConnectionState::Connected;
+        if is_connected == self.was_connected.replace(is_connected) {
+            return Ok(());
+        }
+        let why = match state {
+            ConnectionState::Connecting { why, .. } => why,
+            _ => None,
+        };
+        self.print(is_connected, why)
+    }
+
+    /// Prints the lines of a break that was too short to be seen, but is known from an event that came after it.
+    fn tell_of_short(&self) -> Result<(), Exit> {
+        self.tell()?;
+        if self.was_connected.get() && self.told.get().is_none_or(|told| told.elapsed() > SECOND) {
+            self.print(false, None)?;
+            self.print(true, None)?;
+        }
+        Ok(())
+    }
+
+    fn print(&self, is_connected: bool, why: Option<String>) -> Result<(), Exit> {
+        self.told.set(Some(Instant::now()));
+        let event = if is_connected { "connected" } else { "disconnected" };
+        for path in self.paths.iter().filter(|_| self.style.is_json) {
+            print_json(&json!({ "at": written(SystemTime::now()), "event": event, "path": path, "why": why }))?;
+        }
+        Ok(())
+    }
+
+    async fn keep_telling(&self) -> Result<(), Exit> {
+        loop {
+            self.tell()?;
+            tokio::time::sleep(TICK).await;
+        }
+    }
+}
+
+/// Prints each change of one queue. Returns when standard output has no reader any more.
+async fn follow(breaks: &Breaks<'_>, path: String) -> Result<(), Exit> {
+    let (zk, style) = (breaks.zk, breaks.style);
+    let place = Place::whatever(zk, &path, style.dialect)?;
+    let mut watches = Watches::new(&path, style.dialect);
+    let mut last: Option<Seen> = None;
+    let mut told = None;
+    while output::is_read() {
+        let shown = watches.arm(zk).await;
+        let mut looked = pin!(place.queue());
+        let looked = match tokio::time::timeout(SILENCE, &mut looked).await {
+            Ok(looked) => looked,
+            Err(_) => {
+                output::say(&format!("{path}: no answer for {}", humantime::format_duration(SILENCE)));
+                looked.await
+            }
+        };
+        if watches.last == Some(Event::LookAgain) {
+            breaks.tell_of_short()?;
+        } else {
+            breaks.tell()?;
+        }
+        if let Some(queue) = answer(looked)? {
+            let at = told.take().unwrap_or_else(SystemTime::now);
+            let mut seen = Seen { queue, shown, newest: None };
+            seen.newest = seen.newest_after(last.as_ref());
+            match &last {
+                None => {
+                    doubt(zk, &seen.queue).await.iter().for_each(|words| output::say(words));
+                    seen.print(at, &Change::default(), style)?;
+                }
+                Some(before) => {
+                    let change = Change::between(before, &mut seen, watches.tells_of_members());
+                    if change.is_any || gist(&before.queue) != gist(&seen.queue) {
+                        seen.print(at, &change, style)?;
+                    }
+                }
+            }
+            last = Some(seen);
+        }
+        if tokio::time::timeout(style.interval, watches.changed()).await.is_ok() {
+            told = Some(SystemTime::now());
+        }
+    }
+    Ok(())
+}
+
+/// What was seen of a queue.
+struct Seen {
+    queue: Queue,
+    /// The names that the directory showed when its watch was armed, before the queue was read. `None` if there was no
+    /// directory.
+    shown: Option<BTreeSet<String>>,
+    /// The highest sequence number that was given to a contender, as far as it is known. -1 if none was given yet.
+    newest: Option<i64>,
+}
+
+impl Seen {
+    fn newest_after(&self, before: Option<&Seen>) -> Option<i64> {
+        let shown = self.queue.members.iter().filter_map(|member| self.sequence(member)).max();
+        // A directory that is made anew counts from 0 again.
+        let empty = if self.shown.is_none() { Some(-1) } else { before.and_then(|before| before.newest) };
+        shown.or(empty)
+    }
+
+    fn sequence(&self, member: &Member) -> Option<i64> {
+        Contender::parse_as(&member.node, self.queue.dialect).map(|contender| contender.sequence())
+    }
+
+    /// Whether the queue has the contenders that its directory showed when the watch was armed.
+    fn is_as_shown(&self) -> bool {
+        let is_contender = |name: &&String| Contender::parse_as(name, self.queue.dialect).is_some();
+        let members = self.queue.members.iter().map(|member| &member.node);
+        self.shown.iter().flatten().filter(is_contender).collect::<BTreeSet<_>>() == members.collect()
+    }
+
+    fn print(&self, at: SystemTime, change: &Change, style: Style) -> Result<(), Exit> {
+        if !style.is_json {
+            output::print(&format!("{}\n", table::table(&self.queue, output::columns(&io::stdout()), false)))?;
+            return Ok(());
+        }
+        let mut line = table::json(&self.queue);
+        if let Value::Object(line) = &mut line {
+            line.shift_insert(0, "at".to_owned(), json!(written(at)));
+            line.shift_insert(1, "event".to_owned(), json!("queue"));
+            line.insert("came".to_owned(), change.came.iter().map(short).collect());
+            line.insert("went".to_owned(), change.went.iter().map(short).collect());
+            line.insert("granted".to_owned(), change.granted.iter().map(short).collect());
+            line.insert("unseen".to_owned(), json!(change.unseen));
+            line.insert("changes".to_owned(), json!(change.came.len() + change.went.len() + 2 * change.unseen));
+        }
+        print_json(&line)
+    }
+}
+
+/// What changed between two looks at a queue.
+#[derive(Default)]
+struct Change {
+    is_any: bool,
+    came: Vec<Member>,
+    went: Vec<Member>,
+    /// The members that hold, and did not hold before.
+    granted: Vec<Member>,
+    /// The number of contenders that came and went between the looks.
+    unseen: usize,
+}
+
+impl Change {
+    /// Compares two looks. `has_fired` says whether the watch has told of a change of the directory.
+    fn between(before: &Seen, now: &mut Seen, has_fired: bool) -> Change {
+        let nodes = |seen: &Seen| -> HashMap<String, bool> {
+            let held = |member: &Member| (member.node.clone(), member.state == MemberState::Holds);
+            seen.queue.members.iter().map(held).collect()
+        };
+        let (earlier, later) = (nodes(before), nodes(now));
+        let all = |members: &[Member], is: &dyn Fn(&Member) -> bool| -> Vec<Member> {
+            members.iter().filter(|member| is(member)).cloned().collect()
+        };
+        let came = all(&now.queue.members, &|member| !earlier.contains_key(&member.node));
+        let went = all(&before.queue.members, &|member| !later.contains_key(&member.node));
+        let holds = |member: &Member| member.state == MemberState::Holds;
+        let granted = all(&now.queue.members, &|member| holds(member) && earlier.get(&member.node) != Some(&true));
+        // Each number between the newest of both looks was given to a contender that came, or that came and went.
+        let given = before.newest.zip(now.newest).map_or(0, |(before, now)| usize::try_from(now - before).unwrap_or(0));
+        let mut unseen = given.saturating_sub(came.iter().filter(|member| now.sequence(member).is_some()).count());
+        // The watch told of a change of the directory, which shows the same nodes as when the watch was armed. The change was not
+        // between the arming and the earlier look, because that look showed the same, too.
+        if has_fired && came.is_empty() && went.is_empty() && before.shown == now.shown && before.is_as_shown() {
+            unseen = 1;
+            now.newest = before.newest.map(|newest| newest + 1);
+        }
+        let is_any = unseen > 0 || !came.is_empty() || !went.is_empty() || !granted.is_empty();
+        Change { is_any, came, went, granted, unseen }
+    }
+}
+
+/// Returns a member in a few words, for the lists of a line.
+fn short(member: &Member) -> Value {
+    json!({
+        "node": member.node,
+        "host": member.host,
+        "pid": member.pid,
+        "label": member.label,
+        "token": member.token,
+    })
+}
+
+fn written(at: SystemTime) -> String {
+    humantime::format_rfc3339_millis(at).to_string()
+}
+
+fn print_json(line: &Value) -> Result<(), Exit> {
+    output::print(&format!("{}\n", output::escape_json(&line.to_string()))).map(drop)
+}
+
+/// Returns the part of a queue whose change is printed. The ages of members are not in this part, because they change
+/// all the time.
+fn gist(queue: &Queue) -> (Vec<(String, bool)>, Option<SystemTime>, Option<u32>) {
+    let members = queue.members.iter().map(|member| (member.node.clone(), member.state == MemberState::Holds));
+    (members.collect(), queue.done.as_ref().map(|done| done.at), queue.permits)
+}
+
+/// What a watch is armed on.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum On {
+    /// The coming and going of a node's children.
+    Children(String),
+    /// The data and the deletion of a node.
+    Node(String),
+}
+
+/// The watches that tell that a queue changes.
+struct Watches {
+    path: String,
+    wanted: Vec<On>,
+    armed: BTreeMap<On, Watch>,
+    /// The event of the watch that fired last. `None` if none has fired since the last look.
+    last: Option<Event>,
+    /// Whether this was the watch on the directory of the queue.
+    is_of_directory: bool,
+    /// The names that the directory showed when its watch was armed. `None` if there was no directory.
+    shown: Option<BTreeSet<String>>,
+}
+
+impl Watches {
+    fn new(path: &str, dialect: Dialect) -> Watches {
+        let mut wanted = vec![On::Children(path.to_owned())];
+        if dialect == Dialect::Native {
+            wanted.extend(["queue", "permits"].map(|part| On::Children(format!("{path}/{part}"))));
+            wanted.extend([path.to_owned(), format!("{path}.done")].map(On::Node));
+        }
+        Watches {
+            path: path.to_owned(),
+            wanted,
+            armed: BTreeMap::new(),
+            last: None,
+            is_of_directory: false,
+            shown: None,
+        }
+    }
+
+    /// Arms the watches that are not armed. Returns the names that the directory showed last.
+    async fn arm(&mut self, zk: &ZooKeeper) -> Option<BTreeSet<String>> {
+        let Ok(session_slot) = zk.session_slot(0).await else { return self.shown.clone() };
+        let session = session_slot.session();
+        let missing: Vec<On> = self.wanted.iter().filter(|on| !self.armed.contains_key(on)).cloned().collect();
+        let sent: Vec<Reply<(Vec<String>, Watch)>> = missing.iter().map(|on| send(session, on)).collect();
+        for (on, answer) in missing.into_iter().zip(future::join_all(sent).await) {
+            let Ok((names, watch)) = answer else { continue };
+            if on == self.wanted[0] {
+                self.shown = Some(names.into_iter().collect());
+            }
+            self.armed.insert(on, watch);
+        }
+        while !self.armed.contains_key(&self.wanted[0]) {
+            self.shown = None;
+            if !self.arm_above(session).await {
+                break;
+            }
+        }
+        self.shown.clone()
+    }
+
+    /// Watches the nearest node that exists above the directory, for the coming of the next node on the way. Returns whether
+    /// the next node has come already, which the watch would not tell.
+    async fn arm_above(&mut self, session: &Arc<dyn Session>) -> bool {
+        let mut way = &self.path[..];
+        while let Some((parent, next)) = way.rsplit_once('/') {
+            way = parent;
+            let on = On::Children(if parent.is_empty() { "/".to_owned() } else { parent.to_owned() });
+            if self.armed.contains_key(&on) {
+                return false;
+            }
+            match send(session, &on).await {
+                Ok((names, _)) if names.iter().any(|name| name == next) => {
+                    return match send(session, &self.wanted[0]).await {
+                        Ok((names, watch)) => {
+                            self.shown = Some(names.into_iter().collect());
+                            self.armed.insert(self.wanted[0].clone(), watch);
+                            true
+                        }
+                        Err(failure) => failure == Failure::NoNode,
+                    };
+                }
+                Ok((_, watch)) => {
+                    self.armed.insert(on, watch);
+                    return false;
+                }
+                Err(Failure::NoNode) => {}
+                Err(_) => return false,
+            }
+        }
+        false
+    }
+
+    /// Whether the last event told that a node came into the directory, or went.
+    fn tells_of_members(&self) -> bool {
+        self.last == Some(Event::Changed) && self.is_of_directory
+    }
+
+    /// Waits until a watch fires.
+    async fn changed(&mut self) {
+        (self.last, self.is_of_directory) = (None, false);
+        if self.armed.is_empty() {
+            return future::pending().await;
+        }
+        let (event, at, _) = select_all(self.armed.values_mut()).await;
+        let on = self.armed.keys().nth(at).cloned();
+        if let Some(on) = on {
+            (self.last, self.is_of_directory) = (Some(event), on == self.wanted[0]);
+            self.armed.remove(&on);
+        }
+        if event == Event::Over {
+            self.armed.clear();
+        }
+    }
+}
+
+fn send(session: &Arc<dyn Session>, on: &On) -> Reply<(Vec<String>, Watch)> {
+    match on {
+        On::Children(path) => session.watch_children(path),
+        On::Node(path) => {
+            let watch = session.watch(path);
+            Box::pin(async move { Ok((Vec::new(), watch.await?)) })
+        }
+    }
+}

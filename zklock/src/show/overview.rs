@@ -1,0 +1,180 @@
+//! Shows several queues on one screen: a row for each, those with waiters first, and the totals.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, Instant, SystemTime};
+
+use zk_rwlock::Queue;
+use zk_rwlock::queue::{Member, MemberState};
+
+use crate::output::{escape_controls, rounded, shorten};
+use crate::show::layout::{self, Column, Cut};
+
+/// How many looks a sparkline shows.
+const LOOKS: usize = 20;
+
+const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// What was seen of the queues until now.
+#[derive(Default)]
+pub(crate) struct History {
+    /// When a holder was first seen to hold, by the lock's path and the holder's node.
+    held_since: HashMap<(String, String), Instant>,
+    /// The numbers of waiters at the last looks, by the lock's path.
+    waiting: BTreeMap<String, Vec<usize>>,
+}
+
+impl History {
+    pub(crate) fn add(&mut self, queues: &[Queue], now: Instant) {
+        let holders =
+            || queues.iter().flat_map(|queue| queue.holders().map(|holder| (queue.path.clone(), holder.node.clone())));
+        let hold: BTreeSet<_> = holders().collect();
+        self.held_since.retain(|holder, _| hold.contains(holder));
+        for holder in hold {
+            self.held_since.entry(holder).or_insert(now);
+        }
+        for queue in queues {
+            self.waiting.entry(queue.path.clone()).or_default();
+        }
+        for (path, lengths) in &mut self.waiting {
+            lengths.push(queues.iter().filter(|queue| queue.path == *path).map(waiters).sum());
+            lengths.drain(..lengths.len().saturating_sub(LOOKS));
+        }
+        let is_there = |path: &String| queues.iter().any(|queue| queue.path == *path);
+        self.waiting.retain(|path, lengths| is_there(path) || lengths.iter().any(|length| *length > 0));
+    }
+
+    /// Returns for how long the queue has been held without a gap, as far as was seen, by the holder that was seen first.
+    fn held_for(&self, queue: &Queue, now: Instant) -> Option<Duration> {
+        let since = |holder: &Member| self.held_since.get(&(queue.path.clone(), holder.node.clone())).copied();
+        queue.holders().filter_map(since).min().map(|since| now.saturating_duration_since(since))
+    }
+
+    /// Returns the line that says for how long a lock is held. Nobody but the holder knows the time of the grant, so this is a
+    /// lower bound.
+    pub(crate) fn held(&self, queue: &Queue, now: Instant) -> Option<String> {
+        self.held_for(queue, now).map(|held| format!("held for at least {}", rounded(held)))
+    }
+
+    fn sparkline(&self, path: &str) -> String {
+        let lengths = self.waiting.get(path).map(Vec::as_slice).unwrap_or_default();
+        let highest = lengths.iter().copied().max().unwrap_or(0).max(1);
+        lengths.iter().map(|length| BARS[length * (BARS.len() - 1) / highest]).collect()
+    }
+}
+
+fn waiters(queue: &Queue) -> usize {
+    queue.members.iter().filter(|member| member.state != MemberState::Holds).count()
+}
+
+/// Returns the totals and a row for each queue, in at most so many columns and rows.
+pub(crate) fn rows(queues: &[Queue], history: &History, columns: usize, rows: usize) -> Vec<String> {
+    let mut queues: Vec<&Queue> = queues.iter().collect();
+    queues.sort_by_key(|queue| (std::cmp::Reverse(waiters(queue)), queue.holders().next().is_none(), &queue.path));
+    let held = queues.iter().filter(|queue| queue.holders().next().is_some()).count();
+    let waiting: usize = queues.iter().map(|queue| waiters(queue)).sum();
+    let mut lines = vec![shorten(&format!("{} paths, {held} held, {waiting} waiting", queues.len()), columns)];
+    let now = Instant::now();
+    let column = |heading, cell: &dyn Fn(&Queue) -> String| {
+        Column::new(heading, queues.iter().map(|queue| cell(queue)).collect())
+    };
+    let dash = || "-".to_owned();
+    lines.extend(layout::lines(
+        vec![
+            column("PATH", &|queue| escape_controls(&queue.path)).cut(Cut::Middle),
+            column("WAITING", &|queue| waiters(queue).to_string()),
+            column("LONGEST", &|queue| longest_wait(queue).map_or_else(dash, rounded)),
+            column("HELD", &|queue| {
+                history.held_for(queue, now).map_or_else(dash, |held| format!("{}+", rounded(held)))
+            }),
+            column("HOLDER", &holder).cut(Cut::End),
+            column("TREND", &|queue| history.sparkline(&queue.path)),
+        ],
+        Some(columns),
+    ));
+    if lines.len() > rows {
+        let shown = rows.saturating_sub(1);
+        let left_out = lines.len() - shown;
+        lines.truncate(shown);
+        lines.push(shorten(&format!("... and {left_out} more"), columns));
+    }
+    lines
+}
+
+/// Returns for how long the first waiter has been in the queue.
+fn longest_wait(queue: &Queue) -> Option<Duration> {
+    let since = queue
+        .members
+        .iter()
+        .filter(|member| member.state != MemberState::Holds)
+        .filter_map(|member| member.since)
+        .min()?;
+    Some(SystemTime::now().duration_since(since).unwrap_or(Duration::ZERO))
+}
+
+/// Returns the first holder, and how many more there are; or that nobody holds.
+fn holder(queue: &Queue) -> String {
+    let mut holders = queue.holders();
+    let Some(first) = holders.next() else {
+        return queue.done.as_ref().map_or_else(|| "free".to_owned(), |_| "free, with a record".to_owned());
+    };
+    let name = match &first.label {
+        Some(label) => format!("{} {label:?}", first.host),
+        None => first.host.clone(),
+    };
+    let more = match holders.count() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    escape_controls(&(name + &more))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::IntoFuture;
+
+    use tokio_test::block_on;
+    use zk_rwlock::{Memory, RwLock};
+
+    use super::*;
+
+    /// Returns the queues of an idle lock's neighbours: one that is held, and one that is held and waited for.
+    fn two() -> Vec<Queue> {
+        let zk = Memory::new();
+        let [held, awaited] =
+            ["/held", "/awaited"].map(|path| RwLock::builder(&zk, path).host("web").build().expect("valid"));
+        let _held = [&held, &awaited].map(|lock| lock.write().label("migrate").blocking().expect("free"));
+        let mut waits = tokio_test::task::spawn(awaited.write().into_future());
+        assert!(waits.poll().is_pending());
+        [held, awaited].iter().map(|lock| block_on(lock.queue().into_future()).expect("the ensemble answers")).collect()
+    }
+
+    #[test]
+    fn queues_with_waiters_come_first_and_the_columns_that_matter_stay() {
+        let (queues, mut history) = (two(), History::default());
+        let began = Instant::now();
+        history.add(&queues, began);
+        let wide = rows(&queues, &history, 120, 10);
+        assert_eq!(wide[0], "2 paths, 1 held, 1 waiting".replace("1 held", "2 held"));
+        assert!(wide[1].starts_with("PATH      WAITING  LONGEST  HELD  HOLDER"), "{wide:?}");
+        assert!(wide[2].starts_with("/awaited  1 ") && wide[3].starts_with("/held     0        -"), "{wide:?}");
+        assert!(wide[2].contains("web \"migrate\"") && wide[2].ends_with('█'), "{wide:?}");
+        for columns in [40, 30] {
+            let narrow = rows(&queues, &history, columns, 10);
+            assert!(narrow.iter().all(|line| crate::output::width(line) <= columns), "{narrow:?}");
+            assert!(narrow[1].starts_with("PATH") && narrow[1].contains("WAITING"), "{narrow:?}");
+        }
+        assert_eq!(rows(&queues, &history, 120, 3).last().map(String::as_str), Some("... and 2 more"));
+        let later = began + Duration::from_secs(90);
+        assert_eq!(history.held(&queues[0], later).as_deref(), Some("held for at least 1m 30s"));
+        history.add(&[], later);
+        assert_eq!(history.held(&queues[0], later), None);
+    }
+
+    #[test]
+    fn a_sparkline_rises_with_the_queue() {
+        let (queues, mut history) = (two(), History::default());
+        history.add(&[queues[0].clone()], Instant::now());
+        history.add(&queues, Instant::now());
+        assert_eq!([history.sparkline("/held"), history.sparkline("/awaited")], ["▁▁", "█"]);
+    }
+}
