@@ -2,8 +2,9 @@
 
 use std::ffi::{OsStr, OsString};
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueHint};
@@ -14,7 +15,7 @@ use crate::exit;
 
 const USAGE: &str = "zklock [OPTIONS] PATH [--] COMMAND [ARGUMENTS]...
        zklock [OPTIONS] PATH -c 'SHELL COMMAND'
-       zklock [OPTIONS] ls|watch|ask|forget|permits|break|check ...";
+       zklock [OPTIONS] ls|watch|timeline|ask|forget|permits|break|check ...";
 
 /// The completion hint of options whose value is the name of a file.
 const FILE: ValueHint = ValueHint::FilePath;
@@ -421,6 +422,12 @@ pub(crate) enum Task {
     ///
     /// In the background (`zklock watch PATH &`) nothing is drawn. `fg` continues the display.
     Watch(WatchOrder),
+    /// Draw the lines of `zklock watch --json` as a picture (SVG): who waited and who held, and when.
+    ///
+    /// A contender has a row, with its mode, host, label and token. Waiting is light and holding dark; the bar of a write is
+    /// high, that of a read low. Hover over a row for its times. A watcher sees neither why a holder went nor the gap of a
+    /// hand-off. A grey bar covers the time in which the watcher was cut off.
+    Timeline(Timeline),
     /// Ask the processes that only keep a lock to give it up.
     ///
     /// A process may keep a lock between uses. Such a process gives the lock up at once, or when its present uses have
@@ -551,6 +558,32 @@ With --json, a line for each change of a queue, and first for each queue:
             fell together
 
 Fields may be added, and none will be changed.";
+
+/// `zklock timeline`
+#[derive(Debug, Args)]
+#[command(override_usage = "zklock timeline [OPTIONS] [FILE]... > PICTURE.svg")]
+pub(crate) struct Timeline {
+    /// The lines of a watcher, one file for each. Standard input, if there is none.
+    #[arg(value_name = "FILE", value_hint = FILE)]
+    pub(crate) files: Vec<PathBuf>,
+
+    /// Draw only what was later, such as 2026-11-28T14:05:00Z.
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub(crate) from: Option<SystemTime>,
+
+    /// Draw only what was earlier.
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub(crate) to: Option<SystemTime>,
+
+    /// Draw only the locks at and below this path.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) lock: Option<String>,
+}
+
+/// Parses a time of `--from` and `--to`.
+fn time(text: &str) -> Result<SystemTime, String> {
+    humantime::parse_rfc3339_weak(text).map_err(|error| format!("{error}; a time is like 2026-11-28T14:05:00Z, in UTC"))
+}
 
 /// `zklock ask`
 #[derive(Debug, Args)]

@@ -18,6 +18,7 @@ mod run;
 mod show;
 mod status_line;
 mod terminal;
+mod timeline;
 
 use std::fs::File;
 use std::io;
@@ -76,6 +77,7 @@ async fn act(arguments: Arguments) -> Result<u8, Exit> {
         None => run::run(&arguments.run, connection).await,
         Some(Task::Ls(ls)) => show::ls(ls, connection).await,
         Some(Task::Watch(watch)) => show::live::watch(watch, connection).await,
+        Some(Task::Timeline(order)) => timeline::timeline(order),
         Some(Task::Break(which)) => evict::evict(which, connection).await,
         Some(Task::Ask(which)) => ask::ask(which, connection).await,
         Some(Task::Forget(which)) => forget::forget(which, connection).await,

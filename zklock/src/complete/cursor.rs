@@ -224,7 +224,7 @@ mod tests {
     fn the_first_word_is_a_subcommand_or_a_path() {
         assert_eq!(
             words_in("zklock "),
-            ["ls", "watch", "ask", "forget", "permits", "break", "check", "completions", "man"]
+            ["ls", "watch", "timeline", "ask", "forget", "permits", "break", "check", "completions", "man"]
         );
         assert_eq!(words_in("zklock w"), ["watch"]);
         for line in

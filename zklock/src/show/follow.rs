@@ -143,13 +143,14 @@ async fn follow(breaks: &Breaks<'_>, path: String) -> Result<(), Exit> {
     let mut last: Option<Seen> = None;
     let mut told = None;
     while output::is_read() {
-        let shown = watches.arm(zk).await;
-        let mut looked = pin!(place.queue());
-        let looked = match tokio::time::timeout(SILENCE, &mut looked).await {
-            Ok(looked) => looked,
-            Err(_) => {
-                output::say(&format!("{path}: no answer for {}", humantime::format_duration(SILENCE)));
-                looked.await
+        let (shown, looked) = {
+            let mut look = pin!(async { (watches.arm(zk).await, place.queue().await) });
+            match tokio::time::timeout(SILENCE, &mut look).await {
+                Ok(looked) => looked,
+                Err(_) => {
+                    output::say(&format!("{path}: no answer for {}", humantime::format_duration(SILENCE)));
+                    look.await
+                }
             }
         };
         if watches.last == Some(Event::LookAgain) {

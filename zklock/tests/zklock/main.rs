@@ -61,6 +61,7 @@ mod settings;
 mod signals;
 mod systemd;
 mod tie;
+mod timeline;
 mod trips;
 mod waiting;
 mod watch;

@@ -1,0 +1,297 @@
+//! Draws a timeline as an SVG that needs no other file.
+
+use std::fmt::Write as _;
+use std::time::{Duration, SystemTime};
+
+use crate::timeline::rows::{Break, Picture, Row};
+
+const WIDTH: f64 = 1200.0;
+/// The columns of the texts on the left.
+const NAMES: f64 = 330.0;
+const ROW: f64 = 18.0;
+const TOP: f64 = 64.0;
+
+/// The most characters of a text on the left.
+const NAME_MAX: usize = 48;
+
+/// The distances between two marks of the axis, in milliseconds.
+const STEPS: [u64; 22] = [
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000,
+    3_600_000, 14_400_000, 43_200_000, 86_400_000,
+];
+
+/// Waiting is light and holding is dark, so that a print shows the difference. The bar of a write is high, that of a read low.
+const STYLE: &str = "\
+svg { background: #fff; font: 12px sans-serif; }
+text, .legend { fill: #222; }
+.axis { stroke: #ccc; }
+.path { font-weight: bold; }
+.waits { fill: #f2d29b; stroke: #b7791f; }
+.holds { fill: #1f5fa8; stroke: #123a68; }
+.break { fill: #888; opacity: 0.35; }
+.mark { stroke: #c22; stroke-width: 2; fill: none; }
+@media (prefers-color-scheme: dark) {
+  svg { background: #16181c; }
+  text, .legend { fill: #e6e6e6; }
+  .axis { stroke: #444; }
+  .waits { fill: #6b5326; stroke: #d9a441; }
+  .holds { fill: #6ea8ea; stroke: #b8d6f8; }
+  .mark { stroke: #ff6b6b; }
+}
+@media print {
+  svg { background: #fff; }
+  text, .legend { fill: #000; }
+  .axis { stroke: #bbb; }
+  .waits { fill: #fff; stroke: #000; }
+  .holds { fill: #444; stroke: #000; }
+}
+";
+
+/// The times of the picture.
+struct Axis {
+    from: SystemTime,
+    length: Duration,
+}
+
+impl Axis {
+    fn of(picture: &Picture) -> Axis {
+        let from = picture.from.unwrap_or(SystemTime::UNIX_EPOCH);
+        let to = picture.to.unwrap_or(from);
+        Axis { from, length: to.duration_since(from).unwrap_or_default().max(Duration::from_millis(1)) }
+    }
+
+    fn to(&self) -> SystemTime {
+        self.from + self.length
+    }
+
+    fn x(&self, at: SystemTime) -> f64 {
+        let since = at.duration_since(self.from).unwrap_or_default().min(self.length);
+        NAMES + since.as_secs_f64() / self.length.as_secs_f64() * (WIDTH - NAMES - 10.0)
+    }
+
+    /// Returns the times of the marks, at most eleven.
+    fn marks(&self) -> Vec<SystemTime> {
+        let length = self.length.as_millis();
+        let step = STEPS
+            .into_iter()
+            .find(|step| length / u128::from(*step) <= 10)
+            .unwrap_or(length.try_into().unwrap_or(u64::MAX));
+        let begin = self.from.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
+        let first = begin.div_ceil(u128::from(step)) * u128::from(step);
+        (0..=10u64)
+            .map(|at| SystemTime::UNIX_EPOCH + Duration::from_millis(u64::try_from(first).unwrap_or(0) + at * step))
+            .take_while(|at| *at <= self.to())
+            .collect()
+    }
+}
+
+/// Returns the text of the picture.
+pub(crate) fn drawn(picture: &Picture) -> String {
+    let axis = Axis::of(picture);
+    let paths = picture.rows.chunk_by(|one, other| one.path == other.path);
+    let height = TOP + ROW * (picture.rows.len() + paths.clone().count() + 1) as f64;
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n\
+         <title>zklock timeline</title>\n<style>\n{STYLE}</style>\n"
+    );
+    legend(&mut svg, &axis);
+    for at in axis.marks() {
+        let x = axis.x(at);
+        let _ =
+            writeln!(svg, "<line class=\"axis\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{}\" y2=\"{height}\"/>", TOP - 8.0);
+        let _ = writeln!(
+            svg,
+            "<text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
+            TOP - 12.0,
+            time_of_day(at, axis.length)
+        );
+    }
+    let mut y = TOP;
+    for rows in paths {
+        let (path, below) = (&rows[0].path, y);
+        let _ = writeln!(svg, "<text class=\"path\" x=\"8\" y=\"{:.1}\">{}</text>", y + 13.0, escaped(path));
+        for row in rows {
+            y += ROW;
+            draw(&mut svg, &axis, row, y);
+        }
+        y += ROW;
+        let is_seen = |it: &&Break| path.starts_with(it.path.trim_end_matches('/'));
+        for cut_off in picture.breaks.iter().filter(is_seen) {
+            let (from, to) = (axis.x(cut_off.from), axis.x(cut_off.to.unwrap_or(axis.to())));
+            let _ = writeln!(
+                svg,
+                "<rect class=\"break\" x=\"{from:.1}\" y=\"{below:.1}\" width=\"{:.1}\" height=\"{:.1}\"><title>the watcher was cut off \
+                 from {}: what happened meanwhile is not known</title></rect>",
+                (to - from).max(1.0),
+                y - below,
+                humantime::format_rfc3339_millis(cut_off.from),
+            );
+        }
+    }
+    svg + "</svg>\n"
+}
+
+fn legend(svg: &mut String, axis: &Axis) {
+    let from = humantime::format_rfc3339_millis(axis.from);
+    let _ = writeln!(
+        svg,
+        "<text x=\"8\" y=\"20\">from {from}, for {}; times in UTC</text>",
+        humantime::format_duration(rounded(axis.length))
+    );
+    let parts = [
+        ("waits", 10.0, "waits to write"),
+        ("holds", 10.0, "holds to write"),
+        ("waits", 4.0, "waits to read"),
+        ("holds", 4.0, "holds to read"),
+    ];
+    let mut x = NAMES + 90.0;
+    for (class, high, words) in parts {
+        let _ = writeln!(
+            svg,
+            "<rect class=\"{class}\" x=\"{x}\" y=\"{}\" width=\"26\" height=\"{high}\"/>",
+            16.0 - high / 2.0
+        );
+        let _ = writeln!(svg, "<text x=\"{}\" y=\"20\">{words}</text>", x + 32.0);
+        x += 134.0;
+    }
+    let _ = writeln!(
+        svg,
+        "<path class=\"mark\" d=\"{}\"/><text x=\"{}\" y=\"20\">went without the lock, or with all nodes of its session</text>",
+        cross(x, 16.0),
+        x + 12.0
+    );
+}
+
+fn draw(svg: &mut String, axis: &Axis, row: &Row, y: f64) {
+    let high = if row.mode == "READ" { 5.0 } else { 12.0 };
+    let (middle, end) = (y + ROW / 2.0, row.went.unwrap_or(axis.to()));
+    let _ = writeln!(svg, "<g><title>{}</title>", escaped(&told(row)));
+    let _ = writeln!(svg, "<text x=\"16\" y=\"{:.1}\">{}</text>", middle + 4.0, escaped(&name(row)));
+    let mut bar = |class: &str, from: SystemTime, to: SystemTime| {
+        let (x, right) = (axis.x(from), axis.x(to));
+        let (width, top) = ((right - x).max(1.0), middle - high / 2.0);
+        let _ = writeln!(
+            svg,
+            "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{high}\"/>"
+        );
+    };
+    if row.granted.is_none_or(|granted| granted > row.queued) {
+        bar("waits", row.queued, row.granted.unwrap_or(end));
+    }
+    if let Some(granted) = row.granted {
+        bar("holds", granted, end);
+    }
+    if row.went.is_some() && (row.granted.is_none() || row.went_with > 0) {
+        let _ = writeln!(svg, "<path class=\"mark\" d=\"{}\"/>", cross(axis.x(end), middle));
+    }
+    svg.push_str("</g>\n");
+}
+
+/// Returns the path of a cross.
+fn cross(x: f64, y: f64) -> String {
+    let (left, right, top, bottom) = (x - 4.0, x + 4.0, y - 4.0, y + 4.0);
+    format!("M{left:.1} {top:.1}L{right:.1} {bottom:.1}M{left:.1} {bottom:.1}L{right:.1} {top:.1}")
+}
+
+/// Returns the text on the left of a row.
+fn name(row: &Row) -> String {
+    let label = row.label.as_ref().map_or_else(String::new, |label| format!(" \"{label}\""));
+    let token = row.token.map_or_else(String::new, |token| format!(" {token}"));
+    let room = NAME_MAX.saturating_sub(token.chars().count());
+    let name = format!("{} {}{label}", row.mode, row.host);
+    match name.chars().count() > room {
+        true => name.chars().take(room.saturating_sub(1)).collect::<String>() + "…" + &token,
+        false => name + &token,
+    }
+}
+
+/// Returns the text that is shown while the pointer is on a row.
+fn told(row: &Row) -> String {
+    let time = |at: SystemTime| humantime::format_rfc3339_millis(at).to_string();
+    let between = |from: SystemTime, to: SystemTime| {
+        humantime::format_duration(rounded(to.duration_since(from).unwrap_or_default())).to_string()
+    };
+    let pid = row.pid.map_or_else(String::new, |pid| format!(" pid {pid}"));
+    let mut told = format!("{} {}{pid}", row.mode, row.host);
+    if let Some(label) = &row.label {
+        let _ = write!(told, " \"{label}\"");
+    }
+    if let Some(token) = row.token {
+        let _ = write!(told, ", token {token}");
+    }
+    let _ = write!(told, "\nqueued {}", time(row.queued));
+    match (row.granted, row.went) {
+        (Some(granted), went) => {
+            let _ = write!(told, "\ngranted {}, after {}", time(granted), between(row.queued, granted));
+            if let Some(went) = went {
+                let _ = write!(told, "\nwent {}, after holding for {}", time(went), between(granted, went));
+            }
+        }
+        (None, Some(went)) => {
+            let _ = write!(told, "\nwent without the lock {}, after {}", time(went), between(row.queued, went));
+        }
+        (None, None) => {}
+    }
+    if row.went_with > 0 {
+        let others =
+            if row.went_with == 1 { "the other node".to_owned() } else { format!("{} other nodes", row.went_with) };
+        let _ = write!(told, "\nwent together with {others} of its session, which may have ended");
+    }
+    told
+}
+
+/// Returns the time without parts of a millisecond.
+fn rounded(time: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// Returns the time of day, with milliseconds if the picture is short.
+fn time_of_day(at: SystemTime, length: Duration) -> String {
+    let written = humantime::format_rfc3339_millis(at).to_string();
+    let (day, time) = written.trim_end_matches('Z').split_once('T').unwrap_or_default();
+    match length.as_secs() {
+        0..20 => time.to_owned(),
+        20..86_400 => time[..8].to_owned(),
+        _ => format!("{} {}", &day[5..], &time[..5]),
+    }
+}
+
+/// Escapes what XML gives a meaning, and leaves out what XML forbids.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\n' => escaped.push('\n'),
+            control if control.is_control() || ['\u{fffe}', '\u{ffff}'].contains(&control) => escaped.push('\u{fffd}'),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_cannot_leave_its_element() {
+        assert_eq!(escaped("<script>&\"\u{1b}\u{0}\u{ffff}ä"), "&lt;script&gt;&amp;&quot;\u{fffd}\u{fffd}\u{fffd}ä");
+    }
+
+    #[test]
+    fn the_axis_has_few_round_marks() {
+        for seconds in [1, 59, 3_600, 86_400, 10 * 86_400] {
+            let axis = Axis {
+                from: SystemTime::UNIX_EPOCH + Duration::from_millis(1_234_567),
+                length: Duration::from_secs(seconds),
+            };
+            let marks = axis.marks();
+            assert!((2..=11).contains(&marks.len()), "{seconds}: {}", marks.len());
+            assert!(marks.iter().all(|at| axis.x(*at) >= NAMES && axis.x(*at) <= WIDTH), "{seconds}");
+        }
+    }
+}
