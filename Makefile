@@ -82,7 +82,7 @@ interop: zookeeper
 STAMP = sed "s/^{/{\"run\":\"$$(date -u +%FT%TZ)\",\"commit\":\"$$(git describe --always --dirty)\",\"machine\":\"$$(nproc) cores, Linux $$(uname -r)\",/" '$(1).part' >'$(1)'; rm '$(1).part'
 
 # Causes one fault after the other for one holder and one waiting writer, the same for this library, Curator and kazoo, NEMESIS_ROUNDS
-# times each. This takes some minutes. `cp target/nemesis.jsonl docs/ && make pages` puts the results into docs/comparison.md.
+# times each. This takes some minutes. `cp target/nemesis.jsonl docs/ && make pages` puts the results into docs/choosing.md.
 NEMESIS_ROUNDS ?= 20
 NEMESIS := $(CURDIR)/target/nemesis.jsonl
 nemesis: zookeeper
@@ -137,7 +137,7 @@ figures:
 	cargo run --release --example performance -- docs/performance docs/performance.md README.md
 
 # Copies the snippets of tests/pages, which are compiled and run, into README.md and docs/; makes docs/pictures.txt, and the table of
-# docs/comparison.md from docs/nemesis.jsonl.
+# docs/choosing.md from docs/nemesis.jsonl.
 pages:
 	WRITE_PAGES=1 cargo test -p zk-rwlock-tests --test documents -- --nocapture snippets:: nemesis:: the_pictures_of
 

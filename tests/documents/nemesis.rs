@@ -1,4 +1,4 @@
-//! Checks the table of `docs/comparison.md` against the results of `make nemesis` in `docs/nemesis.jsonl`. `make pages`
+//! Checks the table of `docs/choosing.md` against the results of `make nemesis` in `docs/nemesis.jsonl`. `make pages`
 //! writes the table.
 
 use std::fs;
@@ -22,7 +22,7 @@ fn rounds() -> Vec<Round> {
 
 #[test]
 fn the_table_matches_the_results() {
-    let file = root().join("docs/comparison.md");
+    let file = root().join("docs/choosing.md");
     let page = read(&file);
     let (before, rest) = page.split_once(BEGIN).expect("the table begins");
     let (_, after) = rest.split_once(END).expect("the table ends");
@@ -60,7 +60,7 @@ fn a_falsified_round_is_refused() {
     assert!(is_refused(results::BREAK, &|round| (round.lost, round.granted) = (Some(1.0), Some(2.0))));
 }
 
-/// `docs/comparison.md` says, as a point against this library, how long before the next grant our holder gives up.
+/// `docs/choosing.md` says, as a point against this library, how long before the next grant our holder gives up.
 #[test]
 fn the_page_says_how_early_our_holder_gives_up() {
     let away = [results::BLACK_HOLE, results::ANSWERS_LOST, results::REQUESTS_LOST, results::CUT_ALONE];
@@ -68,7 +68,7 @@ fn the_page_says_how_early_our_holder_gives_up() {
     let of_ours = rounds.iter().filter(|it| it.library == results::OURS && away.contains(&&*it.fault));
     let early = Vec::from_iter(of_ours.filter_map(|it| Some((it.granted? - it.lost?) / TIMEOUT_MS)));
     let (least, most) = (early.iter().copied().fold(f64::MAX, f64::min), early.iter().copied().fold(0.0, f64::max));
-    let page = read(&root().join("docs/comparison.md"));
+    let page = read(&root().join("docs/choosing.md"));
     assert_eq!(early.len(), away.len() * ROUNDS);
     assert!(page.contains(&format!("**{least:.1} to {most:.1} T** before")), "{least:.1} to {most:.1}");
 }

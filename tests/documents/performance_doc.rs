@@ -35,7 +35,7 @@ fn the_figures_are_those_of_the_results() {
     let results = results();
     for file in files("docs", "md").into_iter().chain([root().join("README.md")]) {
         let (name, page) = (file.display(), read(&file));
-        // `docs/comparison.md` has no marks of single values, and `nemesis.rs` checks its table.
+        // `docs/choosing.md` has no marks of single values, and `nemesis.rs` checks its table.
         if !page.contains("<!-- value: ") {
             continue;
         }

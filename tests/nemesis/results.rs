@@ -1,4 +1,4 @@
-//! The results of the rounds: the lines of `docs/nemesis.jsonl`, and the table in `docs/comparison.md`.
+//! The results of the rounds: the lines of `docs/nemesis.jsonl`, and the table in `docs/choosing.md`.
 
 use std::fmt::Write;
 
