@@ -172,7 +172,12 @@ pub(crate) struct OwnSpan(Option<Arc<Entered>>);
 struct Entered(Span);
 
 impl OwnSpan {
+    /// Makes a span, unless this is a library thread, which must not be the first to reach the place of a span: see
+    /// [`silence_this_thread`].
     pub(crate) fn new(make: impl FnOnce() -> Span) -> OwnSpan {
+        if is_library_thread() {
+            return OwnSpan::default();
+        }
         let span = guarded(make).filter(|span| !span.is_disabled());
         OwnSpan(span.map(|span| Arc::new(Entered(span))))
     }
