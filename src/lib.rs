@@ -287,6 +287,7 @@ pub mod cost {}
 /// [security]: crate::security
 /// [cron]: crate::guide#jobs-that-cron-starts-on-every-host
 /// [keep]: crate::guide#keep-the-lock-between-uses
+/// [timeline]: https://docs.rs/crate/zk-rwlock/latest/source/docs/zklock.md
 /// [semaphore]: crate::guide#at-most-so-many-at-once
 /// [kubernetes]: https://docs.rs/crate/zk-rwlock/latest/source/examples/kubernetes/README.md
 /// [service]: https://docs.rs/crate/zk-rwlock/latest/source/examples/README.md

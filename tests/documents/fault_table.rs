@@ -20,7 +20,9 @@ pub(super) fn exists(name: &str) -> bool {
     let Some((module, test)) = name.rsplit_once("::") else { return false };
     let file = format!("{}.rs", module.replace("::", "/"));
     let beside = file.strip_suffix("/tests.rs").map(|beside| format!("{beside}.rs"));
-    let units = beside.iter().flat_map(|beside| [&file, beside]);
+    // The file of a folder's own code.
+    let within = file.strip_suffix("/tests.rs").map(|folder| format!("{folder}/mod.rs"));
+    let units = beside.iter().chain(&within).flat_map(|beside| [&file, beside]);
     let units = units.flat_map(|path| ["../src", "../zklock/src"].map(|sources| root.join(sources).join(path)));
     let main = format!("{}/main.rs", file.trim_end_matches(".rs"));
     let tests = [".", "../zklock/tests", "../proptests", ".."].map(|tests| root.join(tests));
