@@ -139,7 +139,7 @@ figures:
 # Copies the snippets of tests/pages, which are compiled and run, into README.md and docs/; makes docs/pictures.txt, and the table of
 # docs/choosing.md from docs/nemesis.jsonl.
 pages:
-	WRITE_PAGES=1 cargo test -p zk-rwlock-tests --test documents -- --nocapture snippets:: nemesis:: the_pictures_of
+	WRITE_PAGES=1 cargo test -p zk-rwlock-tests --test documents -- --nocapture the_pictures_have_the_numbers snippets:: nemesis:: the_pictures_of
 
 # Tests the completion of `zklock` in zsh and fish, which it installs. `make test` uses only installed shells.
 shells: zookeeper programs

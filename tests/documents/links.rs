@@ -124,7 +124,17 @@ fn data(picture: &Path) -> String {
 #[test]
 fn the_pictures_of_the_crate_docs_are_current() {
     let line = |(name, file): (&str, &str)| format!("[{name}]: data:image/svg+xml,{}\n", data(&root().join(file)));
-    let made: String = [("picture", "docs/protocol.svg"), ("lease", "docs/lease.svg")].map(line).concat();
+    let made: String = [
+        ("picture", "docs/protocol.svg"),
+        ("lease", "docs/lease.svg"),
+        ("queue-picture", "docs/queue.svg"),
+        ("states-picture", "docs/states.svg"),
+        ("keep-picture", "docs/keep.svg"),
+        ("fencing-picture", "docs/fencing.svg"),
+        ("which-picture", "docs/which.svg"),
+    ]
+    .map(line)
+    .concat();
     let file = root().join("docs/pictures.txt");
     if std::env::var_os(WRITE).is_some() {
         fs::write(&file, &made).expect("writable");
@@ -134,7 +144,7 @@ fn the_pictures_of_the_crate_docs_are_current() {
 
 #[test]
 fn the_pictures_have_colours_for_light_and_dark() {
-    for name in ["protocol.svg", "lease.svg"] {
+    for name in ["protocol.svg", "lease.svg", "queue.svg", "states.svg", "keep.svg", "fencing.svg", "which.svg"] {
         let picture = read(&root().join("docs").join(name));
         let style = picture.split("<style>").nth(1).and_then(|rest| rest.split("</style>").next()).expect("a style");
         let (light, dark) = style.split_once("@media (prefers-color-scheme:dark)").expect("both");

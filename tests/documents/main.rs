@@ -13,6 +13,7 @@ mod links;
 mod migrations;
 mod nemesis;
 mod performance_doc;
+mod pictures;
 mod promises;
 mod service;
 mod snippets;
