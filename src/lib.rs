@@ -219,6 +219,7 @@ pub mod format {
 /// [herd]: https://docs.rs/crate/zk-rwlock/latest/source/docs/performance.md
 /// [coming-from]: crate::coming_from
 /// [operating]: crate::operating
+/// [breaks]: crate::operating#breaks-of-the-connection
 /// [asking]: crate::operating#asking-for-a-lock-that-is-only-kept
 /// [permissions]: crate::operating#who-may-do-what
 /// [vanish]: https://docs.rs/crate/zk-rwlock/latest/source/docs/versions.md
@@ -244,6 +245,7 @@ pub mod coming_from {}
 
 /// What the lock promises, how a holder knows of a loss in time, and what no lock can promise.
 ///
+/// [breaks]: crate::operating#breaks-of-the-connection
 /// [keep]: crate::guide#keep-the-lock-between-uses
 /// [upgrade]: crate::guide#from-reading-to-writing
 /// [beyond]: crate::guide#what-a-lock-cannot-promise

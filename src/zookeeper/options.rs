@@ -105,14 +105,7 @@ impl ZooKeeperBuilder {
     /// than the servers' own tick: otherwise a holder that is cut off may learn of the loss too late. The least timeout
     /// that servers grant does not show the tick either, because `minSessionTimeout` may be set to anything.
     ///
-    /// The longest break of the connection that costs no lock, by the session timeout:
-    ///
-    /// | session timeout | without `tick_time` | with a tick of 2 s | with a tick of 0.5 s |
-    /// |---|---|---|---|
-    /// | 4 s | 0.9 s | 0.9 s | 1.8 s |
-    /// | 10 s | 3.6 s | 4.2 s | 5.1 s |
-    /// | 30 s | 14.6 s | 15.2 s | 16.1 s |
-    ///
+    /// [How long a break may last](crate::operating#breaks-of-the-connection) depends on the tick and the session timeout.
     /// A session logs its own value when it begins, at the level `info`.
     pub fn tick_time(mut self, tick: Duration) -> Self {
         self.tick_time = Some(tick);

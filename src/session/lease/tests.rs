@@ -14,15 +14,21 @@ fn the_longest_safe_break_depends_on_timeout_and_tick() {
         }
         lease.rides_out(Duration::from_millis(attempt)).as_millis() / 100
     };
-    // The results of `rides_out` in tenths of a second, as docs/operating.md gives them.
-    assert_eq!(rides_out(10_000, Some(2_000), 833), 42);
-    assert_eq!(rides_out(10_000, None, 833), 36);
-    assert_eq!(rides_out(4_000, Some(2_000), 350), 9);
-    assert_eq!(rides_out(4_000, Some(500), 350), 18);
-    assert_eq!(rides_out(10_000, Some(500), 833), 51);
-    assert_eq!(rides_out(30_000, Some(500), 2_500), 161);
-    assert_eq!(rides_out(30_000, Some(2_000), 2_500), 152);
-    assert_eq!(rides_out(30_000, None, 2_500), 146);
+    // The table of `docs/operating.md` has a row for each session timeout, and a column for each tick.
+    let page = include_str!("../../../docs/operating.md");
+    let section = page.split("\n## Breaks of the connection\n").nth(1).and_then(|rest| rest.split("\n## ").next());
+    let rows = section.expect("the section").lines().filter(|line| line.starts_with("| ") && line.contains(" s |"));
+    let rows: Vec<&str> = rows.skip(1).collect();
+    assert_eq!(rows.len(), 4);
+    for row in rows {
+        let seconds: Vec<&str> = row.trim_matches(['|', ' ']).split(" | ").collect();
+        let timeout = seconds[0].trim_end_matches(" s").parse::<u64>().expect("seconds") * 1_000;
+        let attempt = crate::zookeeper::connection::attempt_limit(Duration::from_millis(timeout)).as_millis();
+        for (tick, shown) in [None, Some(2_000), Some(500)].into_iter().zip(&seconds[1..]) {
+            let tenths = rides_out(timeout, tick, u64::try_from(attempt).expect("short"));
+            assert_eq!(format!("{}.{} s", tenths / 10, tenths % 10), *shown, "{row}");
+        }
+    }
     assert_eq!(rides_out(10_000, Some(2_000), 2_500), 25);
     assert_eq!(rides_out(1_000, None, 1_000), 0);
 }
