@@ -156,10 +156,6 @@ pub(crate) trait ExchangeTarget: Send + Sync {
     /// Returns whether the head of the queue could exchange its node for the target now. `None` if the permits cannot be read.
     async fn is_available(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error>;
 
-    /// Asks the leader whether the holders' nodes exist. Returns whether some of them are ghosts: nodes that our server
-    /// still lists although the leader has deleted them.
-    async fn check_for_ghosts(&self, session: &Arc<dyn Session>) -> bool;
-
     /// Exchanges the node of the head of the queue for the target. Waits until the target is free.
     async fn exchange(&self, turn: Take, wait: &mut Wait<'_>) -> Result<(), Error>;
 }

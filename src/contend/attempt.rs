@@ -40,44 +40,37 @@ impl Acquisition {
         validation::check_label(self.label())?;
         self.check()?;
         let path = &self.config.queue;
-        let seen = call::on_a_session(&self.config.coordinator, ("list", path), |session| async move {
-            let names = call::names(&session, path, false).await?;
-            Ok((session, names))
-        });
-        let (session, names) = seen.await?;
-        self.config.check_for_foreign(&names)?;
-        if self.target.is_none() {
-            let check = self.check_for_semaphore(&session, &names, None);
-            call::bounded(&self.config.coordinator, session.timeout(), check).await?;
+        let (paths, (dialect, mode)) = (&self.config.paths, (self.config.dialect, self.mode));
+        loop {
+            let seen = call::on_a_session(&self.config.coordinator, ("list", path), |session| async move {
+                let names = call::names(&session, path, false).await?;
+                Ok((session, names))
+            });
+            let (session, names) = seen.await?;
+            self.config.check_for_foreign(&names)?;
+            if self.target.is_none() {
+                let check = self.check_for_semaphore(&session, &names, None);
+                call::bounded(&self.config.coordinator, session.timeout(), check).await?;
+            }
+            let ahead = turn::ahead_of_newcomer(dialect, mode, &names);
+            if self.has_enough(&session).await? && ahead.is_empty() {
+                return Ok(session.timeout());
+            }
+            let gone = paths.are_some_gone(&session, &ahead).await;
+            if !gone.map_err(|failure| Error::from_failure(failure, "list", path))? {
+                return Err(Error::WouldBlock {
+                    blockers: paths.blockers_of_newcomer(&session, &names, (dialect, mode)).await,
+                });
+            }
         }
-        let (paths, newcomer) = (&self.config.paths, (self.config.dialect, self.mode));
-        let ahead = paths
-            .ghosts_ahead(&session, &names, newcomer, |names| turn::ahead_of_newcomer(newcomer.0, newcomer.1, names));
-        // The call of `ghosts_ahead` stores the ghosts (deleted nodes that our server still lists) in the session, where the next
-        // line reads them. So its result is dropped. The call sends nothing if no contender is ahead.
-        drop(ahead.await);
-        let there = session.store().without_ghosts(path, &names, self.mode);
-        let is_free = turn::ahead_of_newcomer(newcomer.0, newcomer.1, &there).is_empty();
-        if self.has_enough(&session, is_free).await? && is_free {
-            return Ok(session.timeout());
-        }
-        Err(Error::WouldBlock { blockers: paths.blockers_of_newcomer(&session, &names, newcomer).await })
     }
 
     /// Returns `false` if the target (the permits of a semaphore) is taken. Returns `true` if the target is free or cannot be
-    /// read, or if there is no target. If the target is taken and `is_its_turn` is true, first asks the leader whether the
-    /// holders are ghosts: deleted nodes that our server still lists.
-    async fn has_enough(&self, session: &Arc<dyn Session>, is_its_turn: bool) -> Result<bool, Error> {
+    /// read, or if there is no target.
+    async fn has_enough(&self, session: &Arc<dyn Session>) -> Result<bool, Error> {
         let Some(target) = &self.target else { return Ok(true) };
-        let has_enough = async {
-            match target.is_available(session).await? {
-                Some(false) if is_its_turn && target.check_for_ghosts(session).await => {
-                    target.is_available(session).await
-                }
-                is_there => Ok(is_there),
-            }
-        };
-        Ok(call::bounded(&self.config.coordinator, session.timeout(), has_enough).await? != Some(false))
+        let available = target.is_available(session);
+        Ok(call::bounded(&self.config.coordinator, session.timeout(), available).await? != Some(false))
     }
 
     /// Enters the queue, and takes the lock if no contender is in the way. Waits at most `limit` for replies of the ensemble.

@@ -15,7 +15,6 @@ use futures_util::{FutureExt, StreamExt};
 use crate::contend::handle::{ContenderHandle, OneHold};
 use crate::error::error::Error;
 use crate::queue::contender::Contender;
-use crate::queue::mode::Mode;
 use crate::queue::permits::{self, PERMITS, Room};
 use crate::queue::{metadata, turn};
 use crate::session::follow;
@@ -180,12 +179,10 @@ impl ContenderHandle {
                 },
                 Err(failure) => return Err(self.lost_by(failure, "watch")),
             };
-            let there = session.store().without_ghosts(directory, &names, Mode::Write);
             let first = match self.is_of_semaphore() {
-                true => turn::first_in_queue(&self.contender(), &there),
-                false => turn::first_kept_out(&self.contender(), &there),
+                true => turn::first_in_queue(&self.contender(), &names),
+                false => turn::first_kept_out(&self.contender(), &names),
             };
-            drop(there);
             if let Some(first) = first {
                 return Ok(first);
             }

@@ -56,8 +56,6 @@ pub(crate) struct Grant {
     pub(crate) kind: GrantKind,
     /// Whether the contender had to wait.
     pub(crate) has_waited: bool,
-    /// The names of ghosts: nodes that our server still lists although the leader no longer has them.
-    pub(crate) ghosts: Vec<Arc<str>>,
 }
 
 /// How a contender learned that its turn had come.
@@ -94,7 +92,7 @@ impl Grant {
             (None, true) => GrantKind::Look,
             (None, false) => GrantKind::AtOnce,
         };
-        Grant { signal, kind, has_waited: take.has_waited, ghosts: take.ghosts }
+        Grant { signal, kind, has_waited: take.has_waited }
     }
 }
 

@@ -13,9 +13,8 @@ use crate::sync::{Mutex, Notify};
 #[derive(Default)]
 pub(crate) struct QueueView {
     pub(crate) snapshot: Mutex<Option<QueueSnapshot>>,
-    /// Notified when the leader has shown that contenders in the way are ghosts: deleted nodes that our server still
-    /// lists.
-    pub(crate) ghosts_found: Notify,
+    /// Notified when the leader does not have a contender that was in the way, so that the holders are looked at again.
+    pub(crate) look_again: Notify,
 }
 
 impl QueueView {

@@ -5,6 +5,8 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+
 use crate::call;
 use crate::contend::acquisition::Acquisition;
 use crate::contend::queue_view::{QueueSnapshot, QueueView};
@@ -14,9 +16,8 @@ use crate::session::contract::Session;
 use crate::session::listing;
 use crate::session::store::Names;
 
-/// The longest time before the timeout at which a waiter asks the leader whether the contenders in the way are ghosts
-/// (deleted nodes that our server still lists). If they are, the rest of the time suffices for a grant, even if commits
-/// are slow.
+/// The longest time before the timeout at which a waiter asks the leader for the contenders in the way. If our server lists
+/// one that the leader does not have, the rest of the time suffices for a grant at another server, even if commits are slow.
 const ASK_AHEAD: Duration = Duration::from_secs(2);
 
 /// The longest time before the timeout at which a waiter reads the nodes of the contenders in the way, whose hosts and
@@ -34,13 +35,13 @@ impl Acquisition {
         let (ask, look_up) = (ASK_AHEAD.min(timeout / 5 * 2), LOOK_UP_AHEAD.min(timeout / 5));
         let looking = async {
             self.config.coordinator.sleep(timeout - ask).await;
-            let asked = self.ask_for_ghosts(view);
-            let (is_asked, ()) = tokio::join!(asked, self.config.coordinator.sleep(ask - look_up));
-            if !is_asked {
-                self.ask_for_ghosts(view).await;
+            let asked = self.ask_the_leader(view);
+            let until_look_up = self.config.coordinator.sleep(ask - look_up).map(Ok);
+            if let (false, ()) = tokio::try_join!(asked, until_look_up)? {
+                self.ask_the_leader(view).await?;
             }
             self.look_up(view).await;
-            pending::<Infallible>().await
+            pending::<Result<Infallible, Error>>().await
         };
         tokio::select! {
             biased;
@@ -48,28 +49,21 @@ impl Acquisition {
             cut_off = call::late(&self.config.coordinator, timeout) => {
                 Err(Error::Timeout { waited: timeout, blockers: view.seen_in_the_way(), cut_off })
             }
-            never = looking => match never {},
+            Err(diverged) = looking => Err(diverged),
         }
     }
 
-    /// Asks the leader whether the contenders in the way are ghosts (deleted nodes that our server still lists). Wakes
-    /// the waiter if some are. Returns `false` if the acquisition has not listed the queue yet.
-    async fn ask_for_ghosts(&self, view: &QueueView) -> bool {
+    /// Asks the leader for the contenders in the way. Leaves the server if it lists one that the leader does not have. Returns
+    /// `false` if the acquisition has not listed the queue yet.
+    async fn ask_the_leader(&self, view: &QueueView) -> Result<bool, Error> {
         let snapshot = view.snapshot.lock().clone();
-        let Some(QueueSnapshot { session, me, .. }) = snapshot else { return false };
-        let Some(names) = self.list_once_connected(&session).await else { return true };
-        let paths = &self.config.paths;
-        let ghosts = paths.ghosts_ahead(&session, &names, me.kind(), |names| turn::ahead_of(&me, names)).await;
-        let mut has_ghosts = !ghosts.is_empty();
-        let names = session.store().without_ghosts(&self.config.queue, &names, me.mode());
-        if let (Some(target), []) = (&self.target, &turn::ahead_of(&me, &names)[..]) {
-            has_ghosts |= target.check_for_ghosts(&session).await;
+        let Some(QueueSnapshot { session, me, .. }) = snapshot else { return Ok(false) };
+        let Some(names) = self.list_once_connected(&session).await else { return Ok(true) };
+        let gone = self.config.paths.are_some_gone(&session, &turn::ahead_of(&me, &names)).await;
+        if gone.map_err(|failure| self.config.stop(failure))? {
+            view.look_again.notify_one();
         }
-        // The waiter lists the queue again. The waiter is then granted the lock, or waits for other contenders.
-        if has_ghosts {
-            view.ghosts_found.notify_one();
-        }
-        true
+        Ok(true)
     }
 
     /// Lists the queue, once the session is connected: what is sent without a connection is sent after the reconnect, when

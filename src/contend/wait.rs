@@ -65,18 +65,18 @@ impl Wait<'_> {
         }
         let is_alone = names.len() < 2;
         let closing = if is_alone { Vec::new() } else { session.store().closing_soon(entry.queue()) };
-        let (paths, store) = (&config.paths, session.store());
-        self.waiter.pass_over(store.shown_ghosts(&paths.queue, &names, me.mode()));
-        let mut step = self.waiter.next(QueueEvent::Listed { names: &names, closing: &closing });
+        let paths = &config.paths;
+        let step = self.waiter.next(QueueEvent::Listed { names: &names, closing: &closing });
         // This function, and not the machine, decides that the step is not final: see `Step::Evicted`.
         if step == Step::Evicted {
             self.confirm_unlisted_node().await?;
             return Ok(Step::List);
         }
         if let (Step::Await { .. }, IfTaken::GiveUp) = (&step, self.if_taken) {
-            let ahead = paths.ghosts_ahead(session, &names, me.kind(), |names| turn::ahead_of(me, names));
-            self.waiter.pass_over(ahead.await);
-            step = self.waiter.next(QueueEvent::Listed { names: &names, closing: &closing });
+            let gone = paths.are_some_gone(session, &turn::ahead_of(me, &names)).await;
+            if gone.map_err(|failure| config.stop(failure))? {
+                return Ok(Step::List);
+            }
         }
         let Step::Await { asks, .. } = step else { return Ok(step) };
         self.directory = names.directory.filter(|_| asks).map(Box::new);
@@ -90,7 +90,6 @@ impl Wait<'_> {
             on_wait.report_read(session, paths, me.dialect(), seen).await;
         }
         if let Some(view) = self.view {
-            let names = store.without_ghosts(&paths.queue, &names, me.mode());
             view.record(session, me, paths.progress_beside(&[], &names, me));
         }
         Ok(step)
@@ -155,14 +154,11 @@ impl Wait<'_> {
         let (session, paths, me) = (self.entry.session(), &self.acquisition.config.paths, &*self.entry.contender());
         // Boxed, because only a few of thousands of waiters have a listener.
         let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, paths, me)));
-        // The leader may show, shortly before the timeout, that contenders ahead of us are ghosts.
-        let ghosts_found = self.view.map(|view| Box::pin(view.ghosts_found.notified()));
         let departure = tokio::select! {
             biased;
             event = self.await_event(predecessor, denied, asks) => event,
             found = self.check_in_intervals(predecessor) => found,
             Some(never) = OptionFuture::from(looking) => match never {},
-            Some(()) = OptionFuture::from(ghosts_found) => Ok(Departure::ListAgain),
         };
         self.on_wait = on_wait;
         departure
@@ -183,11 +179,11 @@ impl Wait<'_> {
             // The server lists the predecessor's node, and reports for the second time that the node does not exist. So
             // the leader is asked.
             Err(Failure::NoNode) if is_again => {
-                match Box::pin(self.check_at_leader(predecessor, true)).await? {
-                    Some(departure) => return Ok(departure),
-                    // The leader has the node. `check_in_intervals`, which is polled together with this future, ends the wait.
-                    None => return std::future::pending().await,
-                }
+                return match Box::pin(self.is_gone_at_leader(predecessor)).await? {
+                    true => Ok(Departure::ListAgain),
+                    // `check_in_intervals`, which is polled together with this future, ends the wait.
+                    false => std::future::pending().await,
+                };
             }
             Err(Failure::NoNode) => {
                 *denied = Some(Arc::clone(predecessor));
@@ -206,36 +202,25 @@ impl Wait<'_> {
     /// Checks our node and the predecessor's node at the leader in intervals, until one of the two nodes is gone. The
     /// checks find a departure whose event was lost.
     async fn check_in_intervals(&self, predecessor: &Arc<str>) -> Result<Departure, Error> {
-        // The server has shown a ghost (a deleted node that this server still lists), so it may show other ghosts.
-        let mut is_at_once = self.waiter.has_ghosts();
-        let mut recheck = Recheck::after(self.entry.session(), is_at_once);
+        let mut recheck = Recheck::new(self.entry.session());
         loop {
             recheck.pause().await;
             // Boxed, because a waiter's future is as large as its largest step, and most waiters pause here.
-            let found = Box::pin(self.check_at_leader(predecessor, std::mem::take(&mut is_at_once))).await?;
-            if let Some(departure) = found {
-                return Ok(departure);
+            if Box::pin(self.is_gone_at_leader(predecessor)).await? {
+                return Ok(Departure::ListAgain);
             }
         }
     }
 
-    /// Checks our node and the predecessor's node at the leader once. Returns the departure, or `None` to go on waiting.
-    /// `is_at_once` says whether no pause came before this check.
-    async fn check_at_leader(&self, predecessor: &Arc<str>, is_at_once: bool) -> Result<Option<Departure>, Error> {
-        let entry = self.entry;
+    /// Checks our node and the predecessor's node at the leader once. Returns whether the predecessor's node is gone. If the
+    /// server lists it all the same, leaves the server.
+    async fn is_gone_at_leader(&self, predecessor: &Arc<str>) -> Result<bool, Error> {
+        let (entry, config) = (self.entry, &self.acquisition.config);
         let failing = entry.failing(vec![check(entry.child(predecessor), None)]).await;
-        if failing.map_err(|loss| self.acquisition.config.evicted(loss))?.is_empty() {
-            return Ok(None);
-        }
-        let (gone, kind) = (vec![Arc::clone(predecessor)], entry.contender().kind());
-        let ghosts = presence::ghosts_of(entry.session(), entry.queue(), gone, kind).await;
-        Ok(match ghosts.is_empty() {
-            // A downgrade has replaced the predecessor's node. This server may still list the WRITE node, so an
-            // immediate new listing could repeat without end. The wait goes on, and only a check after a pause leads to
-            // a new listing.
-            true => (!is_at_once).then_some(Departure::ListAgain),
-            false => Some(Departure::GoneAtLeader),
-        })
+        let is_gone = !failing.map_err(|loss| config.evicted(loss))?.is_empty();
+        let gone = is_gone.then(|| predecessor.to_string()).into_iter().collect();
+        let left = presence::leave_if_listed(entry.session(), entry.queue(), gone).await;
+        left.map(|_| is_gone).map_err(|failure| config.stop(failure))
     }
 }
 

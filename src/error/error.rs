@@ -10,7 +10,7 @@ use crate::queue::dialect::Dialect;
 use crate::queue::member::Blockers;
 use crate::queue::metadata::Record;
 use crate::session::contract::CutOff;
-use crate::session::request::{Denied, Ending, Failure, Loss};
+use crate::session::request::{Denied, Ending, Failure, Loss, disagreement};
 
 /// Why a lock operation did not succeed.
 ///
@@ -256,6 +256,17 @@ pub enum Error {
         last: Box<Record>,
     },
 
+    /// A server does not agree with the ensemble's leader about a node, and no other server is left: each was tried, or the
+    /// others do not answer. `zklock check`, with that node as its path, asks all servers, and says what to do. Nothing is
+    /// held, and no place in the queue is left.
+    #[error("{}", disagreement(.node, .server))]
+    Diverged {
+        /// The path of the node.
+        node: String,
+        /// The address of the server.
+        server: String,
+    },
+
     /// The connection was lost, or the client was closed, before the answer came. The operation may or may not have been
     /// carried out. Read the nodes to find out.
     #[error("{operation}: the outcome is unknown: {reason}")]
@@ -384,6 +395,7 @@ impl Error {
             Failure::NoAuth(lacks) => Error::PermissionDenied { operation, path, lacks },
             Failure::InvalidAcl => Error::InvalidAcl { path },
             Failure::ParentIsEphemeral => Error::EphemeralParent { path },
+            Failure::Diverged { node, server } => Error::Diverged { node, server },
             Failure::Unreachable(reason) => Error::Unreachable(reason),
             Failure::Over(ending @ (Ending::Closed | Ending::AuthFailed | Ending::Forked)) => Error::Closed(ending),
             Failure::Over(ending) => Error::Unreachable(ending.to_string()),
@@ -502,7 +514,7 @@ impl From<Error> for io::Error {
             Error::TransactionRefused { reason: Failure::NotEmpty, .. } => ErrorKind::DirectoryNotEmpty,
             Error::Value { error: ValueError::Unset | ValueError::Vanished, .. } => ErrorKind::NotFound,
             Error::RecordVanished { .. } => ErrorKind::NotFound,
-            Error::Value { .. } | Error::ForeignRecord { .. } => ErrorKind::InvalidData,
+            Error::Value { .. } | Error::ForeignRecord { .. } | Error::Diverged { .. } => ErrorKind::InvalidData,
             Error::OutcomeUnknown { .. } => ErrorKind::ConnectionReset,
             Error::TransactionRefused { .. } | Error::Refused { .. } | Error::OneOfMany { .. } => ErrorKind::Other,
         };

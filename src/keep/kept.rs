@@ -422,7 +422,7 @@ async fn wait_for_contention(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
         let place = hold.map(|hold| (hold.contender(), Arc::clone(hold.queue())));
         let Some((me, directory)) = place else { continue };
         if let Ok(names) = listing::list(session, &directory).await
-            && turn::first_kept_out(&me, &session.store().without_ghosts(&directory, &names, Mode::Write)).is_some()
+            && turn::first_kept_out(&me, &names).is_some()
         {
             return;
         }

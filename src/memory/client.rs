@@ -268,10 +268,18 @@ impl Faults {
 
     /// Freezes the node at `path` and all nodes below it at this client's server: from now on the server shows them as
     /// they are now. It reports no events about them, and none about new or deleted siblings of the node. A node that
-    /// is deleted then is a ghost: only this server still has it. After a [cut](Self::cut), the client is
-    /// [healed](Self::heal) by another server, which shows the present nodes.
+    /// is deleted then is a ghost: only this server still has it. The client leaves a server that it finds to have
+    /// a ghost. Then, as after a [cut](Self::cut), it is [healed](Self::heal) by another server, which shows the present nodes.
     pub fn freeze(&self, path: impl AsRef<str>) {
         self.zk.change(|world, id, _| world.freeze(id, path.as_ref()));
+    }
+
+    /// Leaves this client one server. After a [cut](Self::cut) the client is [healed](Self::heal) by the same server, which still
+    /// shows its [frozen](Self::freeze) nodes.
+    pub fn keep_server(&self) {
+        // Opens a session before the first use, as for [`cut`](Self::cut).
+        let _session = self.zk.open();
+        self.zk.change(|world, id, _| world.keep_server(id));
     }
 
     /// Deletes every container that had children and has none now, as a server does once a minute.

@@ -68,6 +68,8 @@ struct SessionState {
     /// The paths of frozen nodes. Each path has a copy of the frozen node and of the nodes below it, as the server
     /// still shows them.
     frozen: Vec<(String, Tree)>,
+    /// The number of times that the client may leave its only server. `None` if there are other servers.
+    leaves: Option<u32>,
     /// The watches that the server has forgotten. They fire only when the session ends.
     forgotten: Vec<oneshot::Sender<Event>>,
     /// The key is the path of a node, or its [children key](crate::memory::tree::children_key) for a watch on the
@@ -76,6 +78,9 @@ struct SessionState {
     /// The paths of the session's ephemeral nodes.
     owned: BTreeSet<String>,
 }
+
+/// How often a client leaves its only server.
+const LEAVES_OF_ONE: u32 = 3;
 
 /// The part of a session's next write that is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,6 +171,7 @@ impl World {
             waiting: Vec::new(),
             faults: VecDeque::new(),
             frozen: Vec::new(),
+            leaves: None,
             forgotten: Vec::new(),
             watches: BTreeMap::new(),
             owned: BTreeSet::new(),
@@ -377,8 +383,11 @@ impl World {
         }
         fired.push(state.change_store(|it| it.steady(true)));
         state.is_cut = false;
-        state.frozen.clear();
-        let tree = Arc::clone(&self.tree);
+        if state.leaves.is_none() {
+            state.frozen.clear();
+        }
+        let tree = self.shown_to(session);
+        let Some(state) = self.sessions.get_mut(&session) else { return };
         // Whatever has changed since the cut is an event that says so. The client has not heard of the change itself, so
         // the event is no `Changed`.
         let missed = state.watches.keys().filter_map(|key| {
@@ -400,6 +409,28 @@ impl World {
         let waiting = std::mem::take(&mut state.waiting);
         for job in waiting {
             job(self, fired);
+        }
+    }
+
+    /// Leaves a session's server for another one, as [`Session::leave_server`](crate::session::contract::Session::leave_server)
+    /// says. Returns `None` if no other server is left.
+    pub(super) fn leave(&mut self, session: i64, connection: u64, fired: &mut Vec<Notification>) -> Option<bool> {
+        let Some(state) = self.sessions.get_mut(&session).filter(|it| !it.is_cut) else { return Some(false) };
+        if state.store.connection() != connection {
+            return Some(false);
+        }
+        if let Some(leaves) = &mut state.leaves {
+            *leaves = leaves.checked_sub(1)?;
+        }
+        self.cut(session, fired);
+        self.heal(session, fired);
+        Some(true)
+    }
+
+    /// Leaves a session's client one server, to which it always comes back.
+    pub(super) fn keep_server(&mut self, session: i64) {
+        if let Some(state) = self.sessions.get_mut(&session) {
+            state.leaves.get_or_insert(LEAVES_OF_ONE);
         }
     }
 

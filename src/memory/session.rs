@@ -1,6 +1,7 @@
 //! A session of an embedded ensemble, which implements the contract of [`Session`].
 
 use std::fmt;
+use std::future::ready;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -132,6 +133,12 @@ impl Session for MemorySession {
             Ok(outcomes) => Ok(outcomes.into_iter().map(|(outcome, _)| outcome).collect()),
             Err((index, failure)) => Err(Failure::Operation { index, failure: Box::new(failure) }),
         })
+    }
+
+    fn leave_server(&self, connection: u64, node: &str) -> Reply<bool> {
+        let left = self.ensemble.change(|world, fired| world.leave(self.id, connection, fired));
+        let answer = left.ok_or_else(|| Failure::Diverged { node: node.to_owned(), server: "embedded".to_owned() });
+        Box::pin(ready(answer))
     }
 
     fn spawn(&self, task: Task) {

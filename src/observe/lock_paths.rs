@@ -13,7 +13,7 @@ use crate::queue::mode::Mode;
 use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
-use crate::session::presence::{self, NAMED};
+use crate::session::presence::{self, NAMED, check};
 use crate::session::request::{Failure, Stat};
 
 /// The maximum number of nodes that one request reads.
@@ -136,7 +136,6 @@ impl LockPaths {
         names: &[String],
         (dialect, mode): (Dialect, Mode),
     ) -> Blockers {
-        let names = &session.store().without_ghosts(&self.queue, names, mode);
         let ahead = turn::ahead_of_newcomer(dialect, mode, names);
         let seen = self.in_the_way(dialect, &self.taken(session).await, &ahead, names);
         self.read_in_time(session, dialect, seen).await
@@ -144,24 +143,23 @@ impl LockPaths {
 
     /// Returns the progress of `me` according to `names`, the names in the queue. Lists the permits, and reads no other node.
     pub(crate) async fn progress(&self, session: &Arc<dyn Session>, names: &[String], me: &Contender) -> Progress {
-        let names = session.store().without_ghosts(&self.queue, names, me.mode());
-        self.progress_beside(&self.taken(session).await, &names, me)
+        self.progress_beside(&self.taken(session).await, names, me)
     }
 
-    /// Asks the leader which of the contenders that `ahead` selects still exist. Returns the others, which are ghosts: our server
-    /// still lists their deleted nodes. Returns none if the leader does not answer within a session timeout. `names` are the
-    /// names in the queue.
-    pub(crate) async fn ghosts_ahead(
-        &self,
-        session: &Arc<dyn Session>,
-        names: &[String],
-        kind: (Dialect, Mode),
-        ahead: impl Fn(&[String]) -> Vec<&str>,
-    ) -> Vec<Arc<str>> {
-        let names = session.store().without_ghosts(&self.queue, names, kind.1);
-        let ahead = ahead(&names);
-        let found = presence::ghosts_ahead(session, &self.queue, &ahead, kind);
-        call::unless(session.sleep(session.timeout()), found).await.unwrap_or_default()
+    /// Asks the leader for the first of the contenders `ahead`, or, if there are none, for the holders of permits. Returns
+    /// whether some are gone, so that the caller looks again. If the server lists one of these all the same, leaves the server.
+    ///
+    /// If the leader does not answer within a session timeout, all count as present.
+    pub(crate) async fn are_some_gone(&self, session: &Arc<dyn Session>, ahead: &[&str]) -> Result<bool, Failure> {
+        let (directory, names) = match (&self.permits, ahead) {
+            (Some(permits), []) => (permits, self.taken(session).await),
+            _ => (&self.queue, ahead.iter().take(NAMED).map(|&name| name.to_owned()).collect()),
+        };
+        let checks: Vec<_> = names.iter().map(|name| check(format!("{directory}/{name}"), None)).collect();
+        let gone = call::unless(session.sleep(session.timeout()), presence::failing(session, &checks)).await;
+        let gone: Vec<_> = gone.unwrap_or_default().into_iter().map(|index| names[index].clone()).collect();
+        let are_gone = !gone.is_empty();
+        presence::leave_if_listed(session, directory, gone).await.map(|_| are_gone)
     }
 
     /// Returns the progress of `me` according to `taken`, the names of the permits, and `names`, the names in the queue. Sends
@@ -182,13 +180,11 @@ impl LockPaths {
         }
     }
 
-    /// Lists the permit nodes without the known ghosts (deleted nodes that our server still lists). Returns no names if
-    /// the listing fails or takes longer than a session timeout.
+    /// Lists the permit nodes. Returns no names if the listing fails or takes longer than a session timeout.
     async fn taken(&self, session: &Arc<dyn Session>) -> Vec<String> {
         let Some(permits) = &self.permits else { return Vec::new() };
         let names = call::unless(session.sleep(session.timeout()), session.children(permits)).await;
-        let names = names.and_then(Result::ok).unwrap_or_default();
-        session.store().without_ghosts(permits, &names, Mode::Write).into_owned()
+        names.and_then(Result::ok).unwrap_or_default()
     }
 }
 

@@ -133,11 +133,6 @@ impl Contender {
         &self.name[..self.tag_len]
     }
 
-    /// Returns the dialect and the mode. Together they decide which earlier contenders a contender waits for.
-    pub(crate) fn kind(&self) -> (Dialect, Mode) {
-        (self.dialect, self.mode())
-    }
-
     pub(crate) fn slot(&self) -> Slot {
         self.slot
     }

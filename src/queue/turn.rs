@@ -11,9 +11,6 @@
 //!         +------> Take <-----+
 //! ```
 //!
-//! The state machine skips ghosts: contenders whose nodes the leader has deleted, although this client's server still
-//! lists them.
-//!
 //! `List` can also end the wait: with `Evicted` if the waiter's own node is not in the queue, with `Stuck` if its number is
 //! negative or shared, or with `Foreign` if the queue has a foreign contender, whose rules may differ.
 //!
@@ -243,9 +240,6 @@ pub struct Waiter<C> {
     /// Whether a [`Step::Await`] of this waiter has asked for kept nodes, so that no later step asks again. That the ask was
     /// sent is recorded in `NodeState::has_asked`.
     has_asked: bool,
-    /// The names of ghosts: contenders whose nodes the leader has deleted, although this client's server still lists
-    /// them. The waiter skips these names, because a deleted name never comes back.
-    ghosts: Vec<Arc<str>>,
 }
 
 /// A waiter's predecessor: the nearest earlier contender that excludes the waiter.
@@ -279,9 +273,6 @@ pub enum Departure {
     /// The node may have changed in another way, perhaps before the watch was set. The waiter has to list the directory
     /// again.
     ListAgain,
-    /// The leader no longer has the node, although no event has reported the deletion. Nor does the leader have a
-    /// downgraded node of the predecessor that would exclude the waiter.
-    GoneAtLeader,
 }
 
 /// The next step of a waiter.
@@ -317,15 +308,13 @@ pub struct Take {
     pub signalled_by: Option<Arc<str>>,
     /// Whether the contender had to wait.
     pub has_waited: bool,
-    /// The ghosts that the waiter skipped.
-    pub ghosts: Vec<Arc<str>>,
 }
 
 impl<C: Borrow<Contender>> Waiter<C> {
     /// Creates the state machine of a contender whose node exists. Its first step is [`Step::List`]. `hands_off` says
     /// whether a writer that held the lock signals its release by a write to its node.
     pub fn new(me: C, hands_off: bool) -> Waiter<C> {
-        Waiter { me, hands_off, awaited: None, has_waited: false, has_asked: false, ghosts: Vec::new() }
+        Waiter { me, hands_off, awaited: None, has_waited: false, has_asked: false }
     }
 
     /// Returns the next step after this event.
@@ -341,30 +330,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
         self.has_waited
     }
 
-    /// Returns whether there are ghosts to skip.
-    pub fn has_ghosts(&self) -> bool {
-        !self.ghosts.is_empty()
-    }
-
-    /// Adds ghosts, which the waiter skips.
-    pub fn pass_over(&mut self, ghosts: impl IntoIterator<Item = Arc<str>>) {
-        for ghost in ghosts {
-            if !self.ghosts.contains(&ghost) {
-                self.ghosts.push(ghost);
-            }
-        }
-    }
-
     fn after_listing(&mut self, names: &[String], closing: &[String]) -> Step {
-        self.ghosts.retain(|ghost| names.iter().any(|name| **name == **ghost));
-        let without_ghosts: Vec<String>;
-        let names = if self.ghosts.is_empty() {
-            names
-        } else {
-            let is_ghost = |name: &&String| self.ghosts.iter().any(|ghost| ***name == **ghost);
-            without_ghosts = names.iter().filter(|name| !is_ghost(name)).cloned().collect();
-            &without_ghosts
-        };
         let (turn, foreign) = turn_among_foreign(self.me.borrow(), names);
         match (turn, foreign) {
             (Turn::Evicted, _) => Step::Evicted,
@@ -397,16 +363,12 @@ impl<C: Borrow<Contender>> Waiter<C> {
             Departure::Signalled if self.hands_off && predecessor.mode == Mode::Write => {
                 self.take(Some(predecessor.name))
             }
-            Departure::GoneAtLeader => {
-                self.ghosts.push(predecessor.name);
-                Step::List
-            }
             Departure::Signalled | Departure::ListAgain => Step::List,
         }
     }
 
     fn take(&self, signalled_by: Option<Arc<str>>) -> Step {
-        Step::Take(Take { signalled_by, has_waited: self.has_waited, ghosts: self.ghosts.clone() })
+        Step::Take(Take { signalled_by, has_waited: self.has_waited })
     }
 }
 

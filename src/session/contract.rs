@@ -170,7 +170,9 @@ impl SessionSlot {
 ///     certainly [answered](SessionStore::answered) or, by a quorum, [acknowledged](SessionStore::acknowledged), of each loss and return of
 ///     the [connection](SessionStore::connected), when a handshake is known to have [resumed](SessionStore::resumed) the session,
 ///     and of its [end](SessionStore::end).
-/// 12. **Nothing is locked at a call.** The library calls a session while it holds none of its own mutexes. So a session may
+/// 12. **A server is left** at [`Session::leave_server`], with the same session. The next connection is to another server,
+///     if one answers.
+/// 13. **Nothing is locked at a call.** The library calls a session while it holds none of its own mutexes. So a session may
 ///     wake tasks, and report to its store, inside a request, and a waker may poll its task there.
 ///
 /// # Implementing it
@@ -291,6 +293,17 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
 
     /// Commits all operations or none. If an operation fails, the failure is [`Failure::Operation`].
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>>;
+
+    /// Leaves the server of the connection with this [number](SessionStore::connection), because the server and the leader
+    /// do not agree about `node`. The session goes on at another server. Returns whether this call has left the server;
+    /// `false` if that connection is lost already.
+    ///
+    /// Fails with [`Failure::Diverged`] if no other server is left, as by default. An address is left once in ten minutes.
+    /// The only address is left three times, because there may be several servers behind it.
+    fn leave_server(&self, _connection: u64, node: &str) -> Reply<bool> {
+        let server = self.server().unwrap_or_else(|| "unknown".to_owned());
+        Box::pin(ready(Err(Failure::Diverged { node: node.to_owned(), server })))
+    }
 
     /// Runs `task` in the background until the task ends, even if the session ends first. Does not use the caller's
     /// runtime.

@@ -97,7 +97,7 @@ pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(
                     // The leader has the node, although no event has come. The caller tries to read the node from the
                     // server. If the server still lacks the node, the next check of `look` comes after a longer pause.
                     () = look.find(path, true) => {
-                        presence::report(session, path, None);
+                        let _diverged = presence::leave_if_it_differs(session, path, None).await;
                         wanted = path;
                         continue;
                     }

@@ -279,22 +279,29 @@ impl ContenderNode {
     /// Returns `None` if a watch was requested already, or if no watch is needed.
     ///
     /// If the server answers that the node does not exist, the future asks the leader for the node. If the leader does
-    /// not have the node either, the hold is lost. If the leader has the node, the future returns [`Failure::Refused`],
-    /// and the hold or the wait goes on.
+    /// not have the node either, the hold is lost. If the leader has the node, the future leaves the server. If no other server is
+    /// left, it returns [`Failure::Diverged`], and the hold or the wait goes on.
     pub(crate) fn request_watch(
         self: &Arc<Self>,
         session: &Arc<dyn Session>,
     ) -> Option<impl Future<Output = Result<(), Failure>> + Send + use<>> {
         let path = self.change(|it| it.state.begin_to_watch())?;
-        let (watch, node, session) = (session.watch(&path), Arc::clone(self), Arc::clone(session));
+        let (mut watch, node, session) = (session.watch(&path), Arc::clone(self), Arc::clone(session));
         Some(async move {
-            let answer = match watch.await {
-                Err(Failure::NoNode) => match presence::is_there(&session, &path, None).await {
-                    Ok(true) => Err(Failure::Refused(presence::log_disagreement(&session, &path))),
-                    Ok(false) => Err(Failure::NoNode),
-                    Err(failure) => Err(failure),
-                },
-                answer => answer,
+            let answer = loop {
+                let (connection, answer) = (session.store().connection(), watch.await);
+                if answer.as_ref().err() != Some(&Failure::NoNode) {
+                    break answer;
+                }
+                match presence::is_there(&session, &path, None).await {
+                    Ok(true) => {}
+                    Ok(false) => break Err(Failure::NoNode),
+                    Err(failure) => break Err(failure),
+                }
+                if let Err(failure) = presence::leave(&session, connection, &path).await {
+                    break Err(failure);
+                }
+                watch = session.watch(&path);
             };
             node.store_watch(&path, answer)
         })

@@ -5,7 +5,6 @@
 //! leader answers them in the order of all writes, and each answer comes after the events of earlier writes. A failed
 //! transaction names only its first failed operation, so the checks after that operation are sent again.
 
-use std::collections::BTreeSet;
 use std::future::pending;
 use std::ops::Range;
 use std::slice;
@@ -14,13 +13,9 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use crate::queue::contender::Contender;
-use crate::queue::dialect::Dialect;
-use crate::queue::mode::Mode;
 use crate::session::contract::Session;
 use crate::session::request::{Event, Failure, Operation, Outcome, Watch};
-use crate::session::retry::{self, Tries, repeated};
-use crate::session::store::may_pass;
+use crate::session::retry::{self, Tries, repeated, spawn_awaited};
 use crate::sync::random;
 use crate::telemetry::log::emit;
 
@@ -174,14 +169,7 @@ pub(crate) struct Recheck<'a> {
 
 impl<'a> Recheck<'a> {
     pub(crate) fn new(session: &'a Arc<dyn Session>) -> Recheck<'a> {
-        Recheck::after(session, false)
-    }
-
-    /// Returns the schedule of a new waiter. If the server has listed ghosts, the first pause is zero, because the
-    /// server may list more of them.
-    pub(crate) fn after(session: &'a Arc<dyn Session>, has_ghosts: bool) -> Recheck<'a> {
-        let pause = if has_ghosts { Duration::ZERO } else { session.timeout() };
-        Recheck { session, pause }
+        Recheck { session, pause: session.timeout() }
     }
 
     /// Waits for the event of a watch (`true`), or until a check is due (`false`). Fails if the event is the end of the
@@ -227,108 +215,76 @@ impl<'a> Recheck<'a> {
     }
 }
 
-/// Asks the leader for these nodes, which the server lists in a directory. Returns the names of the ghosts that a
-/// contender of this mode may ignore. A ghost is a node that the server lists although the ensemble has deleted it.
-pub(crate) async fn ghosts_among<N: AsRef<str>>(
+/// Leaves each server that lists one of these nodes, which the leader is known not to have. Returns whether one was left.
+///
+/// A listing is sent after an answer of the leader, which has brought the server up to the leader's state.
+pub(crate) async fn leave_if_listed(
     session: &Arc<dyn Session>,
     directory: &str,
-    names: &[N],
-    (dialect, mode): (Dialect, Mode),
-) -> Vec<Arc<str>> {
-    let checks: Vec<_> = names.iter().map(|name| check(format!("{directory}/{}", name.as_ref()), None)).collect();
-    let gone = failing(session, &checks).await;
-    let gone = gone.into_iter().map(|index| names[index].as_ref().into()).collect();
-    ghosts_of(session, directory, gone, (dialect, mode)).await
-}
-
-/// As [`ghosts_among`], for names whose nodes the leader is known not to have. Records each ghost, and logs an error if
-/// it is new.
-pub(crate) async fn ghosts_of(
-    session: &Arc<dyn Session>,
-    directory: &str,
-    gone: Vec<Arc<str>>,
-    (dialect, mode): (Dialect, Mode),
-) -> Vec<Arc<str>> {
-    // A server that missed a downgrade lists the writer's node, and not the reader's node that has replaced it. Writers
-    // must wait for that reader, so the leader is asked for the reader's node too. If the reader's node exists, only
-    // readers may ignore the ghost.
-    let as_reader = |name: &Arc<str>| {
-        let writer = Contender::parse_as(name, dialect).filter(|it| it.mode() == Mode::Write)?;
-        Some(check(format!("{directory}/{}", writer.downgraded()), None))
-    };
-    let (writers, checks): (Vec<_>, Vec<_>) = gone.iter().filter_map(|name| Some((name, as_reader(name)?))).unzip();
-    let known = writers.into_iter().zip(run_checks(session, &checks).await);
-    let readers: BTreeSet<_> = known.filter(|(_, holds)| *holds != Ok(false)).map(|(name, _)| name).collect();
-    let passable_by = |name| if readers.contains(name) { Mode::Read } else { Mode::Write };
-    let found: Vec<_> = gone.iter().map(|name| (name, passable_by(name))).collect();
-    let new = found.iter().filter(|(name, passable_by)| session.store().enter_ghost(directory, name, *passable_by));
-    report_listed(session, directory, new.map(|(name, _)| Arc::clone(name)).collect());
-    found
-        .into_iter()
-        .filter(|(_, passable_by)| may_pass(mode, *passable_by))
-        .map(|(name, _)| Arc::clone(name))
-        .collect()
-}
-
-/// As [`ghosts_among`], for the contenders in front of a waiter, in their order. Stops once [`NAMED`] of them are no
-/// ghosts, so the ghosts behind those are not returned.
-pub(crate) async fn ghosts_ahead(
-    session: &Arc<dyn Session>,
-    directory: &str,
-    mut in_the_way: &[&str],
-    (dialect, mode): (Dialect, Mode),
-) -> Vec<Arc<str>> {
-    let (mut ghosts, mut there) = (Vec::new(), 0);
-    while there < NAMED && !in_the_way.is_empty() {
-        let (first, rest) = in_the_way.split_at(in_the_way.len().min(NAMED - there));
-        let found = ghosts_among(session, directory, first, (dialect, mode)).await;
-        there += first.len() - found.len();
-        ghosts.extend(found);
-        in_the_way = rest;
+    gone: Vec<String>,
+) -> Result<bool, Failure> {
+    let mut has_left = false;
+    while !gone.is_empty() {
+        let connection = session.store().connection();
+        let Ok(names) = session.children(directory).await else { break };
+        let listed = gone.iter().filter(|gone| names.contains(gone));
+        let checks: Vec<_> = listed.map(|name| check(format!("{directory}/{name}"), None)).collect();
+        let failing = failing(session, &checks).await;
+        let Some(Operation::Check { path, .. }) = failing.first().map(|index| &checks[*index]) else { break };
+        has_left |= leave(session, connection, path).await?;
     }
-    ghosts
+    Ok(has_left)
 }
 
-/// Logs an error if the server's answer about a node still differs from the leader's. Called after a check has shown a
-/// change that no watch reported.
+/// Leaves each server whose answer about a node still differs from the leader's. Called after a check has shown a change
+/// that no watch reported. Returns whether one was left.
 ///
 /// A read from the server is sent between two checks by the leader. The answer to the first check brings the server up
 /// to the leader's state. So if both checks agree and the read differs, the server is wrong.
-pub(crate) fn report(session: &Arc<dyn Session>, path: &str, version: Option<i32>) {
-    let checks = [check(path, version)];
-    // All three requests are sent without waiting for an answer, so that they go over one connection. After a
-    // reconnect, the read might go to another server, which may only lag behind.
-    let (before, read, after) = (session.transact(&checks), session.data(path), session.transact(&checks));
-    let (on, path) = (Arc::clone(session), path.to_owned());
-    session.spawn(Box::pin(async move {
+pub(crate) async fn leave_if_it_differs(
+    session: &Arc<dyn Session>,
+    path: &str,
+    version: Option<i32>,
+) -> Result<bool, Failure> {
+    let (checks, mut has_left) = ([check(path, version)], false);
+    loop {
+        let connection = session.store().connection();
+        // All three requests are sent without waiting for an answer, so that they go over one connection. After a
+        // reconnect, the read might go to another server, which may only lag behind.
+        let (before, read, after) = (session.transact(&checks), session.data(path), session.transact(&checks));
         let (before, read, after) = (answered(before.await), read.await, answered(after.await));
         let is_at_server = match read {
             Ok((_, stat)) => version.is_none_or(|version| version == stat.version),
             Err(Failure::NoNode) => false,
-            Err(_) => return,
+            Err(_) => return Ok(has_left),
         };
         // If the two checks differ, the node changed between them, and the read shows nothing.
-        if before == after && before.is_some_and(|is_there| is_there != is_at_server) {
-            let _logged = log_disagreement(&on, &path);
+        if before != after || before.is_none_or(|is_there| is_there == is_at_server) {
+            return Ok(has_left);
         }
-    }));
+        has_left |= leave(session, connection, path).await?;
+    }
 }
 
-/// As [`report`], for nodes that the leader no longer has. Logs an error for each of them that the server still lists.
-pub(crate) fn report_listed(session: &Arc<dyn Session>, directory: &str, gone: Vec<Arc<str>>) {
-    let Some(first) = gone.first() else { return };
-    let checks = [check(format!("{directory}/{first}"), None)];
-    let (before, names, after) = (session.transact(&checks), session.children(directory), session.transact(&checks));
-    let (on, directory) = (Arc::clone(session), directory.to_owned());
-    session.spawn(Box::pin(async move {
-        let (before, names, after) = (answered(before.await), names.await, answered(after.await));
-        let Ok(names) = names else { return };
-        if (before, after) == (Some(false), Some(false)) {
-            for ghost in gone.iter().filter(|ghost| names.iter().any(|name| **name == ***ghost)) {
-                let _logged = log_disagreement(&on, &format!("{directory}/{ghost}"));
-            }
+/// Leaves the server of this connection, which does not agree with the leader about the node at `path`. Returns `false`
+/// if the connection is lost already.
+pub(crate) async fn leave(session: &Arc<dyn Session>, connection: u64, path: &str) -> Result<bool, Failure> {
+    let server = session.server().unwrap_or_else(|| "unknown".to_owned());
+    let (on, node) = (Arc::clone(session), path.to_owned());
+    // The caller may be dropped at the first event that the next server delivers.
+    let left = async move {
+        let has_left = on.leave_server(connection, &node).await?;
+        if has_left {
+            emit!(
+                ERROR,
+                node,
+                server,
+                "a server that does not agree with the leader about a node was left: zklock check, with that node as its path, asks all servers, and says what to do"
+            );
         }
-    }));
+        Ok(has_left)
+    };
+    spawn_awaited(session, left, drop).await
 }
 
 /// Returns whether the check holds, by the answer to a transaction with that check alone. `None` if the answer does not
@@ -340,32 +296,14 @@ fn answered(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
 }
 
 /// Returns whether the leader has a node although the server has answered that the node does not exist. If so, this
-/// waits until the request to the server may be repeated. Fails if `tries` allows no repetition.
+/// waits until the request to the server may be repeated. If `tries` allows no repetition, the server is left first.
 pub(crate) async fn leader_still_has(session: &Arc<dyn Session>, path: &str, tries: &mut Tries) -> Holds {
+    let connection = session.store().connection();
     match is_there(session, path, None).await {
-        Ok(true) if tries.are_over() => Err(Failure::Refused(log_disagreement(session, path))),
+        Ok(true) if tries.are_over() => leave(session, connection, path).await.map(|_| true),
         Ok(true) => tries.pause(session).await.map(|()| true),
         answer => answer,
     }
-}
-
-/// The advice in an error about a server and a leader that do not agree.
-const NEXT: &str = "zklock check, with that node as its path, asks all servers, and says what to do";
-
-/// Logs an error that the server and the leader do not agree about the node at `path`. Returns the message for an error
-/// to the caller.
-///
-/// The message blames neither, because the leader may be the server that has lost the node.
-pub(crate) fn log_disagreement(session: &Arc<dyn Session>, path: &str) -> String {
-    let server = session.server().unwrap_or_else(|| "unknown".to_owned());
-    emit!(ERROR, node = path, server, "a server and the leader do not agree about a node: {NEXT}");
-    disagreement(session)
-}
-
-/// Returns the message of [`log_disagreement`] without logging.
-pub(crate) fn disagreement(session: &Arc<dyn Session>) -> String {
-    let server = session.server().unwrap_or_else(|| "unknown".to_owned());
-    format!("the server (address: {server}) and the leader do not agree about it: {NEXT}")
 }
 
 /// Fails if the event is the end of the session.

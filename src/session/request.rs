@@ -268,6 +268,14 @@ pub enum Failure {
     /// Not carried out, for a reason that a person must resolve. The text gives the reason.
     #[error("refused: {0}")]
     Refused(String),
+    /// The server and the leader do not agree about a node, and no other server is left.
+    #[error("{}", disagreement(.node, .server))]
+    Diverged {
+        /// The path of the node.
+        node: String,
+        /// The address of the server.
+        server: String,
+    },
     /// Not carried out: no server could be reached.
     #[error("no server could be reached: {0}")]
     Unreachable(String),
@@ -285,6 +293,15 @@ pub enum Failure {
         /// The failure of the operation.
         failure: Box<Failure>,
     },
+}
+
+/// Returns the message about a server and a leader that do not agree about a node. It blames neither, because the leader
+/// may be the server that has lost the node.
+pub(crate) fn disagreement(node: &str, server: &str) -> String {
+    format!(
+        "{node}: the server {server} and the leader do not agree about it, and no other server is left: zklock check, \
+         with that node as its path, asks all servers, and says what to do"
+    )
 }
 
 impl Failure {

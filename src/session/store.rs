@@ -1,9 +1,8 @@
-//! The record of one session: the lease, our nodes on the session, the hand-offs to check, the listings under way, each
-//! shared by several callers, and the known ghosts. A ghost is a node that the session's server lists although the
-//! ensemble has deleted it. The backend reports events to the record; contenders and keep-alive read and change it.
+//! The record of one session: the lease, our nodes on the session, the hand-offs to check, and the listings under way,
+//! each shared by several callers. The backend reports events to the record; contenders and keep-alive read and change
+//! it.
 
-use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
@@ -73,9 +72,6 @@ struct Record {
     renewal: Moment,
     /// The directories that are being listed.
     listings: HashMap<Arc<str>, Listed>,
-    /// The ghosts that the session has found, by directory. If the server still lists the node of a downgraded writer,
-    /// only readers may ignore that ghost, because the reader that replaced the writer still holds the lock.
-    ghosts: HashMap<Arc<str>, Ghosts>,
 }
 
 /// The number of session timeouts for which releases in a directory are plain deletes after a refused signal.
@@ -192,13 +188,6 @@ impl SyncedListings {
         *self.0.lock() = Wanted::default();
     }
 }
-
-/// The most ghosts that a session records. When this number is reached, the session forgets all of them.
-const KNOWN_MAX: usize = 10_000;
-
-/// The name of each ghost in a directory, and the contenders that may ignore it: `Read` for readers only, `Write` for
-/// readers and writers.
-type Ghosts = BTreeMap<Arc<str>, Mode>;
 
 impl SessionStore {
     /// Returns the store of a session with this lease.
@@ -346,7 +335,7 @@ impl SessionStore {
 
     /// Returns how often the connection was lost. If this count is the same at two answers, both came on the same
     /// connection.
-    pub(crate) fn connection(&self) -> u64 {
+    pub fn connection(&self) -> u64 {
         self.record.lock().connection
     }
 
@@ -537,67 +526,12 @@ impl SessionStore {
         }
         next
     }
-
-    /// Returns the ghosts among these names that a contender of this mode may ignore.
-    pub(crate) fn known_ghosts_among(&self, directory: &str, names: &[String], mode: Mode) -> Vec<Arc<str>> {
-        self.record.lock().ghosts.get(directory).map_or_else(Vec::new, |ghosts| passable(ghosts, names, mode))
-    }
-
-    /// As [`SessionStore::known_ghosts_among`], where `names` is a complete listing of the directory. Forgets each ghost that is
-    /// not in the listing.
-    pub(crate) fn shown_ghosts(&self, directory: &str, names: &[String], mode: Mode) -> Vec<Arc<str>> {
-        let mut record = self.record.lock();
-        let Some(ghosts) = record.ghosts.get_mut(directory) else { return Vec::new() };
-        let shown: BTreeSet<&str> = names.iter().map(|name| &**name).collect();
-        ghosts.retain(|name, _| shown.contains(&**name));
-        let passable = passable(ghosts, names, mode);
-        if ghosts.is_empty() {
-            record.ghosts.remove(directory);
-        }
-        passable
-    }
-
-    /// Returns these names without the ghosts that a contender of this mode may ignore.
-    pub(crate) fn without_ghosts<'n>(&self, directory: &str, names: &'n [String], mode: Mode) -> Cow<'n, [String]> {
-        let ghosts = self.known_ghosts_among(directory, names, mode);
-        if ghosts.is_empty() {
-            return Cow::Borrowed(names);
-        }
-        let is_ghost = |name: &&String| ghosts.iter().any(|ghost| **ghost == ***name);
-        Cow::Owned(names.iter().filter(|name| !is_ghost(name)).cloned().collect())
-    }
-
-    /// Adds a ghost that may be ignored by readers only (`passable_by` is `Read`) or by all contenders (`Write`).
-    /// Returns whether the ghost is new.
-    pub(super) fn enter_ghost(&self, directory: &str, name: &Arc<str>, passable_by: Mode) -> bool {
-        let mut record = self.record.lock();
-        if record.ghosts.values().map(BTreeMap::len).sum::<usize>() >= KNOWN_MAX {
-            record.ghosts.clear();
-        }
-        let ghosts = record.ghosts.entry(directory.into()).or_default();
-        let before = ghosts.get(name).copied();
-        if before != Some(Mode::Write) {
-            ghosts.insert(Arc::clone(name), passable_by);
-        }
-        before.is_none()
-    }
 }
 
 impl fmt::Debug for SessionStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SessionStore").field("lease", &self.lease).finish_non_exhaustive()
     }
-}
-
-/// Returns the ghosts among these names that a contender of this mode may ignore.
-fn passable(ghosts: &Ghosts, names: &[String], mode: Mode) -> Vec<Arc<str>> {
-    let known = names.iter().filter_map(|name| ghosts.get_key_value(&**name));
-    known.filter(|(_, passable_by)| may_pass(mode, **passable_by)).map(|(name, _)| Arc::clone(name)).collect()
-}
-
-/// Returns whether a contender of `mode` may ignore a ghost with this `passable_by`, as in [`Ghosts`].
-pub(super) fn may_pass(mode: Mode, passable_by: Mode) -> bool {
-    mode == Mode::Read || passable_by == Mode::Write
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //!    on which we write, without an answer (`SessionMoved`, ZOOKEEPER-710).
 //! 2. An address whose server may still carry out our unanswered writes is avoided for ten session timeouts. After a
 //!    stop, such a server carries out what its socket has kept, when the session comes back to it.
-//! 3. An address whose server disagrees with its leader is avoided for ten minutes.
+//! 3. An address whose server disagrees with its leader is left once in ten minutes, and avoided for as long.
 //! 4. Each address is tried once before any is tried twice.
 //! 5. Addresses that did not answer last time come last.
 //!
@@ -35,6 +35,9 @@ const KEEPS_WRITES_FOR: u32 = 10;
 
 /// For how long a server is avoided that disagrees with its leader.
 const DISAGREES_FOR: Duration = Duration::from_secs(600);
+
+/// How often the only address is left within that time.
+const LEAVES_OF_ONE: u32 = 3;
 
 /// The most attempts in one session timeout after the first round.
 const MOST_ATTEMPTS: u32 = 40;
@@ -144,6 +147,8 @@ struct Known {
     tried: u64,
     keeps_writes_until: Moment,
     disagrees_until: Moment,
+    /// How often the server was left before that moment, because it disagrees with its leader.
+    left: u32,
     /// The place in the order, which differs from client to client.
     place: u64,
 }
@@ -174,6 +179,7 @@ impl Attempts {
                     tried: 0,
                     keeps_writes_until: Duration::ZERO,
                     disagrees_until: Duration::ZERO,
+                    left: 0,
                     place: random(),
                 }),
             }
@@ -286,11 +292,20 @@ impl Attempts {
         self.stolen = is_stolen.then_some(target);
     }
 
-    /// Records that the server at this address disagrees with its leader.
-    pub fn disagrees(&mut self, target: Target, now: Moment) {
-        if let Some(known) = self.find(target) {
-            known.disagrees_until = now + DISAGREES_FOR;
+    /// Decides whether to leave the server at this address, which disagrees with its leader. Records it if so.
+    pub fn leave(&mut self, target: Target, now: Moment) -> bool {
+        // There may be several servers behind the only address.
+        let most = if self.known.len() == 1 { LEAVES_OF_ONE } else { 1 };
+        let Some(known) = self.find(target) else { return true };
+        if known.disagrees_until <= now {
+            known.left = 0;
         }
+        if known.left >= most {
+            return false;
+        }
+        known.left += 1;
+        known.disagrees_until = now + DISAGREES_FOR;
+        true
     }
 }
 

@@ -16,6 +16,7 @@ use async_executor::FallibleTask;
 use futures_util::StreamExt;
 use futures_util::future::{BoxFuture, join_all};
 use futures_util::stream::FuturesUnordered;
+use tokio::sync::oneshot;
 use zookeeper_client as zk;
 
 use crate::session::contract;
@@ -194,8 +195,34 @@ pub(super) struct Connections {
     pub(super) granted: Duration,
     /// The address of the server that the session is connected to; `None` without a connection.
     pub(super) server: Mutex<Option<String>>,
-    /// Notified to leave the present server for another one.
-    pub(super) leaves: Notify,
+    pub(super) leaves: Leaves,
+}
+
+/// The requests to leave a server, which disagrees with its leader.
+#[derive(Default)]
+pub(super) struct Leaves {
+    asked: Mutex<Vec<LeaveRequest>>,
+    /// Notified of each request.
+    wake: Notify,
+}
+
+struct LeaveRequest {
+    /// The number of the connection that is to be left.
+    connection: u64,
+    /// The path of the node about which the server and the leader do not agree.
+    node: String,
+    answer: oneshot::Sender<Result<bool, Failure>>,
+}
+
+impl Leaves {
+    /// Asks to leave the server of this connection. The receiver gets the answer of
+    /// [`Session::leave_server`](contract::Session::leave_server).
+    pub(super) fn ask(&self, connection: u64, node: &str) -> oneshot::Receiver<Result<bool, Failure>> {
+        let (answer, left) = oneshot::channel();
+        self.asked.lock().push(LeaveRequest { connection, node: node.to_owned(), answer });
+        self.wake.notify_one();
+        left
+    }
 }
 
 /// A connection that is being served.
@@ -243,6 +270,8 @@ enum Readiness {
 /// Why a new connection is not ready.
 enum NotReady {
     Lost,
+    /// The server was left, because it disagrees with its leader.
+    Left,
     /// The server has not answered the first transaction in time.
     Silent,
     Over(Ending),
@@ -252,6 +281,7 @@ impl fmt::Display for NotReady {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NotReady::Lost => f.write_str("it broke"),
+            NotReady::Left => f.write_str("the server disagrees with its leader"),
             NotReady::Silent => f.write_str("the server did not answer"),
             NotReady::Over(ending) => ending.fmt(f),
         }
@@ -285,7 +315,10 @@ impl Connections {
             let why = tokio::select! {
                 biased;
                 ended = served.ended() => NotReady::from(ended),
-                () = self.leaves.notified() => self.leave(&mut served, &mut attempts).await,
+                () = self.leaves.wake.notified() => match self.leave(&mut served, &mut attempts).await {
+                    Some(why) => why,
+                    None => continue,
+                },
                 // The connection of an idle session gets ready with the first request.
                 () = self.pipeline.wanted.notified(), if served.client.is_some() => {
                     match self.get_ready(&mut served, &mut suspects).await {
@@ -408,21 +441,36 @@ impl Connections {
         self.store.connected(true);
     }
 
-    /// Leaves the server of this connection, which disagrees with its leader. Writes under way get some time to end.
-    async fn leave(&self, served: &mut Served, attempts: &mut Attempts) -> NotReady {
+    /// Answers the requests to leave a server. Leaves the server of this connection if that was asked, and if there may be
+    /// another one. Writes under way get some time to end.
+    async fn leave(&self, served: &mut Served, attempts: &mut Attempts) -> Option<NotReady> {
+        let (connection, server) = (self.store.connection(), self.route.name(served.target));
+        let asked = std::mem::take(&mut *self.leaves.asked.lock());
+        let (asked, past): (Vec<_>, Vec<_>) = asked.into_iter().partition(|it| it.connection == connection);
+        past.into_iter().for_each(|it| _ = it.answer.send(Ok(false)));
+        if asked.is_empty() {
+            return None;
+        }
+        if !attempts.leave(served.target, since_boot()) {
+            for LeaveRequest { node, answer, .. } in asked {
+                let _unheard = answer.send(Err(Failure::Diverged { node, server: server.clone() }));
+            }
+            return None;
+        }
+        // From here on, requests wait for the next connection. So what is asked after the answer is asked there.
         let client = self.pipeline.disconnect();
+        asked.into_iter().enumerate().for_each(|(index, it)| _ = it.answer.send(Ok(index == 0)));
         served.client = served.client.take().or(client);
         let writes = async {
             while served.on_link.has_writes() {
                 sleep(self.granted / 200).await;
             }
         };
-        attempts.disagrees(served.target, since_boot());
-        tokio::select! {
+        Some(tokio::select! {
             biased;
             ended = served.ended() => ended.into(),
-            _ = within(self.granted / 12, writes) => NotReady::Silent,
-        }
+            _ = within(self.granted / 12, writes) => NotReady::Left,
+        })
     }
 
     /// Tries until a connection has resumed the session and is ready.
@@ -456,7 +504,7 @@ impl Connections {
                             return Err(ending);
                         }
                         Err(NotReady::Silent) => Failed::Silent,
-                        Err(NotReady::Lost) => Failed::Unready,
+                        Err(NotReady::Lost | NotReady::Left) => Failed::Unready,
                     }
                 }
             };

@@ -21,12 +21,12 @@ use crate::session::retry;
 use crate::session::store::SessionStore;
 use crate::session::thread::{BackgroundThread, sleep};
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, Notify, watch};
+use crate::sync::{Mutex, watch};
 use crate::telemetry::log::{self, emit};
 use crate::validation::REQUEST_LIMIT;
 use crate::zookeeper::abilities::{Abilities, KeeperMark};
 use crate::zookeeper::connection::{Attempts, Target};
-use crate::zookeeper::connections::{Connections, Route};
+use crate::zookeeper::connections::{Connections, Leaves, Route};
 use crate::zookeeper::link::Link;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::pipeline::{Pipeline, Request};
@@ -85,7 +85,7 @@ impl ZooKeeperSession {
             watches: Arc::default(),
             background: Arc::clone(background),
             server: Mutex::default(),
-            leaves: Notify::new(),
+            leaves: Leaves::default(),
             keeper,
             store,
             route,
@@ -386,6 +386,17 @@ impl Session for ZooKeeperSession {
                     Some(session) => Err(session.end_as_gone_back()),
                     None => Ok(outcomes),
                 }
+            }
+        })
+    }
+
+    fn leave_server(&self, connection: u64, node: &str) -> Reply<bool> {
+        let (left, store) = (self.connections.leaves.ask(connection, node), Arc::clone(self.store()));
+        Box::pin(async move {
+            tokio::select! {
+                biased;
+                Ok(answer) = left => answer,
+                ending = store.until_over() => Err(Failure::Over(ending)),
             }
         })
     }

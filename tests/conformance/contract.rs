@@ -506,6 +506,30 @@ pub async fn a_lease_runs_out_when_no_quorum_answers<H: Harness>(h: &H) {
 
 // Background tasks of a session, and the lock on top of the contract.
 
+// Clause 12: a server that disagrees with its leader is left.
+
+/// The client knows one server only.
+pub async fn a_server_is_left_with_the_same_session<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    h.keep_server(&stage.mine);
+    let (node, watched) = (stage.node("own", Kind::Ephemeral).await, stage.node("watched", Kind::Persistent).await);
+    let watch = stage.a.watch(&watched).await.expect("armed");
+    let left = async |connection| soon("an answer", stage.a.leave_server(connection, &node)).await;
+    let mut connection = stage.a.store().connection();
+    for _ in 0..3 {
+        assert_eq!(left(connection).await, Ok(true));
+        assert!(stage.a.data(&node).await.is_ok(), "the session and its node go on");
+        assert_eq!(left(connection).await, Ok(false), "this connection is lost already");
+        assert!(stage.a.store().connection() > connection);
+        connection = stage.a.store().connection();
+    }
+    let diverged = left(connection).await.expect_err("no other server is left");
+    assert!(matches!(&diverged, Failure::Diverged { node: about, .. } if *about == node), "{diverged}");
+    assert_eq!(stage.a.store().connection(), connection);
+    stage.b.delete(&watched).await.expect("deleted");
+    assert_eq!(event(watch).await, Event::Deleted);
+}
+
 pub async fn a_background_task_runs_without_its_caller<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let (session, path) = (Arc::clone(&stage.a), stage.path("task"));

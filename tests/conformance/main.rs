@@ -112,6 +112,7 @@ conformance! {
         an_empty_container_can_be_deleted,
         a_write_makes_the_lease_valid,
         a_lease_runs_out_when_no_quorum_answers,
+        a_server_is_left_with_the_same_session,
         a_background_task_runs_without_its_caller,
         a_slot_of_either_client_serves_a_lock,
     ],

@@ -771,6 +771,10 @@ impl Session for Lagging {
         self.inner.transact(operations)
     }
 
+    fn leave_server(&self, connection: u64, node: &str) -> Reply<bool> {
+        self.inner.leave_server(connection, node)
+    }
+
     fn spawn(&self, task: Task) {
         self.inner.spawn(task);
     }

@@ -1,5 +1,6 @@
 //! A server that lists a ghost: a node that the ensemble has deleted. A proxy plays that server. Calls and short waits have no
-//! time for a later check at the leader, so they ask the leader immediately whether the listed node exists.
+//! time for a later check at the leader, so they ask the leader immediately whether the listed node exists. If it does not, the
+//! client leaves the server for another one, or fails if there is none.
 
 use std::time::{Duration, Instant};
 
@@ -24,24 +25,33 @@ fn name_of(path: &str) -> String {
     path.rsplit('/').next().expect("a path").to_owned()
 }
 
-/// Returns a client whose server lists a ghost in this lock, a client with a correct server, and the name of the ghost, which is
-/// the node of a former writer.
-async fn ghosts_found(path: &str) -> (Tapped, ZooKeeper, String) {
-    let tapped = Tapped::new(shared_server()).await;
+/// Returns a client that is connected through the first proxy, and knows the second one, too.
+async fn tapped_of_two() -> (Tapped, Proxy) {
+    let [proxy, spare] = [(), ()].map(|()| Proxy::start(shared_server().address()));
+    spare.cut();
+    let zk = connect(&format!("{},{}", proxy.address(), spare.address())).await;
+    spare.heal();
+    (Tapped { proxy, zk }, spare)
+}
+
+/// Returns a client whose server lists a ghost in this lock, the proxy of its other server, a client with a correct server, and the
+/// name of the ghost, which is the node of a former writer.
+async fn ghosts_found(path: &str) -> (Tapped, Proxy, ZooKeeper, String) {
+    let (tapped, spare) = tapped_of_two().await;
     let other = connect(&shared_server().address()).await;
     let lock = directory(&other, path).await;
     let held = lock.write().await.unwrap();
     let ghost = name_of(&held.node_path());
     held.release().await.unwrap();
     shows(&tapped.proxy, path, &ghost);
-    (tapped, other, ghost)
+    (tapped, spare, other, ghost)
 }
 
 #[support::judged]
-async fn calls_and_short_waits_pass_over_a_ghost() {
+async fn calls_and_short_waits_leave_a_server_with_a_ghost() {
     let path = "/ghosts/passed";
     for call in 0..7 {
-        let (tapped, other, _) = ghosts_found(path).await;
+        let (tapped, _spare, other, _) = ghosts_found(path).await;
         let lock = lock_at(&tapped.zk, path);
         let both = MultiLock::new([(&lock, Mode::Write)]).unwrap();
         let began = Instant::now();
@@ -59,10 +69,39 @@ async fn calls_and_short_waits_pass_over_a_ghost() {
     }
 }
 
+/// The proxy is the only server that the client knows, so it is left three times.
+#[support::judged]
+async fn a_ghost_at_the_only_server_ends_calls_and_short_waits() {
+    let path = "/ghosts/alone";
+    for call in 0..4 {
+        let tapped = Tapped::new(shared_server()).await;
+        let other = connect(&shared_server().address()).await;
+        let held = directory(&other, path).await.write().await.unwrap();
+        let ghost = held.node_path().to_owned();
+        held.release().await.unwrap();
+        shows(&tapped.proxy, path, &name_of(&ghost));
+        let (lock, id) = (lock_at(&tapped.zk, path), session(&tapped.zk).await.id());
+        tapped.proxy.reset();
+        let began = Instant::now();
+        let error = match call {
+            0 => lock.try_write().await.map(drop),
+            1 => lock.try_read().await.map(drop),
+            2 => lock.read().timeout(SHORT).await.map(drop),
+            _ => lock.write().timeout(SHORT).await.map(drop),
+        };
+        let error = error.expect_err("the ghost is shown again");
+        assert!(began.elapsed() < SHORT, "{call}: {:?}", began.elapsed());
+        let Error::Diverged { node, server } = &error else { panic!("{call}: {error:?}") };
+        assert_eq!((node, server), (&ghost, &tapped.proxy.address()), "{call}");
+        assert_eq!((tapped.proxy.arrivals(Op::Handshake).len(), session(&tapped.zk).await.id()), (3, id), "{call}");
+        becomes_empty(&other, path).await;
+    }
+}
+
 #[support::judged]
 async fn an_error_names_the_holder_and_no_ghost() {
     let path = "/ghosts/named";
-    let (tapped, other, ghost) = ghosts_found(path).await;
+    let (tapped, _spare, other, ghost) = ghosts_found(path).await;
     let holder = lock_at(&other, path).write().await.unwrap();
     let lock = lock_at(&tapped.zk, path);
     let errors = [lock.try_write().await.unwrap_err(), lock.write().timeout(SHORT / 10).await.unwrap_err()];
@@ -78,7 +117,7 @@ async fn an_error_names_the_holder_and_no_ghost() {
 #[support::judged]
 async fn a_listed_and_denied_node_is_asked_for_at_the_leader() {
     let path = "/ghosts/denied";
-    let (tapped, other, _) = ghosts_found(path).await;
+    let (tapped, _spare, other, _) = ghosts_found(path).await;
     tapped.proxy.reset();
     soon("granted", lock_at(&tapped.zk, path).write()).await.unwrap().release().await.unwrap();
     assert!(tapped.proxy.count(Op::GetChildren2) <= 4, "{:?}", tapped.proxy.requests());
@@ -89,7 +128,7 @@ async fn a_listed_and_denied_node_is_asked_for_at_the_leader() {
 async fn a_ghost_permit_is_taken_at_once() {
     let path = "/ghosts/limit";
     for waits in [false, true] {
-        let tapped = Tapped::new(shared_server()).await;
+        let (tapped, _spare) = tapped_of_two().await;
         let other = connect(&shared_server().address()).await;
         let held = Semaphore::new(&other, path, 1).unwrap().acquire().await.unwrap();
         let ghost = name_of(&held.node_path());
@@ -109,7 +148,7 @@ async fn a_ghost_permit_is_taken_at_once() {
 #[support::judged]
 async fn no_call_returns_a_ghost_as_the_leader() {
     let path = "/ghosts/led";
-    let (tapped, other, _) = ghosts_found(path).await;
+    let (tapped, _spare, other, ghost) = ghosts_found(path).await;
     let here = Leadership::new(&tapped.zk, path).unwrap();
     assert_eq!(soon("an answer", here.leader()).await.unwrap(), None);
     let there = Leadership::new(&other, path).unwrap();
@@ -119,11 +158,11 @@ async fn no_call_returns_a_ghost_as_the_leader() {
     assert_eq!(here.leader().await.unwrap(), there.leader().await.unwrap());
 
     // The session of this client has not yet found out that the node is a ghost.
-    let fresh = ZooKeeper::connect(&tapped.proxy.address()).await.unwrap();
-    tapped.proxy.reset();
-    let mut changes = Leadership::new(&fresh, path).unwrap().changes();
+    let (fresh, _spare) = tapped_of_two().await;
+    shows(&fresh.proxy, path, &ghost);
+    let mut changes = Leadership::new(&fresh.zk, path).unwrap().changes();
     let first = soon("a change", changes.next()).await.expect("open").unwrap();
     assert_eq!(first, there.leader().await.unwrap());
-    assert!(tapped.proxy.count(Op::GetChildren) <= 4, "{:?}", tapped.proxy.requests());
+    assert!(fresh.proxy.count(Op::GetChildren) <= 4, "{:?}", fresh.proxy.requests());
     leads.abort();
 }

@@ -501,7 +501,8 @@ async fn a_semaphore_denied_by_its_server_is_an_error() {
     assert!(error.contains("and the leader do not agree"), "{error}");
     let requests = proxy.requests();
     let reads = requests.iter().filter(|(op, at)| *op == Op::GetData && at == path).count();
-    assert!(reads <= 2, "{requests:?}");
+    // The only server is left three times, and asked again after each.
+    assert!(reads <= 5, "{requests:?}");
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
@@ -521,7 +522,7 @@ async fn a_permit_denied_by_its_server_does_not_stay() {
     proxy.apply(Rule::on(replies).and_all_later().claim_error(NO_NODE));
     for _ in 0..3 {
         let error = soon("an error", semaphore.acquire()).await.expect_err("the server denies it");
-        assert!(matches!(error, Error::Refused { .. }), "{error}");
+        assert!(matches!(error, Error::Diverged { .. }), "{error}");
     }
     nothing_is_left(&well, PATH).await;
     soon("all three", others.acquire_many(3)).await.unwrap().release().await.unwrap();

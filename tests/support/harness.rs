@@ -27,6 +27,8 @@ pub trait Harness {
     async fn expire(&self, client: &Self::C);
     async fn cut(&self, client: &Self::C);
     async fn heal(&self, client: &Self::C);
+    /// Leaves the client one server, which is so on ZooKeeper.
+    fn keep_server(&self, _client: &Self::C) {}
     /// Returns the dialect in which the locks name their nodes.
     fn dialect(&self) -> Dialect {
         Dialect::Native
@@ -147,6 +149,10 @@ impl Harness for OnMemory {
 
     async fn heal(&self, client: &Memory) {
         client.faults().heal();
+    }
+
+    fn keep_server(&self, client: &Memory) {
+        client.faults().keep_server();
     }
 }
 

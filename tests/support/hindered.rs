@@ -264,6 +264,10 @@ impl Session for Line {
         }
     }
 
+    fn leave_server(&self, connection: u64, node: &str) -> Reply<bool> {
+        self.inner.leave_server(connection, node)
+    }
+
     fn spawn(&self, chore: Task) {
         self.inner.spawn(chore);
     }

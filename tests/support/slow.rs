@@ -110,6 +110,10 @@ impl Session for SlowSession {
         late(self.0.transact(operations))
     }
 
+    fn leave_server(&self, connection: u64, node: &str) -> Reply<bool> {
+        self.0.leave_server(connection, node)
+    }
+
     fn spawn(&self, chore: Task) {
         self.0.spawn(chore);
     }

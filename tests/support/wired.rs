@@ -249,6 +249,11 @@ impl Session for WiredSession {
         self.send(move |session| session.transact(&operations))
     }
 
+    fn leave_server(&self, connection: u64, node: &str) -> Reply<bool> {
+        let node = node.to_owned();
+        self.send(move |session| session.leave_server(connection, &node))
+    }
+
     fn spawn(&self, task: Task) {
         self.session.spawn(task);
     }

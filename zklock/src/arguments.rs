@@ -69,6 +69,8 @@ Exit codes:
         program, used-up sequence numbers), or the servers refuse it; the
         message says why
    69   no server can be reached; the message says why
+   70   a server and the leader do not agree about a node, and no other
+        server is left: zklock check, with that node, says what to do
    71   this system gives no thread or no signals
    74   the result could not be written to standard output
    75   the lock was lost while the command ran, whatever code it

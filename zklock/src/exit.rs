@@ -14,6 +14,8 @@ pub(crate) const USAGE: u8 = 64;
 pub(crate) const IN_THE_WAY: u8 = 65;
 /// `EX_UNAVAILABLE`: no server can be reached.
 pub(crate) const UNAVAILABLE: u8 = 69;
+/// `EX_SOFTWARE`: a server does not agree with the ensemble's leader about a node, and no other server is left.
+pub(crate) const DIVERGED: u8 = 70;
 /// `EX_OSERR`: the system lacks a resource, such as a thread, or refuses to register a signal handler.
 pub(crate) const SYSTEM: u8 = 71;
 /// `EX_IOERR`: the output could not be written.
@@ -68,6 +70,7 @@ impl From<Error> for Exit {
             Error::PermissionDenied { .. } | Error::Closed(_) | Error::InvalidAcl { .. } => NO_PERMISSION,
             Error::Lost(why) => of_loss(*why, LOST),
             Error::Evicted(why) => of_loss(*why, PLACE_LOST),
+            Error::Diverged { .. } => DIVERGED,
             Error::Refused { operation: "start the thread for", .. } => SYSTEM,
             Error::Unreachable(_) | Error::OutcomeUnknown { .. } => UNAVAILABLE,
             _ => IN_THE_WAY,

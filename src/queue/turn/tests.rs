@@ -172,7 +172,7 @@ fn asks(step: Step) -> bool {
 }
 
 fn taken_by_listing(has_waited: bool) -> Step {
-    Step::Take(Take { signalled_by: None, has_waited, ghosts: Vec::new() })
+    Step::Take(Take { signalled_by: None, has_waited })
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn a_waiter_takes_the_lock_when_nothing_precedes_it() {
 fn a_writers_signal_grants_and_a_readers_does_not() {
     let mut behind_writer = waiter(true);
     assert_eq!(awaits(behind_writer.lists(&[FIRST, ME])), FIRST);
-    let taken = Step::Take(Take { signalled_by: Some(FIRST.into()), has_waited: true, ghosts: Vec::new() });
+    let taken = Step::Take(Take { signalled_by: Some(FIRST.into()), has_waited: true });
     assert_eq!(behind_writer.departs(Departure::Signalled), taken);
     let mut behind_reader = waiter(true);
     assert_eq!(awaits(behind_reader.lists(&["h~a-READ-0000000001", ME])), "h~a-READ-0000000001");
@@ -245,34 +245,4 @@ fn a_waiter_asks_once_for_the_kept_nodes_before_it() {
     assert!(asks(behind_a_writer.lists(&[kept[0], "h~c~keep-WRITE-0000000001", ME])));
     assert_eq!(behind_a_writer.departs(Departure::ListAgain), Step::List);
     assert!(!asks(behind_a_writer.lists(&[kept[0], ME])), "one ask covers the reader and the writer");
-}
-
-#[test]
-fn a_waiter_skips_ghosts_while_a_server_lists_them() {
-    let (holder, me) = ("h~0-WRITE-0000000000", "h~c-WRITE-0000000003");
-    let mut waiter = Waiter::new(Contender::parse(me).unwrap(), true);
-    assert_eq!(awaits(waiter.lists(&[holder, FIRST, ME, me])), ME);
-    assert_eq!(waiter.departs(Departure::GoneAtLeader), Step::List);
-    assert_eq!(awaits(waiter.lists(&[holder, FIRST, ME, me])), FIRST);
-    assert_eq!(waiter.departs(Departure::GoneAtLeader), Step::List);
-    assert_eq!(awaits(waiter.lists(&[holder, FIRST, ME, me])), holder, "a writer before a ghost still counts");
-    assert_eq!(waiter.ghosts, [ME, FIRST].map(Arc::from));
-    // The waiter skips a ghost by its exact name. A writer that has downgraded has the same number as its ghost, but another
-    // name, so the waiter does not skip the new name.
-    assert_eq!(awaits(waiter.lists(&["h~b-READ-0000000002", FIRST, ME, me])), "h~b-READ-0000000002");
-    // The client has reconnected to another server, which lists none of the ghosts.
-    assert_eq!(waiter.departs(Departure::ListAgain), Step::List);
-    assert_eq!(waiter.lists(&[me]), taken_by_listing(true));
-    assert!(!waiter.has_ghosts());
-}
-
-#[test]
-fn a_waiter_with_a_ghost_is_evicted_without_its_node() {
-    let taken = Step::Take(Take { signalled_by: None, has_waited: true, ghosts: vec![FIRST.into()] });
-    for (left, step) in [(&[FIRST, ME][..], taken), (&[FIRST], Step::Evicted)] {
-        let mut waiter = waiter(true);
-        assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
-        assert_eq!(waiter.departs(Departure::GoneAtLeader), Step::List);
-        assert_eq!(waiter.lists(left), step);
-    }
 }

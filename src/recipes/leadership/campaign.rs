@@ -78,6 +78,7 @@ impl Candidate {
 
     /// Waits until this candidate leads. Tries again after an error that a retry can fix.
     async fn wait_to_lead(&self) -> Result<WriteGuard, Error> {
+        let mut has_warned = false;
         loop {
             self.wait_for_pause().await;
             self.until_healthy(true).await;
@@ -90,6 +91,12 @@ impl Candidate {
                 Err(Error::Lost(loss) | Error::Evicted(loss)) => self.schedule_pause(Duration::ZERO, Err(loss)),
                 Err(Error::Unreachable(_) | Error::OutcomeUnknown { .. }) => {
                     self.schedule_pause(Duration::ZERO, Ok(()))
+                }
+                Err(error @ Error::Diverged { .. }) => {
+                    self.schedule_pause(Duration::ZERO, Ok(()));
+                    if !std::mem::replace(&mut has_warned, true) {
+                        emit!(WARN, path = self.lock.path(), %error, "cannot campaign, and tries again");
+                    }
                 }
                 answer => return answer,
             }

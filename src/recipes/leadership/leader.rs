@@ -27,7 +27,7 @@ use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::{self, Followed, PAUSE, follow};
 use crate::session::presence::{self, Recheck, unless_over};
 use crate::session::request::{Failure, Stat};
-use crate::session::retry;
+use crate::session::retry::{self, Tries};
 use crate::sync::Mutex;
 
 /// The present leader. Returned by [`Leadership::leader`](crate::Leadership::leader) and
@@ -80,17 +80,16 @@ pub(crate) fn leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
     Call::in_time(&config.coordinator, async move {
         let (config, path) = (&lock, &lock.queue);
         let seen = call::on_a_session(&lock.coordinator, (OPERATION, path), |session| async move {
-            let mut gone: Vec<Contender> = Vec::new();
+            let mut denials = Tries::DENIALS;
             loop {
                 let names = call::names(&session, path, false).await?;
-                let mut there = names.clone();
-                there.retain(|name| !gone.iter().any(|it| it.name() == name));
-                let Some(first) = leading_without_ghosts(&session, config, &there) else { return Ok((names, None)) };
+                let Some(first) = leading(config.dialect, &names) else { return Ok((names, None)) };
                 let node = format!("{path}/{}", first.name());
                 let read = call::answered(&session, || session.data(&node));
                 match unless_gone(&session, path, &first, read).await {
                     Ok(Some((data, stat))) => return Ok((names, Some(Leader::of(&first, &data, stat)))),
-                    Ok(None) | Err(Failure::NoNode) => gone.push(first),
+                    Ok(None) => {}
+                    Err(Failure::NoNode) => _ = presence::leader_still_has(&session, &node, &mut denials).await?,
                     Err(failure) => return Err(failure),
                 }
             }
@@ -102,8 +101,8 @@ pub(crate) fn leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
 }
 
 /// Returns the output of `read`, a read of the node of the candidate `it`. Returns `None` if the ensemble's leader no longer has
-/// the node, even if this client's server still shows it. If the ensemble's leader does not answer within a session timeout, the
-/// node counts as present.
+/// the node. If this client's server lists it all the same, leaves the server. If the ensemble's leader does not answer within a
+/// session timeout, the node counts as present.
 async fn unless_gone<T>(
     session: &Arc<dyn Session>,
     path: &str,
@@ -113,16 +112,10 @@ async fn unless_gone<T>(
     let is_there = presence::is_there(session, format!("{path}/{}", it.name()), None);
     let (read, is_there) = tokio::join!(read, call::unless(session.sleep(session.timeout()), is_there));
     if is_there == Some(Ok(false)) {
-        presence::ghosts_of(session, path, vec![it.name().into()], it.kind()).await;
+        presence::leave_if_listed(session, path, vec![it.name().to_owned()]).await?;
         return Ok(None);
     }
     read.map(Some)
-}
-
-/// Returns the contender that leads according to the listing `names`. Skips the known ghosts: nodes that this client's
-/// server shows although the ensemble's leader no longer has them.
-fn leading_without_ghosts(session: &Arc<dyn Session>, config: &LockConfig, names: &[String]) -> Option<Contender> {
-    leading(config.dialect, &session.store().without_ghosts(&config.queue, names, Mode::Write))
 }
 
 /// A stream of the leaders, as they change. Made by [`Leadership::changes`](crate::Leadership::changes).
@@ -176,7 +169,7 @@ impl Followed for Observer {
         if self.seen.lock().last.is_some() {
             retry::until_known(session, || session.sync(path)).await?;
         }
-        let (mut missing, mut has_ghosts) = (None, false);
+        let mut denials = Tries::DENIALS;
         loop {
             let names = match retry::until_known(session, || session.children(path)).await {
                 Ok(names) => names,
@@ -192,24 +185,18 @@ impl Followed for Observer {
                 session.sleep(PAUSE).await;
                 continue;
             }
-            session.store().shown_ghosts(path, &names, Mode::Write);
-            let first = leading_without_ghosts(session, &self.config, &names);
+            let first = leading(self.config.dialect, &names);
             let waited = match &first {
-                Some(first) => self.watch_leader(session, first, &mut has_ghosts).await,
+                Some(first) => self.watch_leader(session, first).await,
                 None => self.watch_directory(session).await,
             };
             match waited {
                 // The leader, or the first candidate, may have changed. The next round of the loop lists the queue.
                 Ok(()) => {}
-                // The leader's node went between the listing and the watch. If the server lists the node again, the ensemble's
-                // leader is asked.
+                // The leader's node went between the listing and the watch, or the server denies it.
                 Err(Failure::NoNode) => {
-                    let is_again = first.as_ref().is_some_and(|it| missing.as_deref() == Some(it.name()));
-                    missing = first.as_ref().map(|it| it.name().to_owned());
-                    if let Some(it) = first.filter(|_| is_again)
-                        && presence::ghosts_among(session, path, &[it.name()], it.kind()).await.is_empty()
-                    {
-                        session.sleep(PAUSE).await;
+                    if let Some(it) = first {
+                        presence::leader_still_has(session, &format!("{path}/{}", it.name()), &mut denials).await?;
                     }
                 }
                 Err(failure) => return Err(failure),
@@ -235,7 +222,7 @@ impl Observer {
     async fn watch_directory(&self, session: &Arc<dyn Session>) -> Result<(), Failure> {
         let path = &self.config.queue;
         let (names, mut change) = retry::until_known(session, || session.watch_children(path)).await?;
-        if leading_without_ghosts(session, &self.config, &names).is_some() {
+        if leading(self.config.dialect, &names).is_some() {
             return Ok(());
         }
         self.report(Ok(None));
@@ -245,35 +232,27 @@ impl Observer {
                 return Ok(());
             }
             let names = session.children(path).await;
-            if !names.is_ok_and(|names| leading_without_ghosts(session, &self.config, &names).is_none()) {
+            if !names.is_ok_and(|names| leading(self.config.dialect, &names).is_none()) {
                 return Ok(());
             }
         }
     }
 
     /// Waits until the leader's node is gone. Also asks the ensemble's leader in intervals, because the watch's event may be
-    /// lost. Sets `has_ghosts` if the server showed a node that the ensemble's leader no longer had: that server may show other
-    /// ghosts.
-    async fn watch_leader(
-        &self,
-        session: &Arc<dyn Session>,
-        first: &Contender,
-        has_ghosts: &mut bool,
-    ) -> Result<(), Failure> {
+    /// lost. If the server lists a node that the ensemble's leader does not have, leaves the server.
+    async fn watch_leader(&self, session: &Arc<dyn Session>, first: &Contender) -> Result<(), Failure> {
         let node = format!("{}/{}", self.config.queue, first.name());
         let read = retry::watched_data(session, &node);
         if let Some((change, (data, stat))) = unless_gone(session, &self.config.queue, first, read).await? {
             self.report(Ok(Some(Leader::of(first, &data, stat))));
-            let mut look = Recheck::after(session, *has_ghosts);
+            let mut look = Recheck::new(session);
             tokio::select! {
                 biased;
                 event = change => return unless_over(session, event).await,
                 () = look.find(&node, false) => {}
             }
-            presence::ghosts_of(session, &self.config.queue, vec![first.name().into()], first.kind()).await;
+            presence::leave_if_listed(session, &self.config.queue, vec![first.name().to_owned()]).await?;
         }
-        // The ensemble's leader no longer has the node, although the server shows it.
-        *has_ghosts = true;
         Ok(())
     }
 }

@@ -16,7 +16,6 @@ use crate::contend::directory;
 use crate::error::error::{Error, PermitsError};
 use crate::queue::dialect::Dialect;
 use crate::queue::metadata;
-use crate::queue::mode::Mode;
 use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::session::contract::Session;
 use crate::session::presence::{self, Recheck};
@@ -111,18 +110,6 @@ impl SemaphoreState {
             }
         }
         Ok(())
-    }
-
-    /// Returns `names` without the known ghosts: permits that our server shows although the ensemble's leader no longer
-    /// has them.
-    pub(super) fn without_ghosts(&self, session: &Arc<dyn Session>, names: &[String]) -> Vec<String> {
-        session.store().without_ghosts(&self.taken, names, Mode::Write).into_owned()
-    }
-
-    /// Asks the ensemble's leader for these permits. Returns the ghosts: permits that our server shows although the
-    /// leader no longer has them.
-    pub(super) async fn find_ghosts(&self, session: &Arc<dyn Session>, names: &[String]) -> Vec<Arc<str>> {
-        presence::ghosts_among(session, &self.taken, names, (self.config.dialect, Mode::Write)).await
     }
 
     /// Reports the holders because too few permits are free. Returns an error if the acquisition must not wait.
@@ -277,7 +264,8 @@ impl SemaphoreState {
                     }
                 }
             }
-            SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await;
+            let looked = SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await;
+            looked.map_err(|failure| self.take_error(failure))?;
             match retry::data(session, path, false).await.map_err(|failure| self.take_error(failure))? {
                 Some(node) => (data, stat) = node,
                 None => return Ok(None),
@@ -313,7 +301,7 @@ impl SemaphoreState {
             };
             match self.create(session, number, twin, &made).await? {
                 Ok(true) => return Ok(Ok(())),
-                Ok(false) => SemaphoreState::before_next_round(session, path, None, &mut rounds).await,
+                Ok(false) => SemaphoreState::before_next_round(session, path, None, &mut rounds).await?,
                 Err(error) => return Ok(Err(error)),
             }
         }
@@ -460,18 +448,18 @@ impl SemaphoreState {
     }
 
     /// Counts in `rounds` how often this client's server and the ensemble's leader disagreed about the node `path`. The
-    /// first disagreement may be due to a change at this moment. Each later one is logged, and followed by a pause.
+    /// first disagreement may be due to a change at this moment. After a later one, the server is left, or a pause follows.
     pub(super) async fn before_next_round(
         session: &Arc<dyn Session>,
         path: &str,
         version: Option<i32>,
         rounds: &mut u32,
-    ) {
+    ) -> Result<(), Failure> {
         *rounds += 1;
-        if *rounds > 1 {
-            presence::report(session, path, version);
+        if *rounds > 1 && !presence::leave_if_it_differs(session, path, version).await? {
             Recheck::new(session).pause().await;
         }
+        Ok(())
     }
 }
 

@@ -24,8 +24,6 @@ use crate::contend::flow::{Grant, GrantKind};
 use crate::contend::handle::ContenderHandle;
 use crate::error::error::Error;
 use crate::queue::contender::Contender;
-use crate::queue::metadata;
-use crate::queue::mode::Mode;
 use crate::queue::permits::{self, Room};
 use crate::queue::turn::Take;
 use crate::recipes::semaphore::state::{SemaphoreState, TAKE};
@@ -139,7 +137,6 @@ impl ExchangeTarget for PermitRequest {
     async fn is_available(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error> {
         let (names, number) = (session.children(&self.state.taken), session.data(self.state.config.user_path()));
         let names = names.await.or_else(retry::none_without_directory);
-        let names = names.map(|names| self.state.without_ghosts(session, &names));
         let number = match number.await {
             Ok((data, _)) => permits::decode(&data).ok(),
             Err(Failure::NoNode) => return Ok(Some(true)),
@@ -156,24 +153,17 @@ impl ExchangeTarget for PermitRequest {
         }))
     }
 
-    async fn check_for_ghosts(&self, session: &Arc<dyn Session>) -> bool {
-        let Ok(names) = session.children(&self.state.taken).await else { return false };
-        !self.state.find_ghosts(session, &self.state.without_ghosts(session, &names)).await.is_empty()
-    }
-
     async fn exchange(&self, turn: Take, wait: &mut Wait<'_>) -> Result<(), Error> {
         let (acquisition, entry) = (wait.acquisition, wait.entry);
         let mut grant = Grant::by(turn, entry);
         let mut view = View::new(&self.state, entry, &mut grant);
-        // The early read is not used if the contender had to wait before it became the head, or if the listing showed a
-        // ghost ahead of it: that contender may have left the queue with permits that the server did not show yet.
-        let mut seen = wait.early_read.take().filter(|_| !grant.has_waited && view.ghosts.is_empty());
+        // The early read is not used if the contender had to wait before it became the head.
+        let mut seen = wait.early_read.take().filter(|_| !grant.has_waited);
         loop {
-            let mut now = match seen.take() {
+            let now = match seen.take() {
                 Some(now) => *now,
                 None => view.read_permits().await?,
             };
-            view.remove_ghosts(&mut now.names);
             match permits::room(now.number, &now.names, self.count) {
                 Err(name) => return Err(self.state.doubtful_error(format!("{name:?} is no permit"))),
                 Ok(Room::Never) => return Err(self.state.too_few(self.count, now.number)),
@@ -186,10 +176,11 @@ impl ExchangeTarget for PermitRequest {
                 }
                 Ok(Room::Short) => {
                     grant.kind = GrantKind::Look;
-                    if wait.if_taken == IfTaken::GiveUp
-                        && !self.state.find_ghosts(entry.session(), &now.names).await.is_empty()
-                    {
-                        continue;
+                    if wait.if_taken == IfTaken::GiveUp {
+                        let gone = self.state.config.paths.are_some_gone(entry.session(), &[]).await;
+                        if gone.map_err(|failure| view.fault(failure))? {
+                            continue;
+                        }
                     }
                     self.state.report_shortage(&now, wait).await?;
                     view.wait_for_change(&now, wait).await?;
@@ -220,12 +211,6 @@ struct View<'a> {
     /// The path of the node whose hand-off made this contender the head, until [`View::confirm_signal`] confirms the hand-off.
     /// Another client can forge a hand-off.
     signal: Option<Arc<str>>,
-    /// The names in the queue that our server shows, or has shown, after their contenders had left.
-    ghosts: Vec<Arc<str>>,
-    /// The number of `ghosts` that the server showed at the last check.
-    shown_ghosts: usize,
-    /// Whether our server has shown permits that the ensemble's leader no longer has, so that it may show others.
-    has_ghosts: bool,
     /// The version of the semaphore's node that the ensemble's leader refused last.
     refused: Option<i32>,
     /// How often the server replied that the directory of the permits is missing, although a create failed because the
@@ -237,10 +222,8 @@ impl<'a> View<'a> {
     fn new(state: &'a SemaphoreState, entry: &'a ContenderHandle, grant: &mut Grant) -> View<'a> {
         // The view confirms the hand-off before the exchange, so the grant needs no other check.
         let signal = grant.signal.take();
-        let (connection, ghosts) = (entry.node().read(NodeState::connection), std::mem::take(&mut grant.ghosts));
-        let (number, names, shown_ghosts) = (None, None, ghosts.len());
-        let (has_ghosts, refused, rounds) = (false, None, 0);
-        View { state, entry, connection, number, names, signal, ghosts, shown_ghosts, has_ghosts, refused, rounds }
+        let connection = entry.node().read(NodeState::connection);
+        View { state, entry, connection, number: None, names: None, signal, refused: None, rounds: 0 }
     }
 
     /// Exchanges the node in the queue for a permit node. Returns `false` if the caller must read the permits again.
@@ -253,13 +236,15 @@ impl<'a> View<'a> {
         match entry.exchange(&exchange).await {
             Ok(()) => return Ok(true),
             Err(NotExchanged::Changed) if self.refused.replace(version) != Some(version) => {}
-            Err(NotExchanged::Changed) if if_taken == IfTaken::GiveUp => {
-                let what = "its number has changed, and the server does not show it yet";
-                return Err(self.state.doubtful_error(what.to_owned()));
-            }
             Err(NotExchanged::Changed) => {
-                presence::report(session, config.user_path(), self.refused);
-                Recheck::new(session).pause().await;
+                let left = presence::leave_if_it_differs(session, config.user_path(), self.refused).await;
+                if !left.map_err(|failure| self.fault(failure))? {
+                    if if_taken == IfTaken::GiveUp {
+                        let what = "its number has changed, and the server does not show it yet";
+                        return Err(self.state.doubtful_error(what.to_owned()));
+                    }
+                    Recheck::new(session).pause().await;
+                }
             }
             Err(NotExchanged::NoDirectory) => {
                 let made = make_directory(session, taken, &mut self.rounds).await;
@@ -286,13 +271,7 @@ impl<'a> View<'a> {
         let mut tries = Tries::LOST_ANSWERS;
         loop {
             match self.try_read(&session).await {
-                Ok(Some((mut names, node))) => {
-                    let is_whole = self.add_unseen(&mut names).await.map_err(|failure| self.fault(failure))?;
-                    // This listing may be from before a ghost left the queue, and so lack the ghost's permits. The permits are
-                    // read again if the connection has changed, or if the server has stopped showing a ghost.
-                    if !is_whole || session.store().connection() != self.connection {
-                        continue;
-                    }
+                Ok(Some((names, node))) => {
                     let known = self.number.as_ref().map(|(number, version, _)| (*number, *version));
                     let (number, version) = match (known, node) {
                         (Some(known), _) => known,
@@ -364,35 +343,11 @@ impl<'a> View<'a> {
             keep_alive::lose_interfered(&signal, &left, [self.entry.node()]);
             return Err(Failure::NoNode);
         }
-        self.ghosts.extend(shown.iter().filter_map(|path| path.rsplit('/').next()).map(Arc::from));
-        self.shown_ghosts += shown.len();
         self.signal = None;
-        Ok(true)
-    }
-
-    /// Removes from `names` the permits that the ensemble's leader no longer has.
-    fn remove_ghosts(&mut self, names: &mut Vec<String>) {
-        let ghosts = self.entry.session().store().shown_ghosts(&self.state.taken, names, Mode::Write);
-        self.has_ghosts |= !ghosts.is_empty();
-        names.retain(|name| !ghosts.iter().any(|ghost| **ghost == **name));
-    }
-
-    /// Adds to `names` the permits of the ghosts that our server still shows in the queue, because that server may not show these
-    /// permits yet. Returns `false` if the server shows fewer ghosts than at the last check: the server may have learned of their
-    /// permits only after it listed `names`.
-    async fn add_unseen(&mut self, names: &mut Vec<String>) -> Result<bool, Failure> {
-        let (session, mut shown) = (self.entry.session(), 0);
-        for ghost in self.ghosts.iter().filter_map(|name| Contender::parse(name)) {
-            let node = retry::data(session, &self.entry.child(ghost.name()), false).await?;
-            let Some((data, _)) = node else { continue };
-            shown += 1;
-            let name = permits::name(ghost.tag(), metadata::read(&data).permits.unwrap_or(1));
-            let path = format!("{}/{name}", self.state.taken);
-            if !names.contains(&name) && presence::is_there(session, path, None).await != Ok(false) {
-                names.push(name);
-            }
-        }
-        Ok(shown >= std::mem::replace(&mut self.shown_ghosts, shown))
+        // A server that has listed one of them may not have shown the permits that it took, so the permits are read again.
+        let gone = shown.iter().filter_map(|path| path.rsplit('/').next()).map(str::to_owned).collect();
+        presence::leave_if_listed(self.entry.session(), self.entry.queue(), gone).await?;
+        Ok(shown.is_empty())
     }
 
     /// Waits until permits may have been released since the read `now`, or the number of permits may have changed.
@@ -410,9 +365,9 @@ impl<'a> View<'a> {
             let holders = now.names.iter().map(|name| check(node(name), None));
             std::iter::once(check(&**path, Some(now.version))).chain(holders).collect()
         };
-        let mut recheck = Recheck::after(session, self.has_ghosts);
+        let mut recheck = Recheck::new(session);
         let (paths, me) = (&self.state.config.paths, &*self.entry.contender());
-        let ghosts_found = wait.view.map(|view| Box::pin(view.ghosts_found.notified()));
+        let look_again = wait.view.map(|view| Box::pin(view.look_again.notified()));
         let looking = wait.on_wait.as_mut().map(|on_wait| on_wait.keep_looking(session, paths, me));
         tokio::select! {
             biased;
@@ -421,17 +376,18 @@ impl<'a> View<'a> {
             event = names => if event == Event::Over { pending().await } else { self.names = None },
             missed = self.entry.find_missed(&mut recheck, checks) => {
                 let missed = missed.map_err(|loss| self.state.config.evicted(loss))?;
-                if missed.contains(&0) {
-                    presence::report(session, path, Some(now.version));
-                    self.number = None;
-                }
-                let gone = missed.iter().filter_map(|index| now.names.get(index.checked_sub(1)?));
-                let gone = gone.map(|name| Arc::from(&**name)).collect();
-                let kind = (self.state.config.dialect, Mode::Write);
-                self.has_ghosts |= !presence::ghosts_of(session, &self.state.taken, gone, kind).await.is_empty();
+                let left = async {
+                    if missed.contains(&0) {
+                        self.number = None;
+                        presence::leave_if_it_differs(session, path, Some(now.version)).await?;
+                    }
+                    let gone = missed.iter().filter_map(|index| now.names.get(index.checked_sub(1)?));
+                    presence::leave_if_listed(session, &self.state.taken, gone.cloned().collect()).await
+                };
+                left.await.map_err(|failure| self.state.take_error(failure))?;
             }
             Some(never) = OptionFuture::from(looking) => match never {},
-            Some(()) = OptionFuture::from(ghosts_found) => {}
+            Some(()) = OptionFuture::from(look_again) => {}
         }
         Ok(())
     }
@@ -441,10 +397,7 @@ impl<'a> View<'a> {
 async fn make_directory(session: &Arc<dyn Session>, directory: &str, rounds: &mut u32) -> Result<(), Failure> {
     match retry::until_known(session, || session.create(directory, &[], Kind::Persistent)).await {
         Ok(_) => Ok(()),
-        Err(Failure::NodeExists) => {
-            SemaphoreState::before_next_round(session, directory, None, rounds).await;
-            Ok(())
-        }
+        Err(Failure::NodeExists) => SemaphoreState::before_next_round(session, directory, None, rounds).await,
         Err(failure) => Err(failure),
     }
 }

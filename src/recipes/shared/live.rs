@@ -195,8 +195,8 @@ impl<T: Send + Sync + 'static> Shared<T> {
 /// the coordinator is closed.
 ///
 /// An error is yielded once, in three cases: the node holds no value now ([`ValueError`](crate::error::ValueError) says
-/// why), the node cannot be watched now, or this client's server has missed a change that the ensemble has
-/// ([`Error::Refused`]). If no value was there from the beginning, the [initial](crate::shared::SharedBuilder::initial)
+/// why), the node cannot be watched now, or this client's only server has missed a change that the ensemble has
+/// ([`Error::Diverged`]). If no value was there from the beginning, the [initial](crate::shared::SharedBuilder::initial)
 /// one comes in place of that error. The next value ends the error state. A lost connection, or the end of a session,
 /// is no error: the watch is set up again, and a missed change is reported then.
 ///

@@ -282,7 +282,7 @@ impl Followed for Follower {
         // server.
         let mut synced = self.known.borrow().last_event;
         retry::until_known(session, || session.sync(&self.path)).await?;
-        // `outdated` is the stat of the node that the server showed when the ensemble's leader no longer had that
+        // `outdated` is the stat of the node that the only server showed when the ensemble's leader no longer had that
         // version. `denials` limits how often the server may deny a node that the leader has.
         let (mut outdated, mut denials) = (None, Tries::DENIALS);
         loop {
@@ -299,12 +299,9 @@ impl Followed for Follower {
                 }
                 Err(failure) => return Err(failure),
             };
-            match outdated == Some(stat) {
-                true => {
-                    let (path, reason) = (self.path.clone(), presence::log_disagreement(session, &self.path));
-                    self.set_trouble(Error::Refused { operation: WATCH, path, reason });
-                }
-                false => self.record_read(bytes, stat, session.lease(), synced)?,
+            denials = Tries::DENIALS;
+            if outdated != Some(stat) {
+                self.record_read(bytes, stat, session.lease(), synced)?;
             }
             if look.wait(&mut change).await? {
                 continue;
@@ -313,7 +310,17 @@ impl Followed for Follower {
             // node was deleted and created again with the same version. The leader's reply has synced the server.
             let known = self.known.borrow().last_event;
             if let Ok(is_there) = presence::is_there(session, &self.path, Some(stat.version)).await {
-                (synced, outdated) = (known, (!is_there).then_some(stat));
+                (synced, outdated) = (known, None);
+                if !is_there {
+                    match presence::leave_if_it_differs(session, &self.path, Some(stat.version)).await {
+                        Ok(_) => {}
+                        Err(diverged @ Failure::Diverged { .. }) => {
+                            outdated = Some(stat);
+                            self.set_trouble(Error::from_failure(diverged, WATCH, &self.path));
+                        }
+                        Err(failure) => return Err(failure),
+                    }
+                }
             }
         }
     }
@@ -351,18 +358,16 @@ impl Follower {
         denials: &mut Tries,
     ) -> Result<bool, Failure> {
         let absence = node::absence_of(session, &self.path, is_known).await?;
-        let is_denied =
-            !absence.is_gone && !self.has_initial && presence::is_there(session, &self.path, None).await == Ok(true);
-        if is_denied && !denials.are_over() {
-            return denials.pause(session).await.map(|()| false);
-        }
-        self.set_trouble(match is_denied {
-            true => {
-                let (path, reason) = (self.path.clone(), presence::disagreement(session));
-                Error::Refused { operation: WATCH, path, reason }
-            }
-            false if absence.is_gone => self.node()?.fault(ValueError::Vanished),
-            false => self.node()?.fault(ValueError::Unset),
+        let may_be_denied = !absence.is_gone && !self.has_initial;
+        let is_at_leader = match may_be_denied {
+            true => presence::leader_still_has(session, &self.path, denials).await,
+            false => Ok(false),
+        };
+        self.set_trouble(match is_at_leader {
+            Ok(true) => return Ok(false),
+            Err(diverged @ Failure::Diverged { .. }) => Error::from_failure(diverged, WATCH, &self.path),
+            _ if absence.is_gone => self.node()?.fault(ValueError::Vanished),
+            _ => self.node()?.fault(ValueError::Unset),
         });
         Ok(true)
     }

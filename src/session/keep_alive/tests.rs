@@ -300,7 +300,7 @@ async fn a_denied_watch_ends_a_hold_if_the_leader_agrees() {
     let holder = noted.holder("/lock/node");
     *noted.denies_watches.lock().unwrap() = true;
     let request = || holder.request_watch(&session).expect("no watch was requested");
-    assert!(matches!(request().await, Err(Failure::Refused(_))));
+    assert!(matches!(request().await, Err(Failure::Diverged { .. })));
     assert_eq!(holder.detect_loss(), None);
     noted.wrong.lock().unwrap().push(("/lock/node".to_owned(), Failure::NoNode));
     assert_eq!(request().await, Ok(()));

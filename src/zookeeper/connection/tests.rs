@@ -168,9 +168,10 @@ fn a_server_with_unanswered_writes_is_avoided_while_another_may_answer() {
 }
 
 #[test]
-fn a_server_that_disagrees_is_avoided_for_ten_minutes() {
+fn a_server_that_disagrees_is_left_once_in_ten_minutes_and_avoided() {
     let (mut attempts, mut now) = (of(2), SECOND);
-    attempts.disagrees(target(0), now);
+    assert!(attempts.leave(target(0), now));
+    assert!(!attempts.leave(target(0), now + 599 * SECOND));
     for _ in 0..3 {
         assert_eq!(next(&mut attempts, &mut now).0, 1);
         attempts.ready(target(1));
@@ -180,6 +181,16 @@ fn a_server_that_disagrees_is_avoided_for_ten_minutes() {
     assert_eq!(next(&mut alone, &mut now).0, 0);
     now += 600 * SECOND;
     assert_eq!(next(&mut attempts, &mut now).0, 0);
+    assert!(attempts.leave(target(0), now) && attempts.leave(target(1), now) && !attempts.leave(target(1), now));
+}
+
+#[test]
+fn the_only_address_is_left_three_times_in_ten_minutes() {
+    let mut attempts = of(1);
+    for now in [SECOND, 700 * SECOND] {
+        let leaves: Vec<_> = (0..5).map(|_| attempts.leave(target(0), now)).collect();
+        assert_eq!(leaves, [true, true, true, false, false]);
+    }
 }
 
 #[test]
@@ -218,7 +229,7 @@ fn random_histories_keep_the_rules() {
                 _ => {
                     attempts.ready(target(server));
                     if draw(3) == 0 {
-                        attempts.disagrees(target(server), now);
+                        let _left = attempts.leave(target(server), now);
                     }
                     now += ms(draw(30_000));
                     attempts.lost(target(server), now, draw(2) == 0, draw(8) == 0);

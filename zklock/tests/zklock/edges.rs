@@ -1,6 +1,7 @@
 //! Tests of extreme conditions, such as a clock in a far year or few file descriptors, and of wide ACLs.
 
 use support::clock::Clock;
+use support::wire::{Frames, Op, Proxy, Rule};
 
 use super::*;
 
@@ -42,6 +43,23 @@ async fn too_few_open_files_are_reported() {
         assert_ne!(run.code, Some(101), "{files}: zklock must not panic: {run:#?}");
         let words = run.stderr.lines().rfind(|line| line.starts_with("zklock: ")).unwrap_or_default();
         assert!(!words.contains("task "), "{files}: {words}");
+    }
+}
+
+#[support::judged]
+async fn a_ghost_at_the_only_server_has_its_exit_code() {
+    let path = "/zklock/edges/diverged";
+    assert_eq!(run(&[path, "true"]).await.code, Some(0));
+    let proxy = Proxy::start(shared_server().address());
+    let ghost = "h~aaaaaaaa-WRITE-0000000000";
+    for op in [Op::GetChildren, Op::GetChildren2] {
+        proxy.apply(Rule::on(Frames::replies(op).about(path).with_error(0)).show(ghost).and_all_later());
+    }
+    for options in [&["-n"][..], &["-w", "5"]] {
+        let command = zklock_on(&proxy.address(), &[options, &[path, "true"]].concat());
+        let run = ended(command).await;
+        let told = format!("{path}/{ghost}: the server {} and the leader do not agree about it", proxy.address());
+        assert!(run.code == Some(70) && run.stderr.contains(&told), "{run:#?}");
     }
 }
 
