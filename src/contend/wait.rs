@@ -72,6 +72,13 @@ impl Wait<'_> {
             self.confirm_unlisted_node().await?;
             return Ok(Step::List);
         }
+        // A server that kept a node of a directory that was deleted shows a number twice, when the new directory gives it again.
+        if let Step::Stuck(Some(rival)) = &step {
+            let has_left = presence::leave_if_listed(session, entry.queue(), vec![rival.clone()]).await;
+            if has_left.map_err(|failure| config.stop(failure))? {
+                return Ok(Step::List);
+            }
+        }
         if let (Step::Await { .. }, IfTaken::GiveUp) = (&step, self.if_taken) {
             let gone = paths.are_some_gone(session, &turn::ahead_of(me, &names)).await;
             if gone.map_err(|failure| config.stop(failure))? {
