@@ -32,7 +32,7 @@ fn line(second: u64, members: &[Value]) -> String {
 
 fn member(number: usize, state: &str) -> Value {
     serde_json::json!({
-        "place": 1, "state": state, "keeps": false, "mode": if number % 2 == 0 { "READ" } else { "WRITE" }, "permits": null,
+        "place": 1, "state": state, "keeps": false, "mode": if number.is_multiple_of(2) { "READ" } else { "WRITE" }, "permits": null,
         "host": "web<1>", "pid": number, "label": format!("job {number}"), "since": null, "session": format!("{number:#x}"),
         "behind": null, "node": format!("web~{number}-WRITE-{number:010}"), "token": number
     })
