@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, Parser, Subcommand, ValueHint};
+use clap::{Arg, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use zk_rwlock::Dialect;
 
@@ -20,7 +20,7 @@ const USAGE: &str = "zklock [OPTIONS] PATH [--] COMMAND [ARGUMENTS]...
 /// The completion hint of options whose value is the name of a file.
 const FILE: ValueHint = ValueHint::FilePath;
 
-/// The text after the help. Its lines fit into a manual page on a terminal of 80 columns.
+/// The text after the long help. Its lines fit into a manual page on a terminal of 80 columns.
 const AFTER_HELP: &str = "\
 Examples:
   run a command alone, in the whole fleet
@@ -105,6 +105,10 @@ Environment:
   get ZK_AUTH, ZK_SASL, their files, ZK_TLS_CERT and ZK_TLS_KEY, unless
   --keep-credentials is given: a zklock within the command needs them.
 
+More: zklock man | man -l -   (signals, cron, semaphores, losses)";
+
+/// What the manual page says beside the help. Its lines fit into a page on a terminal of 80 columns.
+pub(crate) const MANUAL: &str = "\
 Signals:
   While zklock waits, every signal that ends a process ends zklock,
   real-time signals too. While the command runs, zklock passes these
@@ -187,7 +191,7 @@ What zklock cannot do for you:
 /// this machine dies, the lock is free one session timeout later.
 #[derive(Debug, Parser)]
 #[command(name = "zklock", version, override_usage = USAGE, after_long_help = AFTER_HELP, max_term_width = 110)]
-#[command(after_help = "Examples, exit codes and environment: zklock --help", disable_help_subcommand = true)]
+#[command(after_help = "All options, with examples and exit codes: zklock --help", disable_help_subcommand = true)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) task: Option<Task>,
@@ -199,7 +203,31 @@ pub(crate) struct Arguments {
     pub(crate) connection: Connection,
 }
 
+/// What the help of a subcommand says in place of the options of the connection.
+const ELSEWHERE: &str = "Options of the connection, such as --zk and --auth-file: zklock --help";
+
 impl Arguments {
+    /// Returns the definition for parsing and for help. The options of the connection are the same for each subcommand, so the
+    /// help of a subcommand only says where they are.
+    pub(crate) fn definition() -> Command {
+        let program = Arguments::command();
+        let connection: Vec<Arg> = program
+            .get_arguments()
+            .filter(|option| option.is_global_set())
+            .map(|option| option.clone().hide(true))
+            .collect();
+        program.mut_subcommands(|task| {
+            let longer = task.get_after_long_help().map(|more| format!("{more}\n\n{ELSEWHERE}"));
+            let task = task.args(connection.clone()).after_help(ELSEWHERE);
+            longer.into_iter().fold(task, Command::after_long_help)
+        })
+    }
+
+    fn parsed(words: &[OsString]) -> Result<Arguments, clap::Error> {
+        let matches = Arguments::definition().try_get_matches_from(words)?;
+        Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut Arguments::definition()))
+    }
+
     /// Parses the command line. A path after `-j` is not read as the number of permits.
     pub(crate) fn read(mut words: Vec<OsString>) -> Result<Arguments, clap::Error> {
         let beginnings: Vec<_> = words.iter().map(|word| beginning_if_too_long(word)).collect();
@@ -210,17 +238,18 @@ impl Arguments {
             Arguments::read(words.iter().zip(beginnings).map(either).collect())?;
         }
         let lacks_number = |pair: &[OsString]| {
-            let is_j = || Arguments::try_parse_from([&words[0], &pair[0]]).is_ok_and(|it| it.run.takes_any_number());
+            let is_j =
+                || Arguments::parsed(&[words[0].clone(), pair[0].clone()]).is_ok_and(|it| it.run.takes_any_number());
             pair[1].as_encoded_bytes().starts_with(b"/") && beginning_if_too_long(&pair[0]).is_none() && is_j()
         };
         if let Some(at) = words.windows(2).position(lacks_number) {
             // The words after the lock's path belong to the command.
-            let before = Arguments::try_parse_from(&words[..at]);
+            let before = Arguments::parsed(&words[..at]);
             if before.is_ok_and(|before| before.task.is_none() && before.run.words.is_empty()) {
                 words.insert(at + 1, OsString::new());
             }
         }
-        Arguments::try_parse_from(words).map_err(without_misleading_tip)
+        Arguments::parsed(&words).map_err(without_misleading_tip)
     }
 }
 
@@ -261,8 +290,9 @@ pub(crate) struct Run {
     #[arg(short = 'x', short_alias = 'e', long)]
     exclusive: bool,
 
-    /// Run it under a permit of a semaphore: in the whole fleet at most as many commands run at once as `zklock permits`
-    /// has set. N sets the number if none is set; better leave it out.
+    /// Run it under a permit: at most so many at once as `zklock permits` has set.
+    ///
+    /// The number counts for the whole fleet. N sets the number if none is set; better leave it out.
     #[arg(short = 'j', long, value_name = "N", num_args = 0..=1, default_missing_value = "", value_parser = permits, conflicts_with_all = ["shared", "exclusive", "once_in"])]
     pub(crate) permits: Option<Permits>,
 
@@ -270,7 +300,9 @@ pub(crate) struct Run {
     #[arg(short = 'n', long, visible_alias = "nb")]
     pub(crate) nonblock: bool,
 
-    /// Wait at most so long once connected, in seconds (or like 1m30s), then exit with 1 (or -E). 0 means -n.
+    /// Wait at most so long, in seconds (or like 1m30s), then exit with 1 (or -E).
+    ///
+    /// The time counts once zklock is connected. 0 means -n.
     #[arg(short = 'w', long, visible_alias = "timeout", value_name = "SECS", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) wait: Option<Duration>,
 
@@ -278,13 +310,14 @@ pub(crate) struct Run {
     #[arg(short = 'E', long, value_name = "CODE", value_parser = exit_code, default_value_t = exit::NEGATIVE, hide_default_value = true, allow_negative_numbers = true)]
     pub(crate) conflict_exit_code: u8,
 
-    /// Run the command only if it has not succeeded within this time, in seconds (or like 50m), by ZooKeeper's clock.
-    /// Otherwise exit with 0 (or --skipped-exit-code).
+    /// Run the command only if it has not succeeded within this time, like 50m.
+    ///
+    /// The time is in seconds without a unit, and by ZooKeeper's clock. Otherwise exit with 0 (or --skipped-exit-code).
     #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "shared")]
     pub(crate) once_in: Option<Duration>,
 
     /// The exit code when --once-in does not run the command, because it was already done.
-    #[arg(long, value_name = "CODE", value_parser = exit_code, default_value_t = 0, hide_default_value = true, requires = "once_in")]
+    #[arg(long, value_name = "CODE", value_parser = exit_code, default_value_t = 0, hide_default_value = true, requires = "once_in", hide_short_help = true)]
     pub(crate) skipped_exit_code: u8,
 
     /// Accepted for flock(1)'s sake, without effect: the command never inherits a file that could keep the lock.
@@ -297,37 +330,39 @@ pub(crate) struct Run {
 
     /// How long the command may take to end after TERM when the lock is lost, before KILL. Cut short so that the
     /// command ends before the lock can be granted to another contender.
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration, hide_short_help = true)]
     pub(crate) grace: Duration,
 
     /// Hold the lock for so long at most, in seconds (or like 1h). Then the lock is lost, and the command is ended as
     /// after any loss [default: for as long as the command runs].
-    #[arg(long, value_name = "TIME", value_parser = positive)]
+    #[arg(long, value_name = "TIME", value_parser = positive, hide_short_help = true)]
     pub(crate) max_hold: Option<Duration>,
 
     /// The exit code when the lock was lost.
-    #[arg(long, value_name = "CODE", value_parser = exit_code, default_value_t = exit::LOST)]
+    #[arg(long, value_name = "CODE", value_parser = exit_code, default_value_t = exit::LOST, hide_short_help = true)]
     pub(crate) lost_exit_code: u8,
 
     /// Leave ZK_AUTH, ZK_SASL and the other variables with credentials in the environment of the command.
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(crate) keep_credentials: bool,
 
-    /// The label that other users of the lock see [default: the beginning of the command line, so put no secrets
-    /// there].
+    /// The label that others see [default: the beginning of the command line].
+    ///
+    /// So put no secrets into the beginning of the command line, or give a label.
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
 
     /// The host that other users of the lock see [default: the machine's name].
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
     pub(crate) host: Option<String>,
 
-    /// Print nothing while waiting, nor when -n or -w does not get the lock, nor when --once-in does not run the
-    /// command.
+    /// Print nothing while waiting, nor when the lock was not granted.
+    ///
+    /// Nor is anything printed when --once-in does not run the command.
     #[arg(short = 'q', long, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
 
-    /// The lock's path in ZooKeeper, which starts with a slash, and the command to run, with its arguments.
+    /// The lock's path in ZooKeeper, and the command to run, with its arguments.
     #[arg(value_name = "PATH [--] COMMAND", trailing_var_arg = true)]
     pub(crate) words: Vec<OsString>,
 }
@@ -348,63 +383,64 @@ impl Run {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct Connection {
-    /// The servers: host:port,host:port. A path at the end becomes the root of all paths [env: ZK_HOSTS] [default:
-    /// 127.0.0.1:2181].
+    /// The servers: host:port,host:port [env: ZK_HOSTS] [default: 127.0.0.1:2181].
+    ///
+    /// A path at the end becomes the root of all paths.
     #[arg(long, global = true, value_name = "HOSTS")]
     pub(crate) zk: Option<OsString>,
 
     /// The naming scheme of the lock's nodes: native, or that of other programs that use the lock: curator
     /// (InterProcessReadWriteLock), curator-mutex (InterProcessMutex) or kazoo. ls --tree detects it.
-    #[arg(long, global = true, value_name = "NAME", default_value_t = Dialect::Native, hide_default_value = true)]
+    #[arg(long, global = true, value_name = "NAME", default_value_t = Dialect::Native, hide_default_value = true, hide_short_help = true)]
     pub(crate) dialect: Dialect,
 
     /// How long ZooKeeper keeps the lock of a zklock that it does not hear from. The servers may limit this time.
-    #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = positive)]
+    #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = positive, hide_short_help = true)]
     pub(crate) session_timeout: Duration,
 
     /// How long to try to reach a server [default: the session timeout; with -n 3s at most]. -w shortens this time,
     /// down to 1s. Then exit with 69, and say why each server gives no session.
-    #[arg(long, global = true, value_name = "TIME", value_parser = positive)]
+    #[arg(long, global = true, value_name = "TIME", value_parser = positive, hide_short_help = true)]
     pub(crate) connect_timeout: Option<Duration>,
 
     /// The tickTime of the servers' configuration [env: ZK_TICK_TIME] [default: the smaller of 3s and half the session
     /// timeout]. If a small tick time is given, the lock survives a longer disconnection. It must not be less than the
     /// servers' own.
-    #[arg(long, global = true, value_name = "TIME")]
+    #[arg(long, global = true, value_name = "TIME", hide_short_help = true)]
     pub(crate) tick_time: Option<OsString>,
 
     /// Authenticate with ZooKeeper's digest scheme [env: ZK_AUTH]. Only the same user has rights on the nodes that are
     /// then created. Other users of this machine see this option in the list of processes: better use --auth-file or
     /// ZK_AUTH.
-    #[arg(long, global = true, value_name = "USER:PASSWORD")]
+    #[arg(long, global = true, value_name = "USER:PASSWORD", hide_short_help = true)]
     pub(crate) auth: Option<OsString>,
 
     /// The same from a file of one line, such as a credential of systemd or a secret of Kubernetes [env: ZK_AUTH_FILE].
-    #[arg(long, global = true, value_name = "FILE", value_hint = FILE)]
+    #[arg(long, global = true, value_name = "FILE", value_hint = FILE, hide_short_help = true)]
     pub(crate) auth_file: Option<OsString>,
 
     /// Authenticate with SASL's DIGEST-MD5, as a user of the servers' JAAS file; otherwise as --auth. Better
     /// --sasl-file or ZK_SASL [env: ZK_SASL].
-    #[arg(long, global = true, value_name = "USER:PASSWORD")]
+    #[arg(long, global = true, value_name = "USER:PASSWORD", hide_short_help = true)]
     pub(crate) sasl: Option<OsString>,
 
     /// The same from a file of one line [env: ZK_SASL_FILE].
-    #[arg(long, global = true, value_name = "FILE", value_hint = FILE)]
+    #[arg(long, global = true, value_name = "FILE", value_hint = FILE, hide_short_help = true)]
     pub(crate) sasl_file: Option<OsString>,
 
     /// Encrypt, and trust servers with a certificate by one of these authorities (PEM) [env: ZK_TLS_CA].
-    #[arg(long, global = true, value_name = "FILE", value_hint = FILE)]
+    #[arg(long, global = true, value_name = "FILE", value_hint = FILE, hide_short_help = true)]
     pub(crate) tls_ca: Option<OsString>,
 
     /// The certificate of this client, for servers that ask for one (PEM) [env: ZK_TLS_CERT].
-    #[arg(long, global = true, value_name = "FILE", value_hint = FILE)]
+    #[arg(long, global = true, value_name = "FILE", value_hint = FILE, hide_short_help = true)]
     pub(crate) tls_cert: Option<OsString>,
 
     /// The key to --tls-cert (PEM) [env: ZK_TLS_KEY].
-    #[arg(long, global = true, value_name = "FILE", value_hint = FILE)]
+    #[arg(long, global = true, value_name = "FILE", value_hint = FILE, hide_short_help = true)]
     pub(crate) tls_key: Option<OsString>,
 
-    /// Report on standard error when the lock is granted, and its token, and show the log of the connection.
+    /// Report when the lock is granted, and its token, and log the connection.
     #[arg(short = 'v', long, global = true)]
     pub(crate) verbose: bool,
 }
@@ -412,7 +448,7 @@ pub(crate) struct Connection {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Task {
-    /// Show who holds a lock and who waits for it, or who has the permits of a semaphore.
+    /// Show who holds a lock and who waits, or who has the permits of a semaphore.
     ///
     /// A holder whose STATE is `keeps` may keep the lock between uses. An idle one gives the lock up as soon as it is
     /// asked, by a waiting contender or by `zklock ask`. Others cannot see whether it is idle.
@@ -420,13 +456,15 @@ pub(crate) enum Task {
     /// In a narrow terminal the column SESSION is dropped first, then long hosts and labels are shortened, then PID is
     /// dropped. TOKEN is always shown. With `| cat` and in --json nothing is left out.
     Ls(Ls),
-    /// Show the same live, until interrupted. `zklock ls --help` explains the states.
+    /// Show the same live, until interrupted.
+    ///
+    /// `zklock ls --help` explains the states.
     ///
     /// In the background (`zklock watch PATH &`) nothing is drawn. `fg` continues the display.
     Watch(WatchOrder),
-    /// Draw the lines of `zklock watch --json` as a picture (SVG): who waited and who held, and when.
+    /// Draw the lines of `zklock watch --json`: who waited, who held, and when.
     ///
-    /// A contender has a row, with its mode, host, label and token. Waiting is light and holding dark; the bar of a write is
+    /// The picture is SVG. A contender has a row, with its mode, host, label and token. Waiting is light and holding dark; the bar of a write is
     /// high, that of a read low. Hover over a row for its times. A watcher sees neither why a holder went nor the gap of a
     /// hand-off. A grey bar covers the time in which the watcher was cut off.
     Timeline(Timeline),
@@ -436,13 +474,15 @@ pub(crate) enum Task {
     /// ended. A holder that uses the lock loses nothing. A waiting contender asks by itself, but -n does not. This
     /// command does not wait until the lock is free.
     Ask(Ask),
-    /// Remove the record of the last run under --once-in, so that the command is run at its next start.
+    /// Forget the last run under --once-in, so that the next start runs the command.
     Forget(Forget),
-    /// Set how many commands may run at once under `zklock -j`, for all hosts; or remove this semaphore.
+    /// Set how many commands may run at once under -j; or remove this semaphore.
     Permits(SetPermits),
     /// Remove one holder or waiter, by its token.
     Break(Break),
-    /// Look for oddities in a lock's directory, and for servers that disagree about it. Exit with 1 if there are any.
+    /// Look for oddities in a lock's directory, and for servers that disagree.
+    ///
+    /// Exit with 1 if there are any.
     Check(Check),
     /// Answer a completion script. The words come by standard input.
     #[command(hide = true)]
@@ -450,14 +490,14 @@ pub(crate) enum Task {
         /// The shell.
         shell: Shell,
     },
-    /// Print completions for a shell: source <(zklock completions bash).
+    /// Print completions for a shell, for example: source <(zklock completions bash)
     ///
     /// In bash, zsh and fish they offer the paths of the ensemble, and complete the words after the lock as a command.
     Completions {
         /// The shell.
         shell: Shell,
     },
-    /// Print the manual page (roff), of zklock or of one of its subcommands.
+    /// Print the manual page (roff) of zklock or of a subcommand.
     Man {
         /// The subcommand.
         task: Option<String>,
@@ -731,8 +771,6 @@ fn whole<T: FromStr>(text: &str, expected: &str) -> Result<T, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
@@ -789,8 +827,8 @@ mod tests {
 
     #[test]
     fn help_lines_fit_80_columns_in_a_manual_page() {
-        let mut command = Arguments::command();
-        let mut texts = vec![command.get_after_long_help().map(ToString::to_string)];
+        let mut command = Arguments::definition();
+        let mut texts = vec![command.get_after_long_help().map(ToString::to_string), Some(MANUAL.to_owned())];
         texts.extend(command.get_subcommands_mut().map(|task| task.get_after_long_help().map(ToString::to_string)));
         let texts: Vec<String> = texts.into_iter().flatten().collect();
         assert!(texts.len() > 2);
@@ -798,6 +836,26 @@ mod tests {
             // `man` indents these lines by seven columns.
             assert!(line.len() + 7 <= 80, "{line}");
         }
+    }
+
+    /// A terminal of 50 rows shows the whole short help. The help of a subcommand has its own options only.
+    #[test]
+    fn the_short_help_is_short_and_a_subcommand_repeats_no_option_of_the_connection() {
+        let help = |words: &[&str]| {
+            let words: Vec<_> = words.iter().map(OsString::from).collect();
+            Arguments::read(words).expect_err("help is asked for").to_string()
+        };
+        assert!(help(&["zklock", "-h"]).lines().count() < 50, "{}", help(&["zklock", "-h"]));
+        for task in ["ls", "watch", "timeline", "ask", "forget", "permits", "break", "check"] {
+            for flag in ["-h", "--help"] {
+                let text = help(&["zklock", task, flag]);
+                assert!(!text.contains("--session-timeout") && text.contains("zklock --help"), "{text}");
+            }
+        }
+        let read = Arguments::read(["zklock", "ls", "--zk", "x:1", "/l"].map(OsString::from).to_vec()).expect("valid");
+        assert_eq!(read.connection.zk.as_deref(), Some(OsStr::new("x:1")));
+        let read = Arguments::read(["zklock", "--zk", "x:1", "ls", "/l"].map(OsString::from).to_vec()).expect("valid");
+        assert_eq!(read.connection.zk.as_deref(), Some(OsStr::new("x:1")));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
 
-use crate::arguments::Arguments;
+use crate::arguments::{Arguments, MANUAL};
 use crate::exit::{self, Exit};
 use crate::output::{self, quoted};
 
@@ -27,7 +27,7 @@ pub(crate) fn completions(shell: Shell) -> Result<u8, Exit> {
 
 /// Prints the manual page of zklock itself, or of one subcommand.
 pub(crate) fn man(task: Option<&str>) -> Result<u8, Exit> {
-    let mut command = Arguments::command();
+    let mut command = Arguments::definition();
     // `build` gives the subcommands their full names, such as "zklock ls".
     command.build();
     let command = match task {
@@ -50,8 +50,13 @@ pub(crate) fn man(task: Option<&str>) -> Result<u8, Exit> {
 /// Renders a manual page as `Man::render` does, but keeps the line breaks of the text after the help. This text has
 /// columns, and roff would join its lines to a paragraph.
 fn page(command: Command, text: &mut Vec<u8>) -> io::Result<()> {
-    let epilogue = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
     let tasks = command.has_subcommands();
+    let mut epilogue = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
+    if tasks {
+        epilogue =
+            epilogue.lines().filter(|line| !line.starts_with("More: ")).map(|line| format!("{line}\n")).collect();
+        epilogue += MANUAL;
+    }
     let man = Man::new(command).source(concat!("zklock ", env!("CARGO_PKG_VERSION")));
     man.render_title(text)?;
     man.render_name_section(text)?;
