@@ -216,9 +216,12 @@ pub mod format {
 /// [promises]: crate::guarantees
 /// [cost]: crate::cost
 /// [performance]: https://docs.rs/crate/zk-rwlock/latest/source/docs/performance.md
-/// [herd]: https://docs.rs/crate/zk-rwlock/latest/source/docs/performance.md
 /// [coming-from]: crate::coming_from
+/// [subclasses]: crate::coming_from#kazoo-and-curator-in-one-queue
 /// [operating]: crate::operating
+/// [fencing]: crate::fencing
+/// [restore]: crate::fencing#after-a-restore
+/// [errors]: crate::what_to_do
 /// [breaks]: crate::operating#breaks-of-the-connection
 /// [asking]: crate::operating#asking-for-a-lock-that-is-only-kept
 /// [permissions]: crate::operating#who-may-do-what
@@ -235,6 +238,28 @@ pub mod format {
 #[doc = include_str!("../docs/guide.md")]
 pub mod guide {}
 
+/// How a database or another system refuses a holder that writes after it has lost the lock.
+///
+/// [promises]: crate::guarantees
+///
+#[cfg(all(doc, not(doctest)))]
+#[doc = include_str!("../docs/pictures.txt")]
+///
+#[doc = include_str!("../docs/fencing.md")]
+pub mod fencing {}
+
+/// What each error means, and what to do.
+///
+/// [herd]: https://docs.rs/crate/zk-rwlock/latest/source/docs/performance.md
+/// [permissions]: crate::operating#who-may-do-what
+/// [mixed]: crate::guide#mixed-fleets
+/// [permits]: crate::guide#at-most-so-many-at-once
+/// [guarded]: crate::guide#guarded-writes
+///
+#[cfg(all(doc, not(doctest)))]
+#[doc = include_str!("../docs/errors.md")]
+pub mod what_to_do {}
+
 /// The calls of Curator, kazoo, etcd and flock, beside ours.
 ///
 /// [mixed-fleets]: crate::guide#mixed-fleets
@@ -249,7 +274,7 @@ pub mod coming_from {}
 /// [keep]: crate::guide#keep-the-lock-between-uses
 /// [upgrade]: crate::guide#from-reading-to-writing
 /// [beyond]: crate::guide#what-a-lock-cannot-promise
-/// [fencing]: crate::guide#fencing-what-the-resource-must-do
+/// [fencing]: crate::fencing
 /// [security]: crate::security
 ///
 #[cfg(all(doc, not(doctest)))]

@@ -1,4 +1,4 @@
-//! Checks the SQL, figures and tables of `docs/guide.md` and `docs/coming-from.md`. `tests/pages` runs the Rust code of
+//! Checks the SQL, figures and tables of `docs/guide.md`, `docs/fencing.md`, `docs/errors.md` and `docs/coming-from.md`. `tests/pages` runs the Rust code of
 //! these pages, and `zklock/tests/` their shell commands.
 
 use std::collections::BTreeSet;
@@ -10,6 +10,8 @@ use support::page::{blocks, rows};
 use zk_rwlock::{Memory, RwLock};
 
 const GUIDE: &str = include_str!("../../docs/guide.md");
+const FENCING: &str = include_str!("../../docs/fencing.md");
+const ERRORS: &str = include_str!("../../docs/errors.md");
 const COMING_FROM: &str = include_str!("../../docs/coming-from.md");
 
 /// Returns the SQL statements of a fenced block, without comments.
@@ -41,7 +43,7 @@ fn tokens() -> (i64, i64) {
 
 #[test]
 fn a_fence_refuses_only_earlier_holders() {
-    let (mut database, of_holders) = set_up(blocks(GUIDE, "sql sqlite")[0]);
+    let (mut database, of_holders) = set_up(blocks(FENCING, "sql sqlite")[0]);
     let [fence] = of_holders.try_into().expect("one statement");
     database.execute_batch("CREATE TABLE work (holder INTEGER NOT NULL)").expect("valid SQL");
     let (earlier, later) = tokens();
@@ -65,7 +67,7 @@ fn a_fence_refuses_only_earlier_holders() {
 
 #[test]
 fn a_token_in_a_row_refuses_only_earlier_holders() {
-    let (database, of_holders) = set_up(blocks(GUIDE, "sql sqlite")[1]);
+    let (database, of_holders) = set_up(blocks(FENCING, "sql sqlite")[1]);
     let [update, upsert] = of_holders.try_into().expect("two statements");
     let (earlier, later) = tokens();
     let write = |sql: &str, token: i64, result: &str| database.execute(sql, (token, result, 7)).expect("valid SQL");
@@ -93,7 +95,7 @@ fn every_sql_block_parses_for_its_database() {
     ];
     let mut all = 0;
     for (words, dialect, expected) in dialects {
-        let found = blocks(GUIDE, words);
+        let found = blocks(FENCING, words);
         assert_eq!(found.len(), expected, "{words}");
         all += found.len();
         for block in found {
@@ -103,7 +105,7 @@ fn every_sql_block_parses_for_its_database() {
             }
         }
     }
-    assert_eq!(GUIDE.matches("```sql").count(), all, "a block says for which database it is");
+    assert_eq!(FENCING.matches("```sql").count(), all, "a block says for which database it is");
     assert!(Parser::parse_sql(&PostgreSqlDialect {}, "UPDATE lock_fence SET WHERE").is_err());
 }
 
@@ -112,7 +114,7 @@ fn every_sql_block_parses_for_its_database() {
 #[test]
 fn every_fence_compares_with_at_most() {
     for (words, token) in [("sql postgres", "$1"), ("sql mysql", "?"), ("sql sqlite", "?1")] {
-        for statement in blocks(GUIDE, words).into_iter().flat_map(statements) {
+        for statement in blocks(FENCING, words).into_iter().flat_map(statements) {
             if statement.starts_with("UPDATE") {
                 assert!(statement.ends_with(&format!("token <= {token}")), "{statement}");
                 assert_eq!(statement.contains("writes = writes + 1"), words == "sql mysql", "{statement}");
@@ -145,7 +147,7 @@ fn every_error_and_every_loss_has_a_row() {
     let mut expected = variants(include_str!("../../src/error/error.rs"), "Error");
     expected.extend(variants(include_str!("../../src/session/request.rs"), "Loss"));
     expected.extend(variants(include_str!("../../src/error/value.rs"), "ValueError"));
-    let told: BTreeSet<String> = rows(GUIDE)
+    let told: BTreeSet<String> = rows(ERRORS)
         .iter()
         .filter(|row| row.len() == 3 && row[2].len() > 5 && row[0].contains("::"))
         .map(|row| row[0].to_owned())
@@ -162,7 +164,7 @@ fn every_reason_for_no_session_occurs_in_a_test() {
     let said = words(include_str!("../../src/zookeeper/probe.rs"));
     let heard = [include_str!("../session/reasons.rs"), include_str!("../session/security.rs")].map(words).concat();
     let section =
-        GUIDE.split("### Why there is no session\n").nth(1).and_then(|rest| rest.split("In a program").next());
+        ERRORS.split("## Why there is no session\n").nth(1).and_then(|rest| rest.split("In a program").next());
     let rows = rows(section.expect("the section"));
     assert_eq!(rows.len(), 15);
     for row in &rows {
@@ -177,7 +179,7 @@ fn every_reason_for_no_session_occurs_in_a_test() {
 
 #[test]
 fn the_classes_for_kazoo_are_the_tested_ones() {
-    let classes = blocks(GUIDE, "python");
+    let classes = blocks(COMING_FROM, "python");
     assert_eq!(classes.len(), 1);
     assert!(include_str!("../interop/kazoo_peer.py").contains(classes[0]), "{}", classes[0]);
 }

@@ -93,7 +93,7 @@ fn included() -> Vec<(&'static str, &'static str)> {
 #[test]
 fn a_page_of_the_crate_docs_has_no_relative_link() {
     let included = included();
-    assert_eq!(included.len(), 6, "{included:?}");
+    assert_eq!(included.len(), 8, "{included:?}");
     let pictures = read(&root().join("docs/pictures.txt"));
     for (name, before) in included {
         let page = read(&root().join("docs").join(name));

@@ -3,6 +3,22 @@
 use zk_rwlock::{Error, Memory};
 
 #[support::judged]
+async fn the_lock() -> Result<(), Error> {
+    async fn close_the_month() {}
+    let zk = Memory::new();
+    // page: the-lock
+    use std::time::Duration;
+    use zk_rwlock::RwLock;
+
+    let lock = RwLock::new(&zk, "/locks/billing")?;
+    let guard = lock.write().timeout(Duration::from_secs(30)).label("close the month").await?; // or read()
+    guard.run(close_the_month()).await?; // fails if the lock is lost meanwhile
+    guard.release().await?;
+    // end
+    Ok(())
+}
+
+#[support::judged]
 async fn shared_configuration() -> Result<(), Error> {
     let zk = Memory::new();
     // page: shared-configuration
