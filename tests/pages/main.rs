@@ -7,3 +7,4 @@ mod guide;
 mod operating;
 mod readme;
 mod security;
+mod tracing;
