@@ -540,9 +540,9 @@ pub(crate) async fn failed_tries_and_waits_name_the_holder(h: &impl Harness) {
     let on_wait = move |_: &zk_rwlock::queue::Progress| {
         counted.fetch_add(1, Ordering::Relaxed);
     };
-    let late = there.read().timeout(Duration::from_millis(200)).on_wait(on_wait.clone()).await.unwrap_err();
+    let late = there.read().timeout(Duration::from_secs(1)).on_wait(on_wait.clone()).await.unwrap_err();
     assert!(late.is_timeout() && late.to_string().contains("rotate keys"), "{late}");
-    let late = there.write().on_wait(on_wait).timeout(Duration::from_millis(200)).await.unwrap_err();
+    let late = there.write().on_wait(on_wait).timeout(Duration::from_secs(1)).await.unwrap_err();
     assert!(late.is_timeout() && late.to_string().contains("rotate keys"), "{late}");
     assert_eq!(calls.load(Ordering::Relaxed), 2);
     guard.release().await.unwrap();
