@@ -152,7 +152,7 @@ not_on_keeper=()
 for test in ::a_guard_cut_off_is_suspect_until_the_reconnect ::a_permit_cut_off_is_suspect_until_reconnected \
     ::a_write_that_a_waiter_missed_while_cut_off_is_no_hand_off contract::a_disconnected_session_reconnects_after_the_cut \
     contract::an_event_missed_while_cut_off_fires_on_reconnect contract::a_missed_child_event_fires_on_reconnect \
-    contract::an_ended_session_fails_every_request; do
+    contract::an_ended_session_fails_every_request contract::a_server_is_left_with_the_same_session; do
     not_on_keeper+=(--skip "$test")
 done
 # The chapters that start servers, except those that use every core.

@@ -39,7 +39,7 @@ fn pages_and_workflow_name_the_tested_servers() {
     let table = between(&page, "| server | its jars | result |\n", "\n\n");
     let servers: Vec<&str> = table.lines().filter_map(|row| row.split('|').nth(1)).map(str::trim).skip(1).collect();
     assert_eq!(servers.split_last(), Some((&"\"Keeper\"", &expected[..])));
-    let number = |count| ["none", "one", "two", "three", "four", "five", "six", "seven"][count];
+    let number = |count| ["none", "one", "two", "three", "four", "five", "six", "seven", "eight"][count];
     let chapters = between(&script, "chapters=(", ")").matches("--test ").count();
     assert!(page.contains(&format!("{} chapters of the tests", number(chapters))), "{chapters}");
     let exceptions =
