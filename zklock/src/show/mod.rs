@@ -52,18 +52,21 @@ pub(crate) async fn doubt(zk: &ZooKeeper, queue: &Queue) -> Option<String> {
         return None;
     }
     let path = &queue.path;
-    if has_other_nodes(zk, queue).await {
-        return Some(format!(
-            "{path}: the path has other nodes below it; if they are locks, see zklock ls --tree {path}"
-        ));
+    let others = other_nodes(zk, queue).await;
+    match others.iter().any(|name| name == "value") {
+        true => Some(format!("{path}: the path of a value that a lock guards; for the lock see zklock ls {path}/lock")),
+        false if others.is_empty() => place::missing(zk, path).await,
+        false => {
+            Some(format!("{path}: the path has other nodes below it; if they are locks, see zklock ls --tree {path}"))
+        }
     }
-    place::missing(zk, path).await
 }
 
-/// Whether the directory of a free lock has nodes that are no contenders.
-async fn has_other_nodes(zk: &ZooKeeper, queue: &Queue) -> bool {
-    let Ok(session_slot) = zk.session_slot(0).await else { return false };
+/// Returns the names in the directory of a free lock that are no contenders.
+async fn other_nodes(zk: &ZooKeeper, queue: &Queue) -> Vec<String> {
+    let Ok(session_slot) = zk.session_slot(0).await else { return Vec::new() };
     let session = session_slot.session();
-    let names = connect::answered(session, session.children(&queue.path)).await.unwrap_or_default();
-    names.iter().any(|name| Contender::parse_as(name, queue.dialect).is_none())
+    let mut names = connect::answered(session, session.children(&queue.path)).await.unwrap_or_default();
+    names.retain(|name| Contender::parse_as(name, queue.dialect).is_none());
+    names
 }

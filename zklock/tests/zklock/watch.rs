@@ -146,3 +146,17 @@ async fn watch_says_for_how_long_a_lock_is_held_at_least() {
     terminal.press("\x03");
     assert_eq!(terminal.ends().await, None);
 }
+
+#[support::judged]
+async fn ls_and_watch_say_that_a_path_is_that_of_a_value() {
+    let path = "/zklock-value";
+    let (zk, _) = server_lock("/zklock-beside-a-value").await;
+    let value = zk_rwlock::Shared::builder(&zk, path).initial(|| 5_u64).build().unwrap();
+    value.write().await.unwrap().commit().await.unwrap();
+    let said = format!("{path}: the path of a value that a lock guards; for the lock see zklock ls {path}/lock");
+    assert!(run(&["ls", path]).await.stderr.contains(&said));
+    let mut watch = Running::start(zklock(&["watch", path]));
+    assert_eq!(watch.says().await, format!("{path}: free"));
+    watch.signal(Signal::INT);
+    assert!(watch.ends().await.stderr.contains(&said));
+}
