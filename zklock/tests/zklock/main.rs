@@ -1878,7 +1878,11 @@ fn typed(line: &str, commands: &tempfile::TempDir) -> Command {
 #[support::judged]
 async fn the_commands_in_the_docs_work_as_printed() {
     let commands = commands(&["sqlx", "psql", "import"]);
-    let pages = [include_str!("../../../docs/guide.md"), include_str!("../../../docs/operating.md")];
+    let pages = [
+        include_str!("../../../docs/guide.md"),
+        include_str!("../../../docs/fencing.md"),
+        include_str!("../../../docs/operating.md"),
+    ];
     let mut lines = pages.into_iter().flat_map(|page| page::blocks(page, "sh")).flat_map(str::lines);
     let mut line = move || lines.next();
     let mut next = |begins: &str| {
