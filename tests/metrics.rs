@@ -2,6 +2,7 @@
 //! panics.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::future::IntoFuture;
 use std::sync::{Arc, Mutex, Once, PoisonError, RwLock as Guarded, mpsc};
 use std::task::Poll;
@@ -17,7 +18,7 @@ use support::slow::Slow;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
 use zk_rwlock::format::Raw;
-use zk_rwlock::{Leadership, Memory, Mode, RwLock, Semaphore, Shared};
+use zk_rwlock::{Leadership, Memory, Mode, RwLock, Semaphore, Shared, ZooKeeper};
 
 const DIRECTORY: &str = "/lock";
 
@@ -413,6 +414,155 @@ fn a_late_recorder_gets_gauges_and_zero_counters() {
     });
 }
 
+#[test]
+fn metrics_by_path_labels_all_metrics_of_the_lock() {
+    measured(|seen| {
+        let zk = Memory::new();
+        let mut calls = 0;
+        let by_path = RwLock::builder(&zk, "/orders/7").keep(Duration::from_secs(9)).metrics_by_path(|path| {
+            calls += 1;
+            path.replace('7', "all")
+        });
+        let [lock, other] = [by_path.clone(), by_path].map(|builder| builder.build().expect("valid"));
+        assert_eq!(calls, 1);
+        let label = "path=\"/orders/all\"";
+        let value = |name: &str, rest: &str| seen.value(&format!("zk_rwlock_{name}{{{label}{rest}}}"));
+        let (write, removed) = (",mode=\"write\"", ",cause=\"removed\"");
+        zk_rwlock::metrics::flush();
+        assert!(
+            seen.0.render().contains(&format!("zk_rwlock_losses_total{{{label}{removed}}} 0")),
+            "no zero to rise from"
+        );
+        drop(now(other.try_read()).expect("free")); // makes the directory
+        zk.faults().lose_next_reply();
+        drop(now(other.try_read()).expect("free"));
+        let held = now(lock.write()).expect("free");
+        assert_eq!(seen.at("/orders/all", "write"), [0.0, 1.0]);
+        assert!(now(other.try_write()).is_err());
+        assert!(other.write().timeout(Duration::from_millis(1)).blocking().is_err());
+        assert_eq!((value("recoveries_total", ""), value("kept_nodes", "")), (1.0, 1.0));
+        zk.faults().remove(held.node_path());
+        drop(held);
+        for name in ["acquire_wait_seconds_count", "hold_seconds_count", "would_block_total", "timeouts_total"] {
+            assert_eq!(value(name, write), 1.0, "{name}");
+        }
+        assert_eq!(value("grants_total", ",mode=\"write\",kind=\"kept\""), 1.0);
+        assert!(value("queue_length_count", write) >= 1.0);
+        assert_eq!(value("losses_total", removed), 1.0);
+        assert_eq!(value("kept_given_up_total", ",cause=\"asked\""), 1.0);
+        let without = |line: &&str| line.contains("mode=") && !line.contains(label);
+        assert_eq!(seen.0.render().lines().find(without), None, "a metric of the lock lacks the label");
+        drop(now(RwLock::new(&zk, DIRECTORY).expect("valid").write()).expect("free"));
+        assert_eq!(
+            seen.value("zk_rwlock_grants_total{mode=\"write\",kind=\"at once\"}"),
+            1.0,
+            "the default has no label"
+        );
+    });
+}
+
+#[test]
+fn sessions_and_breaks_are_counted() {
+    measured(|seen| {
+        let zk = Memory::new();
+        drop(now(RwLock::new(&zk, DIRECTORY).expect("valid").write()).expect("free"));
+        let ended = |cause: &str| seen.value(&format!("zk_rwlock_sessions_ended_total{{cause=\"{cause}\"}}"));
+        let breaks = || seen.value("zk_rwlock_connection_break_seconds_count");
+        assert_eq!((seen.value("zk_rwlock_sessions_begun_total"), breaks()), (1.0, 0.0));
+        zk.faults().cut();
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(breaks(), 0.0, "the break has not ended");
+        zk.faults().heal();
+        assert_eq!(breaks(), 1.0);
+        assert!((0.02..60.0).contains(&seen.value("zk_rwlock_connection_break_seconds_sum")));
+        zk.faults().cut();
+        zk.faults().expire();
+        zk.faults().heal();
+        assert_eq!((ended("expired"), breaks()), (1.0, 2.0), "the second break ended the session");
+        drop(now(RwLock::new(&zk, DIRECTORY).expect("valid").write()).expect("free"));
+        now(zk.close());
+        assert_eq!((seen.value("zk_rwlock_sessions_begun_total"), ended("closed"), breaks()), (2.0, 1.0, 2.0));
+    });
+}
+
+#[test]
+fn a_server_that_is_left_for_its_disagreement_is_counted() {
+    measured(|seen| {
+        zk_rwlock::metrics::describe();
+        let theirs = Memory::new();
+        let held = now(RwLock::new(&theirs, DIRECTORY).expect("valid").write()).expect("free");
+        let ours = theirs.connect();
+        now(RwLock::new(&ours, DIRECTORY).expect("valid").queue()).expect("listed");
+        ours.faults().freeze(held.node_path());
+        drop(held);
+        assert_eq!(seen.value("zk_rwlock_disagreements_total"), 0.0);
+        for _ in 0..2 {
+            drop(now(RwLock::new(&ours, DIRECTORY).expect("valid").try_write()).expect("a ghost"));
+            assert_eq!(seen.value("zk_rwlock_disagreements_total"), 1.0, "the server was left");
+        }
+        assert!(seen.0.render().contains("# TYPE zk_rwlock_disagreements_total counter"));
+    });
+}
+
+#[test]
+fn attempts_and_dropped_events_are_counted() {
+    measured(|seen| {
+        tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
+            let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
+            let attempts =
+                |outcome: &str| seen.value(&format!("zk_rwlock_connection_attempts_total{{outcome=\"{outcome}\"}}"));
+            let zk = connect_with(&server.address(), Duration::from_secs(2)).await;
+            assert_eq!((attempts("connected"), attempts("failed")), (1.0, 0.0));
+            server.pause();
+            let silent = || async { attempts("silent") >= 1.0 };
+            eventually("a paused server answers no attempt", silent).await;
+            server.resume();
+            eventually("a new session begins", || async { attempts("connected") >= 2.0 }).await;
+            zk.close().await;
+        });
+        let nobody = ZooKeeper::builder().connect_timeout(Duration::from_millis(200)).connect("127.0.0.1:1");
+        assert!(tokio::runtime::Runtime::new().expect("a runtime").block_on(nobody.into_future()).is_err());
+        let failed = "zk_rwlock_connection_attempts_total{outcome=\"failed\"}";
+        assert!(seen.value(failed) >= 1.0);
+
+        // After a session of ZooKeeper, events of this level wait for a thread of their own.
+        let (go_on, goes_on) = mpsc::channel();
+        tracing::subscriber::with_default(Stuck(Mutex::new(goes_on)), || {
+            let (zk, dropped) = (Memory::new(), "zk_rwlock_events_dropped_total");
+            let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
+            for _ in 0..4_200 {
+                let held = now(lock.write()).expect("free");
+                zk.faults().remove(held.node_path());
+                assert!(!held.is_held());
+            }
+            // Each loss is one event. The first is with the subscriber, and 4,096 or one less wait.
+            let count = seen.value(dropped);
+            assert!((100.0..=200.0).contains(&count), "{count}");
+        });
+        drop(go_on);
+        assert!(zk_rwlock::coordinator::flush_events(Duration::from_secs(60)));
+    });
+}
+
+/// A subscriber that takes no event before the sender of this channel is dropped.
+struct Stuck(Mutex<mpsc::Receiver<()>>);
+
+impl tracing::Subscriber for Stuck {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        let _dropped = self.0.lock().expect("no panic").recv();
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
 /// The gauges are described without a unit, because an exporter of OpenTelemetry appends `_ratio` to the name of a
 /// gauge whose unit is a count.
 #[test]
@@ -434,20 +584,38 @@ fn every_name_is_described_and_no_gauge_has_a_unit() {
     });
     let gauges = describing.0.lock().expect("no panic");
     assert!(gauges.len() == 4 && gauges.iter().all(|(_, unit)| unit.is_none()), "{gauges:?}");
+    let names = include_str!("../src/telemetry/names.rs")
+        .lines()
+        .filter_map(|line| line.split('"').nth(1))
+        .filter(|it| it.starts_with("zk_"));
+    let (names, described): (BTreeSet<_>, _) =
+        (names.map(str::to_owned).collect(), describing.1.lock().expect("no panic"));
+    assert_eq!(*described, names);
 }
 
-/// The described gauges, each with its unit.
+/// The described gauges, each with its unit, and all described names.
 #[derive(Default)]
-struct Described(Mutex<Vec<(KeyName, Option<Unit>)>>);
+struct Described(Mutex<Vec<(KeyName, Option<Unit>)>>, Mutex<BTreeSet<String>>);
+
+impl Described {
+    fn record(&self, name: &KeyName) {
+        self.1.lock().expect("no panic").insert(name.as_str().to_owned());
+    }
+}
 
 impl Recorder for Described {
-    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_counter(&self, key: KeyName, _: Option<Unit>, _: SharedString) {
+        self.record(&key);
+    }
 
     fn describe_gauge(&self, key: KeyName, unit: Option<Unit>, _: SharedString) {
+        self.record(&key);
         self.0.lock().expect("no panic").push((key, unit));
     }
 
-    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, key: KeyName, _: Option<Unit>, _: SharedString) {
+        self.record(&key);
+    }
 
     fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
         Counter::noop()

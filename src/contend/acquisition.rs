@@ -28,6 +28,7 @@ use crate::session::retry::Tries;
 use crate::session::store::Names;
 use crate::sync::Mutex;
 use crate::telemetry::log::OwnSpan;
+use crate::telemetry::meter::PathLabel;
 use crate::validation;
 
 /// The paths and the options of a lock, and the list of its waiting acquisitions. All clones of a lock share it.
@@ -45,6 +46,7 @@ pub(crate) struct LockConfig {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) asking: Arc<Asking>,
     pub(crate) warnings: WarningList,
+    pub(crate) path_label: Arc<PathLabel>,
 }
 
 impl LockConfig {
@@ -207,13 +209,15 @@ impl Acquisition {
     }
 
     pub(crate) fn begin_trace(&mut self) -> OwnSpan {
-        self.trace = AcquireTrace::begin(self.config.user_path(), self.aim(), self.label(), self.may_be_kept());
+        let names = (&**self.config.user_path(), &self.config.path_label);
+        self.trace = AcquireTrace::begin(names, self.aim(), self.label(), self.may_be_kept());
         self.trace.span()
     }
 
     /// Reports an error in `answer` to tracing and metrics. Returns `answer`.
     pub(crate) fn reported<G>(&self, answer: Result<G, Error>) -> Result<G, Error> {
-        answer.inspect_err(|error| trace::not_granted(self.config.user_path(), self.aim(), error))
+        let names = (&**self.config.user_path(), &*self.config.path_label);
+        answer.inspect_err(|error| trace::not_granted(names, self.aim(), error))
     }
 }
 

@@ -216,7 +216,7 @@ impl Acquisition {
         loop {
             let session_slot =
                 config.coordinator.session_slot(own_bytes).await.map_err(|failure| self.config.stop(failure))?;
-            let node = session_slot.session().store().new_node(&config.queue, &tag, self.mode);
+            let node = session_slot.session().store().new_node(&config.queue, &config.path_label, &tag, self.mode);
             let keeps = self.may_be_kept();
             let note = metadata.encode(since);
             let entry = ContenderHandle::new(session_slot, node, keeps, config.user_path(), &config.coordinator, note);
@@ -336,7 +336,7 @@ impl Acquisition {
             session.store().request_check(signal, node);
         }
         let kind = grant.kind.as_str();
-        trace::count_grant(self.aim(), kind);
+        trace::count_grant(self.aim(), node.path_label(), kind);
         let (sequence, token) = (entry.contender().sequence(), entry.node().token());
         emit!(DEBUG, path = &**self.config.user_path(), mode = %self.aim(), sequence, token, kind, "granted");
         Ok(true)

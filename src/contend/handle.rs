@@ -155,7 +155,7 @@ impl ContenderHandle {
                         Failure::Over(_) | Failure::Refused(_) => failure,
                         failure => Failure::wider_acl(directory, &format!("it cannot be read: {failure}")),
                     })?;
-                    meter::count(names::RECOVERIES, &[]);
+                    meter::count(names::RECOVERIES, Some(self.node.path_label()), &[]);
                     emit!(INFO, path = %directory, node = %child, "the answer to a create was lost, and its node found");
                     let Stat { czxid, ctime, ephemeral_owner, .. } = stat;
                     self.record_created(&Created { path, czxid, ctime, ephemeral_owner })?;

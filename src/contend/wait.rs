@@ -61,7 +61,7 @@ impl Wait<'_> {
         entry.remove_orphans(&names);
         if !self.waiter.has_waited() {
             acquisition.check_for_semaphore(session, &names, names.directory.as_ref()).await?;
-            meter::entered(acquisition.aim(), names.len().saturating_sub(1));
+            meter::entered(acquisition.aim(), &config.path_label, names.len().saturating_sub(1));
         }
         let is_alone = names.len() < 2;
         let closing = if is_alone { Vec::new() } else { session.store().closing_soon(entry.queue()) };

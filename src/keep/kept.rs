@@ -198,9 +198,10 @@ impl Kept {
     fn grant(self: &Arc<Self>, hold: Arc<ContenderHandle>) {
         let mut state = self.state.lock();
         state.used = hold.now();
+        let path_label = Arc::clone(hold.node().path_label());
         state.granted = Some(Arc::new(Granted { kept: Arc::clone(self), hold }));
         let is_closed = state.uses.is_closed;
-        state.counted = (!is_closed).then(|| GaugeGuard::new(names::KEPT_NODES, None));
+        state.counted = (!is_closed).then(|| GaugeGuard::new(names::KEPT_NODES, None, Some(&path_label)));
         let woken = state.uses.grant();
         if is_closed {
             state.leaves_soon();
@@ -304,7 +305,7 @@ impl Kept {
         let hold = Arc::clone(&granted?.hold);
         if let (Some((Some(_counted), _)), Some(why)) = (parts, why) {
             let (path, cause, idle_for) = (hold.user_path(), why.label(), hold.now().saturating_sub(used));
-            meter::count(names::KEPT_GIVEN_UP, &[("cause", cause)]);
+            meter::count(names::KEPT_GIVEN_UP, Some(hold.node().path_label()), &[("cause", cause)]);
             emit!(DEBUG, path, cause, uses, ?idle_for, "a kept lock is given up");
         }
         Some(hold)

@@ -347,7 +347,7 @@ impl World {
         let store = Arc::clone(&state.store);
         // The lease ends now, before the notifications: another thread may be granted the lock as soon as the world is
         // unlocked.
-        store.lease().end(why);
+        store.end_lease(why);
         fired.push(Box::new(move |_| store.end(why)));
         for watch in state.forgotten {
             fired.push(Box::new(move |_| _ = watch.send(Event::Over)));

@@ -13,7 +13,7 @@ use crate::error::error::Error;
 use crate::queue::mode::{Aim, Mode};
 use crate::session::node::ContenderNode;
 use crate::telemetry::log::{OwnSpan, emit};
-use crate::telemetry::meter::{self, GaugeGuard};
+use crate::telemetry::meter::{self, GaugeGuard, PathLabel};
 use crate::telemetry::names;
 
 type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
@@ -35,14 +35,22 @@ struct Spans {
 impl AcquireTrace {
     /// Begins the trace. `is_for_several` says whether this is the acquisition of a kept node, for which several uses
     /// wait. The metrics count each of these uses instead of the acquisition.
-    pub(crate) fn begin(path: &Arc<str>, aim: Aim, label: Option<&str>, is_for_several: bool) -> AcquireTrace {
+    pub(crate) fn begin(
+        (path, metrics): (&str, &Arc<PathLabel>),
+        aim: Aim,
+        label: Option<&str>,
+        is_for_several: bool,
+    ) -> AcquireTrace {
         let acquire = OwnSpan::new(
-            || debug_span!("acquire", path = &**path, mode = %aim, label, sequence = Empty, token = Empty, waited = Empty),
+            || debug_span!("acquire", path, mode = %aim, label, sequence = Empty, token = Empty, waited = Empty),
         );
         let spans = (!acquire.is_none())
             .then(|| Box::new(Spans { acquire, caller: OwnSpan::new(Span::current), began: Instant::now() }));
-        let wait =
-            if is_for_several { GaugeGuard::default() } else { GaugeGuard::new(names::WAITING, Some((aim, path))) };
+        let wait = if is_for_several {
+            GaugeGuard::default()
+        } else {
+            GaugeGuard::new(names::WAITING, Some(aim), Some(metrics))
+        };
         AcquireTrace { spans, wait }
     }
 
@@ -63,12 +71,12 @@ impl AcquireTrace {
     }
 
     /// Ends the wait, and begins the span of the hold.
-    pub(crate) fn granted(&self, aim: Aim, path: &Arc<str>, label: Option<&str>, node: &ContenderNode) -> HoldTrace {
+    pub(crate) fn granted(&self, aim: Aim, path: &str, label: Option<&str>, node: &ContenderNode) -> HoldTrace {
         self.record("token", node.token());
         self.wait.granted();
         let begin = |spans: &Spans| HoldSpan::begin(aim, path, node, label, &spans.caller, &spans.acquire);
         let span = self.spans.as_deref().map(begin).map(Box::new);
-        HoldTrace { span, gauge: GaugeGuard::new(names::HOLDING, Some((aim, path))), warning: None }
+        HoldTrace { span, gauge: GaugeGuard::new(names::HOLDING, Some(aim), Some(node.path_label())), warning: None }
     }
 
     /// Sets a field of the span: `sequence` once the node is created, `token` at the grant.
@@ -86,16 +94,16 @@ impl Drop for Spans {
 }
 
 /// Counts a grant. `kind` says how the contender learned of its turn.
-pub(crate) fn count_grant(aim: Aim, kind: &'static str) {
-    meter::count(names::GRANTS, &[("mode", meter::label(aim)), ("kind", kind)]);
+pub(crate) fn count_grant(aim: Aim, path: &PathLabel, kind: &'static str) {
+    meter::count(names::GRANTS, Some(path), &[("mode", meter::label(aim)), ("kind", kind)]);
 }
 
 /// Logs and counts that an acquisition failed.
-pub(crate) fn not_granted(path: &str, aim: Aim, error: &Error) {
+pub(crate) fn not_granted((path, metrics): (&str, &PathLabel), aim: Aim, error: &Error) {
     let mode = &[("mode", meter::label(aim))];
     match error {
-        Error::WouldBlock { .. } => meter::count(names::WOULD_BLOCK, mode),
-        Error::Timeout { .. } => meter::count(names::TIMEOUTS, mode),
+        Error::WouldBlock { .. } => meter::count(names::WOULD_BLOCK, Some(metrics), mode),
+        Error::Timeout { .. } => meter::count(names::TIMEOUTS, Some(metrics), mode),
         _ => {}
     }
     emit!(DEBUG, path, mode = %aim, %error, "not granted");

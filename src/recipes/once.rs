@@ -148,7 +148,8 @@ impl Guard for Work {
         Granting::by(async move {
             let (config, label) = (Arc::clone(&lock.config), options.label.clone());
             let aim = Aim::Lock(Mode::Write);
-            check(&lock, period).inspect_err(|error| trace::not_granted(&config.queue, aim, error))?;
+            check(&lock, period)
+                .inspect_err(|error| trace::not_granted((&config.queue, &config.path_label), aim, error))?;
             acquire::acquire_and(lock, options, |guard| check_if_due(guard, &config, label, period)).await
         })
     }

@@ -227,7 +227,7 @@ async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     let lease = store.lease();
     let Some(live) = session.upgrade() else { return };
     if !store.has_no_nodes() {
-        meter::count(names::HEARTBEATS, &[]);
+        meter::count(names::HEARTBEATS, None, &[]);
     }
     let soon = live.timeout() / 20;
     let touched = lease.now();

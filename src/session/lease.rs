@@ -266,13 +266,15 @@ impl Lease {
         self.state.lock().lost
     }
 
-    /// Records the end of the session, unless an earlier end is recorded.
-    pub(crate) fn end(&self, why: Ending) {
+    /// Records the end of the session, and returns `true`, unless an earlier end is recorded.
+    pub(crate) fn end(&self, why: Ending) -> bool {
         let now = self.now();
         let mut state = self.state.lock();
+        let is_first = state.over.is_none();
         state.over.get_or_insert((why, now));
         state.lost.get_or_insert_with(Instant::now);
         self.publish(&state);
+        is_first
     }
 
     /// Returns why the session is over, or `None` if it is not.

@@ -15,7 +15,8 @@ use crate::session::thread::FORKED;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, Notify};
 use crate::telemetry::log::emit;
-use crate::telemetry::{meter, names};
+use crate::telemetry::meter::{self, PathLabel};
+use crate::telemetry::names;
 
 pub(crate) mod state;
 
@@ -66,6 +67,7 @@ pub(crate) struct ContenderNode {
     /// The directory in which the node was created.
     queue: Arc<str>,
     tag: Tag,
+    path_label: Arc<PathLabel>,
     locked: Mutex<Locked>,
     /// Notified at a loss, at an event of the watch, when the owner leaves, and at news of the session.
     pub(super) changed: Notify,
@@ -116,6 +118,7 @@ impl ContenderNode {
     pub(super) fn new(
         number: u64,
         (queue, tag): (Arc<str>, Tag),
+        path_label: &Arc<PathLabel>,
         mode: Mode,
         lease: &Arc<Lease>,
         unwatched: &Arc<Unwatched>,
@@ -126,6 +129,7 @@ impl ContenderNode {
             number,
             queue,
             tag,
+            path_label: Arc::clone(path_label),
             locked: Mutex::new(locked),
             changed: Notify::new(),
             unsettled: AtomicUsize::new(0),
@@ -150,7 +154,7 @@ impl ContenderNode {
         let unreported = locked.state.take_unreported_loss();
         drop(locked);
         if let Some((node, cause)) = unreported {
-            meter::count(names::LOSSES, &[("cause", cause.label())]);
+            meter::count(names::LOSSES, Some(&self.path_label), &[("cause", cause.label())]);
             emit!(WARN, node, %cause, "a lock was lost while it was held");
         }
         answer
@@ -166,6 +170,11 @@ impl ContenderNode {
 
     pub(crate) fn tag(&self) -> &Tag {
         &self.tag
+    }
+
+    /// Returns the label of the lock's path in the metrics.
+    pub(crate) fn path_label(&self) -> &Arc<PathLabel> {
+        &self.path_label
     }
 
     pub(crate) fn path(&self) -> String {

@@ -18,6 +18,7 @@ use crate::session::request::{Event, Failure, Operation, Outcome, Watch};
 use crate::session::retry::{self, Tries, repeated, spawn_awaited};
 use crate::sync::random;
 use crate::telemetry::log::emit;
+use crate::telemetry::{meter, names};
 
 /// The most checks in one transaction.
 const CHECKS_MAX: usize = 1_000;
@@ -273,7 +274,11 @@ pub(crate) async fn leave(session: &Arc<dyn Session>, connection: u64, path: &st
     let (on, node) = (Arc::clone(session), path.to_owned());
     // The caller may be dropped at the first event that the next server delivers.
     let left = async move {
-        let has_left = on.leave_server(connection, &node).await?;
+        let left = on.leave_server(connection, &node).await;
+        if matches!(left, Ok(true) | Err(Failure::Diverged { .. })) {
+            meter::count(names::DISAGREEMENTS, None, &[]);
+        }
+        let has_left = left?;
         if has_left {
             emit!(
                 ERROR,

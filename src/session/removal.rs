@@ -55,7 +55,7 @@ fn remove_of(
     leaving: Leaving,
     creating: Option<Reply<Created>>,
 ) -> Reply<()> {
-    let _pending = GaugeGuard::new(names::REMOVALS_PENDING, None);
+    let _pending = GaugeGuard::new(names::REMOVALS_PENDING, None, None);
     let by = Remover { session: Arc::clone(session), directory, tag, _pending };
     // This call polls the work once, and the poll sends the first request.
     spawn_awaited(session, by.carry_out(leaving, creating), log_failure)

@@ -218,6 +218,20 @@ pub enum Ending {
     Forked,
 }
 
+impl Ending {
+    /// Returns the value of the label `cause` in the metrics.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Ending::Expired => "expired",
+            Ending::Closed => "closed",
+            Ending::AuthFailed => "auth-failed",
+            Ending::Replaced => "replaced",
+            Ending::Failed => "failed",
+            Ending::Forked => "forked",
+        }
+    }
+}
+
 /// The right that a refused client lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Denied {

@@ -18,6 +18,8 @@ use crate::session::request::{Created, Ending, Failure, Stat};
 use crate::sync::atomic::{AtomicI64, Ordering};
 use crate::sync::{HashMap, Mutex, Notify, watch};
 use crate::telemetry::log::emit;
+use crate::telemetry::meter::{self, PathLabel};
+use crate::telemetry::names;
 use crate::telemetry::user_thread::guarded;
 
 /// The library's record of one session. A backend creates the store, returns it from
@@ -192,6 +194,7 @@ impl SyncedListings {
 impl SessionStore {
     /// Returns the store of a session with this lease.
     pub fn new(lease: Lease) -> SessionStore {
+        meter::count(names::SESSIONS_BEGUN, None, &[]);
         SessionStore {
             lease: Arc::new(lease),
             record: Mutex::default(),
@@ -251,12 +254,14 @@ impl SessionStore {
     /// A backend must report a lost connection before any answer that comes on the next connection. A connection that
     /// breaks before it was reported as back is reported as lost, too.
     pub fn connected(&self, connected: bool) {
+        let lost = self.lease.lost();
         let has_changed = self.lease.connected(connected);
         self.renewal_wake.notify_one();
         if has_changed && !connected {
             self.record.lock().connection += 1;
         }
         if has_changed {
+            lost.iter().for_each(|lost| meter::connection_broke_for(lost.elapsed()));
             self.log_link(connected);
         }
         self.notify_all();
@@ -265,13 +270,22 @@ impl SessionStore {
 
     /// Records the end of the session, unless an earlier end is recorded. All nodes are lost.
     pub fn end(&self, why: Ending) {
-        self.lease.end(why);
+        self.end_lease(why);
         // The end of the session is recorded as the loss of every node that is not lost yet, before an event can report
         // the deletion of the node.
         self.detect_all_losses();
         self.renewal_wake.notify_one();
         self.unwatched.wake.notify_one();
         let _panicked = guarded(|| self.link_changed.notify_waiters());
+    }
+
+    /// Records the end of the session, and reports no loss yet: [`SessionStore::end`] must follow.
+    pub(crate) fn end_lease(&self, why: Ending) {
+        let lost = self.lease.lost();
+        if self.lease.end(why) {
+            meter::count(names::SESSIONS_ENDED, None, &[("cause", why.label())]);
+            lost.filter(|_| why != Ending::Closed).iter().for_each(|lost| meter::connection_broke_for(lost.elapsed()));
+        }
     }
 
     /// Waits until the session is connected. Fails when the session is over.
@@ -308,10 +322,17 @@ impl SessionStore {
     }
 
     /// Returns a new node for this directory, whose create is not sent yet.
-    pub(crate) fn new_node(&self, directory: &Arc<str>, tag: &Tag, mode: Mode) -> Arc<ContenderNode> {
+    pub(crate) fn new_node(
+        &self,
+        directory: &Arc<str>,
+        path_label: &Arc<PathLabel>,
+        tag: &Tag,
+        mode: Mode,
+    ) -> Arc<ContenderNode> {
         let mut record = self.record.lock();
         record.nodes_made += 1;
-        ContenderNode::new(record.nodes_made, (Arc::clone(directory), tag.clone()), mode, &self.lease, &self.unwatched)
+        let named = (Arc::clone(directory), tag.clone());
+        ContenderNode::new(record.nodes_made, named, path_label, mode, &self.lease, &self.unwatched)
     }
 
     /// Records the created node, from the answer to its create, or from a listing after that answer was lost.

@@ -18,6 +18,7 @@ use crate::session::node::ContenderNode;
 use crate::session::request::{Created, Ending, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
 use crate::session::store::SessionStore;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::telemetry::meter::PathLabel;
 
 /// The answers that a test gives to requests. By default a request is never answered.
 pub(super) trait Answers: fmt::Debug + Send + Sync + 'static {
@@ -62,7 +63,7 @@ impl SessionStore {
     /// Adds a waiting node of ours at this path.
     pub(super) fn enter(&self, path: String) -> Arc<ContenderNode> {
         let tag = Tag::new(Dialect::Native, "host~id".to_owned());
-        let node = self.new_node(&Arc::from("/lock"), &tag, Mode::Write);
+        let node = self.new_node(&Arc::from("/lock"), &PathLabel::new(&Arc::from("/lock"), None), &tag, Mode::Write);
         node.waits_at(path);
         self.add(&node);
         node

@@ -20,6 +20,7 @@ use tracing::{Dispatch, Level, Span};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::of_process::AtomicBool;
 use crate::telemetry::user_thread::{UserThread, guarded, is_library_thread};
+use crate::telemetry::{meter, names};
 
 /// The longest time for which closing or dropping a client waits for the subscriber, and for which the drop of the last
 /// handle waits for the server to end the sessions.
@@ -152,6 +153,7 @@ pub(crate) fn later(level: Level, emit: impl FnOnce() + Send + 'static) {
 fn event<F: FnOnce() + Send + 'static>(make: impl FnOnce() -> F) {
     if LOG_THREAD.waiting() >= EVENTS {
         DROPPED.fetch_add(1, Ordering::Relaxed);
+        meter::count(names::EVENTS_DROPPED, None, &[]);
         return;
     }
     let emit = make();

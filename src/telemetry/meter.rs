@@ -3,13 +3,49 @@
 #![cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::queue::mode::{Aim, Mode};
 #[cfg(feature = "metrics")]
 use crate::telemetry::{metrics, names};
 
 #[cfg(feature = "metrics")]
-use {::metrics::Key, tokio::time::Instant};
+use {
+    ::metrics::{Key, Label, SharedString},
+    tokio::time::Instant,
+};
+
+/// The value of the label `path` in the metrics of one lock handle.
+#[derive(Debug)]
+#[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "nothing is measured"))]
+pub(crate) struct PathLabel {
+    value: Arc<str>,
+    /// Whether all metrics of the lock have the label, and not only its gauges of waiters and holders.
+    is_everywhere: bool,
+}
+
+impl PathLabel {
+    /// Returns the label of the lock at `path`. `chosen` is the label that the user wants on all metrics of the lock.
+    pub(crate) fn new(path: &Arc<str>, chosen: Option<Arc<str>>) -> Arc<PathLabel> {
+        let is_everywhere = chosen.is_some();
+        let label = Arc::new(PathLabel { value: chosen.unwrap_or_else(|| Arc::clone(path)), is_everywhere });
+        #[cfg(feature = "metrics")]
+        if is_everywhere {
+            metrics::start_at_zero(
+                metrics::LOSS_CAUSES.map(|cause| key(names::LOSSES, Some(&label), &[("cause", cause)])),
+            );
+        }
+        label
+    }
+}
+
+/// Returns the key of a metric with these labels, and with that of the lock's path.
+#[cfg(feature = "metrics")]
+fn key(name: &'static str, path: Option<&PathLabel>, labels: &[(&'static str, &'static str)]) -> Key {
+    let has_path = |path: &&PathLabel| path.is_everywhere || name == names::WAITING || name == names::HOLDING;
+    let path = path.filter(has_path).map(|path| Label::new("path", SharedString::from_shared(Arc::clone(&path.value))));
+    Key::from_parts(name, path.into_iter().chain(labels.iter().map(Label::from)).collect::<Vec<_>>())
+}
 
 /// Adds one to a gauge until this guard is dropped. The default guard has no gauge.
 #[derive(Default)]
@@ -18,17 +54,18 @@ pub(crate) struct GaugeGuard(#[cfg(feature = "metrics")] Option<Raised>);
 #[cfg(feature = "metrics")]
 struct Raised {
     gauge: &'static str,
-    /// The values of the labels `mode` and `path`, for a gauge that has them.
-    lock: Option<(Aim, Arc<str>)>,
+    /// The value of the label `mode`, for a gauge that has it.
+    aim: Option<Aim>,
+    path: Option<Arc<PathLabel>>,
     began: Instant,
 }
 
 impl GaugeGuard {
-    /// Adds one to the gauge. `lock` has the values of its labels, if the gauge has labels.
-    pub(crate) fn new(gauge: &'static str, lock: Option<(Aim, &Arc<str>)>) -> GaugeGuard {
+    /// Adds one to the gauge, which has a label for each argument that is given.
+    pub(crate) fn new(gauge: &'static str, aim: Option<Aim>, path: Option<&Arc<PathLabel>>) -> GaugeGuard {
         GaugeGuard(
             #[cfg(feature = "metrics")]
-            Some(Raised::begin(gauge, lock)),
+            Some(Raised::begin(gauge, aim, path.cloned())),
         )
     }
 
@@ -48,31 +85,27 @@ impl GaugeGuard {
     /// Moves the hold from mode `write` to mode `read` in the gauge, after a downgrade.
     pub(crate) fn change_to_read(&mut self) {
         #[cfg(feature = "metrics")]
-        if let Some((_, path)) = self.0.as_ref().and_then(|held| held.lock.clone()) {
-            *self = GaugeGuard::new(names::HOLDING, Some((Aim::Lock(Mode::Read), &path)));
+        if let Some(path) = self.0.as_ref().and_then(|held| held.path.clone()) {
+            *self = GaugeGuard::new(names::HOLDING, Some(Aim::Lock(Mode::Read)), Some(&path));
         }
     }
 }
 
 #[cfg(feature = "metrics")]
 impl Raised {
-    fn begin(gauge: &'static str, lock: Option<(Aim, &Arc<str>)>) -> Raised {
-        let lock = lock.map(|(aim, path)| (aim, Arc::clone(path)));
-        let raised = Raised { gauge, lock, began: Instant::now() };
-        metrics::raise(raised.key(), 1);
+    fn begin(gauge: &'static str, aim: Option<Aim>, path: Option<Arc<PathLabel>>) -> Raised {
+        let raised = Raised { gauge, aim, path, began: Instant::now() };
+        metrics::raise(raised.key(gauge), 1);
         raised
     }
 
-    fn key(&self) -> Key {
-        let Some((aim, path)) = &self.lock else { return Key::from_static_name(self.gauge) };
-        let path = ::metrics::SharedString::from_shared(Arc::clone(path));
-        Key::from_parts(self.gauge, &[("path", path), ("mode", label(*aim).into())])
+    fn key(&self, name: &'static str) -> Key {
+        let mode = self.aim.map(|aim| ("mode", label(aim)));
+        key(name, self.path.as_deref(), mode.as_slice())
     }
 
     fn measure(&self, histogram: &'static str) {
-        if let Some((aim, _)) = &self.lock {
-            metrics::measure(Key::from_parts(histogram, &[("mode", label(*aim))]), self.began.elapsed().as_secs_f64());
-        }
+        metrics::measure(self.key(histogram), self.began.elapsed().as_secs_f64());
     }
 }
 
@@ -83,22 +116,28 @@ impl Drop for GaugeGuard {
             if raised.gauge == names::HOLDING {
                 raised.measure(names::HOLD_SECONDS);
             }
-            metrics::raise(raised.key(), -1);
+            metrics::raise(raised.key(raised.gauge), -1);
         }
     }
 }
 
-/// Adds one to a counter.
-pub(crate) fn count(name: &'static str, labels: &[(&'static str, &'static str)]) {
+/// Adds one to a counter. `path` is that of a lock, if the counter is about one.
+pub(crate) fn count(name: &'static str, path: Option<&PathLabel>, labels: &[(&'static str, &'static str)]) {
     #[cfg(feature = "metrics")]
-    metrics::count(Key::from_parts(name, labels));
+    metrics::count(key(name, path, labels));
+}
+
+/// Records the length of a break of a session's connection.
+pub(crate) fn connection_broke_for(length: Duration) {
+    #[cfg(feature = "metrics")]
+    metrics::measure(key(names::CONNECTION_BREAK_SECONDS, None, &[]), length.as_secs_f64());
 }
 
 /// Records the number of names in the directory at a contender's first listing, without its own. The names of nodes that are
 /// not contenders count, too.
-pub(crate) fn entered(aim: Aim, others: usize) {
+pub(crate) fn entered(aim: Aim, path: &PathLabel, others: usize) {
     #[cfg(feature = "metrics")]
-    metrics::measure(Key::from_parts(names::QUEUE_LENGTH, &[("mode", label(aim))]), others as f64);
+    metrics::measure(key(names::QUEUE_LENGTH, Some(path), &[("mode", label(aim))]), others as f64);
 }
 
 /// Returns the value of the label `mode`.

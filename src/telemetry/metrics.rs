@@ -4,22 +4,29 @@
 //! |---|---|---|---|---|
 //! | `zk_rwlock_waiting` | gauge | acquisitions | `path`, `mode` | acquisitions of this process that have begun, and are neither granted nor given up; also a `try_*` call while it runs |
 //! | `zk_rwlock_holding` | gauge | guards | `path`, `mode` | guards of this process that are neither released nor dropped, also lost ones; a guard of several permits and a leader's term count once; an idle `kept` node does not count |
-//! | `zk_rwlock_acquire_wait_seconds` | histogram | seconds | `mode` | from asking until granted; of acquisitions that were granted, also by a `kept` node |
-//! | `zk_rwlock_hold_seconds` | histogram | seconds | `mode` | from the grant until the guard was dropped or its release began, once for each use of a `kept` node; a downgrade ends the hold of one mode and begins that of the other |
-//! | `zk_rwlock_queue_length` | histogram | nodes | `mode` | other nodes in the directory at a contender's first listing |
-//! | `zk_rwlock_grants_total` | counter | | `mode`, `kind` | nodes that were granted: `at once` by a listing before any wait, `look` by a listing after a wait, `hand-off` by the predecessor's signal; and `kept`: uses of [kept](crate::RwLockBuilder::keep) nodes. A kept node is counted by how it was granted, and each of its uses as `kept`, also the first |
-//! | `zk_rwlock_would_block_total` | counter | | `mode` | `try_*` that found the lock taken; of several locks, for the lock that the error names |
-//! | `zk_rwlock_timeouts_total` | counter | | `mode` | acquisitions that timed out; of several locks, for the lock that the error names |
-//! | `zk_rwlock_losses_total` | counter | | `cause` | held nodes that were lost: `session-over`, `lease-ran-out`, `held-too-long`, `removed`, `interfered` |
-//! | `zk_rwlock_kept_nodes` | gauge | nodes | | nodes that are [kept](crate::RwLockBuilder::keep) now, idle or in use. A node is kept from its grant on, unless another contender has asked for the node before |
-//! | `zk_rwlock_kept_given_up_total` | counter | | `cause` | kept nodes that were given up: `asked` for by another contender, `idle` for long, `lost`, `closed` with the handle or the client, `replaced` by a node of the other mode, `unsure` because a write of a use may still be carried out |
-//! | `zk_rwlock_recoveries_total` | counter | | | creates whose answer was lost and whose node was found |
+//! | `zk_rwlock_acquire_wait_seconds` | histogram | seconds | (`path`), `mode` | from asking until granted; of acquisitions that were granted, also by a `kept` node |
+//! | `zk_rwlock_hold_seconds` | histogram | seconds | (`path`), `mode` | from the grant until the guard was dropped or its release began, once for each use of a `kept` node; a downgrade ends the hold of one mode and begins that of the other |
+//! | `zk_rwlock_queue_length` | histogram | nodes | (`path`), `mode` | other nodes in the directory at a contender's first listing |
+//! | `zk_rwlock_grants_total` | counter | | (`path`), `mode`, `kind` | nodes that were granted: `at once` by a listing before any wait, `look` by a listing after a wait, `hand-off` by the predecessor's signal; and `kept`: uses of [kept](crate::RwLockBuilder::keep) nodes. A kept node is counted by how it was granted, and each of its uses as `kept`, also the first |
+//! | `zk_rwlock_would_block_total` | counter | | (`path`), `mode` | `try_*` that found the lock taken; of several locks, for the lock that the error names |
+//! | `zk_rwlock_timeouts_total` | counter | | (`path`), `mode` | acquisitions that timed out; of several locks, for the lock that the error names |
+//! | `zk_rwlock_losses_total` | counter | | (`path`), `cause` | held nodes that were lost: `session-over`, `lease-ran-out`, `held-too-long`, `removed`, `interfered` |
+//! | `zk_rwlock_kept_nodes` | gauge | nodes | (`path`) | nodes that are [kept](crate::RwLockBuilder::keep) now, idle or in use. A node is kept from its grant on, unless another contender has asked for the node before |
+//! | `zk_rwlock_kept_given_up_total` | counter | | (`path`), `cause` | kept nodes that were given up: `asked` for by another contender, `idle` for long, `lost`, `closed` with the handle or the client, `replaced` by a node of the other mode, `unsure` because a write of a use may still be carried out |
+//! | `zk_rwlock_recoveries_total` | counter | | (`path`) | creates whose answer was lost and whose node was found |
 //! | `zk_rwlock_heartbeats_total` | counter | | | heartbeats that were due to renew the lease of a session with nodes of ours: a read, and the check-only transaction after which the read extends the lease |
 //! | `zk_rwlock_removals_pending` | gauge | nodes | | nodes of ours whose removal is not confirmed yet |
+//! | `zk_rwlock_sessions_begun_total` | counter | | | sessions that have begun |
+//! | `zk_rwlock_sessions_ended_total` | counter | | `cause` | sessions that are over: `expired`, `closed`, `auth-failed`, `replaced`, `failed` |
+//! | `zk_rwlock_connection_attempts_total` | counter | | `outcome` | attempts to connect to a server: `connected`, `failed`, `silent` |
+//! | `zk_rwlock_connection_break_seconds` | histogram | seconds | | from the loss of a session's connection until it was back, or until the session was over and was not closed by this process |
+//! | `zk_rwlock_disagreements_total` | counter | | | times that a server did not agree with the leader about a node: the server was left, or a call failed because no other was left |
+//! | `zk_rwlock_events_dropped_total` | counter | | | log events that were dropped, because the subscriber of `tracing` fell behind |
 //!
 //! `mode` is `read`, `write` or `permit`; `permit` stands for the queue of a [`Semaphore`](crate::Semaphore). Only the
-//! gauges `zk_rwlock_waiting` and `zk_rwlock_holding` have the lock's `path`. A program with very many locks may remove
-//! the label before it reaches the recorder.
+//! gauges `zk_rwlock_waiting` and `zk_rwlock_holding` always have the lock's `path`. Labels in parentheses come with the
+//! option [`metrics_by_path`](crate::RwLockBuilder::metrics_by_path), which also bounds their number in a program with
+//! very many locks. The other metrics belong to a session or to the process.
 //!
 //! The recorder has to be a global one. A separate thread calls it, so a recorder that blocks or panics delays no lock.
 //! While the recorder blocks, counters and gauges are summed up. At most 100,000 measurements of histograms wait for the
@@ -38,7 +45,9 @@ use crate::telemetry::user_thread::{UserThread, guarded};
 // which holds no mutex of the library meanwhile, calls the recorder.
 
 /// Describes each metric and its unit to the recorder, and reports the present gauges. Call it once, after the recorder
-/// was installed. It also creates the counters of losses with zero, so that an alert sees the first loss.
+/// was installed. It also creates the counters of losses, of disagreements and of dropped events with zero, so that an
+/// alert sees the first one. A lock with [`metrics_by_path`](crate::RwLockBuilder::metrics_by_path) creates its own
+/// counters of losses when it is built.
 ///
 /// The gauges have no unit, because exporters of OpenTelemetry take a plain number for a ratio, and append `_ratio` to
 /// the name.
@@ -57,13 +66,27 @@ pub fn describe() {
     describe_counter!(RECOVERIES, Unit::Count, "Nodes found whose create had lost its answer");
     describe_counter!(HEARTBEATS, Unit::Count, "Heartbeats that were due to renew a lease");
     describe_gauge!(REMOVALS_PENDING, "Nodes whose removal is not confirmed yet");
-    // The counters start at zero: Prometheus' `increase()` does not see the first step of a counter that starts at one.
-    let causes = ["session-over", "lease-ran-out", "held-too-long", "removed", "interfered"];
-    let counters = causes.map(|cause| Key::from_parts(LOSSES, &[("cause", cause)]));
-    note(|pending| {
-        counters.into_iter().for_each(|key| _ = pending.changes.counts.entry(key).or_default());
-        pending.changes.gauges.extend(pending.gauges.clone());
-    });
+    describe_counter!(SESSIONS_BEGUN, Unit::Count, "Sessions that have begun");
+    describe_counter!(SESSIONS_ENDED, Unit::Count, "Sessions that are over");
+    describe_counter!(CONNECTION_ATTEMPTS, Unit::Count, "Attempts to connect to a server");
+    describe_histogram!(
+        CONNECTION_BREAK_SECONDS,
+        Unit::Seconds,
+        "From the loss of a session's connection until its return"
+    );
+    describe_counter!(DISAGREEMENTS, Unit::Count, "Servers found to disagree with the leader");
+    describe_counter!(EVENTS_DROPPED, Unit::Count, "Log events dropped because the subscriber fell behind");
+    start_at_zero(LOSS_CAUSES.map(|cause| Key::from_parts(LOSSES, &[("cause", cause)])));
+    start_at_zero([DISAGREEMENTS, EVENTS_DROPPED].map(Key::from_static_name));
+    note(|pending| pending.changes.gauges.extend(pending.gauges.clone()));
+}
+
+/// The values of the label `cause` of [`LOSSES`].
+pub(super) const LOSS_CAUSES: [&str; 5] = ["session-over", "lease-ran-out", "held-too-long", "removed", "interfered"];
+
+/// Creates these counters with zero: Prometheus' `increase()` does not see the first step of a counter that starts at one.
+pub(super) fn start_at_zero(counters: impl IntoIterator<Item = Key>) {
+    note(|pending| counters.into_iter().for_each(|key| _ = pending.changes.counts.entry(key).or_default()));
 }
 
 /// How long the thread collects changes before it reports them together. In unit tests this is so long that only

@@ -31,3 +31,15 @@ pub const RECOVERIES: &str = "zk_rwlock_recoveries_total";
 pub const HEARTBEATS: &str = "zk_rwlock_heartbeats_total";
 /// The number of nodes whose removal is not confirmed yet.
 pub const REMOVALS_PENDING: &str = "zk_rwlock_removals_pending";
+/// The number of sessions that have begun.
+pub const SESSIONS_BEGUN: &str = "zk_rwlock_sessions_begun_total";
+/// The number of sessions that are over.
+pub const SESSIONS_ENDED: &str = "zk_rwlock_sessions_ended_total";
+/// The number of attempts to connect to a server.
+pub const CONNECTION_ATTEMPTS: &str = "zk_rwlock_connection_attempts_total";
+/// The time from the loss of a session's connection until its return.
+pub const CONNECTION_BREAK_SECONDS: &str = "zk_rwlock_connection_break_seconds";
+/// The number of times that a server did not agree with the leader about a node.
+pub const DISAGREEMENTS: &str = "zk_rwlock_disagreements_total";
+/// The number of log events that were dropped.
+pub const EVENTS_DROPPED: &str = "zk_rwlock_events_dropped_total";

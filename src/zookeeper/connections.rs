@@ -26,6 +26,7 @@ use crate::session::store::SessionStore;
 use crate::session::thread::{BackgroundThread, sleep, within};
 use crate::sync::{Mutex, Notify, random, watch};
 use crate::telemetry::log::emit;
+use crate::telemetry::{meter, names};
 use crate::zookeeper::abilities::KeeperMark;
 use crate::zookeeper::connection::{Attempts, Failed, Next, Target, reconnect_jitter};
 use crate::zookeeper::link::{Link, LinkEnd, discard};
@@ -80,17 +81,21 @@ impl Route {
         let server = self.connect_string(target);
         let sockets = Sockets::before();
         let began = since_boot();
-        let opened = within(limit, Link::open(connector, &server, self.options.is_encrypted())).await?;
+        let opened = within(limit, Link::open(connector, &server, self.options.is_encrypted())).await;
         // The crate has about the same limit, and its errors do not say that it is over.
         let is_late = since_boot().saturating_sub(began) >= limit.min(self.options.session_timeout * 3 / 5) * 7 / 8;
-        if is_late && matches!(opened, Err(zk::Error::NoHosts | zk::Error::Timeout)) {
-            return None;
-        }
-        if opened.is_ok() {
-            let port = self.servers.each().nth(target.server).map_or(0, |server| server.port());
-            sockets.set_nodelay(target.address, port);
-        }
-        Some(opened)
+        let opened = opened.filter(|it| !is_late || !matches!(it, Err(zk::Error::NoHosts | zk::Error::Timeout)));
+        let outcome = match &opened {
+            Some(Ok(_)) => {
+                let port = self.servers.each().nth(target.server).map_or(0, |server| server.port());
+                sockets.set_nodelay(target.address, port);
+                "connected"
+            }
+            Some(Err(_)) => "failed",
+            None => "silent",
+        };
+        meter::count(names::CONNECTION_ATTEMPTS, None, &[("outcome", outcome)]);
+        opened
     }
 }
 

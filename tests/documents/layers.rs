@@ -20,7 +20,7 @@ pub(super) const LAYERS: [(&str, &[&str]); 18] = [
     ("observe", &["sync", "queue", "telemetry", "session", "error", "validation", "call"]),
     ("contend", &["sync", "queue", "telemetry", "session", "error", "validation", "call", "observe"]),
     ("keep", &["sync", "queue", "telemetry", "session", "error", "call", "observe", "contend"]),
-    ("lock", &["sync", "queue", "session", "error", "validation", "call", "observe", "contend", "keep"]),
+    ("lock", &["sync", "queue", "telemetry", "session", "error", "validation", "call", "observe", "contend", "keep"]),
     (
         "recipes/leadership",
         &["sync", "queue", "telemetry", "session", "error", "validation", "call", "contend", "lock"],

@@ -36,6 +36,19 @@ async fn who_may_do_what(password: &str) -> Result<(), Error> {
 }
 
 #[test]
+fn metrics_of_each_lock() -> Result<(), Error> {
+    let zk = Memory::new();
+    // page: metrics-of-each-lock
+    use zk_rwlock::RwLock;
+
+    let config = RwLock::builder(&zk, "/locks/config").metrics_by_path(str::to_owned).build()?;
+    let order = RwLock::builder(&zk, "/locks/orders/4711").metrics_by_path(|_| "/locks/orders".to_owned()).build()?;
+    // end
+    drop((config, order));
+    Ok(())
+}
+
+#[test]
 fn a_readiness_probe() {
     let zk = Memory::new();
     let respond = |code: u16, text: &str| assert_eq!((code, text), (200, "connected"));
