@@ -11,6 +11,7 @@ mod kubernetes;
 mod layers;
 mod links;
 mod migrations;
+mod monitoring;
 mod nemesis;
 mod performance_doc;
 mod pictures;
