@@ -9,6 +9,11 @@ async fn work(zk: &Memory) -> Result<(), Error> {
     lock.write().label("migrate v42").await?.release().await
 }
 
+/// Waits until the condition holds: a span that ends on a thread of the library is closed by the thread for events.
+fn eventually(holds: impl Fn() -> bool) {
+    (0..2_000).take_while(|_| !holds()).for_each(|_| std::thread::sleep(std::time::Duration::from_millis(10)));
+}
+
 #[test]
 fn into_a_file() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -28,6 +33,7 @@ fn into_a_file() {
         subscriber
     };
     tracing::subscriber::with_default(set(), || pollster::block_on(work(&Memory::new()))).expect("free");
+    eventually(|| std::fs::read_to_string(path).is_ok_and(|lines| lines.contains("\"held\":\"")));
     let lines = std::fs::read_to_string(path).expect("written");
     let of = |span: &str| {
         let lines = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
@@ -58,6 +64,7 @@ fn into_open_telemetry() {
     let (subscriber, provider) = set();
     tracing::subscriber::with_default(subscriber, || pollster::block_on(work(&Memory::new()))).expect("free");
     provider.force_flush().expect("exported");
+    eventually(|| exporter.get_finished_spans().is_ok_and(|spans| spans.len() == 2));
     let spans = exporter.get_finished_spans().expect("kept");
     let names: Vec<_> = spans.iter().map(|span| span.name.to_string()).collect();
     assert_eq!(names, ["acquire", "hold"]);
