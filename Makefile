@@ -12,7 +12,7 @@ DEBIAN_JAR := /usr/share/java/zookeeper.jar
 # Every package with every feature, so that all commands share one build.
 WHOLE := --workspace --all-features
 
-.PHONY: test plan programs lint soak mutants interop nemesis versions growth scale performance figures shells kerberos databases pages upstream msrv deny semver package \
+.PHONY: test plan programs lint soak mutants interop nemesis versions monitoring growth scale performance figures shells kerberos databases pages upstream msrv deny semver package \
 	filled-in binary deb zookeeper servers
 
 # Prints a plan, installs missing packages, builds, and runs every chapter to its end: tests/chapters.sh. The tests start their own
@@ -140,6 +140,15 @@ figures:
 # docs/choosing.md from docs/nemesis.jsonl.
 pages:
 	WRITE_PAGES=1 cargo test -p zk-rwlock-tests --test documents -- --nocapture the_pictures_have_the_numbers snippets:: nemesis:: the_pictures_of
+
+# Checks the dashboard and the alert rules of examples/monitoring with a real Prometheus, which it installs, on a real run.
+monitoring: zookeeper
+	@packages=()
+	if ! command -v promtool >/dev/null; then
+		packages+=(prometheus)
+	fi
+	( $(INSTALL) )
+	python3 tests/monitoring.py
 
 # Tests the completion of `zklock` in zsh and fish, which it installs. `make test` uses only installed shells.
 shells: zookeeper programs

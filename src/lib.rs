@@ -314,6 +314,7 @@ pub mod cost {}
 /// [security]: crate::security
 /// [cron]: crate::guide#jobs-that-cron-starts-on-every-host
 /// [keep]: crate::guide#keep-the-lock-between-uses
+/// [monitoring]: https://docs.rs/crate/zk-rwlock/latest/source/examples/monitoring/README.md
 /// [timeline]: https://docs.rs/crate/zk-rwlock/latest/source/docs/zklock.md
 /// [semaphore]: crate::guide#at-most-so-many-at-once
 /// [kubernetes]: https://docs.rs/crate/zk-rwlock/latest/source/examples/kubernetes/README.md
