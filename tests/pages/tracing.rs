@@ -36,8 +36,10 @@ fn into_a_file() {
     eventually(|| std::fs::read_to_string(path).is_ok_and(|lines| lines.contains("\"held\":\"")));
     let lines = std::fs::read_to_string(path).expect("written");
     let of = |span: &str| {
-        let lines = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
-        lines.filter(|line| line["span"]["name"] == span && line["fields"]["message"] == "close").last().expect(span)["span"].clone()
+        let mut lines = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+        let is_its_end =
+            |line: &serde_json::Value| line["span"]["name"] == span && line["fields"]["message"] == "close";
+        lines.rfind(is_its_end).expect(span)["span"].clone()
     };
     assert!(of("acquire")["waited"].is_string() && of("acquire")["path"] == "/locks/orders", "{lines}");
     assert!(of("hold")["held"].is_string() && of("hold")["label"] == "migrate v42", "{lines}");
