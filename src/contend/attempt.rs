@@ -13,6 +13,9 @@ use crate::session::contract::Session;
 use crate::session::request::{Ending, Loss};
 use crate::validation;
 
+/// How often a `try_` method looks again because a contender in the way has left. On a busy lock there is always another.
+const LOOKS_MAX: u32 = 3;
+
 impl Acquisition {
     /// Acquires the lock or the permits without waiting for other contenders. Writes nothing if they are taken.
     pub(crate) async fn attempt(mut self, timeout: Option<Duration>) -> Result<Arc<ContenderHandle>, Error> {
@@ -41,7 +44,9 @@ impl Acquisition {
         self.check()?;
         let path = &self.config.queue;
         let (paths, (dialect, mode)) = (&self.config.paths, (self.config.dialect, self.mode));
+        let mut looks = 0;
         loop {
+            looks += 1;
             let seen = call::on_a_session(&self.config.coordinator, ("list", path), |session| async move {
                 let names = call::names(&session, path, false).await?;
                 Ok((session, names))
@@ -57,7 +62,8 @@ impl Acquisition {
                 return Ok(session.timeout());
             }
             let gone = paths.are_some_gone(&session, &ahead).await;
-            if !gone.map_err(|failure| Error::from_failure(failure, "list", path))? {
+            let are_some_gone = gone.map_err(|failure| Error::from_failure(failure, "list", path))?;
+            if !are_some_gone || looks == LOOKS_MAX {
                 return Err(Error::WouldBlock {
                     blockers: paths.blockers_of_newcomer(&session, &names, (dialect, mode)).await,
                 });
