@@ -1,12 +1,22 @@
 //! The snippets of `docs/tracing.md`.
 
 use std::io::Read;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use zk_rwlock::{Error, Memory};
 
 async fn work(zk: &Memory) -> Result<(), Error> {
     let lock = zk_rwlock::RwLock::new(zk, "/locks/orders")?;
     lock.write().label("migrate v42").await?.release().await
+}
+
+/// Returns a lock that keeps these tests from running at the same time. The places of the spans in the code are reached before a
+/// subscriber is made: a place that a thread without a subscriber reaches first at that moment may be taken for unwanted.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    pollster::block_on(work(&Memory::new())).expect("free");
+    one
 }
 
 /// Waits until the condition holds: a span that ends on a thread of the library is closed by the thread for events.
@@ -16,6 +26,7 @@ fn eventually(holds: impl Fn() -> bool) {
 
 #[test]
 fn into_a_file() {
+    let _alone = alone();
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("spans.jsonl");
     let path = path.to_str().expect("a plain name");
@@ -47,6 +58,7 @@ fn into_a_file() {
 
 #[test]
 fn into_open_telemetry() {
+    let _alone = alone();
     let exporter = opentelemetry_sdk::trace::InMemorySpanExporter::default();
     let yours = exporter.clone();
     let set = || {
@@ -75,6 +87,7 @@ fn into_open_telemetry() {
 
 #[test]
 fn as_a_picture() {
+    let _alone = alone();
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("trace.json");
     let path = path.to_str().expect("a plain name");

@@ -5,7 +5,6 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::future::IntoFuture;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -14,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use futures_util::future::{self, FutureExt, select_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use serde_json::{Value, json};
+use tokio::sync::mpsc::{self, UnboundedSender};
 use zk_rwlock::coordinator::{Coordinator, Event, Failure, Reply, Session, Watch};
 use zk_rwlock::queue::{Contender, Member, MemberState};
 use zk_rwlock::{ConnectionState, Dialect, Queue, Survey, ZooKeeper};
@@ -38,49 +38,55 @@ const SILENCE: Duration = Duration::from_secs(3);
 struct Style {
     is_json: bool,
     interval: Duration,
-    dialect: Dialect,
 }
+
+/// A lock that is followed: its path, and the naming scheme of its nodes.
+type Followed = (String, Dialect);
 
 /// Prints the queues of the paths, and then each change. Ends when standard output has no reader any more.
 pub(crate) async fn in_lines(zk: &ZooKeeper, order: &WatchOrder, connection: &Connection) -> Result<u8, Exit> {
-    let style = Style { is_json: order.json, interval: order.interval, dialect: connection.dialect };
+    let style = Style { is_json: order.json, interval: order.interval };
     let breaks = &Breaks { zk, paths: &order.paths, style, was_connected: Cell::new(true), told: Cell::new(None) };
     let mut followed = FuturesUnordered::new();
-    let mut known: Vec<String> = if order.tree { Vec::new() } else { order.paths.clone() };
-    for path in &known {
-        followed.push(follow(breaks, path.clone()).boxed_local());
-    }
+    let mut known: BTreeSet<Followed> = BTreeSet::new();
     let mut telling = pin!(breaks.keep_telling());
+    let (sender, mut found) = mpsc::unbounded_channel();
+    let mut search = pin!(search(zk, order, sender));
+    if !order.tree {
+        known.extend(order.paths.iter().map(|path| (path.clone(), connection.dialect)));
+        followed.extend(known.iter().map(|lock| follow(breaks, lock.clone(), false).boxed_local()));
+    }
     loop {
-        if order.tree {
-            for path in locks_below(zk, &order.paths).await? {
-                if !known.contains(&path) {
-                    known.push(path.clone());
-                    followed.push(follow(breaks, path).boxed_local());
+        tokio::select! {
+            Some((lock, ended)) = followed.next() => match ended {
+                // One of many locks may be unreadable, and the others are still followed. It stays known, so that it is said once.
+                Err(exit) if order.tree => output::say(exit.message()),
+                Err(exit) => return Err(exit),
+                Ok(()) => _ = known.remove(&lock),
+            },
+            Some(lock) = found.recv(), if order.tree => {
+                if known.insert(Followed::clone(&lock)) {
+                    followed.push(follow(breaks, lock, true).boxed_local());
                 }
             }
-        }
-        tokio::select! {
-            Some(ended) = followed.next() => ended?,
-            ended = &mut telling => ended?,
-            () = tokio::time::sleep(order.interval.max(TICK)) => {}
-        }
-        if !output::is_read() {
-            return Ok(0);
+            ended = &mut search, if order.tree => ended?,
+            ended = &mut telling => return ended.map(|()| 0),
         }
     }
 }
 
-/// Returns the paths of all locks at and below these paths that have a contender or a record.
-pub(crate) async fn locks_below(zk: &ZooKeeper, prefixes: &[String]) -> Result<Vec<String>, Exit> {
-    let surveys = future::join_all(prefixes.iter().map(|prefix| Survey::below(zk, prefix).into_future())).await;
-    let mut paths = Vec::new();
-    for survey in surveys {
-        let queues = answer(survey)?.map(|survey| survey.queues).unwrap_or_default();
-        paths.extend(queues.into_iter().map(|queue| queue.path));
+/// Looks for locks below the paths again and again, and sends all that have a contender or a record.
+async fn search(zk: &ZooKeeper, order: &WatchOrder, found: UnboundedSender<Followed>) -> Result<(), Exit> {
+    loop {
+        for prefix in &order.paths {
+            let survey = answer(Survey::below(zk, prefix).await)?;
+            for queue in survey.into_iter().flat_map(|survey| survey.queues) {
+                // This cannot fail, because the receiver lives as long as this future.
+                let _ = found.send((queue.path, queue.dialect));
+            }
+        }
+        tokio::time::sleep(order.interval.max(TICK)).await;
     }
-    paths.dedup();
-    Ok(paths)
 }
 
 /// Tells when the connection breaks, and when it is back.
@@ -127,22 +133,29 @@ impl Breaks<'_> {
         Ok(())
     }
 
+    /// Tells each break, until standard output has no reader any more.
     async fn keep_telling(&self) -> Result<(), Exit> {
-        loop {
+        while output::is_read() {
             self.tell()?;
             tokio::time::sleep(TICK).await;
         }
+        Ok(())
     }
 }
 
-/// Prints each change of one queue. Returns when standard output has no reader any more.
-async fn follow(breaks: &Breaks<'_>, path: String) -> Result<(), Exit> {
+/// Prints each change of one queue. If `until_gone`, returns when the lock's directory is gone.
+async fn follow(breaks: &Breaks<'_>, lock: Followed, until_gone: bool) -> (Followed, Result<(), Exit>) {
+    let ended = follow_until_gone(breaks, &lock, until_gone).await;
+    (lock, ended)
+}
+
+async fn follow_until_gone(breaks: &Breaks<'_>, (path, dialect): &Followed, until_gone: bool) -> Result<(), Exit> {
     let (zk, style) = (breaks.zk, breaks.style);
-    let place = Place::whatever(zk, &path, style.dialect)?;
-    let mut watches = Watches::new(&path, style.dialect);
+    let place = Place::whatever(zk, path, *dialect)?;
+    let mut watches = Watches::new(path, *dialect);
     let mut last: Option<Seen> = None;
     let mut told = None;
-    while output::is_read() {
+    loop {
         let (shown, looked) = {
             let mut look = pin!(async { (watches.arm(zk).await, place.queue().await) });
             match tokio::time::timeout(SILENCE, &mut look).await {
@@ -174,13 +187,16 @@ async fn follow(breaks: &Breaks<'_>, path: String) -> Result<(), Exit> {
                     }
                 }
             }
+            let is_gone = seen.shown.is_none() && seen.queue.members.is_empty();
             last = Some(seen);
+            if until_gone && is_gone {
+                return Ok(());
+            }
         }
         if tokio::time::timeout(style.interval, watches.changed()).await.is_ok() {
             told = Some(SystemTime::now());
         }
     }
-    Ok(())
 }
 
 /// What was seen of a queue.

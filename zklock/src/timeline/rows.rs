@@ -122,9 +122,10 @@ impl Reader {
                 }
             }
         }
+        let gone: Vec<&String> = before.difference(&now).collect();
         for seen in &line.members {
             // The permits of a contender are a node of their own, which takes the place of the contender's node.
-            let predecessor = before.difference(&now).find(|node| is_one_contender(node, &seen.node)).cloned();
+            let predecessor = gone.iter().find(|node| is_one_contender(node, &seen.node)).map(|node| (*node).clone());
             let moved = predecessor.and_then(|node| self.rows.remove(&(path.clone(), node)));
             let row = self.rows.entry((path.clone(), seen.node.to_string())).or_insert_with(|| {
                 moved.unwrap_or_else(|| Row {
@@ -166,6 +167,11 @@ fn is_one_contender(one: &str, other: &str) -> bool {
     begin(one).is_some_and(|one| Some(one) == begin(other))
 }
 
+/// Whether the first path is the second, or below it.
+pub(crate) fn is_at_or_below(path: &str, above: &str) -> bool {
+    path.strip_prefix(above.trim_end_matches('/')).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
 /// What is drawn.
 #[derive(Default)]
 pub(crate) struct Picture {
@@ -202,11 +208,7 @@ impl Picture {
 
     /// Leaves out what is outside of these times, or neither at nor below this path. Sorts the rows by path and arrival.
     pub(crate) fn cut(&mut self, from: Option<SystemTime>, to: Option<SystemTime>, path: Option<&str>) {
-        let is_wanted = |at: &str| {
-            path.is_none_or(|path| {
-                at.strip_prefix(path.trim_end_matches('/')).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-            })
-        };
+        let is_wanted = |at: &str| path.is_none_or(|path| is_at_or_below(at, path));
         let is_within = |begin: SystemTime, end: Option<SystemTime>| {
             to.is_none_or(|to| begin <= to) && from.is_none_or(|from| end.is_none_or(|end| end >= from))
         };

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
-use crate::timeline::rows::{Break, Picture, Row};
+use crate::timeline::rows::{Break, Picture, Row, is_at_or_below};
 
 const WIDTH: f64 = 1200.0;
 /// The columns of the texts on the left.
@@ -19,6 +19,9 @@ const STEPS: [u64; 22] = [
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000,
     3_600_000, 14_400_000, 43_200_000, 86_400_000,
 ];
+
+/// In milliseconds.
+const DAY: u64 = 86_400_000;
 
 /// Waiting is light and holding is dark, so that a print shows the difference. The bar of a write is high, that of a read low.
 const STYLE: &str = "\
@@ -75,7 +78,7 @@ impl Axis {
         let step = STEPS
             .into_iter()
             .find(|step| length / u128::from(*step) <= 10)
-            .unwrap_or(length.try_into().unwrap_or(u64::MAX));
+            .unwrap_or_else(|| DAY * u64::try_from(length.div_ceil(10 * u128::from(DAY))).unwrap_or(u64::MAX / DAY));
         let begin = self.from.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
         let first = begin.div_ceil(u128::from(step)) * u128::from(step);
         (0..=10u64)
@@ -115,7 +118,7 @@ pub(crate) fn drawn(picture: &Picture) -> String {
             draw(&mut svg, &axis, row, y);
         }
         y += ROW;
-        let is_seen = |it: &&Break| path.starts_with(it.path.trim_end_matches('/'));
+        let is_seen = |it: &&Break| is_at_or_below(path, &it.path);
         for cut_off in picture.breaks.iter().filter(is_seen) {
             let (from, to) = (axis.x(cut_off.from), axis.x(cut_off.to.unwrap_or(axis.to())));
             let _ = writeln!(
@@ -284,7 +287,7 @@ mod tests {
 
     #[test]
     fn the_axis_has_few_round_marks() {
-        for seconds in [1, 59, 3_600, 86_400, 10 * 86_400] {
+        for seconds in [1, 59, 3_600, 86_400, 10 * 86_400, 33 * 86_400] {
             let axis = Axis {
                 from: SystemTime::UNIX_EPOCH + Duration::from_millis(1_234_567),
                 length: Duration::from_secs(seconds),

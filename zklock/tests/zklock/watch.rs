@@ -126,14 +126,17 @@ async fn watch_shows_all_locks_below_a_path() {
     terminal.press("\x03");
     assert_eq!(terminal.ends().await, None);
     let mut watch = Running::start(zklock(&["watch", "--json", "--tree", "--interval", "10ms", "/zklock-fleet"]));
+    // A lock of another dialect is followed, too.
+    let curator = RwLock::builder(&zk, "/zklock-fleet/curator").dialect(Dialect::Curator).build().unwrap();
+    let _theirs = curator.write().await.unwrap();
     let mut paths = Vec::new();
-    while paths.len() < 2 {
+    while paths.len() < 3 {
         let line: Value = serde_json::from_str(&watch.says().await).unwrap();
         paths.push(line["path"].as_str().unwrap().to_owned());
+        paths.sort();
         paths.dedup();
     }
-    paths.sort();
-    assert_eq!(paths, ["/zklock-fleet/ants", "/zklock-fleet/deep/bees"]);
+    assert_eq!(paths, ["/zklock-fleet/ants", "/zklock-fleet/curator", "/zklock-fleet/deep/bees"]);
 }
 
 #[support::judged]
