@@ -33,20 +33,12 @@ const SECOND: Duration = Duration::from_secs(1);
 /// If ZooKeeper has not answered for this time, a message says so.
 const SILENCE: Duration = Duration::from_secs(3);
 
-/// How the lines are written.
-#[derive(Clone, Copy)]
-struct Style {
-    is_json: bool,
-    interval: Duration,
-}
-
 /// A lock that is followed: its path, and the naming scheme of its nodes.
 type Followed = (String, Dialect);
 
 /// Prints the queues of the paths, and then each change. Ends when standard output has no reader any more.
 pub(crate) async fn in_lines(zk: &ZooKeeper, order: &WatchOrder, connection: &Connection) -> Result<u8, Exit> {
-    let style = Style { is_json: order.json, interval: order.interval };
-    let breaks = &Breaks { zk, paths: &order.paths, style, was_connected: Cell::new(true), told: Cell::new(None) };
+    let breaks = &Breaks { zk, order, was_connected: Cell::new(true), told: Cell::new(None) };
     let mut followed = FuturesUnordered::new();
     let mut known: BTreeSet<Followed> = BTreeSet::new();
     let mut telling = pin!(breaks.keep_telling());
@@ -92,8 +84,7 @@ async fn search(zk: &ZooKeeper, order: &WatchOrder, found: UnboundedSender<Follo
 /// Tells when the connection breaks, and when it is back.
 struct Breaks<'z> {
     zk: &'z ZooKeeper,
-    paths: &'z [String],
-    style: Style,
+    order: &'z WatchOrder,
     was_connected: Cell<bool>,
     /// When a line was last printed.
     told: Cell<Option<Instant>>,
@@ -127,7 +118,7 @@ impl Breaks<'_> {
     fn print(&self, is_connected: bool, why: Option<String>) -> Result<(), Exit> {
         self.told.set(Some(Instant::now()));
         let event = if is_connected { "connected" } else { "disconnected" };
-        for path in self.paths.iter().filter(|_| self.style.is_json) {
+        for path in self.order.paths.iter().filter(|_| self.order.json) {
             print_json(&json!({ "at": written(SystemTime::now()), "event": event, "path": path, "why": why }))?;
         }
         Ok(())
@@ -150,7 +141,7 @@ async fn follow(breaks: &Breaks<'_>, lock: Followed, until_gone: bool) -> (Follo
 }
 
 async fn follow_until_gone(breaks: &Breaks<'_>, (path, dialect): &Followed, until_gone: bool) -> Result<(), Exit> {
-    let (zk, style) = (breaks.zk, breaks.style);
+    let (zk, order) = (breaks.zk, breaks.order);
     let place = Place::whatever(zk, path, *dialect)?;
     let mut watches = Watches::new(path, *dialect);
     let mut last: Option<Seen> = None;
@@ -178,12 +169,12 @@ async fn follow_until_gone(breaks: &Breaks<'_>, (path, dialect): &Followed, unti
             match &last {
                 None => {
                     doubt(zk, &seen.queue).await.iter().for_each(|words| output::say(words));
-                    seen.print(at, &Change::default(), style)?;
+                    seen.print(at, &Change::default(), order.json)?;
                 }
                 Some(before) => {
                     let change = Change::between(before, &mut seen, watches.tells_of_members());
                     if change.is_any || gist(&before.queue) != gist(&seen.queue) {
-                        seen.print(at, &change, style)?;
+                        seen.print(at, &change, order.json)?;
                     }
                 }
             }
@@ -193,7 +184,7 @@ async fn follow_until_gone(breaks: &Breaks<'_>, (path, dialect): &Followed, unti
                 return Ok(());
             }
         }
-        if tokio::time::timeout(style.interval, watches.changed()).await.is_ok() {
+        if tokio::time::timeout(order.interval, watches.changed()).await.is_ok() {
             told = Some(SystemTime::now());
         }
     }
@@ -228,8 +219,8 @@ impl Seen {
         self.shown.iter().flatten().filter(is_contender).collect::<BTreeSet<_>>() == members.collect()
     }
 
-    fn print(&self, at: SystemTime, change: &Change, style: Style) -> Result<(), Exit> {
-        if !style.is_json {
+    fn print(&self, at: SystemTime, change: &Change, is_json: bool) -> Result<(), Exit> {
+        if !is_json {
             output::print(&format!("{}\n", table::table(&self.queue, output::columns(&io::stdout()), false)))?;
             return Ok(());
         }

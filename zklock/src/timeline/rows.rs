@@ -106,23 +106,23 @@ impl Reader {
         let before = self.there.remove(&path).unwrap_or_default();
         let now: HashSet<String> = line.members.iter().map(|seen| seen.node.to_string()).collect();
         let mut sessions: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
-        for node in before.difference(&now) {
+        let gone: Vec<&String> = before.difference(&now).collect();
+        for &node in &gone {
             let key = (path.clone(), node.clone());
             if let Some(row) = self.rows.get_mut(&key) {
                 row.went = Some(at);
-                sessions.entry(row.session.clone().unwrap_or_default()).or_default().push(key);
-            }
-        }
-        for gone in sessions.into_values().filter(|gone| gone.len() > 1) {
-            let session = self.rows.get(&gone[0]).and_then(|row| row.session.clone());
-            let stays = line.members.iter().any(|seen| seen.session.as_deref() == session.as_deref());
-            for key in gone.iter().filter(|_| session.is_some() && !stays) {
-                if let Some(row) = self.rows.get_mut(key) {
-                    row.went_with = gone.len() - 1;
+                if let Some(session) = &row.session {
+                    sessions.entry(session.clone()).or_default().push(key);
                 }
             }
         }
-        let gone: Vec<&String> = before.difference(&now).collect();
+        sessions
+            .retain(|session, _| line.members.iter().all(|seen| seen.session.as_ref() != Some(&Cow::from(session))));
+        for together in sessions.into_values() {
+            for key in &together {
+                self.rows.entry(key.clone()).and_modify(|row| row.went_with = together.len() - 1);
+            }
+        }
         for seen in &line.members {
             // The permits of a contender are a node of their own, which takes the place of the contender's node.
             let predecessor = gone.iter().find(|node| is_one_contender(node, &seen.node)).map(|node| (*node).clone());
@@ -158,13 +158,9 @@ impl Reader {
 
 /// Whether these are two nodes of one contender: their names differ only behind the mode.
 fn is_one_contender(one: &str, other: &str) -> bool {
-    let begin = |name: &str| {
-        ["-READ-", "-WRITE-", "-PERMIT-"]
-            .iter()
-            .find_map(|mode| name.split_once(mode))
-            .map(|(begin, _)| begin.to_owned())
-    };
-    begin(one).is_some_and(|one| Some(one) == begin(other))
+    let [one, other] =
+        [one, other].map(|name| ["-READ-", "-WRITE-", "-PERMIT-"].iter().find_map(|mode| name.split_once(mode)));
+    one.zip(other).is_some_and(|((one, _), (other, _))| one == other)
 }
 
 /// Whether the first path is the second, or below it.
