@@ -286,10 +286,11 @@ impl ContenderNode {
         session: &Arc<dyn Session>,
     ) -> Option<impl Future<Output = Result<(), Failure>> + Send + use<>> {
         let path = self.change(|it| it.state.begin_to_watch())?;
-        let (mut watch, node, session) = (session.watch(&path), Arc::clone(self), Arc::clone(session));
+        let (mut connection, mut watch) = (session.store().connection(), session.watch(&path));
+        let (node, session) = (Arc::clone(self), Arc::clone(session));
         Some(async move {
             let answer = loop {
-                let (connection, answer) = (session.store().connection(), watch.await);
+                let answer = watch.await;
                 if answer.as_ref().err() != Some(&Failure::NoNode) {
                     break answer;
                 }
@@ -301,7 +302,7 @@ impl ContenderNode {
                 if let Err(failure) = presence::leave(&session, connection, &path).await {
                     break Err(failure);
                 }
-                watch = session.watch(&path);
+                (connection, watch) = (session.store().connection(), session.watch(&path));
             };
             node.store_watch(&path, answer)
         })

@@ -216,7 +216,8 @@ impl<'a> Recheck<'a> {
     }
 }
 
-/// Leaves each server that lists one of these nodes, which the leader is known not to have. Returns whether one was left.
+/// Leaves each server that lists one of these nodes, which the leader is known not to have. Returns whether there was one,
+/// also if another caller has left it first.
 ///
 /// A listing is sent after an answer of the leader, which has brought the server up to the leader's state.
 pub(crate) async fn leave_if_listed(
@@ -232,13 +233,14 @@ pub(crate) async fn leave_if_listed(
         let checks: Vec<_> = listed.map(|name| check(format!("{directory}/{name}"), None)).collect();
         let failing = failing(session, &checks).await;
         let Some(Operation::Check { path, .. }) = failing.first().map(|index| &checks[*index]) else { break };
-        has_left |= leave(session, connection, path).await?;
+        leave(session, connection, path).await?;
+        has_left = true;
     }
     Ok(has_left)
 }
 
 /// Leaves each server whose answer about a node still differs from the leader's. Called after a check has shown a change
-/// that no watch reported. Returns whether one was left.
+/// that no watch reported. Returns whether there was one, also if another caller has left it first.
 ///
 /// A read from the server is sent between two checks by the leader. The answer to the first check brings the server up
 /// to the leader's state. So if both checks agree and the read differs, the server is wrong.
@@ -263,13 +265,14 @@ pub(crate) async fn leave_if_it_differs(
         if before != after || before.is_none_or(|is_there| is_there == is_at_server) {
             return Ok(has_left);
         }
-        has_left |= leave(session, connection, path).await?;
+        leave(session, connection, path).await?;
+        has_left = true;
     }
 }
 
-/// Leaves the server of this connection, which does not agree with the leader about the node at `path`. Returns `false`
-/// if the connection is lost already.
-pub(crate) async fn leave(session: &Arc<dyn Session>, connection: u64, path: &str) -> Result<bool, Failure> {
+/// Leaves the server of this connection, which does not agree with the leader about the node at `path`. Does nothing if
+/// the connection is lost already, or if another caller has left the server.
+pub(crate) async fn leave(session: &Arc<dyn Session>, connection: u64, path: &str) -> Result<(), Failure> {
     let server = session.server().unwrap_or_else(|| "unknown".to_owned());
     let (on, node) = (Arc::clone(session), path.to_owned());
     // The caller may be dropped at the first event that the next server delivers.
@@ -278,8 +281,7 @@ pub(crate) async fn leave(session: &Arc<dyn Session>, connection: u64, path: &st
         if matches!(left, Ok(true) | Err(Failure::Diverged { .. })) {
             meter::count(names::DISAGREEMENTS, None, &[]);
         }
-        let has_left = left?;
-        if has_left {
+        if left? {
             emit!(
                 ERROR,
                 node,
@@ -287,7 +289,7 @@ pub(crate) async fn leave(session: &Arc<dyn Session>, connection: u64, path: &st
                 "a server that does not agree with the leader about a node was left: zklock check, with that node as its path, asks all servers, and says what to do"
             );
         }
-        Ok(has_left)
+        Ok(())
     };
     spawn_awaited(session, left, drop).await
 }
@@ -305,7 +307,7 @@ fn answered(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
 pub(crate) async fn leader_still_has(session: &Arc<dyn Session>, path: &str, tries: &mut Tries) -> Holds {
     let connection = session.store().connection();
     match is_there(session, path, None).await {
-        Ok(true) if tries.are_over() => leave(session, connection, path).await.map(|_| true),
+        Ok(true) if tries.are_over() => leave(session, connection, path).await.map(|()| true),
         Ok(true) => tries.pause(session).await.map(|()| true),
         answer => answer,
     }
