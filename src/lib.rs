@@ -229,6 +229,7 @@ pub mod format {
 /// [batch-worker]: https://docs.rs/crate/zk-rwlock/latest/source/examples/batch_worker.rs
 /// [zklock]: https://docs.rs/crate/zk-rwlock/latest/source/docs/zklock.md
 /// [migrate]: https://docs.rs/crate/zk-rwlock/latest/source/examples/README.md
+/// [serving]: https://docs.rs/crate/zk-rwlock/latest/source/docs/serving.md
 ///
 // The first definition of a link counts. The page's own definitions serve its readers outside rustdoc.
 // The tests run the Rust of the pages, and of the README: see `tests/pages/main.rs`.
@@ -319,6 +320,7 @@ pub mod cost {}
 /// [semaphore]: crate::guide#at-most-so-many-at-once
 /// [kubernetes]: https://docs.rs/crate/zk-rwlock/latest/source/examples/kubernetes/README.md
 /// [service]: https://docs.rs/crate/zk-rwlock/latest/source/examples/README.md
+/// [serving]: https://docs.rs/crate/zk-rwlock/latest/source/docs/serving.md
 /// [guarded]: crate::guide#guarded-writes
 /// [versions]: https://docs.rs/crate/zk-rwlock/latest/source/docs/versions.md
 ///

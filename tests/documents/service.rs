@@ -1,11 +1,14 @@
-//! Tests of `examples/axum` as a process on a real server: the answers of its probes, and a clean stop.
+//! Tests of `examples/axum` as a process on a real server: the answers of its probes, the lock that it holds while it serves, and
+//! a clean stop.
 
 use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
+use support::page::snippets;
 use support::program::example;
-use support::scene::{connect, eventually, line, line_becomes, lock_at, soon};
+use support::scene::*;
 use support::server::Server;
+use support::wire::{Frames, Op, Proxy};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStdout};
@@ -20,10 +23,10 @@ struct Instance {
 impl Instance {
     /// Starts an instance without waiting until it is ready. The instance's periodic report, every 600 s, never runs
     /// during a test.
-    async fn start(server: &Server, drain: &str) -> Instance {
+    async fn start(servers: &str) -> Instance {
         let mut command = example("axum-service");
-        command.env("ZK_HOSTS", server.address()).env("LISTEN", "127.0.0.1:0");
-        command.env("REPORT_SECONDS", "600").env("DRAIN_SECONDS", drain);
+        command.env("ZK_HOSTS", servers).env("LISTEN", "127.0.0.1:0");
+        command.env("REPORT_SECONDS", "600").env("DRAIN_SECONDS", "0").env("NOTICE_SECONDS", "0");
         let mut child = command.stdout(Stdio::piped()).spawn().expect("it can be run");
         let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
         let first = soon("a line", lines.next_line()).await.expect("text").expect("it listens");
@@ -43,6 +46,10 @@ impl Instance {
     async fn becomes_ready(&self) {
         eventually("it is ready", || async { self.get("/ready").await == (200, "ready\n".to_owned()) }).await;
     }
+
+    async fn becomes_unready(&self, why: &str) {
+        eventually(why, || async { matches!(self.get("/ready").await, (503, text) if text.contains(why)) }).await;
+    }
 }
 
 async fn answer(address: String, method: &str, path: &str, body: &str) -> (u16, String) {
@@ -61,7 +68,7 @@ async fn answer(address: String, method: &str, path: &str, body: &str) -> (u16, 
 async fn a_service_is_ready_and_stops_cleanly() {
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
     server.kill();
-    let mut service = Instance::start(&server, "0").await;
+    let mut service = Instance::start(&server.address()).await;
     let live = (200, "live\n".to_owned());
     assert_eq!(service.get("/live").await, live);
     assert_eq!(service.get("/ready").await, (503, "no session with ZooKeeper yet\n".to_owned()));
@@ -104,4 +111,52 @@ async fn a_service_is_ready_and_stops_cleanly() {
     assert!(status.success(), "{status}");
     assert_eq!(service.lines.next_line().await.unwrap().as_deref(), Some("stopped"));
     drop(request);
+}
+
+/// Returns the text without indentation. In the page's file the recipe is part of a function, and some names are private.
+fn plain(code: &str) -> String {
+    code.lines().map(|line| line.trim().replacen("pub(crate) ", "", 1) + "\n").collect()
+}
+
+#[test]
+fn the_service_has_the_recipe_of_the_page() {
+    let [recipe] = snippets(include_str!("../pages/serving.rs")).try_into().expect("one snippet");
+    assert!(plain(include_str!("../../examples/axum/src/serving.rs")).ends_with(&plain(&recipe.code)));
+}
+
+#[support::judged]
+async fn a_service_serves_again_after_a_loss_and_after_a_writer() {
+    let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
+    let proxy = Proxy::start(server.address());
+    let service = Instance::start(&proxy.address()).await;
+    service.becomes_ready().await;
+    let zk = connect(&server.address()).await;
+    let [active, report] = ["/orders/active", "/orders/report"].map(|path| lock_at(&zk, path));
+    assert_eq!(line(&active).await, "R+");
+
+    // The next acquisition waits until the test has seen that the service is not ready.
+    let again = proxy.hold(Frames::requests(Op::Create).about("/orders/active"));
+    let [node] = children(&zk, "/orders/active").await.try_into().expect("one instance");
+    session(&zk).await.delete(&format!("/orders/active/{node}")).await.unwrap();
+    service.becomes_unready("lost").await;
+    assert_eq!(service.get("/").await.0, 503);
+    again.release();
+    service.becomes_ready().await;
+    assert_eq!((line(&active).await, service.get("/").await.0), ("R+".to_owned(), 200));
+
+    // A writer waits for the request in progress, and the service for the writer.
+    let address = service.address.clone();
+    let request = tokio::spawn(async move { answer(address, "POST", "/report", "").await });
+    line_becomes(&report, "W+").await;
+    let writer = writer(&active);
+    service.becomes_unready("makes way for").await;
+    eventually("no new request is served", || async { service.get("/").await.0 == 503 }).await;
+    line_becomes(&active, "R+ W- R-").await;
+    request.abort();
+    let written = granted(writer).await;
+    line_becomes(&active, "W+ R-").await;
+    assert_eq!((service.get("/ready").await.0, service.get("/").await.0), (503, 503));
+    written.release().await.unwrap();
+    service.becomes_ready().await;
+    assert_eq!((line(&active).await, service.get("/").await.0), ("R+".to_owned(), 200));
 }

@@ -7,4 +7,5 @@ mod guide;
 mod operating;
 mod readme;
 mod security;
+mod serving;
 mod tracing;

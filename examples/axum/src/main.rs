@@ -1,5 +1,5 @@
-//! A web service on axum with a lock in its state. It shows probes that report an unreachable ZooKeeper, and a clean
-//! stop that frees every lock immediately. It needs a server.
+//! A web service on axum with locks in its state. It shows probes that report an unreachable ZooKeeper, instances that
+//! make way for a migration, and a clean stop that frees every lock immediately. It needs a server.
 //!
 //! ```text
 //! ZK_HOSTS=127.0.0.1:2181 LISTEN=127.0.0.1:8080 cargo run -p example-axum
@@ -9,12 +9,14 @@
 //! curl 127.0.0.1:8080/                                        # reads the configuration under the read lock
 //! curl -X PUT --data 'good evening' 127.0.0.1:8080/greeting   # changes it under the write lock
 //! curl -X POST 127.0.0.1:8080/report                          # one instance at a time; 409 names the instance with it
+//! zklock /orders/active -- ./migrate                          # while no instance serves; after it, all serve again
 //! ```
 //!
 //! `examples/kubernetes/deployment.yaml` runs a service with these probes. To start a service of your own, copy this
 //! folder and replace the path of zk-rwlock in `Cargo.toml` by its version.
 
 mod service;
+mod serving;
 
 use std::convert::Infallible;
 use std::env;
@@ -27,9 +29,10 @@ use tokio::signal::ctrl_c;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::sleep;
-use zk_rwlock::{Error, ZooKeeper};
+use zk_rwlock::{Error, RwLock, ZooKeeper};
 
 use service::{Failure, Service};
+use serving::{Phase, hold_while_serving};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -48,6 +51,7 @@ async fn run() -> Result<()> {
     let servers = variable("ZK_HOSTS", "127.0.0.1:2181");
     let drain = Duration::from_secs(variable("DRAIN_SECONDS", "10").parse()?);
     let report_takes = Duration::from_secs(variable("REPORT_SECONDS", "1").parse()?);
+    let notice = Duration::from_secs(variable("NOTICE_SECONDS", "5").parse()?);
 
     let listener = TcpListener::bind(variable("LISTEN", "127.0.0.1:8080")).await?;
     println!("listens on {}", listener.local_addr()?);
@@ -56,7 +60,7 @@ async fn run() -> Result<()> {
     tokio::select! {
         served = server.with_graceful_shutdown(asked_to_stop()).into_future() => served?,
         () = asked_to_stop_before(drain) => eprintln!("requests still run {drain:?} after the signal: they lose their locks"),
-        failed = connect(&servers, report_takes, &offer) => match failed? {},
+        failed = connect_and_hold(&servers, report_takes, notice, &offer) => match failed? {},
     }
 
     // The end of the session frees every lock that is held, kept between uses, or waited for. Otherwise the locks would
@@ -73,19 +77,23 @@ fn variable(name: &str, default: &str) -> String {
     env::var(name).unwrap_or_else(|_| default.to_owned())
 }
 
-/// Connects, and then offers the service. Waits as long as ZooKeeper is unreachable: meanwhile the process is alive,
-/// but not ready. Returns only an error that another try cannot solve, such as refused credentials or a wrong address.
-async fn connect(
+/// Connects, offers the service, and holds its lock. Waits as long as ZooKeeper is unreachable: meanwhile the process is
+/// alive, but not ready. Returns only an error that another try cannot solve, such as refused credentials or a wrong
+/// address.
+async fn connect_and_hold(
     servers: &str,
     report_takes: Duration,
+    notice: Duration,
     offer: &watch::Sender<std::result::Result<Service, Failure>>,
 ) -> std::result::Result<Infallible, Error> {
     let set = |outcome| drop(offer.send_replace(outcome));
     loop {
         match ZooKeeper::builder().connect_timeout(Duration::from_secs(3)).connect(servers).await {
             Ok(zk) => {
-                set(Ok(Service::new(zk, report_takes)?));
-                return pending().await;
+                let active = RwLock::new(&zk, "/orders/active")?;
+                let (phase, seen) = watch::channel(Phase::Waits("waits for /orders/active".to_owned()));
+                set(Ok(Service::new(zk, report_takes, seen)?));
+                return Err(hold_while_serving(active, phase, notice).await);
             }
             Err(error @ Error::Unreachable(_)) => set(Err(Failure::unavailable(&error.to_string()))),
             Err(error) => return Err(error),

@@ -3,14 +3,17 @@
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::sleep;
 use zk_rwlock::{Error, RwLock, Shared, ZooKeeper};
+
+use crate::serving::Phase;
 
 /// How long a request waits for a lock. A probe waits less, because it must answer within its own time limit.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -33,14 +36,15 @@ pub(crate) struct Service {
     config: Shared<Config>,
     report: RwLock,
     report_takes: Duration,
+    phase: watch::Receiver<Phase>,
 }
 
 impl Service {
-    pub(crate) fn new(zk: ZooKeeper, report_takes: Duration) -> Result<Service, Error> {
+    pub(crate) fn new(zk: ZooKeeper, report_takes: Duration, phase: watch::Receiver<Phase>) -> Result<Service, Error> {
         let first = || Config { greeting: "good morning".to_owned() };
         let config = Shared::builder(&zk, "/orders/config").initial(first).lock(|lock| lock.keep(KEEP)).build()?;
         let report = RwLock::builder(&zk, "/orders/report").label("POST /report").build()?;
-        Ok(Service { zk, config, report, report_takes })
+        Ok(Service { zk, config, report, report_takes, phase })
     }
 }
 
@@ -49,11 +53,12 @@ pub(crate) type Offered = watch::Receiver<Result<Service, Failure>>;
 
 pub(crate) fn router(offered: Offered) -> Router {
     Router::new()
-        .route("/live", get(live))
-        .route("/ready", get(ready))
         .route("/", get(greet))
         .route("/greeting", put(change_greeting))
         .route("/report", post(report))
+        .route_layer(from_fn_with_state(offered.clone(), while_held))
+        .route("/live", get(live))
+        .route("/ready", get(ready))
         .with_state(offered)
 }
 
@@ -70,10 +75,24 @@ async fn ready(State(offered): State<Offered>) -> Result<&'static str, Failure> 
     if !state.is_connected() {
         return Err(Failure::unavailable(&state.to_string())); // connecting for 7s: zk1:2181: Connection refused
     }
+    match &*service.phase.borrow() {
+        Phase::Serves(_) => {}
+        Phase::Drains(_, why) | Phase::Waits(why) => return Err(Failure::unavailable(why)),
+    }
     // A connection does not prove a valid lease, so the probe takes the read lock. While the kept lock is valid, taking
     // it sends no request.
     drop(service.config.read().timeout(PROBE_TIMEOUT).await?);
     Ok("ready\n")
+}
+
+/// Serves a request while this instance holds its lock. The work is dropped if the lock is lost.
+async fn while_held(State(offered): State<Offered>, request: Request, next: Next) -> Result<Response, Failure> {
+    let service = offered.borrow().clone()?;
+    let phase = service.phase.borrow().clone();
+    match phase {
+        Phase::Serves(guard) | Phase::Drains(guard, _) => Ok(guard.run(next.run(request)).await?),
+        Phase::Waits(why) => Err(Failure::unavailable(&why)),
+    }
 }
 
 /// Reads the configuration. No process can change it before the answer is complete.
