@@ -14,7 +14,7 @@ use crate::error::error::Error;
 use crate::queue::turn;
 use crate::session::contract::Session;
 use crate::session::listing;
-use crate::session::store::Names;
+use crate::session::request::Names;
 
 /// The longest time before the timeout at which a waiter asks the leader for the contenders in the way. If our server lists
 /// one that the leader does not have, the rest of the time suffices for a grant at another server, even if commits are slow.

@@ -5,6 +5,7 @@
 //! listing serves every caller that called before the listing was *sent*. So while the allowed number of listings is
 //! under way, new callers wait for the next one.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,10 +13,22 @@ use futures_util::future::join_all;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::session::contract::Session;
-use crate::session::request::{Failure, Reply, Stat};
+use crate::session::request::{Children, Failure, Names, Reply, Stat};
 use crate::session::retry;
-use crate::session::store::{self, Callers, Children, MANY, Names};
+use crate::session::store::{Callers, Listed, SessionStore};
 use crate::sync::watch;
+
+/// The most concurrent listings of one small directory. With more than one, a caller often need not wait for the
+/// listing of another caller.
+const UNDER_WAY_MAX: usize = 4;
+
+/// The most names of a small directory. A larger directory has one listing at a time, because several would fill memory
+/// with copies of the same names.
+const MANY: usize = 256;
+
+/// The most listings behind one sync. The next sync is sent when these are answered, so that a heartbeat never waits
+/// behind more.
+const BEHIND_ONE_SYNC: usize = 128;
 
 /// The longest time for which a large listing waits for the large listings of other sessions.
 const TURN_MAX: Duration = Duration::from_millis(250);
@@ -37,7 +50,62 @@ pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> 
     (shared(answer), is_sent)
 }
 
-fn shared(mut answer: watch::Receiver<store::Answer>) -> Reply<Names> {
+impl SessionStore {
+    /// Adds a caller of a listing, and returns the receiver of its answer. If the caller must send a listing now, also
+    /// returns the sender of the answer. The caller then calls [`SessionStore::end_listing`] once the listing is answered.
+    fn begin_listing(&self, directory: &Arc<str>) -> (watch::Receiver<Listed>, Option<Callers>) {
+        let mut record = self.record.lock();
+        let listings = record.listings.entry(Arc::clone(directory)).or_default();
+        if listings.under_way < most(listings.is_large) {
+            listings.under_way += 1;
+            let (callers, answer) = watch::channel(None);
+            return (answer, Some(callers));
+        }
+        (listings.next.get_or_insert_with(|| watch::channel(None).0).subscribe(), None)
+    }
+
+    /// Records the answer to a listing. If the next listing must be sent now, returns the sender of its answer.
+    fn end_listing(&self, directory: &Arc<str>, is_large: bool) -> Option<Callers> {
+        let mut record = self.record.lock();
+        let listings = record.listings.get_mut(directory)?;
+        listings.is_large = is_large;
+        // The directory may have become large, so that more listings are under way than its limit allows. The next
+        // listing is sent once fewer are under way.
+        let next = if listings.under_way <= most(is_large) { listings.next.take() } else { None };
+        let next = next.filter(|next| next.receiver_count() > 0);
+        if next.is_none() {
+            listings.under_way -= 1;
+            if listings.under_way == 0 {
+                record.listings.remove(directory);
+            }
+        }
+        next
+    }
+
+    /// Adds a caller of a listing behind a sync. Also returns whether the caller must start the task that sends the
+    /// listings.
+    fn join_synced(&self, directory: &Arc<str>) -> (watch::Receiver<Listed>, bool) {
+        let wanted = &mut self.record.lock().synced_listings;
+        let is_first = wanted.is_none();
+        let callers = wanted.get_or_insert_default().entry(Arc::clone(directory));
+        (callers.or_insert_with(|| watch::channel(None).0).subscribe(), is_first)
+    }
+
+    /// Returns the directories to list behind a sync, with their callers. If there are none, the task that sends the
+    /// listings must end.
+    fn take_synced(&self) -> Option<BTreeMap<Arc<str>, Callers>> {
+        let wanted = &mut self.record.lock().synced_listings;
+        let taken = wanted.take().filter(|taken| !taken.is_empty())?;
+        *wanted = Some(BTreeMap::new());
+        Some(taken)
+    }
+}
+
+fn most(is_large: bool) -> usize {
+    if is_large { 1 } else { UNDER_WAY_MAX }
+}
+
+fn shared(mut answer: watch::Receiver<Listed>) -> Reply<Names> {
     Box::pin(async move {
         match answer.wait_for(Option::is_some).await.as_deref() {
             Ok(Some(answer)) => answer.clone(),
@@ -97,10 +165,13 @@ async fn its_turn(session: &Arc<dyn Session>) -> Option<SemaphorePermit<'static>
 /// After a reconnect, each of thousands of lost creates must be looked for. One listing serves every caller that called
 /// before it was sent, and one sync serves the listings of many directories.
 pub(crate) fn list_synced(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Names> {
-    let (answer, is_first) = session.store().synced.join(directory);
+    let (answer, is_first) = session.store().join_synced(directory);
     if is_first {
         let on = Arc::clone(session);
-        let forget_all = move || on.store().synced.forget_all();
+        let forget_all = move || {
+            // The callers are dropped after the mutex is released, because their wakers are called.
+            let _unlocked = on.store().record.lock().synced_listings.take();
+        };
         // Nothing is sent before the task runs, so that callers who come together share the sync.
         session.spawn(Box::pin(retry::on_early_end(list_wanted(Arc::clone(session)), forget_all)));
     }
@@ -108,13 +179,19 @@ pub(crate) fn list_synced(session: &Arc<dyn Session>, directory: &Arc<str>) -> R
 }
 
 async fn list_wanted(session: Arc<dyn Session>) {
+    let mut wanted = Vec::new();
     loop {
         // If the session is over, every request fails with the reason.
         let _over = session.connected().await;
-        let wanted = session.store().synced.next();
-        let Some((first, _)) = wanted.first() else { return };
+        if wanted.is_empty() {
+            let Some(taken) = session.store().take_synced() else { return };
+            wanted.extend(taken);
+        }
+        let mut some = wanted.split_off(wanted.len().saturating_sub(BEHIND_ONE_SYNC));
+        some.retain(|(_, callers)| callers.receiver_count() > 0);
+        let Some((first, _)) = some.first() else { continue };
         let (connection, synced) = (session.store().connection(), session.sync(first));
-        let listings = wanted.into_iter().map(|(directory, callers)| (session.children(&directory), callers));
+        let listings = some.into_iter().map(|(directory, callers)| (session.children(&directory), callers));
         let (listings, on): (Vec<_>, _) = (listings.collect(), Arc::clone(&session));
         let mut answers = Box::pin(async move {
             let synced = &synced.await;

@@ -3,7 +3,9 @@
 
 use std::fmt;
 use std::future::Future;
+use std::ops::Deref;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use thiserror::Error;
@@ -82,6 +84,24 @@ pub struct Stat {
     /// The length of the node's data in bytes.
     pub data_length: usize,
 }
+
+/// The names of a directory's children.
+pub(crate) struct Children {
+    pub(super) names: Vec<String>,
+    /// The stat of the directory at the moment of the listing, if the backend gives it.
+    pub(crate) directory: Option<Stat>,
+}
+
+impl Deref for Children {
+    type Target = Vec<String>;
+
+    fn deref(&self) -> &Vec<String> {
+        &self.names
+    }
+}
+
+/// The answer to a listing, shared by all its callers.
+pub(crate) type Names = Arc<Children>;
 
 /// One operation of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,10 +1,9 @@
-//! The record of one session: the lease, our nodes on the session, the hand-offs to check, and the listings under way,
-//! each shared by several callers. The backend reports events to the record; contenders and keep-alive read and change
-//! it.
+//! The record of one session: the lease, the connection, and our nodes on the session. The backend reports events to the
+//! record; contenders and keep-alive read and change it. The methods of [`SessionStore`] about shared listings are in
+//! `listing.rs`.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
 use tokio::sync::Semaphore;
@@ -14,7 +13,7 @@ use crate::queue::mode::Mode;
 use crate::session::late_creates::LateCreates;
 use crate::session::lease::{Lease, Moment};
 use crate::session::node::{ContenderNode, Unwatched};
-use crate::session::request::{Created, Ending, Failure, Stat};
+use crate::session::request::{Created, Ending, Failure, Names};
 use crate::sync::atomic::{AtomicI64, Ordering};
 use crate::sync::{HashMap, Mutex, Notify, watch};
 use crate::telemetry::log::emit;
@@ -35,7 +34,7 @@ pub struct SessionStore {
     lease: Arc<Lease>,
     /// While this mutex is locked, no backend and no waker is called. A node's mutex may be locked under it, and never
     /// the other way round.
-    record: Mutex<Record>,
+    pub(super) record: Mutex<Record>,
     /// Wakes the task that renews the lease, because the connection has changed, the session is over, or the renewal
     /// must run sooner.
     pub(super) renewal_wake: Notify,
@@ -48,14 +47,13 @@ pub struct SessionStore {
     newest_zxid: AtomicI64,
     /// Not in `record`, because there may be thousands.
     pub(super) late_creates: LateCreates,
-    pub(super) synced: SyncedListings,
     /// The turns of removals after a loss of the connection, so that no heartbeat waits behind thousands of them.
     pub(super) late_removals: Semaphore,
 }
 
 /// The part of a session's record that its mutex protects.
 #[derive(Default)]
-struct Record {
+pub(super) struct Record {
     nodes: HashMap<u64, Arc<ContenderNode>>,
     /// How many nodes this record has returned so far. The count is the id of the last one.
     nodes_made: u64,
@@ -73,7 +71,9 @@ struct Record {
     /// When the renewal of the lease runs next, on the session's clock.
     renewal: Moment,
     /// The directories that are being listed.
-    listings: HashMap<Arc<str>, Listed>,
+    pub(super) listings: HashMap<Arc<str>, Listings>,
+    /// The callers of listings behind a sync, by directory. `None` while no task sends such listings.
+    pub(super) synced_listings: Option<BTreeMap<Arc<str>, Callers>>,
 }
 
 /// The number of session timeouts for which releases in a directory are plain deletes after a refused signal.
@@ -94,102 +94,24 @@ struct HandOff {
     is_under_check: bool,
 }
 
-/// The most concurrent listings of one small directory. With more than one, a caller often need not wait for the
-/// listing of another caller.
-const UNDER_WAY_MAX: usize = 4;
-
-/// The most names of a small directory. A larger directory has one listing at a time, because several would fill memory
-/// with copies of the same names.
-pub(super) const MANY: usize = 256;
-
-/// The names of a directory's children.
-pub(crate) struct Children {
-    pub(super) names: Vec<String>,
-    /// The stat of the directory at the moment of the listing, if the backend gives it.
-    pub(crate) directory: Option<Stat>,
-}
-
-impl Deref for Children {
-    type Target = Vec<String>;
-
-    fn deref(&self) -> &Vec<String> {
-        &self.names
-    }
-}
-
-/// The answer to a listing, shared by all its callers.
-pub(crate) type Names = Arc<Children>;
-
-pub(super) type Answer = Option<Result<Names, Failure>>;
+/// The answer to a listing, once it has come.
+pub(super) type Listed = Option<Result<Names, Failure>>;
 
 /// The sender of one listing's answer to all callers of that listing.
-pub(super) type Callers = watch::Sender<Answer>;
+pub(super) type Callers = watch::Sender<Listed>;
 
 /// The listings of one directory under way.
 #[derive(Default)]
-struct Listed {
-    under_way: usize,
-    /// Whether the directory had more than [`MANY`] names in the last answer.
-    is_large: bool,
+pub(super) struct Listings {
+    pub(super) under_way: usize,
+    /// Whether the last answer had so many names that one listing at a time is sent.
+    pub(super) is_large: bool,
     /// The callers that wait for the next listing, which is sent when a listing under way is answered.
-    next: Option<Callers>,
-}
-
-impl Listed {
-    fn most(&self) -> usize {
-        if self.is_large { 1 } else { UNDER_WAY_MAX }
-    }
+    pub(super) next: Option<Callers>,
 }
 
 /// The most removals under way that were requested or repeated after a loss of the connection.
 const LATE_REMOVALS_MAX: usize = 128;
-
-/// The most listings behind one sync. The next sync is sent when these are answered, so that a heartbeat never waits
-/// behind more.
-pub(super) const BEHIND_ONE_SYNC: usize = 128;
-
-/// The directories to list behind a sync: see [`list_synced`](crate::session::listing::list_synced).
-#[derive(Default)]
-pub(super) struct SyncedListings(Mutex<Wanted>);
-
-#[derive(Default)]
-struct Wanted {
-    callers: HashMap<Arc<str>, Callers>,
-    /// The directories in the order in which they are listed.
-    order: VecDeque<Arc<str>>,
-    is_task_running: bool,
-}
-
-impl SyncedListings {
-    /// Adds a caller. Also returns whether the caller must start the task that sends the listings.
-    pub(super) fn join(&self, directory: &Arc<str>) -> (watch::Receiver<Answer>, bool) {
-        let wanted = &mut *self.0.lock();
-        let callers = wanted.callers.entry(Arc::clone(directory)).or_insert_with(|| {
-            wanted.order.push_back(Arc::clone(directory));
-            watch::channel(None).0
-        });
-        (callers.subscribe(), !std::mem::replace(&mut wanted.is_task_running, true))
-    }
-
-    /// Returns the directories to list next, for which somebody still waits. If there are none, the task must end.
-    pub(super) fn next(&self) -> Vec<(Arc<str>, Callers)> {
-        let wanted = &mut *self.0.lock();
-        let mut next = Vec::new();
-        while next.len() < BEHIND_ONE_SYNC
-            && let Some(directory) = wanted.order.pop_front()
-        {
-            let callers = wanted.callers.remove(&directory).filter(|callers| callers.receiver_count() > 0);
-            next.extend(callers.map(|callers| (directory, callers)));
-        }
-        wanted.is_task_running = !next.is_empty();
-        next
-    }
-
-    /// Forgets all callers, because the task that sends the listings has ended early.
-    pub(super) fn forget_all(&self) {
-        *self.0.lock() = Wanted::default();
-    }
-}
 
 impl SessionStore {
     /// Returns the store of a session with this lease.
@@ -203,7 +125,6 @@ impl SessionStore {
             unwatched: Arc::default(),
             newest_zxid: AtomicI64::new(0),
             late_creates: LateCreates::default(),
-            synced: SyncedListings::default(),
             late_removals: Semaphore::new(LATE_REMOVALS_MAX),
         }
     }
@@ -515,37 +436,6 @@ impl SessionStore {
 
     pub(super) fn is_over(&self) -> bool {
         self.lease.over().is_some()
-    }
-
-    /// Adds a caller of a listing, and returns the receiver of its answer. If the caller must send a listing now, also
-    /// returns the sender of the answer. The caller then calls [`SessionStore::end_listing`] once the listing is answered.
-    pub(super) fn begin_listing(&self, directory: &Arc<str>) -> (watch::Receiver<Answer>, Option<Callers>) {
-        let mut record = self.record.lock();
-        let listed = record.listings.entry(Arc::clone(directory)).or_default();
-        if listed.under_way < listed.most() {
-            listed.under_way += 1;
-            let (callers, answer) = watch::channel(None);
-            return (answer, Some(callers));
-        }
-        (listed.next.get_or_insert_with(|| watch::channel(None).0).subscribe(), None)
-    }
-
-    /// Records the answer to a listing. If the next listing must be sent now, returns the sender of its answer.
-    pub(super) fn end_listing(&self, directory: &Arc<str>, is_large: bool) -> Option<Callers> {
-        let mut record = self.record.lock();
-        let listed = record.listings.get_mut(directory)?;
-        listed.is_large = is_large;
-        // The directory may have become large, so that more listings are under way than its limit allows. The next
-        // listing is sent once fewer are under way.
-        let next = if listed.under_way <= listed.most() { listed.next.take() } else { None };
-        let next = next.filter(|next| next.receiver_count() > 0);
-        if next.is_none() {
-            listed.under_way -= 1;
-            if listed.under_way == 0 {
-                record.listings.remove(directory);
-            }
-        }
-        next
     }
 }
 

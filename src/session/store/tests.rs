@@ -265,63 +265,6 @@ fn a_loss_by_the_session_end_keeps_its_reason() {
     }
 }
 
-const FEW: bool = false;
-const LARGE: bool = true;
-
-/// Begins a listing for each of `callers` callers. Returns how many of them must send a listing, and the receivers
-/// of the others.
-fn begin(listings: &SessionStore, directory: &Arc<str>, callers: usize) -> (usize, Vec<watch::Receiver<Answer>>) {
-    let all = (0..callers).map(|_| listings.begin_listing(directory));
-    let joined: Vec<_> = all.filter(|(_, sends)| sends.is_none()).map(|(answer, _)| answer).collect();
-    (callers - joined.len(), joined)
-}
-
-#[test]
-fn at_most_four_listings_of_a_small_directory_run() {
-    let (listings, directory) = (store(), Arc::from("/lock"));
-    let (sent, joined) = begin(&listings, &directory, 6);
-    assert_eq!((sent, joined.len()), (4, 2));
-    let next = listings.end_listing(&directory, FEW).expect("two callers wait for the next listing");
-    assert_eq!(next.receiver_count(), 2);
-    // The next listing is under way in place of the answered one, so a new caller still has to wait.
-    assert_eq!(begin(&listings, &directory, 1).0, 0);
-    let other = Arc::from("/other");
-    assert_eq!(begin(&listings, &other, 4).0, 4, "each directory has its own limit");
-}
-
-#[test]
-fn a_large_directory_has_one_listing_at_a_time() {
-    let (listings, directory) = (store(), Arc::from("/lock"));
-    assert_eq!(begin(&listings, &directory, 2).0, 2);
-    assert!(listings.end_listing(&directory, LARGE).is_none(), "no caller waits");
-    let (sent, joined) = begin(&listings, &directory, 1);
-    assert_eq!((sent, joined.len()), (0, 1), "one is under way");
-    let next = listings.end_listing(&directory, LARGE).expect("one caller waits");
-    assert_eq!(next.receiver_count(), 1);
-}
-
-#[test]
-fn a_new_limit_applies_to_listings_under_way() {
-    let (listings, directory) = (store(), Arc::from("/lock"));
-    let (_, joined) = begin(&listings, &directory, 5);
-    assert_eq!(joined.len(), 1);
-    for left in [3, 2, 1] {
-        assert!(listings.end_listing(&directory, LARGE).is_none(), "{left} are under way");
-    }
-    assert!(listings.end_listing(&directory, LARGE).is_some(), "no other listing is under way");
-}
-
-#[test]
-fn no_listing_is_sent_for_dropped_callers() {
-    let (listings, directory) = (store(), Arc::from("/lock"));
-    drop(begin(&listings, &directory, 6));
-    for _ in 0..4 {
-        assert!(listings.end_listing(&directory, FEW).is_none());
-    }
-    assert!(listings.record.lock().listings.is_empty(), "a directory that is not listed takes no memory");
-    assert!(listings.end_listing(&directory, FEW).is_none());
-}
-
 #[test]
 fn a_panicking_waker_keeps_no_other_node_from_being_told() {
     struct Panics;
