@@ -1,5 +1,5 @@
 //! Keeps one session alive by heartbeats until the session is over. Also watches the nodes that this library created on
-//! the session, checks hand-offs of the lock by other holders, and after a reconnect removes the nodes of late creates. A
+//! the session, starts the checks of hand-offs, and after a reconnect removes the nodes of late creates. A
 //! backend spawns [`keep_alive`] for each session. A holder awaits the loss of its node by [`ContenderNode::lost`].
 
 use std::sync::{Arc, Weak};
@@ -7,15 +7,14 @@ use std::time::Duration;
 
 use futures_util::future::OptionFuture;
 
-use crate::queue::contender::Contender;
 use crate::session::contract::Session;
+use crate::session::hand_off;
 use crate::session::lease::Moment;
-use crate::session::listing;
 use crate::session::node::ContenderNode;
 use crate::session::presence::{self, check};
 use crate::session::removal::remove_late;
 use crate::session::request::{Failure, Loss};
-use crate::session::retry::{Tries, repeated, slept, spawn_cancellable};
+use crate::session::retry::{Tries, slept, spawn_cancellable};
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
@@ -57,7 +56,7 @@ async fn watch_nodes(session: &Weak<dyn Session>, store: &SessionStore, grace: D
             session.spawn(Box::pin(watch_own(Arc::clone(&session), unwatched)));
         }
         for path in store.take_unchecked() {
-            session.spawn(Box::pin(check_hand_off(Arc::downgrade(&session), path)));
+            session.spawn(Box::pin(hand_off::check(Arc::downgrade(&session), path)));
         }
     }
 }
@@ -91,69 +90,6 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<ContenderNo
 
 pub(crate) fn cannot_watch(node: &ContenderNode, failure: &Failure) {
     emit!(WARN, path = node.path(), %failure, "cannot watch a lock node of our own");
-}
-
-/// Checks a hand-off that granted the lock to contenders of this process. `path` is the node of the holder that
-/// released.
-///
-/// A hand-off is one transaction that sets the data of the holder's node and deletes the node. Waiters take the lock at
-/// the event "data changed". So if the node still exists, a stranger has set its data, and the granted contenders are
-/// lost.
-///
-/// A deleted node alone does not prove the hand-off. Its owner may itself have had a false grant; or a stranger has set
-/// the data of a writer's node, and a downgrade has replaced that node since. So if a granted contender still holds a
-/// fifth of the session timeout later, this also checks that no contender is left whose sequence number is at most that
-/// of `path`.
-async fn check_hand_off(session: Weak<dyn Session>, path: Arc<str>) {
-    let Some(live) = session.upgrade() else { return };
-    let mut survivor = match repeated(&live, Tries::ENDLESS, || live.data(&path)).await {
-        Ok(_) => presence::first_there(&live, &[path.to_string()]).await,
-        Err(Failure::NoNode) => Ok(None),
-        Err(failure) => Err(failure),
-    };
-    let pause = (survivor == Ok(None)).then(|| live.sleep(live.timeout() / 5));
-    drop(live);
-    OptionFuture::from(pause).await;
-    let Some(live) = session.upgrade() else { return };
-    let store = live.store();
-    let Some(granted) = store.finish_check(&path) else { return };
-    if survivor == Ok(None) && granted.iter().any(|node| node.is_held()) {
-        survivor = survivor_up_to(&live, &path).await;
-        if survivor == Ok(None) {
-            store.record_confirmed(Arc::clone(&path));
-        }
-    }
-    if let Ok(Some(survivor)) = survivor {
-        lose_interfered(&path, &survivor, &granted);
-    }
-}
-
-/// Marks these nodes as lost, because waiters took a stranger's write for the hand-off that granted these nodes. `left`
-/// is the contender in front of them that still exists.
-pub(crate) fn lose_interfered<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<ContenderNode>>) {
-    emit!(ERROR, path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
-    for node in granted {
-        node.lose(Loss::Interfered);
-    }
-}
-
-/// Returns a contender that still exists and whose sequence number is at most that of the node at `path`.
-async fn survivor_up_to(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
-    let directory = Arc::from(path.rsplit_once('/').unwrap_or_default().0);
-    let names = match repeated(session, Tries::ENDLESS, || listing::list(session, &directory)).await {
-        Err(Failure::NoNode) => return Ok(None),
-        names => names?,
-    };
-    presence::first_there(session, &up_to(&names, path)).await
-}
-
-/// Returns the paths of those contenders among these names whose sequence numbers are at most that of the node at
-/// `path`.
-pub(crate) fn up_to(names: &[String], path: &str) -> Vec<String> {
-    let (directory, name) = path.rsplit_once('/').unwrap_or_default();
-    let number = |name: &str| Contender::parse(name).map(|it| it.sequence());
-    let up_to = names.iter().filter(|other| number(other).is_some_and(|it| Some(it) <= number(name)));
-    up_to.map(|name| format!("{directory}/{name}")).collect()
 }
 
 async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {

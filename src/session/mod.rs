@@ -3,6 +3,7 @@
 
 pub(crate) mod contract;
 pub(crate) mod follow;
+pub(crate) mod hand_off;
 pub(crate) mod keep_alive;
 pub(crate) mod late_creates;
 pub(crate) mod lease;

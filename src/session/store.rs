@@ -1,6 +1,6 @@
 //! The record of one session: the lease, the connection, and our nodes on the session. The backend reports events to the
-//! record; contenders and keep-alive read and change it. The methods of [`SessionStore`] about shared listings are in
-//! `listing.rs`.
+//! record; contenders and keep-alive read and change it. The methods of [`SessionStore`] about hand-offs are in
+//! `hand_off.rs`, and those about shared listings in `listing.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -60,12 +60,12 @@ pub(super) struct Record {
     /// The number of times that the connection was lost.
     connection: u64,
     /// The lock directories in which the server has refused a signal, and until when this session sends none there.
-    signals_refused: HashMap<Arc<str>, Moment>,
+    pub(super) signals_refused: HashMap<Arc<str>, Moment>,
     /// The hand-offs to check, by the path of the releasing holder's node.
-    hand_offs: HashMap<Arc<str>, HandOff>,
+    pub(super) hand_offs: HashMap<Arc<str>, HandOff>,
     /// The last hand-off that was confirmed. If this hand-off grants the lock to another contender later, that grant
     /// needs no check.
-    last_confirmed: Option<Arc<str>>,
+    pub(super) last_confirmed: Option<Arc<str>>,
     /// The nodes that their owner no longer keeps between uses, and deletes after the last use.
     closing: Vec<Weak<ContenderNode>>,
     /// When the renewal of the lease runs next, on the session's clock.
@@ -76,22 +76,12 @@ pub(super) struct Record {
     pub(super) synced_listings: Option<BTreeMap<Arc<str>, Callers>>,
 }
 
-/// The number of session timeouts for which releases in a directory are plain deletes after a refused signal.
-const UNSIGNALLED_FOR: u32 = 60;
-
-/// The most directories in which refused signals are recorded. When this number is reached, the session forgets all of
-/// them.
-const UNSIGNALLED_MAX: usize = 1_000;
-
-/// A write to a holder's node that waiters take as the release of the lock by that holder. A stranger may have sent the
-/// write. So the hand-off is confirmed only when no contender is left whose sequence number is at most that of the
-/// holder.
+/// A hand-off to check.
 #[derive(Default)]
-struct HandOff {
+pub(super) struct HandOff {
     /// Our nodes to which the hand-off granted the lock. There may be thousands of readers.
-    granted: Vec<Arc<ContenderNode>>,
-    /// Whether keep-alive has begun to check the hand-off.
-    is_under_check: bool,
+    pub(super) granted: Vec<Arc<ContenderNode>>,
+    pub(super) is_under_check: bool,
 }
 
 /// The answer to a listing, once it has come.
@@ -281,22 +271,6 @@ impl SessionStore {
         self.record.lock().connection
     }
 
-    /// Records that the server has refused to let this session set the data of its own node in this directory. For a
-    /// while, releases there are plain deletes. The next signal after that shows whether the server still refuses it.
-    pub(crate) fn record_signal_refused(&self, directory: &Arc<str>) {
-        let until = self.lease.now().saturating_add(UNSIGNALLED_FOR * self.lease.timeout());
-        let mut record = self.record.lock();
-        if record.signals_refused.len() >= UNSIGNALLED_MAX && !record.signals_refused.contains_key(directory) {
-            record.signals_refused.clear();
-        }
-        record.signals_refused.insert(Arc::clone(directory), until);
-    }
-
-    pub(crate) fn is_signal_refused(&self, directory: &str) -> bool {
-        let until = self.record.lock().signals_refused.get(directory).copied();
-        until.is_some_and(|until| self.lease.now() < until)
-    }
-
     /// Adds a created node, until [`SessionStore::remove`]. If the node is the session's first, and the next renewal of
     /// the lease would be too late for it, also wakes the task that renews the lease.
     pub(super) fn add(&self, node: &Arc<ContenderNode>) {
@@ -316,19 +290,6 @@ impl SessionStore {
         self.record.lock().nodes.remove(&node.number);
     }
 
-    /// Requests that keep-alive check the hand-off by the holder whose node was at `path`, because the hand-off has
-    /// granted the lock to `node`. Does nothing if the hand-off is the last one that was confirmed.
-    pub(crate) fn request_check(&self, path: &Arc<str>, node: &Arc<ContenderNode>) {
-        let mut record = self.record.lock();
-        // A check that has not ended also covers `node`, even if the hand-off is confirmed.
-        if record.last_confirmed.as_ref() == Some(path) && !record.hand_offs.contains_key(path) {
-            return;
-        }
-        record.hand_offs.entry(Arc::clone(path)).or_default().granted.push(Arc::clone(node));
-        drop(record);
-        self.unwatched.wake.notify_one();
-    }
-
     /// Records that this node is no longer kept between uses, and is deleted after its last use. A contender behind the
     /// node then need not request that the node be given up.
     pub(crate) fn mark_closing(&self, node: &Arc<ContenderNode>) {
@@ -343,30 +304,6 @@ impl SessionStore {
         let closing: Vec<_> = self.record.lock().closing.iter().filter_map(Weak::upgrade).collect();
         let name = |node: Arc<ContenderNode>| Some(node.path().strip_prefix(directory)?.strip_prefix('/')?.to_owned());
         closing.into_iter().filter_map(name).collect()
-    }
-
-    /// Returns the paths of the hand-offs whose check must start now. Each path is returned once. Forgets a hand-off if
-    /// no contender to which it granted the lock still holds.
-    pub(super) fn take_unchecked(&self) -> Vec<Arc<str>> {
-        let mut record = self.record.lock();
-        record.hand_offs.retain(|_, it| it.is_under_check || it.granted.iter().any(|node| node.is_holding()));
-        let unchecked = record.hand_offs.iter_mut().filter(|(_, it)| !it.is_under_check);
-        let paths = unchecked.map(|(path, it)| {
-            it.is_under_check = true;
-            Arc::clone(path)
-        });
-        paths.collect()
-    }
-
-    /// Records that the hand-off at this path is confirmed. If it grants the lock to another contender later, that
-    /// grant needs no check.
-    pub(super) fn record_confirmed(&self, path: Arc<str>) {
-        self.record.lock().last_confirmed = Some(path);
-    }
-
-    /// Ends the check of a hand-off. Returns our nodes to which the hand-off granted the lock.
-    pub(super) fn finish_check(&self, path: &Arc<str>) -> Option<Vec<Arc<ContenderNode>>> {
-        self.record.lock().hand_offs.remove(path).map(|it| it.granted)
     }
 
     /// Calls [`ContenderNode::detect_loss`] on each node, which records and reports a loss. Then wakes every task that

@@ -28,7 +28,7 @@ use crate::queue::permits::{self, Room};
 use crate::queue::turn::Take;
 use crate::recipes::semaphore::state::{SemaphoreState, TAKE};
 use crate::session::contract::Session;
-use crate::session::keep_alive;
+use crate::session::hand_off;
 use crate::session::node::state::NodeState;
 use crate::session::presence::{self, Recheck, check};
 use crate::session::request::{Event, Failure, Kind, Reply, Stat, Watch};
@@ -338,9 +338,9 @@ impl<'a> View<'a> {
         let predecessor = signal.rsplit_once('/').and_then(|(_, name)| Contender::parse(name));
         let has_taken = predecessor.is_some_and(|it| names.iter().any(|name| permits::is_of(name, it.tag())));
         let Some(queue) = queue.or(has_taken.then(Vec::new)) else { return Ok(false) };
-        let shown = keep_alive::up_to(&queue, &signal);
+        let shown = hand_off::up_to(&queue, &signal);
         if let Some(left) = presence::first_there(self.entry.session(), &shown).await? {
-            keep_alive::lose_interfered(&signal, &left, [self.entry.node()]);
+            hand_off::lose_interfered(&signal, &left, [self.entry.node()]);
             return Err(Failure::NoNode);
         }
         self.signal = None;

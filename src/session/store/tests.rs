@@ -78,34 +78,6 @@ fn each_lost_connection_counts_once() {
     }
 }
 
-#[test]
-fn a_refused_signal_is_tried_again_later_and_elsewhere_at_once() {
-    let (store, clock) = begun();
-    store.record_signal_refused(&"/a".into());
-    assert_eq!(["/a", "/b"].map(|directory| store.is_signal_refused(directory)), [true, false]);
-    clock.fetch_add(u64::from(UNSIGNALLED_FOR) * 10_000, Ordering::SeqCst);
-    assert!(!store.is_signal_refused("/a"));
-}
-
-#[test]
-fn the_memory_of_refused_signals_is_bounded() {
-    let (store, _clock) = begun();
-    for number in 0..3 * UNSIGNALLED_MAX {
-        let directory = format!("/{number}").into();
-        store.record_signal_refused(&directory);
-        assert!(store.is_signal_refused(&directory));
-    }
-    assert!(store.record.lock().signals_refused.len() <= UNSIGNALLED_MAX);
-}
-
-#[test]
-fn a_signal_refused_again_leaves_the_other_directories_known() {
-    let (store, _clock) = begun();
-    let directories: Vec<Arc<str>> = (0..UNSIGNALLED_MAX).map(|number| format!("/{number}").into()).collect();
-    directories.iter().chain(&directories[..1]).for_each(|directory| store.record_signal_refused(directory));
-    assert!(directories.iter().all(|directory| store.is_signal_refused(directory)));
-}
-
 const GRACE: Duration = Duration::from_millis(50);
 
 fn store() -> Arc<SessionStore> {
@@ -206,44 +178,6 @@ fn a_node_that_was_left_is_no_longer_kept_alive() {
     node.leave(true);
     store.forget(&node);
     assert!(store.has_no_nodes());
-}
-
-#[test]
-fn a_hand_off_is_checked_once_for_all_it_granted() {
-    let store = store();
-    let [holder, other] = enter(&store, ["2", "3"]);
-    let path: Arc<str> = Arc::from("/a/1");
-    store.request_check(&path, &holder);
-    assert!(store.take_unchecked().is_empty(), "no contender holds yet");
-    holder.hold(0);
-    store.request_check(&path, &other);
-    store.request_check(&path, &holder);
-    assert_eq!((store.take_unchecked(), store.take_unchecked()), (vec![Arc::clone(&path)], vec![]));
-    store.request_check(&path, &other);
-    let granted = store.finish_check(&path).expect("the check is under way");
-    assert_eq!(names(&granted), ["/a/3", "/a/2", "/a/3"], "a check covers every node that was granted before its end");
-    assert!(store.finish_check(&path).is_none());
-}
-
-#[test]
-fn the_last_confirmed_hand_off_is_not_checked_again() {
-    let store = store();
-    let [holder] = enter(&store, ["3"]);
-    holder.hold(0);
-    let [gone, there]: [Arc<str>; 2] = ["/a/1", "/a/2"].map(Arc::from);
-    for (path, is_gone) in [(&there, false), (&gone, true)] {
-        store.request_check(path, &holder);
-        store.take_unchecked();
-        let granted = store.finish_check(path).expect("the check is under way");
-        assert_eq!(names(&granted), ["/a/3"]);
-        if is_gone {
-            store.record_confirmed(Arc::clone(path));
-        }
-    }
-    store.request_check(&gone, &holder);
-    assert!(store.take_unchecked().is_empty());
-    store.request_check(&there, &holder);
-    assert_eq!(store.take_unchecked(), [there]);
 }
 
 #[test]

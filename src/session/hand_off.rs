@@ -1,0 +1,140 @@
+//! Hand-offs: releases that waiters take as their grants, where the server refuses them, and the check of each hand-off that
+//! granted the lock to a contender of this process.
+//!
+//! A holder hands the lock off by one transaction that sets the data of its node and deletes the node. Waiters take the
+//! lock at the event "data changed". A stranger may also have set the data. So a hand-off is confirmed only when no
+//! contender is left whose sequence number is at most that of the holder.
+
+use std::sync::{Arc, Weak};
+
+use futures_util::future::OptionFuture;
+
+use crate::queue::contender::Contender;
+use crate::session::contract::Session;
+use crate::session::listing;
+use crate::session::node::ContenderNode;
+use crate::session::presence;
+use crate::session::request::{Failure, Loss};
+use crate::session::retry::{Tries, repeated};
+use crate::session::store::SessionStore;
+use crate::telemetry::log::emit;
+
+/// The number of session timeouts for which releases in a directory are plain deletes after a refused signal.
+const UNSIGNALLED_FOR: u32 = 60;
+
+/// The most directories in which refused signals are recorded. When this number is reached, the session forgets all of
+/// them.
+const UNSIGNALLED_MAX: usize = 1_000;
+
+impl SessionStore {
+    /// Records that the server has refused to let this session set the data of its own node in this directory. For a
+    /// while, releases there are plain deletes. The next signal after that shows whether the server still refuses it.
+    pub(crate) fn record_signal_refused(&self, directory: &Arc<str>) {
+        let until = self.lease().now().saturating_add(UNSIGNALLED_FOR * self.lease().timeout());
+        let mut record = self.record.lock();
+        if record.signals_refused.len() >= UNSIGNALLED_MAX && !record.signals_refused.contains_key(directory) {
+            record.signals_refused.clear();
+        }
+        record.signals_refused.insert(Arc::clone(directory), until);
+    }
+
+    pub(crate) fn is_signal_refused(&self, directory: &str) -> bool {
+        let until = self.record.lock().signals_refused.get(directory).copied();
+        until.is_some_and(|until| self.lease().now() < until)
+    }
+
+    /// Requests that keep-alive check the hand-off by the holder whose node was at `path`, because the hand-off has
+    /// granted the lock to `node`. Does nothing if the hand-off is the last one that was confirmed.
+    pub(crate) fn request_check(&self, path: &Arc<str>, node: &Arc<ContenderNode>) {
+        let mut record = self.record.lock();
+        // A check that has not ended also covers `node`, even if the hand-off is confirmed.
+        if record.last_confirmed.as_ref() == Some(path) && !record.hand_offs.contains_key(path) {
+            return;
+        }
+        record.hand_offs.entry(Arc::clone(path)).or_default().granted.push(Arc::clone(node));
+        drop(record);
+        self.unwatched.wake.notify_one();
+    }
+
+    /// Returns the paths of the hand-offs whose check must start now. Each path is returned once. Forgets a hand-off if
+    /// no contender to which it granted the lock still holds.
+    pub(super) fn take_unchecked(&self) -> Vec<Arc<str>> {
+        let mut record = self.record.lock();
+        record.hand_offs.retain(|_, it| it.is_under_check || it.granted.iter().any(|node| node.is_holding()));
+        let unchecked = record.hand_offs.iter_mut().filter(|(_, it)| !it.is_under_check);
+        let paths = unchecked.map(|(path, it)| {
+            it.is_under_check = true;
+            Arc::clone(path)
+        });
+        paths.collect()
+    }
+
+    /// Ends the check of a hand-off. Returns our nodes to which the hand-off granted the lock.
+    fn finish_check(&self, path: &Arc<str>) -> Option<Vec<Arc<ContenderNode>>> {
+        self.record.lock().hand_offs.remove(path).map(|it| it.granted)
+    }
+}
+
+/// Checks a hand-off that granted the lock to contenders of this process. `path` is the node of the holder that
+/// released.
+///
+/// If the node still exists, a stranger has set its data, and the granted contenders are lost.
+///
+/// A deleted node alone does not prove the hand-off. Its owner may itself have had a false grant; or a stranger has set
+/// the data of a writer's node, and a downgrade has replaced that node since. So if a granted contender still holds a
+/// fifth of the session timeout later, this also checks that no contender is left whose sequence number is at most that
+/// of `path`.
+pub(super) async fn check(session: Weak<dyn Session>, path: Arc<str>) {
+    let Some(live) = session.upgrade() else { return };
+    let mut survivor = match repeated(&live, Tries::ENDLESS, || live.data(&path)).await {
+        Ok(_) => presence::first_there(&live, &[path.to_string()]).await,
+        Err(Failure::NoNode) => Ok(None),
+        Err(failure) => Err(failure),
+    };
+    let pause = (survivor == Ok(None)).then(|| live.sleep(live.timeout() / 5));
+    drop(live);
+    OptionFuture::from(pause).await;
+    let Some(live) = session.upgrade() else { return };
+    let store = live.store();
+    let Some(granted) = store.finish_check(&path) else { return };
+    if survivor == Ok(None) && granted.iter().any(|node| node.is_held()) {
+        survivor = survivor_up_to(&live, &path).await;
+        if survivor == Ok(None) {
+            store.record.lock().last_confirmed = Some(Arc::clone(&path));
+        }
+    }
+    if let Ok(Some(survivor)) = survivor {
+        lose_interfered(&path, &survivor, &granted);
+    }
+}
+
+/// Marks these nodes as lost, because waiters took a stranger's write for the hand-off that granted these nodes. `left`
+/// is the contender in front of them that still exists.
+pub(crate) fn lose_interfered<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<ContenderNode>>) {
+    emit!(ERROR, path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
+    for node in granted {
+        node.lose(Loss::Interfered);
+    }
+}
+
+/// Returns a contender that still exists and whose sequence number is at most that of the node at `path`.
+async fn survivor_up_to(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
+    let directory = Arc::from(path.rsplit_once('/').unwrap_or_default().0);
+    let names = match repeated(session, Tries::ENDLESS, || listing::list(session, &directory)).await {
+        Err(Failure::NoNode) => return Ok(None),
+        names => names?,
+    };
+    presence::first_there(session, &up_to(&names, path)).await
+}
+
+/// Returns the paths of those contenders among these names whose sequence numbers are at most that of the node at
+/// `path`.
+pub(crate) fn up_to(names: &[String], path: &str) -> Vec<String> {
+    let (directory, name) = path.rsplit_once('/').unwrap_or_default();
+    let number = |name: &str| Contender::parse(name).map(|it| it.sequence());
+    let up_to = names.iter().filter(|other| number(other).is_some_and(|it| Some(it) <= number(name)));
+    up_to.map(|name| format!("{directory}/{name}")).collect()
+}
+
+#[cfg(test)]
+mod tests;
