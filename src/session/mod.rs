@@ -5,7 +5,6 @@ pub(crate) mod contract;
 pub(crate) mod follow;
 pub(crate) mod hand_off;
 pub(crate) mod keep_alive;
-pub(crate) mod late_creates;
 pub(crate) mod lease;
 pub(crate) mod leaving;
 pub(crate) mod listing;

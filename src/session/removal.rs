@@ -1,6 +1,12 @@
 //! The removal of one of our nodes. The state machine [`Leaving`] decides the steps, and this module sends the request of
 //! each step.
+//!
+//! A late create is a lost create that may be carried out after its owner has looked for its node and left. Servers refuse
+//! the requests that a session sent to another server before. But a server that was stopped or cut off may still have a
+//! create when the session comes back to it, and the leader then takes the create for one of the new connection. The
+//! server sends it before the requests of that connection, so a new listing shows the node.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::future::ready;
 use std::sync::Arc;
 
@@ -8,14 +14,20 @@ use futures_util::future::join_all;
 
 use crate::queue::contender::Tag;
 use crate::session::contract::Session;
+use crate::session::lease::Moment;
 use crate::session::leaving::{Deletion, Input, Leaving, RemovalReport};
 use crate::session::listing::list_synced;
 use crate::session::node::ContenderNode;
 use crate::session::request::{Created, Failure, Operation, Reply};
 use crate::session::retry::{Tries, repeated, spawn_awaited};
+use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 use crate::telemetry::meter::GaugeGuard;
 use crate::telemetry::names;
+
+/// The number of session timeouts for which a server may keep a request that it has not sent to the leader. A follower keeps it
+/// for `syncLimit` ticks, by default 5, and a session timeout is 2 ticks or more.
+const KEPT_FOR: u32 = 10;
 
 /// Removes a node. Sends the first request before it returns, unless the connection is lost. The removal goes on in the background
 /// even if the returned reply is dropped. `creating` is the reply to the node's create, if that reply has not come yet.
@@ -31,11 +43,37 @@ pub(crate) fn remove(
     remove_of(session, Arc::clone(node.queue()), node.tag().clone(), leaving, creating)
 }
 
-/// Removes the nodes of [late creates](crate::session::late_creates). Spawned after each reconnect. Costs a listing of each
-/// directory with such creates, however many there are.
+impl SessionStore {
+    /// Records that a create of this owner may be carried out late.
+    fn expect_late(&self, directory: &Arc<str>, tag: &Tag) {
+        let now = self.lease().now();
+        let until = now.saturating_add(KEPT_FOR * self.lease().timeout());
+        let expected = &mut self.record.lock().late_creates;
+        forget_old(expected, now);
+        expected.push_back((until, Arc::clone(directory), tag.clone()));
+    }
+}
+
+fn forget_old(expected: &mut VecDeque<(Moment, Arc<str>, Tag)>, now: Moment) {
+    while expected.front().is_some_and(|(until, ..)| *until <= now) {
+        expected.pop_front();
+    }
+}
+
+/// Removes the nodes of late creates. Spawned after each reconnect. Costs a listing of each directory with such creates,
+/// however many there are.
 pub(super) async fn remove_late(session: Arc<dyn Session>) {
-    let expected = session.store().late_creates.by_directory(session.lease());
-    join_all(expected.into_iter().map(|(directory, owners)| remove_late_in(&session, directory, owners))).await;
+    let now = session.lease().now();
+    let expected = {
+        let expected = &mut session.store().record.lock().late_creates;
+        forget_old(expected, now);
+        expected.clone()
+    };
+    let mut owners = BTreeMap::<_, Vec<Tag>>::new();
+    for (_, directory, tag) in expected {
+        owners.entry(directory).or_default().push(tag);
+    }
+    join_all(owners.into_iter().map(|(directory, owners)| remove_late_in(&session, directory, owners))).await;
 }
 
 async fn remove_late_in(session: &Arc<dyn Session>, directory: Arc<str>, owners: Vec<Tag>) {
@@ -95,7 +133,7 @@ impl Remover {
                     let connection = store.connection();
                     let listed = list_synced(&self.session, &self.directory).await;
                     if !matches!(listed, Err(Failure::Unknown(_) | Failure::Over(_))) {
-                        store.late_creates.expect(store.lease(), &self.directory, &self.tag);
+                        store.expect_late(&self.directory, &self.tag);
                     }
                     // If the connection broke before the create was recorded as expected, the search after the reconnect
                     // may have missed it.

@@ -1,8 +1,8 @@
 //! The record of one session: the lease, the connection, and our nodes on the session. The backend reports events to the
-//! record; contenders and keep-alive read and change it. The methods of [`SessionStore`] about hand-offs are in
-//! `hand_off.rs`, and those about shared listings in `listing.rs`.
+//! record; contenders and keep-alive read and change it. The methods of [`SessionStore`] about hand-offs, shared
+//! listings and late creates are in `hand_off.rs`, `listing.rs` and `removal.rs`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
@@ -10,7 +10,6 @@ use tokio::sync::Semaphore;
 
 use crate::queue::contender::Tag;
 use crate::queue::mode::Mode;
-use crate::session::late_creates::LateCreates;
 use crate::session::lease::{Lease, Moment};
 use crate::session::node::{ContenderNode, Unwatched};
 use crate::session::request::{Created, Ending, Failure, Names};
@@ -45,8 +44,6 @@ pub struct SessionStore {
     pub(crate) unwatched: Arc<Unwatched>,
     /// The highest zxid of all answers. Not in `record`, because a backend may report it while a mutex of its own is locked.
     newest_zxid: AtomicI64,
-    /// Not in `record`, because there may be thousands.
-    pub(super) late_creates: LateCreates,
     /// The turns of removals after a loss of the connection, so that no heartbeat waits behind thousands of them.
     pub(super) late_removals: Semaphore,
 }
@@ -70,6 +67,8 @@ pub(super) struct Record {
     closing: Vec<Weak<ContenderNode>>,
     /// When the renewal of the lease runs next, on the session's clock.
     renewal: Moment,
+    /// The directory and the owner of each create that may be carried out late, and until when, the oldest first.
+    pub(super) late_creates: VecDeque<(Moment, Arc<str>, Tag)>,
     /// The directories that are being listed.
     pub(super) listings: HashMap<Arc<str>, Listings>,
     /// The callers of listings behind a sync, by directory. `None` while no task sends such listings.
@@ -114,7 +113,6 @@ impl SessionStore {
             link_changed: Notify::new(),
             unwatched: Arc::default(),
             newest_zxid: AtomicI64::new(0),
-            late_creates: LateCreates::default(),
             late_removals: Semaphore::new(LATE_REMOVALS_MAX),
         }
     }
