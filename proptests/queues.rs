@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use zk_rwlock::Mode;
-use zk_rwlock::coordinator::{Departure, QueueEvent, Step, Turn, Waiter, turn};
+use zk_rwlock::coordinator::{Departure, IfTaken, QueueEvent, Step, Turn, Waiter, turn};
 use zk_rwlock::queue::Contender;
 
 fn contender(position: usize, mode: Mode) -> Contender {
@@ -91,7 +91,7 @@ impl Waits {
                     self.awaits = None;
                     return;
                 }
-                Step::Evicted | Step::Stuck(_) | Step::Foreign(_) => panic!("{} gives up in {names:?}", self.me),
+                other => panic!("{}: {other:?} in {names:?}", self.me),
             }
         }
     }
@@ -102,7 +102,7 @@ impl Waits {
 /// disappears without the signal of a hand-off.
 fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
     let mut names: Vec<String> = queue(modes).iter().map(|it| it.name().to_owned()).collect();
-    let begin = |me: Contender| Waits { waiter: Waiter::new(me.clone(), true), me, awaits: None };
+    let begin = |me: Contender| Waits { waiter: Waiter::new(me.clone(), true, IfTaken::Wait), me, awaits: None };
     let mut all: Vec<Waits> = queue(modes).into_iter().map(begin).collect();
     for waits in &mut all {
         waits.follow(Step::List, &names);

@@ -20,11 +20,10 @@ use crate::observe::trace::{self, AcquireTrace};
 use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::{Aim, Mode};
-use crate::queue::turn::{self, Take, Waiter};
+use crate::queue::turn::{self, Grant, Waiter};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::node::ContenderNode;
-use crate::session::request::{Ending, Failure, Loss, Names, Stat, Watch};
-use crate::session::retry::Tries;
+use crate::session::request::{Ending, Failure, Loss, Watch};
 use crate::sync::Mutex;
 use crate::telemetry::log::OwnSpan;
 use crate::telemetry::meter::PathLabel;
@@ -157,8 +156,14 @@ pub(crate) trait ExchangeTarget: Send + Sync {
     /// Returns whether the head of the queue could exchange its node for the target now. `None` if the permits cannot be read.
     async fn is_available(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error>;
 
-    /// Exchanges the node of the head of the queue for the target. Waits until the target is free.
-    async fn exchange(&self, turn: Take, wait: &mut Wait<'_>) -> Result<(), Error>;
+    /// Exchanges the node of the head of the queue for the target. Waits until the target is free. `early_read` is the early read
+    /// of the target, if the contender was the head in the listing that was sent right before this read.
+    async fn exchange(
+        &self,
+        grant: Grant,
+        early_read: Option<Box<SeenPermits>>,
+        wait: &mut Wait<'_>,
+    ) -> Result<(), Error>;
 }
 
 /// The result of one read: the number of permits, and the permits that are taken.
@@ -287,33 +292,16 @@ impl WarningEntry {
     }
 }
 
-/// Whether an acquisition waits or fails if another contender is in the way.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum IfTaken {
-    Wait,
-    GiveUp,
-}
-
 /// The wait of an acquisition, from the create of its node until the grant.
 pub(crate) struct Wait<'a> {
     pub(crate) acquisition: &'a Acquisition,
     pub(crate) entry: &'a ContenderHandle,
-    pub(crate) if_taken: IfTaken,
     /// Where each listing of the queue is stored, for the timeout error and for progress reports. `None` if nothing needs the
     /// listings.
     pub(crate) view: Option<&'a QueueView>,
     pub(crate) on_wait: Option<Box<OnWait>>,
     /// The decisions of the contender.
     pub(crate) waiter: Waiter<Arc<Contender>>,
-    /// The reply to the listing that was sent with the create. `None` if the reply to the create was lost.
-    pub(crate) listing: Option<Result<Names, Failure>>,
-    /// The early read of the target, until a later listing. `None` if there was no early read.
-    pub(crate) early_read: Option<Box<SeenPermits>>,
-    /// The stat of the directory in the last listing. `None` unless the next step [asks](crate::contend::directory::ask) for
-    /// kept nodes.
-    pub(crate) directory: Option<Box<Stat>>,
-    /// The limit of how many listings may lack our node although the leader has it. After that the acquisition fails.
-    pub(crate) denials: Tries,
     /// When a warning about the acquisition is due. `None` if there is to be no warning, or the acquisition is in the list of
     /// those to warn of.
     pub(crate) warn_at: Option<Instant>,

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::{self, SESSION_TRIES};
-use crate::contend::acquisition::{Acquisition, IfTaken};
+use crate::contend::acquisition::Acquisition;
 use crate::contend::handle::ContenderHandle;
 use crate::error::error::Error;
-use crate::queue::turn;
+use crate::queue::turn::{self, IfTaken};
 use crate::session::contract::Session;
 use crate::session::request::{Ending, Loss};
 use crate::validation;

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 use crate::call::SESSION_TRIES;
-use crate::contend::acquisition::{Acquisition, IfTaken, Wait};
+use crate::contend::acquisition::{Acquisition, SeenPermits, Wait};
 use crate::contend::handle::ContenderHandle;
 use crate::contend::queue_view::QueueView;
 use crate::error::error::Error;
@@ -17,10 +17,10 @@ use crate::queue::contender::{Contender, Tag};
 use crate::queue::dialect::LONGEST_MARKER;
 use crate::queue::metadata::Metadata;
 use crate::queue::mode;
-use crate::queue::turn::{Take, Waiter};
+use crate::queue::turn::{Grant, IfTaken, Waiter};
 use crate::session::node::state::EntryStep;
 use crate::session::request::{Failure, Loss, Names};
-use crate::session::retry::{self, Tries};
+use crate::session::retry;
 use crate::session::{follow, listing, presence};
 use crate::sync::random;
 use crate::telemetry::log::emit;
@@ -44,54 +44,6 @@ pub(crate) enum NotEntered {
 impl From<Failure> for NotEntered {
     fn from(failure: Failure) -> NotEntered {
         NotEntered::Failed(failure)
-    }
-}
-
-/// The evidence that a contender's turn has come.
-pub(crate) struct Grant {
-    /// The path of the node by whose hand-off the predecessor let the contender in. `None` if a listing showed that the turn
-    /// had come.
-    pub(crate) signal: Option<Arc<str>>,
-    pub(crate) kind: GrantKind,
-    /// Whether the contender had to wait.
-    pub(crate) has_waited: bool,
-}
-
-/// How a contender learned that its turn had come.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum GrantKind {
-    /// From a listing, without a wait for another contender: mostly from the listing that was sent with the contender's create.
-    AtOnce,
-    /// From a listing, after a wait.
-    Look,
-    /// From the hand-off of its predecessor.
-    HandOff,
-    /// The contender has joined a node that its process keeps between uses, so it had no turn of its own.
-    Kept,
-}
-
-impl GrantKind {
-    /// Returns the name of this kind in traces and metrics.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            GrantKind::AtOnce => "at once",
-            GrantKind::Look => "look",
-            GrantKind::HandOff => "hand-off",
-            GrantKind::Kept => "kept",
-        }
-    }
-}
-
-impl Grant {
-    /// Builds the grant from the decision of the state machine [`Waiter`](crate::queue::turn::Waiter) to take the lock.
-    pub(crate) fn by(take: Take, entry: &ContenderHandle) -> Grant {
-        let signal = take.signalled_by.map(|name| entry.child(&name).into());
-        let kind = match (&signal, take.has_waited) {
-            (Some(_), _) => GrantKind::HandOff,
-            (None, true) => GrantKind::Look,
-            (None, false) => GrantKind::AtOnce,
-        };
-        Grant { signal, kind, has_waited: take.has_waited }
     }
 }
 
@@ -137,14 +89,9 @@ impl Acquisition {
         let mut wait = Wait {
             acquisition: self,
             entry: &entry,
-            if_taken,
             view,
             on_wait,
-            waiter: Waiter::new(entry.contender(), self.config.dialect.hands_off()),
-            listing,
-            early_read: None,
-            directory: None,
-            denials: Tries::DENIALS,
+            waiter: Waiter::new(entry.contender(), self.config.dialect.hands_off(), if_taken),
             // After the warning that the acquisition has not entered the queue, there is no second one.
             warn_at: due.filter(|due| Instant::now() < *due),
             registered: None,
@@ -152,8 +99,8 @@ impl Acquisition {
         let taken = tokio::select! {
             biased;
             taken = async {
-                let take = wait.wait_for_turn().await?;
-                Box::pin(self.take_or_exchange(take, &mut wait)).await
+                let (grant, early_read) = wait.wait_for_turn(listing).await?;
+                Box::pin(self.take_or_exchange(grant, early_read, &mut wait)).await
             } => taken,
             // A loss of our node ends the acquisition even if the reply to a request never comes.
             loss = entry.lost() => Err(self.config.evicted(loss)),
@@ -303,15 +250,20 @@ impl Acquisition {
     }
 
     /// After the wait, takes the lock, or exchanges the node for the target (the permits of a semaphore).
-    async fn take_or_exchange(&self, take: Take, wait: &mut Wait<'_>) -> Result<(), Error> {
+    async fn take_or_exchange(
+        &self,
+        grant: Grant,
+        early_read: Option<Box<SeenPermits>>,
+        wait: &mut Wait<'_>,
+    ) -> Result<(), Error> {
         let entry = wait.entry;
         if let Some(target) = &self.target {
-            return target.exchange(take, wait).await;
+            return target.exchange(grant, early_read, wait).await;
         }
-        let grant = Grant::by(take, entry);
         // A stranger's write uses up the watch on our node. After that, a removal goes unnoticed, so a hand-off is accepted
         // only once a quorum has shown our node. If the loss of our node is already known, `hold_if_leased` returns it.
-        let may_miss_removal = grant.signal.is_some() && entry.detect_loss().is_none() && !entry.node().has_own_watch();
+        let may_miss_removal =
+            grant.unconfirmed().is_some() && entry.detect_loss().is_none() && !entry.node().has_own_watch();
         if !may_miss_removal && self.hold_if_leased(entry, &grant)? {
             return Ok(());
         }
@@ -331,10 +283,10 @@ impl Acquisition {
         }
         let Some(epoch) = node.epoch() else { return Ok(false) };
         node.hold(epoch);
-        if let Some(signal) = &grant.signal {
-            session.store().request_check(signal, node);
+        if let Some(name) = grant.unconfirmed() {
+            session.store().request_check(&entry.child(name).into(), node);
         }
-        let kind = grant.kind.as_str();
+        let kind = grant.as_str();
         trace::count_grant(self.aim(), node.path_label(), kind);
         let (sequence, token) = (entry.contender().sequence(), entry.node().token());
         emit!(DEBUG, path = &**self.config.user_path(), mode = %self.aim(), sequence, token, kind, "granted");

@@ -5,59 +5,79 @@ use std::sync::Arc;
 
 use futures_util::future::OptionFuture;
 
-use crate::contend::acquisition::{Acquisition, IfTaken, Wait};
+use crate::contend::acquisition::{Acquisition, SeenPermits, Wait};
 use crate::contend::directory::ask;
 use crate::error::error::{Error, PermitsError};
+use crate::queue::member::Blockers;
 use crate::queue::permits::{self, PERMITS, QUEUE};
-use crate::queue::turn::{self, Departure, Predecessor, QueueEvent, Step, Take};
+use crate::queue::turn::{self, Departure, Doubt, Grant, QueueEvent, Step};
 use crate::session::contract::Session;
 use crate::session::keep_alive;
 use crate::session::presence::{self, Recheck, check};
-use crate::session::request::{Event, Failure, Loss, Stat, Watch};
-use crate::session::retry::{self, spawn_awaited};
+use crate::session::request::{Event, Failure, Loss, Names, Stat, Watch};
+use crate::session::retry::{self, Tries, spawn_awaited};
 use crate::telemetry::meter;
 
 impl Wait<'_> {
-    /// Carries out the decisions of [`Waiter`](crate::queue::turn::Waiter) until our turn has come.
+    /// Carries out the decisions of [`Waiter`](crate::queue::turn::Waiter) until our turn has come. `first` is the reply to the
+    /// listing that was sent with the create. `None` if the reply to the create was lost.
+    ///
+    /// Also returns the early read of the target, if the turn has come by the listing that was sent right before it.
     ///
     /// The long steps are in boxed futures of their own, because each value in this future takes memory in each of
     /// thousands of waiters.
-    pub(crate) async fn wait_for_turn(&mut self) -> Result<Take, Error> {
+    pub(crate) async fn wait_for_turn(
+        &mut self,
+        mut first: Option<Result<Names, Failure>>,
+    ) -> Result<(Grant, Option<Box<SeenPermits>>), Error> {
+        let mut early_read = None;
         if let Some(target) = &self.acquisition.target {
             self.warn_if_long();
-            self.early_read = target.early_read(self.entry).await?;
+            early_read = target.early_read(self.entry).await?;
         }
-        // The predecessor whose node the server has listed, and then said not to exist. This decides only how the wait
-        // learns of the departure, so the machine does not know it.
-        let (mut step, mut denied) = (Step::List, None);
+        // The last listing, until the contender begins to wait: a long listing takes memory.
+        let (mut step, mut names) = (Step::List, None::<Names>);
         loop {
             step = match step {
-                Step::List => Box::pin(self.list()).await?,
-                Step::Await { predecessor: Predecessor { name, .. }, asks } => {
-                    let departure = self.departure(&name, &mut denied, asks).await?;
+                Step::List => {
+                    let reply = first.take().filter(|reply| !matches!(reply, Err(Failure::Unknown(_))));
+                    early_read.take_if(|_| reply.is_none());
+                    let (step, listed) = Box::pin(self.list(reply)).await?;
+                    names = Some(listed);
+                    step
+                }
+                Step::AskLeader(doubt) => {
+                    let differs = Box::pin(self.leader_differs(&doubt, names.as_ref())).await?;
+                    self.waiter.next(QueueEvent::LeaderAnswered { doubt, differs })
+                }
+                Step::Await { predecessor, asks } => {
+                    let directory = names.as_ref().and_then(|names| names.directory).filter(|_| asks).map(Box::new);
+                    Box::pin(self.report(names.take())).await;
+                    let departure = self.departure(&predecessor.name, Some((asks, directory))).await?;
                     self.waiter.next(QueueEvent::Departed(departure))
                 }
-                Step::Take(take) => return Ok(take),
+                Step::AwaitAtLeader(predecessor) => {
+                    let departure = self.departure(&predecessor.name, None).await?;
+                    self.waiter.next(QueueEvent::Departed(departure))
+                }
+                Step::Take(grant) => return Ok((grant, early_read.filter(|_| !self.waiter.has_waited()))),
                 Step::Evicted => return Err(self.evicted()),
                 Step::Stuck(rival) => return Err(self.acquisition.config.stuck(rival)),
                 Step::Foreign(name) => return Err(self.acquisition.config.doubt(&name)),
+                Step::WouldBlock => return Err(Box::pin(self.would_block(names.as_ref())).await),
             }
         }
     }
 
-    /// Lists the queue, and returns the next step. If the contender must wait, reports the contenders in the way.
-    async fn list(&mut self) -> Result<Step, Error> {
+    /// Lists the queue, unless `reply` is an answer already. Returns the next step and the listing.
+    async fn list(&mut self, reply: Option<Result<Names, Failure>>) -> Result<(Step, Names), Error> {
         let (acquisition, entry) = (self.acquisition, self.entry);
-        let (session, me, config) = (entry.session(), &*entry.contender(), &acquisition.config);
-        let names = match self.listing.take() {
-            // The reply to the first listing was lost, or this is a later listing.
-            None | Some(Err(Failure::Unknown(_))) => {
-                self.early_read = None;
-                retry::until_known(session, || entry.list()).await
-            }
-            Some(names) => names,
+        let (session, config) = (entry.session(), &acquisition.config);
+        let reply = match reply {
+            Some(reply) => reply,
+            None => retry::until_known(session, || entry.list()).await,
         };
-        let names = names.map_err(|failure| config.stop(failure))?;
+        let names = reply.map_err(|failure| config.stop(failure))?;
         entry.remove_orphans(&names);
         if !self.waiter.has_waited() {
             acquisition.check_for_semaphore(session, &names, names.directory.as_ref()).await?;
@@ -65,33 +85,48 @@ impl Wait<'_> {
         }
         let is_alone = names.len() < 2;
         let closing = if is_alone { Vec::new() } else { session.store().closing_soon(entry.queue()) };
-        let paths = &config.paths;
         let step = self.waiter.next(QueueEvent::Listed { names: &names, closing: &closing });
-        // This function, and not the machine, decides that the step is not final: see `Step::Evicted`.
-        if step == Step::Evicted {
-            self.confirm_unlisted_node().await?;
-            return Ok(Step::List);
-        }
-        // A server that kept a node of a directory that was deleted shows a number twice, when the new directory gives it again.
-        if let Step::Stuck(Some(rival)) = &step {
-            let has_left = presence::leave_if_listed(session, entry.queue(), vec![rival.clone()]).await;
-            if has_left.map_err(|failure| config.stop(failure))? {
-                return Ok(Step::List);
+        Ok((step, names))
+    }
+
+    /// Asks the leader about what the listing `names` has shown. Returns whether the leader contradicts the listing. If our
+    /// server goes on contradicting the leader, leaves the server.
+    async fn leader_differs(&self, doubt: &Doubt, names: Option<&Names>) -> Result<bool, Error> {
+        let (entry, session, config) = (self.entry, self.entry.session(), &self.acquisition.config);
+        let differs = match doubt {
+            // The loss of our node is known.
+            Doubt::Unlisted { .. } if entry.detect_loss().is_some() => Ok(false),
+            Doubt::Unlisted { leaves } => {
+                let mut tries = if *leaves { Tries::NONE } else { Tries::DENIALS };
+                presence::leader_still_has(session, &entry.node().path(), &mut tries).await
             }
-        }
-        if let (Step::Await { .. }, IfTaken::GiveUp) = (&step, self.if_taken) {
-            let gone = paths.are_some_gone(session, &turn::ahead_of(me, &names)).await;
-            if gone.map_err(|failure| config.stop(failure))? {
-                return Ok(Step::List);
+            // A server that kept a node of a directory that was deleted shows a number twice, when the new directory gives it
+            // again.
+            Doubt::Rival(rival) => presence::leave_if_listed(session, entry.queue(), vec![rival.clone()]).await,
+            Doubt::Ahead => {
+                let me = entry.contender();
+                let ahead = names.map(|names| turn::ahead_of(&me, names)).unwrap_or_default();
+                config.paths.are_some_gone(session, &ahead).await
             }
-        }
-        let Step::Await { asks, .. } = step else { return Ok(step) };
-        self.directory = names.directory.filter(|_| asks).map(Box::new);
-        if self.if_taken == IfTaken::GiveUp {
-            let blockers = paths.blockers(session, &names, me).await;
-            return Err(Error::WouldBlock { blockers });
-        }
+        };
+        differs.map_err(|failure| config.stop(failure))
+    }
+
+    /// Returns the error of a contender that must not wait. `names` is the listing that shows the contenders ahead.
+    async fn would_block(&self, names: Option<&Names>) -> Error {
+        let (session, me, paths) = (self.entry.session(), self.entry.contender(), &self.acquisition.config.paths);
+        let blockers = match names {
+            Some(names) => paths.blockers(session, names, &me).await,
+            None => Blockers::default(),
+        };
+        Error::WouldBlock { blockers }
+    }
+
+    /// Reports that the contender begins to wait, and the contenders in the way in the listing `names`.
+    async fn report(&mut self, names: Option<Names>) {
         self.warn_if_long();
+        let Some(names) = names else { return };
+        let (session, me, paths) = (self.entry.session(), &*self.entry.contender(), &self.acquisition.config.paths);
         if let Some(on_wait) = &mut self.on_wait {
             let seen = paths.progress(session, &names, me).await;
             on_wait.report_read(session, paths, me.dialect(), seen).await;
@@ -99,21 +134,6 @@ impl Wait<'_> {
         if let Some(view) = self.view {
             view.record(session, me, paths.progress_beside(&[], &names, me));
         }
-        Ok(step)
-    }
-
-    /// Asks the leader for our node, which the listing did not show, because a listing from a lagging server does not
-    /// prove that the node is gone. Fails if the leader does not have the node.
-    async fn confirm_unlisted_node(&mut self) -> Result<(), Error> {
-        let entry = self.entry;
-        if entry.detect_loss().is_none() {
-            let is_at_leader =
-                presence::leader_still_has(entry.session(), &entry.node().path(), &mut self.denials).await;
-            if is_at_leader.map_err(|failure| self.acquisition.config.stop(failure))? {
-                return Ok(());
-            }
-        }
-        Err(self.evicted())
     }
 
     /// Returns the error of a contender that has no turn any more.
@@ -127,15 +147,16 @@ impl Wait<'_> {
     /// Events come in the order of the changes. Our own watch is armed first, so a removal of our node is seen before a
     /// later release by the predecessor. The predecessor's watch is armed before the request for kept nodes, so the
     /// watch fires when the predecessor's node is given up.
-    async fn arm(&self, predecessor: &str, asks: bool) -> Result<Watch, Failure> {
+    async fn arm(&self, predecessor: &str, asks: bool, directory: Option<Stat>) -> Result<Watch, Failure> {
         let (session, node) = (self.entry.session(), self.entry.node());
         // A task of its own stores our watch, because a check at the leader may end this wait before the reply, and the watch
         // must be stored even then.
         let own = node.request_watch(session).map(|stored| spawn_awaited(session, stored, drop));
         let watch = session.watch(&self.entry.child(predecessor));
-        if asks && !node.change(|it| std::mem::replace(&mut it.state.has_asked, true)) {
+        if asks {
             let config = &self.acquisition.config;
-            ask(&config.queue, &config.asking, session, self.directory.as_deref().copied());
+            node.change(|it| it.state.asked_itself = true);
+            ask(&config.queue, &config.asking, session, directory);
         }
         // The predecessor's watch is answered last. Awaiting the later reply first wakes the task once instead of twice.
         let watch = watch.await;
@@ -150,21 +171,22 @@ impl Wait<'_> {
     }
 
     /// Waits until the predecessor's node changes or goes. Meanwhile calls the user's `on_wait` listener when the progress
-    /// changes. `denied` is the predecessor of the previous wait, if that wait found no node to watch.
+    /// changes. `watch` says how to [arm](Wait::arm) the watch on the node. `None` if only the leader is asked for the node.
     async fn departure(
         &mut self,
         predecessor: &Arc<str>,
-        denied: &mut Option<Arc<str>>,
-        asks: bool,
+        watch: Option<(bool, Option<Box<Stat>>)>,
     ) -> Result<Departure, Error> {
         let mut on_wait = self.on_wait.take();
         let (session, paths, me) = (self.entry.session(), &self.acquisition.config.paths, &*self.entry.contender());
         // Boxed, because only a few of thousands of waiters have a listener.
         let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, paths, me)));
+        let is_watched = watch.is_some();
+        let event = watch.map(|(asks, directory)| self.await_event(predecessor, asks, directory));
         let departure = tokio::select! {
             biased;
-            event = self.await_event(predecessor, denied, asks) => event,
-            found = self.check_in_intervals(predecessor) => found,
+            Some(event) = OptionFuture::from(event) => event,
+            found = self.check_in_intervals(predecessor, is_watched) => found,
             Some(never) = OptionFuture::from(looking) => match never {},
         };
         self.on_wait = on_wait;
@@ -175,27 +197,15 @@ impl Wait<'_> {
     async fn await_event(
         &self,
         predecessor: &Arc<str>,
-        denied: &mut Option<Arc<str>>,
-        asks: bool,
+        mut asks: bool,
+        directory: Option<Box<Stat>>,
     ) -> Result<Departure, Error> {
-        let is_again = denied.take().as_ref() == Some(predecessor);
-        let armed = Box::pin(retry::until_known(self.entry.session(), || self.arm(predecessor, asks)));
+        // If a reply is lost, the watches are requested again, and the request for kept nodes is not: a task repeats it.
+        let arm = || self.arm(predecessor, std::mem::take(&mut asks), directory.as_deref().copied());
         // Boxed, because the future that arms the watch is larger than the watch, and thousands of waiters await their watches.
-        let watch = match armed.await {
+        let watch = match Box::pin(retry::until_known(self.entry.session(), arm)).await {
             Ok(watch) => watch,
-            // The server lists the predecessor's node, and reports for the second time that the node does not exist. So
-            // the leader is asked.
-            Err(Failure::NoNode) if is_again => {
-                return match Box::pin(self.is_gone_at_leader(predecessor)).await? {
-                    true => Ok(Departure::ListAgain),
-                    // `check_in_intervals`, which is polled together with this future, ends the wait.
-                    false => std::future::pending().await,
-                };
-            }
-            Err(Failure::NoNode) => {
-                *denied = Some(Arc::clone(predecessor));
-                return Ok(Departure::ListAgain);
-            }
+            Err(Failure::NoNode) => return Ok(Departure::Missing),
             Err(failure) => return Err(self.acquisition.config.stop(failure)),
         };
         Ok(match watch.await {
@@ -207,15 +217,16 @@ impl Wait<'_> {
     }
 
     /// Checks our node and the predecessor's node at the leader in intervals, until one of the two nodes is gone. The
-    /// checks find a departure whose event was lost.
-    async fn check_in_intervals(&self, predecessor: &Arc<str>) -> Result<Departure, Error> {
-        let mut recheck = Recheck::new(self.entry.session());
+    /// checks find a departure whose event was lost. Checks at once unless the predecessor's node `is_watched`.
+    async fn check_in_intervals(&self, predecessor: &Arc<str>, is_watched: bool) -> Result<Departure, Error> {
+        let (mut recheck, mut is_due) = (Recheck::new(self.entry.session()), !is_watched);
         loop {
-            recheck.pause().await;
             // Boxed, because a waiter's future is as large as its largest step, and most waiters pause here.
-            if Box::pin(self.is_gone_at_leader(predecessor)).await? {
+            if is_due && Box::pin(self.is_gone_at_leader(predecessor)).await? {
                 return Ok(Departure::ListAgain);
             }
+            recheck.pause().await;
+            is_due = true;
         }
     }
 

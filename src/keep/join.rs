@@ -11,8 +11,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::contend::acquisition::{Acquisition, IfTaken, LockConfig, Options};
-use crate::contend::flow::GrantKind;
+use crate::contend::acquisition::{Acquisition, LockConfig, Options};
 use crate::contend::queue_view::{QueueView, next_listing};
 use crate::error::error::Error;
 use crate::keep::cache::{Cache, KeptUse, PendingUse};
@@ -22,6 +21,7 @@ use crate::observe::on_wait::OnWait;
 use crate::observe::trace::{self, AcquireTrace};
 use crate::queue::member::Progress;
 use crate::queue::mode::Mode;
+use crate::queue::turn::{Grant, IfTaken};
 
 /// Makes a task that acquires in a loop yield to other tasks. Tokio's cooperative budget allows 128 steps between two yields.
 /// Only every fourth use of a kept node consumes a step, because a use is much shorter than other steps.
@@ -160,7 +160,7 @@ fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> Work {
 
 /// Starts a use of a kept node: reports the grant to tracing and metrics, and stores the trace.
 pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptUse) -> KeptUse {
-    trace::count_grant(acquisition.aim(), used.hold().node().path_label(), GrantKind::Kept.as_str());
+    trace::count_grant(acquisition.aim(), used.hold().node().path_label(), Grant::Kept.as_str());
     acquisition.trace.record("sequence", used.hold().contender().sequence());
     used.begin(acquisition.begin_hold_trace(used.hold()));
     used

@@ -347,7 +347,7 @@ impl Kept {
                 // The acquisition of a kept node asks for all kept nodes while it waits, and this request fires our own watch,
                 // too. So after such a request, the event is no proof that another contender has asked. The node is then given
                 // up, but does not count as kept in vain.
-                if why == Why::Asked && !node.read(|it| it.has_asked) {
+                if why == Why::Asked && !node.read(|it| it.asked_itself) {
                     kept.handle_ask();
                 }
                 kept.give_up(why);

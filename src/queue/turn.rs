@@ -2,17 +2,23 @@
 //! events and returns the next step.
 //!
 //! ```text
-//!          the predecessor has left
-//!         +-----------------------+
-//!         v                       |
-//! new -> List -- behind --> Await-+
-//!         |                   |
-//!         | granted           | signalled by a writer
-//!         +------> Take <-----+
+//!            the predecessor has left, or its node was missing once
+//!         +----------------------------------------------------------+
+//!         v                                                          |
+//! new -> List -- behind -----------------> Await                     |
+//!        | ^ |                               | | missing twice       |
+//!        | | | granted                       | +---> AwaitAtLeader --+
+//!        | | +---------> Take <--------------+
+//!        | |                signalled by a writer
+//!        | | the leader contradicts the listing
+//!        v |
+//!       AskLeader -- the leader agrees --> Evicted, Stuck or WouldBlock
 //! ```
 //!
-//! `List` can also end the wait: with `Evicted` if the waiter's own node is not in the queue, with `Stuck` if its number is
-//! negative or shared, or with `Foreign` if the queue has a foreign contender, whose rules may differ.
+//! A server may lag behind the leader. So a listing that would end the wait is put to the leader before: the listing lacks the
+//! waiter's own node, or shows its number twice, or shows a contender ahead of a waiter that must not wait. `List` ends the wait
+//! at once with `Stuck` if the waiter's number is negative, and with `Foreign` if the queue has a foreign contender, whose rules
+//! may differ.
 //!
 //! `contend/wait.rs` carries out the steps. The exhaustive model and the property tests drive the same state machine.
 
@@ -227,19 +233,35 @@ fn in_order(dialect: Dialect, queue: &[String], wanted: impl Fn(Slot) -> bool) -
     chosen.into_iter().map(|(_, child)| child).collect()
 }
 
+/// How many listings may lack the waiter's own node although the leader has it, before the waiter leaves the server.
+const UNLISTED_MAX: u8 = 3;
+
 /// The state machine of one contender that waits. `C` is its [`Contender`], or a reference to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Waiter<C> {
     me: C,
     /// Whether a writer that held the lock signals its release by a write to its node.
     hands_off: bool,
+    if_taken: IfTaken,
     /// The predecessor that the contender waits for.
     awaited: Option<Predecessor>,
-    /// Whether the contender had to wait.
+    /// The predecessor whose node the server has listed, and then said not to exist. `None` after another predecessor.
+    missing: Option<Arc<str>>,
+    /// The number of listings that lacked the contender's own node although the leader had it, up to [`UNLISTED_MAX`].
+    unlisted: u8,
+    /// Whether a listing has shown a contender ahead.
     has_waited: bool,
-    /// Whether a [`Step::Await`] of this waiter has asked for kept nodes, so that no later step asks again. That the ask was
-    /// sent is recorded in `NodeState::has_asked`.
+    /// Whether a [`Step::Await`] of this waiter has asked for kept nodes, so that no later step asks again.
     has_asked: bool,
+}
+
+/// Whether an acquisition waits or fails if another contender is in the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum IfTaken {
+    /// It waits.
+    Wait,
+    /// It fails.
+    GiveUp,
 }
 
 /// A waiter's predecessor: the nearest earlier contender that excludes the waiter.
@@ -261,8 +283,29 @@ pub enum QueueEvent<'a> {
         /// The part of `names` whose nodes are about to be given up. The waiter need not ask for these nodes.
         closing: &'a [String],
     },
-    /// The predecessor's node has changed or is gone. Ends [`Step::Await`].
+    /// The leader was asked, as [`Step::AskLeader`] requires.
+    LeaderAnswered {
+        /// What the leader was asked about.
+        doubt: Doubt,
+        /// Whether the leader contradicts the listing.
+        differs: bool,
+    },
+    /// The predecessor's node has changed or is gone. Ends [`Step::Await`] and [`Step::AwaitAtLeader`].
     Departed(Departure),
+}
+
+/// What a listing has shown that would end the wait. The listing may come from a server that lags behind the leader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Doubt {
+    /// The waiter's own node is not in the queue.
+    Unlisted {
+        /// Whether to leave the server if the leader has the node, because the server's listings lacked the node before.
+        leaves: bool,
+    },
+    /// The node of this name has the number of the waiter's own node.
+    Rival(String),
+    /// Contenders are ahead of a waiter that must not wait.
+    Ahead,
 }
 
 /// A change of the predecessor's node.
@@ -273,6 +316,8 @@ pub enum Departure {
     /// The node may have changed in another way, perhaps before the watch was set. The waiter has to list the directory
     /// again.
     ListAgain,
+    /// The server says that the node does not exist, so there is no watch. The waiter has to list the directory again.
+    Missing,
 }
 
 /// The next step of a waiter.
@@ -280,6 +325,8 @@ pub enum Departure {
 pub enum Step {
     /// List the directory.
     List,
+    /// Ask the leader whether what the last listing showed is true.
+    AskLeader(Doubt),
     /// Watch the predecessor's node, and wait for an event.
     Await {
         /// The contender to wait for.
@@ -287,57 +334,96 @@ pub enum Step {
         /// Whether to ask, once the watch is set, for every node in the directory that is only kept between uses.
         asks: bool,
     },
+    /// Ask the leader again and again until it does not have the predecessor's node. The server lists the node, and has said
+    /// twice that the node does not exist, so it cannot watch the node.
+    AwaitAtLeader(Predecessor),
     /// Take the lock.
-    Take(Take),
+    Take(Grant),
     /// Give up, because the waiter's own node is not in the queue.
-    ///
-    /// A server that lags may leave the node out of its listing. So `contend/wait.rs` first asks the leader for a node that
-    /// was not listed. If the leader has the node, `wait.rs` ignores this step, and passes the next listing to the machine.
     Evicted,
     /// Give up, because the node of this name has the number of the waiter's own node, or because this number is negative
     /// (`None`).
     Stuck(Option<String>),
     /// Give up, because this node belongs to a foreign contender, whose rules may differ.
     Foreign(String),
+    /// Give up, because contenders are ahead, and the waiter must not wait.
+    WouldBlock,
 }
 
-/// How a waiter's turn has come.
+/// How a contender learned that its turn had come.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Take {
-    /// The name of the writer whose signal ended the wait. `None` if a listing ended it.
-    pub signalled_by: Option<Arc<str>>,
-    /// Whether the contender had to wait.
-    pub has_waited: bool,
+pub enum Grant {
+    /// From a listing, without a wait for another contender: mostly from the listing that was sent with the contender's create.
+    AtOnce,
+    /// From a listing, after a wait.
+    Look,
+    /// From the hand-off of its predecessor.
+    HandOff {
+        /// The name of the predecessor's node, until somebody has confirmed the hand-off. Another client can forge a hand-off.
+        unconfirmed: Option<Arc<str>>,
+    },
+    /// The contender has joined a node that its process keeps between uses, so it had no turn of its own.
+    Kept,
+}
+
+impl Grant {
+    /// Returns the name of this cause in traces and metrics.
+    pub(crate) fn as_str(&self) -> &'static str {
+        match self {
+            Grant::AtOnce => "at once",
+            Grant::Look => "look",
+            Grant::HandOff { .. } => "hand-off",
+            Grant::Kept => "kept",
+        }
+    }
+
+    /// Returns the name of the node whose hand-off nobody has confirmed.
+    pub(crate) fn unconfirmed(&self) -> Option<&Arc<str>> {
+        if let Grant::HandOff { unconfirmed } = self { unconfirmed.as_ref() } else { None }
+    }
 }
 
 impl<C: Borrow<Contender>> Waiter<C> {
     /// Creates the state machine of a contender whose node exists. Its first step is [`Step::List`]. `hands_off` says
     /// whether a writer that held the lock signals its release by a write to its node.
-    pub fn new(me: C, hands_off: bool) -> Waiter<C> {
-        Waiter { me, hands_off, awaited: None, has_waited: false, has_asked: false }
+    pub fn new(me: C, hands_off: bool, if_taken: IfTaken) -> Waiter<C> {
+        let (awaited, missing, unlisted) = (None, None, 0);
+        Waiter { me, hands_off, if_taken, awaited, missing, unlisted, has_waited: false, has_asked: false }
     }
 
     /// Returns the next step after this event.
     pub fn next(&mut self, event: QueueEvent<'_>) -> Step {
         match event {
             QueueEvent::Listed { names, closing } => self.after_listing(names, closing),
+            QueueEvent::LeaderAnswered { doubt, differs } => self.after_answer(doubt, differs),
             QueueEvent::Departed(departure) => self.after_departure(departure),
         }
     }
 
-    /// Returns whether the contender has had to wait.
+    /// Returns whether a listing has shown a contender ahead.
     pub fn has_waited(&self) -> bool {
         self.has_waited
+    }
+
+    /// Returns whether the contender must not wait.
+    pub(crate) fn gives_up(&self) -> bool {
+        self.if_taken == IfTaken::GiveUp
     }
 
     fn after_listing(&mut self, names: &[String], closing: &[String]) -> Step {
         let (turn, foreign) = turn_among_foreign(self.me.borrow(), names);
         match (turn, foreign) {
-            (Turn::Evicted, _) => Step::Evicted,
+            (Turn::Evicted, _) => Step::AskLeader(Doubt::Unlisted { leaves: self.unlisted == UNLISTED_MAX }),
             (_, Some(name)) => Step::Foreign(name.to_owned()),
-            (Turn::Stuck(rival), None) => Step::Stuck(rival),
-            (Turn::Granted, None) => self.take(None),
+            (Turn::Stuck(Some(rival)), None) => Step::AskLeader(Doubt::Rival(rival)),
+            (Turn::Stuck(None), None) => Step::Stuck(None),
+            (Turn::Granted, None) if self.has_waited => Step::Take(Grant::Look),
+            (Turn::Granted, None) => Step::Take(Grant::AtOnce),
             (Turn::Behind(nearest), None) => {
+                self.has_waited = true;
+                if self.gives_up() {
+                    return Step::AskLeader(Doubt::Ahead);
+                }
                 let is_kept = match nearest.mode() {
                     Mode::Write => nearest.keeps() && closing.iter().all(|name| name != nearest.name()),
                     Mode::Read => is_reader_kept_before(self.me.borrow(), names, closing),
@@ -346,7 +432,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
                 // So one write is enough.
                 let asks = is_kept && !self.has_asked;
                 self.has_asked |= asks;
-                self.has_waited = true;
+                self.missing.take_if(|missing| **missing != *nearest.name());
                 let predecessor = Predecessor { name: nearest.name().into(), mode: nearest.mode() };
                 self.awaited = Some(predecessor.clone());
                 Step::Await { predecessor, asks }
@@ -354,21 +440,39 @@ impl<C: Borrow<Contender>> Waiter<C> {
         }
     }
 
+    fn after_answer(&mut self, doubt: Doubt, differs: bool) -> Step {
+        match doubt {
+            Doubt::Unlisted { .. } if differs => {
+                self.unlisted = UNLISTED_MAX.min(self.unlisted + 1);
+                Step::List
+            }
+            _ if differs => Step::List,
+            Doubt::Unlisted { .. } => Step::Evicted,
+            Doubt::Rival(rival) => Step::Stuck(Some(rival)),
+            Doubt::Ahead => Step::WouldBlock,
+        }
+    }
+
     fn after_departure(&mut self, departure: Departure) -> Step {
         let Some(predecessor) = self.awaited.take() else { return Step::List };
+        let was_missing = self.missing.take().is_some();
         match departure {
             // In the native dialect, only a writer whose turn had come changes its node, and the same transaction
             // deletes the node. So no earlier contender is left. In another dialect, any client may have changed the
             // node for any reason.
             Departure::Signalled if self.hands_off && predecessor.mode == Mode::Write => {
-                self.take(Some(predecessor.name))
+                Step::Take(Grant::HandOff { unconfirmed: Some(predecessor.name) })
+            }
+            Departure::Missing if was_missing => {
+                self.awaited = Some(predecessor.clone());
+                Step::AwaitAtLeader(predecessor)
+            }
+            Departure::Missing => {
+                self.missing = Some(predecessor.name);
+                Step::List
             }
             Departure::Signalled | Departure::ListAgain => Step::List,
         }
-    }
-
-    fn take(&self, signalled_by: Option<Arc<str>>) -> Step {
-        Step::Take(Take { signalled_by, has_waited: self.has_waited })
     }
 }
 

@@ -63,7 +63,7 @@ impl Tries {
 }
 
 /// Sends the request, and repeats it while its outcome is unknown, up to the limit [`Tries::LOST_ANSWERS`].
-pub(crate) async fn until_known<T, F>(session: &Arc<dyn Session>, request: impl Fn() -> F) -> Result<T, Failure>
+pub(crate) async fn until_known<T, F>(session: &Arc<dyn Session>, request: impl FnMut() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
 {
@@ -74,7 +74,7 @@ where
 pub(crate) async fn repeated<T, F>(
     session: &Arc<dyn Session>,
     mut tries: Tries,
-    request: impl Fn() -> F,
+    mut request: impl FnMut() -> F,
 ) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,

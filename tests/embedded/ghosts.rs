@@ -2,6 +2,7 @@
 //! timeout, leave such a server. If no other server is left, they end with an error that says so. The tests run in virtual time.
 
 use std::future::IntoFuture;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use support::hindered::{Count, Hindered, Request, refused_at};
@@ -92,6 +93,32 @@ async fn a_try_asks_the_leader_once_only_if_the_lock_is_taken() {
         assert_eq!((checks.now(), creates.now()), (tries, made));
     }
     drop(held);
+}
+
+/// Whenever the try asks the leader for the writer that it has listed, this writer has left, and another one holds.
+#[tokio::test(start_paused = true)]
+async fn a_try_on_a_lock_that_always_changes_hands_ends_after_three_listings() {
+    let theirs = Memory::new();
+    let holder = Mutex::new(Some(write(&lock_of(&theirs))));
+    let (listings, checks) = (Count::default(), Count::default());
+    let (listed, checked) = (listings.clone(), checks.clone());
+    let line = Hindered::new(&theirs.connect(), move |asked| {
+        match asked {
+            Request::Children(PATH) => _ = listed.one_more(),
+            Request::Transact([Operation::Check { .. }]) => {
+                checked.one_more();
+                let mut holder = holder.lock().expect("nothing panics here");
+                drop(holder.take());
+                *holder = Some(write(&lock_of(&theirs)));
+            }
+            _ => {}
+        }
+        None
+    });
+    let error = RwLock::new(&line, PATH).expect("valid").try_write().await.expect_err("taken");
+    assert!(error.is_would_block(), "{error}");
+    // After each check, one more listing shows whether the server has to be left.
+    assert_eq!((checks.now(), listings.now()), (3, 3 + 3));
 }
 
 #[tokio::test(start_paused = true)]

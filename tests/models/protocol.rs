@@ -6,7 +6,7 @@
 
 use stateright::{Model, Property};
 use zk_rwlock::Mode;
-use zk_rwlock::coordinator::{Contender, Departure, QueueEvent, Step as Decision, Waiter};
+use zk_rwlock::coordinator::{Contender, Departure, IfTaken, QueueEvent, Step as Decision, Waiter};
 
 /// The contenders that change their node's data before they delete it, which signals a hand-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -240,7 +240,7 @@ impl State {
 
     /// Starts the waiter of a member whose node was created.
     fn begins(&mut self, i: usize, me: Node) {
-        self.members[i].waiter = Some(Waiter::new(me.contender(), true));
+        self.members[i].waiter = Some(Waiter::new(me.contender(), true, IfTaken::Wait));
         self.follows(i, me, Decision::List);
     }
 
@@ -263,7 +263,13 @@ impl State {
             // gone.
             Decision::Take(_) if self.members[i].expired => Step::Done,
             Decision::Take(_) => Step::Holding(me),
+            Decision::AskLeader(doubt) => {
+                let differs = self.stands(me);
+                return self.hears(i, me, QueueEvent::LeaderAnswered { doubt, differs });
+            }
             Decision::Evicted => Step::Done,
+            Decision::AwaitAtLeader(_) => unreachable!("the model's server lists no node that it denies"),
+            Decision::WouldBlock => unreachable!("each contender of the model may wait"),
             Decision::Stuck(_) => unreachable!("the model's server gives each number once"),
             Decision::Foreign(name) => unreachable!("{name} is no name of the model"),
         };
@@ -394,7 +400,7 @@ impl Model for Protocol {
                 if state.stands(nearest) {
                     state.members[i].step = Step::Waiting(me, nearest);
                 } else {
-                    state.hears(i, me, QueueEvent::Departed(Departure::ListAgain));
+                    state.hears(i, me, QueueEvent::Departed(Departure::Missing));
                 }
             }
             Action::See(i) => {

@@ -143,7 +143,7 @@ const FIRST: &str = "h~a-WRITE-0000000001";
 const ME: &str = "h~b-WRITE-0000000002";
 
 fn waiter(hands_off: bool) -> Waiter<Contender> {
-    Waiter::new(Contender::parse_as(ME, Dialect::Native).unwrap(), hands_off)
+    Waiter::new(Contender::parse_as(ME, Dialect::Native).unwrap(), hands_off, IfTaken::Wait)
 }
 
 impl Waiter<Contender> {
@@ -154,6 +154,12 @@ impl Waiter<Contender> {
 
     fn departs(&mut self, departure: Departure) -> Step {
         self.next(QueueEvent::Departed(departure))
+    }
+
+    /// Passes the answer of the leader about the step's doubt.
+    fn hears_of(&mut self, step: Step, differs: bool) -> Step {
+        let Step::AskLeader(doubt) = step else { panic!("{step:?}") };
+        self.next(QueueEvent::LeaderAnswered { doubt, differs })
     }
 }
 
@@ -171,26 +177,22 @@ fn asks(step: Step) -> bool {
     }
 }
 
-fn taken_by_listing(has_waited: bool) -> Step {
-    Step::Take(Take { signalled_by: None, has_waited })
-}
-
 #[test]
 fn a_waiter_takes_the_lock_when_nothing_precedes_it() {
     let mut alone = waiter(true);
-    assert_eq!((alone.lists(&[ME]), alone.has_waited()), (taken_by_listing(false), false));
+    assert_eq!((alone.lists(&[ME]), alone.has_waited()), (Step::Take(Grant::AtOnce), false));
     let mut waiter = waiter(true);
     assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
     assert!(waiter.has_waited());
     assert_eq!(waiter.departs(Departure::ListAgain), Step::List);
-    assert_eq!(waiter.lists(&[ME]), taken_by_listing(true));
+    assert_eq!(waiter.lists(&[ME]), Step::Take(Grant::Look));
 }
 
 #[test]
 fn a_writers_signal_grants_and_a_readers_does_not() {
     let mut behind_writer = waiter(true);
     assert_eq!(awaits(behind_writer.lists(&[FIRST, ME])), FIRST);
-    let taken = Step::Take(Take { signalled_by: Some(FIRST.into()), has_waited: true });
+    let taken = Step::Take(Grant::HandOff { unconfirmed: Some(FIRST.into()) });
     assert_eq!(behind_writer.departs(Departure::Signalled), taken);
     let mut behind_reader = waiter(true);
     assert_eq!(awaits(behind_reader.lists(&["h~a-READ-0000000001", ME])), "h~a-READ-0000000001");
@@ -202,18 +204,77 @@ fn a_write_to_a_node_is_no_signal_in_a_foreign_dialect() {
     let mut waiter = waiter(false);
     assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
     assert_eq!(waiter.departs(Departure::Signalled), Step::List);
-    assert_eq!(waiter.lists(&[ME]), taken_by_listing(true));
+    assert_eq!(waiter.lists(&[ME]), Step::Take(Grant::Look));
 }
 
 #[test]
 fn a_waiter_without_its_node_or_with_foreigners_gives_up() {
     let foreign = "_c_5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9-__WRIT__0000000001";
-    assert_eq!(waiter(true).lists(&[FIRST]), Step::Evicted);
-    assert_eq!(waiter(true).lists(&[foreign]), Step::Evicted);
+    for listing in [&[FIRST][..], &[foreign]] {
+        let mut waiter = waiter(true);
+        let step = waiter.lists(listing);
+        assert_eq!(waiter.hears_of(step, false), Step::Evicted);
+    }
     assert_eq!(waiter(true).lists(&[foreign, ME]), Step::Foreign(foreign.to_owned()));
     let rival = "foo-WRITE-0000000002";
-    assert_eq!(waiter(true).lists(&[ME, rival]), Step::Stuck(Some(rival.to_owned())));
     assert_eq!(waiter(true).lists(&[ME, rival, foreign]), Step::Foreign(foreign.to_owned()));
+    let mut waiter = waiter(true);
+    let step = waiter.lists(&[ME, rival]);
+    assert_eq!(waiter.hears_of(step, false), Step::Stuck(Some(rival.to_owned())));
+    let negative = Contender::parse("h~b-WRITE--000000002").unwrap();
+    let mut of_negative = Waiter::new(negative.clone(), true, IfTaken::Wait);
+    assert_eq!(of_negative.lists(&[negative.name()]), Step::Stuck(None), "the leader is not asked");
+}
+
+#[test]
+fn a_waiter_whose_node_only_a_lagging_server_lacks_lists_again() {
+    let mut waiter = waiter(true);
+    for leaves in [false, false, false, true, true] {
+        let step = waiter.lists(&[FIRST]);
+        assert_eq!(step, Step::AskLeader(Doubt::Unlisted { leaves }), "the fourth time it leaves the server");
+        assert_eq!(waiter.hears_of(step, true), Step::List);
+    }
+    assert_eq!(waiter.lists(&[ME]), Step::Take(Grant::AtOnce));
+}
+
+#[test]
+fn a_rival_that_the_leader_does_not_have_is_no_rival() {
+    let (mut waiter, rival) = (waiter(true), "foo-WRITE-0000000002");
+    let step = waiter.lists(&[ME, rival]);
+    assert_eq!(step, Step::AskLeader(Doubt::Rival(rival.to_owned())));
+    assert_eq!(waiter.hears_of(step, true), Step::List);
+    assert_eq!(waiter.lists(&[ME]), Step::Take(Grant::AtOnce));
+}
+
+#[test]
+fn a_waiter_that_must_not_wait_asks_the_leader_for_those_ahead() {
+    let mut waiter = Waiter::new(Contender::parse(ME).unwrap(), true, IfTaken::GiveUp);
+    let step = waiter.lists(&[FIRST, ME]);
+    assert_eq!(step, Step::AskLeader(Doubt::Ahead));
+    assert_eq!(waiter.hears_of(step, true), Step::List, "one of them is gone");
+    let step = waiter.lists(&[FIRST, ME]);
+    assert_eq!(waiter.hears_of(step, false), Step::WouldBlock);
+}
+
+#[test]
+fn a_predecessor_that_is_listed_and_missing_twice_is_awaited_at_the_leader() {
+    let mut waiter = waiter(true);
+    assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
+    assert_eq!(waiter.departs(Departure::Missing), Step::List, "it may have gone between the listing and the watch");
+    assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
+    let first = Predecessor { name: FIRST.into(), mode: Mode::Write };
+    assert_eq!(waiter.departs(Departure::Missing), Step::AwaitAtLeader(first));
+    assert_eq!(waiter.departs(Departure::ListAgain), Step::List);
+    assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
+    assert_eq!(waiter.departs(Departure::Missing), Step::List, "the leader has answered for what was missing before");
+
+    let second = "h~c-WRITE-0000000001";
+    assert_eq!(awaits(waiter.lists(&[second, ME])), second);
+    assert_eq!(waiter.departs(Departure::Missing), Step::List, "another node was missing before");
+    assert_eq!(awaits(waiter.lists(&[second, ME])), second);
+    assert_eq!(waiter.departs(Departure::ListAgain), Step::List);
+    assert_eq!(awaits(waiter.lists(&[second, ME])), second);
+    assert_eq!(waiter.departs(Departure::Missing), Step::List, "it was watched since");
 }
 
 #[test]

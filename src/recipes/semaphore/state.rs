@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::contend::acquisition::{IfTaken, LockConfig, SeenPermits, Wait};
+use crate::contend::acquisition::{LockConfig, SeenPermits, Wait};
 use crate::contend::directory;
 use crate::error::error::{Error, PermitsError};
 use crate::queue::dialect::Dialect;
@@ -116,7 +116,7 @@ impl SemaphoreState {
     pub(super) async fn report_shortage(&self, now: &SeenPermits, wait: &mut Wait<'_>) -> Result<(), Error> {
         let (session, paths, me) = (wait.entry.session(), &self.config.paths, &*wait.entry.contender());
         let only_me = [me.name().to_owned()];
-        if wait.if_taken == IfTaken::GiveUp {
+        if wait.waiter.gives_up() {
             return Err(Error::WouldBlock { blockers: paths.blockers(session, &only_me, me).await });
         }
         if let Some(on_wait) = &mut wait.on_wait {

@@ -18,14 +18,13 @@ use async_trait::async_trait;
 use futures_util::future::OptionFuture;
 
 use crate::call;
-use crate::contend::acquisition::{ExchangeTarget, IfTaken, SeenPermits, Wait};
+use crate::contend::acquisition::{ExchangeTarget, SeenPermits, Wait};
 use crate::contend::exchange::{Exchange, NotExchanged};
-use crate::contend::flow::{Grant, GrantKind};
 use crate::contend::handle::ContenderHandle;
 use crate::error::error::Error;
 use crate::queue::contender::Contender;
 use crate::queue::permits::{self, Room};
-use crate::queue::turn::Take;
+use crate::queue::turn::Grant;
 use crate::recipes::semaphore::state::{SemaphoreState, TAKE};
 use crate::session::contract::Session;
 use crate::session::hand_off;
@@ -153,12 +152,15 @@ impl ExchangeTarget for PermitRequest {
         }))
     }
 
-    async fn exchange(&self, turn: Take, wait: &mut Wait<'_>) -> Result<(), Error> {
+    async fn exchange(
+        &self,
+        mut grant: Grant,
+        early_read: Option<Box<SeenPermits>>,
+        wait: &mut Wait<'_>,
+    ) -> Result<(), Error> {
         let (acquisition, entry) = (wait.acquisition, wait.entry);
-        let mut grant = Grant::by(turn, entry);
         let mut view = View::new(&self.state, entry, &mut grant);
-        // The early read is not used if the contender had to wait before it became the head.
-        let mut seen = wait.early_read.take().filter(|_| !grant.has_waited);
+        let mut seen = early_read;
         loop {
             let now = match seen.take() {
                 Some(now) => *now,
@@ -170,13 +172,13 @@ impl ExchangeTarget for PermitRequest {
                 Ok(Room::Enough) => {
                     self.state.ensure_no_lock(entry.session(), None).await?;
                     self.state.check_rights(entry.session()).await?;
-                    if view.try_exchange(self.count, now.version, wait.if_taken).await? {
+                    if view.try_exchange(self.count, now.version, wait.waiter.gives_up()).await? {
                         break;
                     }
                 }
                 Ok(Room::Short) => {
-                    grant.kind = GrantKind::Look;
-                    if wait.if_taken == IfTaken::GiveUp {
+                    grant = Grant::Look;
+                    if wait.waiter.gives_up() {
                         let gone = self.state.config.paths.are_some_gone(entry.session(), &[]).await;
                         if gone.map_err(|failure| view.fault(failure))? {
                             continue;
@@ -221,14 +223,17 @@ struct View<'a> {
 impl<'a> View<'a> {
     fn new(state: &'a SemaphoreState, entry: &'a ContenderHandle, grant: &mut Grant) -> View<'a> {
         // The view confirms the hand-off before the exchange, so the grant needs no other check.
-        let signal = grant.signal.take();
+        let signal = match grant {
+            Grant::HandOff { unconfirmed } => unconfirmed.take().map(|name| entry.child(&name).into()),
+            _ => None,
+        };
         let connection = entry.node().read(NodeState::connection);
         View { state, entry, connection, number: None, names: None, signal, refused: None, rounds: 0 }
     }
 
     /// Exchanges the node in the queue for a permit node. Returns `false` if the caller must read the permits again.
     /// `version` is the expected version of the semaphore's node.
-    async fn try_exchange(&mut self, count: u32, version: i32, if_taken: IfTaken) -> Result<bool, Error> {
+    async fn try_exchange(&mut self, count: u32, version: i32, gives_up: bool) -> Result<bool, Error> {
         let (entry, session) = (self.entry, self.entry.session());
         let SemaphoreState { config, taken, .. } = self.state;
         let to = format!("{taken}/{}", permits::name(&entry.node().tag().to_string(), count));
@@ -239,7 +244,7 @@ impl<'a> View<'a> {
             Err(NotExchanged::Changed) => {
                 let left = presence::leave_if_it_differs(session, config.user_path(), self.refused).await;
                 if !left.map_err(|failure| self.fault(failure))? {
-                    if if_taken == IfTaken::GiveUp {
+                    if gives_up {
                         let what = "its number has changed, and the server does not show it yet";
                         return Err(self.state.doubtful_error(what.to_owned()));
                     }

@@ -166,11 +166,9 @@ pub struct NodeState {
     is_reported: bool,
     /// Whether a watch on this node was requested, and neither failed nor fired since.
     is_watched: bool,
-    /// Whether the owner, while it waited, has sent a request for every node in this directory that is kept between uses.
-    /// The request also covers this node, if its owner keeps it later. The machine that decides to ask has its own
-    /// `Waiter::has_asked`. The node has the flag because a repeat of a step after a lost answer must not send the request
-    /// again, and because the keeper of this node must know that its own request fires its watch.
-    pub(crate) has_asked: bool,
+    /// Whether the owner, while it waited, has asked for every node in this directory that is kept between uses. The keeper of
+    /// this node must know that its own request fires its watch.
+    pub(crate) asked_itself: bool,
     /// The number of commits of a shared value under this node so far, which is also the id of the last one.
     commits: u32,
     pub(crate) limits: Limits,
@@ -195,7 +193,7 @@ impl NodeState {
             loss: None,
             is_reported: false,
             is_watched: false,
-            has_asked: false,
+            asked_itself: false,
             commits: 0,
             limits: Limits::default(),
         }
