@@ -37,6 +37,8 @@ pub(crate) enum Names {
 #[derive(Debug)]
 pub(crate) struct Panel {
     pub(crate) title: String,
+    /// The title of the vertical axis: what is measured, in its unit.
+    pub(crate) up: String,
     pub(crate) lines: Vec<Vec<Point>>,
 }
 
@@ -187,7 +189,15 @@ impl Chart {
             let _ = writeln!(drawn, "<text x=\"{x:.1}\" y=\"{y}\" text-anchor=\"middle\">{text}</text>");
         }
         let (middle, below) = (left + self.panel_width / 2.0, bottom + 40.0);
-        let _ = writeln!(drawn, "<text x=\"{middle}\" y=\"{below}\" text-anchor=\"middle\">{}</text>", self.across);
+        let _ = writeln!(
+            drawn,
+            "<text x=\"{middle}\" y=\"{below}\" text-anchor=\"middle\">{} (logarithmic)</text>\
+             <text transform=\"translate({} {}) rotate(-90)\" text-anchor=\"middle\">{} (logarithmic)</text>",
+            self.across,
+            left - 62.0,
+            TOP + self.panel_height / 2.0,
+            panel.up
+        );
         for (style, line) in self.styles.iter().zip(&panel.lines) {
             draw_line(drawn, style, line, &x, &y);
         }

@@ -6,10 +6,11 @@ use crate::ways::Way;
 
 type Figure = fn(&Cost) -> f64;
 
-const PANELS: [(&str, Figure); 3] = [
-    ("watches fired", |cost| cost.notifications),
-    ("requests received", |cost| cost.requests),
-    ("bytes of requests and answers", |cost| cost.bytes_in + cost.bytes_out),
+/// The title of each panel, what its vertical axis counts, and the figure.
+const PANELS: [(&str, &str, Figure); 3] = [
+    ("watches fired", "watches", |cost| cost.notifications),
+    ("requests received", "requests", |cost| cost.requests),
+    ("requests and answers", "bytes", |cost| cost.bytes_in + cost.bytes_out),
 ];
 
 fn style(way: Way) -> Style {
@@ -27,8 +28,9 @@ pub(crate) fn svg(costs: &[Cost]) -> String {
         let of_way = costs.iter().filter(|cost| cost.way == way);
         of_way.map(|cost| Point { x: cost.n as f64, y: figure(cost), range: None }).collect()
     };
-    let panel = |(title, figure): (&str, Figure)| Panel {
+    let panel = |(title, up, figure): (&str, &str, Figure)| Panel {
         title: title.to_owned(),
+        up: up.to_owned(),
         lines: Way::ALL.into_iter().map(|way| line(way, figure)).collect(),
     };
     let chart = Chart {

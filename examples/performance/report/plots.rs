@@ -9,6 +9,7 @@ struct Plot {
     file: &'static str,
     title: &'static str,
     across: &'static str,
+    up: &'static str,
     /// The prefix of the names of the plotted cases. The size follows the prefix.
     cases: &'static str,
     of: fn(&Line) -> Option<f64>,
@@ -16,11 +17,12 @@ struct Plot {
 
 #[rustfmt::skip]
 const PLOTS: [Plot; 3] = [
-    Plot { file: "hand-off.svg", title: "Bytes a hand-off, to and from the server", across: "writers queued", cases: "drain-", of: bytes },
-    Plot { file: "readers.svg", title: "Milliseconds until all readers are let in, on loopback", across: "readers queued", cases: "readers-",
-        of: |line| Some(seconds(line)? * 1e3) },
-    Plot { file: "contend.svg", title: "Acquisitions a second, on loopback", across: "contenders", cases: "contend-",
-        of: |line| Some(1.0 / seconds(line)?) },
+    Plot { file: "hand-off.svg", title: "Bytes a hand-off, to and from the server", across: "writers queued", up: "bytes a hand-off",
+        cases: "drain-", of: bytes },
+    Plot { file: "readers.svg", title: "Time until all readers are let in, on loopback", across: "readers queued", up: "milliseconds",
+        cases: "readers-", of: |line| Some(seconds(line)? * 1e3) },
+    Plot { file: "contend.svg", title: "Acquisitions a second, on loopback", across: "contenders", up: "acquisitions a second",
+        cases: "contend-", of: |line| Some(1.0 / seconds(line)?) },
 ];
 
 /// Returns the name and the content of each plot's file.
@@ -55,6 +57,7 @@ fn svg(results: &Results, plot: &Plot) -> Option<String> {
         across: plot.across.to_owned(),
         panels: vec![Panel {
             title: format!("ZooKeeper {server}; medians, and the least and the most"),
+            up: plot.up.to_owned(),
             lines: peers.iter().map(line).collect(),
         }],
         panel_width: 620.0,

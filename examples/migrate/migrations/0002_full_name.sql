@@ -1,1 +1,0 @@
-ALTER TABLE customer ADD COLUMN full_name TEXT;
