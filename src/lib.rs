@@ -228,7 +228,7 @@ pub mod format {
 /// [vanish]: https://docs.rs/crate/zk-rwlock/latest/source/docs/versions.md
 /// [batch-worker]: https://docs.rs/crate/zk-rwlock/latest/source/examples/batch_worker.rs
 /// [zklock]: https://docs.rs/crate/zk-rwlock/latest/source/docs/zklock.md
-/// [migrate]: https://docs.rs/crate/zk-rwlock/latest/source/examples/README.md
+/// [migrations]: https://docs.rs/crate/zk-rwlock/latest/source/docs/migrations.md
 /// [serving]: https://docs.rs/crate/zk-rwlock/latest/source/docs/serving.md
 ///
 // The first definition of a link counts. The page's own definitions serve its readers outside rustdoc.

@@ -14,8 +14,7 @@ use support::program::example;
 use support::server::{Server, shared_server};
 
 /// The examples that are run with a wrong command line and without a server.
-const ALL: [&str; 8] =
-    ["quickstart", "shared_config", "migrate", "batch_worker", "leader", "kept_reads", "herd", "metrics"];
+const ALL: [&str; 7] = ["quickstart", "shared_config", "batch_worker", "leader", "kept_reads", "herd", "metrics"];
 
 /// The time limit for one example, far above what any example needs.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -106,28 +105,6 @@ async fn shared_config_without_the_lock(on: On) {
     assert!(run.stderr.ends_with(" of 80 changes were lost\n"), "{run:#?}");
 }
 
-async fn migrate(on: On) {
-    run("migrate", &on.arguments("migrate"))
-        .await
-        .succeeded()
-        .says_in_lines("migrates, with fencing token", 1)
-        .says_in_lines("has migrated from version 0 to 3", 1)
-        .says_in_lines("the database is migrated, nothing to do", 2)
-        .says_in_lines("serves on version 3", 3)
-        .says("the database is at version 3");
-}
-
-async fn migrate_too_late(on: On) {
-    let mut arguments = on.arguments("migrate_too_late");
-    arguments.push("--show-fence".to_owned());
-    run("migrate", &arguments)
-        .await
-        .succeeded()
-        .says("its session ends, and with it the lock")
-        .says_in_lines("has migrated from version 0 to 3", 1)
-        .says("the late migration arrives, and is refused: the database has seen a newer holder");
-}
-
 async fn batch_worker(on: On) {
     let run = run("batch_worker", &on.arguments("batch_worker")).await;
     run.succeeded().says_in_lines("has done partition", 8).says("every partition was processed exactly once");
@@ -194,8 +171,6 @@ on_both! {
     quickstart
     shared_config
     shared_config_without_the_lock
-    migrate
-    migrate_too_late
     batch_worker
     leader
     kept_reads

@@ -697,7 +697,7 @@ async fn a_wrong_command_line_or_directory_is_refused() {
     let mut alone = example("migrate");
     let output = alone.args(["--database", &world.database, "up"]).output().await.expect("it can be run");
     assert_eq!(output.status.code(), USAGE);
-    assert!(String::from_utf8_lossy(&output.stderr).contains("needs --zookeeper"), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--zookeeper <HOST:PORT>"), "{output:?}");
     assert!(!PathBuf::from(&world.database).exists());
 }
 

@@ -4,6 +4,7 @@
 mod coming_from;
 mod cost;
 mod guide;
+mod migrations;
 mod operating;
 mod readme;
 mod security;

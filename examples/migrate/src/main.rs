@@ -1,49 +1,35 @@
 //! Migrates a schema while no instance uses it, by one process at a time, and never by a process that lost the lock.
-//! Without `--zookeeper` it needs no server.
 //!
 //! ```text
-//! cargo run -p example-migrate                      # several instances start together on a SQLite file, one migrates it
-//! cargo run -p example-migrate -- --show-fence      # a holder that comes too late is refused by the database
-//!
-//! export AT='--zookeeper zk1:2181 --database postgres://app@db/orders'
+//! export AT='--zookeeper zk1:2181 --database postgres://app@db/orders --migrations migrations'
 //! cargo run -p example-migrate -- $AT serve         # an instance: holds the lock to read while it serves
 //! cargo run -p example-migrate -- $AT up            # the deploy job: waits until all have stopped, migrates
 //! ```
 //!
-//! No lock service can prevent that a statement arrives late. So the database stores the highest fencing token it has
-//! seen, and refuses a migration with a lower one. Each migration writes its token first, in its own transaction.
-//!
-//! The migrations run with `sqlx`, because its trait `Migrate` applies a migration inside a transaction that this
-//! program has begun. So the check of the token, the statements and the entry in the history are committed together.
-//! `refinery` begins and commits by itself; only its hidden traits would allow a check in between. Both are maintained
-//! and have permissive licences. Newer crates need Rust 1.92 or later. For a server that is not on loopback, add the
-//! feature `tls-rustls`.
+//! `docs/migrations.md` shows the core in 40 lines. `sqlx` runs the migrations, because its trait `Migrate` applies a migration
+//! inside a transaction that this program has begun. So the check of the token, the statements and the entry in the history are
+//! committed together. For a server that is not on loopback, add the feature `tls-rustls`. Newer versions need Rust 1.92 or later.
 
 #[path = "../../common/mod.rs"]
 mod common;
 mod database;
-mod fence;
-mod instance;
 mod migration;
-mod schema;
 
-use std::ffi::OsString;
 use std::future::pending;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use database::{Database, Silent};
-use fence::{Fence, TooLate};
-use schema::{Mismatch, Schema, version};
+use common::Result;
+use database::{Database, Silent, TooLate};
+use migration::{Mismatch, Schema};
+use sqlx::AnyConnection;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::task::JoinSet;
-use zk_rwlock::RwLock;
-use zk_rwlock::coordinator::Coordinator;
+use tokio::time::sleep;
+use zk_rwlock::queue::Progress;
+use zk_rwlock::{RwLock, ZooKeeper};
 
-/// Start several instances of a service together: one migrates the database, the others wait for it
-///
-/// This happens without a command. With a command, this process is one process of a deployment.
+/// Be one process of a deployment whose instances share a database
 #[derive(clap::Parser)]
 #[command(after_help = "Exit codes:
   0   done
@@ -54,32 +40,29 @@ use zk_rwlock::coordinator::Coordinator;
       did not answer
   75  the lock was lost, or the database has seen a later holder: another process migrates; start again to be sure")]
 struct Arguments {
-    #[command(flatten)]
-    backend: common::Backend,
-    /// The database: postgres://USER@HOST:PORT/NAME (and PGPASSWORD), or a SQLite file, which is created if it is
-    /// missing [default: a temporary file]
-    #[arg(long, global = true, value_name = "DATABASE", value_parser = database::place)]
-    database: Option<String>,
-    /// Read the versions of the schema from files such as DIR/0001_customers.sql [default: those built in]
-    #[arg(long, global = true, value_name = "DIR")]
-    migrations: Option<PathBuf>,
+    /// The ZooKeeper servers, where all processes of the deployment keep the lock
+    #[arg(long, value_name = "HOST:PORT", value_parser = common::servers)]
+    zookeeper: String,
+    /// How long the servers keep the session of a process that they do not hear from
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=60))]
+    session_timeout: u64,
+    /// postgres://USER@HOST:PORT/NAME (and PGPASSWORD), or a SQLite file, which is created if it is missing
+    #[arg(long, value_name = "DATABASE", value_parser = Database::parse)]
+    database: String,
+    /// The versions of the schema, in files such as DIR/0001_customers.sql
+    #[arg(long, value_name = "DIR")]
+    migrations: PathBuf,
     /// The lock of this schema
-    #[arg(long, global = true, value_name = "PATH", default_value = "/zk-rwlock-examples/migrate")]
+    #[arg(long, value_name = "PATH", default_value = "/zk-rwlock-examples/migrate")]
     lock: String,
     /// How long to wait for the lock, for each lock of the database, and for an answer of the database
-    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
-    /// The number of instances; on the embedded ensemble, tasks
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=64))]
-    instances: u32,
-    /// Also show how the database refuses a holder that has lost the lock without noticing
-    #[arg(long, conflicts_with = "database")]
-    show_fence: bool,
     #[command(subcommand)]
-    role: Option<Role>,
+    role: Role,
 }
 
-#[derive(Clone, clap::Subcommand)]
+#[derive(clap::Subcommand)]
 enum Role {
     /// Be the deploy job: wait until no instance uses the schema, migrate it to the version of this build, and end
     Up,
@@ -97,25 +80,29 @@ enum Role {
     },
 }
 
-/// The settings that all processes of a deployment share.
-#[derive(Clone)]
+/// What a process works with.
 struct Site {
-    backend: common::Backend,
+    name: String,
+    lock: RwLock,
     database: Database,
     schema: Schema,
-    lock: String,
-    timeout: Duration,
 }
 
 impl Site {
-    fn fence(&self, token: i64) -> Fence<'_> {
-        Fence { database: &self.database, token, limit: self.timeout }
+    fn timeout(&self) -> Duration {
+        self.database.limit
+    }
+
+    fn version(&self) -> i64 {
+        self.schema.version()
+    }
+
+    /// Returns a function that prints for whom this process waits.
+    fn telling(&self) -> impl FnMut(&Progress) + Send + 'static {
+        let name = self.name.clone();
+        move |progress| println!("{name} waits: {}", progress.blockers)
     }
 }
-
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct WrongUsage(&'static str);
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -130,9 +117,7 @@ async fn main() -> ExitCode {
 
 fn code(error: &(dyn std::error::Error + 'static)) -> u8 {
     let lock = error.downcast_ref::<zk_rwlock::Error>();
-    if error.is::<WrongUsage>() {
-        64
-    } else if error.is::<Mismatch>() {
+    if error.is::<Mismatch>() {
         65
     } else if lock.is_some_and(zk_rwlock::Error::is_timeout) || error.is::<Silent>() || database::is_locked(error) {
         69
@@ -143,51 +128,32 @@ fn code(error: &(dyn std::error::Error + 'static)) -> u8 {
     }
 }
 
-async fn run(arguments: Arguments) -> common::Result<()> {
-    if arguments.role.is_some() && arguments.database.is_some() && arguments.backend.zookeeper.is_none() {
-        // The embedded ensemble exists only in this process, and could not exclude another process.
-        return Err(WrongUsage("a process of a deployment needs --zookeeper, where the others keep the lock").into());
-    }
-    arguments.backend.connect().await?.close().await; // so that an absent server is reported at once
-    let directory = tempfile::tempdir()?;
+async fn run(arguments: Arguments) -> Result<()> {
+    let connector = ZooKeeper::builder().connect_timeout(Duration::from_secs(3));
+    let connector = connector.session_timeout(Duration::from_secs(arguments.session_timeout));
+    let zk = connector.connect(&arguments.zookeeper).await?;
+    let name = match &arguments.role {
+        Role::Up => "deploy job".to_owned(),
+        Role::Serve { name, .. } => name.clone().unwrap_or_else(|| format!("instance {}", std::process::id())),
+    };
     let site = Site {
-        backend: arguments.backend,
-        database: match &arguments.database {
-            Some(place) => place.as_str().into(),
-            None => directory.path().join("customers.db").as_path().into(),
-        },
-        schema: match &arguments.migrations {
-            Some(directory) => Schema::read(directory).await?,
-            None => Schema::built_in(),
-        },
-        lock: arguments.lock,
-        timeout: Duration::from_secs(arguments.timeout),
+        name,
+        lock: RwLock::new(&zk, &arguments.lock)?,
+        database: Database { place: arguments.database, limit: Duration::from_secs(arguments.timeout) },
+        schema: Schema::read(&arguments.migrations).await?,
     };
-    match arguments.role {
-        Some(Role::Up) => up(&site).await,
-        Some(Role::Serve { migrate, name, duration }) => {
-            let name = name.unwrap_or_else(|| format!("instance {}", std::process::id()));
-            instance::serve(&site, &name, migrate, duration.map(Duration::from_millis)).await
+    let done = match arguments.role {
+        Role::Up => tokio::select! {
+            biased;
+            () = asked_to_stop() => Err("asked to stop before all migrations were done; an open migration is rolled back".into()),
+            done = up(&site) => done,
+        },
+        Role::Serve { migrate, duration, .. } => tokio::select! {
+            biased;
+            () = asked_to_stop() => Ok(()),
+            done = serve(&site, migrate, duration.map(Duration::from_millis)) => done,
         }
-        None if arguments.show_fence => late_holder(&site, arguments.instances).await,
-        None => all_instances(&site, arguments.instances, arguments.migrations).await,
-    }
-}
-
-async fn up(site: &Site) -> common::Result<()> {
-    let zk = site.backend.connect().await?;
-    let work = async {
-        let lock = RwLock::new(&zk, &site.lock)?;
-        if let Some(guard) = migration::alone(site, "deploy job", &lock).await? {
-            migration::run(site, "deploy job", &guard).await?;
-            guard.release().await?;
-        }
-        Ok(())
-    };
-    let done = tokio::select! {
-        biased;
-        () = asked_to_stop() => Err("asked to stop before all migrations were done; an open migration is rolled back".into()),
-        done = work => done,
+        .inspect(|()| println!("{} stops", site.name)),
     };
     // Ends the session, so that the lock or the place in the queue is freed now, and not one session timeout later.
     zk.close().await;
@@ -203,53 +169,45 @@ async fn asked_to_stop() {
     }
 }
 
-async fn all_instances(site: &Site, instances: u32, migrations: Option<PathBuf>) -> common::Result<()> {
-    let name = |number| format!("instance {number}");
-    if let Some(servers) = &site.backend.zookeeper {
-        let command = |number| {
-            let mut words: Vec<OsString> = vec!["--zookeeper".into(), servers.into()];
-            words.extend([
-                "--database".into(),
-                site.database.place().into(),
-                "--lock".into(),
-                site.lock.as_str().into(),
-            ]);
-            words.extend(migrations.iter().flat_map(|directory| ["--migrations".into(), directory.into()]));
-            words.extend(["serve", "--migrate", "--for", "0", "--name"].map(OsString::from));
-            words.push(name(number).into());
-            words
-        };
-        common::processes((1..=instances).map(command)).await?;
-    } else {
-        let task = |number| {
-            let (site, name) = (site.clone(), name(number));
-            async move { instance::serve(&site, &name, true, Some(Duration::ZERO)).await }
-        };
-        common::all((1..=instances).map(task).collect::<JoinSet<_>>()).await?;
+async fn up(site: &Site) -> Result<()> {
+    if let Some(guard) = migration::alone(site).await? {
+        migration::migrate(site, &guard).await?;
+        guard.release().await?;
     }
-    let applied = site.database.applied(&mut site.database.connect(site.timeout).await?).await?;
-    println!("the database is at version {}", version(&applied));
     Ok(())
 }
 
-/// Shows a late holder: its session ends before its migration reaches the database, and another holder migrates first.
-async fn late_holder(site: &Site, instances: u32) -> common::Result<()> {
-    let zk = site.backend.connect().await?;
-    let guard = RwLock::new(&zk, &site.lock)?.write().timeout(site.timeout).await?;
-    let token = guard.fencing_token();
-    println!("the late holder has fencing token {token}, and sends its migration");
-    zk.close().await;
-    println!("its session ends, and with it the lock: {}", guard.lost().await);
-
-    all_instances(site, instances, None).await?;
-
-    // `apply` runs outside of the guard's `run`, as if the holder had not noticed the loss.
-    match migration::apply(site, "the late holder", token, || true).await {
-        Err(refusal) if refusal.is::<TooLate>() => {
-            println!("the late migration arrives, and is refused: {refusal}");
-            Ok(())
+/// Holds the lock to read and serves, on no other version of the schema than that of this build.
+async fn serve(site: &Site, migrates: bool, duration: Option<Duration>) -> Result<()> {
+    let alone = if migrates { migration::alone(site).await? } else { None };
+    let guard = if let Some(writer) = alone {
+        migration::migrate(site, &writer).await?;
+        // The downgrade lets no other process change the schema between the migration and the first request.
+        writer.downgrade().await?
+    } else {
+        // A waiting migration is ahead in the queue, so the read lock is granted when the migration is done.
+        let acquire =
+            site.lock.read().timeout(site.timeout()).label(format!("{}: serve on v{}", site.name, site.version()));
+        acquire.on_wait(site.telling()).await?
+    };
+    let mut connection = site.database.connect().await?;
+    let requests = async {
+        // An earlier holder's commit may still be on the way to the database, which refuses it after `raise`.
+        site.database.raise(&site.name, &mut connection, guard.fencing_token()).await?;
+        request(site, &mut connection).await?;
+        println!("{} serves on version {}", site.name, site.version());
+        let began = Instant::now();
+        while duration.is_none_or(|duration| began.elapsed() < duration) {
+            sleep(Duration::from_millis(20)).await;
+            request(site, &mut connection).await?;
         }
-        Err(other) => Err(other),
-        Ok(()) => Err("the late migration was carried out".into()),
-    }
+        Ok(())
+    };
+    // When the lock is lost, `run` drops the work, because a migration may begin then.
+    guard.run(requests).await?
+}
+
+/// Stands for the work of a service. It checks the version, although nobody can migrate while the read lock is held.
+async fn request(site: &Site, connection: &mut AnyConnection) -> Result<()> {
+    Ok(site.schema.fits(&site.database.applied(connection).await?)?)
 }
