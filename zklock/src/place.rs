@@ -94,6 +94,11 @@ pub(crate) async fn is_semaphore(semaphore: &Semaphore, zk: &Arc<dyn Coordinator
     })
 }
 
+/// Whether the first path is the second, or below it.
+pub(crate) fn is_at_or_below(path: &str, above: &str) -> bool {
+    path.strip_prefix(above.trim_end_matches('/')).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
 /// Returns a message if neither the path nor its record (`PATH.done`) exists. The user may have mistyped the path, and
 /// the answer "free" alone would mislead.
 pub(crate) async fn missing<C: Coordinator>(zk: &C, path: &str) -> Option<String> {

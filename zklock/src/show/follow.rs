@@ -23,7 +23,7 @@ use crate::exit::Exit;
 use crate::output;
 use crate::place::Place;
 use crate::show::live::answer;
-use crate::show::{doubt, table};
+use crate::show::{doubts, table, warn};
 
 /// How often the state of the connection is looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -69,14 +69,19 @@ pub(crate) async fn in_lines(zk: &ZooKeeper, order: &WatchOrder, connection: &Co
 
 /// Looks for locks below the paths again and again, and sends all that have a contender or a record.
 async fn search(zk: &ZooKeeper, order: &WatchOrder, found: UnboundedSender<Followed>) -> Result<(), Exit> {
+    let mut is_first = true;
     loop {
         for prefix in &order.paths {
-            let survey = answer(Survey::below(zk, prefix).await)?;
-            for queue in survey.into_iter().flat_map(|survey| survey.queues) {
+            let Some(survey) = answer(Survey::below(zk, prefix).await)? else { continue };
+            if is_first {
+                warn(&doubts(zk, std::slice::from_ref(prefix), true, &survey.queues).await);
+            }
+            for queue in survey.queues {
                 // This cannot fail, because the receiver lives as long as this future.
                 let _ = found.send((queue.path, queue.dialect));
             }
         }
+        is_first = false;
         tokio::time::sleep(order.interval.max(TICK)).await;
     }
 }
@@ -168,7 +173,9 @@ async fn follow_until_gone(breaks: &Breaks<'_>, (path, dialect): &Followed, unti
             seen.newest = seen.newest_after(last.as_ref());
             match &last {
                 None => {
-                    doubt(zk, &seen.queue).await.iter().for_each(|words| output::say(words));
+                    if !order.tree {
+                        warn(&doubts(zk, &[], false, std::slice::from_ref(&seen.queue)).await);
+                    }
                     seen.print(at, &Change::default(), order.json)?;
                 }
                 Some(before) => {

@@ -17,7 +17,7 @@ use crate::exit::{self, Exit};
 use crate::output::{self, shorten, shorten_in_the_middle, width, wrapped};
 use crate::place::Place;
 use crate::show::overview::{self, History};
-use crate::show::{doubt, follow, table};
+use crate::show::{doubts, follow, table};
 use crate::terminal;
 
 /// How often the screen is redrawn without a change of the queue, because it shows how long ago things happened.
@@ -49,8 +49,8 @@ struct Screen {
     is_overview: bool,
     seen: Option<Vec<Queue>>,
     history: History,
-    /// Why the first answers, "free", may mislead ([`doubt`]).
-    doubt: Option<String>,
+    /// Why the first answers, "free", may mislead ([`doubts`]).
+    doubts: Vec<String>,
     /// When the request that waits for an answer was sent. `None` if no request waits.
     unanswered: Option<Instant>,
     resized: Signal,
@@ -66,7 +66,7 @@ async fn on_a_screen(zk: &ZooKeeper, watch: &WatchOrder, dialect: Dialect) -> Re
         is_overview: watch.tree || watch.paths.len() > 1,
         seen: None,
         history: History::default(),
-        doubt: None,
+        doubts: Vec::new(),
         unanswered: None,
         resized: listen(SignalKind::window_change())?,
         // `fg` sends SIGCONT. Then the screen is redrawn immediately.
@@ -75,19 +75,16 @@ async fn on_a_screen(zk: &ZooKeeper, watch: &WatchOrder, dialect: Dialect) -> Re
     };
     loop {
         screen.unanswered.get_or_insert_with(Instant::now);
-        let is_doubtful = screen.seen.is_none() || screen.doubt.is_some();
+        let is_doubtful = screen.seen.is_none() || !screen.doubts.is_empty();
         let look = async {
             let Some(seen) = look(zk, watch, dialect).await? else { return Ok(None) };
-            let doubt = match &seen[..] {
-                [queue] if is_doubtful && !watch.tree => doubt(zk, queue).await,
-                _ => None,
-            };
-            Ok::<_, Exit>(Some((seen, doubt)))
+            let doubts = if is_doubtful { doubts(zk, &watch.paths, watch.tree, &seen).await } else { Vec::new() };
+            Ok::<_, Exit>(Some((seen, doubts)))
         };
         let Some(looked) = screen.drawn_during(look).await? else { return Ok(0) };
-        if let Some((seen, doubt)) = looked? {
+        if let Some((seen, doubts)) = looked? {
             screen.history.add(&seen, Instant::now());
-            (screen.seen, screen.doubt, screen.unanswered) = (Some(seen), doubt, None);
+            (screen.seen, screen.doubts, screen.unanswered) = (Some(seen), doubts, None);
         }
         let waited = screen.draw()? && screen.drawn_during(tokio::time::sleep(watch.interval)).await?.is_some();
         if !waited {
@@ -151,9 +148,9 @@ impl Screen {
         let heading = shorten_in_the_middle(&self.title, columns.saturating_sub(width(&status)).max(1)) + &status;
         let mut lines = vec![shorten(&heading, columns), String::new()];
         if let Some(seen) = &self.seen {
-            let doubt = self.doubt.iter().map(|words| wrapped(words, Some(columns))).collect::<String>();
+            let doubts = self.doubts.iter().map(|words| wrapped(words, Some(columns)) + "\n").collect::<String>();
             // The last row stays empty, because a cursor in it would scroll the screen.
-            let left = rows.saturating_sub(lines.len() + doubt.lines().count() + 1);
+            let left = rows.saturating_sub(lines.len() + doubts.lines().count() + 1);
             lines.extend(match &seen[..] {
                 [queue] if !self.is_overview => {
                     let mut table = table::table_within(queue, columns, left, output::is_colourful());
@@ -163,7 +160,7 @@ impl Screen {
                 }
                 queues => overview::rows(queues, &self.history, columns, left),
             });
-            lines.extend(doubt.lines().map(str::to_owned));
+            lines.extend(doubts.lines().map(str::to_owned));
         }
         // The text moves the cursor to the top left corner, and clears the rest of each line and the rows below.
         output::print(&format!("\x1b[H{}\x1b[K\n\x1b[J", lines.join("\x1b[K\n")))

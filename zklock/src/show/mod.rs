@@ -8,7 +8,7 @@ pub(crate) mod live;
 mod overview;
 pub(crate) mod table;
 
-use std::io;
+use std::{io, slice};
 
 use zk_rwlock::coordinator::Coordinator;
 use zk_rwlock::queue::Contender;
@@ -18,7 +18,7 @@ use crate::arguments::{Connection, Ls};
 use crate::connect::{self, connect_to};
 use crate::exit::Exit;
 use crate::output::escape_json;
-use crate::place::Place;
+use crate::place::{Place, is_at_or_below};
 use crate::{output, place};
 
 pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
@@ -26,16 +26,14 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&ls.path, connection).await?;
     let text = if ls.tree {
         let survey = Survey::below(&zk, &ls.path).await?;
-        if survey.queues.is_empty() && survey.unreadable.is_empty() {
-            place::report_if_missing(&zk, &ls.path).await;
-        }
+        warn(&doubts(&zk, slice::from_ref(&ls.path), true, &survey.queues).await);
         match ls.json {
             true => escape_json(&format!("{:#}\n", table::json_of_survey(&survey, &ls.path))),
             false => table::tables(&survey, &ls.path, columns, colourful),
         }
     } else {
         let queue = Place::whatever(&zk, &ls.path, connection.dialect)?.queue().await?;
-        doubt(&zk, &queue).await.iter().for_each(|words| output::say(words));
+        warn(&doubts(&zk, &[], false, slice::from_ref(&queue)).await);
         match ls.json {
             true => escape_json(&format!("{:#}\n", table::json(&queue))),
             false => table::table(&queue, columns, colourful),
@@ -45,9 +43,30 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
     Ok(0)
 }
 
-/// Returns a message if the answer "free" alone would mislead: the path does not exist, or it may be a directory of locks
-/// that the user took for a lock.
-pub(crate) async fn doubt(zk: &ZooKeeper, queue: &Queue) -> Option<String> {
+pub(crate) fn warn(doubts: &[String]) {
+    doubts.iter().for_each(|words| output::say(words));
+}
+
+/// Returns a message for each path about which the answer "free" alone would mislead.
+pub(crate) async fn doubts(zk: &ZooKeeper, paths: &[String], is_tree: bool, queues: &[Queue]) -> Vec<String> {
+    let mut doubts = Vec::new();
+    match is_tree {
+        true => {
+            for path in paths.iter().filter(|path| !queues.iter().any(|queue| is_at_or_below(&queue.path, path))) {
+                doubts.extend(place::missing(zk, path).await);
+            }
+        }
+        false => {
+            for queue in queues {
+                doubts.extend(doubt(zk, queue).await);
+            }
+        }
+    }
+    doubts
+}
+
+/// Returns a message if the path does not exist, or if it may be a directory of locks that the user took for a lock.
+async fn doubt(zk: &ZooKeeper, queue: &Queue) -> Option<String> {
     if !queue.members.is_empty() || queue.permits.is_some() {
         return None;
     }

@@ -8,6 +8,7 @@ use zk_rwlock::queue::{Member, MemberState};
 
 use crate::output::{escape_controls, rounded, shorten};
 use crate::show::layout::{self, Column, Cut};
+use crate::show::table;
 
 /// How many looks a sparkline shows.
 const LOOKS: usize = 20;
@@ -111,21 +112,21 @@ fn longest_wait(queue: &Queue) -> Option<Duration> {
     Some(SystemTime::now().duration_since(since).unwrap_or(Duration::ZERO))
 }
 
-/// Returns the first holder, and how many more there are; or that nobody holds.
+/// Returns how many permits are free, the first holder, and how many more holders there are; or that nobody holds.
 fn holder(queue: &Queue) -> String {
-    let mut holders = queue.holders();
-    let Some(first) = holders.next() else {
-        return queue.done.as_ref().map_or_else(|| "free".to_owned(), |_| "free, with a record".to_owned());
-    };
-    let name = match &first.label {
-        Some(label) => format!("{} {label:?}", first.host),
-        None => first.host.clone(),
+    let (mut holders, permits) = (queue.holders(), table::free(queue));
+    let first = match (holders.next(), &permits, &queue.done) {
+        (Some(Member { host, label: Some(label), .. }), ..) => Some(format!("{host} {label:?}")),
+        (Some(first), ..) => Some(first.host.clone()),
+        (None, Some(_), _) => None,
+        (None, None, None) => Some("free".to_owned()),
+        (None, None, Some(_)) => Some("free, with a record".to_owned()),
     };
     let more = match holders.count() {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
-    escape_controls(&(name + &more))
+    escape_controls(&(permits.into_iter().chain(first).collect::<Vec<_>>().join(": ") + &more))
 }
 
 #[cfg(test)]

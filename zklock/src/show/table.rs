@@ -64,7 +64,7 @@ pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful
 }
 
 /// Returns the text about how many permits of a semaphore are free. `None` for a lock.
-fn free(queue: &Queue) -> Option<String> {
+pub(crate) fn free(queue: &Queue) -> Option<String> {
     let (all, free) = (queue.permits?, queue.free()?);
     if all == 0 {
         return Some("the number of permits is invalid".to_owned());

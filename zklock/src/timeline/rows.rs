@@ -2,15 +2,18 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Deserializer};
+
+use crate::arguments::Timeline;
+use crate::place::is_at_or_below;
 
 /// A line of `zklock watch --json`. Unknown fields are ignored.
 #[derive(Deserialize)]
 pub(crate) struct Line<'l> {
     #[serde(deserialize_with = "time")]
-    at: SystemTime,
+    pub(crate) at: SystemTime,
     #[serde(borrow)]
     path: Cow<'l, str>,
     #[serde(borrow)]
@@ -53,7 +56,6 @@ fn maybe_time<'d, D: Deserializer<'d>>(from: D) -> Result<Option<SystemTime>, D:
 /// A contender.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
-    pub(crate) path: String,
     pub(crate) mode: String,
     pub(crate) host: String,
     pub(crate) pid: Option<u32>,
@@ -66,9 +68,36 @@ pub(crate) struct Row {
     pub(crate) granted: Option<SystemTime>,
     /// When it was first seen to be gone.
     pub(crate) went: Option<SystemTime>,
-    /// The number of other nodes of its session that went at the same time, if no node of the session stayed.
-    pub(crate) went_with: usize,
-    node: String,
+    /// The number of other nodes of its session that went at the same time. `None` if a node of the session stayed.
+    pub(crate) went_with: Option<usize>,
+}
+
+impl Row {
+    fn of(seen: &Seen<'_>, at: SystemTime) -> Row {
+        Row {
+            mode: seen.mode.to_string(),
+            host: seen.host.to_string(),
+            pid: None,
+            label: None,
+            token: None,
+            session: None,
+            queued: seen.since.unwrap_or(at).min(at),
+            granted: None,
+            went: None,
+            went_with: None,
+        }
+    }
+
+    /// Returns for how long the contender waited, until the end of the picture at most.
+    pub(crate) fn waited(&self, end: SystemTime) -> Duration {
+        self.granted.or(self.went).unwrap_or(end).duration_since(self.queued).unwrap_or_default()
+    }
+
+    /// Returns for how long it held, until the end of the picture at most.
+    pub(crate) fn held(&self, end: SystemTime) -> Duration {
+        let granted = self.granted.unwrap_or(end);
+        self.went.unwrap_or(end).duration_since(granted).unwrap_or_default()
+    }
 }
 
 /// A time in which a watcher was cut off.
@@ -79,80 +108,103 @@ pub(crate) struct Break {
     pub(crate) to: Option<SystemTime>,
 }
 
-/// What one watcher saw.
+/// What a watcher saw last.
 #[derive(Default)]
-pub(crate) struct Reader {
-    /// By the path and the node.
-    rows: HashMap<(String, String), Row>,
-    /// The nodes that were there in the last line of each path.
+pub(crate) struct Watcher {
+    /// The nodes of each path.
     there: HashMap<String, HashSet<String>>,
-    breaks: Vec<Break>,
-    last: Option<SystemTime>,
+    /// The breaks without an end, by their index in the picture.
+    cut_off: HashMap<String, usize>,
 }
 
-impl Reader {
-    pub(crate) fn take(&mut self, line: &Line<'_>) {
-        self.last = self.last.max(Some(line.at));
-        let is_open = |it: &&mut Break| it.path == line.path && it.to.is_none();
+/// What is drawn: the rows of each path by their nodes, and the breaks.
+///
+/// If several watchers saw a contender, the earliest time of each event counts, because a watcher sees an event late, never
+/// early.
+pub(crate) struct Picture<'o> {
+    order: &'o Timeline,
+    pub(crate) paths: BTreeMap<String, HashMap<String, Row>>,
+    pub(crate) breaks: Vec<Break>,
+    /// The number of rows.
+    pub(crate) count: usize,
+    last: SystemTime,
+}
+
+impl<'o> Picture<'o> {
+    pub(crate) fn new(order: &'o Timeline) -> Picture<'o> {
+        Picture { order, paths: BTreeMap::new(), breaks: Vec::new(), count: 0, last: SystemTime::UNIX_EPOCH }
+    }
+
+    /// Adds a line of a watcher. Leaves out what is outside of the times of the order, or neither at nor below its path.
+    pub(crate) fn take(&mut self, watcher: &mut Watcher, line: &Line<'_>) {
+        let path = line.path.to_string();
+        self.last = self.last.max(line.at);
         match &*line.event {
-            "disconnected" => self.breaks.push(Break { path: line.path.to_string(), from: line.at, to: None }),
-            "connected" => self.breaks.iter_mut().filter(is_open).for_each(|it| it.to = Some(line.at)),
-            _ => self.take_queue(line),
+            "disconnected" => {
+                watcher.cut_off.insert(path.clone(), self.breaks.len());
+                self.breaks.push(Break { path, from: line.at, to: None });
+            }
+            "connected" => _ = watcher.cut_off.remove(&path).map(|index| self.breaks[index].to = Some(line.at)),
+            _ if self.order.lock.as_ref().is_none_or(|above| is_at_or_below(&path, above)) => {
+                self.take_queue(watcher, path, line);
+            }
+            _ => {}
         }
     }
 
-    fn take_queue(&mut self, line: &Line<'_>) {
-        let (path, at) = (line.path.to_string(), line.at);
-        let before = self.there.remove(&path).unwrap_or_default();
-        let now: HashSet<String> = line.members.iter().map(|seen| seen.node.to_string()).collect();
-        let mut sessions: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
-        let gone: Vec<&String> = before.difference(&now).collect();
-        for &node in &gone {
-            let key = (path.clone(), node.clone());
-            if let Some(row) = self.rows.get_mut(&key) {
-                row.went = Some(at);
-                if let Some(session) = &row.session {
-                    sessions.entry(session.clone()).or_default().push(key);
-                }
-            }
-        }
-        sessions
-            .retain(|session, _| line.members.iter().all(|seen| seen.session.as_ref() != Some(&Cow::from(session))));
-        for together in sessions.into_values() {
-            for key in &together {
-                self.rows.entry(key.clone()).and_modify(|row| row.went_with = together.len() - 1);
+    fn take_queue(&mut self, watcher: &mut Watcher, path: String, line: &Line<'_>) {
+        let (rows, at) = (self.paths.entry(path.clone()).or_default(), line.at);
+        let count = rows.len();
+        let there = watcher.there.entry(path).or_default();
+        let now: HashSet<&str> = line.members.iter().map(|seen| &*seen.node).collect();
+        let gone: Vec<String> = there.extract_if(|node| !now.contains(&**node)).collect();
+        let is_there = |session: &str| line.members.iter().any(|seen| seen.session.as_deref() == Some(session));
+        let sessions: Vec<Option<String>> =
+            gone.iter().map(|node| rows.get(node)?.session.clone().filter(|session| !is_there(session))).collect();
+        for (node, session) in gone.iter().zip(&sessions) {
+            let with = session.as_ref().map(|_| sessions.iter().filter(|other| *other == session).count() - 1);
+            if let Some(row) = rows.get_mut(node) {
+                row.went = row.went.into_iter().chain([at]).min();
+                row.went_with = row.went_with.into_iter().chain(with).min();
             }
         }
         for seen in &line.members {
-            // The permits of a contender are a node of their own, which takes the place of the contender's node.
-            let predecessor = gone.iter().find(|node| is_one_contender(node, &seen.node)).map(|node| (*node).clone());
-            let moved = predecessor.and_then(|node| self.rows.remove(&(path.clone(), node)));
-            let row = self.rows.entry((path.clone(), seen.node.to_string())).or_insert_with(|| {
-                moved.unwrap_or_else(|| Row {
-                    path: path.clone(),
-                    mode: seen.mode.to_string(),
-                    host: seen.host.to_string(),
-                    pid: None,
-                    label: None,
-                    token: None,
-                    session: None,
-                    queued: seen.since.unwrap_or(at).min(at),
-                    granted: None,
-                    went: None,
-                    went_with: 0,
-                    node: seen.node.to_string(),
-                })
-            });
-            row.went = None;
-            row.pid = seen.pid.or(row.pid);
-            row.token = seen.token.or(row.token);
-            row.label = seen.label.as_deref().map(str::to_owned).or(row.label.take());
-            row.session = seen.session.as_deref().map(str::to_owned).or(row.session.take());
+            if !there.contains(&*seen.node) {
+                there.insert(seen.node.to_string());
+                // The permits of a contender are a node of their own, which takes the place of the contender's node.
+                let before = gone.iter().find(|node| is_one_contender(node, &seen.node));
+                if let Some(row) = before.and_then(|node| rows.remove(node)) {
+                    rows.insert(seen.node.to_string(), Row { went: None, went_with: None, ..row });
+                } else if self.order.to.is_none_or(|to| at <= to) {
+                    let row = rows.entry(seen.node.to_string()).or_insert_with(|| Row::of(seen, at));
+                    row.queued = row.queued.min(seen.since.unwrap_or(at)).min(at);
+                }
+            }
+            let Some(row) = rows.get_mut(&*seen.node) else { continue };
+            (row.pid, row.token) = (seen.pid.or(row.pid), seen.token.or(row.token));
+            row.label = row.label.take().or_else(|| seen.label.as_deref().map(str::to_owned));
+            row.session = row.session.take().or_else(|| seen.session.as_deref().map(str::to_owned));
             if seen.state == "holds" {
-                row.granted.get_or_insert(at);
+                row.granted = row.granted.into_iter().chain([at]).min();
             }
         }
-        self.there.insert(path, now);
+        for node in gone {
+            let went = rows.get(&node).and_then(|row| row.went);
+            if self.order.from.zip(went).is_some_and(|(from, went)| went < from) {
+                rows.remove(&node);
+            }
+        }
+        self.count = self.count + rows.len() - count;
+    }
+
+    pub(crate) fn rows(&self) -> impl Iterator<Item = &Row> {
+        self.paths.values().flat_map(HashMap::values)
+    }
+
+    /// Returns when the picture begins and ends.
+    pub(crate) fn times(&self) -> (SystemTime, SystemTime) {
+        let first = self.rows().map(|row| row.queued).min().unwrap_or(self.last);
+        (self.order.from.unwrap_or(first), self.order.to.unwrap_or(self.last))
     }
 }
 
@@ -163,63 +215,8 @@ fn is_one_contender(one: &str, other: &str) -> bool {
     one.zip(other).is_some_and(|((one, _), (other, _))| one == other)
 }
 
-/// Whether the first path is the second, or below it.
-pub(crate) fn is_at_or_below(path: &str, above: &str) -> bool {
-    path.strip_prefix(above.trim_end_matches('/')).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-}
-
-/// What is drawn.
-#[derive(Default)]
-pub(crate) struct Picture {
-    pub(crate) rows: Vec<Row>,
-    pub(crate) breaks: Vec<Break>,
-    pub(crate) from: Option<SystemTime>,
-    pub(crate) to: Option<SystemTime>,
-    known: HashMap<(String, String), usize>,
-}
-
-impl Picture {
-    /// Adds what a watcher saw. If several watchers saw a contender, the earliest time of each event counts, because a watcher
-    /// sees an event late, never early.
-    pub(crate) fn add(&mut self, seen: Reader) {
-        self.to = self.to.max(seen.last);
-        self.breaks.extend(seen.breaks);
-        for (key, row) in seen.rows {
-            match self.known.get(&key) {
-                None => {
-                    self.known.insert(key, self.rows.len());
-                    self.rows.push(row);
-                }
-                Some(at) => {
-                    let known = &mut self.rows[*at];
-                    let earliest = |one: Option<SystemTime>, other| one.into_iter().chain(other).min();
-                    known.queued = known.queued.min(row.queued);
-                    known.granted = earliest(known.granted, row.granted);
-                    known.went = earliest(known.went, row.went);
-                    known.went_with = known.went_with.min(row.went_with);
-                }
-            }
-        }
-    }
-
-    /// Leaves out what is outside of these times, or neither at nor below this path. Sorts the rows by path and arrival.
-    pub(crate) fn cut(&mut self, from: Option<SystemTime>, to: Option<SystemTime>, path: Option<&str>) {
-        let is_wanted = |at: &str| path.is_none_or(|path| is_at_or_below(at, path));
-        let is_within = |begin: SystemTime, end: Option<SystemTime>| {
-            to.is_none_or(|to| begin <= to) && from.is_none_or(|from| end.is_none_or(|end| end >= from))
-        };
-        self.rows.retain(|row| is_wanted(&row.path) && is_within(row.queued, row.went));
-        self.breaks.retain(|it| is_within(it.from, it.to));
-        self.from = from.or(self.rows.iter().map(|row| row.queued).min());
-        self.to = to.or(self.to);
-        self.rows.sort_by_cached_key(|row| (row.path.clone(), row.queued, row.token, row.node.clone()));
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use serde_json::{Value, json};
 
     use super::*;
@@ -240,14 +237,24 @@ mod tests {
         })
     }
 
-    fn picture(watchers: &[&[String]]) -> Picture {
-        let mut picture = Picture::default();
+    fn order(from: Option<SystemTime>, to: Option<SystemTime>, lock: Option<&str>) -> Timeline {
+        Timeline { files: Vec::new(), from, to, lock: lock.map(str::to_owned) }
+    }
+
+    fn picture<'o>(order: &'o Timeline, watchers: &[&[String]]) -> Picture<'o> {
+        let mut picture = Picture::new(order);
         for lines in watchers {
-            let mut reader = Reader::default();
-            lines.iter().for_each(|line| reader.take(&serde_json::from_str(line).expect("a line")));
-            picture.add(reader);
+            let mut watcher = Watcher::default();
+            lines.iter().for_each(|line| picture.take(&mut watcher, &serde_json::from_str(line).expect("a line")));
         }
         picture
+    }
+
+    /// Returns the rows in the order of their arrival.
+    fn rows(picture: &Picture<'_>) -> Vec<Row> {
+        let mut rows: Vec<Row> = picture.rows().cloned().collect();
+        rows.sort_by(|one, other| (one.queued, &one.host).cmp(&(other.queued, &other.host)));
+        rows
     }
 
     #[test]
@@ -257,20 +264,22 @@ mod tests {
             member("b~2-WRITE-1", "waits", "0x2"),
             member("b~2-WRITE-1", "holds", "0x2"),
         ];
-        let mut picture = picture(&[&[
-            line(1, json!([holds])),
-            line(2, json!([holds, waits])),
-            line(4, json!([granted])),
-            line(9, json!([])),
-        ]]);
-        picture.cut(None, None, None);
-        let times: Vec<_> = picture.rows.iter().map(|row| (row.queued, row.granted, row.went, row.went_with)).collect();
-        let expected = [(at(1), Some(at(1)), Some(at(4)), 0), (at(2), Some(at(4)), Some(at(9)), 0)];
-        assert_eq!(times, expected);
-        picture.cut(Some(at(5)), None, Some("/l/"));
-        assert_eq!((picture.rows.len(), picture.from, picture.to), (1, Some(at(5)), Some(at(9))));
-        picture.cut(None, None, Some("/other"));
-        assert!(picture.rows.is_empty());
+        let lines =
+            [line(1, json!([holds])), line(2, json!([holds, waits])), line(4, json!([granted])), line(9, json!([]))];
+        let times = |from, to, lock| -> Vec<_> {
+            let order = order(from, to, lock);
+            rows(&picture(&order, &[&lines]))
+                .iter()
+                .map(|row| (row.queued, row.granted, row.went, row.went_with))
+                .collect()
+        };
+        let (one, other) = ((at(1), Some(at(1)), Some(at(4)), Some(0)), (at(2), Some(at(4)), Some(at(9)), Some(0)));
+        assert_eq!(times(None, None, None), [one, other]);
+        assert_eq!(times(Some(at(5)), None, Some("/l/")), [other]);
+        assert_eq!(times(None, Some(at(1)), None), [one]);
+        assert!(times(None, None, Some("/other")).is_empty());
+        let order = order(Some(at(5)), None, None);
+        assert_eq!(picture(&order, &[&lines]).times(), (at(5), at(9)));
     }
 
     #[test]
@@ -278,12 +287,9 @@ mod tests {
         let (waits, holds) = (member("a~1-WRITE-0", "waits", "0x1"), member("a~1-WRITE-0", "holds", "0x1"));
         let one = [line(1, json!([waits])), line(5, json!([holds])), line(9, json!([]))];
         let other = [line(2, json!([waits])), line(4, json!([holds]))];
-        let picture = picture(&[&one, &other]);
-        assert_eq!(picture.rows.len(), 1);
-        assert_eq!(
-            (picture.rows[0].queued, picture.rows[0].granted, picture.rows[0].went),
-            (at(1), Some(at(4)), Some(at(9)))
-        );
+        let order = order(None, None, None);
+        let [row] = rows(&picture(&order, &[&one, &other])).try_into().expect("one row");
+        assert_eq!((row.queued, row.granted, row.went), (at(1), Some(at(4)), Some(at(9))));
     }
 
     #[test]
@@ -300,9 +306,9 @@ mod tests {
             line(2, json!([member("b~3-WRITE-2", "holds", "0x2")])),
             line(3, json!([])),
         ];
-        let mut picture = picture(&[&lines]);
-        picture.cut(None, None, None);
-        assert_eq!(picture.rows.iter().map(|row| row.went_with).collect::<Vec<_>>(), [1, 1, 0]);
+        let order = order(None, None, None);
+        let went_with: Vec<_> = rows(&picture(&order, &[&lines])).iter().map(|row| row.went_with).collect();
+        assert_eq!(went_with, [Some(1), Some(1), Some(0)]);
     }
 
     #[test]
@@ -311,8 +317,8 @@ mod tests {
             line(1, json!([member("a~1-WRITE-0", "waits", "0x1")])),
             line(2, json!([member("a~1-PERMIT-2", "holds", "0x1")])),
         ];
-        let picture = picture(&[&lines]);
-        assert_eq!(picture.rows.len(), 1);
-        assert_eq!((picture.rows[0].queued, picture.rows[0].granted, picture.rows[0].went), (at(1), Some(at(2)), None));
+        let order = order(None, None, None);
+        let [row] = rows(&picture(&order, &[&lines])).try_into().expect("one row");
+        assert_eq!((row.queued, row.granted, row.went), (at(1), Some(at(2)), None));
     }
 }

@@ -1,15 +1,20 @@
 //! Draws a timeline as an SVG that needs no other file.
 
+use std::cmp::Reverse;
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
-use crate::timeline::rows::{Break, Picture, Row, is_at_or_below};
+use crate::output;
+use crate::place::is_at_or_below;
+use crate::timeline::rows::{Break, Picture, Row};
 
 const WIDTH: f64 = 1200.0;
 /// The columns of the texts on the left.
 const NAMES: f64 = 330.0;
+/// The room on the right, where the last mark's text ends.
+const RIGHT: f64 = 40.0;
 const ROW: f64 = 18.0;
-const TOP: f64 = 64.0;
+const TOP: f64 = 76.0;
 
 /// The most characters of a text on the left.
 const NAME_MAX: usize = 48;
@@ -57,9 +62,8 @@ struct Axis {
 }
 
 impl Axis {
-    fn of(picture: &Picture) -> Axis {
-        let from = picture.from.unwrap_or(SystemTime::UNIX_EPOCH);
-        let to = picture.to.unwrap_or(from);
+    fn of(picture: &Picture<'_>) -> Axis {
+        let (from, to) = picture.times();
         Axis { from, length: to.duration_since(from).unwrap_or_default().max(Duration::from_millis(1)) }
     }
 
@@ -69,7 +73,7 @@ impl Axis {
 
     fn x(&self, at: SystemTime) -> f64 {
         let since = at.duration_since(self.from).unwrap_or_default().min(self.length);
-        NAMES + since.as_secs_f64() / self.length.as_secs_f64() * (WIDTH - NAMES - 10.0)
+        NAMES + since.as_secs_f64() / self.length.as_secs_f64() * (WIDTH - NAMES - RIGHT)
     }
 
     /// Returns the times of the marks, at most eleven.
@@ -89,10 +93,12 @@ impl Axis {
 }
 
 /// Returns the text of the picture.
-pub(crate) fn drawn(picture: &Picture) -> String {
+pub(crate) fn drawn(picture: &Picture<'_>) -> String {
     let axis = Axis::of(picture);
-    let paths = picture.rows.chunk_by(|one, other| one.path == other.path);
-    let height = TOP + ROW * (picture.rows.len() + paths.clone().count() + 1) as f64;
+    let mut paths: Vec<_> = picture.paths.iter().filter(|(_, rows)| !rows.is_empty()).collect();
+    // The longest wait comes first.
+    paths.sort_by_key(|(_, rows)| Reverse(rows.values().map(|row| row.waited(axis.to())).max()));
+    let height = TOP + ROW * (picture.count + paths.len() + 1) as f64;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n\
          <title>zklock timeline</title>\n<style>\n{STYLE}</style>\n"
@@ -110,10 +116,18 @@ pub(crate) fn drawn(picture: &Picture) -> String {
         );
     }
     let mut y = TOP;
-    for rows in paths {
-        let (path, below) = (&rows[0].path, y);
-        let _ = writeln!(svg, "<text class=\"path\" x=\"8\" y=\"{:.1}\">{}</text>", y + 13.0, escaped(path));
-        for row in rows {
+    for (path, rows) in paths {
+        let below = y;
+        let _ = writeln!(
+            svg,
+            "<text x=\"8\" y=\"{:.1}\"><tspan class=\"path\">{}</tspan>{}</text>",
+            y + 13.0,
+            escaped(path),
+            escaped(&longest(rows.values(), &axis))
+        );
+        let mut rows: Vec<_> = rows.iter().collect();
+        rows.sort_by_key(|(node, row)| (row.queued, row.token, *node));
+        for (_, row) in rows {
             y += ROW;
             draw(&mut svg, &axis, row, y);
         }
@@ -136,18 +150,14 @@ pub(crate) fn drawn(picture: &Picture) -> String {
 
 fn legend(svg: &mut String, axis: &Axis) {
     let from = humantime::format_rfc3339_millis(axis.from);
-    let _ = writeln!(
-        svg,
-        "<text x=\"8\" y=\"20\">from {from}, for {}; times in UTC</text>",
-        humantime::format_duration(rounded(axis.length))
-    );
+    let _ = writeln!(svg, "<text x=\"8\" y=\"40\">from {from}, for {}; times in UTC</text>", duration(axis.length));
     let parts = [
         ("waits", 10.0, "waits to write"),
         ("holds", 10.0, "holds to write"),
         ("waits", 4.0, "waits to read"),
         ("holds", 4.0, "holds to read"),
     ];
-    let mut x = NAMES + 90.0;
+    let mut x = 8.0;
     for (class, high, words) in parts {
         let _ = writeln!(
             svg,
@@ -155,11 +165,11 @@ fn legend(svg: &mut String, axis: &Axis) {
             16.0 - high / 2.0
         );
         let _ = writeln!(svg, "<text x=\"{}\" y=\"20\">{words}</text>", x + 32.0);
-        x += 134.0;
+        x += 130.0;
     }
     let _ = writeln!(
         svg,
-        "<path class=\"mark\" d=\"{}\"/><text x=\"{}\" y=\"20\">went without the lock, or with all nodes of its session</text>",
+        "<path class=\"mark\" d=\"{}\"/><text x=\"{}\" y=\"20\">went without the lock, or with its session</text>",
         cross(x, 16.0),
         x + 12.0
     );
@@ -184,7 +194,7 @@ fn draw(svg: &mut String, axis: &Axis, row: &Row, y: f64) {
     if let Some(granted) = row.granted {
         bar("holds", granted, end);
     }
-    if row.went.is_some() && (row.granted.is_none() || row.went_with > 0) {
+    if row.went.is_some() && (row.granted.is_none() || row.went_with > Some(0)) {
         let _ = writeln!(svg, "<path class=\"mark\" d=\"{}\"/>", cross(axis.x(end), middle));
     }
     svg.push_str("</g>\n");
@@ -208,12 +218,26 @@ fn name(row: &Row) -> String {
     }
 }
 
+/// Returns the text behind a path: the longest wait, and the longest hold.
+fn longest<'r>(rows: impl Iterator<Item = &'r Row> + Clone, axis: &Axis) -> String {
+    let end = axis.to();
+    let waits = rows.clone().map(|row| ("wait", row.waited(end), row.queued, row));
+    let holds = rows.filter_map(|row| Some(("hold", row.held(end), row.granted?, row)));
+    [waits.max_by_key(|it| it.1), holds.max_by_key(|it| it.1)]
+        .into_iter()
+        .flatten()
+        .filter(|(_, time, ..)| *time > Duration::ZERO)
+        .map(|(what, time, since, row)| {
+            let time = if time < Duration::from_secs(60) { duration(time) } else { output::rounded(time) };
+            format!("; longest {what}: {time} from {}, {}", time_of_day(since, axis.length), name(row))
+        })
+        .collect()
+}
+
 /// Returns the text that is shown while the pointer is on a row.
 fn told(row: &Row) -> String {
     let time = |at: SystemTime| humantime::format_rfc3339_millis(at).to_string();
-    let between = |from: SystemTime, to: SystemTime| {
-        humantime::format_duration(rounded(to.duration_since(from).unwrap_or_default())).to_string()
-    };
+    let between = |from: SystemTime, to: SystemTime| duration(to.duration_since(from).unwrap_or_default());
     let pid = row.pid.map_or_else(String::new, |pid| format!(" pid {pid}"));
     let mut told = format!("{} {}{pid}", row.mode, row.host);
     if let Some(label) = &row.label {
@@ -235,17 +259,17 @@ fn told(row: &Row) -> String {
         }
         (None, None) => {}
     }
-    if row.went_with > 0 {
-        let others =
-            if row.went_with == 1 { "the other node".to_owned() } else { format!("{} other nodes", row.went_with) };
+    if let Some(others @ 1..) = row.went_with {
+        let others = if others == 1 { "the other node".to_owned() } else { format!("{others} other nodes") };
         let _ = write!(told, "\nwent together with {others} of its session, which may have ended");
     }
     told
 }
 
-/// Returns the time without parts of a millisecond.
-fn rounded(time: Duration) -> Duration {
-    Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+/// Returns a time without parts of a millisecond.
+fn duration(time: Duration) -> String {
+    let whole = Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+    humantime::format_duration(whole).to_string()
 }
 
 /// Returns the time of day, with milliseconds if the picture is short.

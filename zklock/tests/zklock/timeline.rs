@@ -104,7 +104,8 @@ async fn a_timeline_refuses_too_many_rows_and_foreign_lines() {
     let refused = drawn(&[], many.clone()).await;
     assert_eq!(refused.code, Some(64));
     assert!(
-        refused.stderr.contains("2001 rows are more than the 2000")
+        refused.stderr.contains("from 2026-11-28T14:00:00.000Z to 2026-11-28T14:33:20.000Z alone")
+            && refused.stderr.contains("more than the 2000 rows")
             && refused.stderr.contains("--from, --to or --lock"),
         "{refused:#?}"
     );

@@ -1,6 +1,8 @@
 //! `zklock watch`: each change that ZooKeeper tells, several locks, and breaks of the connection.
 
 use support::server::TICK;
+use zk_rwlock::Semaphore;
+use zk_rwlock::once::Work;
 
 use super::*;
 
@@ -162,4 +164,55 @@ async fn ls_and_watch_say_that_a_path_is_that_of_a_value() {
     assert_eq!(watch.says().await, format!("{path}: free"));
     watch.signal(Signal::INT);
     assert!(watch.ends().await.stderr.contains(&said));
+}
+
+#[support::judged]
+async fn ls_and_watch_warn_alike_of_a_path_that_is_not_there() {
+    let (_zk, lock) = server_lock("/zklock-there").await;
+    let _held = lock.write().await.unwrap();
+    let missing = "/zklock-mistyped: there is no such path: it is mistyped, or has not been used for some time";
+    for tree in [&[][..], &["--tree"]] {
+        let listed = run(&[&["ls"], tree, &["/zklock-mistyped"]].concat()).await;
+        assert_eq!(listed.stderr, format!("zklock: {missing}\n"));
+        let paths = [&["watch"], tree, &["/zklock-there", "/zklock-mistyped"]].concat();
+        let mut watch = Running::start(zklock(&paths));
+        let mut warnings = BufReader::new(watch.child.stderr.take().expect("a pipe")).lines();
+        let warning = soon("a warning", warnings.next_line()).await.expect("text");
+        assert_eq!(warning, Some(format!("zklock: {missing}")), "{paths:?}");
+        watch.signal(Signal::INT);
+        let mut terminal = OnTerminal::start(&paths);
+        terminal.shows("/zklock-mistyped: there is no such path:");
+        terminal.press("\x03");
+        assert_eq!(terminal.ends().await, None);
+    }
+}
+
+#[support::judged]
+async fn ls_and_watch_say_alike_that_a_path_is_a_semaphore_or_a_job() {
+    let (zk, job) = server_lock("/zklock-kinds/job").await;
+    let Work::Due(guard) = job.write().once_in(Duration::from_secs(60)).await.unwrap() else {
+        panic!("it was not done")
+    };
+    guard.done().await.unwrap();
+    guard.release().await.unwrap();
+    let limit = Semaphore::builder(&zk, "/zklock-kinds/limit").build().unwrap();
+    limit.set_permits(3).await.unwrap();
+    let _permit = limit.acquire().await.unwrap();
+    for (path, says) in [("/zklock-kinds/job", "last done "), ("/zklock-kinds/limit", "2 of 3 permits free")] {
+        assert!(run(&["ls", path]).await.stdout.contains(says));
+        let mut terminal = OnTerminal::start(&["watch", path]);
+        terminal.shows(says);
+        terminal.press("\x03");
+        assert_eq!(terminal.ends().await, None);
+    }
+    let listed = run(&["ls", "--tree", "/zklock-kinds"]).await.stdout;
+    assert!(
+        listed.contains("/zklock-kinds/job: free\nlast done ") && listed.contains("limit: 2 of 3 permits free"),
+        "{listed}"
+    );
+    let mut terminal = OnTerminal::start(&["watch", "--tree", "/zklock-kinds"]);
+    terminal.shows("free, with a record");
+    terminal.shows("2 of 3 permits free: ");
+    terminal.press("\x03");
+    assert_eq!(terminal.ends().await, None);
 }
