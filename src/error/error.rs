@@ -496,27 +496,26 @@ impl From<Error> for io::Error {
             Error::EphemeralParent { .. } => ErrorKind::NotADirectory,
             Error::SequenceExhausted { .. } => ErrorKind::QuotaExceeded,
             Error::ForeignContender { .. } | Error::NumberTaken { .. } => ErrorKind::ResourceBusy,
-            Error::Permits { reason: PermitsError::Other { .. } | PermitsError::TooFew { .. }, .. } => {
-                ErrorKind::InvalidInput
-            }
-            Error::Permits {
-                reason:
-                    PermitsError::IsLocked { .. }
-                    | PermitsError::NoLock
-                    | PermitsError::EmptyNode
-                    | PermitsError::OtherUse(_),
-                ..
-            } => ErrorKind::ResourceBusy,
-            Error::Permits { .. } => ErrorKind::InvalidData,
-            Error::TransactionRefused { reason: Failure::NoNode | Failure::NoParent(_), .. } => ErrorKind::NotFound,
-            Error::TransactionRefused { reason: Failure::NodeExists, .. } => ErrorKind::AlreadyExists,
-            Error::TransactionRefused { reason: Failure::NoAuth(_), .. } => ErrorKind::PermissionDenied,
-            Error::TransactionRefused { reason: Failure::NotEmpty, .. } => ErrorKind::DirectoryNotEmpty,
+            Error::Permits { reason, .. } => match reason {
+                PermitsError::Other { .. } | PermitsError::TooFew { .. } => ErrorKind::InvalidInput,
+                PermitsError::IsLocked { .. }
+                | PermitsError::NoLock
+                | PermitsError::EmptyNode
+                | PermitsError::OtherUse(_) => ErrorKind::ResourceBusy,
+                _ => ErrorKind::InvalidData,
+            },
+            Error::TransactionRefused { reason, .. } => match reason {
+                Failure::NoNode | Failure::NoParent(_) => ErrorKind::NotFound,
+                Failure::NodeExists => ErrorKind::AlreadyExists,
+                Failure::NoAuth(_) => ErrorKind::PermissionDenied,
+                Failure::NotEmpty => ErrorKind::DirectoryNotEmpty,
+                _ => ErrorKind::Other,
+            },
             Error::Value { error: ValueError::Unset | ValueError::Vanished, .. } => ErrorKind::NotFound,
             Error::RecordVanished { .. } => ErrorKind::NotFound,
             Error::Value { .. } | Error::ForeignRecord { .. } | Error::Diverged { .. } => ErrorKind::InvalidData,
             Error::OutcomeUnknown { .. } => ErrorKind::ConnectionReset,
-            Error::TransactionRefused { .. } | Error::Refused { .. } | Error::OneOfMany { .. } => ErrorKind::Other,
+            Error::Refused { .. } | Error::OneOfMany { .. } => ErrorKind::Other,
         };
         io::Error::new(kind, error)
     }
