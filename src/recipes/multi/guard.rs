@@ -14,6 +14,7 @@ use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
 use crate::queue::contender::Contender;
 use crate::session::request::{HoldState, Loss};
+use crate::sync::OnceLock;
 use crate::validation;
 
 /// Returns the error of an acquisition that lost one of its locks before the last lock was granted.
@@ -46,12 +47,13 @@ async fn first_of<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
 pub struct MultiGuard {
     /// The locks in the order of their paths, in which they were acquired. Not empty in a complete guard.
     locks: Vec<Arc<ContenderHandle>>,
+    first_loss: OnceLock<(String, Loss)>,
     life: GuardLife,
 }
 
 impl MultiGuard {
     pub(crate) fn of_none() -> MultiGuard {
-        MultiGuard { locks: Vec::new(), life: GuardLife::default() }
+        MultiGuard { locks: Vec::new(), first_loss: OnceLock::new(), life: GuardLife::default() }
     }
 
     /// Waits for the grant of the next lock, whose directory is `path`, and adds this lock. Fails if a lock of this guard is lost during the wait.
@@ -77,10 +79,14 @@ impl MultiGuard {
         }
     }
 
-    /// Returns the path of the lost lock, and the reason. If several locks are lost, returns the first in the order of the
-    /// paths.
+    /// Returns the path of the lost lock, and the reason. If several locks are lost, always returns the loss that was found
+    /// first.
     fn loss(&self) -> Option<(&str, Loss)> {
-        self.locks.iter().find_map(|held| Some((held.user_path(), held.detect_loss()?)))
+        let lost = self.first_loss.get().or_else(|| {
+            let found = self.locks.iter().find_map(|held| Some((held.user_path().to_owned(), held.detect_loss()?)))?;
+            Some(self.first_loss.get_or_init(|| found))
+        });
+        lost.map(|(path, why)| (path.as_str(), *why))
     }
 
     /// Returns the path of each lock's node, in the order in which the locks were taken.
