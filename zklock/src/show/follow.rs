@@ -180,7 +180,7 @@ async fn follow_until_gone(breaks: &Breaks<'_>, (path, dialect): &Followed, unti
                 }
                 Some(before) => {
                     let change = Change::between(before, &mut seen, watches.tells_of_members());
-                    if change.is_any || gist(&before.queue) != gist(&seen.queue) {
+                    if change.unseen > 0 || gist(&before.queue) != gist(&seen.queue) {
                         seen.print(at, &change, order.json)?;
                     }
                 }
@@ -248,7 +248,6 @@ impl Seen {
 /// What changed between two looks at a queue.
 #[derive(Default)]
 struct Change {
-    is_any: bool,
     came: Vec<Member>,
     went: Vec<Member>,
     /// The members that hold, and did not hold before.
@@ -281,8 +280,7 @@ impl Change {
             unseen = 1;
             now.newest = before.newest.map(|newest| newest + 1);
         }
-        let is_any = unseen > 0 || !came.is_empty() || !went.is_empty() || !granted.is_empty();
-        Change { is_any, came, went, granted, unseen }
+        Change { came, went, granted, unseen }
     }
 }
 
@@ -355,7 +353,23 @@ impl Watches {
     async fn arm(&mut self, zk: &ZooKeeper) -> Option<BTreeSet<String>> {
         let Ok(session_slot) = zk.session_slot(0).await else { return self.shown.clone() };
         let session = session_slot.session();
-        let missing: Vec<On> = self.wanted.iter().filter(|on| !self.armed.contains_key(on)).cloned().collect();
+        self.arm_all(session, self.wanted.clone()).await;
+        // A node on the way to the directory may come at this moment. Each look arms again.
+        for _ in 0..self.path.matches('/').count() {
+            if self.armed.contains_key(&self.wanted[0]) {
+                break;
+            }
+            self.shown = None;
+            if !self.arm_above(session).await {
+                break;
+            }
+            self.arm_all(session, vec![self.wanted[0].clone()]).await;
+        }
+        self.shown.clone()
+    }
+
+    async fn arm_all(&mut self, session: &Arc<dyn Session>, mut missing: Vec<On>) {
+        missing.retain(|on| !self.armed.contains_key(on));
         let sent: Vec<Reply<(Vec<String>, Watch)>> = missing.iter().map(|on| send(session, on)).collect();
         for (on, answer) in missing.into_iter().zip(future::join_all(sent).await) {
             let Ok((names, watch)) = answer else { continue };
@@ -364,13 +378,6 @@ impl Watches {
             }
             self.armed.insert(on, watch);
         }
-        while !self.armed.contains_key(&self.wanted[0]) {
-            self.shown = None;
-            if !self.arm_above(session).await {
-                break;
-            }
-        }
-        self.shown.clone()
     }
 
     /// Watches the nearest node that exists above the directory, for the coming of the next node on the way. Returns whether
@@ -384,20 +391,8 @@ impl Watches {
                 return false;
             }
             match send(session, &on).await {
-                Ok((names, _)) if names.iter().any(|name| name == next) => {
-                    return match send(session, &self.wanted[0]).await {
-                        Ok((names, watch)) => {
-                            self.shown = Some(names.into_iter().collect());
-                            self.armed.insert(self.wanted[0].clone(), watch);
-                            true
-                        }
-                        Err(failure) => failure == Failure::NoNode,
-                    };
-                }
-                Ok((_, watch)) => {
-                    self.armed.insert(on, watch);
-                    return false;
-                }
+                Ok((names, _)) if names.iter().any(|name| name == next) => return true,
+                Ok((_, watch)) => return self.armed.insert(on, watch).is_some(),
                 Err(Failure::NoNode) => {}
                 Err(_) => return false,
             }

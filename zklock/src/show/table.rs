@@ -32,26 +32,17 @@ impl TableLine {
 /// Returns the queue as a table, or "free" if it is empty. If `columns` is given, no line is wider, except for a line
 /// with a long path.
 pub(crate) fn table(queue: &Queue, columns: Option<usize>, colourful: bool) -> String {
-    let first = match (free(queue), queue.members.is_empty()) {
-        (Some(free), _) => Some(format!("{}: {free}", queue.path)),
-        (None, true) => Some(format!("{}: free", queue.path)),
-        (None, false) => None,
-    };
-    let first = first.iter().map(|line| wrapped(line, columns));
+    let first = headline(queue).map(|words| wrapped(&format!("{}: {words}", queue.path), columns));
     let members = lines(queue, columns).into_iter().map(|line| line.painted(colourful));
     let last = last_done(queue).into_iter().map(|line| wrapped(&line, columns));
-    first.chain(members).chain(last).map(|line| line + "\n").collect()
+    first.into_iter().chain(members).chain(last).map(|line| line + "\n").collect()
 }
 
 /// Returns the table in at most `columns` columns and `rows` rows. The last row says how many members were left out, if
 /// any.
 pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful: bool) -> Vec<String> {
     let plain = |text: String| TableLine { text: shorten(&text, columns), colour: "" };
-    let first = match (free(queue), queue.members.is_empty()) {
-        (None, true) => Some("free".to_owned()),
-        (free, _) => free,
-    };
-    let mut table: Vec<TableLine> = first.into_iter().map(plain).collect();
+    let mut table: Vec<TableLine> = headline(queue).into_iter().map(plain).collect();
     table.extend(lines(queue, Some(columns)));
     table.extend(last_done(queue).map(plain));
     if table.len() > rows {
@@ -61,6 +52,11 @@ pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful
         table.push(left_out);
     }
     table.into_iter().map(|line| line.painted(colourful)).collect()
+}
+
+/// Returns the text before the members: how many permits are free, or that a lock is free.
+fn headline(queue: &Queue) -> Option<String> {
+    free(queue).or_else(|| queue.members.is_empty().then(|| "free".to_owned()))
 }
 
 /// Returns the text about how many permits of a semaphore are free. `None` for a lock.
