@@ -317,6 +317,7 @@ pub mod cost {}
 /// [keep]: crate::guide#keep-the-lock-between-uses
 /// [monitoring]: https://docs.rs/crate/zk-rwlock/latest/source/examples/monitoring/README.md
 /// [timeline]: https://docs.rs/crate/zk-rwlock/latest/source/docs/zklock.md
+/// [leader]: crate::guide#one-leader
 /// [semaphore]: crate::guide#at-most-so-many-at-once
 /// [kubernetes]: https://docs.rs/crate/zk-rwlock/latest/source/examples/kubernetes/README.md
 /// [service]: https://docs.rs/crate/zk-rwlock/latest/source/examples/README.md

@@ -99,8 +99,9 @@ pub(crate) fn drawn(picture: &Picture<'_>) -> String {
     // The longest wait comes first.
     paths.sort_by_key(|(_, rows)| Reverse(rows.values().map(|row| row.waited(axis.to())).max()));
     let height = TOP + ROW * (picture.count + paths.len() + 1) as f64;
+    // Without a height, a browser would shrink the picture until all rows fit into the window.
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n\
          <title>zklock timeline</title>\n<style>\n{STYLE}</style>\n"
     );
     legend(&mut svg, &axis);

@@ -67,6 +67,9 @@ async fn a_timeline_shows_who_waited_and_who_held() {
     assert_eq!(told.len(), 2, "{told:#?}");
     assert!(told[0].contains("\"ants\"") && told[0].contains("\nwent "), "{told:#?}");
     assert!(told[1].contains("READ ") && told[1].contains("\ngranted "), "{told:#?}");
+    let heading = picture.stdout.lines().find(|line| line.contains("class=\"path\"")).expect("a heading");
+    let [_, wait, hold] = heading.split("; longest ").collect::<Vec<_>>().try_into().expect("a wait and a hold");
+    assert!(wait.contains("READ ") && wait.contains("bees") && hold.starts_with("hold: "), "{heading}");
 }
 
 #[support::judged]
