@@ -141,11 +141,15 @@ figures:
 pages:
 	WRITE_PAGES=1 cargo test -p zk-rwlock-tests --test documents -- --nocapture the_pictures_have_the_numbers snippets:: nemesis:: the_pictures_of
 
-# Checks the dashboard and the alert rules of examples/monitoring with a real Prometheus, which it installs, on a real run.
-monitoring: zookeeper
+# Checks the dashboard and the alert rules of examples/monitoring with a real Prometheus on a real run, and opens the timeline of this
+# run in a browser. It installs both. target/monitoring has pictures of the timeline.
+monitoring: zookeeper programs
 	@packages=()
 	if ! command -v promtool >/dev/null; then
 		packages+=(prometheus)
+	fi
+	if ! command -v chromium >/dev/null; then
+		packages+=(chromium)
 	fi
 	( $(INSTALL) )
 	python3 tests/monitoring.py
