@@ -56,7 +56,7 @@ impl Cache {
     }
 
     /// Joins the newest kept node, or begins to acquire a new node with `begin`. Refuses the use if the last node of
-    /// this mode was kept in vain: another contender asked for that node before its second use.
+    /// this mode was kept in vain, because another contender asked for that node before its second use.
     pub(crate) fn join_or_begin(&self, mode: Mode, begin: impl Fn(&Arc<Kept>) -> Work) -> Joined<KeptUse, PendingUse> {
         loop {
             // No thread would grant a use.
@@ -165,11 +165,11 @@ impl Kept {
 }
 
 /// A running use of a kept node, or one of several shares of it. Dropping the last share ends the use. If the node is closed to
-/// further uses, the end of its last use gives the node up.
+/// further uses, the node is given up when its last use ends.
 pub(crate) struct KeptUse {
     granted: Arc<Granted>,
     number: u64,
-    /// The trace of the use.
+    /// The span, the gauge and the warning that end with the use.
     trace: Option<Arc<HoldTrace>>,
     /// The time limit of the use. `None` if uses have no limit.
     limit: Option<Arc<LimitedUse>>,

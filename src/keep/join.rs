@@ -140,8 +140,8 @@ async fn report_progress(config: &LockConfig, view: &QueueView, on_wait: &mut On
     }
 }
 
-/// Returns the acquisition of a node that several uses share. It has no timeout: each use has its own timeout, whose error names
-/// the contenders in the way of this acquisition.
+/// Returns the acquisition of a node that several uses share. The acquisition has no timeout, because each use has a timeout of
+/// its own. The error of that timeout names the contenders that this acquisition waits for.
 fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> Work {
     let options = Options { label: first.options.label.clone(), ..Options::default() };
     let mut all = Acquisition::new(Arc::clone(&first.config), first.mode, options);

@@ -345,8 +345,8 @@ impl Kept {
             let why = node.detect_loss().map_or(why, Why::by);
             if let Some(kept) = kept.upgrade() {
                 // The acquisition of a kept node asks for all kept nodes while it waits, and this request fires our own watch,
-                // too. So after such a request, the event is no proof that another contender has asked. The node is then given
-                // up, but does not count as kept in vain.
+                // too. So after a request of our own, the event does not prove that another contender has asked. The node is
+                // then given up, but does not count as kept in vain.
                 if why == Why::Asked && !node.read(|it| it.asked_itself) {
                     kept.handle_ask();
                 }
@@ -376,7 +376,8 @@ impl KeptState {
     }
 }
 
-/// Wakes uses. No mutex of this module may be locked, because a woken task may be polled inside the call.
+/// Wakes the tasks that wait for uses. No mutex of this module may be locked, because a woken task may be polled inside
+/// the call.
 pub(super) fn wake(woken: Vec<Waker>) {
     woken.into_iter().for_each(Waker::wake);
 }
@@ -394,7 +395,7 @@ const CHECKS: u32 = 4;
 
 /// Waits until the node was idle for its idle time. Returns early if the session or the node is gone.
 async fn wait_until_idle(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
-    // With an idle time of zero, the end of the last use itself gives the node up.
+    // With an idle time of zero, the node is given up by the call that ends the last use, and not by this task.
     if kept.upgrade().is_some_and(|kept| kept.idle.is_zero()) {
         return std::future::pending().await;
     }
@@ -418,7 +419,8 @@ async fn wait_for_contention(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
         if !retry::slept(session, pause).await {
             return std::future::pending().await;
         }
-        // The task takes only copies: a pointer to the hold would delay the removal of the node after the last use.
+        // The task takes only copies, because a pointer to the hold would delay the removal of the node after the last
+        // use.
         let hold = kept.upgrade().and_then(|kept| kept.hold());
         let place = hold.map(|hold| (hold.contender(), Arc::clone(hold.queue())));
         let Some((me, directory)) = place else { continue };

@@ -87,8 +87,8 @@ impl<W: Clone> Uses<W> {
         number
     }
 
-    /// Returns whether the use with this id runs, waits or was refused. `waker` is woken when a waiting use runs or is
-    /// refused.
+    /// Returns the present state of the use with this id. If the use waits, this call stores `waker`, which is woken
+    /// when the use runs or is refused.
     pub(crate) fn standing(&mut self, number: u64, waker: &W) -> Joined<(), ()> {
         if self.place(number).is_some() {
             return Joined::Runs(());

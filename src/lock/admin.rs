@@ -106,8 +106,8 @@ impl LockConfig {
 }
 
 impl RwLock {
-    /// Reads the queue: each member in order, with its state, its age and its predecessor; and the record of the
-    /// [last success](crate::Queue::done) of a job under the lock.
+    /// Reads the queue. The answer has each member in order, with its state, its age and its predecessor, and the
+    /// record of the [last success](crate::Queue::done) of a job under the lock.
     ///
     /// Costs one listing, one request for each 256 members, and one for the record. The snapshot is as old as the server's view.
     /// It may show a node that the ensemble no longer has: `zklock check` compares the servers. After a release, the holder
@@ -186,9 +186,10 @@ impl RwLock {
     /// After the future is dropped the record may have been deleted, or not.
     ///
     /// # Errors
-    /// [`Error::ForeignRecord`] if the node was not written by this library: it stays. [`Error::PermissionDenied`] if this
-    /// client may not read the record, or may not delete it. After [`Error::Unreachable`], [`Error::Closed`] and
-    /// [`Error::Timeout`] the record may have been deleted, or not. Otherwise see [`Error`].
+    /// [`Error::ForeignRecord`] if the node was not written by this library. The node then stays.
+    /// [`Error::PermissionDenied`] if this client may not read the record, or may not delete it. After
+    /// [`Error::Unreachable`], [`Error::Closed`] and [`Error::Timeout`] the record may have been deleted, or not.
+    /// Otherwise see [`Error`].
     ///
     /// # Examples
     ///
@@ -224,8 +225,9 @@ impl RwLock {
     ///
     /// # Errors
     /// [`Error::PermissionDenied`] if this client may not read and write the lock's directory. [`Error::InvalidInput`] in
-    /// any [dialect](crate::Dialect) but the native one: in the others no node is kept. After [`Error::Unreachable`],
-    /// [`Error::Closed`] and [`Error::Timeout`] the processes may have been asked, or not. Otherwise see [`Error`].
+    /// any [dialect](crate::Dialect) but the native one, because no node is kept in the others. After
+    /// [`Error::Unreachable`], [`Error::Closed`] and [`Error::Timeout`] the processes may have been asked, or not.
+    /// Otherwise see [`Error`].
     ///
     /// # Examples
     ///

@@ -125,9 +125,9 @@ impl Hold {
         self.held.session_left()
     }
 
-    /// Waits until a contender queues up that this guard keeps out, and returns the first such contender. A
-    /// [`ReadGuard`](crate::ReadGuard) keeps out writers, a [`WriteGuard`](crate::WriteGuard) readers too. Ready
-    /// immediately if such a contender waits already.
+    /// Waits until this guard keeps a contender out, and returns the first contender that waits for this reason. A
+    /// [`ReadGuard`](crate::ReadGuard) keeps out writers, a [`WriteGuard`](crate::WriteGuard) also readers. Returns
+    /// immediately if a contender already waits for this guard.
     ///
     /// Permits keep out a contender that finds too few of them. A contender that takes free permits does not count. For
     /// permits, each new contender in the queue costs three reads more.
@@ -135,12 +135,12 @@ impl Hold {
     /// A long piece of work can use this method to make way at a good moment. After this guard is released, a waiting writer
     /// may still have to wait for other readers.
     ///
-    /// If the node is [kept](crate::RwLockBuilder::keep), uses of the same process that wait for this guard count, too. They
-    /// have no nodes of their own, so the contender that is returned is the one of this guard.
+    /// If the node is [kept](crate::RwLockBuilder::keep), uses of the same process that wait for this guard count, too.
+    /// These uses have no nodes of their own, so the call returns the contender of this guard for them.
     ///
     /// A call costs a listing with a watch on the lock's directory. A writer's guard lists once more when a contender has come.
-    /// A reader's guard lists once more when a reader comes or goes, at most 50 times a second: so call this on one reader of
-    /// many. Both list again after a long time without an event. Dropping the future ends the watch.
+    /// A reader's guard lists once more when a reader comes or goes, at most 50 times a second. So if there are many readers,
+    /// call this on one of them. Both list again after a long time without an event. Dropping the future ends the watch.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -371,12 +371,12 @@ impl ReadGuard {
     }
 
     /// Gives the lock back, and returns when its node is surely gone. If several guards share one node, by
-    /// [`share`](ReadGuard::share), only the last release does that. The earlier releases return immediately. So does
-    /// the last release if the node is [kept](crate::RwLockBuilder::keep).
+    /// [`share`](ReadGuard::share), only the last release waits for that, and the earlier releases return immediately.
+    /// No release waits if the node is [kept](crate::RwLockBuilder::keep).
     ///
     /// # Cancel safety
-    /// If the future is dropped after its first poll, the release goes on in the background. Before it, the guard is
-    /// dropped.
+    /// Dropping the future gives the lock back in any case. After its first poll, the release goes on in the
+    /// background.
     ///
     /// # Errors
     /// [`Error::Lost`] if the lock had been lost before. [`Error::PermissionDenied`] if the node may not be deleted:
@@ -391,8 +391,8 @@ impl WriteGuard {
     /// [kept](crate::RwLockBuilder::keep).
     ///
     /// # Cancel safety
-    /// If the future is dropped after its first poll, the release goes on in the background. Before it, the guard is
-    /// dropped.
+    /// Dropping the future gives the lock back in any case. After its first poll, the release goes on in the
+    /// background.
     ///
     /// # Errors
     /// [`Error::Lost`] if the lock had been lost before. [`Error::PermissionDenied`] if the node may not be deleted:

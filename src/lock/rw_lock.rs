@@ -353,11 +353,11 @@ impl RwLockBuilder {
     /// - when the node was idle for `idle`, and when the last clone of the handle is dropped;
     /// - when the node is lost. The lease guards a kept node like any other, so a use never begins under a lost lock.
     ///
-    /// Each waiting contender asks in one request, independent of its own options. The contender needs the permission
-    /// to write the lock's directory. A contender without that permission logs that once, and waits until the node was
-    /// idle for `idle`, or until this process checks the queue: each `idle`, between 30 s and ten minutes. A `try_`
-    /// method asks nobody: to take a lock that others keep, use a [timeout](Acquire::timeout), or [ask](RwLock::ask)
-    /// first.
+    /// A waiting contender asks in one request, whatever its own options are, and needs the permission to write the
+    /// lock's directory. Without that permission, the contender logs this once and waits until the node was idle for
+    /// `idle`, or until this process checks the queue. The process checks the queue each `idle`, but at most every 30 s
+    /// and at least every ten minutes. A `try_` method asks nobody. To take a lock that others keep, use a
+    /// [timeout](Acquire::timeout), or [ask](RwLock::ask) first.
     ///
     /// - Guards that use one node have one [token](crate::Hold::fencing_token), and are [lost](crate::Hold::lost) together.
     /// - [`release`](ReadGuard::release) waits for nothing while the node is kept.
@@ -365,9 +365,11 @@ impl RwLockBuilder {
     /// - The [label](Acquire::label) in the queue is that of the acquisition that made the node.
     /// - A WRITE node is given up after a use that has called
     ///   [`prepare_foreign_transaction`](crate::Hold::prepare_foreign_transaction).
-    /// - If a contender asks for a node before its second use, the next use keeps no node.
-    /// - A `try_` method joins a kept node, and keeps none itself. It gives up an idle node that does not cover it.
-    /// - With [`Duration::ZERO`] no node stays idle: uses that overlap share a node, which is removed with the last of them.
+    /// - If a contender asks for a kept node before the second use of the node, the next acquisition keeps no node.
+    /// - A `try_` method joins a kept node, and keeps none itself. If an idle node does not cover the mode of the call,
+    ///   the call gives the node up.
+    /// - With [`Duration::ZERO`] no node stays idle. Uses that overlap share a node, which is removed when the last of these
+    ///   uses ends.
     ///
     /// Any [`dialect`](Self::dialect) but the native one is refused.
     ///

@@ -266,10 +266,10 @@ impl Faults {
         self.zk.change(|world, id, _| world.forget_watches(id));
     }
 
-    /// Freezes the node at `path` and all nodes below it at this client's server: from now on the server shows them as
-    /// they are now. It reports no events about them, and none about new or deleted siblings of the node. A node that
-    /// is deleted then is a ghost: only this server still has it. The client leaves a server that it finds to have
-    /// a ghost. Then, as after a [cut](Self::cut), it is [healed](Self::heal) by another server, which shows the present nodes.
+    /// Freezes the node at `path` and all nodes below it at this client's server: from now on the server shows them as they are
+    /// now. It reports no events about them, and none about new or deleted siblings of the node. If a frozen node is deleted,
+    /// the node is a ghost, which only this server still has. The client leaves a server that it finds to have a ghost. Then,
+    /// as after a [cut](Self::cut), it is [healed](Self::heal) by another server, which shows the present nodes.
     pub fn freeze(&self, path: impl AsRef<str>) {
         self.zk.change(|world, id, _| world.freeze(id, path.as_ref()));
     }
@@ -334,9 +334,9 @@ impl Faults {
     /// Transaction ids, and with them fencing tokens, continue from the backup. All later changes are lost.
     ///
     /// All sessions are over, because servers accept no client that has seen a newer transaction than theirs. A real
-    /// client loses what it holds when its lease ends; so let that time pass first, with all clients [cut](Self::cut)
-    /// off. The ephemeral nodes of the sessions in the backup exist again. A real ensemble deletes them after a session
-    /// timeout; here the test [removes](Self::remove) them.
+    /// client loses what it holds when its lease ends. So before this call, [cut](Self::cut) all clients off and let
+    /// that time pass. The ephemeral nodes of the sessions in the backup exist again. A real ensemble deletes these
+    /// nodes after a session timeout, but here the test has to [remove](Self::remove) them.
     ///
     /// # Examples
     ///

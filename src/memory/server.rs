@@ -345,8 +345,8 @@ impl World {
         let Some(mut state) = self.sessions.remove(&session) else { return };
         fired.extend(state.withheld.take().into_iter().flatten());
         let store = Arc::clone(&state.store);
-        // The lease ends now, before the notifications: another thread may be granted the lock as soon as the world is
-        // unlocked.
+        // The lease ends now, before the notifications, because another thread may be granted the lock as soon as the
+        // world is unlocked.
         store.end_lease(why);
         fired.push(Box::new(move |_| store.end(why)));
         for watch in state.forgotten {
@@ -388,8 +388,8 @@ impl World {
         }
         let tree = self.shown_to(session);
         let Some(state) = self.sessions.get_mut(&session) else { return };
-        // Whatever has changed since the cut is an event that says so. The client has not heard of the change itself, so
-        // the event is no `Changed`.
+        // Each watched node that has changed since the cut causes an event. For a node that still exists, this is
+        // `LookAgain` and not `Changed`, because the client was not told of the change itself.
         let missed = state.watches.keys().filter_map(|key| {
             let children_of = key.strip_suffix('/');
             match tree.get(children_of.unwrap_or(key)) {

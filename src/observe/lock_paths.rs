@@ -197,7 +197,7 @@ fn holders(taken: &[String]) -> impl Iterator<Item = Member> {
     })
 }
 
-/// Returns a contender as a member, with the data that are in its name.
+/// Returns a contender as a member of the queue. The member has only what the name of its node says.
 pub(crate) fn member_by_name(contender: &Contender, turn: &Turn) -> Member {
     let state = match turn {
         Turn::Granted => MemberState::Holds,

@@ -80,7 +80,7 @@ impl OnWait {
         }
     }
 
-    /// Returns the interval between two listings. Each listing returns all names, so a waiter further back lists less often: the
+    /// Returns the interval between two listings. Each listing returns all names, so waiters further back list less often. The
     /// waiter at place p of n lists n names every p * n milliseconds. All waiters together list 1000 * (1 + 1/2 + ... + 1/n)
     /// names a second, which is fewer than ten thousand.
     fn pause(&self) -> Duration {

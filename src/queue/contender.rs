@@ -107,8 +107,8 @@ impl Contender {
         self.slot.sequence
     }
 
-    /// Returns whether the two contenders may be nodes of one holder. Such nodes have the same sequence number: a
-    /// Curator thread that holds the write lock may take the read lock as well.
+    /// Returns whether the two contenders may be nodes of one holder. Two nodes of one holder have the same sequence
+    /// number. They exist if a Curator thread that holds the write lock takes the read lock as well.
     ///
     /// ```
     /// use zk_rwlock::queue::Contender;

@@ -17,7 +17,7 @@ use crate::queue::mode::{self, Mode, Slot};
 /// The naming scheme of a lock's nodes: this library's own, or that of a library that used the path before.
 ///
 /// A directory has one dialect, and all its contenders use it. In a foreign dialect, this library's contenders look
-/// like contenders of the other library, which needs no change; and this library reads the other library's nodes as
+/// like contenders of the other library, which needs no change. This library reads the other library's nodes as
 /// contenders. Readers and writers of both libraries exclude each other, and are granted the lock in the order of their
 /// nodes' numbers. [`RwLockBuilder::dialect`](crate::RwLockBuilder::dialect) sets the dialect.
 ///
@@ -37,21 +37,20 @@ use crate::queue::mode::{self, Mode, Slot};
 /// # Doubt
 /// A node may be a contender of another dialect, or have the marker of a mode in this dialect, such as `-WRITE-`,
 /// without a sequence number behind it. The rules of such a node may differ from ours. So an acquisition that lists the
-/// queue while the node is there is neither granted nor kept waiting: it fails with
-/// [`Error::ForeignContender`](crate::Error::ForeignContender), which names the node and its dialect, and leaves no
-/// node behind. [`queue`](crate::RwLock::queue) and [`evict`](crate::RwLock::evict) fail in the same way. All other
-/// children are ignored in every dialect.
+/// queue while the node is there fails with [`Error::ForeignContender`](crate::Error::ForeignContender), which names
+/// the node and its dialect. The acquisition leaves no node behind. [`queue`](crate::RwLock::queue) and
+/// [`evict`](crate::RwLock::evict) fail in the same way. All other children are ignored in every dialect.
 ///
 /// A contender that already holds the lock continues to hold it, without a warning. Not every contender lists the
 /// queue: in the native dialect a writer hands over to the waiter behind it, and uses of a
 /// [kept](crate::RwLockBuilder::keep) node join it. The next contender that queues up lists the queue, and fails.
 ///
-/// Names cannot show every difference, and a difference that no name shows is not refused. kazoo's plain `Lock` is
-/// named like its `WriteLock` but does not wait for readers: where there are readers, give `Lock`
-/// `extra_lock_patterns=["__rlock__"]`. `Client::lock` with a filter of its own waits for the nodes that the filter
-/// lets through. A holder of another library learns late, or not at all, that it has lost its session or its node. The
-/// [token](crate::Hold::fencing_token) protects against such a holder. The token of another library's holder is the
-/// `czxid` of its node, in the same order as ours.
+/// This library refuses only what it can tell by the names of nodes. kazoo's plain `Lock` has the names of its
+/// `WriteLock` but does not wait for readers. So if there are readers, give `Lock` the argument
+/// `extra_lock_patterns=["__rlock__"]`. `Client::lock` with a filter of its own waits only for the nodes that the
+/// filter lets through. A holder of another library learns late, or not at all, that it has lost its session or its
+/// node. The [token](crate::Hold::fencing_token) protects against such a holder. The token of another library's holder
+/// is the `czxid` of its node, in the same order as ours.
 ///
 /// # What else differs from the native dialect
 /// - **Hand-off**: a client that may write to nodes, as Curator's `Revoker` does, could forge the signal by which a
@@ -64,7 +63,8 @@ use crate::queue::mode::{self, Mode, Slot};
 /// - **Host and label** are in the node's data, because the names have no room for them.
 ///   [`Member::host`](crate::queue::Member::host) is the host in the data, and may be empty. The identifier that kazoo writes
 ///   is shown as the label. kazoo's `contenders()` shows our metadata as the identifier.
-/// - **Identity**: a uuid takes the place of host and id. By its uuid, a node is found whose create got no reply.
+/// - **Identity**: a uuid takes the place of host and id. If a create gets no reply, this library finds the node by its
+///   uuid.
 /// - **[`evict`](crate::RwLock::evict)** removes the node of any library's contender. Only this library's contenders
 ///   notice: a waiter of Curator or kazoo queues up again at the end, and a holder continues. So stop that process
 ///   first.
@@ -74,8 +74,9 @@ use crate::queue::mode::{self, Mode, Slot};
 ///   From number 1073741824 on, this library deletes an empty directory of any kind to restart the numbers, but not in
 ///   kazoo's dialect. When the numbers are used up, this library lets no contender enter, in any dialect. The other
 ///   libraries continue, and past 2147483647 their contenders no longer exclude each other.
-/// - **Access**: a waiter of any library reads the node that it waits for, and so does ours. A contender that an
-///   [`acl`](crate::ZooKeeperBuilder::acl) keeps from reading fails when it would have to wait.
+/// - **Access**: the waiters of each library, also of this one, read the node that they wait for. If an
+///   [`acl`](crate::ZooKeeperBuilder::acl) does not let a contender read that node, the contender fails instead of
+///   waiting.
 /// - **[`keep`](crate::RwLockBuilder::keep)** is refused, because contenders of other libraries do not ask.
 /// - [`MultiLock`](crate::MultiLock), guarded transactions, tokens and the detection of a loss are as in the native
 ///   dialect.

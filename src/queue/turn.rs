@@ -15,10 +15,10 @@
 //!       AskLeader -- the leader agrees --> Evicted, Stuck or WouldBlock
 //! ```
 //!
-//! A server may lag behind the leader. So a listing that would end the wait is put to the leader before: the listing lacks the
-//! waiter's own node, or shows its number twice, or shows a contender ahead of a waiter that must not wait. `List` ends the wait
-//! at once with `Stuck` if the waiter's number is negative, and with `Foreign` if the queue has a foreign contender, whose rules
-//! may differ.
+//! A server may lag behind the leader. So a waiter asks the leader before a listing ends its wait. This concerns a listing that
+//! lacks the waiter's own node, that shows the waiter's number twice, or that shows a contender ahead of a waiter that must not
+//! wait. `List` ends the wait at once with `Stuck` if the waiter's number is negative, and with `Foreign` if the queue has a
+//! foreign contender, whose rules may differ.
 //!
 //! `contend/wait.rs` carries out the steps. The exhaustive model and the property tests drive the same state machine.
 
@@ -100,12 +100,13 @@ where
     let mut nearest: Option<(i64, I::Item)> = None;
     for child in queue {
         let name = child.as_ref();
-        // If 10,000 contenders arrive together, each reads 10,000 names. So this check skips, by its last digits, each name that
-        // cannot be the predecessor: its number is higher than ours, or lower than that of a predecessor found before.
+        // If 10,000 contenders arrive together, each reads 10,000 names. So this check reads only the last digits, and skips
+        // each name that cannot be the predecessor, because its number is higher than ours or lower than the number of a
+        // contender in the way that was found before.
         //
-        // No contender of another dialect is skipped: its name has `_` or `k-` before the digits, and `sequence_if_plain`
-        // requires `E-` or `D-`. A malformed name such as `a__WRIT__D-0000000007` may be skipped, but no library makes such a
-        // name.
+        // No contender of another dialect is skipped, because its name has `_` or `k-` before the digits, and
+        // `sequence_if_plain` requires `E-` or `D-`. A malformed name such as `a__WRIT__D-0000000007` may be skipped, but no
+        // library makes such a name.
         if dialect == Dialect::Native
             && let Some(sequence) = dialect::sequence_if_plain(name)
             && (sequence > mine.sequence || nearest.as_ref().is_some_and(|(nearest, _)| *nearest > sequence))
@@ -181,7 +182,7 @@ pub(crate) fn first_kept_out(me: &Contender, queue: &[String]) -> Option<Contend
 }
 
 /// Returns the first waiter of a semaphore's queue, where `me` holds permits and has left the queue. The sequence
-/// numbers are not compared: the queue's directory may have been deleted and created again, which restarts the numbers.
+/// numbers are not compared, because they restart when the queue's directory is deleted and created again.
 pub(crate) fn first_in_queue(me: &Contender, queue: &[String]) -> Option<Contender> {
     first_of_others(me, queue, |_| true)
 }

@@ -208,8 +208,8 @@ async fn check_if_due(
     }
     let at = humantime::format_rfc3339_millis(date(last.at));
     emit!(DEBUG, path = hold.user_path(), host = last.host, %at, "the work is not due: it was done within the period");
-    // The lock is given back in the background. The answer does not need the lock: the work was done within the period before
-    // the grant, even if the lock is lost now.
+    // The lock is given back in the background. The answer does not need the lock, because the work was done within the
+    // period before the grant, even if the lock is lost now.
     drop(guard);
     Ok(Work::Done(last))
 }
@@ -246,8 +246,8 @@ impl Work {
 /// A write guard for work that is due. Made by [`Acquire::once_in`](crate::Acquire::once_in).
 ///
 /// Derefs to the [`WriteGuard`], with everything a holder can do. When the work has succeeded, call
-/// [`done`](Self::done). Dropping or [releasing](Self::release) the guard without that leaves the record as it was: the
-/// work stays due, and the next contender gets a guard.
+/// [`done`](Self::done). If the guard is dropped or [released](Self::release) without that call, the record stays as it
+/// was, the work stays due, and the next contender gets a guard.
 #[derive(Debug)]
 #[must_use = "if unused, the lock is given back at once, and the work stays due"]
 pub struct OnceGuard {
@@ -260,8 +260,8 @@ pub struct OnceGuard {
 
 impl OnceGuard {
     /// Records that the work has succeeded just now, and returns when the record is committed. Does not release the
-    /// lock: no other host does the work until the guard is dropped or [released](Self::release). Another call records
-    /// a later success.
+    /// lock, so no other host does the work until the guard is dropped or [released](Self::release). Another call
+    /// records a later success.
     ///
     /// The record is written only if the lock is still held when the ensemble commits the record. So a holder that was
     /// cut off, and whose successor does the work again, records nothing late.

@@ -475,7 +475,7 @@ pub struct Access {
     pub acquisition: u64,
     pub node: String,
     pub granted: Moment,
-    /// The moment before the first step of the access.
+    /// The moment just before the first step of the access.
     pub began: Moment,
     /// The moment just before the last step of the access.
     pub at: Moment,

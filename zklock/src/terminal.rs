@@ -111,7 +111,8 @@ pub(crate) fn undisturbed<T>(change: impl FnOnce() -> T) {
     let mut held_off = SigSet::empty();
     held_off.add(Signal::SIGTTOU);
     if let Ok(before) = held_off.thread_swap_mask(SigmaskHow::SIG_BLOCK) {
-        // The error is ignored: the change fails only if the terminal is gone.
+        // The error is ignored, because zklock has no other way to make the change. It fails, for example, if the
+        // terminal is gone or the command's group has ended.
         let _ = change();
         let _ = before.thread_set_mask();
     }

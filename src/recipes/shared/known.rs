@@ -25,7 +25,7 @@ pub enum CopyState {
     Over(Error),
 }
 
-/// Written for logs and the answers of probes: `current`, or `behind: ` and the error.
+/// Writes a text for logs and for the answers of probes, such as `current`, or `behind: ` with the error.
 impl fmt::Display for CopyState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -97,7 +97,7 @@ impl Known {
     }
 
     pub(super) fn set_trouble(&mut self, error: Error) -> bool {
-        // An error equal to the last one is no event.
+        // An error with the same text as the last one is not reported again.
         if self.trouble.as_ref().is_some_and(|(_, before)| before.to_string() == error.to_string()) {
             return false;
         }
@@ -113,9 +113,8 @@ impl Known {
     /// whether anything has changed.
     ///
     /// The reads of one session never go back, and the first one follows a sync. So a read that is older than the
-    /// newest value means that the ensemble was restored from a backup, and the older value is recorded. The exception
-    /// is a commit of our own after the sync: a lagging server may not show this commit yet, so the older value is
-    /// ignored.
+    /// newest value means that the ensemble was restored from a backup, and the older value is recorded. After a commit
+    /// of our own since that sync, an older value is ignored, because a lagging server may not show the commit yet.
     pub(super) fn record_read(&mut self, bytes: Vec<u8>, czxid: i64, version: i32, synced: u64) -> bool {
         let cleared = self.trouble.take().is_some();
         self.vanished = 0;
@@ -126,8 +125,8 @@ impl Known {
                 return cleared;
             }
             self.own_commit = 0;
-            // The same value as before is no event, unless an error came in between. The bytes are compared, because the reply to
-            // a commit has no `mzxid`, which would identify them.
+            // The same value as before is not reported again, unless an error was reported in between. The bytes are compared,
+            // because the reply to a commit has no `mzxid`, which would identify them.
             if !cleared && (czxid, version, &bytes) == (newest.czxid, newest.version, &newest.bytes) {
                 return false;
             }
@@ -137,7 +136,7 @@ impl Known {
     }
 
     /// Records a commit of our own. `czxid` is `None` if the holder of the commit's lock created the node. Ignores a commit to a
-    /// node with another czxid than the newest value's: after a restore of the ensemble, that node may be the older one.
+    /// node with another czxid than the newest value's, because that node may be the older one after a restore of the ensemble.
     pub(super) fn record_commit(&mut self, bytes: &[u8], czxid: Option<i64>, version: i32) -> bool {
         let is_before = |newest: &Seen| Some(newest.czxid) == czxid && version.wrapping_sub(newest.version) > 0;
         let Some(czxid) = self.newest.as_ref().filter(|it| is_before(it)).map(|it| it.czxid) else { return false };
@@ -258,7 +257,7 @@ mod tests {
         assert!(known.set_trouble(trouble("a")) && !known.set_trouble(trouble("a")) && known.set_trouble(trouble("b")));
         let seen = known.last_event;
         assert!(matches!(known.event_after(seen - 1), Some((event, Err(_))) if event == seen));
-        // A read of an older value than our own commit clears the error, but is no event.
+        // A read of an older value than our own commit clears the error, but the older value is not reported.
         assert!(known.record_read(b"a".to_vec(), 10, 3, 1) && known.event_after(seen).is_none());
         assert!(known.set_trouble(trouble("b")) && known.record_read(b"b".to_vec(), 10, 4, 1));
         assert!(matches!(known.event_after(known.last_event - 1), Some((_, Ok(value))) if value.version == 4));

@@ -255,8 +255,8 @@ impl Child {
         } else if lent {
             terminal.take_back(self.group);
             self.was_foreground = true;
-            // Only the command was stopped. The processes that started zklock, such as a script or another zklock, have
-            // to stop with it.
+            // The signal has stopped only the command. The processes that started zklock, such as a script or another
+            // zklock, have to stop as well.
             let _ = kill_current_process_group(Signal::STOP);
         } else if asks || by == Signal::TSTP {
             let _ = kill_process(getpid(), Signal::STOP);

@@ -347,7 +347,7 @@ async fn cut_off(why: Loss, zk: &ZooKeeper) -> String {
     if why == Loss::LeaseRanOut && !zk.state().is_connected() {
         let started = Instant::now();
         while started.elapsed() < REASON {
-            // Reading the state makes the client look for a reason.
+            // `state` makes a client without a connection find out why it reaches no server.
             if let state @ ConnectionState::Connecting { why: Some(_), .. } = zk.state() {
                 return format!(" ({state})");
             }

@@ -30,9 +30,9 @@ const BETWEEN: usize = 2;
 /// How the cells of a column are shortened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
-    /// Not at all, because a shortened number would be read as another number.
+    /// The cells are not shortened, because a shortened number would be read as another number.
     Never,
-    /// In the middle, because names with the same beginning often differ at the end.
+    /// The cells are shortened in the middle, because names with the same beginning often differ at the end.
     Middle,
     End,
 }

@@ -55,7 +55,7 @@ text, .legend { fill: #222; }
 }
 ";
 
-/// The times of the picture.
+/// The time axis of the picture.
 struct Axis {
     from: SystemTime,
     length: Duration,
