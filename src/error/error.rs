@@ -69,7 +69,8 @@ pub enum Error {
     #[error("invalid input: {0}")]
     InvalidInput(String),
 
-    /// The timeout expired. The place in the queue was given up. Try again, or look at the contenders in the way.
+    /// The timeout expired. The acquisition has left the queue. Try again, or look at the contenders that it waited
+    /// for.
     ///
     /// A holder that [keeps](crate::queue::Member::keeps) the lock was asked to give it up. So its process still uses the lock,
     /// unless this client may not write the lock's directory.
@@ -82,19 +83,19 @@ pub enum Error {
     Timeout {
         /// The timeout that expired.
         waited: Duration,
-        /// The contenders that were in the way. If the client was disconnected, the contenders in the last listing of
-        /// the queue.
+        /// The contenders that the acquisition waited for. If the client was disconnected, they are as in the last
+        /// listing of the queue.
         blockers: Blockers,
         /// Since when and why the client had no connection at the timeout. `None` if the client was connected.
         cut_off: Option<CutOff>,
     },
 
     /// A `try_` method found the lock taken, or another contender was faster. Go on with other work. A holder that
-    /// [keeps](crate::queue::Member::keeps) the lock may be idle: it was not [asked](crate::RwLock::ask). Or a semaphore that was
-    /// to be [removed](crate::Semaphore::remove) is in use.
+    /// [keeps](crate::queue::Member::keeps) the lock may be idle, because a `try_` method does not [ask](crate::RwLock::ask) for
+    /// the lock. The error also says that a semaphore that was to be [removed](crate::Semaphore::remove) is in use.
     #[error("would block: {blockers}")]
     WouldBlock {
-        /// The contenders in the way.
+        /// The contenders that an acquisition would have waited for.
         blockers: Blockers,
     },
 
@@ -414,7 +415,7 @@ impl Error {
     }
 }
 
-/// Returns what was in the way at the timeout, in words.
+/// Returns why the call was not done at the timeout, in words.
 fn obstacle(blockers: &Blockers, cut_off: Option<&CutOff>) -> String {
     match cut_off {
         None => blockers.to_string(),
@@ -466,8 +467,8 @@ pub enum PermitsError {
     /// is not used any more, [remove](crate::Semaphore::remove) it.
     #[error("is a semaphore: a path is a lock or a semaphore, so use another one, or remove the semaphore")]
     NoLock,
-    /// The path has an empty node without a number of permits. It may be the directory of a lock that is idle now, and the number
-    /// would keep the lock's users out. Use another path. If no lock is there, set the number with
+    /// The path has an empty node without a number of permits. The node may be the directory of a lock that is idle now, and a
+    /// number in the node would keep the lock's users out. Use another path. If no lock is there, set the number with
     /// [`at_existing_node`](crate::semaphore::SemaphoreBuilder::at_existing_node).
     #[error("exists without a number of permits, and may be a lock that is idle now: use another path")]
     EmptyNode,

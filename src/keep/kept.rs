@@ -50,7 +50,7 @@ pub(crate) struct Kept {
     is_wanted: AtomicBool,
     /// The error of the acquisition. Set before the waiting uses are refused.
     pub(super) error: OnceLock<Error>,
-    /// The waker that the acquisition is polled with. It wakes all waiting uses.
+    /// The waker that the acquisition is polled with. This waker wakes all waiting uses.
     waker: Waker,
     /// The last listing of the queue by the acquisition. Timeout errors name the contenders of this listing.
     pub(super) view: Arc<QueueView>,

@@ -129,8 +129,9 @@ impl<G: Guard> Acquire<G> {
         self
     }
 
-    /// Calls `callback` with the place in the queue and the contenders in the way, if the lock is not granted
-    /// immediately. Calls `callback` again when the acquisition finds that the place or these contenders have changed.
+    /// Calls `callback` with the place in the queue and the contenders that the acquisition waits for, if the lock is
+    /// not granted immediately. Calls `callback` again when the acquisition finds that the place or these contenders
+    /// have changed.
     ///
     /// The acquisition lists the queue at first, and when its predecessor has left but it has to go on waiting. For this
     /// callback it also lists the queue once a second, or every (place × length of the queue) milliseconds if that is longer.

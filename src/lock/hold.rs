@@ -103,9 +103,9 @@ impl Hold {
     /// unless somebody removes its node. The time ends one session timeout after the newest request was sent that the leader
     /// has surely received. Zero after that.
     ///
-    /// [`ZooKeeperBuilder::stop_margin`](crate::ZooKeeperBuilder::stop_margin), a sixth of the session timeout,
-    /// is left when the lease runs out and [`lost`](Self::lost) answers. It is the time to stop work that
-    /// cannot be dropped, such as another process.
+    /// [`ZooKeeperBuilder::stop_margin`](crate::ZooKeeperBuilder::stop_margin), a sixth of the session timeout, is left
+    /// when the lease runs out and [`lost`](Self::lost) answers. Use this time to stop work that cannot be dropped,
+    /// such as another process.
     ///
     /// # Examples
     ///

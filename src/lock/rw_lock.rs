@@ -165,16 +165,16 @@ impl RwLock {
     /// Acquires the lock to read if no writer holds it or waits for it. Does not wait. Writes nothing to the ensemble
     /// if the lock is taken.
     ///
-    /// Before the call fails, it asks the leader whether the contenders in the way still exist, because a server that lags may
-    /// show a node that is gone. If another contender is faster to a lock that looked free, this call has written one node, and
-    /// removed it. [How long it takes](Call#how-long-it-takes) is bounded by
-    /// the session timeout, and with [`timeout`](Call::timeout).
+    /// Before the call fails, it asks the leader whether the contenders that exclude it still exist, because a server that lags
+    /// may show a node that is gone. If another contender is faster to a lock that looked free, this call has written one node,
+    /// and removed it. [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with
+    /// [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// As for [`RwLock::read`].
     ///
     /// # Errors
-    /// [`Error::WouldBlock`], which names the contenders in the way. Otherwise see [`Error`].
+    /// [`Error::WouldBlock`], which names the contenders that the call would wait for. Otherwise see [`Error`].
     ///
     /// # Examples
     ///
@@ -196,16 +196,16 @@ impl RwLock {
     /// Acquires the lock to write if no contender holds it or waits for it. Does not wait. Writes nothing to the
     /// ensemble if the lock is taken.
     ///
-    /// Before the call fails, it asks the leader whether the contenders in the way still exist, because a server that lags may
-    /// show a node that is gone. If another contender is faster to a lock that looked free, this call has written one node, and
-    /// removed it. [How long it takes](Call#how-long-it-takes) is bounded by
-    /// the session timeout, and with [`timeout`](Call::timeout).
+    /// Before the call fails, it asks the leader whether the contenders that exclude it still exist, because a server that lags
+    /// may show a node that is gone. If another contender is faster to a lock that looked free, this call has written one node,
+    /// and removed it. [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with
+    /// [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// As for [`RwLock::read`].
     ///
     /// # Errors
-    /// [`Error::WouldBlock`], which names the contenders in the way. Otherwise see [`Error`].
+    /// [`Error::WouldBlock`], which names the contenders that the call would wait for. Otherwise see [`Error`].
     ///
     /// # Examples
     ///
@@ -276,16 +276,16 @@ impl RwLockBuilder {
         self
     }
 
-    /// Logs one warning for an acquisition that has waited this long, with the contenders in the way. Default: 30 s. `None`
-    /// turns it off.
+    /// Logs one warning for an acquisition that has waited this long, and names the contenders that it waits for. Default:
+    /// 30 s. `None` turns the warning off.
     ///
     /// Once the acquisition is in the queue, the warning comes from a background task of the session, so it comes also if the future
     /// is not polled, as in a runtime that is blocked. If the turn of the acquisition has come and its future is not polled, the
     /// warning says so. Before that, for example without a session, the future itself logs the warning.
     ///
-    /// One warning stands for all late acquisitions in the queue of this handle and its clones: it names the first, and has the number of
-    /// `others`. The next warning comes a second later at the earliest. For a use that waits for other uses of a
-    /// [kept](Self::keep) node, the warning comes up to a quarter later.
+    /// One warning stands for all late acquisitions of this handle and its clones that are in the queue. The warning names the
+    /// first of them, and its field `others` has the number of the rest. The next warning comes a second later at the earliest.
+    /// For a use that waits for other uses of a [kept](Self::keep) node, the warning comes up to a quarter later.
     pub fn warn_after_waiting(mut self, limit: impl Into<Option<Duration>>) -> Self {
         self.warn_waiting = limit.into();
         self
@@ -349,7 +349,7 @@ impl RwLockBuilder {
     /// of one node follow the rules of the lock among themselves, first come first served. The node is given up
     ///
     /// - when another contender asks for the lock: immediately if the node is idle, or else after the uses that run. No
-    ///   use joins the node after that. Later uses queue up behind the contender that asked;
+    ///   use joins the node after that. A later acquisition queues up behind the contender that asked;
     /// - when the node was idle for `idle`, and when the last clone of the handle is dropped;
     /// - when the node is lost. The lease guards a kept node like any other, so a use never begins under a lost lock.
     ///
@@ -361,8 +361,8 @@ impl RwLockBuilder {
     ///
     /// - Guards that use one node have one [token](crate::Hold::fencing_token), and are [lost](crate::Hold::lost) together.
     /// - [`release`](ReadGuard::release) waits for nothing while the node is kept.
-    /// - [`downgrade`](WriteGuard::downgrade) turns the kept node into a READ node, which is kept on.
-    /// - The [label](Acquire::label) in the queue is that of the acquisition that made the node.
+    /// - [`downgrade`](WriteGuard::downgrade) turns the kept node into a READ node, which stays kept.
+    /// - The queue shows the [label](Acquire::label) of the acquisition that made the node.
     /// - A WRITE node is given up after a use that has called
     ///   [`prepare_foreign_transaction`](crate::Hold::prepare_foreign_transaction).
     /// - If a contender asks for a kept node before the second use of the node, the next acquisition keeps no node.

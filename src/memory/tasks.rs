@@ -30,8 +30,8 @@ impl Executor {
         self.run();
     }
 
-    /// Runs the tasks that are ready. If a thread does so already, that thread runs these tasks, too. It may be the
-    /// current thread, because a running task may wake other tasks.
+    /// Runs the tasks that are ready. If a thread runs tasks already, that thread runs these tasks, too. This may be
+    /// the thread of the caller, because a running task may wake other tasks.
     ///
     /// # Panics
     /// If a task panics, after the other tasks have run.

@@ -113,8 +113,8 @@ impl LockPaths {
         }
     }
 
-    /// Returns the blockers with the data that are in their names: the holders of the permits `taken`, and the
-    /// contenders `ahead`.
+    /// Returns the holders of the permits `taken` and the contenders `ahead`, with only what the names of their nodes
+    /// say.
     fn in_the_way(&self, dialect: Dialect, taken: &[String], ahead: &[&str], names: &[String]) -> Blockers {
         let ahead_of_us = ahead.iter().filter_map(|name| Contender::parse_as(name, dialect));
         let waiters = ahead_of_us.map(|it| self.queued(&it, &turn::as_seen(&it, names)));
@@ -122,13 +122,13 @@ impl LockPaths {
         Blockers { ahead: taken.len() + ahead.len(), first }
     }
 
-    /// Reads the contenders in the way of `me`. `names` are the names in the queue.
+    /// Reads the contenders that `me` waits for. `names` are the names in the queue.
     pub(crate) async fn blockers(&self, session: &Arc<dyn Session>, names: &[String], me: &Contender) -> Blockers {
         let seen = self.progress(session, names, me).await.blockers;
         self.read_in_time(session, me.dialect(), seen).await
     }
 
-    /// Reads the contenders in the way of a contender of this dialect and mode that has not entered the queue. `names` are the
+    /// Reads the contenders that a contender of this dialect and mode would wait for if it entered the queue. `names` are the
     /// names in the queue.
     pub(crate) async fn blockers_of_newcomer(
         &self,
@@ -188,8 +188,7 @@ impl LockPaths {
     }
 }
 
-/// Returns the holders of permits, with the data that are in the names of their nodes. Leaves out names that are not
-/// those of permits.
+/// Returns the holders of permits, with only what the names of their nodes say. Leaves out every other name.
 fn holders(taken: &[String]) -> impl Iterator<Item = Member> {
     taken.iter().filter_map(|name| {
         let by = permits::parse(name)?;

@@ -41,7 +41,7 @@ impl OnWait {
     }
 
     /// Calls the listener if `seen` differs from the progress of the last call. Before the call, reads the nodes of the
-    /// contenders in the way.
+    /// contenders that the waiter waits for.
     pub(crate) async fn report_read(
         &mut self,
         session: &Arc<dyn Session>,

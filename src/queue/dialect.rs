@@ -107,14 +107,15 @@ pub enum Dialect {
     Native,
     /// The dialect of Apache Curator's `InterProcessReadWriteLock`.
     ///
-    /// Curator sorts all children by the text behind `__READ__` or `__WRIT__`, with any text before that. So do
-    /// other programs that make such names. A writer waits until it is first, a reader until no `__WRIT__` is before it.
+    /// Curator sorts all children by the text behind `__READ__` or `__WRIT__`, whatever stands before that. Other
+    /// programs that make names of this form sort in the same way. A writer waits until it is first, a reader until no
+    /// `__WRIT__` is before it.
     Curator,
     /// The dialect of Apache Curator's `InterProcessMutex`: mutexes are writers, and this library adds readers.
     ///
     /// A mutex sorts all children by the text behind the last `lock-`, and waits until it is first. Our readers have
-    /// `lock-` in their names, too, so a mutex waits for them. The lock of zookeeper-client does the same with the last
-    /// ten digits.
+    /// `lock-` in their names, too, so a mutex waits for them. The lock of zookeeper-client sorts by the last ten
+    /// digits, and waits in the same way.
     CuratorMutex,
     /// The dialect of kazoo's `ReadLock` and `WriteLock`.
     ///
@@ -171,8 +172,8 @@ impl Dialect {
         format!("{PROTECTED}{:08x}-{:04x}-{:04x}-{:04x}-{:012x}-", groups.0, groups.1, groups.2, groups.3, groups.4)
     }
 
-    /// Returns whether a writer signals its release to waiters by a write to its node. This is safe only where no other
-    /// program writes to nodes.
+    /// Returns whether a writer signals its release to waiters by a write to its node. The signal is safe only where no
+    /// other program writes to nodes.
     pub(crate) fn hands_off(self) -> bool {
         self == Dialect::Native
     }
@@ -192,8 +193,8 @@ impl Dialect {
             let (tag, mode) = self.split_mode(before)?;
             Some((tag, mode, sequence))
         })?;
-        // A reader of Curator waits for every name that contains the marker of a writer, at any place. So such a name
-        // is a writer's.
+        // A reader of Curator waits for every name that contains the marker of a writer, at any place. So each name
+        // with this marker counts as a writer's.
         let mode = if self == Dialect::Curator && name.contains(CURATOR_WRITE) { Mode::Write } else { mode };
         Some((tag, Slot { mode, sequence }))
     }

@@ -200,8 +200,8 @@ pub(crate) fn turns(dialect: Dialect, queue: &[String]) -> Vec<(Contender, Turn)
     let ordered: Vec<Contender> = ordered.filter_map(|name| Contender::parse_as(name, dialect)).collect();
     let (mut last, mut last_write): (Option<&Contender>, Option<&Contender>) = (None, None);
     let mut turns = Vec::with_capacity(ordered.len());
-    // Contenders of the same number do not wait for each other. They have no turn, unless they may be nodes of one
-    // holder.
+    // Contenders of the same number do not wait for each other. None of them gets a turn, unless they may be nodes of
+    // one holder.
     for group in ordered.chunk_by(|one, next| one.sequence() == next.sequence()) {
         for contender in group {
             let nearest = if contender.mode() == Mode::Write { last } else { last_write };
@@ -256,12 +256,12 @@ pub struct Waiter<C> {
     has_asked: bool,
 }
 
-/// Whether an acquisition waits or fails if another contender is in the way.
+/// Whether an acquisition waits or fails if an earlier contender excludes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IfTaken {
-    /// It waits.
+    /// The acquisition waits.
     Wait,
-    /// It fails.
+    /// The acquisition fails.
     GiveUp,
 }
 

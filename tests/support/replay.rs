@@ -4,8 +4,9 @@
 //!
 //! The log does not show when a contender learns something, only the earliest time. A contender can learn of its turn
 //! from the transaction that makes it its turn. A kept node is a node that its process keeps between uses. A contender
-//! behind a kept node asks that it be given up, by a write to the directory's data. It can learn of the kept node from
-//! the transaction that creates the node, until some contender has asked. A hold begins when the contender reports it.
+//! behind a kept node writes to the directory's data to ask that the node be given up. The contender can learn of the
+//! kept node from the transaction that creates the node, until some contender has asked. A hold begins when the
+//! contender reports it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Display;
@@ -162,8 +163,9 @@ struct Node {
     /// The zxid of the transaction that created the node. For a node that a downgrade created, the token of the node
     /// that the downgrade replaced.
     token: i64,
-    /// When the contender's turn came: the zxid and the proposal time of the transaction that brought the turn, and how
-    /// the last node in the way was removed, or `None` if no node was in the way.
+    /// When it became the contender's turn: the zxid and the proposal time of the transaction that brought the turn,
+    /// and how the last node that the contender waited for was removed. The last part is `None` if the contender waited
+    /// for no node.
     turn: Option<(i64, Duration, Option<Left>)>,
     left: Option<(i64, Duration, Left)>,
 }
@@ -396,7 +398,7 @@ impl Replay<'_> {
         self.look(txn, parent(path), None);
     }
 
-    /// Returns whether a contender may create a second node. It may in two cases:
+    /// Returns whether a contender may create a second node. Two cases allow this:
     ///
     /// - The reply to its first create was lost, and the contender reported that it found no node.
     /// - The server gives false replies: that the directory does not exist, both to the create and to the listing.
@@ -489,8 +491,8 @@ impl Replay<'_> {
         self.leaves(txn, at, how);
     }
 
-    /// Returns whether another session of the contender may delete this node. It may if the contender has lost the node with
-    /// its session, and is finding out the outcome of a commit.
+    /// Returns whether another session of the contender may delete this node. This is allowed if the contender has lost the
+    /// node with its session, and is finding out the outcome of a commit.
     fn is_given_up(&self, txn: &Txn, node: &Node) -> bool {
         let begun =
             |session| self.run.log.iter().find(|it| it.session == session && it.ops == [Op::Begin]).map(|it| it.zxid);
@@ -608,8 +610,8 @@ impl Replay<'_> {
                 // The end of a killed process ends all its acquisitions and holds.
                 (What::Ended, _) => _ = (open.remove(&event.who), held.remove(&event.who)),
                 (What::Holds, _) => {
-                    // A downgrade begins a second hold of the same token in another mode. It is no second use of a kept
-                    // node.
+                    // A downgrade begins a second hold of the same token in another mode. The second hold is no second
+                    // use of a kept node.
                     if !used.insert((event.token, &*event.mode)) {
                         self.saw("UseAgain");
                     }

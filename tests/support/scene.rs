@@ -14,7 +14,7 @@ use zk_rwlock::{Error, Mode, ReadGuard, RwLock, WriteGuard, ZooKeeper};
 
 use super::standstill::StandstillLimit;
 
-/// The time limit for an event that must occur. It only ends a hanging test, and is no measure of speed.
+/// The time limit for an event that must occur. The limit only ends a hanging test, and is no measure of speed.
 pub const SOON: Duration = Duration::from_secs(20);
 
 /// A session timeout so long that, during a test, no session expires and no heartbeat is sent.

@@ -40,8 +40,8 @@ pub const WITHOUT_DIGESTS: [&str; 2] =
 /// forbids this mechanism.
 pub const WITH_JAAS: [&str; 2] = ["-Djava.security.auth.login.config={home}/jaas.conf", "-Dzookeeper.fips-mode=false"];
 
-/// A shell script that starts `"$@"` and prints its pid. It ends the program with the given signal when standard input
-/// ends or has a line.
+/// A shell script that starts `"$@"` and prints the pid of this program. When standard input ends or has a line, the
+/// script ends the program with the given signal.
 ///
 /// The test process holds the other end of standard input, and the kernel closes that end also after a SIGKILL of the
 /// test process. So no server outlives its tests. The server inherits the shell's standard output as descriptor 3 and

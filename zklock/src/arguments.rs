@@ -368,12 +368,12 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Whether `-j` is given without a number.
+    /// Returns whether `-j` is given without a number.
     fn takes_any_number(&self) -> bool {
         matches!(self.permits, Some(Permits(None)))
     }
 
-    /// Whether zklock exits immediately if the lock is taken: with `-n`, or with `-w 0`.
+    /// Returns whether zklock exits immediately if the lock is taken: with `-n`, or with `-w 0`.
     pub(crate) fn does_not_wait(&self) -> bool {
         self.nonblock || self.wait == Some(Duration::ZERO)
     }

@@ -22,12 +22,13 @@ const UNREAD_MAX: usize = 1000;
 /// The longest wait until a message is written. It is short, because no signal ends zklock during this wait.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Whether the stream is a terminal with cursor control.
+/// Returns whether the stream is a terminal with cursor control.
 pub(crate) fn is_screen(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("TERM").is_some_and(|term| term != "dumb")
 }
 
-/// Whether results may be coloured: on a terminal whose user has not switched colours off (<https://no-color.org>).
+/// Returns whether results may be coloured: on a terminal whose user has not switched colours off
+/// (<https://no-color.org>).
 pub(crate) fn is_colourful() -> bool {
     let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     is_screen(&io::stdout()) && !unwanted
@@ -114,7 +115,8 @@ pub(crate) fn written(outcome: io::Result<()>) -> Result<bool, Exit> {
     }
 }
 
-/// Whether standard output still has a reader. A poll is the only way to notice the end of `| head` without printing.
+/// Returns whether standard output still has a reader. A poll is the only way to notice the end of `| head` without
+/// printing.
 pub(crate) fn is_read() -> bool {
     let out = io::stdout();
     let mut polled = [PollFd::new(&out, PollFlags::empty())];
@@ -183,7 +185,7 @@ pub(crate) fn escape_json(json: &str) -> String {
     escaped
 }
 
-/// Whether the character controls a terminal instead of being shown.
+/// Returns whether the character controls a terminal instead of being shown.
 pub(crate) fn is_control(character: char) -> bool {
     let turns =
         matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');

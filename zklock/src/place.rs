@@ -73,10 +73,10 @@ impl Place {
     }
 }
 
-/// Whether the path is a semaphore. The path is one if its data is a valid number of permits, if its data is invalid
-/// and it has a directory of permits, or if its data is empty and a permit is held. The directory of the queue decides
-/// nothing, because the servers remove it when it is empty. A path whose data this client may not read counts as a
-/// lock.
+/// Returns whether the path is a semaphore. The path is one if its data is a valid number of permits, if its data is
+/// invalid and it has a directory of permits, or if its data is empty and a permit is held. The directory of the queue
+/// decides nothing, because the servers remove it when it is empty. A path whose data this client may not read counts
+/// as a lock.
 pub(crate) async fn is_semaphore(semaphore: &Semaphore, zk: &Arc<dyn Coordinator>) -> Result<bool, Error> {
     let is_doubtful = match semaphore.permits().await {
         Ok(Some(_)) => return Ok(true),
@@ -94,7 +94,7 @@ pub(crate) async fn is_semaphore(semaphore: &Semaphore, zk: &Arc<dyn Coordinator
     })
 }
 
-/// Whether the first path is the second, or below it.
+/// Returns whether the first path is the second, or below it.
 pub(crate) fn is_at_or_below(path: &str, above: &str) -> bool {
     path.strip_prefix(above.trim_end_matches('/')).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }

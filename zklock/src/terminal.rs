@@ -39,7 +39,7 @@ impl Terminal {
         Some(Terminal { tty, ours, settings: OnceCell::new() })
     }
 
-    /// Whether the user talks to the command, so that the command gets the terminal at its start.
+    /// Returns whether the user talks to the command, so that the command gets the terminal at its start.
     pub(crate) fn is_talked_to() -> bool {
         io::stdin().is_terminal() && io::stdout().is_terminal()
     }
@@ -49,12 +49,12 @@ impl Terminal {
         self.ours
     }
 
-    /// Whether zklock's group has the foreground of the terminal.
+    /// Returns whether zklock's group has the foreground of the terminal.
     pub(crate) fn is_ours(&self) -> bool {
         tcgetpgrp(&self.tty).is_ok_and(|group| group == self.ours)
     }
 
-    /// Whether this group has the foreground of the terminal.
+    /// Returns whether this group has the foreground of the terminal.
     pub(crate) fn is_lent_to(&self, group: Pid) -> bool {
         tcgetpgrp(&self.tty).is_ok_and(|foreground| foreground == group)
     }
@@ -88,13 +88,13 @@ pub(crate) fn our_group() -> Option<Pid> {
     Pid::from_raw(nix::unistd::getpgrp().as_raw())
 }
 
-/// Whether this is the controlling terminal, and zklock's group has its foreground.
+/// Returns whether this is the controlling terminal, and zklock's group has its foreground.
 pub(crate) fn is_foreground(of: impl AsFd) -> bool {
     tcgetpgrp(of).is_ok_and(|group| Some(group) == our_group())
 }
 
-/// Whether another group has the foreground of this terminal. `None` if it is not the controlling terminal of zklock's
-/// Unix session (setsid(2)).
+/// Returns whether another group has the foreground of this terminal. `None` if it is not the controlling terminal of
+/// zklock's Unix session (setsid(2)).
 pub(crate) fn is_background(of: impl AsFd) -> Option<bool> {
     tcgetpgrp(of).ok().map(|group| Some(group) != our_group())
 }

@@ -19,8 +19,8 @@ use crate::serving::Phase;
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long the read lock of the configuration is kept between requests. It is given up earlier if another process
-/// wants to write.
+/// How long the read lock of the configuration is kept between requests. The process gives the lock up earlier if
+/// another process wants to write.
 const KEEP: Duration = Duration::from_secs(60);
 
 /// The configuration. All instances read it, and any instance may change it.

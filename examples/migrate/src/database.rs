@@ -45,7 +45,7 @@ pub(crate) struct TooLate(i64);
 #[error("the database has not answered within {0:?}")]
 pub(crate) struct Silent(Duration);
 
-/// Whether the operation failed because it waited too long for a lock of the database.
+/// Returns whether the operation failed because it waited too long for a lock of the database.
 pub(crate) fn is_locked(error: &(dyn Error + 'static)) -> bool {
     // SQLSTATE `lock_not_available` and SQLITE_BUSY. The error of a migration wraps the error of its statement.
     let code = error.downcast_ref().and_then(sqlx::Error::as_database_error).and_then(|error| error.code());
@@ -95,7 +95,7 @@ impl Database {
         self.in_time(connected).await
     }
 
-    /// Whether the database has a fence and a history of migrations.
+    /// Returns whether the database has a fence and a history of migrations.
     async fn is_fenced(&self, connection: &mut AnyConnection) -> sqlx::Result<bool> {
         let tables = match is_postgres(&self.place) {
             true => {
@@ -140,8 +140,8 @@ impl Database {
         }
     }
 
-    /// Excludes all earlier holders: they can commit nothing after this call of a reader. Another reader may have written a
-    /// higher token, which does no harm: a process that migrates later has a higher token than all these readers.
+    /// Excludes all earlier holders, which can commit nothing after this call of a reader. Another reader may have written
+    /// a higher token. That does no harm, because a process that migrates later has a higher token than all these readers.
     pub(crate) async fn raise(&self, name: &str, connection: &mut AnyConnection, token: i64) -> Result<()> {
         if self.is_fenced(connection).await? {
             let raised = async |on: &mut AnyConnection| sqlx::query(FENCE).bind(token).execute(on).await.map(drop);
@@ -152,9 +152,10 @@ impl Database {
 
     /// Does the work on a connection. Meanwhile ends the transactions that earlier holders have left open in PostgreSQL,
     /// which block this holder and could still commit, and prints the other connections that block it. Fails if the
-    /// database does not answer on a second connection: a long statement alone is no sign of a failure.
+    /// database does not answer on a second connection, because a long statement alone is no sign of a failure.
     ///
-    /// SQLite cannot end another transaction. It ends with its process at the latest, and locks the whole file until then.
+    /// SQLite cannot end the transaction of another connection. That transaction ends with its process at the latest, and
+    /// locks the whole file until then.
     pub(crate) async fn unobstructed<T>(
         &self,
         name: &str,
@@ -177,7 +178,8 @@ impl Database {
         loop {
             for row in self.in_time(sqlx::query(EARLIER).bind(token).fetch_all(&mut connection)).await? {
                 let (pid, program): (i32, String) = (row.try_get(0)?, row.try_get(1)?);
-                // Printed first, because the migration goes on at once, and may end before this function is polled again.
+                // This line is printed first, because the migration goes on at once, and may end before this function is
+                // polled again.
                 println!("{name} ends what an earlier holder left open: {program}");
                 self.in_time(sqlx::query(END).bind(pid).bind(program).execute(&mut connection)).await?;
             }

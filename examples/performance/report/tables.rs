@@ -18,7 +18,7 @@ const FRONT: [(&str, &str); 5] = [
     ("write, while 100 processes keep read locks", "keepers-100"),
 ];
 
-/// Whether the table shows this measurement.
+/// Returns whether the table shows this measurement.
 pub(crate) fn shows(name: &str, line: &Line) -> bool {
     let is_kept = line.text("case").starts_with("kept-");
     match name {

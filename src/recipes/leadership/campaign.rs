@@ -278,7 +278,7 @@ impl Drop for RunningTerm {
 /// One term of a leader. [`Leadership::lead`](crate::Leadership::lead) passes it to the work.
 ///
 /// Derefs to [`Hold`], with everything a holder can do. A term is cheap to clone for the tasks that the work starts. A
-/// clone does not prolong the term: when the term ends, [`is_leader`](Self::is_leader) is false in every clone, and
+/// clone does not prolong the term. When the term ends, [`is_leader`](Self::is_leader) is false in every clone, and
 /// transactions are refused.
 #[derive(Clone, Debug)]
 pub struct Term {
@@ -295,8 +295,8 @@ impl Term {
         self.fencing_token()
     }
 
-    /// Returns whether the term still lasts. The method returns `false` before another candidate leads: see
-    /// [`Hold::is_held`], also for the one exception. Sends nothing.
+    /// Returns whether the term still lasts. The method sends nothing, and returns `false` before another candidate
+    /// leads. [`Hold::is_held`] names the one exception.
     pub fn is_leader(&self) -> bool {
         self.is_held()
     }

@@ -121,7 +121,7 @@ async fn unless_gone<T>(
 /// A stream of the leaders, as they change. Made by [`Leadership::changes`](crate::Leadership::changes).
 ///
 /// The first call of [`next`](Changes::next) returns the present leader. `None` inside the result means that nobody
-/// leads. A lost connection, or the end of this client's session, yields no item: changes that were missed are reported
+/// leads. A lost connection, or the end of this client's session, yields no item. Changes that were missed are reported
 /// when the connection is back. An error is yielded once, when the directory cannot be watched. The stream ends once
 /// the coordinator is closed.
 ///
@@ -193,7 +193,8 @@ impl Followed for Observer {
             match waited {
                 // The leader, or the first candidate, may have changed. The next round of the loop lists the queue.
                 Ok(()) => {}
-                // The leader's node went between the listing and the watch, or the server denies it.
+                // The leader's node was deleted between the listing and the watch, or the server wrongly says that it
+                // was.
                 Err(Failure::NoNode) => {
                     if let Some(it) = first {
                         presence::leader_still_has(session, &format!("{path}/{}", it.name()), &mut denials).await?;

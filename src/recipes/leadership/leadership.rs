@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// lead in the order in which they queued up, and `zklock ls` shows the leader and the waiting candidates. A term keeps
 /// every promise of a [guard](crate::WriteGuard): [`is_leader`](Self::is_leader) is false before another candidate can
 /// lead, also on a machine that is cut off or was suspended. As with any lock, requests to other systems that are under
-/// way may arrive late: hence the number of the [term](Term::number).
+/// way may arrive late. The number of the [term](Term::number) protects against them.
 ///
 /// # Pauses
 /// After a term that was lost, and after a campaign that failed, the candidate waits [a
@@ -188,7 +188,7 @@ impl Leadership {
     }
 
     /// Returns whether this candidate leads. The method returns `false` before another candidate leads. It reads the
-    /// clock and sends nothing: see [`Hold::is_held`](crate::Hold::is_held).
+    /// clock and sends nothing, as [`Hold::is_held`](crate::Hold::is_held) does.
     pub fn is_leader(&self) -> bool {
         self.term().is_some()
     }
@@ -243,8 +243,8 @@ impl Leadership {
         true
     }
 
-    /// Ends the campaign for good: hands over if this candidate leads, leaves the queue if it waits. Then
-    /// [`lead`](Self::lead) returns `None`, and later calls of `lead` return `None` at once.
+    /// Ends the campaign. This candidate hands over if it leads, or leaves the queue if it waits, and never campaigns
+    /// again. Then [`lead`](Self::lead) returns `None`, and later calls of `lead` return `None` at once.
     ///
     /// Waits until the lock was given back, which needs `lead` to be polled. A program that is asked to end calls
     /// `stop`, or drops the future of `lead`, before it [closes](crate::ZooKeeper::close) the client.
@@ -273,10 +273,10 @@ impl Leadership {
     /// Reads who leads now. Returns `None` if nobody leads. A program that only asks is no candidate.
     ///
     /// Costs one listing, and one read together with a check at the ensemble's leader. So a leader that this client's
-    /// server still shows, but the ensemble no longer has, is passed over. Otherwise the answer is the view of this
-    /// client's server: a successor may be missing from it, and a leader that is cut off stays in it until its session
-    /// ends. So send the [term](Leader::term) with each message to the leader, and have the leader refuse the number of
-    /// another term.
+    /// server still shows, but the ensemble no longer has, is passed over. Otherwise the answer is what this client's
+    /// server shows. The server may not show a successor yet, and shows a leader that is cut off until the session of
+    /// that leader ends. So send the [term](Leader::term) with each message to the leader, and have the leader refuse
+    /// the number of another term.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -305,9 +305,9 @@ impl Leadership {
     /// Returns a stream of the leaders: first the present leader, then each change.
     ///
     /// Costs four requests for each change. Like [`leader`](Self::leader), the stream passes over a leader that the
-    /// ensemble no longer has. Between changes it checks after a session timeout of silence, and then less and less
-    /// often. It wakes no candidate: it watches the leader's node, or, when nobody leads, the directory until the first
-    /// candidate comes.
+    /// ensemble no longer has. Between changes the stream asks the leader of the ensemble after a session timeout of
+    /// silence, and then less and less often. The stream wakes no candidate. It watches the leader's node or, when
+    /// nobody leads, the directory until the first candidate queues up.
     ///
     /// # Examples
     ///

@@ -144,8 +144,8 @@ impl MultiLock {
     /// Same as for [`MultiLock::lock`].
     ///
     /// # Errors
-    /// [`Error::OneOfMany`] with the first lock that is taken and [`Error::WouldBlock`], which names the contenders in
-    /// the way. Otherwise the errors of [`MultiLock::lock`].
+    /// [`Error::OneOfMany`] with the first lock that is taken and [`Error::WouldBlock`], which names the contenders
+    /// that the call would wait for. Otherwise the errors of [`MultiLock::lock`].
     ///
     /// # Examples
     ///

@@ -174,8 +174,8 @@ impl Mark {
 pub(crate) struct Envelope {
     pub(crate) format: String,
     pub(crate) written: Written,
-    /// The commit that this commit replaced. It shows the outcome of the replaced commit to a writer that reconnects after the
-    /// next commit.
+    /// The commit that this commit replaced. A writer that reconnects after the next commit learns from this field that the
+    /// replaced commit was done.
     pub(crate) after: Option<Mark>,
 }
 
@@ -301,12 +301,13 @@ pub trait Format<T>: Send + Sync + 'static {
 /// JSON, by serde. People can read the values with `zkCli`, too. Numbers come back exactly, also floating-point
 /// numbers: for that, this library turns on the feature `float_roundtrip` of `serde_json`. JSON has no infinities and
 /// no NaN, and writes `null` for them. An `f64` cannot be read from `null`, so the commit is
-/// [refused](crate::error::ValueError::Unwritable). An `Option<f64>` comes back as `None`, and so does `Some(None)`.
+/// [refused](crate::error::ValueError::Unwritable). `Some(f64::NAN)` comes back as `None`, and `Some(None)` also comes
+/// back as `None`.
 ///
-/// A commit checks that the value can be read, and not that it comes back equal. So a value may come back as another one if its
-/// JSON fits several values: beside `Some(None)`, an enum with `#[serde(untagged)]` comes back as the **first** variant that its
-/// JSON fits, whichever variant was written. That may also depend on the value: an integer of more than 64 bits is
-/// read as a floating-point number. Leave `untagged` out, so that the JSON names the variant, or use
+/// A commit checks that the value can be read, and not that the value read is equal. So a value may come back as another one if
+/// its JSON fits several values. `Some(None)` is one example. An enum with `#[serde(untagged)]` comes back as the **first**
+/// variant that its JSON fits, whichever variant was written. The variant may also depend on the value, because an integer of
+/// more than 64 bits is read as a floating-point number. Leave `untagged` out, so that the JSON names the variant, or use
 /// `#[serde(tag = "kind", content = "value")]`.
 ///
 /// # Examples

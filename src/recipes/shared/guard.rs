@@ -109,8 +109,8 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     ///
     /// If the connection breaks before the reply comes, `commit` finds the outcome, and retries if nothing was written.
     /// So every error but [`Error::OutcomeUnknown`] means that this commit has written nothing. The search takes as
-    /// long as the connection is away. It ends at the latest when the session is over and the next session was opened,
-    /// or could not be.
+    /// long as the connection is lost. If the session ends, the search ends when the next session was opened, or could
+    /// not be opened.
     ///
     /// # Cancel safety
     /// The transaction is sent at the first poll. Dropping the future after that does not cancel the transaction: the
@@ -265,7 +265,8 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// Same as for [`RwLock::try_read`](crate::RwLock::try_read).
     ///
     /// # Errors
-    /// [`Error::WouldBlock`], which names the contenders in the way. Otherwise the errors of [`Shared::read`].
+    /// [`Error::WouldBlock`], which names the contenders that the call would wait for. Otherwise the errors of
+    /// [`Shared::read`].
     pub fn try_read(&self) -> Call<SharedReadGuard<T>> {
         let Shared { store } = self.clone();
         Call::new(|timeout| acquire::attempt(store.lock(), Mode::Read, timeout, ReadGuard::new, |it| read(store, it)))
@@ -278,7 +279,8 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// Same as for [`RwLock::try_write`](crate::RwLock::try_write).
     ///
     /// # Errors
-    /// [`Error::WouldBlock`], which names the contenders in the way. Otherwise the errors of [`Shared::read`].
+    /// [`Error::WouldBlock`], which names the contenders that the call would wait for. Otherwise the errors of
+    /// [`Shared::read`].
     pub fn try_write(&self) -> Call<SharedWriteGuard<T>> {
         let Shared { store } = self.clone();
         Call::new(|timeout| {

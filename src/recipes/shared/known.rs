@@ -45,13 +45,13 @@ pub(crate) struct Known {
     pub(super) was_seen: bool,
     /// The newest content of the node with a valid header.
     pub(crate) newest: Option<Arc<Seen>>,
-    /// The number of the event of the present error, and the error. `None` while the node's content is a value.
+    /// The present error, with its event number. `None` while the node's content is a value.
     pub(super) trouble: Option<(u64, Error)>,
-    /// The number of the event of the newest value, if a later read found no value in the node. 0 otherwise.
+    /// The event number of the newest value, if a later read found no value in the node. 0 otherwise.
     pub(super) vanished: u64,
     /// The number of the last event. Each new value is an event, and so is each new error.
     pub(super) last_event: u64,
-    /// The number of the event of our last commit, if no read has shown that commit yet. 0 otherwise.
+    /// The event number of our last commit, while no read has shown that commit yet. 0 otherwise.
     own_commit: u64,
     /// The lease of the session that has read the node and watches it.
     pub(super) lease: Option<Arc<Lease>>,

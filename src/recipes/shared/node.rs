@@ -130,8 +130,9 @@ impl ValueNode {
         }
     }
 
-    /// Returns the state of the node that our next commit may replace, after a commit of ours with an unknown outcome. This is
-    /// the present state if our commit made it, and otherwise `before`: the commit must not replace a write of another client.
+    /// Returns the state of the node that our next commit may replace, after a commit of ours with an unknown outcome. The
+    /// result is the present state if our commit made that state, and otherwise `before`, because the next commit must not
+    /// replace a write of another client.
     pub(crate) async fn next_base(&self, hold: &ContenderHandle, before: Base) -> Result<Base, Error> {
         if let Some(loss) = hold.detect_loss() {
             return Err(Error::Lost(loss));

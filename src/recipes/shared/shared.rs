@@ -167,12 +167,12 @@ pub struct SharedBuilder<T> {
 }
 
 impl<T: Send + Sync + 'static> SharedBuilder<T> {
-    /// Sets the initial value. The first client that finds no value writes it: once, under the lock. That client is the
-    /// first reader, or the first caller of [`live`](Shared::live), [`changes`](Shared::changes) or
-    /// [`wait_for`](Shared::wait_for), which waits for a writer that holds the lock. A write that finds no value starts
-    /// with the initial one. If the value node is deleted later, the initial value is not written again: reads fail
-    /// with [`ValueError::Vanished`](crate::error::ValueError::Vanished), and [`replacing`](crate::Acquire::replacing)
-    /// writes another value. Default: no initial value.
+    /// Sets the initial value. The first client that finds no value writes the initial value, once, under the lock.
+    /// This may be a reader, or a caller of [`live`](Shared::live), [`changes`](Shared::changes) or
+    /// [`wait_for`](Shared::wait_for), and these calls wait for a writer that holds the lock. A write that finds no
+    /// value starts with the initial one. If the value node is deleted later, the initial value is not written again:
+    /// reads fail with [`ValueError::Vanished`](crate::error::ValueError::Vanished), and
+    /// [`replacing`](crate::Acquire::replacing) writes another value. Default: no initial value.
     pub fn initial(mut self, initial: impl Fn() -> T + Send + Sync + 'static) -> Self {
         self.codec.initial = Some(Box::new(initial));
         self

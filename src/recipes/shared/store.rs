@@ -35,8 +35,8 @@ const MAX_INITIAL_WRITES: u32 = 64;
 
 /// The state that all clones of a [`Shared`](crate::Shared) share.
 pub(crate) struct Store<T> {
-    /// Stops the follower of the node when dropped. This field is the first, and so is dropped first: the follower's watch and
-    /// session slot are then released before the coordinator.
+    /// Stops the follower of the node when dropped. This field stands first, so it is dropped first, and the follower's watch
+    /// and session slot are released before the coordinator.
     stop_follower: OnceLock<oneshot::Sender<()>>,
     /// The copy of the node, which the follower shares.
     pub(super) known: Arc<watch::Sender<Known>>,
@@ -251,8 +251,8 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 }
 
-/// The follower of a value's node. It watches the node as long as a handle exists. It owns no user code (values, and the
-/// functions that make them), because it runs on a thread of the library.
+/// Watches a value's node as long as a handle exists. A follower owns no user code (values, and the functions that make
+/// them), because it runs on a thread of the library.
 struct Follower {
     /// The node, and its coordinator, which the follower does not keep open.
     node: Weak<ValueNode>,

@@ -55,7 +55,7 @@ fn disagreements(servers: &[ServerReport]) -> Vec<Disagreement<'_>> {
     };
     let all = nodes.iter().filter_map(|node| Some(Disagreement { node: node.as_str(), what: difference(node)? }));
     let (paths, names): (Vec<_>, Vec<_>) = all.partition(|it| it.node.starts_with('/'));
-    // A missing directory is not reported if a node in it is reported with the same text.
+    // A directory with the same difference as one of its nodes is left out, because the report of the node says enough.
     let is_new = |it: &Disagreement<'_>| names.iter().all(|name| name.what != it.what);
     let mut reported: Vec<_> = paths.into_iter().filter(is_new).collect();
     reported.extend(names);
@@ -119,7 +119,8 @@ fn number(server: &ServerReport) -> Option<u8> {
     server.session.map(|session| session.to_be_bytes()[0])
 }
 
-/// Whether `servers` are all servers of the ensemble, and each of them answered all three looks (reads of all nodes).
+/// Returns whether `servers` are all servers of the ensemble, and each of them answered all three looks (reads of all
+/// nodes).
 fn is_whole(servers: &[ServerReport], members: &Members) -> bool {
     let is_looked_at = servers.iter().all(|server| server.looks.len() == 3);
     let numbers: Option<BTreeSet<u8>> = servers.iter().map(number).collect();

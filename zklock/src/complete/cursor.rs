@@ -113,7 +113,7 @@ fn after_path(words: &[String], at: usize, has_line: bool) -> ExpectedWord {
     }
 }
 
-/// Whether the argument takes all words that follow.
+/// Returns whether the argument takes all words that follow.
 fn takes_many(place: &&Arg) -> bool {
     place.get_num_args().is_some_and(|number| number.max_values() == usize::MAX)
 }

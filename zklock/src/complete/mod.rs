@@ -3,8 +3,8 @@
 //! typing.
 //!
 //! The words of the command line come by standard input, each ended by a zero byte. They are not passed as arguments,
-//! because a password among them would show in the list of processes. bash sends one word more: the end of the last
-//! word that bash replaces by the chosen candidate. The first line of the answer is one of these:
+//! because a password among them would show in the list of processes. bash sends one word more, which is the part of
+//! the last word that bash replaces by the chosen candidate. The first line of the answer is one of these:
 //! - `words`: a line for each candidate follows, with the word, a tab, and its description;
 //! - `file`: the shell completes the name of a file;
 //! - `command N`: the shell completes a command that begins after the first N words.

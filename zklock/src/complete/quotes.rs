@@ -58,8 +58,8 @@ impl TypedWord {
     }
 }
 
-/// Whether the character needs no backslash outside of quotes. Characters that end a word for bash's completion, such
-/// as `:` and `=`, need no backslash either.
+/// Returns whether the character needs no backslash outside of quotes. Characters that end a word for bash's
+/// completion, such as `:` and `=`, need no backslash either.
 fn is_plain(character: char) -> bool {
     character.is_alphanumeric() || "/._-+,:=@%".contains(character)
 }

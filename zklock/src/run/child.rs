@@ -73,8 +73,8 @@ pub(crate) fn end_by(signal: Signal) -> u8 {
     exit::by_signal(signal.as_raw())
 }
 
-/// Whether no process in this container could continue a stopped zklock: zklock is the container's first process, or
-/// its parent is the first process and is in the same group.
+/// Returns whether no process in this container could continue a stopped zklock: zklock is the container's first
+/// process, or its parent is the first process and is in the same group.
 fn is_left_alone() -> bool {
     let is_init_in_our_group = |parent: Pid| parent.is_init() && getpgid(Some(parent)).ok() == our_group();
     getpid().is_init() || getppid().is_some_and(is_init_in_our_group)
@@ -237,8 +237,8 @@ impl Child {
     }
 
     /// Handles a stop of the command by the signal `by`. If the terminal is the reason for the stop, zklock acts as a
-    /// shell does for a job. It lends the command the terminal, or it stops too until `fg` or `bg`, so that the shell
-    /// notices the stop.
+    /// shell does for a job. zklock lends the command the terminal, or stops as well until `fg` or `bg`, so that the
+    /// shell notices the stop.
     pub(crate) fn was_stopped(&mut self, by: Signal) {
         let Some(terminal) = &self.terminal else { return };
         let lent = terminal.is_lent_to(self.group);
@@ -314,7 +314,7 @@ pub(crate) fn kill_rest(group: Pid) {
     let _ = kill_process_group(group, Signal::KILL);
 }
 
-/// Whether a process of the group still runs. A zombie does not count.
+/// Returns whether a process of the group still runs. A zombie does not count.
 pub(crate) fn lives(group: Pid) -> bool {
     let is_of_group = |process: fs::DirEntry| {
         Stat::of(&process).is_some_and(|stat| stat.group == group.as_raw_nonzero().get() && !stat.has_ended)

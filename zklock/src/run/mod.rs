@@ -303,7 +303,7 @@ fn common_parent<'a>(one: &'a str, other: &str) -> &'a str {
     steps.take_while(is_above).last().map_or("/", |end| &one[..end])
 }
 
-/// Whether a stop of zklock (by SIGSTOP, or because the machine was suspended) can have caused this loss.
+/// Returns whether a stop of zklock (by SIGSTOP, or because the machine was suspended) can have caused this loss.
 fn can_follow_a_stop(why: Loss) -> bool {
     matches!(why, Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired))
 }

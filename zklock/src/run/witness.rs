@@ -2,8 +2,9 @@
 //!
 //! The terminal sends the signal of a key to its foreground group. While the terminal is lent to the command, this is
 //! the command's group, so neither zklock nor the script, `make` or program that started zklock gets the signal. zklock
-//! sends it to them when the command has ended ([`pass_on`]). The end of the command does not say whether a key was
-//! typed: a command may handle Ctrl-C and exit with any code, and a command may exit with 130 without a Ctrl-C.
+//! sends these processes the signal when the command has ended ([`pass_on`]). The end of the command does not say
+//! whether a key was typed: a command may handle Ctrl-C and exit with any code, and a command may exit with 130 without
+//! a Ctrl-C.
 //!
 //! So zklock starts its own program as a witness. The witness joins the command's group before the terminal is lent. It
 //! blocks all signals, reads those of the keys from a file descriptor (signalfd(2)), which also says who sent a signal,
@@ -24,7 +25,7 @@ use std::sync::atomic::AtomicI32;
 use rustix::process::{Signal, kill_current_process_group};
 
 /// The id of the witness from its start until it is reaped, and 0 at other times. Only the first process of a container
-/// reads it. It has no more than one witness.
+/// reads this id, and that process has at most one witness.
 pub(crate) static PID: AtomicI32 = AtomicI32::new(0);
 
 /// Sends the signal of a key to the script or program that started zklock, as the terminal would have done. zklock

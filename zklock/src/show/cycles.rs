@@ -56,14 +56,15 @@ pub(crate) fn through(queues: &[Queue], waiter: &Waiter<'_>) -> Option<Vec<Edge>
 
 /// Returns the shortest circle through each process that is in a circle. Each circle is returned once.
 ///
-/// A circle is not always a deadlock: the task that waits in a process may be another than the task that holds, so the
-/// holding task may go on and release the lock. Waits within one process are left out, because tasks of one process
-/// often wait for each other.
+/// A circle is not always a deadlock, because one task of a process may wait while another task of the process holds a
+/// lock. The holding task may go on and release the lock. Waits within one process are left out, because tasks of one
+/// process often wait for each other.
 pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<Edge>> {
     let locks = Lock::all(queues);
     let waits = waits(&locks);
     let holders: BTreeSet<&Process> = locks.iter().flat_map(|lock| &lock.holders).collect();
-    // No search starts at a process that holds nothing: no process waits for such a process, so it is in no circle.
+    // No search starts at a process that holds nothing, because no process waits for that process, and so it is in no
+    // circle.
     let starts = waits.keys().filter(|who| holders.contains(*who));
     // The search from each member finds the circle. Only the circle that was found from its smallest member is
     // returned.
@@ -95,8 +96,8 @@ fn waits<'a>(locks: &'a [Lock<'a>]) -> BTreeMap<&'a Process, Vec<&'a Lock<'a>>> 
 }
 
 impl Lock<'_> {
-    /// Returns the locks. Semaphores with several permits are left out: a waiter needs only one of the holders to leave, so the
-    /// waiter closes no circle.
+    /// Returns the locks. Semaphores with several permits are left out, because a waiter needs only one of the holders to
+    /// leave, and so closes no circle.
     fn all(queues: &[Queue]) -> Vec<Lock<'_>> {
         let queues = queues.iter().filter(|queue| queue.permits.is_none_or(|all| all == 1));
         let mut locks: Vec<Lock<'_>> = queues.map(Lock::of).collect();

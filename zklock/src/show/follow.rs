@@ -1,7 +1,7 @@
 //! Follows the queue of a lock or semaphore by watches: each change that ZooKeeper tells becomes a line.
 //!
-//! A watch is armed before the queue is read, so no change is missed. The queue may change several times before it is read:
-//! then one line stands for several changes, and says for how many.
+//! A watch is armed before the queue is read, so no change is missed. If the queue changes several times before it is read,
+//! one line stands for several changes, and says for how many.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -51,7 +51,8 @@ pub(crate) async fn in_lines(zk: &ZooKeeper, order: &WatchOrder, connection: &Co
     loop {
         tokio::select! {
             Some((lock, ended)) = followed.next() => match ended {
-                // One of many locks may be unreadable, and the others are still followed. It stays known, so that it is said once.
+                // One of many locks may be unreadable, and the others are still followed. The unreadable lock stays in `known`,
+                // so that the message is printed once.
                 Err(exit) if order.tree => output::say(exit.message()),
                 Err(exit) => return Err(exit),
                 Ok(()) => _ = known.remove(&lock),
@@ -210,7 +211,7 @@ struct Seen {
 impl Seen {
     fn newest_after(&self, before: Option<&Seen>) -> Option<i64> {
         let shown = self.queue.members.iter().filter_map(|member| self.sequence(member)).max();
-        // A directory that is made anew counts from 0 again.
+        // After a directory was deleted and created again, its numbers begin at 0.
         let empty = if self.shown.is_none() { Some(-1) } else { before.and_then(|before| before.newest) };
         shown.or(empty)
     }
@@ -219,7 +220,7 @@ impl Seen {
         Contender::parse_as(&member.node, self.queue.dialect).map(|contender| contender.sequence())
     }
 
-    /// Whether the queue has the contenders that its directory showed when the watch was armed.
+    /// Returns whether the queue has the contenders that its directory showed when the watch was armed.
     fn is_as_shown(&self) -> bool {
         let is_contender = |name: &&String| Contender::parse_as(name, self.queue.dialect).is_some();
         let members = self.queue.members.iter().map(|member| &member.node);
@@ -400,7 +401,7 @@ impl Watches {
         false
     }
 
-    /// Whether the last event told that a node came into the directory, or went.
+    /// Returns whether the last event told that a node came into the directory, or went.
     fn tells_of_members(&self) -> bool {
         self.last == Some(Event::Changed) && self.is_of_directory
     }

@@ -1,9 +1,9 @@
 //! Fits a table into the columns of a terminal: drops columns of the table and shortens cells.
 //!
 //! Off a terminal no column is dropped and no cell is shortened. On a terminal that is too narrow, these steps are
-//! taken in this order until the table fits: SESSION is dropped; cells take their brief form, if they have one; hosts
-//! are shortened in the middle and labels at their end, the wider of the two columns first; PID is dropped; then the
-//! other columns are dropped in the order of [`MAY_GO`]. TOKEN stays, and so do PATH and WAITING.
+//! taken one after the other until the table fits. SESSION is dropped. Cells take their brief form, if they have one.
+//! Hosts are shortened in the middle and labels at their end, the wider of the two columns first. PID is dropped. Then
+//! the other columns are dropped in the order of [`MAY_GO`]. TOKEN, PATH and WAITING are never dropped.
 
 use crate::output::{shorten, shorten_in_the_middle, width};
 

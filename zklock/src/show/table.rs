@@ -235,7 +235,7 @@ fn session(id: i64) -> String {
     }
 }
 
-/// Whether the member holds a lock that its process may keep between uses.
+/// Returns whether the member holds a lock that its process may keep between uses.
 fn is_kept(member: &Member) -> bool {
     member.keeps && member.state == MemberState::Holds
 }

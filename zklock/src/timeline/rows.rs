@@ -208,7 +208,7 @@ impl<'o> Picture<'o> {
     }
 }
 
-/// Whether these are two nodes of one contender: their names differ only behind the mode.
+/// Returns whether these are two nodes of one contender: their names differ only behind the mode.
 fn is_one_contender(one: &str, other: &str) -> bool {
     let [one, other] =
         [one, other].map(|name| ["-READ-", "-WRITE-", "-PERMIT-"].iter().find_map(|mode| name.split_once(mode)));
