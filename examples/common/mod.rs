@@ -70,7 +70,7 @@ pub(crate) fn servers(text: &str) -> std::result::Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// Parses the command line. Ends the process with code 64 if it is wrong.
+/// Parses the command line. If the command line is wrong, ends the process with code 64.
 pub(crate) fn arguments<A: Parser>() -> A {
     A::try_parse().unwrap_or_else(|error| {
         if !error.use_stderr() {

@@ -262,8 +262,8 @@ async fn list_until_first(client: &Client, directory: &str, node: &str, waiting:
     let mine = node.rsplit('/').next().unwrap_or(node);
     loop {
         let (children, watcher) = client.list_and_watch_children(directory).await?;
-        // The names differ only in their number of ten digits, so their order as text is the order of the queue.
-        // Dropping the watcher removes the watch, because a holder needs no events.
+        // The names differ only in their number of ten digits, so their order as text is the order of the queue. A
+        // holder needs no events, so the return drops the watcher, which removes the watch.
         if children.iter().all(|child| child.as_str() >= mine) {
             return Ok(Instant::now());
         }

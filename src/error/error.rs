@@ -170,7 +170,7 @@ pub enum Error {
         /// The name of the foreign contender's node.
         node: String,
         /// The dialect of the node. If the node has the marker of a mode (such as `__WRIT__`) without a number, the
-        /// dialect of this marker, which may be that of the lock.
+        /// dialect of this marker, which may be the dialect of the lock.
         speaks: Dialect,
         /// The dialect of the lock.
         dialect: Dialect,
@@ -190,7 +190,7 @@ pub enum Error {
     },
 
     /// The [`Semaphore`](crate::Semaphore) grants nothing because of its number of permits. Or a semaphore was opened
-    /// at the path of a lock, or a lock at that of a semaphore. The reason says what to do.
+    /// at the path of a lock, or a lock at the path of a semaphore. The reason says what to do.
     #[error("{path} {reason}")]
     Permits {
         /// The path of the semaphore's directory.
@@ -457,14 +457,14 @@ pub enum PermitsError {
         /// The number of permits that exist.
         permits: u32,
     },
-    /// The path is that of a lock that has contenders. A path is either a lock or a semaphore, so use another path.
+    /// There is a lock with contenders at this path. A path is either a lock or a semaphore, so use another path.
     #[error("is a lock, which {node} holds or waits for: a path is a lock or a semaphore, so use another one")]
     IsLocked {
         /// The name of the node of a holder or a waiter.
         node: String,
     },
-    /// The path of this lock is that of a semaphore, because its node has a number of permits. Use another path. If the semaphore
-    /// is not used any more, [remove](crate::Semaphore::remove) it.
+    /// There is a semaphore at the path of this lock, because the node has a number of permits. Use another path. If the
+    /// semaphore is not used any more, [remove](crate::Semaphore::remove) it.
     #[error("is a semaphore: a path is a lock or a semaphore, so use another one, or remove the semaphore")]
     NoLock,
     /// The path has an empty node without a number of permits. The node may be the directory of a lock that is idle now, and a

@@ -1,4 +1,4 @@
-//! [`Hold`], the part that all guards have in common; the guards of one lock; and what a guard owns ([`GuardHold`]).
+//! [`Hold`], which all guards have in common, the guards of one lock, and [`GuardHold`], which a guard owns.
 
 use std::fmt;
 use std::future::Future;

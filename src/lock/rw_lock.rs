@@ -301,22 +301,22 @@ impl RwLockBuilder {
     }
 
     /// Limits how long a guard of this handle holds the lock. After `limit` the guard is [lost](crate::Hold::lost) with
-    /// [`Loss::HeldTooLong`](crate::Loss::HeldTooLong), and the next contender is granted the lock. For a holder that hangs.
-    /// Default: no limit.
+    /// [`Loss::HeldTooLong`](crate::Loss::HeldTooLong), and the next contender is granted the lock. Use the limit against
+    /// holders that hang. Default: no limit.
     ///
     /// After `limit`, [`is_held`](crate::Hold::is_held) returns `false`, [`lost`](crate::Hold::lost) is ready,
     /// [`run`](crate::Hold::run) drops its work, and no [transaction](crate::Hold::transaction) is sent. A thread of the
     /// library removes the node when the guard is dropped, and at the latest after the
     /// [`stop_margin`](crate::ZooKeeperBuilder::stop_margin), also if the guard was lost before for another reason. So the
-    /// holder is notified before the next contender is granted the lock. Requests to other systems may still be under way,
-    /// hence the [fencing token](crate::Hold::fencing_token).
+    /// holder is notified before the next contender is granted the lock. Requests to other systems may still be under way.
+    /// The [fencing token](crate::Hold::fencing_token) protects against them.
     ///
     /// - The time begins with the grant. A [downgrade](WriteGuard::downgrade) and a [share](ReadGuard::share) do not restart it.
     /// - In a [`MultiLock`](crate::MultiLock) the time of each lock begins with its own grant, while the next lock is waited for.
-    /// - On a [kept](Self::keep) node each use has its own time. The first use that lasts too long loses the node, and with it
-    ///   all its uses.
+    /// - On a [kept](Self::keep) node each use has its own time. The first use that lasts too long loses the node, and all
+    ///   uses of the node are lost.
     /// - A leader whose [term](crate::leadership::Term) lasts so long hands over, and campaigns again after a pause.
-    /// - The option is one of this handle and its clones. Other clients have their own.
+    /// - The limit holds for this handle and its clones. Other handles have limits of their own.
     ///
     /// Zero is refused.
     ///

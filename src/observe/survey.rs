@@ -23,7 +23,7 @@ const LISTINGS_IN_FLIGHT: usize = 256;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Survey {
-    /// The queues, sorted by their paths. A queue without members is that of a lock with the [record](Queue::done) of a job.
+    /// The queues, sorted by their paths. A queue without members belongs to a lock with the [record](Queue::done) of a job.
     /// Queues of different locks are read at different moments.
     pub queues: Vec<Queue>,
     /// Nodes whose children this client may not list. Locks below them are missing.
@@ -157,7 +157,7 @@ impl Survey {
     }
 }
 
-/// Reads the queue of the semaphore at this node. `None` if the node is not that of a semaphore.
+/// Reads the queue of the semaphore at this node. `None` if the node does not belong to a semaphore.
 async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queue>, Failure> {
     let queue_paths = LockPaths::of_semaphore(node.into());
     let read = call::answered(session, || session.data(node)).await;

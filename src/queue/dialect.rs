@@ -14,7 +14,7 @@ use std::fmt;
 
 use crate::queue::mode::{self, Mode, Slot};
 
-/// The naming scheme of a lock's nodes: this library's own, or that of a library that used the path before.
+/// The naming scheme of a lock's nodes. It is this library's own, or the scheme of a library that used the path before.
 ///
 /// A directory has one dialect, and all its contenders use it. In a foreign dialect, this library's contenders look
 /// like contenders of the other library, which needs no change. This library reads the other library's nodes as
@@ -338,8 +338,8 @@ pub(crate) const KEEP: &str = "~keep";
 
 const HOST_BYTES: usize = 64;
 
-/// Returns whether a name looks like that of a node that its process may keep. Reads only the end of the name, to be
-/// fast.
+/// Returns whether a name looks like the name of a node that its process may keep. Reads only the end of the name, to
+/// be fast.
 pub(crate) fn may_keep(name: &str) -> bool {
     let before = name.trim_end_matches(|last: char| last.is_ascii_digit() || last == '-');
     before.strip_suffix("-READ").or_else(|| before.strip_suffix("-WRITE")).is_some_and(|tag| tag.ends_with(KEEP))

@@ -48,7 +48,8 @@ impl Metadata {
         let in_data = data.map(read).unwrap_or_default();
         match (contender.dialect(), data) {
             (Dialect::Native, _) | (_, None) => Metadata { host: contender.host().to_owned(), ..in_data },
-            // Only this library writes a process id. So the other fields are in the form of this library, too.
+            // Only this library writes a process id. So if there is one, this library has written the other fields as
+            // well.
             _ if in_data.pid.is_some() => match dialect::host_problem(&in_data.host) {
                 Some(_) => Metadata { host: String::new(), ..in_data },
                 None => in_data,
@@ -116,7 +117,7 @@ pub(crate) fn record_path(directory: &str) -> String {
     format!("{directory}{RECORD_SUFFIX}")
 }
 
-/// Returns the path of the lock whose record is at `path`; `None` if `path` is not that of a record.
+/// Returns the path of the lock whose record is at `path`. `None` if `path` is not the path of a record.
 pub(crate) fn lock_of_record(path: &str) -> Option<&str> {
     path.strip_suffix(RECORD_SUFFIX).filter(|directory| !directory.ends_with('/'))
 }

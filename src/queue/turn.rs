@@ -1,5 +1,5 @@
-//! The turn of a contender ([`turn`]), decided by names alone; and a waiter's state machine ([`Waiter`]), which takes
-//! events and returns the next step.
+//! Decides by names alone whose turn it is ([`turn`]). A waiter's state machine ([`Waiter`]) takes events and returns
+//! the next step.
 //!
 //! ```text
 //!            the predecessor has left, or its node was missing once

@@ -31,7 +31,7 @@ const LENGTHS: [i32; 8] = [0, -1, i32::MIN, i32::MAX, 1 << 30, 3, 15, 17];
 /// with the xid of another request would be a well-formed false reply.
 const NUMBERS: [i32; 6] = [-1, -2, -4, -8, 0, i32::MAX];
 
-/// The error codes that a garbled frame may have: those of ZooKeeper, and some that ZooKeeper does not have.
+/// The error codes that a garbled frame may have: the codes of ZooKeeper, and some codes that ZooKeeper does not have.
 const CODES: [i32; 12] = [0, -1, -4, -8, -101, -102, -103, -110, -111, -112, -118, 7];
 
 /// A proxy that serves until the process ends.

@@ -29,7 +29,7 @@ const ASK_EVERY: Duration = Duration::from_micros(500);
 /// The time since the history began.
 pub type Moment = Duration;
 
-/// The definite interval of one guard, from `from` to `until`.
+/// An interval, from `from` to `until`, during which one guard was certainly held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
     /// The id of the acquisition. All guards of one node share it, also after a downgrade or a share of the guard.
@@ -600,7 +600,8 @@ pub fn wrong_fences(accesses: &[Access], deletions: &HashMap<String, Moment>) ->
             }
             Deed::Fenced { accepted: true, .. } => {
                 let later = newest.filter(|newest| newest.granted > access.granted && newest.at < access.at);
-                // After an operator deletes a holder's node, its grant may be received after that of the next contender.
+                // If an operator deletes a holder's node, the holder may hear of its own grant after the next contender
+                // was granted the lock.
                 let is_deleted = |access: &Access| deletions.contains_key(&access.node);
                 if let Some(later) = later.filter(|later| !is_deleted(access) && !is_deleted(later)) {
                     faults.push(format!("the fence took a write from the past: {access:?} after {later:?}"));

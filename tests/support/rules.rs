@@ -77,8 +77,8 @@ impl Frames {
         Self { except, ..self }
     }
 
-    /// Selects only frames whose path contains this text. For a reply, the path is that of the request; for a
-    /// transaction, it is the list of operations, as in `Proxy::requests`.
+    /// Selects only frames whose path contains this text. The path of a reply is the path of its request. The path of a
+    /// transaction is the list of its operations, as in `Proxy::requests`.
     pub fn about(self, part_of_path: &str) -> Self {
         Self { path: Some(part_of_path.to_owned()), ..self }
     }
@@ -97,8 +97,8 @@ impl Frames {
     }
 }
 
-/// A rule: which frames it applies to, and what happens to such a frame. By default a rule applies to the first of
-/// these frames and lets it pass.
+/// A rule for frames. It selects frames, and says what happens to a selected frame. By default a rule applies to the
+/// first selected frame, and lets this frame pass.
 #[derive(Debug)]
 pub struct Rule {
     frames: Frames,

@@ -177,7 +177,7 @@ async fn up(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// Holds the lock to read and serves, on no other version of the schema than that of this build.
+/// Holds the lock to read and serves, but only on the version of the schema that this build needs.
 async fn serve(site: &Site, migrates: bool, duration: Option<Duration>) -> Result<()> {
     let alone = if migrates { migration::alone(site).await? } else { None };
     let guard = if let Some(writer) = alone {

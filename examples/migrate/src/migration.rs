@@ -73,7 +73,7 @@ impl Schema {
         self.0.get(applied.len()..).ok_or(ahead)
     }
 
-    /// Checks that the applied versions are exactly those of this build.
+    /// Checks that the applied versions are exactly the versions of this build.
     pub(crate) fn fits(&self, applied: &[AppliedMigration]) -> std::result::Result<(), Mismatch> {
         match self.pending(applied)? {
             [] => Ok(()),

@@ -16,8 +16,8 @@ use crate::validation;
 /// The default of the first pause before a candidate campaigns again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// One leader among many candidates: work that runs in one process at a time, and moves to another process when that
-/// one is gone.
+/// One leader among many candidates. The leader runs work that only one process may do at a time. When the leader is
+/// gone, the next candidate leads and does the work.
 ///
 /// [`lead`](Self::lead) campaigns, runs your work while this candidate leads, and drops the work as soon as the
 /// candidate no longer leads. Any program can ask [who leads](Self::leader), and [follow](Self::changes) the changes. A
@@ -84,9 +84,9 @@ impl Leadership {
     /// [not healthy](LeadershipBuilder::health) any more. Then the campaign goes on, behind the candidates that wait by
     /// now.
     ///
-    /// If leadership is lost by the time the work ends, the output of the work is dropped, and the campaign goes on,
-    /// too. So an error of the work that the loss has caused does not end the campaign. The clock is read before each
-    /// poll of the work: see [`Hold::run`](crate::Hold::run), also for what the work may have done by then.
+    /// If leadership is already lost when the work ends, the output of the work is dropped, and the campaign goes on.
+    /// So an error of the work that the loss has caused does not end the campaign. The clock is read before each poll
+    /// of the work: see [`Hold::run`](crate::Hold::run), also for what the work may have done by then.
     ///
     /// When the work ends by itself, with any result, this candidate hands over and leaves the queue. When `lead`
     /// returns, the next candidate leads, if there is one. To campaign again, call `lead` in a loop.

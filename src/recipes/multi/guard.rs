@@ -323,8 +323,8 @@ impl MultiGuard {
     /// Sends all requests before any is answered, so the call takes as long as one release.
     ///
     /// # Cancel safety
-    /// If the future is dropped after its first poll, the release goes on in the background. If it is dropped before,
-    /// the guard is dropped with it.
+    /// Dropping the future gives the locks back in any case. After its first poll, the release goes on in the
+    /// background.
     ///
     /// # Errors
     /// [`Error::OneOfMany`] with a lock that had been lost before. Otherwise with the first lock whose node could not

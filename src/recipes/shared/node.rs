@@ -277,8 +277,8 @@ fn fate_of(node: Option<&(Vec<u8>, Stat)>, base: Base, mark: Mark) -> Fate {
     }
 }
 
-/// Returns whether a node that our server does not show existed before: this process has seen a value in it, or its
-/// twin exists. Asks the ensemble's leader whether the node is gone, because our server may lag behind a create.
+/// Returns whether a node that our server does not show existed before, because this process has seen a value in it or
+/// its twin exists. Asks the ensemble's leader whether the node is gone, because our server may lag behind a create.
 pub(crate) async fn absence_of(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Absence, Failure> {
     let has_twin = retry::data(session, &metadata::twin_of(path), false).await?.is_some();
     let is_gone = (is_known || has_twin) && presence::is_there(session, path, None).await == Ok(false);

@@ -209,8 +209,8 @@ impl<T: Send + Sync + 'static> Store<T> {
 
     /// Returns the decoded value of `seen`. The first caller decodes the bytes, and later callers get the same value.
     ///
-    /// The format is user code: it may take long, panic, or use this copy. So no mutex is locked during the decoding, and a
-    /// second caller does not wait for the first, but decodes the bytes, too.
+    /// The format is user code, which may take long, panic, or use this copy. So no mutex is locked during the decoding. A
+    /// second caller does not wait for the first, but decodes the bytes itself.
     pub(crate) fn value_of(&self, seen: &Seen) -> Result<Arc<Stored<T>>, Error> {
         let decoded_before =
             |decoded: &Decoded<T>| if decoded.event == seen.event { decoded.value.clone() } else { None };

@@ -41,7 +41,7 @@ pub(crate) struct Reaped {
     /// The signal of a key (Ctrl-C, Ctrl-\) that was typed while the command had the terminal. The terminal sent the
     /// signal to no process outside of the command's group.
     pub(crate) typed: Option<Signal>,
-    /// The signal by which zklock ends, too.
+    /// The signal by which zklock has to end. `None` if zklock exits with `code`.
     ends_by: Option<Signal>,
     /// The command's group, if a signal that zklock passed on has ended the command. The remaining processes of the
     /// group must end, too.

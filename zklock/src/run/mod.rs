@@ -280,9 +280,10 @@ async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeepe
     Exit::new(code, if is_silent { String::new() } else { message })
 }
 
-/// Looks for a circle of processes that wait for each other, of which this process is one. Returns the words for it, and an empty
-/// text if there is none or the search takes longer than [`CIRCLE`]. Only a process that runs under another `zklock` searches. Any
-/// other one holds no lock, so nobody waits for it, and a search by each cron of a fleet would be a load on the servers.
+/// Looks for a circle of processes that wait for each other, of which this process is one. Returns a text about the circle, which
+/// is empty if there is no circle or the search takes longer than [`CIRCLE`]. Only a process that runs under another `zklock`
+/// searches. Any other process holds no lock, so nobody waits for it, and a search by each cron of a fleet would be a load on the
+/// servers.
 async fn circle(place: &Place, zk: &ZooKeeper) -> String {
     let variable = |name| std::env::var(name).ok();
     let Some(outer) = variable("ZKLOCK_PATH") else { return String::new() };

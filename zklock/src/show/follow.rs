@@ -253,7 +253,7 @@ struct Change {
     went: Vec<Member>,
     /// The members that hold, and did not hold before.
     granted: Vec<Member>,
-    /// The number of contenders that came and went between the looks.
+    /// The number of contenders that entered and left the queue between the looks.
     unseen: usize,
 }
 
@@ -272,11 +272,12 @@ impl Change {
         let went = all(&before.queue.members, &|member| !later.contains_key(&member.node));
         let holds = |member: &Member| member.state == MemberState::Holds;
         let granted = all(&now.queue.members, &|member| holds(member) && earlier.get(&member.node) != Some(&true));
-        // Each number between the newest of both looks was given to a contender that came, or that came and went.
+        // Each number between the newest numbers of both looks was given to a contender that entered the queue, and may
+        // have left since.
         let given = before.newest.zip(now.newest).map_or(0, |(before, now)| usize::try_from(now - before).unwrap_or(0));
         let mut unseen = given.saturating_sub(came.iter().filter(|member| now.sequence(member).is_some()).count());
-        // The watch told of a change of the directory, which shows the same nodes as when the watch was armed. The change was not
-        // between the arming and the earlier look, because that look showed the same, too.
+        // The watch told of a change of the directory, but the directory shows the same nodes as when the watch was armed. The
+        // change came after the earlier look, because that look also showed these nodes.
         if has_fired && came.is_empty() && went.is_empty() && before.shown == now.shown && before.is_as_shown() {
             unseen = 1;
             now.newest = before.newest.map(|newest| newest + 1);
@@ -401,7 +402,7 @@ impl Watches {
         false
     }
 
-    /// Returns whether the last event told that a node came into the directory, or went.
+    /// Returns whether the last event told that a node was created or deleted in the directory.
     fn tells_of_members(&self) -> bool {
         self.last == Some(Event::Changed) && self.is_of_directory
     }

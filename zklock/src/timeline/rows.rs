@@ -64,11 +64,12 @@ pub(crate) struct Row {
     session: Option<String>,
     /// When the contender queued up.
     pub(crate) queued: SystemTime,
-    /// When it was first seen to hold.
+    /// When the contender was first seen to hold.
     pub(crate) granted: Option<SystemTime>,
-    /// When it was first seen to be gone.
+    /// When the contender was first seen to be gone.
     pub(crate) went: Option<SystemTime>,
-    /// The number of other nodes of its session that went at the same time. `None` if a node of the session stayed.
+    /// The number of other nodes of the session that were gone at the same time. `None` if a node of the session
+    /// stayed.
     pub(crate) went_with: Option<usize>,
 }
 
