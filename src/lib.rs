@@ -140,8 +140,8 @@ pub use crate::zookeeper::options::ZooKeeperBuilder;
 
 /// The parts of a [`Hold`]: the changes of its state, the nodes that it reads, the results of its transactions.
 pub mod hold {
-    pub use crate::contend::changes::Changes;
     pub use crate::contend::handle::NodeData;
+    pub use crate::observe::changes::Changes;
     pub use crate::session::request::Outcome;
 }
 
@@ -188,7 +188,7 @@ pub mod coordinator {
     pub use crate::queue::metadata::read_done as done_of;
     pub use crate::queue::mode::{REFUSED_FROM, RESTART_FROM};
     pub use crate::queue::permits::permits_of;
-    pub use crate::queue::turn::{Departure, Doubt, Grant, IfTaken, Predecessor, QueueEvent, Step, Turn, Waiter, turn};
+    pub use crate::queue::turn::{Claim, Departure, Grant, IfTaken, Predecessor, QueueEvent, Step, Turn, Waiter, turn};
     pub use crate::session::contract::{Coordinator, Session, SessionSlot};
     pub use crate::session::keep_alive::keep_alive;
     pub use crate::session::lease::{Lease, Moment};

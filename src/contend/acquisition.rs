@@ -1,104 +1,56 @@
-//! One acquisition: its options, its target (the permits of a semaphore), the lock handle that it uses, and the errors
-//! that end it.
+//! One acquisition: its options, and its way from the first request until the lock is granted or the acquisition has failed.
 
-use std::collections::BTreeMap;
-use std::fmt;
+use std::convert::Infallible;
+use std::future::pending;
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use async_trait::async_trait;
-use tokio::sync::oneshot;
+use futures_util::FutureExt;
 use tokio::time::Instant;
 
-use crate::contend::directory::Asking;
+use crate::call::{self, SESSION_TRIES};
+use crate::contend::config::LockConfig;
+use crate::contend::exchange::{ExchangeTarget, Reports, SeenPermits};
 use crate::contend::handle::ContenderHandle;
-use crate::contend::queue_view::QueueView;
+use crate::contend::wait::Wait;
 use crate::error::error::Error;
-use crate::observe::lock_paths::LockPaths;
 use crate::observe::on_wait::{Listener, OnWait};
-use crate::observe::trace::{self, AcquireTrace};
-use crate::queue::contender::Contender;
-use crate::queue::dialect::Dialect;
-use crate::queue::mode::{Aim, Mode};
-use crate::queue::turn::{self, Grant, Waiter};
-use crate::session::contract::{Coordinator, Session};
-use crate::session::node::ContenderNode;
-use crate::session::request::{Ending, Failure, Loss, Watch};
-use crate::sync::Mutex;
-use crate::telemetry::log::OwnSpan;
-use crate::telemetry::meter::PathLabel;
+use crate::observe::queue_view::{QueueSnapshot, QueueView};
+use crate::observe::trace::{self, AcquireTrace, HoldTrace};
+use crate::queue::contender::{Contender, Tag};
+use crate::queue::dialect::LONGEST_MARKER;
+use crate::queue::member::Blockers;
+use crate::queue::metadata::Metadata;
+use crate::queue::mode::{self, Aim, Mode};
+use crate::queue::turn::{self, Grant, IfTaken, Waiter};
+use crate::session::contract::Session;
+use crate::session::node::state::EntryStep;
+use crate::session::request::{Ending, Failure, Loss, Names, Watch};
+use crate::session::retry::{self, spawn_cancellable};
+use crate::session::{follow, listing, presence};
+use crate::sync::random;
+use crate::telemetry::log::{OwnSpan, emit};
 use crate::validation;
 
-/// The paths and the options of a lock, and the list of its waiting acquisitions. All clones of a lock share it.
-pub(crate) struct LockConfig {
-    pub(crate) coordinator: Arc<dyn Coordinator>,
-    /// The directory of the queue.
-    pub(crate) queue: Arc<str>,
-    /// The lock's paths, for reads of the queue and of the holders.
-    pub(crate) paths: LockPaths,
-    pub(crate) host: String,
-    pub(crate) label: Option<String>,
-    pub(crate) dialect: Dialect,
-    pub(crate) warn_waiting: Option<Duration>,
-    pub(crate) warn_holding: Option<Duration>,
-    pub(crate) max_hold: Option<Duration>,
-    pub(crate) asking: Arc<Asking>,
-    pub(crate) warnings: WarningList,
-    pub(crate) path_label: Arc<PathLabel>,
-}
+/// How often one acquisition enters the queue again because the sequence numbers of the directory are used up. One further try
+/// may not suffice, because other contenders may delete and recreate the directory at the same time.
+const RESTARTS: u32 = 8;
 
-impl LockConfig {
-    /// Returns the path that the user gave.
-    pub(crate) fn user_path(&self) -> &Arc<str> {
-        &self.paths.path
-    }
+/// How often an acquisition asks a quorum for its node while the lease stays invalid. The acquisition fails after that. From the
+/// third try on, tries are a twentieth of the session timeout apart, so all tries take about five session timeouts.
+const LEASE_TRIES: u32 = 100;
 
-    /// Fails if the directory contains a contender of another dialect.
-    pub(crate) fn check_for_foreign(&self, names: &[String]) -> Result<(), Error> {
-        turn::foreign(self.dialect, names).map_or(Ok(()), |node| Err(self.doubt(node)))
-    }
+/// How often a `try_` method looks again because a contender in the way has left. On a busy lock there is always another.
+const LOOKS_MAX: u32 = 3;
 
-    pub(crate) fn doubt(&self, foreign: &str) -> Error {
-        let speaks = self.dialect.foreign(foreign).unwrap_or(self.dialect);
-        let (path, node) = (self.queue.to_string(), foreign.to_owned());
-        Error::ForeignContender { path, node, speaks, dialect: self.dialect }
-    }
+/// The longest time before the timeout at which a waiter asks the leader for the contenders in the way. If our server lists
+/// one that the leader does not have, the rest of the time suffices for a grant at another server, even if commits are slow.
+const ASK_AHEAD: Duration = Duration::from_secs(2);
 
-    /// Returns the error of an acquisition whose node never has a turn, because the node `rival` has the same sequence number.
-    pub(crate) fn stuck(&self, rival: Option<String>) -> Error {
-        let path = self.queue.to_string();
-        match rival {
-            Some(node) => Error::NumberTaken { path, node },
-            None => Error::SequenceExhausted { path },
-        }
-    }
-
-    /// Returns the error of an acquisition whose node was lost before the grant.
-    pub(crate) fn evicted(&self, loss: Loss) -> Error {
-        match loss {
-            Loss::SessionOver(ending) => self.stop(Failure::Over(ending)),
-            loss => Error::Evicted(loss),
-        }
-    }
-
-    /// Returns the error of an acquisition whose request failed with `failure`.
-    pub(crate) fn stop(&self, failure: Failure) -> Error {
-        match failure {
-            // The directory was deleted, and our node with it.
-            Failure::NoNode => Error::Evicted(Loss::Removed),
-            Failure::Over(ending @ (Ending::Expired | Ending::Replaced | Ending::Failed)) => {
-                Error::Evicted(Loss::SessionOver(ending))
-            }
-            failure => Error::from_failure(failure, "enter", &self.queue),
-        }
-    }
-}
-
-impl fmt::Debug for LockConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockConfig").field("path", self.user_path()).field("host", &self.host).finish_non_exhaustive()
-    }
-}
+/// The longest time before the timeout at which a waiter reads the nodes of the contenders in the way, whose hosts and
+/// labels the timeout error names.
+const LOOK_UP_AHEAD: Duration = Duration::from_millis(500);
 
 /// The options of one acquisition.
 #[derive(Clone, Debug, Default)]
@@ -127,54 +79,6 @@ impl Options {
 /// not known to be armed.
 pub(crate) type OnEntered = Box<dyn Fn(&ContenderHandle, Option<Watch>) + Send + Sync>;
 
-/// The permits for which the head of a semaphore's queue exchanges its node. The acquisition of a lock has no target,
-/// because the head of its queue holds the lock.
-#[async_trait]
-pub(crate) trait ExchangeTarget: Send + Sync {
-    /// Returns the number of permits requested.
-    fn count(&self) -> u32;
-
-    /// Fails if the handle knows that the target can never be granted. Sends nothing.
-    fn check(&self) -> Result<(), Error>;
-
-    /// Fails if the target can never be granted. If the handle does not know the number of permits, reads this number from the
-    /// ensemble first.
-    async fn check_first(&self) -> Result<(), Error>;
-
-    /// Makes the node of the target, before the acquisition makes the directory of the queue below it. Returns an inner error if the
-    /// node must not become that of the target.
-    async fn make(&self, entry: &ContenderHandle) -> Result<Result<(), Error>, Failure>;
-
-    /// Sends an early read of the target (the permits of a semaphore) right after the create of our node. Sends nothing
-    /// if `is_listed` is false, because the early read is valid only after a listing of the queue that this acquisition
-    /// sent.
-    fn send_early_read(&self, entry: &ContenderHandle, is_listed: bool);
-
-    /// Returns the early read of the target; `None` if no read was sent or answered. Fails if the target can never be granted.
-    async fn early_read(&self, entry: &ContenderHandle) -> Result<Option<Box<SeenPermits>>, Error>;
-
-    /// Returns whether the head of the queue could exchange its node for the target now. `None` if the permits cannot be read.
-    async fn is_available(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error>;
-
-    /// Exchanges the node of the head of the queue for the target. Waits until the target is free. `early_read` is the early read
-    /// of the target, if the contender was the head in the listing that was sent right before this read.
-    async fn exchange(
-        &self,
-        grant: Grant,
-        early_read: Option<Box<SeenPermits>>,
-        wait: &mut Wait<'_>,
-    ) -> Result<(), Error>;
-}
-
-/// The result of one read: the number of permits, and the permits that are taken.
-pub(crate) struct SeenPermits {
-    pub(crate) number: u32,
-    /// The version of the semaphore's node, whose data is the number of permits.
-    pub(crate) version: i32,
-    /// The names of the permit nodes, one for each holder.
-    pub(crate) names: Vec<String>,
-}
-
 /// A call of the user that acquires a lock or permits.
 pub(crate) struct Acquisition {
     pub(crate) config: Arc<LockConfig>,
@@ -199,7 +103,7 @@ impl Acquisition {
     }
 
     /// Fails if the handle knows that the target can never be granted. Sends nothing.
-    pub(super) fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result<(), Error> {
         self.target.as_ref().map_or(Ok(()), |target| target.check())
     }
 
@@ -223,97 +127,457 @@ impl Acquisition {
         let names = (&**self.config.user_path(), &*self.config.path_label);
         answer.inspect_err(|error| trace::not_granted(names, self.aim(), error))
     }
-}
 
-/// The waiting acquisitions of one lock handle that have no warning yet. One background task logs the warnings about all of
-/// them.
-#[derive(Default)]
-pub(crate) struct WarningList(Mutex<Table>);
-
-#[derive(Default)]
-struct Table {
-    next: u64,
-    /// The acquisitions, by the time at which the warning is due.
-    waiting: BTreeMap<(Instant, u64), WarningEntry>,
-    /// The sender that cancels the warning task when dropped.
-    warning_task: Option<oneshot::Sender<()>>,
-}
-
-/// One acquisition that waits in the queue.
-pub(crate) struct WarningEntry {
-    pub(crate) session: Arc<dyn Session>,
-    pub(crate) node: Arc<ContenderNode>,
-    pub(crate) label: Option<String>,
-    pub(crate) span: OwnSpan,
-    pub(crate) target: Option<Arc<dyn ExchangeTarget>>,
-}
-
-impl WarningList {
-    /// Adds a waiting acquisition, of which the task warns at `due`. Returns its key, and whether a warning task runs.
-    pub(crate) fn enter(&self, due: Instant, waiter: WarningEntry) -> ((Instant, u64), bool) {
-        let mut table = self.0.lock();
-        let key = (due, table.next);
-        table.next += 1;
-        table.waiting.insert(key, waiter);
-        // If the task has ended, because the runtime of its timer has shut down, the receiver of its sender is closed.
-        (key, table.warning_task.as_ref().is_some_and(|task| !task.is_closed()))
+    /// Enters the queue, and waits until the lock is granted.
+    pub(crate) async fn acquire(&mut self) -> Result<Arc<ContenderHandle>, Error> {
+        let timeout = self.reported(self.check().and_then(|()| self.options.timeout()))?;
+        let on_wait = self.options.on_wait.take().map(OnWait::new);
+        let answer = match timeout {
+            None => self.enter(IfTaken::Wait, None, on_wait).await,
+            // Boxed, because a waiter's future is as large as its largest step, and few waiters have a timeout.
+            Some(timeout) => {
+                let in_time = async {
+                    let view = QueueView::default();
+                    self.within(timeout, &view, pin!(self.enter(IfTaken::Wait, Some(&view), on_wait))).await
+                };
+                Box::pin(in_time).await
+            }
+        };
+        self.reported(answer)
     }
 
-    /// Stores the sender that cancels a new warning task. Cancels an earlier task.
-    pub(crate) fn set_task(&self, task: oneshot::Sender<()>) {
-        let before = self.0.lock().warning_task.replace(task);
-        drop(before);
-    }
-
-    /// Returns the time until the next warning is due. If there is no acquisition to warn of, ends the warning task, and
-    /// returns `None`.
-    pub(crate) fn next(&self) -> Option<Duration> {
-        let mut table = self.0.lock();
-        let next = table.waiting.first_key_value().map(|((due, _), _)| due.saturating_duration_since(Instant::now()));
-        table.warning_task.take_if(|_| next.is_none());
-        next
-    }
-
-    /// Removes the acquisitions whose warning is due. Returns the one that has waited longest, and the number of the others.
-    pub(crate) fn due(&self) -> Option<(WarningEntry, usize)> {
-        let mut table = self.0.lock();
-        let later = table.waiting.split_off(&(Instant::now(), u64::MAX));
-        let due = std::mem::replace(&mut table.waiting, later);
-        drop(table);
-        let mut due = due.into_values().filter(WarningEntry::waits);
-        Some((due.next()?, due.count()))
-    }
-}
-
-impl WarningEntry {
-    /// Returns whether the acquisition still waits: the lock is not granted, and the acquisition has not given up.
-    pub(crate) fn waits(&self) -> bool {
-        !self.node.is_holding() && !self.node.has_left()
-    }
-}
-
-/// The wait of an acquisition, from the create of its node until the grant.
-pub(crate) struct Wait<'a> {
-    pub(crate) acquisition: &'a Acquisition,
-    pub(crate) entry: &'a ContenderHandle,
-    /// Where each listing of the queue is stored, for the timeout error and for progress reports. `None` if nothing needs the
-    /// listings.
-    pub(crate) view: Option<&'a QueueView>,
-    pub(crate) on_wait: Option<Box<OnWait>>,
-    /// The decisions of the contender.
-    pub(crate) waiter: Waiter<Arc<Contender>>,
-    /// When a warning about the acquisition is due. `None` if there is to be no warning, or the acquisition is in the list of
-    /// those to warn of.
-    pub(crate) warn_at: Option<Instant>,
-    /// The key of the acquisition in [`LockConfig::warnings`].
-    pub(crate) registered: Option<(Instant, u64)>,
-}
-
-impl Drop for Wait<'_> {
-    fn drop(&mut self) {
-        if let Some(key) = self.registered {
-            let waiter = self.acquisition.config.warnings.0.lock().waiting.remove(&key);
-            drop(waiter);
+    /// Enters the queue. Returns the granted lock, after a wait unless `if_taken` is to give up. `view` stores each listing after which the
+    /// acquisition waits, for the timeout error.
+    pub(crate) async fn enter(
+        &self,
+        if_taken: IfTaken,
+        view: Option<&QueueView>,
+        on_wait: Option<Box<OnWait>>,
+    ) -> Result<Arc<ContenderHandle>, Error> {
+        if let Some(target) = &self.target {
+            target.check_first().await?;
+        }
+        let began = Instant::now();
+        // Boxed, because a waiter's future is as large as its largest step, and this step is short.
+        let (entry, listing) = Box::pin(async { self.warn_if_slow(pin!(self.queue_up())).await }).await?;
+        if let Some(on_entered) = &self.on_entered {
+            on_entered(&entry, entry.directory_watch().await);
+        }
+        self.trace.record("sequence", entry.contender().sequence());
+        let due = self.config.warnings.after.and_then(|limit| began.checked_add(limit));
+        let mut wait = Wait {
+            config: &self.config,
+            target: self.target.as_ref(),
+            aim: self.aim(),
+            label: self.label(),
+            trace: &self.trace,
+            entry: &entry,
+            reports: Reports { on_wait, view },
+            waiter: Waiter::new(entry.contender(), self.config.dialect.hands_off(), if_taken),
+            // After the warning that the acquisition has not entered the queue, there is no second one.
+            warn_at: due.filter(|due| Instant::now() < *due),
+            registered: None,
+        };
+        let taken = tokio::select! {
+            biased;
+            taken = async {
+                let (grant, early_read) = wait.wait_for_turn(listing).await?;
+                Box::pin(self.take_or_exchange(grant, early_read, &mut wait)).await
+            } => taken,
+            // A loss of our node ends the acquisition even if the reply to a request never comes.
+            loss = entry.lost() => Err(self.config.evicted(loss)),
+        };
+        drop(wait);
+        match taken {
+            Ok(()) => {
+                self.begin_hold(&entry);
+                Ok(entry)
+            }
+            Err(denied @ Error::PermissionDenied { .. }) => Err(Box::pin(self.leave_denied(&entry, denied)).await),
+            Err(error) => Err(error),
         }
     }
+
+    /// Polls `queued` until the acquisition has entered the queue, and warns if that takes long. The caller's task logs
+    /// this warning, because there may be no session yet whose thread could run a background task.
+    async fn warn_if_slow<G>(&self, mut queued: impl Future<Output = G> + Unpin) -> G {
+        let Some(limit) = self.config.warnings.after else { return queued.await };
+        if let Some(answer) = call::unless(self.config.coordinator.sleep(limit), &mut queued).await {
+            return answer;
+        }
+        self.config.warnings.warn(self.aim(), self.label(), &Blockers::default(), 0);
+        queued.await
+    }
+
+    /// Creates our node at the end of the queue. Returns the node, and the first listing of the queue that was sent
+    /// after the create. Tries again if the session ends, or if the sequence number of the new node is used up.
+    async fn queue_up(&self) -> Result<(Arc<ContenderHandle>, Option<Result<Names, Failure>>), Error> {
+        let (config, dialect, keeps) = (&self.config, self.config.dialect, self.may_be_kept());
+        let since = SystemTime::now();
+        let metadata = Metadata {
+            host: config.host.clone(),
+            pid: Some(std::process::id()),
+            label: self.options.label.clone(),
+            permits: self.target.as_ref().map(|target| target.count()),
+        };
+        let (mut tries, mut restarts) = (0, 0);
+        loop {
+            // The random part of the tag identifies our node even if the reply to the create is lost. Each try uses another tag,
+            // because the create may have been carried out on an earlier session, and no session takes the node of another one
+            // for its own.
+            let tag = Tag::new(dialect, dialect.new_tag(&config.host, keeps, random));
+            // The session slot reserves room for the paths of the contender's nodes: its place in the queue, and a permit.
+            let name = "/".len() + tag.len() + LONGEST_MARKER.len() + "0000000000".len();
+            let permit = config.paths.permits.as_ref().map_or(0, |permits| permits.len() + name);
+            let own_bytes = config.queue.len() + name + permit;
+            let session_slot =
+                config.coordinator.session_slot(own_bytes).await.map_err(|failure| config.stop(failure))?;
+            let node = session_slot.session().store().new_node(&config.queue, &config.path_label, &tag, self.mode);
+            let note = metadata.encode(since);
+            let entry = ContenderHandle::new(session_slot, node, keeps, config.user_path(), &config.coordinator, note);
+            tries += 1;
+            match self.take_place(&entry).await {
+                Ok(listing) if !is_used_up(&entry.contender()) => return Ok((entry, listing)),
+                Ok(_) => {
+                    restarts += 1;
+                    if restarts > RESTARTS || !Box::pin(self.leave_used_up(entry)).await? {
+                        return Err(Error::SequenceExhausted { path: config.queue.to_string() });
+                    }
+                    tries = 0;
+                }
+                Err(NotEntered::Failed(Failure::Over(_))) if tries < SESSION_TRIES => {
+                    follow::wait_until_known_to_be_over(entry.session()).await;
+                }
+                Err(NotEntered::Failed(Failure::NoAuth(lacks))) if entry.unmake_directory().await => {
+                    return Err(Error::shut_out(&config.queue, lacks));
+                }
+                // No create has found the directory, so there was no node that another client could have removed.
+                Err(NotEntered::Failed(failure @ Failure::NoNode)) => {
+                    return Err(Error::from_failure(failure, "enter", &config.queue));
+                }
+                Err(NotEntered::Failed(failure)) => return Err(config.stop(failure)),
+                Err(NotEntered::Refused(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// Creates the node, and lists the directory. `None` in place of a listing if the reply to the create was lost. The
+    /// machine [`NodeState`](crate::session::node::state::NodeState) decides the steps.
+    async fn take_place(&self, entry: &ContenderHandle) -> Result<Option<Result<Names, Failure>>, NotEntered> {
+        let mut step = EntryStep::Create;
+        loop {
+            step = match step {
+                EntryStep::Create => {
+                    // The listing does not wait for the reply to the create, so that together they take one round trip,
+                    // unless many callers of this session list the directory.
+                    entry.ask_for_node();
+                    let (listing, is_sent) = listing::list_or_join(entry.session(), entry.queue());
+                    self.target.iter().for_each(|target| target.send_early_read(entry, is_sent));
+                    // The listing is answered after the create. Awaiting the later reply first wakes the task once
+                    // instead of twice.
+                    let listing = listing.await;
+                    match entry.await_create(&listing).await? {
+                        None => return Ok(Some(listing)),
+                        Some(next) => next,
+                    }
+                }
+                EntryStep::Recover if entry.recover().await? => return Ok(None),
+                EntryStep::Recover => EntryStep::Create,
+                EntryStep::MakeDirectory => {
+                    if let Some(target) = &self.target {
+                        target.make(entry).await?.map_err(NotEntered::Refused)?;
+                    }
+                    match entry.make_directory(self.config.dialect.keeps_directories()).await {
+                        // A parent that Curator created may be a container, so the server may have deleted the parent. The
+                        // next create finds out.
+                        Ok(()) | Err(Failure::NoNode) => EntryStep::Create,
+                        Err(failure) => return Err(failure.into()),
+                    }
+                }
+            };
+        }
+    }
+
+    /// Leaves a directory whose sequence numbers are used up. Returns whether the caller may enter the queue again, in a new
+    /// directory: `true` if the directory is gone, or contains only contenders whose numbers are used up and which therefore
+    /// leave, too. Always `false` in a dialect whose directories must stay.
+    async fn leave_used_up(&self, entry: Arc<ContenderHandle>) -> Result<bool, Error> {
+        let dialect = self.config.dialect;
+        match entry.leave().1.await {
+            Ok(()) | Err(Failure::NoNode) => {}
+            Err(Failure::NoAuth(lacks)) => return Err(Error::stays(entry.node().path(), lacks)),
+            Err(failure) => return Err(self.config.stop(failure)),
+        }
+        if dialect.keeps_directories() {
+            return Ok(false);
+        }
+        let is_passing = |name: &String| Contender::parse_as(name, dialect).is_some_and(|other| is_used_up(&other));
+        match retry::until_known(entry.session(), || entry.list()).await {
+            Ok(names) => Ok(names.iter().all(is_passing)),
+            Err(Failure::NoNode) => Ok(true),
+            Err(failure) => Err(self.config.stop(failure)),
+        }
+    }
+
+    /// After the wait, takes the lock, or exchanges the node for the target (the permits of a semaphore).
+    async fn take_or_exchange(
+        &self,
+        grant: Grant,
+        early_read: Option<Box<SeenPermits>>,
+        wait: &mut Wait<'_>,
+    ) -> Result<(), Error> {
+        let entry = wait.entry;
+        if let Some(target) = &self.target {
+            let grant = target.exchange(grant, early_read, entry, wait.waiter.gives_up(), &mut wait.reports).await?;
+            // The exchange has just confirmed the place in the queue. So a quorum is asked to confirm the grant only if the
+            // lease is invalid.
+            return match self.hold_if_leased(entry, &grant)? {
+                true => Ok(()),
+                false => self.grant_once_confirmed(entry, grant).await,
+            };
+        }
+        // A stranger's write uses up the watch on our node. After that, a removal goes unnoticed, so a hand-off is accepted
+        // only once a quorum has shown our node. If the loss of our node is already known, `hold_if_leased` returns it.
+        let may_miss_removal =
+            grant.unconfirmed().is_some() && entry.detect_loss().is_none() && !entry.node().has_own_watch();
+        if !may_miss_removal && self.hold_if_leased(entry, &grant)? {
+            return Ok(());
+        }
+        wait.warn_if_long();
+        self.grant_once_confirmed(entry, grant).await
+    }
+
+    /// Takes the lock, because no contender ahead excludes us. Returns `false` if the node [cannot rely on
+    /// the lease](crate::session::node::ContenderNode::epoch), so that a quorum must be asked first.
+    ///
+    /// If this process was cut off or stopped, the decision to take the lock may rest on old replies. Only a valid
+    /// lease ensures that our session, and so our node, still exists.
+    fn hold_if_leased(&self, entry: &ContenderHandle, grant: &Grant) -> Result<bool, Error> {
+        let (session, node) = (entry.session(), entry.node());
+        if let Some(loss) = entry.detect_loss() {
+            return Err(self.config.evicted(loss));
+        }
+        let Some(epoch) = node.epoch() else { return Ok(false) };
+        node.hold(epoch);
+        if let Some(name) = grant.unconfirmed() {
+            session.store().request_check(&entry.child(name).into(), node);
+        }
+        let kind = grant.as_str();
+        trace::count_grant(self.aim(), node.path_label(), kind);
+        let (sequence, token) = (entry.contender().sequence(), entry.node().token());
+        emit!(DEBUG, path = &**self.config.user_path(), mode = %self.aim(), sequence, token, kind, "granted");
+        Ok(true)
+    }
+
+    async fn grant_once_confirmed(&self, entry: &ContenderHandle, grant: Grant) -> Result<(), Error> {
+        let (session, node) = (entry.session(), entry.node());
+        for tries in 0..LEASE_TRIES {
+            if tries > 1 {
+                session.sleep(session.timeout() / 20).await;
+            }
+            match presence::is_there(session, node.path(), None).await {
+                Ok(true) => {}
+                Ok(false) => node.lose(Loss::Removed),
+                Err(failure) => return Err(self.config.stop(failure)),
+            }
+            if self.hold_if_leased(entry, &grant)? {
+                return Ok(());
+            }
+        }
+        // The replies take longer than the lease lasts, or the server does not confirm our session.
+        Err(Error::Unreachable("the servers' answers come too late for the lease".to_owned()))
+    }
+
+    /// Starts the time limit and the trace of a hold, and the task that warns if the hold lasts long.
+    fn begin_hold(&self, hold: &ContenderHandle) {
+        if let Some(longest) = self.config.max_hold {
+            hold.limit(longest);
+        }
+        // Each use of a kept node (a node that the process keeps between uses) has a trace of its own.
+        if self.may_be_kept() {
+            return self.trace.record("token", hold.node().token());
+        }
+        hold.limit_and_trace(self.begin_hold_trace(hold));
+    }
+
+    /// Begins the trace of a hold, or of one use of a kept node. Starts a task that warns if the hold or the use lasts
+    /// long.
+    pub(crate) fn begin_hold_trace(&self, hold: &ContenderHandle) -> HoldTrace {
+        let (path, node) = (self.config.user_path(), hold.node());
+        let mut trace = self.trace.granted(self.aim(), path, self.label(), node);
+        if let Some(limit) = self.config.warn_holding {
+            let (node, session) = hold.node_and_session();
+            let (path, label, token) = (Arc::clone(path), self.options.label.clone(), node.token());
+            let late = session.sleep(limit);
+            trace.warning = Some(spawn_cancellable(&session, async move {
+                late.await;
+                if node.detect_loss().is_none() {
+                    let node = node.path();
+                    emit!(WARN, path = &*path, node, label, token, held = ?limit, "a lock is held for long");
+                }
+            }));
+        }
+        trace
+    }
+
+    /// Leaves the queue after `denied`, the error of a missing permission. Returns the error for the user: `denied`, or
+    /// the error that our node may not be deleted either, or the error that our own ACL keeps us out of the directory.
+    async fn leave_denied(&self, entry: &ContenderHandle, denied: Error) -> Error {
+        match (entry.leave().1.await, denied) {
+            (Err(Failure::NoAuth(lacks)), _) => Error::stays(entry.node().path(), lacks),
+            (Ok(()), Error::PermissionDenied { lacks, .. }) if entry.unmake_directory().await => {
+                Error::shut_out(&self.config.queue, lacks)
+            }
+            (_, denied) => denied,
+        }
+    }
+
+    /// Acquires the lock or the permits without waiting for other contenders. Writes nothing if they are taken.
+    pub(crate) async fn attempt(mut self, timeout: Option<Duration>) -> Result<Arc<ContenderHandle>, Error> {
+        let span = self.begin_trace();
+        let attempt = async {
+            let mut tries = 0;
+            loop {
+                tries += 1;
+                let limit = self.fail_if_taken().await?;
+                match self.take_now(limit).await {
+                    // The process was stopped or cut off while its node was in the queue. The session is over or the lease has
+                    // run out, so the node is gone or will be removed. The caller may safely try again.
+                    Err(Error::Evicted(Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired | Ending::Replaced)))
+                        if tries < SESSION_TRIES => {}
+                    answer => return answer,
+                }
+            }
+        };
+        let reported = async { self.reported(call::in_time(&self.config.coordinator, timeout, attempt).await) };
+        span.around(pin!(reported)).await
+    }
+
+    /// Fails if a new contender would have to wait. Writes nothing. Returns the session timeout.
+    pub(crate) async fn fail_if_taken(&self) -> Result<Duration, Error> {
+        validation::check_label(self.label())?;
+        self.check()?;
+        let path = &self.config.queue;
+        let (paths, (dialect, mode)) = (&self.config.paths, (self.config.dialect, self.mode));
+        let mut looks = 0;
+        loop {
+            looks += 1;
+            let seen = call::on_a_session(&self.config.coordinator, ("list", path), |session| async move {
+                let names = call::names(&session, path, false).await?;
+                Ok((session, names))
+            });
+            let (session, names) = seen.await?;
+            self.config.check_for_foreign(&names)?;
+            if self.target.is_none() {
+                let check = self.config.check_for_semaphore(&session, &names, None);
+                call::bounded(&self.config.coordinator, session.timeout(), check).await?;
+            }
+            let ahead = turn::ahead_of_newcomer(dialect, mode, &names);
+            if self.has_enough(&session).await? && ahead.is_empty() {
+                return Ok(session.timeout());
+            }
+            let gone = paths.are_some_gone(&session, &ahead).await;
+            let are_some_gone = gone.map_err(|failure| Error::from_failure(failure, "list", path))?;
+            if !are_some_gone || looks == LOOKS_MAX {
+                return Err(Error::WouldBlock {
+                    blockers: paths.blockers_of_newcomer(&session, &names, (dialect, mode)).await,
+                });
+            }
+        }
+    }
+
+    /// Returns `false` if the target (the permits of a semaphore) is taken. Returns `true` if the target is free or cannot be
+    /// read, or if there is no target.
+    async fn has_enough(&self, session: &Arc<dyn Session>) -> Result<bool, Error> {
+        let Some(target) = &self.target else { return Ok(true) };
+        let available = target.is_available(session);
+        Ok(call::bounded(&self.config.coordinator, session.timeout(), available).await? != Some(false))
+    }
+
+    /// Enters the queue, and takes the lock if no contender is in the way. Waits at most `limit` for replies of the ensemble.
+    pub(crate) async fn take_now(&self, limit: Duration) -> Result<Arc<ContenderHandle>, Error> {
+        call::bounded(&self.config.coordinator, limit, self.enter(IfTaken::GiveUp, None, None)).await
+    }
+
+    /// Waits for `granted` until the timeout. The error of a timeout names the contenders in the way.
+    pub(crate) async fn within<G>(
+        &self,
+        timeout: Duration,
+        view: &QueueView,
+        granted: impl Future<Output = Result<G, Error>>,
+    ) -> Result<G, Error> {
+        let (ask, look_up) = (ASK_AHEAD.min(timeout / 5 * 2), LOOK_UP_AHEAD.min(timeout / 5));
+        let looking = async {
+            self.config.coordinator.sleep(timeout - ask).await;
+            let asked = self.ask_the_leader(view);
+            let until_look_up = self.config.coordinator.sleep(ask - look_up).map(Ok);
+            if let (false, ()) = tokio::try_join!(asked, until_look_up)? {
+                self.ask_the_leader(view).await?;
+            }
+            self.look_up(view).await;
+            pending::<Result<Infallible, Error>>().await
+        };
+        tokio::select! {
+            biased;
+            answer = granted => answer,
+            cut_off = call::late(&self.config.coordinator, timeout) => {
+                Err(Error::Timeout { waited: timeout, blockers: view.seen_in_the_way(), cut_off })
+            }
+            Err(diverged) = looking => Err(diverged),
+        }
+    }
+
+    /// Asks the leader for the contenders in the way. Leaves the server if it lists one that the leader does not have. Returns
+    /// `false` if the acquisition has not listed the queue yet.
+    async fn ask_the_leader(&self, view: &QueueView) -> Result<bool, Error> {
+        let snapshot = view.snapshot.lock().clone();
+        let Some(QueueSnapshot { session, me, .. }) = snapshot else { return Ok(false) };
+        let Some(names) = self.list_once_connected(&session).await else { return Ok(true) };
+        let gone = self.config.paths.are_some_gone(&session, &turn::ahead_of(&me, &names)).await;
+        if gone.map_err(|failure| self.config.stop(failure))? {
+            view.look_again.notify_one();
+        }
+        Ok(true)
+    }
+
+    /// Lists the queue, once the session is connected: what is sent without a connection is sent after the reconnect, when
+    /// this acquisition may have ended.
+    async fn list_once_connected(&self, session: &Arc<dyn Session>) -> Option<Names> {
+        session.connected().await.ok()?;
+        listing::list(session, &self.config.queue).await.ok()
+    }
+
+    /// Reads the contenders in the way, and stores them with their hosts and labels. If their nodes cannot be read, the
+    /// contenders of the last listing stay.
+    async fn look_up(&self, view: &QueueView) {
+        let snapshot = view.snapshot.lock().clone();
+        if let Some(QueueSnapshot { session, me, .. }) = snapshot
+            && let Some(names) = self.list_once_connected(&session).await
+        {
+            let blockers = self.config.paths.blockers(&session, &names, &me).await;
+            if let Some(snapshot) = &mut *view.snapshot.lock() {
+                snapshot.seen.blockers = blockers;
+            }
+        }
+    }
+}
+
+/// Why an acquisition has not entered the queue.
+enum NotEntered {
+    /// A request failed.
+    Failed(Failure),
+    /// The target of the acquisition (the permits of a semaphore) must not be made at its path.
+    Refused(Error),
+}
+
+impl From<Failure> for NotEntered {
+    fn from(failure: Failure) -> NotEntered {
+        NotEntered::Failed(failure)
+    }
+}
+
+/// Returns whether the contender's sequence number is negative, or too close to the maximum. At the maximum, several contenders
+/// get the same number, or later contenders get lower numbers.
+fn is_used_up(contender: &Contender) -> bool {
+    !(0..mode::REFUSED_FROM).contains(&contender.sequence())
 }

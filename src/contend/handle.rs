@@ -1,5 +1,5 @@
 //! The handle of one contender. The handle creates the contender's node, and removes the node when the contender
-//! leaves.
+//! leaves. Its methods that replace the node are in [`exchange`](crate::contend::exchange).
 
 use std::future::{Future, poll_fn, ready};
 use std::pin::pin;
@@ -9,22 +9,28 @@ use std::time::Duration;
 
 use crate::contend::directory;
 use crate::error::error::Error;
+use crate::observe::changes::OneHold;
 use crate::observe::trace::HoldTrace;
 use crate::queue::contender::Contender;
+use crate::queue::permits::{self, PERMITS, Room};
+use crate::queue::{metadata, turn};
 use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::lease::Moment;
 use crate::session::leaving::Leaving;
-use crate::session::listing;
 use crate::session::node::ContenderNode;
 use crate::session::node::state::{EntryStep, LimitEnd};
 use crate::session::presence::{self, Recheck, check};
 use crate::session::removal::{log_failure, remove};
 use crate::session::request::{Created, Ending, Failure, HoldState, Kind, Loss, Names, Operation, Reply, Stat, Watch};
 use crate::session::retry::{self, slept, until_known};
+use crate::session::{follow, listing};
 use crate::sync::Mutex;
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 use crate::validation;
+
+/// The shortest time between two listings while a holder waits for contention: at most 50 listings a second.
+const LISTING_PAUSE: Duration = Duration::from_millis(20);
 
 /// A contender's node, from its create on, and the hold after the grant. Variables of this type are named `entry` until the
 /// grant, and `hold` after it, or `lock` where there are several.
@@ -316,19 +322,112 @@ impl ContenderHandle {
         node.map(|node| node.map(NodeData::of)).map_err(|failure| Error::under_lock(failure, "read", path))
     }
 
+    /// Waits until this hold excludes a contender in the queue. Returns the first such contender.
+    pub(crate) async fn contended(&self) -> Result<Contender, Error> {
+        self.run(self.wait_until_contended()).await?
+    }
+
+    async fn wait_until_contended(&self) -> Result<Contender, Error> {
+        let (mut before, mut pause) = (None, LISTING_PAUSE);
+        loop {
+            let first = self.first_kept_out().await?;
+            if !self.is_of_semaphore() || self.finds_too_few(&first).await? {
+                return Ok(first);
+            }
+            // Enough permits are free, so this contender is about to take its permits, unless its process is stopped. The loop
+            // lists again after a pause, which doubles while the same contender is the first.
+            let session = self.session();
+            let first = Some(first.name().to_owned());
+            pause = if before == first { (2 * pause).min(session.timeout()) } else { LISTING_PAUSE };
+            before = first;
+            session.sleep(pause).await;
+        }
+    }
+
+    /// Returns whether this is a permit of a semaphore. The queue of a semaphore is a directory below the user's path.
+    fn is_of_semaphore(&self) -> bool {
+        self.user_path() != &**self.queue()
+    }
+
+    async fn first_kept_out(&self) -> Result<Contender, Error> {
+        let (session, directory) = (self.session(), self.queue());
+        let (mut last_change, mut recheck) = (None::<Moment>, Recheck::new(session));
+        loop {
+            let (names, mut change) = match retry::until_known(session, || session.watch_children(directory)).await {
+                Ok(seen) => seen,
+                // The servers delete the directory of a semaphore's queue when the directory has been empty for a while. The next
+                // contender creates the directory again.
+                Err(Failure::NoNode) if self.is_of_semaphore() => match follow::possible(session, directory).await {
+                    Ok(()) => continue,
+                    Err(_) => return std::future::pending().await,
+                },
+                Err(failure) => return Err(self.lost_by(failure, "watch")),
+            };
+            let first = match self.is_of_semaphore() {
+                true => turn::first_in_queue(&self.contender(), &names),
+                false => turn::first_kept_out(&self.contender(), &names),
+            };
+            if let Some(first) = first {
+                return Ok(first);
+            }
+            // Dropped early, because a long listing would take memory during the wait for the watch.
+            drop(names);
+            // `wait` returns after the event of the watch. It also returns after a while without an event, because an
+            // event may be lost. An error means that the session is over. The caller then reports the loss of the hold.
+            if recheck.wait(&mut change).await.is_err() {
+                return std::future::pending().await;
+            }
+            // Thousands of readers may come and go, and each of them ends a wait. The pause limits the listings to 50 a second.
+            let since = last_change.map(|last| self.now().saturating_sub(last));
+            if let Some(rest) = since.and_then(|since| LISTING_PAUSE.checked_sub(since)) {
+                session.sleep(rest).await;
+            }
+            last_change = Some(self.now());
+        }
+    }
+
+    /// Returns whether the first contender in the queue asks for more permits than are free.
+    async fn finds_too_few(&self, first: &Contender) -> Result<bool, Error> {
+        let (session, queue) = (self.session(), self.queue());
+        let Some((semaphore, _)) = queue.rsplit_once('/') else { return Ok(true) };
+        let (node, taken) = (format!("{queue}/{}", first.name()), format!("{semaphore}/{PERMITS}"));
+        let read = || async {
+            // All requests are sent before the first reply is awaited, so that together they take one round trip.
+            let (node, number, names) = (session.data(&node), session.data(semaphore), session.children(&taken));
+            let wanted = match node.await {
+                Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),
+                answer => answer.map(|(data, _)| metadata::read(&data).permits),
+            };
+            Ok((wanted, number.await?.0, names.await?))
+        };
+        let (wanted, number, names) =
+            retry::until_known(session, read).await.map_err(|failure| self.lost_by(failure, "read"))?;
+        let wanted = match wanted {
+            // The contender's node is gone, because the contender took its permits or gave up.
+            Err(Failure::NoNode) => return Ok(false),
+            Err(_) => None,
+            Ok(wanted) => wanted,
+        };
+        let number = permits::decode(&number).ok().flatten();
+        let room = wanted.zip(number).map(|(wanted, number)| permits::room(number, &names, wanted));
+        Ok(room != Some(Ok(Room::Enough)))
+    }
+
     /// Leaves the queue or gives up the hold: ends the trace, marks the node as left
     /// ([`SessionStore::forget`](crate::session::store::SessionStore::forget)), and deletes the node. Sends the first request
-    /// before it returns.
-    pub(crate) fn leave(&self) -> Reply<()> {
+    /// before it returns. Also returns the loss, if the lock had been lost before.
+    pub(crate) fn leave(&self) -> (Option<Loss>, Reply<()>) {
         if self.node().is_forked() {
-            return Box::pin(ready(Err(Failure::Over(Ending::Forked))));
+            let ending = Ending::Forked;
+            return (Some(Loss::SessionOver(ending)), Box::pin(ready(Err(Failure::Over(ending)))));
         }
+        let (loss, leaving) = self.node.leave(self.may_signal());
         // The span of the hold ends now, even if the guard lives on or the deletion takes long.
         let trace = std::mem::take(&mut *self.trace.lock());
         drop(trace);
-        let leaving = self.node.leave(self.may_signal());
         self.session().store().forget(&self.node);
-        remove(self.session(), &self.node, leaving.unwrap_or(Leaving::Gone(Err(Failure::NoNode))), None)
+        let leaving = leaving.unwrap_or(Leaving::Gone(Err(Failure::NoNode)));
+        (loss, remove(self.session(), &self.node, leaving, None))
     }
 
     /// Returns whether the removal of the node may signal the release.
@@ -339,10 +438,9 @@ impl ContenderHandle {
     /// Gives the lock back: calls [`ContenderHandle::leave`], and waits until the node is gone. Returns an error if the
     /// lock had been lost before.
     pub(crate) async fn give_back(&self) -> Result<(), Error> {
-        let loss = self.detect_loss();
         // The node of a lost lock is deleted, too: if the session is alive, other contenders wait for the node.
-        let answer = self.leave().await;
-        match (loss, answer) {
+        let (loss, answer) = self.leave();
+        match (loss, answer.await) {
             (Some(loss), _) => Err(Error::Lost(loss)),
             (None, Ok(())) => Ok(()),
             (None, Err(Failure::NoAuth(lacks))) => Err(Error::stays(self.node().path(), lacks)),
@@ -416,9 +514,6 @@ async fn give_up_in_time(node: Arc<ContenderNode>, session: Arc<dyn Session>) {
         }
     }
 }
-
-/// A node and its session, for a task or a stream that must not own the [`ContenderHandle`].
-pub(crate) type OneHold = (Arc<ContenderNode>, Arc<dyn Session>);
 
 /// Polls `work` while `loss` returns `None`. Returns the output of `work` only if `loss` still returns `None` after the
 /// last poll. `lost` wakes the caller at a loss.

@@ -1,10 +1,8 @@
 //! One contender: an acquisition and its node, from the first request until the node is gone.
 //!
-//! - Acquire: [`acquisition`] has the options of a call. [`flow`] runs the call until the grant. [`attempt`] runs a call that
-//!   does not wait.
-//! - Wait: [`wait`] waits for the turn, with a [`timeout`] and [`warnings`]. [`queue_view`] stores the last listing of the queue.
-//! - Hold: [`handle`] owns the contender's node, which is in a [`directory`]. [`changes`] reports the states of a hold, and
-//!   [`transaction`] writes under its protection.
+//! - Acquire: [`acquisition`] has the options of a call, and runs the call until the grant. [`config`] has the options of the lock.
+//! - Wait: [`wait`] waits for the turn. [`warnings`] warns about long waits.
+//! - Hold: [`handle`] owns the contender's node, which is in a [`directory`]. [`transaction`] writes under the protection of a hold.
 //! - Leave: [`remove`](crate::session::removal::remove) deletes the node. [`exchange`] replaces the node by a permit or by a READ node.
 //!
 //! The types: an `Acquisition` is one call of the user. A `ContenderHandle` owns the contender's node, and the guard of a granted
@@ -13,14 +11,10 @@
 //! a wait, and `Wait` carries the steps out. `Leaving` is the state machine of a removal. A `Contender` is the parsed name of a node. A `Member` is a contender as `zklock ls` shows it.
 
 pub(crate) mod acquisition;
-pub(crate) mod attempt;
-pub(crate) mod changes;
+pub(crate) mod config;
 pub(crate) mod directory;
 pub(crate) mod exchange;
-pub(crate) mod flow;
 pub(crate) mod handle;
-pub(crate) mod queue_view;
-pub(crate) mod timeout;
 pub(crate) mod transaction;
 pub(crate) mod wait;
 pub(crate) mod warnings;

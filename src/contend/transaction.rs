@@ -252,18 +252,6 @@ impl fmt::Debug for Transaction<'_> {
     }
 }
 
-impl Operation {
-    /// Returns the path of the operation's node.
-    pub fn path(&self) -> &str {
-        match self {
-            Operation::Create { path, .. }
-            | Operation::Set { path, .. }
-            | Operation::Delete { path, .. }
-            | Operation::Check { path, .. } => path,
-        }
-    }
-}
-
 fn check(path: &str, directory: &str) -> Result<(), Error> {
     validation::check(path)?;
     if validation::is_inside(path, directory) {

@@ -1,22 +1,43 @@
-//! The wait for the turn. The state machine [`Waiter`](crate::queue::turn::Waiter) decides the steps, and this module
-//! sends the requests.
+//! The wait for the turn. The state machine [`Waiter`] decides the steps, and this module sends the requests.
 
 use std::sync::Arc;
 
 use futures_util::future::OptionFuture;
+use tokio::time::Instant;
 
-use crate::contend::acquisition::{Acquisition, SeenPermits, Wait};
+use crate::contend::config::LockConfig;
 use crate::contend::directory::ask;
-use crate::error::error::{Error, PermitsError};
+use crate::contend::exchange::{ExchangeTarget, Reports, SeenPermits};
+use crate::contend::handle::ContenderHandle;
+use crate::contend::warnings::{Registered, WarningEntry};
+use crate::error::error::Error;
+use crate::observe::trace::AcquireTrace;
+use crate::queue::contender::Contender;
 use crate::queue::member::Blockers;
-use crate::queue::permits::{self, PERMITS, QUEUE};
-use crate::queue::turn::{self, Departure, Doubt, Grant, QueueEvent, Step};
-use crate::session::contract::Session;
+use crate::queue::mode::Aim;
+use crate::queue::turn::{self, Claim, Departure, Grant, QueueEvent, Step, Waiter};
 use crate::session::keep_alive;
 use crate::session::presence::{self, Recheck, check};
 use crate::session::request::{Event, Failure, Loss, Names, Stat, Watch};
 use crate::session::retry::{self, Tries, spawn_awaited};
 use crate::telemetry::meter;
+
+/// The wait of an acquisition, from the create of its node until the grant.
+pub(crate) struct Wait<'a> {
+    pub(crate) config: &'a LockConfig,
+    pub(crate) target: Option<&'a Arc<dyn ExchangeTarget>>,
+    pub(crate) aim: Aim,
+    pub(crate) label: Option<&'a str>,
+    pub(crate) trace: &'a AcquireTrace,
+    pub(crate) entry: &'a ContenderHandle,
+    pub(crate) reports: Reports<'a>,
+    /// The decisions of the contender.
+    pub(crate) waiter: Waiter<Arc<Contender>>,
+    /// When a warning about the acquisition is due. `None` if there is to be no warning, or the acquisition is in the list of
+    /// those to warn of.
+    pub(crate) warn_at: Option<Instant>,
+    pub(crate) registered: Option<Registered>,
+}
 
 impl Wait<'_> {
     /// Carries out the decisions of [`Waiter`](crate::queue::turn::Waiter) until our turn has come. `first` is the reply to the
@@ -31,7 +52,7 @@ impl Wait<'_> {
         mut first: Option<Result<Names, Failure>>,
     ) -> Result<(Grant, Option<Box<SeenPermits>>), Error> {
         let mut early_read = None;
-        if let Some(target) = &self.acquisition.target {
+        if let Some(target) = self.target {
             self.warn_if_long();
             early_read = target.early_read(self.entry).await?;
         }
@@ -46,9 +67,9 @@ impl Wait<'_> {
                     names = Some(listed);
                     step
                 }
-                Step::AskLeader(doubt) => {
-                    let differs = Box::pin(self.leader_differs(&doubt, names.as_ref())).await?;
-                    self.waiter.next(QueueEvent::LeaderAnswered { doubt, differs })
+                Step::AskLeader(claim) => {
+                    let differs = Box::pin(self.leader_differs(&claim, names.as_ref())).await?;
+                    self.waiter.next(QueueEvent::LeaderAnswered { claim, differs })
                 }
                 Step::Await { predecessor, asks } => {
                     let directory = names.as_ref().and_then(|names| names.directory).filter(|_| asks).map(Box::new);
@@ -62,8 +83,8 @@ impl Wait<'_> {
                 }
                 Step::Take(grant) => return Ok((grant, early_read.filter(|_| !self.waiter.has_waited()))),
                 Step::Evicted => return Err(self.evicted()),
-                Step::Stuck(rival) => return Err(self.acquisition.config.stuck(rival)),
-                Step::Foreign(name) => return Err(self.acquisition.config.doubt(&name)),
+                Step::Stuck(rival) => return Err(self.config.stuck(rival)),
+                Step::Foreign(name) => return Err(self.config.doubt(&name)),
                 Step::WouldBlock => return Err(Box::pin(self.would_block(names.as_ref())).await),
             }
         }
@@ -71,8 +92,7 @@ impl Wait<'_> {
 
     /// Lists the queue, unless `reply` is an answer already. Returns the next step and the listing.
     async fn list(&mut self, reply: Option<Result<Names, Failure>>) -> Result<(Step, Names), Error> {
-        let (acquisition, entry) = (self.acquisition, self.entry);
-        let (session, config) = (entry.session(), &acquisition.config);
+        let (entry, session, config) = (self.entry, self.entry.session(), self.config);
         let reply = match reply {
             Some(reply) => reply,
             None => retry::until_known(session, || entry.list()).await,
@@ -80,8 +100,10 @@ impl Wait<'_> {
         let names = reply.map_err(|failure| config.stop(failure))?;
         entry.remove_orphans(&names);
         if !self.waiter.has_waited() {
-            acquisition.check_for_semaphore(session, &names, names.directory.as_ref()).await?;
-            meter::entered(acquisition.aim(), &config.path_label, names.len().saturating_sub(1));
+            if self.target.is_none() {
+                config.check_for_semaphore(session, &names, names.directory.as_ref()).await?;
+            }
+            meter::entered(self.aim, &config.path_label, names.len().saturating_sub(1));
         }
         let is_alone = names.len() < 2;
         let closing = if is_alone { Vec::new() } else { session.store().closing_soon(entry.queue()) };
@@ -91,19 +113,19 @@ impl Wait<'_> {
 
     /// Asks the leader about what the listing `names` has shown. Returns whether the leader contradicts the listing. If our
     /// server goes on contradicting the leader, leaves the server.
-    async fn leader_differs(&self, doubt: &Doubt, names: Option<&Names>) -> Result<bool, Error> {
-        let (entry, session, config) = (self.entry, self.entry.session(), &self.acquisition.config);
-        let differs = match doubt {
+    async fn leader_differs(&self, claim: &Claim, names: Option<&Names>) -> Result<bool, Error> {
+        let (entry, session, config) = (self.entry, self.entry.session(), self.config);
+        let differs = match claim {
             // The loss of our node is known.
-            Doubt::Unlisted { .. } if entry.detect_loss().is_some() => Ok(false),
-            Doubt::Unlisted { leaves } => {
+            Claim::Unlisted { .. } if entry.detect_loss().is_some() => Ok(false),
+            Claim::Unlisted { leaves } => {
                 let mut tries = if *leaves { Tries::NONE } else { Tries::DENIALS };
                 presence::leader_still_has(session, &entry.node().path(), &mut tries).await
             }
             // A server that kept a node of a directory that was deleted shows a number twice, when the new directory gives it
             // again.
-            Doubt::Rival(rival) => presence::leave_if_listed(session, entry.queue(), vec![rival.clone()]).await,
-            Doubt::Ahead => {
+            Claim::Rival(rival) => presence::leave_if_listed(session, entry.queue(), vec![rival.clone()]).await,
+            Claim::Ahead => {
                 let me = entry.contender();
                 let ahead = names.map(|names| turn::ahead_of(&me, names)).unwrap_or_default();
                 config.paths.are_some_gone(session, &ahead).await
@@ -114,7 +136,7 @@ impl Wait<'_> {
 
     /// Returns the error of a contender that must not wait. `names` is the listing that shows the contenders ahead.
     async fn would_block(&self, names: Option<&Names>) -> Error {
-        let (session, me, paths) = (self.entry.session(), self.entry.contender(), &self.acquisition.config.paths);
+        let (session, me, paths) = (self.entry.session(), self.entry.contender(), &self.config.paths);
         let blockers = match names {
             Some(names) => paths.blockers(session, names, &me).await,
             None => Blockers::default(),
@@ -126,19 +148,27 @@ impl Wait<'_> {
     async fn report(&mut self, names: Option<Names>) {
         self.warn_if_long();
         let Some(names) = names else { return };
-        let (session, me, paths) = (self.entry.session(), &*self.entry.contender(), &self.acquisition.config.paths);
-        if let Some(on_wait) = &mut self.on_wait {
+        let (session, me, paths) = (self.entry.session(), &*self.entry.contender(), &self.config.paths);
+        if let Some(on_wait) = &mut self.reports.on_wait {
             let seen = paths.progress(session, &names, me).await;
             on_wait.report_read(session, paths, me.dialect(), seen).await;
         }
-        if let Some(view) = self.view {
+        if let Some(view) = self.reports.view {
             view.record(session, me, paths.progress_beside(&[], &names, me));
         }
     }
 
+    /// Registers the acquisition for a warning when it begins to wait.
+    pub(crate) fn warn_if_long(&mut self) {
+        let Some(due) = self.warn_at.take() else { return };
+        let (node, session) = self.entry.node_and_session();
+        let (label, span, target) = (self.label.map(str::to_owned), self.trace.span(), self.target.cloned());
+        self.registered = Some(self.config.warnings.enter(due, WarningEntry { session, node, label, span, target }));
+    }
+
     /// Returns the error of a contender that has no turn any more.
     fn evicted(&self) -> Error {
-        self.acquisition.config.evicted(self.entry.detect_loss().unwrap_or(Loss::Removed))
+        self.config.evicted(self.entry.detect_loss().unwrap_or(Loss::Removed))
     }
 
     /// Watches our own node and the predecessor's node. If `asks`, also [asks](ask) for every kept node in the directory.
@@ -154,7 +184,7 @@ impl Wait<'_> {
         let own = node.request_watch(session).map(|stored| spawn_awaited(session, stored, drop));
         let watch = session.watch(&self.entry.child(predecessor));
         if asks {
-            let config = &self.acquisition.config;
+            let config = self.config;
             node.change(|it| it.state.asked_itself = true);
             ask(&config.queue, &config.asking, session, directory);
         }
@@ -177,8 +207,8 @@ impl Wait<'_> {
         predecessor: &Arc<str>,
         watch: Option<(bool, Option<Box<Stat>>)>,
     ) -> Result<Departure, Error> {
-        let mut on_wait = self.on_wait.take();
-        let (session, paths, me) = (self.entry.session(), &self.acquisition.config.paths, &*self.entry.contender());
+        let mut on_wait = self.reports.on_wait.take();
+        let (session, paths, me) = (self.entry.session(), &self.config.paths, &*self.entry.contender());
         // Boxed, because only a few of thousands of waiters have a listener.
         let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, paths, me)));
         let is_watched = watch.is_some();
@@ -189,7 +219,7 @@ impl Wait<'_> {
             found = self.check_in_intervals(predecessor, is_watched) => found,
             Some(never) = OptionFuture::from(looking) => match never {},
         };
-        self.on_wait = on_wait;
+        self.reports.on_wait = on_wait;
         departure
     }
 
@@ -206,7 +236,7 @@ impl Wait<'_> {
         let watch = match Box::pin(retry::until_known(self.entry.session(), arm)).await {
             Ok(watch) => watch,
             Err(Failure::NoNode) => return Ok(Departure::Missing),
-            Err(failure) => return Err(self.acquisition.config.stop(failure)),
+            Err(failure) => return Err(self.config.stop(failure)),
         };
         Ok(match watch.await {
             Event::Changed => Departure::Signalled,
@@ -233,39 +263,11 @@ impl Wait<'_> {
     /// Checks our node and the predecessor's node at the leader once. Returns whether the predecessor's node is gone. If the
     /// server lists it all the same, leaves the server.
     async fn is_gone_at_leader(&self, predecessor: &Arc<str>) -> Result<bool, Error> {
-        let (entry, config) = (self.entry, &self.acquisition.config);
+        let (entry, config) = (self.entry, self.config);
         let failing = entry.failing(vec![check(entry.child(predecessor), None)]).await;
         let is_gone = !failing.map_err(|loss| config.evicted(loss))?.is_empty();
         let gone = is_gone.then(|| predecessor.to_string()).into_iter().collect();
         let left = presence::leave_if_listed(entry.session(), entry.queue(), gone).await;
         left.map(|_| is_gone).map_err(|failure| config.stop(failure))
-    }
-}
-
-impl Acquisition {
-    /// Fails if the lock's path is that of a semaphore, whose node has data. Reads the data only if the stat of the
-    /// node (or, without a stat, the names of its children) may be that of a semaphore.
-    pub(crate) async fn check_for_semaphore(
-        &self,
-        session: &Arc<dyn Session>,
-        names: &[String],
-        directory: Option<&Stat>,
-    ) -> Result<(), Error> {
-        let is_known_to_be_none = || !names.iter().any(|name| name == QUEUE || name == PERMITS);
-        if self.target.is_some()
-            || directory.map_or_else(is_known_to_be_none, |stat| !permits::may_be_number(stat.data_length))
-        {
-            return Ok(());
-        }
-        let path = &self.config.queue;
-        match retry::data(session, path, false).await {
-            Ok(Some((data, _))) if matches!(permits::decode(&data), Ok(Some(_))) => {
-                Err(Error::Permits { path: path.to_string(), reason: PermitsError::NoLock })
-            }
-            // The node is missing, or has other data, or may not be read. A client that may not read the node could not use a
-            // semaphore there either.
-            Ok(_) | Err(Failure::NoAuth(_)) => Ok(()),
-            Err(failure) => Err(self.config.stop(failure)),
-        }
     }
 }

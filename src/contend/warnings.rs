@@ -1,21 +1,24 @@
-//! Warnings about slow acquisitions and long holds.
+//! Warnings about slow acquisitions.
 
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::call;
-use crate::contend::acquisition::{Acquisition, LockConfig, Wait, WarningEntry};
-use crate::contend::handle::ContenderHandle;
-use crate::contend::timeout::LOOK_UP_AHEAD;
-use crate::observe::trace::HoldTrace;
+use crate::contend::exchange::ExchangeTarget;
+use crate::observe::lock_paths::LockPaths;
 use crate::queue::member::Blockers;
 use crate::queue::mode::Aim;
 use crate::queue::turn::{self, Turn};
+use crate::session::contract::{Coordinator, Session};
+use crate::session::node::ContenderNode;
 use crate::session::retry::spawn_cancellable;
-use crate::telemetry::log::emit;
+use crate::sync::Mutex;
+use crate::telemetry::log::{OwnSpan, emit};
 
 /// The default time after which a warning about a waiting acquisition is logged.
 pub(crate) const WARN_AFTER: Duration = Duration::from_secs(30);
@@ -23,82 +26,86 @@ pub(crate) const WARN_AFTER: Duration = Duration::from_secs(30);
 /// The shortest time between two warnings of one background task.
 const PAUSE: Duration = Duration::from_secs(1);
 
-impl Acquisition {
-    /// Begins the trace of a hold, or of one use of a kept node. Starts a task that warns if the hold or the use lasts
-    /// long.
-    pub(crate) fn begin_hold_trace(&self, hold: &ContenderHandle) -> HoldTrace {
-        let (path, node) = (self.config.user_path(), hold.node());
-        let mut trace = self.trace.granted(self.aim(), path, self.label(), node);
-        if let Some(limit) = self.config.warn_holding {
-            let (node, session) = hold.node_and_session();
-            let (path, label, token) = (Arc::clone(path), self.options.label.clone(), node.token());
-            let late = session.sleep(limit);
-            trace.warning = Some(spawn_cancellable(&session, async move {
-                late.await;
-                if node.detect_loss().is_none() {
-                    let node = node.path();
-                    emit!(WARN, path = &*path, node, label, token, held = ?limit, "a lock is held for long");
-                }
-            }));
-        }
-        trace
-    }
+/// The longest time for which the nodes of the contenders in the way are read for a warning.
+const LOOK_UP: Duration = Duration::from_millis(500);
 
-    /// Polls `queued` until the acquisition has entered the queue, and warns if that takes long. The caller's task logs
-    /// this warning, because there may be no session yet whose thread could run a background task.
-    pub(crate) async fn warn_if_slow<G>(&self, mut queued: impl Future<Output = G> + Unpin) -> G {
-        let Some(limit) = self.config.warn_waiting else { return queued.await };
-        if let Some(answer) = call::unless(self.config.coordinator.sleep(limit), &mut queued).await {
-            return answer;
-        }
-        self.config.warn(self.aim(), self.label(), &Blockers::default(), 0);
-        queued.await
-    }
+/// The waiting acquisitions of one lock handle that have no warning yet. One background task logs the warnings about all of
+/// them.
+pub(crate) struct Warnings {
+    coordinator: Arc<dyn Coordinator>,
+    paths: LockPaths,
+    /// The time after which a warning about a waiting acquisition is logged. `None` if there is to be no warning.
+    pub(crate) after: Option<Duration>,
+    table: Mutex<Table>,
 }
 
-impl Wait<'_> {
-    /// Registers the acquisition for a warning when it begins to wait. Starts the warning task if none runs.
+#[derive(Default)]
+struct Table {
+    next: u64,
+    /// The acquisitions, by the time at which the warning is due.
+    waiting: BTreeMap<(Instant, u64), WarningEntry>,
+    /// The sender that cancels the warning task when dropped.
+    warning_task: Option<oneshot::Sender<()>>,
+}
+
+/// One acquisition that waits in the queue.
+pub(crate) struct WarningEntry {
+    pub(crate) session: Arc<dyn Session>,
+    pub(crate) node: Arc<ContenderNode>,
+    pub(crate) label: Option<String>,
+    pub(crate) span: OwnSpan,
+    pub(crate) target: Option<Arc<dyn ExchangeTarget>>,
+}
+
+impl Warnings {
+    pub(crate) fn new(coordinator: &Arc<dyn Coordinator>, paths: &LockPaths, after: Option<Duration>) -> Arc<Warnings> {
+        let (coordinator, paths, table) = (Arc::clone(coordinator), paths.clone(), Mutex::default());
+        Arc::new(Warnings { coordinator, paths, after, table })
+    }
+
+    /// Adds a waiting acquisition, about which a warning is due at `due`. Starts the warning task if none runs. Dropping the
+    /// returned value removes the acquisition.
     ///
     /// A background task logs the warning, because the acquisition's own future may not be polled. If the future is not
     /// polled when the acquisition's turn comes, all contenders behind the acquisition wait.
-    pub(crate) fn warn_if_long(&mut self) {
-        let Some(due) = self.warn_at.take() else { return };
-        let Acquisition { config, options, trace, target, .. } = self.acquisition;
-        let (node, session) = self.entry.node_and_session();
-        let (label, span, target) = (options.label.clone(), trace.span(), target.clone());
-        let (key, has_task) = config.warnings.enter(due, WarningEntry { session, node, label, span, target });
-        self.registered = Some(key);
+    pub(crate) fn enter(self: &Arc<Self>, due: Instant, waiter: WarningEntry) -> Registered {
+        let session = Arc::clone(&waiter.session);
+        let mut table = self.table.lock();
+        let key = (due, table.next);
+        table.next += 1;
+        table.waiting.insert(key, waiter);
+        // If the task has ended, because the runtime of its timer has shut down, the receiver of its sender is closed.
+        let has_task = table.warning_task.as_ref().is_some_and(|task| !task.is_closed());
+        drop(table);
         if !has_task {
-            config.warnings.set_task(spawn_cancellable(self.entry.session(), warn_of_slow(Arc::downgrade(config))));
+            let task = spawn_cancellable(&session, warn_of_slow(Arc::downgrade(self)));
+            let before = self.table.lock().warning_task.replace(task);
+            drop(before);
         }
+        Registered { warnings: Arc::clone(self), key }
     }
-}
 
-/// Warns about the slow acquisitions of one lock handle. Ends when there is no acquisition to warn of.
-async fn warn_of_slow(config: Weak<LockConfig>) -> Option<()> {
-    // While the task sleeps, it holds only a weak pointer to the handle. If a timer ends too early, its runtime has
-    // shut down, so the task ends, too.
-    let sleep = async |time: Duration| {
-        let (begun, timer) = (Instant::now(), config.upgrade()?.coordinator.sleep(time));
-        timer.await;
-        (begun.elapsed() >= time / 2).then_some(())
-    };
-    loop {
-        let next = config.upgrade()?.warnings.next()?;
-        sleep(next).await?;
-        let config = config.upgrade()?;
-        if let Some((waiter, others)) = config.warnings.due() {
-            let span = waiter.span.clone();
-            span.around(pin!(config.warn_of(waiter, others))).await;
-            drop(config);
-            sleep(PAUSE).await?;
-        }
+    /// Returns the time until the next warning is due. If there is no acquisition to warn of, ends the warning task, and
+    /// returns `None`.
+    fn next(&self) -> Option<Duration> {
+        let mut table = self.table.lock();
+        let next = table.waiting.first_key_value().map(|((due, _), _)| due.saturating_duration_since(Instant::now()));
+        table.warning_task.take_if(|_| next.is_none());
+        next
     }
-}
 
-impl LockConfig {
+    /// Removes the acquisitions whose warning is due. Returns the one that has waited longest, and the number of the others.
+    fn due(&self) -> Option<(WarningEntry, usize)> {
+        let mut table = self.table.lock();
+        let later = table.waiting.split_off(&(Instant::now(), u64::MAX));
+        let due = std::mem::replace(&mut table.waiting, later);
+        drop(table);
+        let mut due = due.into_values().filter(WarningEntry::waits);
+        Some((due.next()?, due.count()))
+    }
+
     pub(crate) fn warn(&self, aim: Aim, label: Option<&str>, blockers: &Blockers, others: usize) {
-        let (path, waited) = (&**self.user_path(), self.warn_waiting.unwrap_or_default());
+        let (path, waited) = (&*self.paths.path, self.after.unwrap_or_default());
         let others = (others > 0).then_some(others);
         emit!(WARN, path, mode = %aim, label = label.map(str::to_owned), ?waited, %blockers, others, "it takes long to acquire a lock");
     }
@@ -108,20 +115,20 @@ impl LockConfig {
         let WarningEntry { session, node, label, target, .. } = &waiter;
         let me = &node.contender();
         let look = async {
-            let names = session.children(&self.queue).await.ok()?;
+            let names = session.children(&self.paths.queue).await.ok()?;
             Some((turn::turn(me, &names), self.paths.blockers(session, &names, me).await))
         };
-        let found = call::unless(session.sleep(LOOK_UP_AHEAD), look).await.flatten();
+        let found = call::unless(session.sleep(LOOK_UP), look).await.flatten();
         let mut is_its_turn = matches!(found, Some((Turn::Granted, _)));
         if let Some(target) = target.as_ref().filter(|_| is_its_turn) {
             is_its_turn = matches!(target.is_available(session).await, Ok(Some(true)));
         }
         if is_its_turn {
-            session.sleep(LOOK_UP_AHEAD).await;
+            session.sleep(LOOK_UP).await;
         }
         let aim = if target.is_some() { Aim::Permit } else { Aim::Lock(me.mode()) };
         if is_its_turn && waiter.waits() {
-            let (path, node, waited) = (&**self.user_path(), me.name(), self.warn_waiting.unwrap_or_default());
+            let (path, node, waited) = (&*self.paths.path, me.name(), self.after.unwrap_or_default());
             emit!(WARN,
                 path,
                 mode = %aim,
@@ -132,6 +139,48 @@ impl LockConfig {
             );
         } else if waiter.waits() {
             self.warn(aim, label.as_deref(), &found.map(|(_, blockers)| blockers).unwrap_or_default(), others);
+        }
+    }
+}
+
+/// An acquisition in the list of [`Warnings`].
+pub(crate) struct Registered {
+    warnings: Arc<Warnings>,
+    key: (Instant, u64),
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let waiter = self.warnings.table.lock().waiting.remove(&self.key);
+        drop(waiter);
+    }
+}
+
+impl WarningEntry {
+    /// Returns whether the acquisition still waits: the lock is not granted, and the acquisition has not given up.
+    fn waits(&self) -> bool {
+        !self.node.is_holding() && !self.node.has_left()
+    }
+}
+
+/// Warns about the slow acquisitions of one lock handle. Ends when there is no acquisition to warn of.
+async fn warn_of_slow(warnings: Weak<Warnings>) -> Option<()> {
+    // While the task sleeps, it holds only a weak pointer to the handle. If a timer ends too early, its runtime has
+    // shut down, so the task ends, too.
+    let sleep = async |time: Duration| {
+        let (begun, timer) = (Instant::now(), warnings.upgrade()?.coordinator.sleep(time));
+        timer.await;
+        (begun.elapsed() >= time / 2).then_some(())
+    };
+    loop {
+        let next = warnings.upgrade()?.next()?;
+        sleep(next).await?;
+        let warnings = warnings.upgrade()?;
+        if let Some((waiter, others)) = warnings.due() {
+            let span = waiter.span.clone();
+            span.around(pin!(warnings.warn_of(waiter, others))).await;
+            drop(warnings);
+            sleep(PAUSE).await?;
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::contend::acquisition::LockConfig;
+use crate::contend::config::LockConfig;
 use crate::contend::handle::{ContenderHandle, LimitedUse};
 use crate::error::error::Error;
 use crate::keep::kept::{Granted, Kept, Why, Work, wake};

@@ -11,13 +11,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::contend::acquisition::{Acquisition, LockConfig, Options};
-use crate::contend::queue_view::{QueueView, next_listing};
+use crate::contend::acquisition::{Acquisition, Options};
+use crate::contend::config::LockConfig;
 use crate::error::error::Error;
 use crate::keep::cache::{Cache, KeptUse, PendingUse};
 use crate::keep::kept::{Kept, Work};
 use crate::keep::uses::Joined;
 use crate::observe::on_wait::OnWait;
+use crate::observe::queue_view::{QueueView, next_listing};
 use crate::observe::trace::{self, AcquireTrace};
 use crate::queue::member::Progress;
 use crate::queue::mode::Mode;

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::contend::acquisition::LockConfig;
+use crate::contend::config::LockConfig;
 use crate::contend::handle::ContenderHandle;
-use crate::contend::queue_view::QueueView;
 use crate::error::error::Error;
 use crate::keep::uses::Uses;
 use crate::observe::lock_paths;
+use crate::observe::queue_view::QueueView;
 use crate::queue::member::Blockers;
 use crate::queue::mode::{Aim, Mode};
 use crate::queue::turn;
@@ -132,7 +132,7 @@ impl Kept {
     pub(crate) fn new(config: &Arc<LockConfig>, mode: Mode, idle: Duration, in_vain: &Arc<AtomicBool>) -> Arc<Kept> {
         let (uses, used) = (Uses::new(mode), Moment::ZERO);
         let state = KeptState { uses, granted: None, used, why: None, counted: None, background_task: None };
-        let (warn_waiting, config, in_vain) = (config.warn_waiting, Arc::downgrade(config), Arc::clone(in_vain));
+        let (warn_waiting, config, in_vain) = (config.warnings.after, Arc::downgrade(config), Arc::clone(in_vain));
         Arc::new_cyclic(|this| Kept {
             config,
             warn_waiting,
@@ -453,7 +453,7 @@ async fn warn_of_slow_uses(kept: &Weak<Kept>, session: &Arc<dyn Session>) -> Inf
         checks = if waits == first { checks + 1 } else { 1 };
         first = waits;
         if let (Some((_, mode)), true, Some(config)) = (waits, checks == CHECKS + 1, kept.config.upgrade()) {
-            config.warn(Aim::Lock(mode), None, &kept.as_blockers(), others);
+            config.warnings.warn(Aim::Lock(mode), None, &kept.as_blockers(), others);
         }
     }
     std::future::pending().await

@@ -8,7 +8,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::call::{self, Late};
-use crate::contend::acquisition::{Acquisition, LockConfig, Options};
+use crate::contend::acquisition::{Acquisition, Options};
+use crate::contend::config::LockConfig;
 use crate::error::error::Error;
 use crate::keep::cache::{Cache, KeptUse, PendingUse};
 use crate::keep::join;

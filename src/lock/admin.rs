@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::call::{self, Call};
-use crate::contend::acquisition::LockConfig;
+use crate::contend::config::LockConfig;
 use crate::contend::directory;
 use crate::error::error::Error;
 use crate::lock::rw_lock::RwLock;

@@ -6,11 +6,11 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::contend::changes::{Changes, GuardLife};
 use crate::contend::handle::{ContenderHandle, NodeData};
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
 use crate::keep::cache::KeptUse;
+use crate::observe::changes::{Changes, GuardLife};
 use crate::queue::contender::Contender;
 use crate::session::request::{HoldState, Loss};
 
@@ -451,6 +451,7 @@ impl GuardHold {
     pub(crate) async fn release(self) -> Result<(), Error> {
         match self {
             GuardHold::Alone(hold) => {
+                // Looked for before this share ends, because another guard may then give the hold back.
                 let loss = hold.detect_loss();
                 match Arc::into_inner(hold) {
                     Some(hold) => hold.give_back().await,

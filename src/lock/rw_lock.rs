@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::Call;
-use crate::contend::acquisition::{LockConfig, WarningList};
-use crate::contend::warnings::WARN_AFTER;
+use crate::contend::config::LockConfig;
+use crate::contend::warnings::{WARN_AFTER, Warnings};
 use crate::error::error::Error;
 use crate::keep::cache::Cache;
 use crate::lock::acquire::{Acquire, Lock};
@@ -463,17 +463,16 @@ impl RwLockBuilder {
         let paths = paths(self.path.into());
         let path_label = PathLabel::new(&paths.path, self.path_label);
         Ok(LockConfig {
+            warnings: Warnings::new(&self.coordinator, &paths, self.warn_waiting),
             coordinator: self.coordinator,
             queue: Arc::clone(&paths.queue),
             paths,
             host: self.host.unwrap_or_else(machine_name),
             label: self.label,
             dialect: self.dialect,
-            warn_waiting: self.warn_waiting,
             warn_holding: self.warn_holding,
             max_hold: self.max_hold,
             asking: Arc::default(),
-            warnings: WarningList::default(),
             path_label,
         })
     }

@@ -287,7 +287,7 @@ pub enum QueueEvent<'a> {
     /// The leader was asked, as [`Step::AskLeader`] requires.
     LeaderAnswered {
         /// What the leader was asked about.
-        doubt: Doubt,
+        claim: Claim,
         /// Whether the leader contradicts the listing.
         differs: bool,
     },
@@ -297,7 +297,7 @@ pub enum QueueEvent<'a> {
 
 /// What a listing has shown that would end the wait. The listing may come from a server that lags behind the leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Doubt {
+pub enum Claim {
     /// The waiter's own node is not in the queue.
     Unlisted {
         /// Whether to leave the server if the leader has the node, because the server's listings lacked the node before.
@@ -327,7 +327,7 @@ pub enum Step {
     /// List the directory.
     List,
     /// Ask the leader whether what the last listing showed is true.
-    AskLeader(Doubt),
+    AskLeader(Claim),
     /// Watch the predecessor's node, and wait for an event.
     Await {
         /// The contender to wait for.
@@ -396,7 +396,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
     pub fn next(&mut self, event: QueueEvent<'_>) -> Step {
         match event {
             QueueEvent::Listed { names, closing } => self.after_listing(names, closing),
-            QueueEvent::LeaderAnswered { doubt, differs } => self.after_answer(doubt, differs),
+            QueueEvent::LeaderAnswered { claim, differs } => self.after_answer(claim, differs),
             QueueEvent::Departed(departure) => self.after_departure(departure),
         }
     }
@@ -414,16 +414,16 @@ impl<C: Borrow<Contender>> Waiter<C> {
     fn after_listing(&mut self, names: &[String], closing: &[String]) -> Step {
         let (turn, foreign) = turn_among_foreign(self.me.borrow(), names);
         match (turn, foreign) {
-            (Turn::Evicted, _) => Step::AskLeader(Doubt::Unlisted { leaves: self.unlisted == UNLISTED_MAX }),
+            (Turn::Evicted, _) => Step::AskLeader(Claim::Unlisted { leaves: self.unlisted == UNLISTED_MAX }),
             (_, Some(name)) => Step::Foreign(name.to_owned()),
-            (Turn::Stuck(Some(rival)), None) => Step::AskLeader(Doubt::Rival(rival)),
+            (Turn::Stuck(Some(rival)), None) => Step::AskLeader(Claim::Rival(rival)),
             (Turn::Stuck(None), None) => Step::Stuck(None),
             (Turn::Granted, None) if self.has_waited => Step::Take(Grant::Look),
             (Turn::Granted, None) => Step::Take(Grant::AtOnce),
             (Turn::Behind(nearest), None) => {
                 self.has_waited = true;
                 if self.gives_up() {
-                    return Step::AskLeader(Doubt::Ahead);
+                    return Step::AskLeader(Claim::Ahead);
                 }
                 let is_kept = match nearest.mode() {
                     Mode::Write => nearest.keeps() && closing.iter().all(|name| name != nearest.name()),
@@ -441,16 +441,16 @@ impl<C: Borrow<Contender>> Waiter<C> {
         }
     }
 
-    fn after_answer(&mut self, doubt: Doubt, differs: bool) -> Step {
-        match doubt {
-            Doubt::Unlisted { .. } if differs => {
+    fn after_answer(&mut self, claim: Claim, differs: bool) -> Step {
+        match claim {
+            Claim::Unlisted { .. } if differs => {
                 self.unlisted = UNLISTED_MAX.min(self.unlisted + 1);
                 Step::List
             }
             _ if differs => Step::List,
-            Doubt::Unlisted { .. } => Step::Evicted,
-            Doubt::Rival(rival) => Step::Stuck(Some(rival)),
-            Doubt::Ahead => Step::WouldBlock,
+            Claim::Unlisted { .. } => Step::Evicted,
+            Claim::Rival(rival) => Step::Stuck(Some(rival)),
+            Claim::Ahead => Step::WouldBlock,
         }
     }
 

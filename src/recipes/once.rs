@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::Call;
-use crate::contend::acquisition::{LockConfig, Options};
+use crate::contend::acquisition::Options;
+use crate::contend::config::LockConfig;
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
 use crate::lock::acquire::{self, Acquire, Granting, Guard, Lock};

@@ -258,18 +258,20 @@ impl ContenderNode {
         let _unlocked = self.change(|it| it.own.take());
     }
 
-    /// Leaves the node, and returns its removal: see [`NodeState::leave`]. Reports a loss that is not reported yet, and wakes the
-    /// waiting tasks.
-    pub(crate) fn leave(self: &Arc<Self>, may_signal: bool) -> Option<Leaving> {
-        self.detect_loss();
+    /// Leaves the node, and returns its loss and its removal: see [`NodeState::leave`]. Reports a loss that is not reported yet, and
+    /// wakes the waiting tasks.
+    pub(crate) fn leave(self: &Arc<Self>, may_signal: bool) -> (Option<Loss>, Option<Leaving>) {
+        let loss = self.detect_loss();
         let leaving = self.change(|it| it.state.leave(may_signal));
         self.changed.notify_waiters();
-        leaving
+        (loss, leaving)
     }
 
     /// As [`leave`](ContenderNode::leave), in any phase: see [`NodeState::end`]. Also returns the reply to the create.
     pub(crate) fn end(self: &Arc<Self>, may_signal: bool) -> (Vec<Leaving>, Option<Reply<Created>>) {
-        self.detect_loss();
+        if !self.has_left() {
+            self.detect_loss();
+        }
         let ended = self.change(|it| (it.state.end(may_signal), it.creating.take()));
         self.changed.notify_waiters();
         ended

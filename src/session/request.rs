@@ -158,6 +158,16 @@ pub(crate) fn bytes(operations: &[Operation], root: usize, acl: usize) -> usize 
 pub(crate) const ACL_OF_ANYONE: usize = 4 + 4 + 4 + "world".len() + 4 + "anyone".len();
 
 impl Operation {
+    /// Returns the path of the operation's node.
+    pub fn path(&self) -> &str {
+        match self {
+            Operation::Create { path, .. }
+            | Operation::Set { path, .. }
+            | Operation::Delete { path, .. }
+            | Operation::Check { path, .. } => path,
+        }
+    }
+
     /// Returns the right that the operation needs, and the path of the node on which it needs the right.
     pub(crate) fn needs(&self) -> (&'static str, &str) {
         match self {

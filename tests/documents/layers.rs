@@ -23,12 +23,15 @@ pub(super) const LAYERS: [(&str, &[&str]); 18] = [
     ("lock", &["sync", "queue", "telemetry", "session", "error", "validation", "call", "observe", "contend", "keep"]),
     (
         "recipes/leadership",
-        &["sync", "queue", "telemetry", "session", "error", "validation", "call", "contend", "lock"],
+        &["sync", "queue", "telemetry", "session", "error", "validation", "call", "observe", "contend", "lock"],
     ),
     ("recipes/semaphore", &["sync", "queue", "session", "error", "call", "contend", "lock"]),
     ("recipes/multi", &["sync", "queue", "session", "error", "validation", "call", "observe", "contend", "lock"]),
     ("recipes/once", &["queue", "telemetry", "session", "error", "validation", "call", "observe", "contend", "lock"]),
-    ("recipes/shared", &["sync", "queue", "telemetry", "session", "error", "validation", "call", "contend", "lock"]),
+    (
+        "recipes/shared",
+        &["sync", "queue", "telemetry", "session", "error", "validation", "call", "observe", "contend", "lock"],
+    ),
 ];
 
 /// Returns the files of the library or the command, each with the files that it imports.
@@ -236,7 +239,7 @@ fn no_hosts_time_of_day_decides_whether_work_is_due() {
     let deciding = ["recipes::once", "queue::metadata", "lock::admin", "session::node::state"];
     let asks = |file: &str| ["SystemTime::now", "Instant::now"].iter().any(|now| files[file].contains(now));
     assert_eq!(deciding.into_iter().filter(|file| asks(file)).collect::<Vec<_>>(), Vec::<&str>::new());
-    assert!(asks("contend::flow"), "the time in a node's data is from the host's clock");
+    assert!(asks("contend::acquisition"), "the time in a node's data is from the host's clock");
 }
 
 /// A call on `self` of a method in another file needs no import, and once hid a circle of two files.
@@ -244,6 +247,6 @@ fn no_hosts_time_of_day_decides_whether_work_is_due() {
 fn a_call_through_self_counts_as_an_import() {
     let calls = calls_through_self();
     let knows = |file: &str, other: &str| calls[file].contains(other);
-    assert!(knows("contend::flow", "contend::timeout") && knows("contend::exchange", "contend::handle"), "{calls:?}");
-    assert!(!knows("contend::timeout", "contend::flow"));
+    assert!(knows("contend::exchange", "contend::handle"), "{calls:?}");
+    assert!(!knows("contend::handle", "contend::exchange"));
 }

@@ -263,9 +263,9 @@ impl State {
             // gone.
             Decision::Take(_) if self.members[i].expired => Step::Done,
             Decision::Take(_) => Step::Holding(me),
-            Decision::AskLeader(doubt) => {
+            Decision::AskLeader(claim) => {
                 let differs = self.stands(me);
-                return self.hears(i, me, QueueEvent::LeaderAnswered { doubt, differs });
+                return self.hears(i, me, QueueEvent::LeaderAnswered { claim, differs });
             }
             Decision::Evicted => Step::Done,
             Decision::AwaitAtLeader(_) => unreachable!("the model's server lists no node that it denies"),

@@ -156,10 +156,10 @@ impl Waiter<Contender> {
         self.next(QueueEvent::Departed(departure))
     }
 
-    /// Passes the answer of the leader about the step's doubt.
+    /// Passes the answer of the leader about the step's claim.
     fn hears_of(&mut self, step: Step, differs: bool) -> Step {
-        let Step::AskLeader(doubt) = step else { panic!("{step:?}") };
-        self.next(QueueEvent::LeaderAnswered { doubt, differs })
+        let Step::AskLeader(claim) = step else { panic!("{step:?}") };
+        self.next(QueueEvent::LeaderAnswered { claim, differs })
     }
 }
 
@@ -231,7 +231,7 @@ fn a_waiter_whose_node_only_a_lagging_server_lacks_lists_again() {
     let mut waiter = waiter(true);
     for leaves in [false, false, false, true, true] {
         let step = waiter.lists(&[FIRST]);
-        assert_eq!(step, Step::AskLeader(Doubt::Unlisted { leaves }), "the fourth time it leaves the server");
+        assert_eq!(step, Step::AskLeader(Claim::Unlisted { leaves }), "the fourth time it leaves the server");
         assert_eq!(waiter.hears_of(step, true), Step::List);
     }
     assert_eq!(waiter.lists(&[ME]), Step::Take(Grant::AtOnce));
@@ -241,7 +241,7 @@ fn a_waiter_whose_node_only_a_lagging_server_lacks_lists_again() {
 fn a_rival_that_the_leader_does_not_have_is_no_rival() {
     let (mut waiter, rival) = (waiter(true), "foo-WRITE-0000000002");
     let step = waiter.lists(&[ME, rival]);
-    assert_eq!(step, Step::AskLeader(Doubt::Rival(rival.to_owned())));
+    assert_eq!(step, Step::AskLeader(Claim::Rival(rival.to_owned())));
     assert_eq!(waiter.hears_of(step, true), Step::List);
     assert_eq!(waiter.lists(&[ME]), Step::Take(Grant::AtOnce));
 }
@@ -250,7 +250,7 @@ fn a_rival_that_the_leader_does_not_have_is_no_rival() {
 fn a_waiter_that_must_not_wait_asks_the_leader_for_those_ahead() {
     let mut waiter = Waiter::new(Contender::parse(ME).unwrap(), true, IfTaken::GiveUp);
     let step = waiter.lists(&[FIRST, ME]);
-    assert_eq!(step, Step::AskLeader(Doubt::Ahead));
+    assert_eq!(step, Step::AskLeader(Claim::Ahead));
     assert_eq!(waiter.hears_of(step, true), Step::List, "one of them is gone");
     let step = waiter.lists(&[FIRST, ME]);
     assert_eq!(waiter.hears_of(step, false), Step::WouldBlock);

@@ -268,7 +268,7 @@ impl Drop for RunningTerm {
         emit!(INFO, path, term = self.term.number(), data, ?lasted, why, "a term ends");
         // The reply to the removal of the node is dropped, because `drop` cannot wait for the reply. The removal goes on in the
         // background.
-        drop(self.term.guard.held.leave());
+        drop(self.term.guard.held.leave().1);
         let mut ended = None;
         self.candidate.status.send_modify(|status| ended = status.term.take());
         drop(ended);

@@ -14,9 +14,9 @@ use std::time::SystemTime;
 use futures_util::stream::poll_fn;
 
 use crate::call::{self, Call};
-use crate::contend::acquisition::LockConfig;
-use crate::contend::changes::Changes;
+use crate::contend::config::LockConfig;
 use crate::error::error::Error;
+use crate::observe::changes::Changes;
 use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
 use crate::queue::member::write_process;

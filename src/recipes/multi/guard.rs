@@ -8,10 +8,10 @@ use std::{fmt, mem};
 
 use futures_util::future::{join_all, select_all};
 
-use crate::contend::changes::{Changes, GuardLife, worst_of};
 use crate::contend::handle::{ContenderHandle, NodeData, while_held};
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
+use crate::observe::changes::{Changes, GuardLife, worst_of};
 use crate::queue::contender::Contender;
 use crate::session::request::{HoldState, Loss};
 use crate::sync::OnceLock;

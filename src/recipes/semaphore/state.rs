@@ -11,8 +11,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::contend::acquisition::{LockConfig, SeenPermits, Wait};
+use crate::contend::config::LockConfig;
 use crate::contend::directory;
+use crate::contend::exchange::{Reports, SeenPermits};
+use crate::contend::handle::ContenderHandle;
 use crate::error::error::{Error, PermitsError};
 use crate::queue::dialect::Dialect;
 use crate::queue::metadata;
@@ -113,18 +115,24 @@ impl SemaphoreState {
     }
 
     /// Reports the holders because too few permits are free. Returns an error if the acquisition must not wait.
-    pub(super) async fn report_shortage(&self, now: &SeenPermits, wait: &mut Wait<'_>) -> Result<(), Error> {
-        let (session, paths, me) = (wait.entry.session(), &self.config.paths, &*wait.entry.contender());
+    pub(super) async fn report_shortage(
+        &self,
+        now: &SeenPermits,
+        entry: &ContenderHandle,
+        gives_up: bool,
+        reports: &mut Reports<'_>,
+    ) -> Result<(), Error> {
+        let (session, paths, me) = (entry.session(), &self.config.paths, &*entry.contender());
         let only_me = [me.name().to_owned()];
-        if wait.waiter.gives_up() {
+        if gives_up {
             return Err(Error::WouldBlock { blockers: paths.blockers(session, &only_me, me).await });
         }
-        if let Some(on_wait) = &mut wait.on_wait {
+        if let Some(on_wait) = &mut reports.on_wait {
             let names = session.children(&self.config.queue).await;
             let names = names.ok().filter(|names| !names.is_empty()).unwrap_or_else(|| only_me.to_vec());
             on_wait.report_read(session, paths, me.dialect(), paths.progress_beside(&now.names, &names, me)).await;
         }
-        if let Some(view) = wait.view {
+        if let Some(view) = reports.view {
             view.record(session, me, paths.progress_beside(&now.names, &only_me, me));
         }
         Ok(())

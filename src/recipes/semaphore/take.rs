@@ -18,8 +18,7 @@ use async_trait::async_trait;
 use futures_util::future::OptionFuture;
 
 use crate::call;
-use crate::contend::acquisition::{ExchangeTarget, SeenPermits, Wait};
-use crate::contend::exchange::{Exchange, NotExchanged};
+use crate::contend::exchange::{Exchange, ExchangeTarget, NotExchanged, Reports, SeenPermits};
 use crate::contend::handle::ContenderHandle;
 use crate::error::error::Error;
 use crate::queue::contender::Contender;
@@ -156,9 +155,10 @@ impl ExchangeTarget for PermitRequest {
         &self,
         mut grant: Grant,
         early_read: Option<Box<SeenPermits>>,
-        wait: &mut Wait<'_>,
-    ) -> Result<(), Error> {
-        let (acquisition, entry) = (wait.acquisition, wait.entry);
+        entry: &ContenderHandle,
+        gives_up: bool,
+        reports: &mut Reports<'_>,
+    ) -> Result<Grant, Error> {
         let mut view = View::new(&self.state, entry, &mut grant);
         let mut seen = early_read;
         loop {
@@ -172,29 +172,22 @@ impl ExchangeTarget for PermitRequest {
                 Ok(Room::Enough) => {
                     self.state.ensure_no_lock(entry.session(), None).await?;
                     self.state.check_rights(entry.session()).await?;
-                    if view.try_exchange(self.count, now.version, wait.waiter.gives_up()).await? {
-                        break;
+                    if view.try_exchange(self.count, now.version, gives_up).await? {
+                        return Ok(grant);
                     }
                 }
                 Ok(Room::Short) => {
                     grant = Grant::Look;
-                    if wait.waiter.gives_up() {
+                    if gives_up {
                         let gone = self.state.config.paths.are_some_gone(entry.session(), &[]).await;
                         if gone.map_err(|failure| view.fault(failure))? {
                             continue;
                         }
                     }
-                    self.state.report_shortage(&now, wait).await?;
-                    view.wait_for_change(&now, wait).await?;
+                    self.state.report_shortage(&now, entry, gives_up, reports).await?;
+                    view.wait_for_change(&now, reports).await?;
                 }
             }
-        }
-        // The exchange has just confirmed the place in the queue. So a quorum is asked to confirm the grant only if the
-        // lease is invalid.
-        if acquisition.hold_if_leased(entry, &grant)? {
-            Ok(())
-        } else {
-            acquisition.grant_once_confirmed(entry, grant).await
         }
     }
 }
@@ -356,7 +349,7 @@ impl<'a> View<'a> {
     }
 
     /// Waits until permits may have been released since the read `now`, or the number of permits may have changed.
-    async fn wait_for_change(&mut self, now: &SeenPermits, wait: &mut Wait<'_>) -> Result<(), Error> {
+    async fn wait_for_change(&mut self, now: &SeenPermits, reports: &mut Reports<'_>) -> Result<(), Error> {
         let (session, path) = (self.entry.session(), self.state.config.user_path());
         if self.number.is_none() {
             let watched = retry::watched_data(session, path).await.map_err(|failure| self.state.take_error(failure))?;
@@ -372,8 +365,8 @@ impl<'a> View<'a> {
         };
         let mut recheck = Recheck::new(session);
         let (paths, me) = (&self.state.config.paths, &*self.entry.contender());
-        let look_again = wait.view.map(|view| Box::pin(view.look_again.notified()));
-        let looking = wait.on_wait.as_mut().map(|on_wait| on_wait.keep_looking(session, paths, me));
+        let look_again = reports.view.map(|view| Box::pin(view.look_again.notified()));
+        let looking = reports.on_wait.as_mut().map(|on_wait| on_wait.keep_looking(session, paths, me));
         tokio::select! {
             biased;
             // The session is over. The caller ends the acquisition with the loss of its own node.

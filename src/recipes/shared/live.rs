@@ -12,9 +12,9 @@ use futures_util::stream::unfold;
 use tokio::sync::oneshot;
 
 use crate::call::Call;
-use crate::contend::changes::Changes;
 use crate::error::error::Error;
 use crate::error::value::ValueError;
+use crate::observe::changes::Changes;
 use crate::recipes::shared::codec::Stored;
 use crate::recipes::shared::known::{CopyState, Known};
 use crate::recipes::shared::shared::Shared;

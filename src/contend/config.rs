@@ -1,0 +1,111 @@
+//! The paths and the options of a lock, and the errors of its acquisitions.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::contend::directory::Asking;
+use crate::contend::warnings::Warnings;
+use crate::error::error::{Error, PermitsError};
+use crate::observe::lock_paths::LockPaths;
+use crate::queue::dialect::Dialect;
+use crate::queue::permits::{self, PERMITS, QUEUE};
+use crate::queue::turn;
+use crate::session::contract::{Coordinator, Session};
+use crate::session::request::{Ending, Failure, Loss, Stat};
+use crate::session::retry;
+use crate::telemetry::meter::PathLabel;
+
+/// The paths and the options of a lock, and the list of its waiting acquisitions. All clones of a lock share it.
+pub(crate) struct LockConfig {
+    pub(crate) coordinator: Arc<dyn Coordinator>,
+    /// The directory of the queue.
+    pub(crate) queue: Arc<str>,
+    /// The lock's paths, for reads of the queue and of the holders.
+    pub(crate) paths: LockPaths,
+    pub(crate) host: String,
+    pub(crate) label: Option<String>,
+    pub(crate) dialect: Dialect,
+    pub(crate) warn_holding: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) asking: Arc<Asking>,
+    pub(crate) warnings: Arc<Warnings>,
+    pub(crate) path_label: Arc<PathLabel>,
+}
+
+impl LockConfig {
+    /// Returns the path that the user gave.
+    pub(crate) fn user_path(&self) -> &Arc<str> {
+        &self.paths.path
+    }
+
+    /// Fails if the directory contains a contender of another dialect.
+    pub(crate) fn check_for_foreign(&self, names: &[String]) -> Result<(), Error> {
+        turn::foreign(self.dialect, names).map_or(Ok(()), |node| Err(self.doubt(node)))
+    }
+
+    /// Fails if the lock's path is that of a semaphore, whose node has data. Reads the data only if the stat of the
+    /// node (or, without a stat, the names of its children) may be that of a semaphore.
+    pub(crate) async fn check_for_semaphore(
+        &self,
+        session: &Arc<dyn Session>,
+        names: &[String],
+        directory: Option<&Stat>,
+    ) -> Result<(), Error> {
+        let is_known_to_be_none = || !names.iter().any(|name| name == QUEUE || name == PERMITS);
+        if directory.map_or_else(is_known_to_be_none, |stat| !permits::may_be_number(stat.data_length)) {
+            return Ok(());
+        }
+        let path = &self.queue;
+        match retry::data(session, path, false).await {
+            Ok(Some((data, _))) if matches!(permits::decode(&data), Ok(Some(_))) => {
+                Err(Error::Permits { path: path.to_string(), reason: PermitsError::NoLock })
+            }
+            // The node is missing, or has other data, or may not be read. A client that may not read the node could not use a
+            // semaphore there either.
+            Ok(_) | Err(Failure::NoAuth(_)) => Ok(()),
+            Err(failure) => Err(self.stop(failure)),
+        }
+    }
+
+    pub(crate) fn doubt(&self, foreign: &str) -> Error {
+        let speaks = self.dialect.foreign(foreign).unwrap_or(self.dialect);
+        let (path, node) = (self.queue.to_string(), foreign.to_owned());
+        Error::ForeignContender { path, node, speaks, dialect: self.dialect }
+    }
+
+    /// Returns the error of an acquisition whose node never has a turn, because the node `rival` has the same sequence number.
+    pub(crate) fn stuck(&self, rival: Option<String>) -> Error {
+        let path = self.queue.to_string();
+        match rival {
+            Some(node) => Error::NumberTaken { path, node },
+            None => Error::SequenceExhausted { path },
+        }
+    }
+
+    /// Returns the error of an acquisition whose node was lost before the grant.
+    pub(crate) fn evicted(&self, loss: Loss) -> Error {
+        match loss {
+            Loss::SessionOver(ending) => self.stop(Failure::Over(ending)),
+            loss => Error::Evicted(loss),
+        }
+    }
+
+    /// Returns the error of an acquisition whose request failed with `failure`.
+    pub(crate) fn stop(&self, failure: Failure) -> Error {
+        match failure {
+            // The directory was deleted, and our node with it.
+            Failure::NoNode => Error::Evicted(Loss::Removed),
+            Failure::Over(ending @ (Ending::Expired | Ending::Replaced | Ending::Failed)) => {
+                Error::Evicted(Loss::SessionOver(ending))
+            }
+            failure => Error::from_failure(failure, "enter", &self.queue),
+        }
+    }
+}
+
+impl fmt::Debug for LockConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockConfig").field("path", self.user_path()).field("host", &self.host).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,131 @@
+//! Streams of changes, such as the states of a hold.
+
+use std::fmt;
+use std::mem::discriminant;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use futures_core::Stream;
+use futures_util::future::select_all;
+use futures_util::stream::unfold;
+use futures_util::{FutureExt, StreamExt};
+
+use crate::session::contract::Session;
+use crate::session::node::ContenderNode;
+use crate::session::request::HoldState;
+use crate::sync::{Mutex, OnceLock, watch};
+
+/// A node and its session, for a task or a stream that must not own the handle of the node.
+pub(crate) type OneHold = (Arc<ContenderNode>, Arc<dyn Session>);
+
+/// A stream of changes in their order: the [`HoldState`] of a guard, [who leads](crate::leadership::LeaderChanges), or
+/// [a value](crate::shared::ValueChanges).
+///
+/// Made by [`Hold::changes`](crate::Hold::changes), [`MultiGuard::changes`](crate::MultiGuard::changes),
+/// [`Leadership::changes`](crate::Leadership::changes) and [`Shared::changes`](crate::Shared::changes).
+///
+/// The states of a guard end with [`HoldState::Lost`], or when the guard is released.
+///
+/// This is also a [`Stream`] of the items of [`next`](Self::next), for the combinators of `futures` and `tokio-stream`.
+///
+/// # Examples
+///
+/// ```
+/// # use zk_rwlock::{Error, HoldState, Loss, Memory, RwLock};
+/// # tokio_test::block_on(async {
+/// use futures_util::StreamExt;
+///
+/// # let zk = Memory::new();
+/// let guard = RwLock::new(&zk, "/locks/config")?.write().await?;
+/// let mut changes = guard.changes();
+/// assert_eq!(changes.next().await, Some(HoldState::Held));
+/// zk.faults().remove("/locks/config"); // an operator breaks the lock
+/// let rest: Vec<HoldState> = changes.collect().await;
+/// assert_eq!(rest, [HoldState::Lost { why: Loss::Removed }]);
+/// # Ok::<(), Error>(()) }).unwrap();
+/// ```
+pub struct Changes<T = HoldState> {
+    /// The mutex makes this type `Sync`. No code ever waits for the mutex.
+    items: Mutex<Pin<Box<dyn Stream<Item = T> + Send>>>,
+}
+
+impl<T> Changes<T> {
+    pub(crate) fn of(items: impl Stream<Item = T> + Send + 'static) -> Changes<T> {
+        Changes { items: Mutex::new(Box::pin(items.fuse())) }
+    }
+
+    /// Waits for the next change. The first call returns the present state immediately. `None` means that no change can
+    /// follow.
+    ///
+    /// Changes between two calls may be skipped, but never the newest.
+    ///
+    /// # Cancel safety
+    /// No change is lost by dropping the future.
+    pub async fn next(&mut self) -> Option<T> {
+        StreamExt::next(self).await
+    }
+}
+
+impl<T> Stream for Changes<T> {
+    type Item = T;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
+        self.items.get_mut().as_mut().poll_next(context)
+    }
+}
+
+impl<T> fmt::Debug for Changes<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Changes")
+    }
+}
+
+/// A part of a guard. Dropping this part ends the streams of the guard's states. The end of the node cannot end the streams,
+/// because the node outlives the guard if the node is kept or shared.
+#[derive(Debug, Default)]
+pub(crate) struct GuardLife(OnceLock<watch::Sender<()>>);
+
+impl GuardLife {
+    /// Returns a stream of the combined states of the guard's holds, of which there is at least one.
+    pub(crate) fn states_of(&self, holds: impl IntoIterator<Item = OneHold>) -> Changes {
+        let holds: Arc<[OneHold]> = holds.into_iter().collect();
+        let states = unfold(None, move |last| {
+            let next = next_state(Arc::clone(&holds), last);
+            next.map(|next| next.map(|state| (state, Some(state))))
+        });
+        let mut life = self.0.get_or_init(|| watch::Sender::new(())).subscribe();
+        // Nothing is sent on this channel. `changed` returns an error when the guard, and with it the sender, is
+        // dropped. The error is ignored, because only the end matters.
+        Changes::of(states.take_until(Box::pin(async move { drop(life.changed().await) })))
+    }
+}
+
+/// Waits until the combined state of the holds is of another kind than `last`. `None` after a loss or a release.
+async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<HoldState> {
+    if matches!(last, Some(HoldState::Lost { .. })) {
+        return None;
+    }
+    let changed = || {
+        // A hold that was released has no state.
+        let states = holds.iter().map(|(node, _)| (!node.has_left()).then(|| node.hold_state()));
+        let states = states.collect::<Option<Vec<HoldState>>>();
+        let state = states.and_then(|states| worst_of(states.into_iter()));
+        let is_as_before = state.map(|now| discriminant(&now)) == last.map(|last| discriminant(&last));
+        (state.is_none() || !is_as_before).then_some(state)
+    };
+    let changes = holds.iter().map(|(node, session)| Box::pin(node.until(session, changed)));
+    select_all(changes).await.0
+}
+
+/// Combines the states of several holds. Returns the first loss in the list. If there is none, returns the suspect state that
+/// ends first. `None` for an empty list.
+pub(crate) fn worst_of(states: impl Iterator<Item = HoldState>) -> Option<HoldState> {
+    let rank = |state: &HoldState| match state {
+        HoldState::Lost { .. } => (0, None::<Instant>),
+        HoldState::Suspect { until } => (1, Some(*until)),
+        HoldState::Held => (2, None),
+    };
+    states.min_by_key(rank)
+}
