@@ -11,46 +11,12 @@ use crate::place::Place;
 use crate::show::{layout, table};
 use crate::status_line::StatusLine;
 
-/// How many details of the wait and of the holders the line shows.
-#[derive(Clone, Copy, Debug)]
-struct Detail {
-    /// The maximal number of holders that are named.
-    holders: usize,
-    /// The maximal number of columns of a host or label.
-    longest: usize,
-    has_what: bool,
-    has_path: bool,
-    has_pid: bool,
-    has_mode: bool,
-    has_label: bool,
-}
-
-const WHOLE: Detail = Detail {
-    holders: 2,
-    longest: usize::MAX,
-    has_what: true,
-    has_path: true,
-    has_pid: true,
-    has_mode: true,
-    has_label: true,
-};
-const LITTLE: Detail = Detail { holders: 1, longest: 11, has_path: false, has_pid: false, ..WHOLE };
-const LEAST: Detail = Detail { has_mode: false, has_what: false, ..LITTLE };
-
-/// The levels of detail, from the most to the least. 80 columns have room for the host, the label, and the time since
-/// the holder queued up. The user knows the path, and `zklock ls` shows the rest. The time stands at the end of the
-/// line, so all other parts are shortened before the time is cut off.
-const BRIEFER: [Detail; 9] = [
-    WHOLE,
-    Detail { longest: 20, ..WHOLE },
-    Detail { longest: 16, has_pid: false, ..WHOLE },
-    Detail { longest: 16, has_pid: false, has_path: false, ..WHOLE },
-    LITTLE,
-    Detail { has_mode: false, ..LITTLE },
-    LEAST,
-    Detail { longest: 8, ..LEAST },
-    Detail { longest: 8, has_label: false, ..LEAST },
-];
+/// The maximal number of columns of a host or label on each level of detail, from the most to the least. Each level also
+/// leaves out what the one before does: from level 2 on the process id, from 3 the path, from 4 the second holder, from 5 the
+/// mode, from 6 the goal of the wait, and on level 8 the label. 80 columns have room for the host, the label, and the time since
+/// the holder queued up. The user knows the path, and `zklock ls` shows the rest. The time stands at the end of the line, so all
+/// other parts are shortened before the time is cut off.
+const LONGEST: [usize; 9] = [usize::MAX, 20, 16, 16, 11, 11, 11, 8, 8];
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -79,9 +45,9 @@ pub(crate) async fn show(waits_at: &Place, what: &str, mut places: watch::Receiv
         let Some(seen) = &last else { continue };
         if StatusLine::is_possible() {
             let waited = Some(started.elapsed());
-            line.draw(BRIEFER.map(|detail| seen.words(waits_at.path(), what, waited, detail)));
+            line.draw((0..LONGEST.len()).map(|level| seen.words(waits_at.path(), what, waited, level)));
         } else if started.elapsed() >= SECOND && reported.as_ref().map(WaitLog::gist) != Some(seen.gist()) {
-            output::say_within(Duration::ZERO, &seen.words(waits_at.path(), what, None, WHOLE));
+            output::say_within(Duration::ZERO, &seen.words(waits_at.path(), what, None, 0));
             reported = last.clone();
         }
     }
@@ -96,24 +62,25 @@ struct WaitLog {
 }
 
 impl WaitLog {
-    fn words(&self, path: &str, what: &str, waited: Option<Duration>, detail: Detail) -> String {
+    /// Returns the line on this level of [`LONGEST`].
+    fn words(&self, path: &str, what: &str, waited: Option<Duration>, level: usize) -> String {
         let waited = waited.map_or_else(String::new, |waited| format!(" {}", rounded(waited)));
-        let path = if detail.has_path { format!(" {path}") } else { String::new() };
         // "for a permit of" loses its "of" if the path does not follow.
-        let what = match detail {
-            Detail { has_what: false, .. } => String::new(),
-            Detail { has_path: false, .. } => format!(" {}", what.trim_end_matches(" of")),
-            _ => format!(" {what}"),
+        let goal = match level {
+            0..3 => format!(" {what} {path}"),
+            3..6 => format!(" {}", what.trim_end_matches(" of")),
+            _ => String::new(),
         };
-        let mut words = format!("waiting{waited}{what}{path}: place {}", self.place);
+        let named_most = if level < 4 { 2 } else { 1 };
+        let mut words = format!("waiting{waited}{goal}: place {}", self.place);
         for (how, keeps) in [("held", false), ("kept", true)] {
-            let holders = self.holders.iter().take(detail.holders).filter(|holder| holder.keeps == keeps);
-            let named: Vec<String> = holders.map(|holder| name(holder, detail)).collect();
+            let holders = self.holders.iter().take(named_most).filter(|holder| holder.keeps == keeps);
+            let named: Vec<String> = holders.map(|holder| name(holder, level)).collect();
             if !named.is_empty() {
                 words.push_str(&format!(", {how} by {}", named.join(" and ")));
             }
         }
-        let more = self.holders.len().saturating_sub(detail.holders);
+        let more = self.holders.len().saturating_sub(named_most);
         if more > 0 {
             words.push_str(&format!(" and {more} more"));
         }
@@ -126,17 +93,17 @@ impl WaitLog {
     }
 }
 
-fn name(member: &Member, detail: Detail) -> String {
+fn name(member: &Member, level: usize) -> String {
     let mut words = Vec::new();
-    if detail.has_mode {
+    if level < 5 {
         words.push(table::mode(member));
     }
-    words.push(host(member, detail.longest));
-    if let Some(pid) = member.pid.filter(|_| detail.has_pid) {
+    words.push(host(member, LONGEST[level]));
+    if let Some(pid) = member.pid.filter(|_| level < 2) {
         words.push(format!("pid {pid}"));
     }
-    if let Some(label) = member.label.as_ref().filter(|_| detail.has_label) {
-        words.push(format!("\"{}\"", shorten(&escape_controls(label), detail.longest)));
+    if let Some(label) = member.label.as_ref().filter(|_| level < 8) {
+        words.push(format!("\"{}\"", shorten(&escape_controls(label), LONGEST[level])));
     }
     words.extend(table::entered(member));
     words.join(" ")
@@ -173,15 +140,15 @@ mod tests {
 
     #[test]
     fn the_line_drops_details_that_do_not_fit() {
-        let reported = |holders, what, detail| behind(holders).words("/l", what, Some(9 * SECOND), detail);
+        let reported = |holders, what, level| behind(holders).words("/l", what, Some(9 * SECOND), level);
         let whole = "waiting 9s for a permit of /l: place 2, held by READ web.example pid 4711 \"migrate\"";
-        assert_eq!(reported(1, "for a permit of", WHOLE), whole);
-        assert_eq!(behind(1).words("/l", "to read", None, WHOLE).split(':').next(), Some("waiting to read /l"));
+        assert_eq!(reported(1, "for a permit of", 0), whole);
+        assert_eq!(behind(1).words("/l", "to read", None, 0).split(':').next(), Some("waiting to read /l"));
         let little = "waiting 9s for a permit: place 2, held by READ web.example \"migrate\"";
-        assert_eq!(reported(1, "for a permit of", LITTLE), little, "without the path there is no `of`");
-        assert_eq!(reported(1, "to write", LEAST), "waiting 9s: place 2, held by web.example \"migrate\"");
+        assert_eq!(reported(1, "for a permit of", 4), little, "without the path there is no `of`");
+        assert_eq!(reported(1, "to write", 6), "waiting 9s: place 2, held by web.example \"migrate\"");
         assert_eq!(
-            reported(1, "to write", *BRIEFER.last().expect("BRIEFER has levels")),
+            reported(1, "to write", LONGEST.len() - 1),
             "waiting 9s: place 2, held by web…",
             "the domain goes first"
         );
@@ -189,7 +156,7 @@ mod tests {
 
     #[test]
     fn holders_that_are_not_named_are_counted() {
-        let reported = |holders| behind(holders).words("/l", "to write", None, LEAST);
+        let reported = |holders| behind(holders).words("/l", "to write", None, 6);
         assert!(reported(1).ends_with("\"migrate\""), "{}", reported(1));
         assert!(reported(2).ends_with("\"migrate\" and 1 more"), "{}", reported(2));
         assert!(reported(4).ends_with("\"migrate\" and 3 more"), "{}", reported(4));
