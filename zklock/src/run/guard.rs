@@ -1,11 +1,10 @@
 //! The guard that zklock holds while the command runs.
 
-use std::time::Duration;
+use std::ops::Deref;
 
-use zk_rwlock::hold::Changes;
 use zk_rwlock::once::OnceGuard;
 use zk_rwlock::semaphore::Permit;
-use zk_rwlock::{Error, Loss, ReadGuard, WriteGuard};
+use zk_rwlock::{Error, Hold, ReadGuard, WriteGuard};
 
 /// The guard of a lock, of a permit, or of a job under `--once-in`.
 #[derive(Debug)]
@@ -17,15 +16,17 @@ pub(crate) enum AnyGuard {
     Permit(Permit),
 }
 
-macro_rules! either {
-    ($guard:expr, $held:ident => $answer:expr) => {
-        match $guard {
-            AnyGuard::Read($held) => $answer,
-            AnyGuard::Write($held) => $answer,
-            AnyGuard::Once($held) => $answer,
-            AnyGuard::Permit($held) => $answer,
+impl Deref for AnyGuard {
+    type Target = Hold;
+
+    fn deref(&self) -> &Hold {
+        match self {
+            AnyGuard::Read(guard) => guard,
+            AnyGuard::Write(guard) => guard,
+            AnyGuard::Once(guard) => guard,
+            AnyGuard::Permit(guard) => guard,
         }
-    };
+    }
 }
 
 impl AnyGuard {
@@ -38,27 +39,12 @@ impl AnyGuard {
         }
     }
 
-    pub(crate) fn token(&self) -> i64 {
-        either!(self, held => held.fencing_token())
-    }
-
-    pub(crate) fn is_held(&self) -> bool {
-        either!(self, held => held.is_held())
-    }
-
-    pub(crate) fn session_left(&self) -> Duration {
-        either!(self, held => held.session_left())
-    }
-
-    pub(crate) fn changes(&self) -> Changes {
-        either!(self, held => held.changes())
-    }
-
-    pub(crate) async fn lost(&self) -> Loss {
-        either!(self, held => held.lost().await)
-    }
-
     pub(crate) async fn release(self) -> Result<(), Error> {
-        either!(self, held => held.release().await)
+        match self {
+            AnyGuard::Read(guard) => guard.release().await,
+            AnyGuard::Write(guard) => guard.release().await,
+            AnyGuard::Once(guard) => guard.release().await,
+            AnyGuard::Permit(guard) => guard.release().await,
+        }
     }
 }

@@ -186,7 +186,7 @@ async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Result<An
         let waited = humantime::format_duration(Duration::from_millis(
             u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
         ));
-        let words = format!("granted {} after {waited}, token {}", place.path(), guard.token());
+        let words = format!("granted {} after {waited}, token {}", place.path(), guard.fencing_token());
         say_within(message_wait(guard), &words);
     }
     Ok(guard)
@@ -371,7 +371,7 @@ async fn hold(
     let environment = [
         ("ZKLOCK_PATH", order.path.clone()),
         ("ZKLOCK_MODE", guard.mode().to_owned()),
-        ("ZKLOCK_TOKEN", guard.token().to_string()),
+        ("ZKLOCK_TOKEN", guard.fencing_token().to_string()),
     ];
     if !guard.is_held() {
         let why = guard.lost().await;
