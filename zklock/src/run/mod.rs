@@ -375,7 +375,7 @@ async fn hold(
     ];
     if !guard.is_held() {
         let why = guard.lost().await;
-        return lost(why, exit::PLACE_LOST, Noticed::of(guard, why, zk), "nothing was run").await;
+        return lost(why, exit::PLACE_LOST, noticed_in_time(guard, why, zk), "nothing was run").await;
     }
     let without = if run.keep_credentials { &[][..] } else { &credentials::VARIABLES };
     let mut child = Child::spawn(&order.command, &environment, without, signals)?;
@@ -398,9 +398,9 @@ async fn hold(
                 }
                 Some(HoldState::Lost { why }) => {
                     say_within(message_wait(guard), &format!("the lock is lost: {why}; the command is ended"));
-                    let noticed = Noticed::of(guard, why, zk);
+                    let in_time = noticed_in_time(guard, why, zk);
                     let how = stop(guard, run, child, typed).await;
-                    return lost(why, run.lost_exit_code, noticed, how).await;
+                    return lost(why, run.lost_exit_code, in_time, how).await;
                 }
                 Some(_) => {}
                 None => std::future::pending().await,
@@ -419,7 +419,7 @@ async fn hold(
                     }
                     if !held {
                         let why = guard.lost().await;
-                        return lost(why, run.lost_exit_code, Noticed::of(guard, why, zk), "the command has ended").await;
+                        return lost(why, run.lost_exit_code, noticed_in_time(guard, why, zk), "the command has ended").await;
                     }
                     return record(guard, run, reaped, signals).await;
                 }
@@ -478,30 +478,20 @@ async fn record(guard: &AnyGuard, run: &Run, reaped: Reaped, signals: &mut Signa
     Err(Exit::new(code, format!("{problem}: {}; without the record the command is run again", exit.message())))
 }
 
-async fn lost(why: Loss, code: u8, noticed: Noticed<'_>, how: &str) -> Result<Reaped, Exit> {
-    let because = match noticed {
-        Noticed::InTime(zk) => cut_off(why, zk).await,
-        Noticed::Late => STOOD_STILL.to_owned(),
+async fn lost(why: Loss, code: u8, in_time: Option<&ZooKeeper>, how: &str) -> Result<Reaped, Exit> {
+    let because = match in_time {
+        Some(zk) => cut_off(why, zk).await,
+        None => STOOD_STILL.to_owned(),
     };
     let problem = format!("the lock was lost: {why}{because}; {how}");
     Err(Exit::new(exit::of_loss(why, code), problem))
 }
 
-/// Whether zklock noticed a loss in time.
-enum Noticed<'a> {
-    InTime(&'a ZooKeeper),
-    /// A whole session timeout had passed when zklock noticed the loss. So zklock stood still, and the servers are not
-    /// the cause.
-    Late,
-}
-
-impl Noticed<'_> {
-    fn of<'a>(guard: &AnyGuard, why: Loss, zk: &'a ZooKeeper) -> Noticed<'a> {
-        match why == Loss::LeaseRanOut && guard.session_left().is_zero() {
-            true => Noticed::Late,
-            false => Noticed::InTime(zk),
-        }
-    }
+/// Returns the client if zklock noticed the loss in time. `None` if a whole session timeout had passed by then, because zklock
+/// stood still in that case, and the servers are not the cause.
+fn noticed_in_time<'z>(guard: &AnyGuard, why: Loss, zk: &'z ZooKeeper) -> Option<&'z ZooKeeper> {
+    let is_late = why == Loss::LeaseRanOut && guard.session_left().is_zero();
+    (!is_late).then_some(zk)
 }
 
 /// Returns the longest wait until a message is printed: an eighth of the time until the session can expire, so that the
