@@ -250,6 +250,12 @@ pub(crate) fn rounded(time: Duration) -> String {
     whole.split(' ').take(2).collect::<Vec<_>>().join(" ")
 }
 
+/// Returns a time without parts of a millisecond.
+pub(crate) fn to_the_millisecond(time: Duration) -> String {
+    let whole = Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+    humantime::format_duration(whole).to_string()
+}
+
 /// Breaks a line between words into lines of `most` columns. A longer word stays whole, because it may be a path that a
 /// user copies. Continuation lines are indented by two more columns.
 pub(crate) fn wrapped(line: &str, most: Option<usize>) -> String {

@@ -2,11 +2,11 @@
 
 use std::collections::HashSet;
 use std::ffi::OsString;
-use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Child as Process;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
+use std::{fmt, fs};
 
 use rustix::io::Errno;
 use rustix::process::{
@@ -99,29 +99,31 @@ pub(crate) fn adopt_orphans() -> Result<(), Exit> {
 }
 
 fn reap_orphans() {
-    let ended_child = |process: fs::DirEntry| {
-        let stat = Stat::of(&process)?;
-        let pid = process.file_name().to_str()?.parse().ok()?;
-        let is_ours = [&COMMAND, &witness::PID].into_iter().any(|ours| ours.load(Ordering::Relaxed) == pid);
-        (stat.has_ended && stat.parent == 1 && !is_ours).then_some(pid)
-    };
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    for orphan in processes.filter_map(ended_child).filter_map(Pid::from_raw) {
+    let is_ours = |pid| [&COMMAND, &witness::PID].into_iter().any(|ours| ours.load(Ordering::Relaxed) == pid);
+    let ended = processes().filter(|(pid, stat)| stat.has_ended && stat.parent == 1 && !is_ours(*pid));
+    for orphan in ended.filter_map(|(pid, _)| Pid::from_raw(pid)) {
         // The error is ignored: it means that the process belongs to another namespace and is no child of zklock.
         let _ = waitid(WaitId::Pid(orphan), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
     }
 }
 
+/// Returns the processes of this container or machine.
+fn processes() -> impl Iterator<Item = (i32, Stat)> {
+    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter_map(|pid| Some((pid, Stat::of(pid)?)))
+}
+
 /// The state of a process, from `/proc/PID/stat`.
-struct Stat {
+pub(crate) struct Stat {
     has_ended: bool,
-    parent: i32,
+    pub(crate) parent: i32,
     group: i32,
 }
 
 impl Stat {
-    fn of(process: &fs::DirEntry) -> Option<Stat> {
-        let stat = fs::read_to_string(process.path().join("stat")).ok()?;
+    pub(crate) fn of(pid: impl fmt::Display) -> Option<Stat> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // The program's name stands in parentheses and may contain any character, so the other fields begin after the
         // last parenthesis.
         let mut fields = stat.rsplit_once(") ")?.1.split(' ');
@@ -316,11 +318,8 @@ pub(crate) fn kill_rest(group: Pid) {
 
 /// Returns whether a process of the group still runs. A zombie does not count.
 pub(crate) fn lives(group: Pid) -> bool {
-    let is_of_group = |process: fs::DirEntry| {
-        Stat::of(&process).is_some_and(|stat| stat.group == group.as_raw_nonzero().get() && !stat.has_ended)
-    };
-    test_kill_process_group(group) != Err(Errno::SRCH)
-        && fs::read_dir("/proc").is_ok_and(|mut processes| processes.any(|process| process.is_ok_and(is_of_group)))
+    let is_of_group = |stat: Stat| stat.group == group.as_raw_nonzero().get() && !stat.has_ended;
+    test_kill_process_group(group) != Err(Errno::SRCH) && processes().any(|(_, stat)| is_of_group(stat))
 }
 
 /// Blocks until the process has stopped or ended. An ended process is not reaped here.

@@ -1,6 +1,6 @@
 //! Runs a command under the lock: acquires the lock, watches command and lock, and releases the lock.
 
-mod child;
+pub(crate) mod child;
 mod guard;
 mod order;
 pub(crate) mod signals;
@@ -26,7 +26,7 @@ use crate::arguments::{Connection, Run};
 use crate::connect::credentials;
 use crate::connect::{self, connect_by, connect_visibly, exit_for};
 use crate::exit::{self, Exit};
-use crate::output::{escape_controls, readable, say, say_within};
+use crate::output::{escape_controls, readable, say, say_within, to_the_millisecond};
 use crate::place::Place;
 use crate::run::child::{Child, ChildEvent, Reaped, end_by};
 use crate::run::guard::AnyGuard;
@@ -183,9 +183,7 @@ async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Result<An
         never = shown => match never {},
     };
     if let Some(guard) = guard.as_ref().ok().filter(|_| is_verbose) {
-        let waited = humantime::format_duration(Duration::from_millis(
-            u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
-        ));
+        let waited = to_the_millisecond(started.elapsed());
         let words = format!("granted {} after {waited}, token {}", place.path(), guard.fencing_token());
         say_within(message_wait(guard), &words);
     }
@@ -596,7 +594,7 @@ async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, sig
         biased;
         done = tokio::time::timeout(limit, both) => {
             if let (Err(_), Some(left)) = (done, left) {
-                let left = humantime::format_duration(Duration::from_millis(u64::try_from(left.as_millis()).unwrap_or(u64::MAX)));
+                let left = to_the_millisecond(left);
                 say(&format!("no server has confirmed the release: the lock is free when the session ends, in {left} at most"));
             }
             pending

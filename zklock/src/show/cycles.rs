@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 use zk_rwlock::Queue;
 use zk_rwlock::queue::{Member, MemberState};
 
+use crate::run::child::Stat;
+
 /// A process, identified as in the members of queues.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Process {
@@ -142,16 +144,9 @@ fn zklocks_above(who: &Process) -> impl Iterator<Item = Process> {
 /// Returns the ancestors of this process, from its parent on, if it is on this machine. Leaves out process 1. Each container has a
 /// process 1, and containers may share the name of a host, so a holder with this id may be in another container.
 fn ancestors(who: &Process) -> impl Iterator<Item = Process> {
-    let parent = |pid| parent(pid).filter(|pid| *pid > 1);
+    let parent = |pid: u32| u32::try_from(Stat::of(pid)?.parent).ok().filter(|pid| *pid > 1);
     let first = if who.host == host() { parent(who.pid) } else { None };
     std::iter::successors(first, move |pid| parent(*pid)).take(GENERATIONS).map(|pid| Process { pid, ..who.clone() })
-}
-
-/// Returns the parent of this process; `None` if it is not known.
-fn parent(pid: u32) -> Option<u32> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name of the program, in parentheses, may have any characters. The state and the parent's id follow it.
-    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok().filter(|parent| *parent > 0)
 }
 
 fn host() -> String {

@@ -22,16 +22,13 @@ use crate::arguments::{Connection, WatchOrder};
 use crate::exit::Exit;
 use crate::output;
 use crate::place::Place;
-use crate::show::live::answer;
+use crate::show::live::{SILENCE, answer};
 use crate::show::{doubts, table, warn};
 
 /// How often the state of the connection is looked at.
 const TICK: Duration = Duration::from_millis(100);
 
 const SECOND: Duration = Duration::from_secs(1);
-
-/// If ZooKeeper has not answered for this time, a message says so.
-const SILENCE: Duration = Duration::from_secs(3);
 
 /// A lock that is followed: its path, and the naming scheme of its nodes.
 type Followed = (String, Dialect);

@@ -8,14 +8,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::try_join_all;
 use rustix::process::Signal as RawSignal;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind};
 use zk_rwlock::{Dialect, Error, Queue, RwLock, Survey, ZooKeeper};
 
 use crate::arguments::{Connection, WatchOrder};
 use crate::connect::connect_to;
-use crate::exit::{self, Exit};
+use crate::exit::Exit;
 use crate::output::{self, shorten, shorten_in_the_middle, width, wrapped};
 use crate::place::Place;
+use crate::run::signals;
 use crate::show::overview::{self, History};
 use crate::show::{doubts, follow, table};
 use crate::terminal;
@@ -23,8 +24,8 @@ use crate::terminal;
 /// How often the screen is redrawn without a change of the queue, because it shows how long ago things happened.
 const TICK: Duration = Duration::from_secs(1);
 
-/// If ZooKeeper has not answered for this time, the screen says so.
-const SILENCE: Duration = Duration::from_secs(3);
+/// If ZooKeeper has not answered for this time, zklock says so.
+pub(crate) const SILENCE: Duration = Duration::from_secs(3);
 
 /// The last second of the year 9999, in seconds since 1970. RFC 3339 has no later times.
 const LAST_WRITTEN: Duration = Duration::from_secs(253_402_300_799);
@@ -68,9 +69,9 @@ async fn on_a_screen(zk: &ZooKeeper, watch: &WatchOrder, dialect: Dialect) -> Re
         history: History::default(),
         doubts: Vec::new(),
         unanswered: None,
-        resized: listen(SignalKind::window_change())?,
+        resized: signals::stream(SignalKind::window_change())?,
         // `fg` sends SIGCONT. Then the screen is redrawn immediately.
-        continued: listen(SignalKind::from_raw(RawSignal::CONT.as_raw()))?,
+        continued: signals::stream(SignalKind::from_raw(RawSignal::CONT.as_raw()))?,
         is_ours: terminal::is_background(io::stdout()).is_some(),
     };
     loop {
@@ -102,10 +103,6 @@ async fn look(zk: &ZooKeeper, watch: &WatchOrder, dialect: Dialect) -> Result<Op
     let places = watch.paths.iter().map(|path| Place::whatever(zk, path, dialect));
     let places = places.collect::<Result<Vec<_>, _>>()?;
     answer(try_join_all(places.iter().map(Place::queue)).await)
-}
-
-fn listen(to: SignalKind) -> Result<Signal, Exit> {
-    signal(to).map_err(|error| Exit::new(exit::SYSTEM, format!("cannot listen to signals: {error}")))
 }
 
 impl Screen {
@@ -180,6 +177,7 @@ pub(crate) fn answer<T>(looked: Result<T, Error>) -> Result<Option<T>, Exit> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exit;
 
     #[test]
     fn watch_survives_outages_and_ends_on_lasting_errors() {

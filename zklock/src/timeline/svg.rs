@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
-use crate::output;
+use crate::output::{rounded, to_the_millisecond};
 use crate::place::is_at_or_below;
 use crate::timeline::rows::{Break, Picture, Row};
 
@@ -151,7 +151,11 @@ pub(crate) fn drawn(picture: &Picture<'_>) -> String {
 
 fn legend(svg: &mut String, axis: &Axis) {
     let from = humantime::format_rfc3339_millis(axis.from);
-    let _ = writeln!(svg, "<text x=\"8\" y=\"40\">from {from}, for {}; times in UTC</text>", duration(axis.length));
+    let _ = writeln!(
+        svg,
+        "<text x=\"8\" y=\"40\">from {from}, for {}; times in UTC</text>",
+        to_the_millisecond(axis.length)
+    );
     let parts = [
         ("waits", 10.0, "waits to write"),
         ("holds", 10.0, "holds to write"),
@@ -229,7 +233,7 @@ fn longest<'r>(rows: impl Iterator<Item = &'r Row> + Clone, axis: &Axis) -> Stri
         .flatten()
         .filter(|(_, time, ..)| *time > Duration::ZERO)
         .map(|(what, time, since, row)| {
-            let time = if time < Duration::from_secs(60) { duration(time) } else { output::rounded(time) };
+            let time = if time < Duration::from_secs(60) { to_the_millisecond(time) } else { rounded(time) };
             format!("; longest {what}: {time} from {}, {}", time_of_day(since, axis.length), name(row))
         })
         .collect()
@@ -238,7 +242,7 @@ fn longest<'r>(rows: impl Iterator<Item = &'r Row> + Clone, axis: &Axis) -> Stri
 /// Returns the text that is shown while the pointer is on a row.
 fn told(row: &Row) -> String {
     let time = |at: SystemTime| humantime::format_rfc3339_millis(at).to_string();
-    let between = |from: SystemTime, to: SystemTime| duration(to.duration_since(from).unwrap_or_default());
+    let between = |from: SystemTime, to: SystemTime| to_the_millisecond(to.duration_since(from).unwrap_or_default());
     let pid = row.pid.map_or_else(String::new, |pid| format!(" pid {pid}"));
     let mut told = format!("{} {}{pid}", row.mode, row.host);
     if let Some(label) = &row.label {
@@ -265,12 +269,6 @@ fn told(row: &Row) -> String {
         let _ = write!(told, "\nwent together with {others} of its session, which may have ended");
     }
     told
-}
-
-/// Returns a time without parts of a millisecond.
-fn duration(time: Duration) -> String {
-    let whole = Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-    humantime::format_duration(whole).to_string()
 }
 
 /// Returns the time of day, with milliseconds if the picture is short.
