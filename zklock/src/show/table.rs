@@ -170,10 +170,7 @@ fn columns(queue: &Queue) -> Vec<Column> {
         |heading, cell: &dyn Fn(&Member) -> String| Column::new(heading, queue.members.iter().map(cell).collect());
     let hosts: Vec<String> = queue.members.iter().map(host).collect();
     let label = |label: &str| shorten(&escape_controls(label), LABEL_SHOWN);
-    let ahead = places_ahead(queue);
-    let behind = |words: fn(&Queue, &Member, Option<usize>) -> String| {
-        queue.members.iter().zip(&ahead).map(|(member, ahead)| words(queue, member, *ahead)).collect()
-    };
+    let (behind, brief) = behind(queue).into_iter().map(<(String, String)>::from).unzip();
     vec![
         Column::new("PLACE", (1..=queue.members.len()).map(|place| place.to_string()).collect()),
         column("STATE", &|member| if is_kept(member) { "keeps" } else { state(&member.state) }.to_owned()),
@@ -185,7 +182,7 @@ fn columns(queue: &Queue) -> Vec<Column> {
             entered(member).map_or_else(unknown, |words| words.trim_start_matches("queued ").to_owned())
         }),
         column("SESSION", &|member| member.session.map_or_else(unknown, session)),
-        Column::new("BEHIND", behind(behind_whom)).briefly(behind(behind_which)),
+        Column::new("BEHIND", behind).briefly(brief),
         column("TOKEN", &|member| member.token.map_or_else(unknown, |token| token.to_string())),
     ]
 }
@@ -194,28 +191,17 @@ fn host(member: &Member) -> String {
     if member.host.is_empty() { "-".to_owned() } else { escape_controls(&member.host) }
 }
 
-/// Returns the place and host of the predecessor, for the column BEHIND.
-fn behind_whom(queue: &Queue, member: &Member, ahead: Option<usize>) -> String {
-    match (ahead, &member.state) {
-        (Some(ahead), _) => format!("{ahead} {}", host(&queue.members[ahead - 1])),
-        (None, MemberState::Waits { .. }) if waits_for_permits(queue, member) => "the holders".to_owned(),
-        (None, MemberState::Waits { .. }) => "one that left".to_owned(),
-        (None, _) => "-".to_owned(),
-    }
-}
-
-/// Returns the place of the predecessor alone, for narrow terminals.
-fn behind_which(queue: &Queue, member: &Member, ahead: Option<usize>) -> String {
-    match (ahead, &member.state) {
-        (Some(ahead), _) => ahead.to_string(),
-        (None, MemberState::Waits { .. }) if waits_for_permits(queue, member) => "holders".to_owned(),
-        (None, MemberState::Waits { .. }) => "left".to_owned(),
-        (None, _) => "-".to_owned(),
-    }
-}
-
-fn waits_for_permits(queue: &Queue, member: &Member) -> bool {
-    queue.permits.is_some() && matches!(&member.state, MemberState::Waits { behind } if behind == "permits")
+/// Returns for each member the place and host of its predecessor, and the place alone for narrow terminals.
+fn behind(queue: &Queue) -> Vec<[String; 2]> {
+    let words = |(member, ahead): (&Member, Option<usize>)| match (ahead, &member.state) {
+        (Some(ahead), _) => [format!("{ahead} {}", host(&queue.members[ahead - 1])), ahead.to_string()],
+        (None, MemberState::Waits { behind }) if behind == "permits" && queue.permits.is_some() => {
+            ["the holders", "holders"].map(str::to_owned)
+        }
+        (None, MemberState::Waits { .. }) => ["one that left", "left"].map(str::to_owned),
+        (None, _) => ["-", "-"].map(str::to_owned),
+    };
+    queue.members.iter().zip(places_ahead(queue)).map(words).collect()
 }
 
 /// Returns the place of each member's predecessor. `None` if the predecessor has left since the queue was listed.
@@ -279,11 +265,6 @@ mod tests {
         // The ages differ from one rendering to the next.
         queue.members.iter_mut().for_each(|member| member.since = None);
         queue
-    }
-
-    fn behind(queue: &Queue) -> Vec<[String; 2]> {
-        let members = queue.members.iter().zip(places_ahead(queue));
-        members.map(|(member, ahead)| [behind_whom(queue, member, ahead), behind_which(queue, member, ahead)]).collect()
     }
 
     #[test]
