@@ -85,10 +85,8 @@ pub(crate) async fn is_semaphore(semaphore: &Semaphore, zk: &Arc<dyn Coordinator
         Err(Error::PermissionDenied { .. }) => return Ok(false),
         Err(error) => return Err(error),
     };
-    let Ok(session_slot) = zk.session_slot(0).await else { return Ok(false) };
-    let session = session_slot.session();
     let permits = format!("{}/permits", semaphore.path());
-    Ok(match connect::answered(session, session.children(&permits)).await {
+    Ok(match connect::ask(zk, |session| session.children(&permits)).await {
         Ok(names) => is_doubtful || names.iter().any(|name| permits_of(name).is_some()),
         Err(failure) => is_doubtful && matches!(failure, Failure::NoAuth(_)),
     })
@@ -102,10 +100,8 @@ pub(crate) fn is_at_or_below(path: &str, above: &str) -> bool {
 /// Returns a message if neither the path nor its record (`PATH.done`) exists. The user may have mistyped the path, and
 /// the answer "free" alone would mislead.
 pub(crate) async fn missing<C: Coordinator>(zk: &C, path: &str) -> Option<String> {
-    let session_slot = zk.session_slot(0).await.ok()?;
-    let session = session_slot.session();
     for node in [path.to_owned(), format!("{path}.done")] {
-        if !matches!(connect::answered(session, session.children(&node)).await, Err(Failure::NoNode)) {
+        if !matches!(connect::ask(zk, |session| session.children(&node)).await, Err(Failure::NoNode)) {
             return None;
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use zk_rwlock::ZooKeeperBuilder;
-use zk_rwlock::coordinator::{Coordinator, Failure};
+use zk_rwlock::coordinator::Failure;
 
 use crate::check::advice::{Advice, Role, advice, together};
 use crate::check::odd::Odd;
@@ -92,8 +92,7 @@ pub(crate) async fn members(servers: &[ServerReport], options: &ZooKeeperBuilder
     let Some(server) = servers.iter().find(|server| server.looks.len() == 3) else { return Members::Unknown };
     let asked = async {
         let client = options.clone().connect(without_root(&server.name)).await.ok()?;
-        let session_slot = client.session_slot(0).await.ok()?;
-        Some(connect::answered(session_slot.session(), session_slot.session().data(CONFIG)).await)
+        Some(connect::ask(&client, |session| session.data(CONFIG)).await)
     };
     match asked.await {
         Some(Ok((data, _))) => listed(&String::from_utf8_lossy(&data)),

@@ -181,9 +181,7 @@ async fn ghost(zk: &ZooKeeper, lock: &str, path: &str, stat: &Stat) -> Option<Od
 /// Returns the oddity of the record of the last run under `--once-in`, if any.
 async fn odd_record(zk: &ZooKeeper, path: &str) -> Result<Option<Odd>, Exit> {
     let record = format!("{path}.done");
-    let session_slot = zk.session_slot(0).await.map_err(|failure| fault(failure, &record))?;
-    let session = session_slot.session();
-    let (kind, what) = match connect::answered(session, session.data(&record)).await {
+    let (kind, what) = match connect::ask(zk, |session| session.data(&record)).await {
         Ok((data, stat)) if !data.is_empty() && done_of(&data, stat.mtime).is_none() => {
             ("record", "its data is no valid record, and every --once-in fails until the node is removed")
         }

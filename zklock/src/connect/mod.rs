@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-use zk_rwlock::coordinator::{Failure, Reply, Session, why_no_session};
+use zk_rwlock::coordinator::{Coordinator, Failure, Reply, Session, why_no_session};
 use zk_rwlock::error::Ending;
 use zk_rwlock::security::{Sasl, Tls};
 use zk_rwlock::{Error, Loss, Memory, RwLock, ZooKeeper, ZooKeeperBuilder};
@@ -192,6 +192,16 @@ pub(crate) fn exit_for(error: Error, connection: &Connection) -> Exit {
 /// Returns the lock at `path`, for reading its queue.
 pub(crate) fn lock(zk: &ZooKeeper, path: &str, connection: &Connection) -> Result<RwLock, Error> {
     RwLock::builder(zk, path).dialect(connection.dialect).build()
+}
+
+/// Sends one request, and awaits the reply for one session timeout at most.
+pub(crate) async fn ask<C: Coordinator, T>(
+    zk: &C,
+    request: impl FnOnce(&dyn Session) -> Reply<T>,
+) -> Result<T, Failure> {
+    let session_slot = zk.session_slot(0).await?;
+    let session = session_slot.session();
+    answered(session, request(&**session)).await
 }
 
 /// Awaits the reply for one session timeout at most.

@@ -10,7 +10,6 @@ pub(crate) mod table;
 
 use std::{io, slice};
 
-use zk_rwlock::coordinator::Coordinator;
 use zk_rwlock::queue::Contender;
 use zk_rwlock::{Queue, Survey, ZooKeeper};
 
@@ -83,9 +82,7 @@ async fn doubt(zk: &ZooKeeper, queue: &Queue) -> Option<String> {
 
 /// Returns the names in the directory of a free lock that are no contenders.
 async fn other_nodes(zk: &ZooKeeper, queue: &Queue) -> Vec<String> {
-    let Ok(session_slot) = zk.session_slot(0).await else { return Vec::new() };
-    let session = session_slot.session();
-    let mut names = connect::answered(session, session.children(&queue.path)).await.unwrap_or_default();
+    let mut names = connect::ask(zk, |session| session.children(&queue.path)).await.unwrap_or_default();
     names.retain(|name| Contender::parse_as(name, queue.dialect).is_none());
     names
 }
