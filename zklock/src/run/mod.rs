@@ -18,8 +18,10 @@ use zk_rwlock::coordinator::Coordinator;
 use zk_rwlock::error::Ending;
 use zk_rwlock::once::{Record, Work};
 use zk_rwlock::queue::Progress;
+use zk_rwlock::semaphore::SemaphoreBuilder;
 use zk_rwlock::{
-    Acquire, ConnectionState, Dialect, Error, HoldState, Loss, Memory, RwLock, Semaphore, Survey, ZooKeeper,
+    Acquire, ConnectionState, Dialect, Error, HoldState, Loss, Memory, RwLock, RwLockBuilder, Semaphore, Survey,
+    ZooKeeper,
 };
 
 use crate::arguments::{Connection, Run};
@@ -138,27 +140,14 @@ fn connect_limit(run: &Run, connection: &Connection) -> Duration {
 }
 
 fn open<C: Coordinator + Clone>(zk: &C, run: &Run, order: &Order, dialect: Dialect) -> Result<Place, Exit> {
-    if let Some(permits) = run.permits {
-        let mut builder = Semaphore::builder(zk, &order.path).lock(|lock| lock.label(&order.label));
-        if let Some(number) = permits.0 {
-            builder = builder.permits(number.get());
-        }
-        if let Some(host) = &run.host {
-            builder = builder.lock(|lock| lock.host(host));
-        }
-        if let Some(limit) = run.max_hold {
-            builder = builder.max_hold(limit);
-        }
-        return Ok(Place::Semaphore(builder.build()?));
-    }
-    let mut builder = RwLock::builder(zk, &order.path).dialect(dialect).label(&order.label);
-    if let Some(host) = &run.host {
-        builder = builder.host(host);
-    }
-    if let Some(limit) = run.max_hold {
-        builder = builder.max_hold(limit);
-    }
-    Ok(Place::Lock(builder.build()?))
+    let named = |lock: RwLockBuilder| run.host.iter().fold(lock.label(&order.label), RwLockBuilder::host);
+    let Some(permits) = run.permits else {
+        let lock = named(RwLock::builder(zk, &order.path).dialect(dialect));
+        return Ok(Place::Lock(run.max_hold.into_iter().fold(lock, RwLockBuilder::max_hold).build()?));
+    };
+    let semaphore = Semaphore::builder(zk, &order.path).lock(named);
+    let semaphore = permits.0.iter().fold(semaphore, |semaphore, number| semaphore.permits(number.get()));
+    Ok(Place::Semaphore(run.max_hold.into_iter().fold(semaphore, SemaphoreBuilder::max_hold).build()?))
 }
 
 /// Acquires the lock. With `--once-in`, returns the record as an inner error if the job was already done.
