@@ -3,16 +3,13 @@
 //! The command uses the library only through its public interface.
 
 mod arguments;
-mod ask;
 mod check;
 mod complete;
 mod connect;
-mod evict;
 mod exit;
-mod forget;
 mod log;
+mod operate;
 mod output;
-mod permits;
 mod place;
 mod run;
 mod show;
@@ -78,10 +75,10 @@ async fn act(arguments: Arguments) -> Result<u8, Exit> {
         Some(Task::Ls(ls)) => show::ls(ls, connection).await,
         Some(Task::Watch(watch)) => show::live::watch(watch, connection).await,
         Some(Task::Timeline(order)) => timeline::timeline(order),
-        Some(Task::Break(which)) => evict::evict(which, connection).await,
-        Some(Task::Ask(which)) => ask::ask(which, connection).await,
-        Some(Task::Forget(which)) => forget::forget(which, connection).await,
-        Some(Task::Permits(which)) => permits::permits(which, connection).await,
+        Some(Task::Break(which)) => operate::evict(which, connection).await,
+        Some(Task::Ask(which)) => operate::ask(which, connection).await,
+        Some(Task::Forget(which)) => operate::forget(which, connection).await,
+        Some(Task::Permits(which)) => operate::permits(which, connection).await,
         Some(Task::Check(check)) => check::check(check, connection).await,
         Some(Task::Complete { shell }) => complete::complete(*shell).await,
         Some(Task::Completions { shell }) => complete::completions::completions(*shell),

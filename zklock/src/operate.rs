@@ -1,0 +1,108 @@
+//! The subcommands by which an operator changes a lock or a semaphore: `ask`, `forget`, `permits` and `break`.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use zk_rwlock::{Error, Semaphore, ZooKeeper};
+
+use crate::arguments::{Ask, Break, Connection, Forget, SetPermits};
+use crate::connect::{self, connect_to};
+use crate::exit::{self, Exit};
+use crate::output::{self, escape_controls};
+use crate::place::{self, Place};
+use crate::show::table;
+
+/// Asks processes that keep an idle lock to give the lock up.
+pub(crate) async fn ask(which: &Ask, connection: &Connection) -> Result<u8, Exit> {
+    let zk = connect_to(&which.path, connection).await?;
+    connect::lock(&zk, &which.path, connection)?.ask().await?;
+    place::report_if_missing(&zk, &which.path).await;
+    Ok(0)
+}
+
+/// Removes the record of the last run under `--once-in`.
+pub(crate) async fn forget(which: &Forget, connection: &Connection) -> Result<u8, Exit> {
+    let zk = connect_to(&which.path, connection).await?;
+    match connect::lock(&zk, &which.path, connection)?.forget().await? {
+        Some(done) => {
+            output::print(&format!("forgot that it was {}\n", escape_controls(&done.to_string())))?;
+            Ok(0)
+        }
+        None => {
+            place::report_if_missing(&zk, &which.path).await;
+            Err(Exit::new(exit::NEGATIVE, format!("{}: there is no record that it was done", which.path)))
+        }
+    }
+}
+
+/// Sets the number of permits of a semaphore, or removes the semaphore.
+pub(crate) async fn permits(which: &SetPermits, connection: &Connection) -> Result<u8, Exit> {
+    let zk = connect_to(&which.path, connection).await?;
+    let mut builder = Semaphore::builder(&zk, &which.path);
+    if which.create {
+        builder = builder.at_existing_node();
+    }
+    let semaphore = builder.build()?;
+    let Some(number) = which.number else { return remove(&semaphore).await };
+    // If the path is a lock in use, setting the number would turn the path into a semaphore.
+    if !connect::lock(&zk, &which.path, connection)?.queue().await?.members.is_empty() {
+        return Err(Exit::new(exit::IN_THE_WAY, format!("{} is a lock, and the lock is in use", which.path)));
+    }
+    semaphore.set_permits(number.get()).await?;
+    Ok(0)
+}
+
+async fn remove(semaphore: &Semaphore) -> Result<u8, Exit> {
+    let path = semaphore.path();
+    match semaphore.remove().await {
+        Ok(Some(number)) => {
+            output::print(&format!("removed the semaphore {}, which had permits={number}\n", escape_controls(path)))?;
+            Ok(0)
+        }
+        Ok(None) => Err(Exit::new(exit::NEGATIVE, format!("{path}: there is no semaphore"))),
+        Err(Error::WouldBlock { blockers }) => {
+            Err(Exit::new(exit::IN_THE_WAY, format!("{path} is in use, and nothing was removed: {blockers}")))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Removes the contender with the given token, after the user has confirmed it. The library checks the token again at the
+/// moment of the removal, so the time that the user takes to confirm does not matter.
+pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, Exit> {
+    let zk = connect_to(&which.path, connection).await?;
+    let place = Place::whatever(&zk, &which.path, connection.dialect)?;
+    if !which.yes {
+        let Some(member) = place.find(which.token).await? else { return stale(&zk, &place, which).await };
+        if !io::stdin().is_terminal() {
+            return Err(Exit::usage("break asks for confirmation, but standard input is no terminal: give --yes"));
+        }
+        if !agrees(&format!("{}: remove {}?", which.path, escape_controls(&member.to_string()))) {
+            return Err(Exit::new(exit::NEGATIVE, "nothing was removed"));
+        }
+    }
+    match place.evict(which.token).await? {
+        Some(member) => {
+            output::print(&format!("removed {}\n", escape_controls(&member.to_string())))?;
+            Ok(0)
+        }
+        None => stale(&zk, &place, which).await,
+    }
+}
+
+/// Reports that no contender has the token, and lists the present contenders.
+async fn stale(zk: &ZooKeeper, place: &Place, which: &Break) -> Result<u8, Exit> {
+    let queue = place.queue().await?;
+    place::report_if_missing(zk, &which.path).await;
+    let now = table::table(&queue, output::columns(&io::stderr()), false);
+    let problem = format!(
+        "{}: no holder or waiter has token {}; nothing was removed. The contenders now:",
+        which.path, which.token
+    );
+    Err(Exit::new(exit::NEGATIVE, format!("{problem}\n{}", now.trim_end())))
+}
+
+fn agrees(question: &str) -> bool {
+    let mut answer = String::new();
+    let asked = write!(io::stderr().lock(), "{question} [y/N] ").is_ok();
+    asked && io::stdin().lock().read_line(&mut answer).is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
+}
