@@ -21,168 +21,10 @@ const USAGE: &str = "zklock [OPTIONS] PATH [--] COMMAND [ARGUMENTS]...
 const FILE: ValueHint = ValueHint::FilePath;
 
 /// The text after the long help. Its lines fit into a manual page on a terminal of 80 columns.
-const AFTER_HELP: &str = "\
-Examples:
-  run a command alone, in the whole fleet
-      zklock /locks/backup -- backup.sh
-  ... or not at all, if it runs elsewhere
-      zklock -n /locks/cron/report report --daily
-  wait up to ten minutes, or exit with 9
-      zklock -w 600 -E 9 /db/orders/migrate -- migrate
-  together with other readers, while there is no writer
-      zklock -s /db/orders/migrate -- app
-  at most so many at once, in the whole fleet
-      zklock -j /limits/geocoder -- import
-  for cron on every host: once an hour, on the first host that comes
-      zklock --once-in 50m /cron/report -- report
-  a line for the shell
-      zklock /locks/x -c 'make && make install'
-  show who holds the lock, who waits behind whom, and since when
-      zklock ls /locks/backup
-  the same for all locks below a path
-      zklock ls --tree /locks
-  have processes that only keep the lock give it up
-      zklock ask /locks/backup
-  set the number of permits to five
-      zklock permits /limits/geocoder 5
-  remove a semaphore that nobody uses
-      zklock permits /limits/geocoder --remove
-  run a job at the next start, however long ago it was done
-      zklock forget /cron/report
-  remove the holder or waiter with this token, and no other
-      zklock break /locks/backup 4294967301
-
-Exit codes:
-  zklock exits with the code of the command, or with 128 + N if signal N
-  ended the command, or ended zklock while it waited. After Ctrl-C zklock
-  ends by that signal itself, so that a shell's loop around it ends: $?
-  is 130. (If the command handles Ctrl-C and exits with a code other than
-  0 and 130, zklock exits with that code.) Other codes:
-    0   with --once-in also if the command was not run, because it was
-        already done (--skipped-exit-code sets another code)
-    1   -n or -w did not get the lock (-E sets another code);
-        break: no holder or waiter has the token;
-        forget: there is no record; permits --remove: no semaphore;
-        check: something is odd
-   64   wrong usage
-   65   data in ZooKeeper prevents the operation (contenders of another
-        program, used-up sequence numbers), or the servers refuse it; the
-        message says why
-   69   no server can be reached; the message says why
-   70   a server and the leader do not agree about a node, and no other
-        server is left: zklock check, with that node, says what to do
-   71   this system gives no thread or no signals
-   74   the result could not be written to standard output
-   75   the lock was lost while the command ran, whatever code it
-        returned (--lost-exit-code sets another code); with --once-in
-        also if the lock was lost before the success was recorded
-   76   the place in the queue, or the lock, was lost; nothing was run
-   77   ZooKeeper denies the permission, or refuses the credentials, also
-        later, while zklock waits or the command runs; with --once-in
-        also if the command's success may not be recorded
-  126   the command cannot be executed
-  127   there is no such command
-
-Environment:
-  ZK_HOSTS      the servers, as for --zk
-  ZK_AUTH       user:password, as for --auth, but less visible to others
-  ZK_SASL       user:password, as for --sasl
-  ZK_AUTH_FILE, ZK_SASL_FILE
-                a file with one line, user:password, as for --auth-file
-                and --sasl-file
-  ZK_TLS_CA, ZK_TLS_CERT, ZK_TLS_KEY
-                files, as for --tls-ca, --tls-cert and --tls-key
-  ZK_TICK_TIME  the servers' tickTime, as for --tick-time
-                (an option overrides its variable, and an empty value
-                counts as not given)
-  NO_COLOR      no colours
-
-  The command gets ZKLOCK_PATH, ZKLOCK_MODE (READ, WRITE or PERMIT) and
-  ZKLOCK_TOKEN, the fencing token: a number that is higher than that of
-  every earlier holder that excluded this one. Have the systems that the
-  command writes to refuse lower numbers. With -j several commands hold
-  permits at once, each with a number of its own. The command does not
-  get ZK_AUTH, ZK_SASL, their files, ZK_TLS_CERT and ZK_TLS_KEY, unless
-  --keep-credentials is given: a zklock within the command needs them.
-
-More: zklock man | man -l -   (signals, cron, semaphores, losses)";
+const AFTER_HELP: &str = include_str!("help/options.txt").trim_ascii_end();
 
 /// What the manual page says beside the help. Its lines fit into a page on a terminal of 80 columns.
-pub(crate) const MANUAL: &str = "\
-Signals:
-  While zklock waits, every signal that ends a process ends zklock,
-  real-time signals too. While the command runs, zklock passes these
-  signals on to the command's process group, and also CONT, TSTP, TTIN,
-  TTOU, URG and WINCH. If such a signal ends the command, the lock is
-  given back when the whole group has ended: processes that ignore the
-  signal get KILL after --grace, or at the next signal. KILL and STOP
-  cannot be caught. A signal that was ignored when zklock started (by
-  nohup; INT and QUIT by a script's &) stays ignored by zklock and by the
-  command, as with flock(1) and env(1), except PIPE.
-  A signal that was blocked when zklock started is unblocked. The command
-  gets the signal mask that zklock was started with.
-  If Ctrl-C or Ctrl-\\ is typed while the command has the terminal, zklock
-  sends the signal to its own process group too, when the command has
-  ended: the script or make that started zklock hears of it, as with
-  flock(1).
-  Under systemd, set KillMode=mixed: by default systemd sends TERM to the
-  command, too, which would hear it twice.
-
-Once in a while:
-  With --once-in 50m the command is run only if it has not succeeded
-  within the last 50 minutes, by ZooKeeper's clock. The clocks of the
-  hosts do not matter. All hosts may start it at the same time: one runs
-  it, and the others wait, and exit with 0 when it is done. If the
-  command or its host fails, the next waiting host runs it. Its success
-  (exit code 0) is recorded in a node beside the lock, PATH.done, which
-  `zklock ls` shows.
-
-At most so many:
-  With -j the command is run under one of the permits of PATH, which all
-  hosts share: GNU parallel's `sem`, for many machines. First come, first
-  served. Set the number of permits once: zklock permits PATH 3. It is
-  kept in the data of PATH and counts for all hosts. A change takes
-  effect at once, but stops no command that holds a permit. Do not repeat
-  the number in -j: -j 3 sets the number if none is set, and exits with
-  64 if another number is set.
-  A path is either a lock or a semaphore with permits: zklock exits with
-  65 if the path is in use as the other kind. ls, watch, break and check
-  find out which it is. The options and exit codes are the same for both.
-  The number is set only on a path without a node, or of a semaphore: an
-  empty node may be a lock that is idle now, so it needs zklock permits
-  PATH 3 --create. zklock permits PATH --remove removes a semaphore that
-  nobody uses; the path can then be a lock.
-
-When the lock is lost:
-  The command's process group gets TERM. The processes that are left of
-  it get KILL when the command itself has ended, or after --grace, and
-  zklock exits with 75. The grace is cut short so that KILL comes before
-  ZooKeeper can grant the lock to another contender: TERM is sent when a
-  quarter of the session timeout is left until then. A disconnection of
-  0.4 of the session timeout does not cost the lock, if --tick-time is
-  given and is at most a fifth of the session timeout; otherwise -v says
-  how long a disconnection may last.
-  After `zklock break` the next contender may start at once, while the
-  command still has its grace.
-  With --max-hold 1h a command that hangs loses the lock after an hour:
-  it gets TERM, and then KILL, as above, before the next one starts.
-
-What zklock cannot do for you:
-  - If zklock is killed with -9, Linux kills the process of the command
-    too, and the lock is free one session timeout later. Processes that
-    the command has started run on, and so does a command with rights of
-    its own (sudo, setuid).
-  - If zklock is stopped (SIGSTOP, Ctrl-Z) for longer than three quarters
-    of the session timeout, it loses the lock. After SIGSTOP the command
-    runs on beside the next holder until zklock continues. Ctrl-Z stops
-    the command too; when zklock continues without the lock, it kills the
-    command. If Ctrl-Z stops a waiting zklock past the session timeout,
-    zklock loses its place in the queue, delays nobody, and exits with 76
-    when it continues. With `bg` it waits in the background instead.
-  - If the command ends by itself, its background processes run on
-    without the lock.
-  - Processes that leave the command's process group (setsid) get none of
-    these signals.";
+pub(crate) const MANUAL: &str = include_str!("help/manual.txt").trim_ascii_end();
 
 /// Run a command while holding a read/write lock in ZooKeeper: flock(1) for many machines.
 ///
@@ -504,50 +346,9 @@ pub(crate) enum Task {
     },
 }
 
-const JSON_HELP: &str = "\
-With --json, one object:
-  path      the lock
-  dialect   the naming scheme of its nodes, as for --dialect
-  permits   {\"all\", \"free\"} of a semaphore (zklock -j), otherwise null;
-            both are 0 if the number of permits is invalid
-  done      the last run under --once-in, or null:
-    at        when it was done by ZooKeeper's clock, RFC 3339 in UTC
-    host, pid, label, token
-              of the zklock that recorded it; all but host may be null
-  members   in the order of arrival, each:
-    place     1, 2, 3...
-    state     \"holds\", \"waits\", or \"stuck\" (will never hold: see
-              `zklock check`)
-    keeps     whether its process may keep the lock between uses. Such a
-              holder may be idle: see `zklock ask`
-    mode      \"READ\" or \"WRITE\"; for a semaphore \"PERMIT\"
-    permits   how many permits it holds or waits for, or null
-    host, pid, label
-              as the member states them; pid and label may be null, and
-              host may be empty in another dialect than native
-    since     when it queued up, or was granted permits, RFC 3339 in
-              UTC. The time when a lock was granted is not known
-    session   the ensemble's number for its session, like \"0x100000a\"
-    behind    the place of its predecessor, or null
-    node      the name of its node
-    token     for `zklock break`; the holder's fencing token
-              since, session and token are null if the node could not be
-              read, because it has just left or its ACL forbids reading
-
-With --json and --tree, one object:
-  prefix      the path below which locks were looked for
-  locks       objects as above; members is empty if a job was once done
-              there, and nobody holds or waits
-  unreadable  paths that may not be listed
-  cycles      circles of waiting processes, each a list of
-              {\"waits\": {\"host\", \"pid\"}, \"path\",
-              \"holds\": {\"host\", \"pid\"}}
-
-Fields may be added, and none will be changed.";
-
 /// `zklock ls`
 #[derive(Debug, Args)]
-#[command(override_usage = "zklock ls [OPTIONS] PATH", after_long_help = JSON_HELP)]
+#[command(override_usage = "zklock ls [OPTIONS] PATH", after_long_help = include_str!("help/ls_json.txt").trim_ascii_end())]
 pub(crate) struct Ls {
     /// The lock, or with --tree the path at and below which to look for locks.
     #[arg(value_name = "PATH")]
@@ -564,7 +365,7 @@ pub(crate) struct Ls {
 
 /// `zklock watch`
 #[derive(Debug, Args)]
-#[command(override_usage = "zklock watch [OPTIONS] PATH...", after_long_help = WATCH_JSON_HELP)]
+#[command(override_usage = "zklock watch [OPTIONS] PATH...", after_long_help = include_str!("help/watch_json.txt").trim_ascii_end())]
 pub(crate) struct WatchOrder {
     /// The locks. More than one are shown in one table, a row for each.
     #[arg(value_name = "PATH", required = true)]
@@ -583,23 +384,6 @@ pub(crate) struct WatchOrder {
     #[arg(long)]
     pub(crate) json: bool,
 }
-
-const WATCH_JSON_HELP: &str = "\
-With --json, a line for each change of a queue, and first for each queue:
-  at        when ZooKeeper told the change, RFC 3339 in UTC
-  event     \"queue\"; or \"disconnected\" and \"connected\", if this zklock
-            loses its connection: such a line has at, path, event and why
-  path, dialect, permits, done, members
-            as `zklock ls --json` prints them
-  came, went, granted
-            the members that came, that went, and that hold now, each:
-            {\"node\", \"host\", \"pid\", \"label\", \"token\"}
-  unseen    how many contenders have at least come and gone before the
-            queue was read
-  changes   for how many changes the line stands: more than one if they
-            fell together
-
-Fields may be added, and none will be changed.";
 
 /// `zklock timeline`
 #[derive(Debug, Args)]
@@ -690,32 +474,7 @@ pub(crate) struct Break {
 #[derive(Debug, Args)]
 #[command(
     override_usage = "zklock check [OPTIONS] PATH",
-    after_long_help = "\
-With --json, one object:
-  path      the lock
-  odd       each: {\"kind\", \"node\", \"what\"}. The kind is one of foreign,
-            unreadable, persistent, written, tie, negative, record, acl,
-            diverged, ghost, beside, used-up, old, overdrawn, number,
-            away. The last five have null as their node.
-  servers   each server of --zk: {\"server\", \"version\", \"mode\",
-            \"losses\", \"vulnerabilities\", \"problem\"}: the issues of
-            ZooKeeper by which its release can lose or keep nodes, its
-            CVEs that concern a lock, and why it was not looked at
-  looked_at, of  how many servers of the ensemble were looked at, and
-            how many it has; null if the servers may not tell
-
-Every server of --zk is asked. A node is diverged if one server shows it
-and another server, which has caught up with the leader, does not. To
-delete a server's data is advised only if a majority and the leader
-contradict that server, and only if all servers of the ensemble were
-looked at. With 4lw.commands.whitelist=srvr,dump the servers also tell
-which sessions live. A node is a ghost if its session is over. A server
-is away if it was not looked at within --connect-timeout (or 10 s), or
-if --zk does not name it. If a name has several addresses, one of them
-is asked.
-
-The sequence counter is known only from the nodes in the directory. The
-counter of an empty directory is unknown."
+    after_long_help = include_str!("help/check_json.txt").trim_ascii_end()
 )]
 pub(crate) struct Check {
     /// The lock.

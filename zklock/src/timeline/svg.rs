@@ -29,31 +29,7 @@ const STEPS: [u64; 22] = [
 const DAY: u64 = 86_400_000;
 
 /// Waiting is light and holding is dark, so that a print shows the difference. The bar of a write is high, that of a read low.
-const STYLE: &str = "\
-svg { background: #fff; font: 12px sans-serif; }
-text, .legend { fill: #222; }
-.axis { stroke: #ccc; }
-.path { font-weight: bold; }
-.waits { fill: #f2d29b; stroke: #b7791f; }
-.holds { fill: #1f5fa8; stroke: #123a68; }
-.break { fill: #888; opacity: 0.35; }
-.mark { stroke: #c22; stroke-width: 2; fill: none; }
-@media (prefers-color-scheme: dark) {
-  svg { background: #16181c; }
-  text, .legend { fill: #e6e6e6; }
-  .axis { stroke: #444; }
-  .waits { fill: #6b5326; stroke: #d9a441; }
-  .holds { fill: #6ea8ea; stroke: #b8d6f8; }
-  .mark { stroke: #ff6b6b; }
-}
-@media print {
-  svg { background: #fff; }
-  text, .legend { fill: #000; }
-  .axis { stroke: #bbb; }
-  .waits { fill: #fff; stroke: #000; }
-  .holds { fill: #444; stroke: #000; }
-}
-";
+const STYLE: &str = include_str!("style.css");
 
 /// The time axis of the picture.
 struct Axis {
