@@ -253,9 +253,9 @@ mod tests {
 
     /// Returns the rows in the order of their arrival.
     fn rows(picture: &Picture<'_>) -> Vec<Row> {
-        let mut rows: Vec<Row> = picture.rows().cloned().collect();
-        rows.sort_by(|one, other| (one.queued, &one.host).cmp(&(other.queued, &other.host)));
-        rows
+        let mut rows: Vec<_> = picture.paths.values().flatten().collect();
+        rows.sort_by_key(|(node, row)| (row.queued, *node));
+        rows.into_iter().map(|(_, row)| row.clone()).collect()
     }
 
     #[test]
