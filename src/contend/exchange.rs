@@ -18,7 +18,7 @@ use crate::session::contract::Session;
 use crate::session::node::state::NodeState;
 use crate::session::presence::{is_there, leader_still_has};
 use crate::session::request::{Failure, Kind, Loss, Operation, Stat};
-use crate::session::retry::Tries;
+use crate::session::retry::RetryLimit;
 
 /// The permits for which the head of a semaphore's queue exchanges its node. The acquisition of a lock has no target,
 /// because the head of its queue holds the lock.
@@ -155,7 +155,7 @@ impl ContenderHandle {
         // From here on, the ensemble may have the WRITE node or the READ node. Dropping this future and the handle removes
         // whichever of the two exists.
         self.node().change(|it| it.state.begin_move(None));
-        let (mut tries, mut may_be_done) = (Tries::LOST_ANSWERS, false);
+        let (mut tries, mut may_be_done) = (RetryLimit::LOST_ANSWERS, false);
         loop {
             let failure = match session.transact(&swap).await {
                 Ok(_) => break,
@@ -197,7 +197,7 @@ impl ContenderHandle {
             return Err(NotExchanged::Evicted);
         }
         node.change(|it| it.state.begin_move(Some(exchange.to.clone())));
-        let (mut tries, mut denials, mut may_be_done) = (Tries::LOST_ANSWERS, Tries::DENIALS, false);
+        let (mut tries, mut denials, mut may_be_done) = (RetryLimit::LOST_ANSWERS, RetryLimit::DENIALS, false);
         let answer = loop {
             match self.try_to_exchange(exchange).await {
                 Tried::Done(stat) => break Ok(stat),

@@ -19,7 +19,7 @@ use crate::queue::turn::{self, Claim, Departure, Grant, QueueEvent, Step, Waiter
 use crate::session::keep_alive;
 use crate::session::presence::{self, Recheck, check};
 use crate::session::request::{Event, Failure, Loss, Names, Stat, Watch};
-use crate::session::retry::{self, Tries, spawn_awaited};
+use crate::session::retry::{self, RetryLimit, spawn_awaited};
 use crate::telemetry::meter;
 
 /// The wait of an acquisition, from the create of its node until the grant.
@@ -119,7 +119,7 @@ impl Wait<'_> {
             // The loss of our node is known.
             Claim::Unlisted { .. } if entry.detect_loss().is_some() => Ok(false),
             Claim::Unlisted { leaves } => {
-                let mut tries = if *leaves { Tries::NONE } else { Tries::DENIALS };
+                let mut tries = if *leaves { RetryLimit::once() } else { RetryLimit::DENIALS };
                 presence::leader_still_has(session, &entry.node().path(), &mut tries).await
             }
             // A server that kept a node of a directory that was deleted shows a number twice, when the new directory gives it

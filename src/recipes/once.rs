@@ -20,7 +20,7 @@ use crate::queue::mode::{Aim, Mode};
 use crate::session::node::state::NodeState;
 use crate::session::presence;
 use crate::session::request::Failure;
-use crate::session::retry::Tries;
+use crate::session::retry::RetryLimit;
 use crate::telemetry::log::emit;
 use crate::validation;
 
@@ -299,7 +299,7 @@ impl OnceGuard {
         let (path, text) =
             (self.record(), metadata::record_text(&self.host, self.label.as_deref(), self.fencing_token()));
         let session = self.guard.held.session();
-        let (mut in_doubt, mut tries, twin) = (false, Tries::LOST_ANSWERS, metadata::twin_of(&path));
+        let (mut in_doubt, mut tries, twin) = (false, RetryLimit::LOST_ANSWERS, metadata::twin_of(&path));
         // One transaction writes the record and its twin. A twin that may not be created is left out, because an operator may
         // have made the record alone.
         let (mut is_there, mut has_twin) = (self.had_record, Some(self.had_record));

@@ -15,7 +15,7 @@ use crate::session::listing;
 use crate::session::node::ContenderNode;
 use crate::session::presence;
 use crate::session::request::{Failure, Loss};
-use crate::session::retry::{Tries, repeated};
+use crate::session::retry::{RetryLimit, repeated};
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 
@@ -86,7 +86,7 @@ impl SessionStore {
 /// of `path`.
 pub(super) async fn check(session: Weak<dyn Session>, path: Arc<str>) {
     let Some(live) = session.upgrade() else { return };
-    let mut survivor = match repeated(&live, Tries::ENDLESS, || live.data(&path)).await {
+    let mut survivor = match repeated(&live, RetryLimit::ENDLESS, || live.data(&path)).await {
         Ok(_) => presence::first_there(&live, &[path.to_string()]).await,
         Err(Failure::NoNode) => Ok(None),
         Err(failure) => Err(failure),
@@ -120,7 +120,7 @@ pub(crate) fn lose_interfered<'n>(path: &str, left: &str, granted: impl IntoIter
 /// Returns a contender that still exists and whose sequence number is at most that of the node at `path`.
 async fn survivor_up_to(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
     let directory = Arc::from(path.rsplit_once('/').unwrap_or_default().0);
-    let names = match repeated(session, Tries::ENDLESS, || listing::list(session, &directory)).await {
+    let names = match repeated(session, RetryLimit::ENDLESS, || listing::list(session, &directory)).await {
         Err(Failure::NoNode) => return Ok(None),
         names => names?,
     };

@@ -14,7 +14,7 @@ use crate::session::node::ContenderNode;
 use crate::session::presence::{self, check};
 use crate::session::removal::remove_late;
 use crate::session::request::{Failure, Loss};
-use crate::session::retry::{Tries, slept, spawn_cancellable};
+use crate::session::retry::{RetryLimit, slept, spawn_cancellable};
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
@@ -63,7 +63,7 @@ async fn watch_nodes(session: &Weak<dyn Session>, store: &SessionStore, grace: D
 
 /// Arms the watches on these nodes, at most [`ARMED_AT_ONCE`] at a time, and repeats a request whose answer is lost.
 async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<ContenderNode>>) {
-    let mut tries = Tries::ENDLESS;
+    let mut tries = RetryLimit::ENDLESS;
     while !unwatched.is_empty() {
         let mut unknown = Vec::new();
         for some in unwatched.chunks(ARMED_AT_ONCE) {
@@ -80,7 +80,7 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<ContenderNo
         unwatched = unknown;
         // If an answer was lost because the connection was lost, the server is not faulty. So the backoff starts again.
         if !session.lease().is_connected() {
-            tries = Tries::ENDLESS;
+            tries = RetryLimit::ENDLESS;
         }
         if !unwatched.is_empty() && tries.pause(&session).await.is_err() {
             return;

@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 
 use crate::session::contract::Session;
 use crate::session::request::{Event, Failure, Operation, Outcome, Watch};
-use crate::session::retry::{self, Tries, repeated, spawn_awaited};
+use crate::session::retry::{self, RetryLimit, repeated, spawn_awaited};
 use crate::sync::random;
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
@@ -50,7 +50,7 @@ pub(crate) fn check(path: impl Into<String>, version: Option<i32>) -> Operation 
 /// be found out.
 pub(crate) async fn run_checks(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<Holds> {
     let mut results = CheckResults::of(session, checks);
-    while results.send_open(session, checks, &Tries::LOST_ANSWERS).await {}
+    while results.send_open(session, checks, &RetryLimit::LOST_ANSWERS).await {}
     results.known
 }
 
@@ -58,7 +58,7 @@ pub(crate) async fn run_checks(session: &Arc<dyn Session>, checks: &[Operation])
 /// transaction stays unknown.
 pub(super) async fn run_checks_once(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<Holds> {
     let mut results = CheckResults::of(session, checks);
-    results.send_open(session, checks, &Tries::NONE).await;
+    results.send_open(session, checks, &RetryLimit::once()).await;
     results.known
 }
 
@@ -78,7 +78,7 @@ pub(crate) async fn is_there(session: &Arc<dyn Session>, path: impl Into<String>
 pub(crate) async fn first_there(session: &Arc<dyn Session>, paths: &[String]) -> Result<Option<String>, Failure> {
     let checks: Vec<_> = paths.iter().map(|path| check(path, None)).collect();
     let mut results = CheckResults::of(session, &checks);
-    while results.send_open(session, &checks, &Tries::ENDLESS).await {}
+    while results.send_open(session, &checks, &RetryLimit::ENDLESS).await {}
     match results.known.iter().position(|holds| *holds == Ok(true)) {
         Some(there) => Ok(Some(paths[there].clone())),
         None => results.known.into_iter().find_map(Result::err).map_or(Ok(None), Err),
@@ -106,7 +106,7 @@ impl CheckResults {
 
     /// Sends the checks that are still to be sent, and records their results. Returns `false` if there was none to
     /// send.
-    async fn send_open(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: &Tries) -> bool {
+    async fn send_open(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: &RetryLimit) -> bool {
         let parts = self.parts();
         let answers =
             parts.iter().map(|part| repeated(session, tries.clone(), || session.transact(&checks[part.clone()])));
@@ -304,7 +304,7 @@ fn answered(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
 
 /// Returns whether the leader has a node although the server has answered that the node does not exist. If so, this
 /// waits until the request to the server may be repeated. If `tries` allows no repetition, the server is left first.
-pub(crate) async fn leader_still_has(session: &Arc<dyn Session>, path: &str, tries: &mut Tries) -> Holds {
+pub(crate) async fn leader_still_has(session: &Arc<dyn Session>, path: &str, tries: &mut RetryLimit) -> Holds {
     let connection = session.store().connection();
     match is_there(session, path, None).await {
         Ok(true) if tries.are_over() => leave(session, connection, path).await.map(|()| true),

@@ -19,7 +19,7 @@ use crate::session::leaving::{Deletion, Input, Leaving, RemovalReport};
 use crate::session::listing::list_synced;
 use crate::session::node::ContenderNode;
 use crate::session::request::{Created, Failure, Operation, Reply};
-use crate::session::retry::{Tries, repeated, spawn_awaited};
+use crate::session::retry::{RetryLimit, repeated, spawn_awaited};
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 use crate::telemetry::meter::GaugeGuard;
@@ -77,7 +77,7 @@ pub(super) async fn remove_late(session: Arc<dyn Session>) {
 }
 
 async fn remove_late_in(session: &Arc<dyn Session>, directory: Arc<str>, owners: Vec<Tag>) {
-    let Ok(names) = repeated(session, Tries::ENDLESS, || list_synced(session, &directory)).await else { return };
+    let Ok(names) = repeated(session, RetryLimit::ENDLESS, || list_synced(session, &directory)).await else { return };
     let owner =
         |name: &String| Some((owners.iter().find(|tag| tag.is_on(name))?.clone(), format!("{directory}/{name}")));
     let found: Vec<_> = names.iter().filter_map(owner).collect();
@@ -121,7 +121,7 @@ struct Remover {
 
 impl Remover {
     async fn carry_out(self, mut leaving: Leaving, mut creating: Option<Reply<Created>>) -> Result<(), Failure> {
-        let (mut tries, store) = (Tries::ENDLESS, Arc::clone(self.session.store()));
+        let (mut tries, store) = (RetryLimit::ENDLESS, Arc::clone(self.session.store()));
         loop {
             let answer = match &leaving {
                 Leaving::Coming { .. } => match creating.take() {

@@ -14,23 +14,27 @@ use crate::telemetry::user_thread::guarded;
 
 /// How often a request was repeated, and how often it may be repeated.
 #[derive(Clone)]
-pub(crate) struct Tries {
+pub(crate) struct RetryLimit {
     made: u32,
     most: u32,
 }
 
-impl Tries {
-    pub(crate) const NONE: Tries = Tries { made: 0, most: 0 };
+impl RetryLimit {
     /// The limit for a request whose answers are lost. There is a limit because a broken server could lose every
     /// answer. Beyond the limit the caller gets [`Failure::Unknown`].
-    pub(crate) const LOST_ANSWERS: Tries = Tries { made: 0, most: 64 };
+    pub(crate) const LOST_ANSWERS: RetryLimit = RetryLimit { made: 0, most: 64 };
     /// The limit for a request to which a server answers that the node does not exist, although the leader has the
     /// node.
-    pub(crate) const DENIALS: Tries = Tries { made: 0, most: 3 };
+    pub(crate) const DENIALS: RetryLimit = RetryLimit { made: 0, most: 3 };
     /// No limit, for work that must be done, such as the removal of a node. The work ends once an answer comes or the
     /// session is over. A session that cannot reach the ensemble is over after 1.4 session timeouts at the latest, so a release, which
     /// waits for such work, ends as well.
-    pub(crate) const ENDLESS: Tries = Tries { made: 0, most: u32::MAX };
+    pub(crate) const ENDLESS: RetryLimit = RetryLimit { made: 0, most: u32::MAX };
+
+    /// The limit for a request that is sent once.
+    pub(crate) const fn once() -> RetryLimit {
+        RetryLimit { made: 0, most: 0 }
+    }
 
     pub(crate) fn count(&mut self) {
         self.made = self.made.saturating_add(1);
@@ -62,18 +66,18 @@ impl Tries {
     }
 }
 
-/// Sends the request, and repeats it while its outcome is unknown, up to the limit [`Tries::LOST_ANSWERS`].
+/// Sends the request, and repeats it while its outcome is unknown, up to the limit [`RetryLimit::LOST_ANSWERS`].
 pub(crate) async fn until_known<T, F>(session: &Arc<dyn Session>, request: impl FnMut() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
 {
-    repeated(session, Tries::LOST_ANSWERS, request).await
+    repeated(session, RetryLimit::LOST_ANSWERS, request).await
 }
 
 /// As [`until_known`], with another limit.
 pub(crate) async fn repeated<T, F>(
     session: &Arc<dyn Session>,
-    mut tries: Tries,
+    mut tries: RetryLimit,
     mut request: impl FnMut() -> F,
 ) -> Result<T, Failure>
 where

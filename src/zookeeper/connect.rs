@@ -8,7 +8,7 @@ use zookeeper_client as zk;
 use crate::session::contract::Session;
 use crate::session::lease::{Lease, Moment, since_boot};
 use crate::session::request::{Ending, Failure};
-use crate::session::retry::{self, Tries};
+use crate::session::retry::{self, RetryLimit};
 use crate::session::thread::{BackgroundThread, sleep, within};
 use crate::sync::random;
 use crate::telemetry::log::emit;
@@ -133,7 +133,7 @@ pub(super) async fn new_session(
     if !options.makes_root_at_once {
         return Ok(session);
     }
-    let root_made = retry::repeated(&shared, Tries::ENDLESS, || shared.make_root());
+    let root_made = retry::repeated(&shared, RetryLimit::ENDLESS, || shared.make_root());
     match within(bound, root_made).await.unwrap_or_else(|| Err(late())) {
         // The failure is mapped to `Unreachable`, because `Over` would tell callers that no later session can succeed.
         Err(Failure::Over(Ending::Expired | Ending::Replaced | Ending::Failed)) => {

@@ -27,7 +27,7 @@ use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::{self, Followed, PAUSE, follow};
 use crate::session::presence::{self, Recheck, unless_over};
 use crate::session::request::{Failure, Stat};
-use crate::session::retry::{self, Tries};
+use crate::session::retry::{self, RetryLimit};
 use crate::sync::Mutex;
 
 /// The present leader. Returned by [`Leadership::leader`](crate::Leadership::leader) and
@@ -80,7 +80,7 @@ pub(crate) fn leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
     Call::in_time(&config.coordinator, async move {
         let (config, path) = (&lock, &lock.queue);
         let seen = call::on_a_session(&lock.coordinator, (OPERATION, path), |session| async move {
-            let mut denials = Tries::DENIALS;
+            let mut denials = RetryLimit::DENIALS;
             loop {
                 let names = call::names(&session, path, false).await?;
                 let Some(first) = leading(config.dialect, &names) else { return Ok((names, None)) };
@@ -169,7 +169,7 @@ impl Followed for Observer {
         if self.seen.lock().last.is_some() {
             retry::until_known(session, || session.sync(path)).await?;
         }
-        let mut denials = Tries::DENIALS;
+        let mut denials = RetryLimit::DENIALS;
         loop {
             let names = match retry::until_known(session, || session.children(path)).await {
                 Ok(names) => names,

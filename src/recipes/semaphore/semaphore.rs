@@ -20,7 +20,7 @@ use crate::recipes::semaphore::take::PermitRequest;
 use crate::session::contract::{Coordinator, Session};
 use crate::session::presence;
 use crate::session::request::{Failure, Operation};
-use crate::session::retry::{self, Tries};
+use crate::session::retry::{self, RetryLimit};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
@@ -577,7 +577,7 @@ async fn try_to_set(
         let Some((data, stat)) = node else {
             // A lagging server may not show the new node yet. The reply of the ensemble's leader syncs the server.
             if exists {
-                presence::leader_still_has(session, path, &mut Tries::NONE.clone()).await?;
+                presence::leader_still_has(session, path, &mut RetryLimit::once()).await?;
             }
             match state.create(session, permits, twin, &|_| {}).await? {
                 Ok(true) => return Ok(Ok(())),

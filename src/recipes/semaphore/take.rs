@@ -30,7 +30,7 @@ use crate::session::hand_off;
 use crate::session::node::state::NodeState;
 use crate::session::presence::{self, Recheck, check};
 use crate::session::request::{Event, Failure, Kind, Reply, Stat, Watch};
-use crate::session::retry::{self, Tries};
+use crate::session::retry::{self, RetryLimit};
 use crate::sync::Mutex;
 use crate::sync::atomic::Ordering;
 
@@ -266,7 +266,7 @@ impl<'a> View<'a> {
     /// Reads the taken permits and the number of permits, and sets the watch on the taken permits.
     async fn read_permits(&mut self) -> Result<SeenPermits, Error> {
         let session = Arc::clone(self.entry.session());
-        let mut tries = Tries::LOST_ANSWERS;
+        let mut tries = RetryLimit::LOST_ANSWERS;
         loop {
             match self.try_read(&session).await {
                 Ok(Some((names, node))) => {

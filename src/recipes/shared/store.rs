@@ -23,7 +23,7 @@ use crate::session::lease::Lease;
 use crate::session::node::ContenderNode;
 use crate::session::presence::{self, Recheck};
 use crate::session::request::{Ending, Failure, Stat, Task};
-use crate::session::retry::{self, Tries};
+use crate::session::retry::{self, RetryLimit};
 use crate::session::thread::BackgroundThread;
 use crate::sync::{Mutex, OnceLock, watch};
 
@@ -284,7 +284,7 @@ impl Followed for Follower {
         retry::until_known(session, || session.sync(&self.path)).await?;
         // `outdated` is the stat of the node that the only server showed when the ensemble's leader no longer had that
         // version. `denials` limits how often the server may deny a node that the leader has.
-        let (mut outdated, mut denials) = (None, Tries::DENIALS);
+        let (mut outdated, mut denials) = (None, RetryLimit::DENIALS);
         loop {
             // `is_known` is read before the node. Otherwise a commit of this process between the two reads would make a
             // node look deleted that did not exist yet when it was read.
@@ -299,7 +299,7 @@ impl Followed for Follower {
                 }
                 Err(failure) => return Err(failure),
             };
-            denials = Tries::DENIALS;
+            denials = RetryLimit::DENIALS;
             if outdated != Some(stat) {
                 self.record_read(bytes, stat, session.lease(), synced)?;
             }
@@ -355,7 +355,7 @@ impl Follower {
         &self,
         session: &Arc<dyn Session>,
         is_known: bool,
-        denials: &mut Tries,
+        denials: &mut RetryLimit,
     ) -> Result<bool, Failure> {
         let absence = node::absence_of(session, &self.path, is_known).await?;
         let may_be_denied = !absence.is_gone && !self.has_initial;
