@@ -26,7 +26,7 @@ use crate::queue::mode::{self, Aim, Mode};
 use crate::queue::turn::{self, Grant, IfTaken, Waiter};
 use crate::session::contract::Session;
 use crate::session::node::state::EntryStep;
-use crate::session::request::{Ending, Failure, Loss, Names, Watch};
+use crate::session::request::{Ending, Failure, Listing, Loss, Watch};
 use crate::session::retry::{self, spawn_cancellable};
 use crate::session::{follow, listing, presence};
 use crate::sync::random;
@@ -211,7 +211,7 @@ impl Acquisition {
 
     /// Creates our node at the end of the queue. Returns the node, and the first listing of the queue that was sent
     /// after the create. Tries again if the session ends, or if the sequence number of the new node is used up.
-    async fn queue_up(&self) -> Result<(Arc<ContenderHandle>, Option<Result<Names, Failure>>), Error> {
+    async fn queue_up(&self) -> Result<(Arc<ContenderHandle>, Option<Result<Listing, Failure>>), Error> {
         let (config, dialect, keeps) = (&self.config, self.config.dialect, self.may_be_kept());
         let since = SystemTime::now();
         let metadata = Metadata {
@@ -263,7 +263,7 @@ impl Acquisition {
 
     /// Creates the node, and lists the directory. `None` in place of a listing if the reply to the create was lost. The
     /// machine [`NodeState`](crate::session::node::state::NodeState) decides the steps.
-    async fn take_place(&self, entry: &ContenderHandle) -> Result<Option<Result<Names, Failure>>, NotEntered> {
+    async fn take_place(&self, entry: &ContenderHandle) -> Result<Option<Result<Listing, Failure>>, NotEntered> {
         let mut step = EntryStep::Create;
         loop {
             step = match step {
@@ -542,7 +542,7 @@ impl Acquisition {
 
     /// Lists the queue, once the session is connected: what is sent without a connection is sent after the reconnect, when
     /// this acquisition may have ended.
-    async fn list_once_connected(&self, session: &Arc<dyn Session>) -> Option<Names> {
+    async fn list_once_connected(&self, session: &Arc<dyn Session>) -> Option<Listing> {
         session.connected().await.ok()?;
         listing::list(session, &self.config.queue).await.ok()
     }

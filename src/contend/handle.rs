@@ -21,7 +21,9 @@ use crate::session::node::ContenderNode;
 use crate::session::node::state::{EntryStep, LimitEnd};
 use crate::session::presence::{self, Recheck, check};
 use crate::session::removal::{log_failure, remove};
-use crate::session::request::{Created, Ending, Failure, HoldState, Kind, Loss, Names, Operation, Reply, Stat, Watch};
+use crate::session::request::{
+    Created, Ending, Failure, HoldState, Kind, Listing, Loss, Operation, Reply, Stat, Watch,
+};
 use crate::session::retry::{self, slept, until_known};
 use crate::session::{follow, listing};
 use crate::sync::Mutex;
@@ -91,7 +93,7 @@ impl ContenderHandle {
     ///
     /// # Cancel safety
     /// Dropping the future keeps the request. Dropping the handle removes the node that the request creates.
-    pub(crate) async fn await_create(&self, listing: &Result<Names, Failure>) -> Result<Option<EntryStep>, Failure> {
+    pub(crate) async fn await_create(&self, listing: &Result<Listing, Failure>) -> Result<Option<EntryStep>, Failure> {
         let answer = poll_fn(|context| {
             self.node.change(|it| match &mut it.creating {
                 // Without `unconstrained`, tokio's budget may call the waker immediately, while the mutex is locked.
@@ -183,7 +185,7 @@ impl ContenderHandle {
     }
 
     /// Lists the directory.
-    pub(crate) fn list(&self) -> Reply<Names> {
+    pub(crate) fn list(&self) -> Reply<Listing> {
         listing::list(self.session(), self.queue())
     }
 

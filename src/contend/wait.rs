@@ -18,7 +18,7 @@ use crate::queue::mode::Aim;
 use crate::queue::turn::{self, Claim, Departure, Grant, QueueEvent, Step, Waiter};
 use crate::session::keep_alive;
 use crate::session::presence::{self, Recheck, check};
-use crate::session::request::{Event, Failure, Loss, Names, Stat, Watch};
+use crate::session::request::{Event, Failure, Listing, Loss, Stat, Watch};
 use crate::session::retry::{self, RetryLimit, spawn_awaited};
 use crate::telemetry::meter;
 
@@ -49,7 +49,7 @@ impl Wait<'_> {
     /// thousands of waiters.
     pub(crate) async fn wait_for_turn(
         &mut self,
-        mut first: Option<Result<Names, Failure>>,
+        mut first: Option<Result<Listing, Failure>>,
     ) -> Result<(Grant, Option<Box<SeenPermits>>), Error> {
         let mut early_read = None;
         if let Some(target) = self.target {
@@ -57,7 +57,7 @@ impl Wait<'_> {
             early_read = target.early_read(self.entry).await?;
         }
         // The last listing, until the contender begins to wait: a long listing takes memory.
-        let (mut step, mut names) = (Step::List, None::<Names>);
+        let (mut step, mut names) = (Step::List, None::<Listing>);
         loop {
             step = match step {
                 Step::List => {
@@ -91,7 +91,7 @@ impl Wait<'_> {
     }
 
     /// Lists the queue, unless `reply` is an answer already. Returns the next step and the listing.
-    async fn list(&mut self, reply: Option<Result<Names, Failure>>) -> Result<(Step, Names), Error> {
+    async fn list(&mut self, reply: Option<Result<Listing, Failure>>) -> Result<(Step, Listing), Error> {
         let (entry, session, config) = (self.entry, self.entry.session(), self.config);
         let reply = match reply {
             Some(reply) => reply,
@@ -113,7 +113,7 @@ impl Wait<'_> {
 
     /// Asks the leader about what the listing `names` has shown. Returns whether the leader contradicts the listing. If our
     /// server goes on contradicting the leader, leaves the server.
-    async fn leader_differs(&self, claim: &Claim, names: Option<&Names>) -> Result<bool, Error> {
+    async fn leader_differs(&self, claim: &Claim, names: Option<&Listing>) -> Result<bool, Error> {
         let (entry, session, config) = (self.entry, self.entry.session(), self.config);
         let differs = match claim {
             // The loss of our node is known.
@@ -135,7 +135,7 @@ impl Wait<'_> {
     }
 
     /// Returns the error of a contender that must not wait. `names` is the listing that shows the contenders ahead.
-    async fn would_block(&self, names: Option<&Names>) -> Error {
+    async fn would_block(&self, names: Option<&Listing>) -> Error {
         let (session, me, paths) = (self.entry.session(), self.entry.contender(), &self.config.paths);
         let blockers = match names {
             Some(names) => paths.blockers(session, names, &me).await,
@@ -145,7 +145,7 @@ impl Wait<'_> {
     }
 
     /// Reports that the contender begins to wait, and the contenders in the way in the listing `names`.
-    async fn report(&mut self, names: Option<Names>) {
+    async fn report(&mut self, names: Option<Listing>) {
         self.warn_if_long();
         let Some(names) = names else { return };
         let (session, me, paths) = (self.entry.session(), &*self.entry.contender(), &self.config.paths);

@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::session::contract::Session;
-use crate::session::request::{Children, Failure, Names, Reply, Stat};
+use crate::session::request::{Children, Failure, Listing, Reply, Stat};
 use crate::session::retry;
 use crate::session::store::{Callers, Listed, SessionStore};
 use crate::sync::watch;
@@ -35,12 +35,12 @@ const TURN_MAX: Duration = Duration::from_millis(250);
 
 /// Lists the children of a directory. The answer shows the children as they are at a moment after this call, at which
 /// every earlier request of this session has taken effect.
-pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Names> {
+pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Listing> {
     list_or_join(session, directory).0
 }
 
 /// As [`list`]. Also returns whether the request was sent now. If not, it is sent later.
-pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> (Reply<Names>, bool) {
+pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> (Reply<Listing>, bool) {
     let (answer, first) = session.store().begin_listing(directory);
     let is_sent = first.is_some();
     if let Some(first) = first {
@@ -105,7 +105,7 @@ fn most(is_large: bool) -> usize {
     if is_large { 1 } else { UNDER_WAY_MAX }
 }
 
-fn shared(mut answer: watch::Receiver<Listed>) -> Reply<Names> {
+fn shared(mut answer: watch::Receiver<Listed>) -> Reply<Listing> {
     Box::pin(async move {
         match answer.wait_for(Option::is_some).await.as_deref() {
             Ok(Some(answer)) => answer.clone(),
@@ -164,7 +164,7 @@ async fn its_turn(session: &Arc<dyn Session>) -> Option<SemaphorePermit<'static>
 ///
 /// After a reconnect, each of thousands of lost creates must be looked for. One listing serves every caller that called
 /// before it was sent, and one sync serves the listings of many directories.
-pub(crate) fn list_synced(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Names> {
+pub(crate) fn list_synced(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Listing> {
     let (answer, is_first) = session.store().join_synced(directory);
     if is_first {
         let on = Arc::clone(session);

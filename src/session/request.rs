@@ -101,7 +101,7 @@ impl Deref for Children {
 }
 
 /// The answer to a listing, shared by all its callers.
-pub(crate) type Names = Arc<Children>;
+pub(crate) type Listing = Arc<Children>;
 
 /// One operation of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use crate::queue::contender::Tag;
 use crate::queue::mode::Mode;
 use crate::session::lease::{Lease, Moment};
 use crate::session::node::{ContenderNode, Unwatched};
-use crate::session::request::{Created, Ending, Failure, Names};
+use crate::session::request::{Created, Ending, Failure, Listing};
 use crate::sync::atomic::{AtomicI64, Ordering};
 use crate::sync::{HashMap, Mutex, Notify, watch};
 use crate::telemetry::log::emit;
@@ -84,7 +84,7 @@ pub(super) struct HandOff {
 }
 
 /// The answer to a listing, once it has come.
-pub(super) type Listed = Option<Result<Names, Failure>>;
+pub(super) type Listed = Option<Result<Listing, Failure>>;
 
 /// The sender of one listing's answer to all callers of that listing.
 pub(super) type Callers = watch::Sender<Listed>;
