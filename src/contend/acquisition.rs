@@ -433,7 +433,7 @@ impl Acquisition {
     }
 
     /// Acquires the lock or the permits without waiting for other contenders. Writes nothing if they are taken.
-    pub(crate) async fn attempt(mut self, timeout: Option<Duration>) -> Result<Arc<ContenderHandle>, Error> {
+    pub(crate) async fn try_acquire(mut self, timeout: Option<Duration>) -> Result<Arc<ContenderHandle>, Error> {
         let span = self.begin_trace();
         let attempt = async {
             let mut tries = 0;

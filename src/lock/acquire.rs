@@ -210,14 +210,14 @@ pub struct Lock {
 
 impl Lock {
     /// Takes the lock if no contender is in the way, or joins a kept node.
-    pub(crate) async fn attempt(&self, mode: Mode, timeout: Option<Duration>) -> Result<GuardHold, Error> {
+    pub(crate) async fn try_acquire(&self, mode: Mode, timeout: Option<Duration>) -> Result<GuardHold, Error> {
         let mut acquisition = Acquisition::new(Arc::clone(&self.config), mode, Options::default());
         if let Some(cache) = &self.cache
             && let Some(used) = join::join_without_waiting(&mut acquisition, cache)?
         {
             return Ok(GuardHold::Kept(used));
         }
-        acquisition.attempt(timeout).await.map(GuardHold::Alone)
+        acquisition.try_acquire(timeout).await.map(GuardHold::Alone)
     }
 }
 
@@ -264,7 +264,7 @@ where
 }
 
 /// Acquires the lock without waiting for a contender, and then runs `rest` within what is left of the timeout.
-pub(crate) async fn attempt<L, G, F>(
+pub(crate) async fn try_acquire<L, G, F>(
     lock: Lock,
     mode: Mode,
     timeout: Option<Duration>,
@@ -275,7 +275,7 @@ where
     F: Future<Output = Result<G, Error>>,
 {
     let late = late(&lock, timeout);
-    let held = lock.attempt(mode, timeout).await?;
+    let held = lock.try_acquire(mode, timeout).await?;
     let limit = held.session().timeout();
     call::in_time_for(late, call::bounded(&lock.config.coordinator, limit, rest(guard(held)))).await
 }

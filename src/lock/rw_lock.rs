@@ -190,7 +190,7 @@ impl RwLock {
     /// ```
     pub fn try_read(&self) -> Call<ReadGuard> {
         let lock = self.lock.clone();
-        Call::new(|timeout| async move { lock.attempt(Mode::Read, timeout).await.map(ReadGuard::new) })
+        Call::new(|timeout| async move { lock.try_acquire(Mode::Read, timeout).await.map(ReadGuard::new) })
     }
 
     /// Acquires the lock to write if no contender holds it or waits for it. Does not wait. Writes nothing to the
@@ -222,7 +222,7 @@ impl RwLock {
     /// ```
     pub fn try_write(&self) -> Call<WriteGuard> {
         let lock = self.lock.clone();
-        Call::new(|timeout| async move { lock.attempt(Mode::Write, timeout).await.map(WriteGuard::new) })
+        Call::new(|timeout| async move { lock.try_acquire(Mode::Write, timeout).await.map(WriteGuard::new) })
     }
 }
 

@@ -136,8 +136,10 @@ impl RwLock {
         Call::new(move |timeout| async move {
             check(&lock, period)?;
             let config = Arc::clone(&lock.config);
-            acquire::attempt(lock, Mode::Write, timeout, WriteGuard::new, |it| check_if_due(it, &config, None, period))
-                .await
+            acquire::try_acquire(lock, Mode::Write, timeout, WriteGuard::new, |it| {
+                check_if_due(it, &config, None, period)
+            })
+            .await
         })
     }
 }

@@ -167,10 +167,10 @@ impl MultiLock {
     /// ```
     pub fn try_lock(&self) -> Call<MultiGuard> {
         let this = self.clone();
-        Call::in_time(&self.coordinator, async move { this.attempt().await })
+        Call::in_time(&self.coordinator, async move { this.try_acquire().await })
     }
 
-    async fn attempt(&self) -> Result<MultiGuard, Error> {
+    async fn try_acquire(&self) -> Result<MultiGuard, Error> {
         // A node that this process keeps idle between uses (`RwLockBuilder::keep`) would block the `MultiLock`, which
         // cannot reuse the node. So idle nodes are given up first.
         self.locks.iter().for_each(|(lock, _)| lock.let_go());

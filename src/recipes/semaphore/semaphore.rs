@@ -216,7 +216,7 @@ impl Semaphore {
     pub fn try_acquire_many(&self, permits: u32) -> Call<Permit> {
         let acquisition = acquisition(Arc::clone(&self.state), permits, Options::default());
         Call::new(move |timeout| async move {
-            let held = acquisition.attempt(timeout).await?;
+            let held = acquisition.try_acquire(timeout).await?;
             Ok(Permit::new(held, permits))
         })
     }

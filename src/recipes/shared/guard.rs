@@ -269,7 +269,9 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// [`Shared::read`].
     pub fn try_read(&self) -> Call<SharedReadGuard<T>> {
         let Shared { store } = self.clone();
-        Call::new(|timeout| acquire::attempt(store.lock(), Mode::Read, timeout, ReadGuard::new, |it| read(store, it)))
+        Call::new(|timeout| {
+            acquire::try_acquire(store.lock(), Mode::Read, timeout, ReadGuard::new, |it| read(store, it))
+        })
     }
 
     /// Acquires the lock to write if no contender holds it or waits for it, and reads the value. See
@@ -284,7 +286,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     pub fn try_write(&self) -> Call<SharedWriteGuard<T>> {
         let Shared { store } = self.clone();
         Call::new(|timeout| {
-            acquire::attempt(store.lock(), Mode::Write, timeout, WriteGuard::new, |it| write(store, None, None, it))
+            acquire::try_acquire(store.lock(), Mode::Write, timeout, WriteGuard::new, |it| write(store, None, None, it))
         })
     }
 }
