@@ -13,7 +13,7 @@ use crate::call::{self, SESSION_TRIES};
 use crate::contend::config::LockConfig;
 use crate::contend::exchange::{ExchangeTarget, Reports, SeenPermits};
 use crate::contend::handle::ContenderHandle;
-use crate::contend::wait::Wait;
+use crate::contend::wait::PendingAcquisition;
 use crate::error::error::Error;
 use crate::observe::on_wait::{Listener, OnWait};
 use crate::observe::queue_view::{QueueSnapshot, QueueView};
@@ -108,7 +108,7 @@ impl Acquisition {
     }
 
     /// Returns whether the process may keep the node between uses.
-    pub(crate) fn may_be_kept(&self) -> bool {
+    pub(crate) fn keeps_node(&self) -> bool {
         self.on_entered.is_some()
     }
 
@@ -118,7 +118,7 @@ impl Acquisition {
 
     pub(crate) fn begin_trace(&mut self) -> OwnSpan {
         let names = (&**self.config.user_path(), &self.config.path_label);
-        self.trace = AcquireTrace::begin(names, self.aim(), self.label(), self.may_be_kept());
+        self.trace = AcquireTrace::begin(names, self.aim(), self.label(), self.keeps_node());
         self.trace.span()
     }
 
@@ -165,7 +165,7 @@ impl Acquisition {
         }
         self.trace.record("sequence", entry.contender().sequence());
         let due = self.config.warnings.after.and_then(|limit| began.checked_add(limit));
-        let mut wait = Wait {
+        let mut wait = PendingAcquisition {
             config: &self.config,
             target: self.target.as_ref(),
             aim: self.aim(),
@@ -212,7 +212,7 @@ impl Acquisition {
     /// Creates our node at the end of the queue. Returns the node, and the first listing of the queue that was sent
     /// after the create. Tries again if the session ends, or if the sequence number of the new node is used up.
     async fn queue_up(&self) -> Result<(Arc<ContenderHandle>, Option<Result<Listing, Failure>>), Error> {
-        let (config, dialect, keeps) = (&self.config, self.config.dialect, self.may_be_kept());
+        let (config, dialect, keeps) = (&self.config, self.config.dialect, self.keeps_node());
         let since = SystemTime::now();
         let metadata = Metadata {
             host: config.host.clone(),
@@ -324,7 +324,7 @@ impl Acquisition {
         &self,
         grant: Grant,
         early_read: Option<Box<SeenPermits>>,
-        wait: &mut Wait<'_>,
+        wait: &mut PendingAcquisition<'_>,
     ) -> Result<(), Error> {
         let entry = wait.entry;
         if let Some(target) = &self.target {
@@ -394,7 +394,7 @@ impl Acquisition {
             hold.limit(longest);
         }
         // Each use of a kept node (a node that the process keeps between uses) has a trace of its own.
-        if self.may_be_kept() {
+        if self.keeps_node() {
             return self.trace.record("token", hold.node().token());
         }
         hold.limit_and_trace(self.begin_hold_trace(hold));

@@ -8,7 +8,8 @@
 //! The types: an `Acquisition` is one call of the user. A `ContenderHandle` owns the contender's node, and the guard of a granted
 //! lock owns the `ContenderHandle`. A `ContenderNode` is the state of the node, which the handle shares with the session's
 //! thread. `NodeState` is the state machine inside a `ContenderNode`. `Waiter` is the state machine that decides the next step of
-//! a wait, and `Wait` carries the steps out. `Leaving` is the state machine of a removal. A `Contender` is the parsed name of a node. A `Member` is a contender as `zklock ls` shows it.
+//! a wait, and `PendingAcquisition` carries the steps out. `Leaving` is the state machine of a removal. A `Contender` is the parsed name of a
+//! node. A `Member` is a contender as `zklock ls` shows it.
 
 pub(crate) mod acquisition;
 pub(crate) mod config;

@@ -23,7 +23,7 @@ use crate::session::retry::{self, RetryLimit, spawn_awaited};
 use crate::telemetry::meter;
 
 /// The wait of an acquisition, from the create of its node until the grant.
-pub(crate) struct Wait<'a> {
+pub(crate) struct PendingAcquisition<'a> {
     pub(crate) config: &'a LockConfig,
     pub(crate) target: Option<&'a Arc<dyn ExchangeTarget>>,
     pub(crate) aim: Aim,
@@ -39,7 +39,7 @@ pub(crate) struct Wait<'a> {
     pub(crate) registered: Option<Registered>,
 }
 
-impl Wait<'_> {
+impl PendingAcquisition<'_> {
     /// Carries out the decisions of [`Waiter`](crate::queue::turn::Waiter) until our turn has come. `first` is the reply to the
     /// listing that was sent with the create. `None` if the reply to the create was lost.
     ///
@@ -201,7 +201,8 @@ impl Wait<'_> {
     }
 
     /// Waits until the predecessor's node changes or goes. Meanwhile calls the user's `on_wait` listener when the progress
-    /// changes. `watch` says how to [arm](Wait::arm) the watch on the node. `None` if only the leader is asked for the node.
+    /// changes. `watch` says how to [arm](PendingAcquisition::arm) the watch on the node. `None` if only the leader is asked for
+    /// the node.
     async fn departure(
         &mut self,
         predecessor: &Arc<str>,

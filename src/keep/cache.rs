@@ -298,7 +298,7 @@ impl PendingUse {
             self.is_granted = granted.is_some();
             self.is_over = standing != Joined::Waits(());
             return Poll::Ready(match standing {
-                Joined::Waits(()) if !self.is_granted && self.kept.advance() => continue,
+                Joined::Waits(()) if !self.is_granted && self.kept.poll_acquisition() => continue,
                 Joined::Waits(()) => return Poll::Pending,
                 Joined::Runs(()) => Ok(self.kept.run(self.number, granted)),
                 Joined::Refused => self.kept.error.get().cloned().map_or(Ok(None), Err),

@@ -26,7 +26,7 @@ use crate::queue::turn::{Grant, IfTaken};
 
 /// Makes a task that acquires in a loop yield to other tasks. Tokio's cooperative budget allows 128 steps between two yields.
 /// Only every fourth use of a kept node consumes a step, because a use is much shorter than other steps.
-pub(crate) fn proceeds(context: &mut Context<'_>) -> Poll<()> {
+pub(crate) fn poll_budget(context: &mut Context<'_>) -> Poll<()> {
     thread_local!(static USES: Cell<u8> = const { Cell::new(0) });
     let uses = USES.get().wrapping_add(1);
     USES.set(uses);

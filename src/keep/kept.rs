@@ -150,7 +150,7 @@ impl Kept {
 
     /// Polls the acquisition. Returns whether the acquisition ended in this call. Every waiting use calls this
     /// function, so a use whose task is not polled does not delay the other uses.
-    pub(super) fn advance(self: &Arc<Self>) -> bool {
+    pub(super) fn poll_acquisition(self: &Arc<Self>) -> bool {
         let (ended, answer) = loop {
             self.is_wanted.store(true, Ordering::SeqCst);
             // A caller further up this call stack may have locked the mutex, so this call must not wait for it.

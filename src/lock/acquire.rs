@@ -82,7 +82,7 @@ impl<G: 'static> Future for Granting<G> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if let Stage::Joining { .. } = &self.0 {
-            ready!(join::proceeds(context));
+            ready!(join::poll_budget(context));
             if let Stage::Joining { cache, mut acquisition, guard } = std::mem::replace(&mut self.0, Stage::Over) {
                 let timeout = acquisition.reported(acquisition.options.timeout())?;
                 let joined = match cache.join(acquisition.mode) {

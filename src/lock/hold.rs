@@ -10,7 +10,7 @@ use crate::contend::handle::{ContenderHandle, NodeData};
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
 use crate::keep::cache::KeptUse;
-use crate::observe::changes::{Changes, GuardLife};
+use crate::observe::changes::{Changes, DropSignal};
 use crate::queue::contender::Contender;
 use crate::session::request::{HoldState, Loss};
 
@@ -20,12 +20,12 @@ use crate::session::request::{HoldState, Loss};
 /// Below, "the lock" stands for the permits of a semaphore and the term of a leader, too.
 pub struct Hold {
     pub(crate) held: GuardHold,
-    life: GuardLife,
+    life: DropSignal,
 }
 
 impl Hold {
     pub(crate) fn new(held: GuardHold) -> Hold {
-        Hold { held, life: GuardLife::default() }
+        Hold { held, life: DropSignal::default() }
     }
 
     /// Returns the hold, and ends the streams of its states.

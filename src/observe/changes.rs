@@ -85,9 +85,9 @@ impl<T> fmt::Debug for Changes<T> {
 /// A part of a guard. Dropping this part ends the streams of the guard's states. The end of the node cannot end the streams,
 /// because the node outlives the guard if the node is kept or shared.
 #[derive(Debug, Default)]
-pub(crate) struct GuardLife(OnceLock<watch::Sender<()>>);
+pub(crate) struct DropSignal(OnceLock<watch::Sender<()>>);
 
-impl GuardLife {
+impl DropSignal {
     /// Returns a stream of the combined states of the guard's holds, of which there is at least one.
     pub(crate) fn states_of(&self, holds: impl IntoIterator<Item = OneHold>) -> Changes {
         let holds: Arc<[OneHold]> = holds.into_iter().collect();

@@ -192,7 +192,10 @@ impl LockPaths {
 fn holders(taken: &[String]) -> impl Iterator<Item = Member> {
     taken.iter().filter_map(|name| {
         let by = permits::parse(name)?;
-        Some(Member { permits: Some(by.count), ..Member::by_name(name, Mode::Write, MemberState::Holds, by.host) })
+        Some(Member {
+            permits: Some(by.count),
+            ..Member::from_node_name(name, Mode::Write, MemberState::Holds, by.host)
+        })
     })
 }
 
@@ -204,7 +207,7 @@ pub(crate) fn member_by_name(contender: &Contender, turn: &Turn) -> Member {
         Turn::Evicted | Turn::Stuck(_) => MemberState::Stuck,
     };
     let keeps = contender.keeps();
-    Member { keeps, ..Member::by_name(contender.name(), contender.mode(), state, contender.host()) }
+    Member { keeps, ..Member::from_node_name(contender.name(), contender.mode(), state, contender.host()) }
 }
 
 /// Returns a copy of the member, with the data and the stat of its node added.

@@ -70,7 +70,7 @@ pub struct Member {
 
 impl Member {
     /// Creates a member from its node's name, without the details that are in the node's data.
-    pub(crate) fn by_name(node: &str, mode: Mode, state: MemberState, host: &str) -> Member {
+    pub(crate) fn from_node_name(node: &str, mode: Mode, state: MemberState, host: &str) -> Member {
         Member {
             mode,
             permits: None,
@@ -279,7 +279,8 @@ mod tests {
 
     #[test]
     fn free_permits_are_those_not_held_and_at_least_zero() {
-        let member = |state, permits| Member { permits: Some(permits), ..Member::by_name("", Mode::Write, state, "") };
+        let member =
+            |state, permits| Member { permits: Some(permits), ..Member::from_node_name("", Mode::Write, state, "") };
         let waits = MemberState::Waits { behind: "permits".to_owned() };
         let members = vec![member(MemberState::Holds, 2), member(MemberState::Holds, 3), member(waits, 4)];
         let queue = |permits| {

@@ -11,7 +11,7 @@ use futures_util::future::{join_all, select_all};
 use crate::contend::handle::{ContenderHandle, NodeData, while_held};
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
-use crate::observe::changes::{Changes, GuardLife, worst_of};
+use crate::observe::changes::{Changes, DropSignal, worst_of};
 use crate::queue::contender::Contender;
 use crate::session::request::{HoldState, Loss};
 use crate::sync::OnceLock;
@@ -48,12 +48,12 @@ pub struct MultiGuard {
     /// The locks in the order of their paths, in which they were acquired. Not empty in a complete guard.
     locks: Vec<Arc<ContenderHandle>>,
     first_loss: OnceLock<(String, Loss)>,
-    life: GuardLife,
+    life: DropSignal,
 }
 
 impl MultiGuard {
     pub(crate) fn of_none() -> MultiGuard {
-        MultiGuard { locks: Vec::new(), first_loss: OnceLock::new(), life: GuardLife::default() }
+        MultiGuard { locks: Vec::new(), first_loss: OnceLock::new(), life: DropSignal::default() }
     }
 
     /// Waits for the grant of the next lock, whose directory is `path`, and adds this lock. Fails if a lock of this guard is lost during the wait.
