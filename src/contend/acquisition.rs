@@ -229,10 +229,10 @@ impl Acquisition {
             // The session slot reserves room for the paths of the contender's nodes: its place in the queue, and a permit.
             let name = "/".len() + tag.len() + LONGEST_MARKER.len() + "0000000000".len();
             let permit = config.paths.permits.as_ref().map_or(0, |permits| permits.len() + name);
-            let own_bytes = config.queue.len() + name + permit;
+            let own_bytes = config.directory.len() + name + permit;
             let session_slot =
                 config.coordinator.session_slot(own_bytes).await.map_err(|failure| config.stop(failure))?;
-            let node = session_slot.session().store().new_node(&config.queue, &config.path_label, &tag, self.mode);
+            let node = session_slot.session().store().new_node(&config.directory, &config.path_label, &tag, self.mode);
             let note = metadata.encode(since);
             let entry = ContenderHandle::new(session_slot, node, keeps, config.user_path(), &config.coordinator, note);
             tries += 1;
@@ -241,7 +241,7 @@ impl Acquisition {
                 Ok(_) => {
                     restarts += 1;
                     if restarts > RESTARTS || !Box::pin(self.leave_used_up(entry)).await? {
-                        return Err(Error::SequenceExhausted { path: config.queue.to_string() });
+                        return Err(Error::SequenceExhausted { path: config.directory.to_string() });
                     }
                     tries = 0;
                 }
@@ -249,11 +249,11 @@ impl Acquisition {
                     follow::wait_until_known_to_be_over(entry.session()).await;
                 }
                 Err(NotEntered::Failed(Failure::NoAuth(lacks))) if entry.unmake_directory().await => {
-                    return Err(Error::shut_out(&config.queue, lacks));
+                    return Err(Error::shut_out(&config.directory, lacks));
                 }
                 // No create has found the directory, so there was no node that another client could have removed.
                 Err(NotEntered::Failed(failure @ Failure::NoNode)) => {
-                    return Err(Error::from_failure(failure, "enter", &config.queue));
+                    return Err(Error::from_failure(failure, "enter", &config.directory));
                 }
                 Err(NotEntered::Failed(failure)) => return Err(config.stop(failure)),
                 Err(NotEntered::Refused(error)) => return Err(error),
@@ -271,7 +271,7 @@ impl Acquisition {
                     // The listing does not wait for the reply to the create, so that together they take one round trip,
                     // unless many callers of this session list the directory.
                     entry.ask_for_node();
-                    let (listing, is_sent) = listing::list_or_join(entry.session(), entry.queue());
+                    let (listing, is_sent) = listing::list_or_join(entry.session(), entry.directory());
                     self.target.iter().for_each(|target| target.send_early_read(entry, is_sent));
                     // The listing is answered after the create. Awaiting the later reply first wakes the task once
                     // instead of twice.
@@ -426,7 +426,7 @@ impl Acquisition {
         match (entry.leave().1.await, denied) {
             (Err(Failure::NoAuth(lacks)), _) => Error::stays(entry.node().path(), lacks),
             (Ok(()), Error::PermissionDenied { lacks, .. }) if entry.unmake_directory().await => {
-                Error::shut_out(&self.config.queue, lacks)
+                Error::shut_out(&self.config.directory, lacks)
             }
             (_, denied) => denied,
         }
@@ -457,7 +457,7 @@ impl Acquisition {
     pub(crate) async fn fail_if_taken(&self) -> Result<Duration, Error> {
         validation::check_label(self.label())?;
         self.check()?;
-        let path = &self.config.queue;
+        let path = &self.config.directory;
         let (paths, (dialect, mode)) = (&self.config.paths, (self.config.dialect, self.mode));
         let mut looks = 0;
         loop {
@@ -544,7 +544,7 @@ impl Acquisition {
     /// this acquisition may have ended.
     async fn list_once_connected(&self, session: &Arc<dyn Session>) -> Option<Listing> {
         session.connected().await.ok()?;
-        listing::list(session, &self.config.queue).await.ok()
+        listing::list(session, &self.config.directory).await.ok()
     }
 
     /// Reads the contenders in the way, and stores them with their hosts and labels. If their nodes cannot be read, the

@@ -20,7 +20,7 @@ use crate::telemetry::meter::PathLabel;
 pub(crate) struct LockConfig {
     pub(crate) coordinator: Arc<dyn Coordinator>,
     /// The directory of the queue.
-    pub(crate) queue: Arc<str>,
+    pub(crate) directory: Arc<str>,
     /// The lock's paths, for reads of the queue and of the holders.
     pub(crate) paths: LockPaths,
     pub(crate) host: String,
@@ -56,7 +56,7 @@ impl LockConfig {
         if directory.map_or_else(is_known_to_be_none, |stat| !permits::may_be_number(stat.data_length)) {
             return Ok(());
         }
-        let path = &self.queue;
+        let path = &self.directory;
         match retry::data(session, path, false).await {
             Ok(Some((data, _))) if matches!(permits::decode(&data), Ok(Some(_))) => {
                 Err(Error::Permits { path: path.to_string(), reason: PermitsError::NoLock })
@@ -70,13 +70,13 @@ impl LockConfig {
 
     pub(crate) fn doubt(&self, foreign: &str) -> Error {
         let speaks = self.dialect.foreign(foreign).unwrap_or(self.dialect);
-        let (path, node) = (self.queue.to_string(), foreign.to_owned());
+        let (path, node) = (self.directory.to_string(), foreign.to_owned());
         Error::ForeignContender { path, node, speaks, dialect: self.dialect }
     }
 
     /// Returns the error of an acquisition whose node never has a turn, because the node `rival` has the same sequence number.
     pub(crate) fn stuck(&self, rival: Option<String>) -> Error {
-        let path = self.queue.to_string();
+        let path = self.directory.to_string();
         match rival {
             Some(node) => Error::NumberTaken { path, node },
             None => Error::SequenceExhausted { path },
@@ -99,7 +99,7 @@ impl LockConfig {
             Failure::Over(ending @ (Ending::Expired | Ending::Replaced | Ending::Failed)) => {
                 Error::Evicted(Loss::SessionOver(ending))
             }
-            failure => Error::from_failure(failure, "enter", &self.queue),
+            failure => Error::from_failure(failure, "enter", &self.directory),
         }
     }
 }

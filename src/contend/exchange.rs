@@ -215,7 +215,7 @@ impl ContenderHandle {
                     may_be_done = true;
                     tries.again(session, failure).await.map_err(NotExchanged::Failed)?;
                 }
-                Tried::WithoutSignal => session.store().record_signal_refused(self.queue()),
+                Tried::WithoutSignal => session.store().record_signal_refused(self.directory()),
             }
         };
         let stat = match answer {
@@ -246,7 +246,7 @@ impl ContenderHandle {
             Operation::Check { path: unchanged.to_owned(), version: Some(version) },
             Operation::Create { path: to.clone(), data: exchange.data.to_vec(), kind: Kind::Ephemeral },
         ];
-        let signals = !session.store().is_signal_refused(self.queue());
+        let signals = !session.store().is_signal_refused(self.directory());
         if signals {
             operations.push(Operation::Set { path: from.clone(), data: Vec::new(), version: None });
         }

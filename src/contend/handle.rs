@@ -73,7 +73,7 @@ impl ContenderHandle {
         let connection = session.store().connection();
         // The watch on the directory is sent before the create of the node. Other contenders see the node only after
         // its create, so the watch reports every request for the node.
-        let directory_watch = self.keeps.then(|| session.watch(self.queue()));
+        let directory_watch = self.keeps.then(|| session.watch(self.directory()));
         let reply = session.create(&self.node.path(), &self.data, Kind::EphemeralSequential);
         let _unlocked = self.node.change(|it| {
             it.state.create_sent(now, connection);
@@ -123,7 +123,7 @@ impl ContenderHandle {
 
     /// Creates the lock directory and its missing parents.
     pub(crate) async fn make_directory(&self, has_to_stay: bool) -> Result<(), Failure> {
-        directory::make(self.session(), self.queue(), has_to_stay, |step| self.record_made(step)).await
+        directory::make(self.session(), self.directory(), has_to_stay, |step| self.record_made(step)).await
     }
 
     /// Records that this handle created the directory or other persistent node at `path`, for
@@ -148,7 +148,7 @@ impl ContenderHandle {
     /// A sync precedes the listing, because a lagging server could hide the node. The caller would then create a second
     /// node, which would wait behind the first node for ever.
     pub(crate) async fn recover(&self) -> Result<bool, Failure> {
-        let (session, directory, tag) = (self.session(), self.queue(), self.node.tag());
+        let (session, directory, tag) = (self.session(), self.directory(), self.node.tag());
         let names = match until_known(session, || listing::list_synced(session, directory)).await {
             Err(Failure::NoNode) => return Ok(false),
             names => names?,
@@ -186,11 +186,11 @@ impl ContenderHandle {
 
     /// Lists the directory.
     pub(crate) fn list(&self) -> Reply<Listing> {
-        listing::list(self.session(), self.queue())
+        listing::list(self.session(), self.directory())
     }
 
     pub(crate) fn child(&self, name: &str) -> String {
-        format!("{}/{name}", self.queue())
+        format!("{}/{name}", self.directory())
     }
 
     /// Limits the length of each hold of this node to `longest`. If a hold lasts longer, a task on the session's thread
@@ -223,8 +223,8 @@ impl ContenderHandle {
     }
 
     /// Returns the directory of the queue.
-    pub(crate) fn queue(&self) -> &Arc<str> {
-        self.node.queue()
+    pub(crate) fn directory(&self) -> &Arc<str> {
+        self.node.directory()
     }
 
     pub(crate) fn contender(&self) -> Arc<Contender> {
@@ -348,11 +348,11 @@ impl ContenderHandle {
 
     /// Returns whether this is a permit of a semaphore. The queue of a semaphore is a directory below the user's path.
     fn is_of_semaphore(&self) -> bool {
-        self.user_path() != &**self.queue()
+        self.user_path() != &**self.directory()
     }
 
     async fn first_kept_out(&self) -> Result<Contender, Error> {
-        let (session, directory) = (self.session(), self.queue());
+        let (session, directory) = (self.session(), self.directory());
         let (mut last_change, mut recheck) = (None::<Moment>, Recheck::new(session));
         loop {
             let (names, mut change) = match retry::until_known(session, || session.watch_children(directory)).await {
@@ -390,7 +390,7 @@ impl ContenderHandle {
 
     /// Returns whether the first contender in the queue asks for more permits than are free.
     async fn finds_too_few(&self, first: &Contender) -> Result<bool, Error> {
-        let (session, queue) = (self.session(), self.queue());
+        let (session, queue) = (self.session(), self.directory());
         let Some((semaphore, _)) = queue.rsplit_once('/') else { return Ok(true) };
         let (node, taken) = (format!("{queue}/{}", first.name()), format!("{semaphore}/{PERMITS}"));
         let read = || async {
@@ -434,7 +434,7 @@ impl ContenderHandle {
 
     /// Returns whether the removal of the node may signal the release.
     fn may_signal(&self) -> bool {
-        !self.session().store().is_signal_refused(self.queue())
+        !self.session().store().is_signal_refused(self.directory())
     }
 
     /// Gives the lock back: calls [`ContenderHandle::leave`], and waits until the node is gone. Returns an error if the

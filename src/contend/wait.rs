@@ -106,7 +106,7 @@ impl PendingAcquisition<'_> {
             meter::entered(self.aim, &config.path_label, names.len().saturating_sub(1));
         }
         let is_alone = names.len() < 2;
-        let closing = if is_alone { Vec::new() } else { session.store().closing_soon(entry.queue()) };
+        let closing = if is_alone { Vec::new() } else { session.store().closing_soon(entry.directory()) };
         let step = self.waiter.next(QueueEvent::Listed { names: &names, closing: &closing });
         Ok((step, names))
     }
@@ -124,7 +124,7 @@ impl PendingAcquisition<'_> {
             }
             // A server that kept a node of a directory that was deleted shows a number twice, when the new directory gives it
             // again.
-            Claim::Rival(rival) => presence::leave_if_listed(session, entry.queue(), vec![rival.clone()]).await,
+            Claim::Rival(rival) => presence::leave_if_listed(session, entry.directory(), vec![rival.clone()]).await,
             Claim::Ahead => {
                 let me = entry.contender();
                 let ahead = names.map(|names| turn::ahead_of(&me, names)).unwrap_or_default();
@@ -186,7 +186,7 @@ impl PendingAcquisition<'_> {
         if asks {
             let config = self.config;
             node.change(|it| it.state.asked_itself = true);
-            ask(&config.queue, &config.asking, session, directory);
+            ask(&config.directory, &config.asking, session, directory);
         }
         // The predecessor's watch is answered last. Awaiting the later reply first wakes the task once instead of twice.
         let watch = watch.await;
@@ -268,7 +268,7 @@ impl PendingAcquisition<'_> {
         let failing = entry.failing(vec![check(entry.child(predecessor), None)]).await;
         let is_gone = !failing.map_err(|loss| config.evicted(loss))?.is_empty();
         let gone = is_gone.then(|| predecessor.to_string()).into_iter().collect();
-        let left = presence::leave_if_listed(entry.session(), entry.queue(), gone).await;
+        let left = presence::leave_if_listed(entry.session(), entry.directory(), gone).await;
         left.map(|_| is_gone).map_err(|failure| config.stop(failure))
     }
 }

@@ -107,7 +107,7 @@ async fn wait_in_time(
             () = poll_fn(|_| if kept.hold().is_some() { Poll::Ready(()) } else { Poll::Pending }) => {}
             never = report_progress(&acquisition.config, &kept.view, &mut on_wait) => match never {},
         }
-        let (path, uses) = (Arc::clone(&acquisition.config.queue), kept.uses());
+        let (path, uses) = (Arc::clone(&acquisition.config.directory), kept.uses());
         on_wait.report(Progress { path, place: uses, length: uses, blockers: kept.as_blockers() });
         pending().await
     };

@@ -422,7 +422,7 @@ async fn wait_for_contention(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
         // The task takes only copies, because a pointer to the hold would delay the removal of the node after the last
         // use.
         let hold = kept.upgrade().and_then(|kept| kept.hold());
-        let place = hold.map(|hold| (hold.contender(), Arc::clone(hold.queue())));
+        let place = hold.map(|hold| (hold.contender(), Arc::clone(hold.directory())));
         let Some((me, directory)) = place else { continue };
         if let Ok(names) = listing::list(session, &directory).await
             && turn::first_kept_out(&me, &names).is_some()

@@ -34,7 +34,7 @@ impl LockConfig {
 
     /// Reads the queue, and at the same time the record of the last success of a job.
     async fn queue_and_record(&self) -> Result<Queue, Error> {
-        let (path, record) = (&self.queue, &metadata::record_path(&self.queue));
+        let (path, record) = (&self.directory, &metadata::record_path(&self.directory));
         let last = call::on_a_session(&self.coordinator, ("read the record of", path), |session| async move {
             match call::answered(&session, || RecordNode::read(&session, record)).await {
                 Ok(RecordNode::Done(done, _)) => Ok(Some(done)),
@@ -48,7 +48,7 @@ impl LockConfig {
 
     /// Deletes the record of the last success of a job, and its copy.
     async fn forget(&self) -> Result<Option<Record>, Error> {
-        let path = &metadata::record_path(&self.queue);
+        let path = &metadata::record_path(&self.directory);
         let twin = &metadata::twin_of(path);
         let found = call::on_a_session(&self.coordinator, ("forget the record", path), |session| async move {
             call::answered(&session, || session.sync(path)).await?;
@@ -91,7 +91,7 @@ impl LockConfig {
         if !self.dialect.hands_off() {
             return Err(Error::invalid(format!("to ask in the dialect {}, in which no node is kept", self.dialect)));
         }
-        let path = &self.queue;
+        let path = &self.directory;
         let asked = call::on_a_session(&self.coordinator, ("ask", path), |session| async move {
             // A server that lags shows an older version of the directory. A write with that version would be refused,
             // and would notify no process.

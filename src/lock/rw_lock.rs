@@ -104,7 +104,7 @@ impl RwLock {
 
     /// Returns the path of the lock's directory.
     pub fn path(&self) -> &str {
-        &self.config().queue
+        &self.config().directory
     }
 
     /// Acquires the lock to read: shared with other readers.
@@ -465,7 +465,7 @@ impl RwLockBuilder {
         Ok(LockConfig {
             warnings: Warnings::new(&self.coordinator, &paths, self.warn_waiting),
             coordinator: self.coordinator,
-            queue: Arc::clone(&paths.queue),
+            directory: Arc::clone(&paths.queue),
             paths,
             host: self.host.unwrap_or_else(machine_name),
             label: self.label,

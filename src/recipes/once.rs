@@ -152,7 +152,7 @@ impl Guard for Work {
             let (config, label) = (Arc::clone(&lock.config), options.label.clone());
             let aim = Aim::Lock(Mode::Write);
             check(&lock, period)
-                .inspect_err(|error| trace::not_granted((&config.queue, &config.path_label), aim, error))?;
+                .inspect_err(|error| trace::not_granted((&config.directory, &config.path_label), aim, error))?;
             acquire::acquire_and(lock, options, |guard| check_if_due(guard, &config, label, period)).await
         })
     }
@@ -169,7 +169,7 @@ fn check(Lock { config, cache }: &Lock, period: Duration) -> Result<(), Error> {
              wait until the node is given up; open the lock without keep",
         ));
     }
-    validation::check_directory(&metadata::record_path(&config.queue))
+    validation::check_directory(&metadata::record_path(&config.directory))
 }
 
 /// Returns the guard if the work is due. Otherwise gives the lock back, and returns the record.

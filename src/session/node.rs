@@ -65,7 +65,7 @@ pub(crate) struct ContenderNode {
     /// An id that no other node of the session has.
     pub(super) number: u64,
     /// The directory in which the node was created.
-    queue: Arc<str>,
+    directory: Arc<str>,
     tag: Tag,
     path_label: Arc<PathLabel>,
     locked: Mutex<Locked>,
@@ -117,17 +117,17 @@ pub(crate) struct Locked {
 impl ContenderNode {
     pub(super) fn new(
         number: u64,
-        (queue, tag): (Arc<str>, Tag),
+        (directory, tag): (Arc<str>, Tag),
         path_label: &Arc<PathLabel>,
         mode: Mode,
         lease: &Arc<Lease>,
         unwatched: &Arc<Unwatched>,
     ) -> Arc<ContenderNode> {
-        let state = NodeState::new(&queue, tag.unnumbered(mode));
+        let state = NodeState::new(&directory, tag.unnumbered(mode));
         let locked = Locked { state, creating: None, directory_watch: None, own: None, made: Vec::new() };
         Arc::new(ContenderNode {
             number,
-            queue,
+            directory,
             tag,
             path_label: Arc::clone(path_label),
             locked: Mutex::new(locked),
@@ -164,8 +164,8 @@ impl ContenderNode {
         read(&self.locked.lock().state)
     }
 
-    pub(crate) fn queue(&self) -> &Arc<str> {
-        &self.queue
+    pub(crate) fn directory(&self) -> &Arc<str> {
+        &self.directory
     }
 
     pub(crate) fn tag(&self) -> &Tag {

@@ -40,7 +40,7 @@ pub(crate) fn remove(
     if let Leaving::Gone(outcome) = leaving {
         return Box::pin(ready(outcome));
     }
-    remove_of(session, Arc::clone(node.queue()), node.tag().clone(), leaving, creating)
+    remove_of(session, Arc::clone(node.directory()), node.tag().clone(), leaving, creating)
 }
 
 impl SessionStore {

@@ -78,7 +78,7 @@ const OPERATION: &str = "read the leader of";
 pub(crate) fn leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
     let lock = Arc::clone(config);
     Call::in_time(&config.coordinator, async move {
-        let (config, path) = (&lock, &lock.queue);
+        let (config, path) = (&lock, &lock.directory);
         let seen = call::on_a_session(&lock.coordinator, (OPERATION, path), |session| async move {
             let mut denials = RetryLimit::DENIALS;
             loop {
@@ -159,11 +159,11 @@ impl Followed for Observer {
     }
 
     fn refused(&self, failure: Failure) {
-        self.report(Err(Error::from_failure(failure, OPERATION, &self.config.queue)));
+        self.report(Err(Error::from_failure(failure, OPERATION, &self.config.directory)));
     }
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
-        let path = &self.config.queue;
+        let path = &self.config.directory;
         // This server may lag behind the server whose reply led to the last item of the stream. Without a sync, the stream could
         // go back to an earlier leader.
         if self.seen.lock().last.is_some() {
@@ -221,7 +221,7 @@ impl Observer {
 
     /// Waits until a candidate leads. Also lists the queue in intervals, because the watch's event may be lost.
     async fn watch_directory(&self, session: &Arc<dyn Session>) -> Result<(), Failure> {
-        let path = &self.config.queue;
+        let path = &self.config.directory;
         let (names, mut change) = retry::until_known(session, || session.watch_children(path)).await?;
         if leading(self.config.dialect, &names).is_some() {
             return Ok(());
@@ -242,9 +242,9 @@ impl Observer {
     /// Waits until the leader's node is gone. Also asks the ensemble's leader in intervals, because the watch's event may be
     /// lost. If the server lists a node that the ensemble's leader does not have, leaves the server.
     async fn watch_leader(&self, session: &Arc<dyn Session>, first: &Contender) -> Result<(), Failure> {
-        let node = format!("{}/{}", self.config.queue, first.name());
+        let node = format!("{}/{}", self.config.directory, first.name());
         let read = retry::watched_data(session, &node);
-        if let Some((change, (data, stat))) = unless_gone(session, &self.config.queue, first, read).await? {
+        if let Some((change, (data, stat))) = unless_gone(session, &self.config.directory, first, read).await? {
             self.report(Ok(Some(Leader::of(first, &data, stat))));
             let mut look = Recheck::new(session);
             tokio::select! {
@@ -252,7 +252,7 @@ impl Observer {
                 event = change => return unless_over(session, event).await,
                 () = look.find(&node, false) => {}
             }
-            presence::leave_if_listed(session, &self.config.queue, vec![first.name().to_owned()]).await?;
+            presence::leave_if_listed(session, &self.config.directory, vec![first.name().to_owned()]).await?;
         }
         Ok(())
     }

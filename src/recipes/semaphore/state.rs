@@ -128,7 +128,7 @@ impl SemaphoreState {
             return Err(Error::WouldBlock { blockers: paths.blockers(session, &only_me, me).await });
         }
         if let Some(on_wait) = &mut reports.on_wait {
-            let names = session.children(&self.config.queue).await;
+            let names = session.children(&self.config.directory).await;
             let names = names.ok().filter(|names| !names.is_empty()).unwrap_or_else(|| only_me.to_vec());
             on_wait.report_read(session, paths, me.dialect(), paths.progress_beside(&now.names, &names, me)).await;
         }

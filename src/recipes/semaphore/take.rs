@@ -297,7 +297,7 @@ impl<'a> View<'a> {
         // All requests are sent before the first reply is awaited, so that together they take one round trip.
         let synced = (connection != self.connection).then(|| session.sync(path));
         let lists = self.signal.is_some() && self.names.is_some();
-        let queue = lists.then(|| session.children(self.entry.queue()));
+        let queue = lists.then(|| session.children(self.entry.directory()));
         let watched = session.watch_children(directory);
         let node = self.number.is_none().then(|| session.data(path));
         if let Some(synced) = synced {
@@ -344,7 +344,7 @@ impl<'a> View<'a> {
         self.signal = None;
         // A server that has listed one of them may not have shown the permits that it took, so the permits are read again.
         let gone = shown.iter().filter_map(|path| path.rsplit('/').next()).map(str::to_owned).collect();
-        presence::leave_if_listed(self.entry.session(), self.entry.queue(), gone).await?;
+        presence::leave_if_listed(self.entry.session(), self.entry.directory(), gone).await?;
         Ok(shown.is_empty())
     }
 
