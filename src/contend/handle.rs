@@ -254,7 +254,7 @@ impl ContenderHandle {
 
     /// Waits until the node is lost.
     pub(crate) async fn lost(&self) -> Loss {
-        self.node().lost(self.session()).await
+        self.node().until_lost(|pause| slept(self.session(), pause)).await
     }
 
     /// Returns the data of the node: host, process and label, for operators.
@@ -496,7 +496,10 @@ impl Drop for LimitedUse {
 /// a stranger's write was taken for a hand-off. Then removes the node. A holder over its limit first gets a margin in which to stop
 /// its work. The owner of the node may remove the node earlier.
 async fn give_up_in_time(node: Arc<ContenderNode>, session: Arc<dyn Session>) {
-    if matches!(node.lost(&session).await, Loss::SessionOver(_) | Loss::GivenBack | Loss::Removed) {
+    if matches!(
+        node.until_lost(|pause| slept(&session, pause)).await,
+        Loss::SessionOver(_) | Loss::GivenBack | Loss::Removed
+    ) {
         return;
     }
     let slice = session.timeout() / 20;

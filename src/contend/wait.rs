@@ -16,10 +16,10 @@ use crate::queue::contender::Contender;
 use crate::queue::member::Blockers;
 use crate::queue::mode::Aim;
 use crate::queue::turn::{self, Claim, Departure, Grant, QueueEvent, Step, Waiter};
-use crate::session::keep_alive;
 use crate::session::presence::{self, Recheck, check};
 use crate::session::request::{Event, Failure, Listing, Loss, Stat, Watch};
 use crate::session::retry::{self, RetryLimit, spawn_awaited};
+use crate::session::watch::cannot_watch;
 use crate::telemetry::meter;
 
 /// The wait of an acquisition, from the create of its node until the grant.
@@ -193,7 +193,7 @@ impl PendingAcquisition<'_> {
         if let Some(own) = own {
             match own.await {
                 Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),
-                Err(failure) => keep_alive::cannot_watch(node, &failure),
+                Err(failure) => cannot_watch(node, &failure),
                 Ok(()) => {}
             }
         }

@@ -337,7 +337,7 @@ impl Kept {
                     // The directory was deleted. Servers delete only empty directories, so our node is gone, too.
                     Event::Deleted | Event::Over => Why::Lost,
                 },
-                _ = node.lost(&session) => Why::Lost,
+                _ = node.until_lost(|pause| retry::slept(&session, pause)) => Why::Lost,
                 () = wait_until_idle(&kept, &session) => Why::Idle,
                 () = wait_for_contention(&kept, &session) => Why::Asked,
                 never = warn_of_slow_uses(&kept, &session) => match never {},

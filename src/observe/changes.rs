@@ -15,6 +15,7 @@ use futures_util::{FutureExt, StreamExt};
 use crate::session::contract::Session;
 use crate::session::node::ContenderNode;
 use crate::session::request::HoldState;
+use crate::session::retry;
 use crate::sync::{Mutex, OnceLock, watch};
 
 /// A node and its session, for a task or a stream that must not own the handle of the node.
@@ -115,7 +116,8 @@ async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<Ho
         let is_as_before = state.map(|now| discriminant(&now)) == last.map(|last| discriminant(&last));
         (state.is_none() || !is_as_before).then_some(state)
     };
-    let changes = holds.iter().map(|(node, session)| Box::pin(node.until(session, changed)));
+    let changes =
+        holds.iter().map(|(node, session)| Box::pin(node.until(|pause| retry::slept(session, pause), changed)));
     select_all(changes).await.0
 }
 

@@ -1,6 +1,6 @@
 //! Keeps one session alive by heartbeats until the session is over. Also watches the nodes that this library created on
 //! the session, starts the checks of hand-offs, and after a reconnect removes the nodes of late creates. A
-//! backend spawns [`keep_alive`] for each session. A holder awaits the loss of its node by [`ContenderNode::lost`].
+//! backend spawns [`keep_alive`] for each session.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -13,14 +13,12 @@ use crate::session::lease::Moment;
 use crate::session::node::ContenderNode;
 use crate::session::presence::{self, check};
 use crate::session::removal::remove_late;
-use crate::session::request::{Failure, Loss};
-use crate::session::retry::{RetryLimit, slept, spawn_cancellable};
+use crate::session::request::Failure;
+use crate::session::retry::spawn_cancellable;
 use crate::session::store::SessionStore;
+use crate::session::watch::watch_own;
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
-
-/// The most requests for a watch that one call of [`watch_own`] has under way at a time.
-const ARMED_AT_ONCE: usize = 64;
 
 /// Keeps a session alive and watches our nodes on it until the session is over. A backend spawns this once for each
 /// session, on the thread of the sessions.
@@ -61,35 +59,29 @@ async fn watch_nodes(session: &Weak<dyn Session>, store: &SessionStore, grace: D
     }
 }
 
-/// Arms the watches on these nodes, at most [`ARMED_AT_ONCE`] at a time, and repeats a request whose answer is lost.
-async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<ContenderNode>>) {
-    let mut tries = RetryLimit::ENDLESS;
-    while !unwatched.is_empty() {
-        let mut unknown = Vec::new();
-        for some in unwatched.chunks(ARMED_AT_ONCE) {
-            let requested: Vec<_> = some.iter().map(|node| (node, node.request_watch(&session))).collect();
-            for (node, requested) in requested {
-                let Some(stored) = requested else { continue };
-                match stored.await {
-                    Ok(()) | Err(Failure::Over(_)) => {}
-                    Err(Failure::Unknown(_)) => unknown.push(Arc::clone(node)),
-                    Err(failure) => cannot_watch(node, &failure),
-                }
-            }
-        }
-        unwatched = unknown;
-        // If an answer was lost because the connection was lost, the server is not faulty. So the backoff starts again.
-        if !session.lease().is_connected() {
-            tries = RetryLimit::ENDLESS;
-        }
-        if !unwatched.is_empty() && tries.pause(&session).await.is_err() {
-            return;
-        }
+impl SessionStore {
+    /// Records when the renewal of the lease runs next. Returns `false` if the plan is out of date, because the caller
+    /// took the session for idle (`is_idle`) and a node was added since. The caller must then plan again.
+    fn plan_renewal(&self, at: Moment, is_idle: bool) -> bool {
+        let mut record = self.record.lock();
+        record.renewal = at;
+        !is_idle || record.nodes.is_empty()
     }
-}
 
-pub(crate) fn cannot_watch(node: &ContenderNode, failure: &Failure) {
-    emit!(WARN, path = node.path(), %failure, "cannot watch a lock node of our own");
+    /// Returns the nodes that a heartbeat checks, with their paths: all nodes that are held, or one other node if none
+    /// is held.
+    fn to_check(&self) -> Vec<(Arc<ContenderNode>, String)> {
+        let record = self.record.lock();
+        let standing = |node: &Arc<ContenderNode>| Some((Arc::clone(node), node.standing_path()?));
+        // Only nodes that are held and not lost are checked together: a transaction fails at the first missing node, and
+        // does not show whether the nodes after it exist.
+        let holding = record.nodes.values().filter(|node| node.is_held());
+        let mut chosen: Vec<_> = holding.filter_map(standing).collect();
+        if chosen.is_empty() {
+            chosen.extend(record.nodes.values().find_map(standing));
+        }
+        chosen
+    }
 }
 
 async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
@@ -201,76 +193,6 @@ async fn check_own(session: &Arc<dyn Session>) {
                 emit!(WARN, path, %failure, "a heartbeat cannot check a lock node of our own");
             }
             _ => {}
-        }
-    }
-}
-
-impl ContenderNode {
-    /// Waits until the hold is lost or given back, and returns the reason as a [`Loss`].
-    pub(crate) async fn lost(self: &Arc<Self>, session: &Arc<dyn Session>) -> Loss {
-        self.until(session, || self.detect_loss()).await
-    }
-
-    /// Sends a request for a watch on this node before this function returns. The returned future stores the watch.
-    /// Returns `None` if a watch was requested already, or if no watch is needed.
-    ///
-    /// If the server answers that the node does not exist, the future asks the leader for the node. If the leader does
-    /// not have the node either, the hold is lost. If the leader has the node, the future leaves the server. If no other server is
-    /// left, it returns [`Failure::Diverged`], and the hold or the wait goes on.
-    pub(crate) fn request_watch(
-        self: &Arc<Self>,
-        session: &Arc<dyn Session>,
-    ) -> Option<impl Future<Output = Result<(), Failure>> + Send + use<>> {
-        let path = self.change(|it| it.state.begin_to_watch())?;
-        let (mut connection, mut watch) = (session.store().connection(), session.watch(&path));
-        let (node, session) = (Arc::clone(self), Arc::clone(session));
-        Some(async move {
-            let answer = loop {
-                let answer = watch.await;
-                if answer.as_ref().err() != Some(&Failure::NoNode) {
-                    break answer;
-                }
-                match presence::is_there(&session, &path, None).await {
-                    Ok(true) => {}
-                    Ok(false) => break Err(Failure::NoNode),
-                    Err(failure) => break Err(failure),
-                }
-                if let Err(failure) = presence::leave(&session, connection, &path).await {
-                    break Err(failure);
-                }
-                (connection, watch) = (session.store().connection(), session.watch(&path));
-            };
-            node.store_watch(&path, answer)
-        })
-    }
-
-    /// Waits until `look` returns a value. Calls `look` immediately, after every change of the node, and when the lease
-    /// or a limit of the hold may have ended.
-    pub(crate) async fn until<T>(&self, session: &Arc<dyn Session>, mut look: impl FnMut() -> Option<T>) -> T {
-        loop {
-            // `changed` is created before the call of `look`, so that no change during the call is missed.
-            let mut changed = std::pin::pin!(self.changed.notified());
-            if let Some(found) = look() {
-                return found;
-            }
-            match self.remaining() {
-                // The lease or a limit has ended since the call of `look`, so `look` is called again immediately.
-                None if self.is_holding() => {}
-                Some(left) if self.is_holding() && left < Duration::MAX => {
-                    // While the machine is suspended, a timer stands still and the lease does not. One long sleep would
-                    // then end after the lease. So the sleep is divided into slices.
-                    let slice = left.min(session.timeout() / 20);
-                    let is_awake = tokio::select! {
-                        biased;
-                        () = changed.as_mut() => true,
-                        is_awake = slept(session, slice) => is_awake,
-                    };
-                    if !is_awake {
-                        changed.await;
-                    }
-                }
-                _ => changed.await,
-            }
         }
     }
 }

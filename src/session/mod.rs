@@ -15,6 +15,7 @@ pub(crate) mod request;
 pub(crate) mod retry;
 pub(crate) mod store;
 pub(crate) mod thread;
+pub(crate) mod watch;
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,8 @@
 //! One node that this library has created (a node of ours): its [state](NodeState) behind a mutex, its watch, and the
-//! tasks that wait for its changes. A contender changes the state. Keep-alive, or a contender that waits, watches the node.
+//! tasks that wait for its changes. A contender changes the state. Keep-alive, or a contender that waits, watches the node:
+//! `watch.rs` has the method [`request_watch`](ContenderNode::request_watch), because it needs the session.
 
+use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
@@ -47,16 +49,14 @@ impl Unwatched {
     /// deleted sooner. With a `grace` of zero, a node is watched at the first call.
     pub(super) fn take(&self, grace: Duration) -> (Vec<Arc<ContenderNode>>, bool) {
         let mut nodes = self.nodes.lock();
-        let mut due = Vec::new();
-        nodes.retain_mut(|(node, was_passed_over)| {
-            let has_left = node.has_left();
-            let is_due = std::mem::replace(was_passed_over, true) || grace.is_zero();
-            if is_due && !has_left {
-                due.push(Arc::clone(node));
-            }
-            !is_due && !has_left
-        });
-        (due, !nodes.is_empty())
+        let is_taken = |(node, was_passed_over): &mut (Arc<ContenderNode>, bool)| {
+            std::mem::replace(was_passed_over, true) || grace.is_zero() || node.has_left()
+        };
+        let taken: Vec<_> = nodes.extract_if(.., is_taken).collect();
+        let others_remain = !nodes.is_empty();
+        // A node is dropped after the mutex is released, because the backend is called when its replies are dropped.
+        drop(nodes);
+        (taken.into_iter().map(|(node, _)| node).filter(|node| !node.has_left()).collect(), others_remain)
     }
 }
 
@@ -316,6 +316,48 @@ impl ContenderNode {
         });
         self.handle_event(event);
         loss
+    }
+
+    /// Waits until the hold is lost or given back, and returns the reason as a [`Loss`].
+    pub(crate) async fn until_lost<S: Future<Output = bool>>(self: &Arc<Self>, slept: impl Fn(Duration) -> S) -> Loss {
+        self.until(slept, || self.detect_loss()).await
+    }
+
+    /// Waits until `look` returns a value. Calls `look` immediately, after every change of the node, and when the lease
+    /// or a limit of the hold may have ended.
+    ///
+    /// `slept` sleeps for a time, and returns `false` if its timer fired too early: see
+    /// [`slept`](crate::session::retry::slept).
+    pub(crate) async fn until<T, S: Future<Output = bool>>(
+        &self,
+        slept: impl Fn(Duration) -> S,
+        mut look: impl FnMut() -> Option<T>,
+    ) -> T {
+        loop {
+            // `changed` is created before the call of `look`, so that no change during the call is missed.
+            let mut changed = std::pin::pin!(self.changed.notified());
+            if let Some(found) = look() {
+                return found;
+            }
+            match self.remaining() {
+                // The lease or a limit has ended since the call of `look`, so `look` is called again immediately.
+                None if self.is_holding() => {}
+                Some(left) if self.is_holding() && left < Duration::MAX => {
+                    // While the machine is suspended, a timer stands still and the lease does not. One long sleep would
+                    // then end after the lease. So the sleep is divided into slices.
+                    let slice = left.min(self.lease.timeout() / 20);
+                    let is_awake = tokio::select! {
+                        biased;
+                        () = changed.as_mut() => true,
+                        is_awake = slept(slice) => is_awake,
+                    };
+                    if !is_awake {
+                        changed.await;
+                    }
+                }
+                _ => changed.await,
+            }
+        }
     }
 
     /// Returns the present moment if the node is held and no loss was found so far. Takes no mutex. On `None` the caller

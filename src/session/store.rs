@@ -1,6 +1,6 @@
 //! The record of one session: the lease, the connection, and our nodes on the session. The backend reports events to the
-//! record; contenders and keep-alive read and change it. The methods of [`SessionStore`] about hand-offs, shared
-//! listings and late creates are in `hand_off.rs`, `listing.rs` and `removal.rs`.
+//! record; contenders and keep-alive read and change it. The methods of [`SessionStore`] about hand-offs, the
+//! renewal of the lease, shared listings and late creates are in `hand_off.rs`, `keep_alive.rs`, `listing.rs` and `removal.rs`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -51,7 +51,7 @@ pub struct SessionStore {
 /// The part of a session's record that its mutex protects.
 #[derive(Default)]
 pub(super) struct Record {
-    nodes: HashMap<u64, Arc<ContenderNode>>,
+    pub(super) nodes: HashMap<u64, Arc<ContenderNode>>,
     /// How many nodes this record has returned so far. The count is the id of the last one.
     nodes_made: u64,
     /// The number of times that the connection was lost.
@@ -66,7 +66,7 @@ pub(super) struct Record {
     /// The nodes that their owner no longer keeps between uses, and deletes after the last use.
     closing: Vec<Weak<ContenderNode>>,
     /// When the renewal of the lease runs next, on the session's clock.
-    renewal: Moment,
+    pub(super) renewal: Moment,
     /// The directory and the owner of each create that may be carried out late, and until when, the oldest first.
     pub(super) late_creates: VecDeque<(Moment, Arc<str>, Tag)>,
     /// The directories that are being listed.
@@ -337,21 +337,6 @@ impl SessionStore {
         self.record.lock().nodes.values().cloned().collect()
     }
 
-    /// Returns the nodes that a heartbeat checks, with their paths: all nodes that are held, or one other node if none
-    /// is held.
-    pub(crate) fn to_check(&self) -> Vec<(Arc<ContenderNode>, String)> {
-        let record = self.record.lock();
-        let standing = |node: &Arc<ContenderNode>| Some((Arc::clone(node), node.standing_path()?));
-        // Only nodes that are held and not lost are checked together: a transaction fails at the first missing node, and
-        // does not show whether the nodes after it exist.
-        let holding = record.nodes.values().filter(|node| node.is_held());
-        let mut chosen: Vec<_> = holding.filter_map(standing).collect();
-        if chosen.is_empty() {
-            chosen.extend(record.nodes.values().find_map(standing));
-        }
-        chosen
-    }
-
     /// Returns the paths of all nodes that stand, as far as this session knows.
     pub(crate) fn own_paths(&self) -> BTreeSet<String> {
         self.all().iter().filter_map(|node| node.standing_path()).collect()
@@ -359,14 +344,6 @@ impl SessionStore {
 
     pub(crate) fn has_no_nodes(&self) -> bool {
         self.record.lock().nodes.is_empty()
-    }
-
-    /// Records when the renewal of the lease runs next. Returns `false` if the plan is out of date, because the caller
-    /// took the session for idle (`is_idle`) and a node was added since. The caller must then plan again.
-    pub(super) fn plan_renewal(&self, at: Moment, is_idle: bool) -> bool {
-        let mut record = self.record.lock();
-        record.renewal = at;
-        !is_idle || record.nodes.is_empty()
     }
 
     pub(super) fn is_over(&self) -> bool {

@@ -3,15 +3,13 @@
 use std::future::{pending, ready};
 use std::pin::pin;
 use std::sync::Mutex;
-use std::sync::atomic::Ordering;
-use std::task::{Context, Poll, Waker};
 use std::time::UNIX_EPOCH;
 
 use tokio::time::Instant;
 
 use super::*;
 use crate::session::lease::Lease;
-use crate::session::request::{Ending, Operation, Outcome, Reply, Stat, Watch};
+use crate::session::request::{Ending, Loss, Operation, Outcome, Reply, Stat, Watch};
 use crate::session::store::SessionStore;
 use crate::session::tests::{Answers, Stub};
 
@@ -347,53 +345,43 @@ async fn a_hand_off_to_a_short_or_lost_hold_costs_no_listing() {
     }
 }
 
-/// A session that answers no request.
-#[derive(Debug)]
-struct Silent(Arc<SessionStore>);
-
-impl Answers for Silent {
-    fn store(&self) -> &Arc<SessionStore> {
-        &self.0
-    }
-}
-
-/// Returns a held node on a session of 6 s, and a function that advances the session's clock.
-fn holding() -> (Arc<ContenderNode>, Arc<dyn Session>, impl Fn(u64)) {
-    let (store, clock) = SessionStore::begun(Duration::from_secs(6));
-    let node = store.enter("/lock/node".to_owned());
-    node.hold(store.lease().epoch().unwrap());
-    let forward = move |milliseconds| {
-        clock.fetch_add(milliseconds, Ordering::SeqCst);
-    };
-    (node, Arc::new(Stub(Silent(store))), forward)
+#[test]
+fn a_first_node_wakes_only_a_renewal_that_is_too_late() {
+    let (store, _clock) = SessionStore::begun(ms(6_000));
+    let lease = store.lease();
+    let is_woken = || pin!(store.renewal_wake.notified()).enable();
+    assert!(store.plan_renewal(lease.now() + lease.heartbeat_period(), true));
+    let enter = |name| store.enter(format!("/a/{name}"));
+    let first = enter("1");
+    assert!(!is_woken());
+    assert!(!store.plan_renewal(lease.now() + lease.timeout(), true), "the session has a node");
+    let second = enter("2");
+    store.remove(&first);
+    store.remove(&second);
+    assert!(store.has_no_nodes() && !is_woken());
+    let _third = enter("3");
+    assert!(is_woken());
+    let _fourth = enter("4");
+    assert!(!is_woken(), "only the first node of a session wakes the renewal");
 }
 
 #[test]
-fn a_lapse_during_a_look_is_found_by_the_next_look() {
-    let (node, session, forward) = holding();
-    let mut looks = 0;
-    let look = || {
-        looks += 1;
-        if looks == 1 {
-            forward(6_000);
-            return None;
-        }
-        node.detect_loss()
+fn all_holders_are_checked_or_else_one_waiter() {
+    let (store, _clock) = SessionStore::begun(ms(6_000));
+    let [first, second, third] = ["/a/1", "/a/2", "/a/3"].map(|path| store.enter(path.to_owned()));
+    let to_check = || {
+        let mut paths: Vec<_> = store.to_check().into_iter().map(|(_, path)| path).collect();
+        paths.sort();
+        paths
     };
-    let found = pin!(node.until(&session, look)).poll(&mut Context::from_waker(Waker::noop()));
-    assert_eq!(found, Poll::Ready(Loss::LeaseRanOut));
-}
-
-/// A tokio timer stands still while the machine is suspended, and the lease does not.
-#[tokio::test(start_paused = true)]
-async fn a_holder_learns_of_a_suspend_within_300_ms() {
-    let (node, session, forward) = holding();
-    let wakes = async {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-        forward(6_000);
-        tokio::time::Instant::now()
-    };
-    let (why, woke) = tokio::join!(node.until(&session, || node.detect_loss()), wakes);
-    assert_eq!(why, Loss::LeaseRanOut);
-    assert!(woke.elapsed() <= Duration::from_millis(300), "{:?}", woke.elapsed());
+    assert_eq!(to_check().len(), 1);
+    first.hold(0);
+    second.hold(0);
+    assert_eq!(to_check(), ["/a/1", "/a/2"]);
+    first.leave(true);
+    assert_eq!(to_check(), ["/a/2"]);
+    second.change(|it| it.state.begin_move(None));
+    assert_eq!(to_check(), ["/a/3"]);
+    third.leave(true);
+    assert!(to_check().is_empty());
 }

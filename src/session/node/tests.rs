@@ -192,3 +192,47 @@ fn a_lease_that_ends_during_the_question_is_a_loss() {
     jumps.store(true, Ordering::SeqCst);
     assert_eq!(node.hold_state(), HoldState::Lost { why: Loss::LeaseRanOut });
 }
+
+/// Sleeps on the clock of the test.
+async fn slept(pause: Duration) -> bool {
+    tokio::time::sleep(pause).await;
+    true
+}
+
+/// Returns a held node on a session of 6 s, and a function that ends its lease.
+fn expiring() -> (Arc<ContenderNode>, impl Fn()) {
+    let (store, clock) = SessionStore::begun(Duration::from_secs(6));
+    let node = store.enter("/lock/node".to_owned());
+    node.hold(store.lease().epoch().unwrap());
+    (node, move || _ = clock.fetch_add(6_000, Ordering::SeqCst))
+}
+
+#[test]
+fn a_lapse_during_a_look_is_found_by_the_next_look() {
+    let (node, expire) = expiring();
+    let mut looks = 0;
+    let look = || {
+        looks += 1;
+        if looks == 1 {
+            expire();
+            return None;
+        }
+        node.detect_loss()
+    };
+    let found = pin!(node.until(slept, look)).poll(&mut Context::from_waker(Waker::noop()));
+    assert_eq!(found, Poll::Ready(Loss::LeaseRanOut));
+}
+
+/// A tokio timer stands still while the machine is suspended, and the lease does not.
+#[tokio::test(start_paused = true)]
+async fn a_holder_learns_of_a_suspend_within_300_ms() {
+    let (node, expire) = expiring();
+    let wakes = async {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        expire();
+        tokio::time::Instant::now()
+    };
+    let (why, woke) = tokio::join!(node.until_lost(slept), wakes);
+    assert_eq!(why, Loss::LeaseRanOut);
+    assert!(woke.elapsed() <= Duration::from_millis(300), "{:?}", woke.elapsed());
+}

@@ -1,6 +1,5 @@
 //! Tests of a session's store, without a backend.
 
-use std::pin::pin;
 use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
@@ -128,46 +127,6 @@ fn leaving_nodes_are_listed_until_they_are_gone() {
     assert_eq!(store.closing_soon("/a"), ["2"]);
     store.mark_closing(&third);
     assert_eq!(store.record.lock().closing.len(), 2, "the deleted node is forgotten");
-}
-
-#[test]
-fn a_first_node_wakes_only_a_renewal_that_is_too_late() {
-    let store = store();
-    let lease = store.lease();
-    let is_woken = || pin!(store.renewal_wake.notified()).enable();
-    assert!(store.plan_renewal(lease.now() + lease.heartbeat_period(), true));
-    let [first] = enter(&store, ["1"]);
-    assert!(!is_woken());
-    assert!(!store.plan_renewal(lease.now() + lease.timeout(), true), "the session has a node");
-    let [second] = enter(&store, ["2"]);
-    store.remove(&first);
-    store.remove(&second);
-    assert!(store.has_no_nodes() && !is_woken());
-    let [_third] = enter(&store, ["3"]);
-    assert!(is_woken());
-    let [_fourth] = enter(&store, ["4"]);
-    assert!(!is_woken(), "only the first node of a session wakes the renewal");
-}
-
-#[test]
-fn all_holders_are_checked_or_else_one_waiter() {
-    let store = store();
-    let [first, second, third] = enter(&store, ["1", "2", "3"]);
-    let to_check = || {
-        let mut paths: Vec<_> = store.to_check().into_iter().map(|(_, path)| path).collect();
-        paths.sort();
-        paths
-    };
-    assert_eq!(to_check().len(), 1);
-    first.hold(0);
-    second.hold(0);
-    assert_eq!(to_check(), ["/a/1", "/a/2"]);
-    first.leave(true);
-    assert_eq!(to_check(), ["/a/2"]);
-    second.change(|it| it.state.begin_move(None));
-    assert_eq!(to_check(), ["/a/3"]);
-    third.leave(true);
-    assert!(to_check().is_empty());
 }
 
 #[test]
