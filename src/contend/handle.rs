@@ -41,6 +41,8 @@ const LISTING_PAUSE: Duration = Duration::from_millis(20);
 pub(crate) struct ContenderHandle {
     pub(super) trace: Mutex<HoldTrace>,
     session_slot: SessionSlot,
+    /// The directories that this contender created, the outermost first.
+    made: Mutex<Vec<String>>,
     /// Whether the process may keep the node between uses.
     keeps: bool,
     node: Arc<ContenderNode>,
@@ -64,7 +66,8 @@ impl ContenderHandle {
         data: Vec<u8>,
     ) -> Arc<ContenderHandle> {
         let (user_path, _coordinator) = (Arc::clone(user_path), Arc::clone(coordinator));
-        Arc::new(ContenderHandle { trace: Mutex::default(), session_slot, keeps, node, user_path, data, _coordinator })
+        let (trace, made) = (Mutex::default(), Mutex::default());
+        Arc::new(ContenderHandle { trace, session_slot, made, keeps, node, user_path, data, _coordinator })
     }
 
     /// Sends the create of the node. [`ContenderHandle::await_create`] waits for the reply.
@@ -129,7 +132,7 @@ impl ContenderHandle {
     /// Records that this handle created the directory or other persistent node at `path`, for
     /// [`ContenderHandle::unmake_directory`].
     pub(crate) fn record_made(&self, path: &str) {
-        self.node.change(|it| it.made.push(path.to_owned()));
+        self.made.lock().push(path.to_owned());
     }
 
     /// Removes the directories that this handle created, the innermost first. Called if the ACL of these directories
@@ -137,7 +140,8 @@ impl ContenderHandle {
     /// removed. ZooKeeper deletes only empty directories, so no other client's node is lost.
     pub(crate) async fn unmake_directory(&self) -> bool {
         let mut is_removed = false;
-        for step in self.node.change(|it| std::mem::take(&mut it.made)).iter().rev() {
+        let made = std::mem::take(&mut *self.made.lock());
+        for step in made.iter().rev() {
             is_removed |= until_known(self.session(), || self.session().delete(step)).await.is_ok();
         }
         is_removed

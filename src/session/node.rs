@@ -109,9 +109,7 @@ pub(crate) struct Locked {
     /// The watch on this node, and the waker with which the watch is polled. The waker is this `ContenderNode` itself,
     /// so that thousands of waiters need no task each. The waker keeps the `ContenderNode` alive until the watch has
     /// fired.
-    own: Option<(Watch, Waker)>,
-    /// The directories that this contender created, the outermost first.
-    pub(crate) made: Vec<String>,
+    pub(super) own: Option<(Watch, Waker)>,
 }
 
 impl ContenderNode {
@@ -124,7 +122,7 @@ impl ContenderNode {
         unwatched: &Arc<Unwatched>,
     ) -> Arc<ContenderNode> {
         let state = NodeState::new(&directory, tag.unnumbered(mode));
-        let locked = Locked { state, creating: None, directory_watch: None, own: None, made: Vec::new() };
+        let locked = Locked { state, creating: None, directory_watch: None, own: None };
         Arc::new(ContenderNode {
             number,
             directory,
@@ -251,11 +249,6 @@ impl ContenderNode {
             change(&mut it.state);
             it.own.take()
         });
-    }
-
-    /// Drops the watch on this node.
-    pub(super) fn drop_watch(&self) {
-        let _unlocked = self.change(|it| it.own.take());
     }
 
     /// Leaves the node, and returns its loss and its removal: see [`NodeState::leave`]. Reports a loss that is not reported yet, and

@@ -258,9 +258,9 @@ impl SessionStore {
     pub(crate) fn forget(&self, node: &Arc<ContenderNode>) {
         if !self.lease.is_connected() {
             // Otherwise the watch would be armed again after the reconnect.
-            node.drop_watch();
+            let _unlocked = node.change(|it| it.own.take());
         }
-        self.remove(node);
+        self.record.lock().nodes.remove(&node.number);
     }
 
     /// Returns how often the connection was lost. If this count is the same at two answers, both came on the same
@@ -269,7 +269,7 @@ impl SessionStore {
         self.record.lock().connection
     }
 
-    /// Adds a created node, until [`SessionStore::remove`]. If the node is the session's first, and the next renewal of
+    /// Adds a created node, until [`SessionStore::forget`]. If the node is the session's first, and the next renewal of
     /// the lease would be too late for it, also wakes the task that renews the lease.
     pub(super) fn add(&self, node: &Arc<ContenderNode>) {
         let renewed_by = self.lease.now() + self.lease.heartbeat_period();
@@ -282,10 +282,6 @@ impl SessionStore {
             self.renewal_wake.notify_one();
         }
         self.unwatched.add(node);
-    }
-
-    pub(super) fn remove(&self, node: &ContenderNode) {
-        self.record.lock().nodes.remove(&node.number);
     }
 
     /// Records that this node is no longer kept between uses, and is deleted after its last use. A contender behind the

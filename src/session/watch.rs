@@ -4,11 +4,14 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use futures_util::future::{FutureExt, OptionFuture};
+use futures_util::stream::{self, StreamExt};
+
 use crate::session::contract::Session;
 use crate::session::node::ContenderNode;
 use crate::session::presence;
-use crate::session::request::Failure;
-use crate::session::retry::RetryLimit;
+use crate::session::request::{Failure, Reply, Watch};
+use crate::session::retry::{RetryLimit, repeated};
 use crate::telemetry::log::emit;
 
 /// The most requests for a watch that one call of [`watch_own`] has under way at a time.
@@ -26,54 +29,43 @@ impl ContenderNode {
         session: &Arc<dyn Session>,
     ) -> Option<impl Future<Output = Result<(), Failure>> + Send + use<>> {
         let path = self.change(|it| it.state.begin_to_watch())?;
-        let (mut connection, mut watch) = (session.store().connection(), session.watch(&path));
+        let (connection, watch) = (session.store().connection(), session.watch(&path));
         let (node, session) = (Arc::clone(self), Arc::clone(session));
         Some(async move {
-            let answer = loop {
-                let answer = watch.await;
-                if answer.as_ref().err() != Some(&Failure::NoNode) {
-                    break answer;
-                }
-                match presence::is_there(&session, &path, None).await {
-                    Ok(true) => {}
-                    Ok(false) => break Err(Failure::NoNode),
-                    Err(failure) => break Err(failure),
-                }
-                if let Err(failure) = presence::leave(&session, connection, &path).await {
-                    break Err(failure);
-                }
-                (connection, watch) = (session.store().connection(), session.watch(&path));
-            };
+            let answer = armed(&session, &path, connection, watch).await;
             node.store_watch(&path, answer)
         })
     }
 }
 
-/// Arms the watches on these nodes, at most [`ARMED_AT_ONCE`] at a time, and repeats a request whose answer is lost.
-pub(super) async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<ContenderNode>>) {
-    let mut tries = RetryLimit::ENDLESS;
-    while !unwatched.is_empty() {
-        let mut unknown = Vec::new();
-        for some in unwatched.chunks(ARMED_AT_ONCE) {
-            let requested: Vec<_> = some.iter().map(|node| (node, node.request_watch(&session))).collect();
-            for (node, requested) in requested {
-                let Some(stored) = requested else { continue };
-                match stored.await {
-                    Ok(()) | Err(Failure::Over(_)) => {}
-                    Err(Failure::Unknown(_)) => unknown.push(Arc::clone(node)),
-                    Err(failure) => cannot_watch(node, &failure),
-                }
+/// Returns the watch on a node. `watch` is the answer to a request for the watch, sent on the connection with this number.
+async fn armed(
+    session: &Arc<dyn Session>,
+    path: &str,
+    mut connection: u64,
+    mut watch: Reply<Watch>,
+) -> Result<Watch, Failure> {
+    loop {
+        match watch.await {
+            Err(Failure::NoNode) if presence::is_there(session, path, None).await? => {
+                presence::leave(session, connection, path).await?;
+                (connection, watch) = (session.store().connection(), session.watch(path));
             }
-        }
-        unwatched = unknown;
-        // If an answer was lost because the connection was lost, the server is not faulty. So the backoff starts again.
-        if !session.lease().is_connected() {
-            tries = RetryLimit::ENDLESS;
-        }
-        if !unwatched.is_empty() && tries.pause(&session).await.is_err() {
-            return;
+            answer => return answer,
         }
     }
+}
+
+/// Arms the watches on these nodes, at most [`ARMED_AT_ONCE`] at a time, and repeats a request whose answer is lost.
+pub(super) async fn watch_own(session: Arc<dyn Session>, unwatched: Vec<Arc<ContenderNode>>) {
+    let arm = async |node: Arc<ContenderNode>| {
+        let request = || OptionFuture::from(node.request_watch(&session)).map(|stored| stored.unwrap_or(Ok(())));
+        match repeated(&session, RetryLimit::ENDLESS, request).await {
+            Ok(()) | Err(Failure::Over(_)) => {}
+            Err(failure) => cannot_watch(&node, &failure),
+        }
+    };
+    stream::iter(unwatched).for_each_concurrent(ARMED_AT_ONCE, arm).await;
 }
 
 pub(crate) fn cannot_watch(node: &ContenderNode, failure: &Failure) {

@@ -151,7 +151,7 @@ const MAGIC: &str = "zk-rwlock value ";
 
 const VERSION: &str = "1";
 
-/// The identity of one commit: the fencing token of the commit's lock, and the ordinal of the commit under that lock.
+/// The identity of one commit: the fencing token of the commit's lock, and the id of the commit under that lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub(crate) token: i64,

@@ -356,8 +356,8 @@ fn a_first_node_wakes_only_a_renewal_that_is_too_late() {
     assert!(!is_woken());
     assert!(!store.plan_renewal(lease.now() + lease.timeout(), true), "the session has a node");
     let second = enter("2");
-    store.remove(&first);
-    store.remove(&second);
+    store.forget(&first);
+    store.forget(&second);
     assert!(store.has_no_nodes() && !is_woken());
     let _third = enter("3");
     assert!(is_woken());

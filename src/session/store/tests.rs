@@ -122,7 +122,7 @@ fn leaving_nodes_are_listed_until_they_are_gone() {
     store.mark_closing(&second);
     assert_eq!(store.closing_soon("/a"), ["1", "2"]);
     assert!(store.closing_soon("/b").is_empty() && store.closing_soon("/a/1").is_empty());
-    store.remove(&first);
+    store.forget(&first);
     drop((first, store.unwatched.take(Duration::ZERO)));
     assert_eq!(store.closing_soon("/a"), ["2"]);
     store.mark_closing(&third);
