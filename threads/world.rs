@@ -287,12 +287,12 @@ impl Session for OnRoutes {
         self.session.store()
     }
 
-    async fn connected(&self) -> Result<(), Ending> {
-        self.session.connected().await
+    async fn until_connected(&self) -> Result<(), Ending> {
+        self.session.until_connected().await
     }
 
-    async fn over(&self) -> Ending {
-        self.session.over().await
+    async fn until_over(&self) -> Ending {
+        self.session.until_over().await
     }
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {

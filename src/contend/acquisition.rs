@@ -543,7 +543,7 @@ impl Acquisition {
     /// Lists the queue, once the session is connected: what is sent without a connection is sent after the reconnect, when
     /// this acquisition may have ended.
     async fn list_once_connected(&self, session: &Arc<dyn Session>) -> Option<Listing> {
-        session.connected().await.ok()?;
+        session.until_connected().await.ok()?;
         listing::list(session, &self.config.directory).await.ok()
     }
 

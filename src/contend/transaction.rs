@@ -340,7 +340,7 @@ impl<'a> Doubt<'a> {
         let session = self.session;
         let paths: Vec<String> = self.changes().map(|operation| operation.path().to_owned()).collect();
         let checks = self.locks.len().min(self.operations.len());
-        session.connected().await.ok()?;
+        session.until_connected().await.ok()?;
         if let Evidence::Content(_) = self.evidence {
             return retry::data(session, paths.first()?, true).await.ok().map(|node| vec![node]);
         }

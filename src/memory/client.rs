@@ -78,7 +78,7 @@ impl Memory {
             return ConnectionState::Closed;
         }
         let session = self.session().filter(|session| session.lease().over().is_none());
-        match session.and_then(|session| session.lease().lost()) {
+        match session.and_then(|session| session.lease().lost_since()) {
             Some(since) => ConnectionState::Connecting { since, why: Some("the connection is cut".to_owned()) },
             None => ConnectionState::Connected,
         }
@@ -153,7 +153,7 @@ impl Coordinator for Memory {
             let Some(session) = self.open() else {
                 return Err(Failure::Over(Ending::Closed));
             };
-            if session.connected().await.is_ok() {
+            if session.until_connected().await.is_ok() {
                 return Ok(SessionSlot::new(session));
             }
         }

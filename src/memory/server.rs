@@ -363,7 +363,7 @@ impl World {
         state.seen = self.zxid;
         state.is_cut = true;
         // The loss is reported first, because a task that learns of a lost reply then waits for the connection.
-        fired.extend([state.change_store(|it| it.steady(false)), state.change_store(|it| it.connected(false))]);
+        fired.extend([state.change_store(|it| it.steady(false)), state.change_store(|it| it.set_connected(false))]);
         let withheld = state.withheld.take().into_iter().flatten();
         fired.extend(withheld.map(|notify| Box::new(move |_| notify(false)) as Notification));
     }
@@ -405,7 +405,7 @@ impl World {
         for (path, event) in missed {
             state.fire(&path, event, fired);
         }
-        fired.push(state.change_store(|it| it.connected(true)));
+        fired.push(state.change_store(|it| it.set_connected(true)));
         let waiting = std::mem::take(&mut state.waiting);
         for job in waiting {
             job(self, fired);

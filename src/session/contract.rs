@@ -168,7 +168,7 @@ impl SessionSlot {
 ///     carried out; every other failure says that it was not.
 /// 11. **The store** ([`Session::store`]) is notified when the session [began](SessionStore::began), of the requests that were
 ///     certainly [answered](SessionStore::answered) or, by a quorum, [acknowledged](SessionStore::acknowledged), of each loss and return of
-///     the [connection](SessionStore::connected), when a handshake is known to have [resumed](SessionStore::resumed) the session,
+///     the [connection](SessionStore::set_connected), when a handshake is known to have [resumed](SessionStore::resumed) the session,
 ///     and of its [end](SessionStore::end).
 /// 12. **A server is left** at [`Session::leave_server`], with the same session. The next connection is to another server,
 ///     if one answers.
@@ -209,12 +209,12 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Waits until the session is connected. Fails when the session is over.
-    async fn connected(&self) -> Result<(), Ending> {
+    async fn until_connected(&self) -> Result<(), Ending> {
         self.store().until_connected().await
     }
 
     /// Waits until the session is over, and returns the reason.
-    async fn over(&self) -> Ending {
+    async fn until_over(&self) -> Ending {
         self.store().until_over().await
     }
 

@@ -67,7 +67,7 @@ pub(crate) async fn follow(it: &impl Followed) {
 pub(crate) async fn wait_until_known_to_be_over(session: &Arc<dyn Session>) {
     tokio::select! {
         biased;
-        _ = session.over() => {}
+        _ = session.until_over() => {}
         () = session.sleep(session.timeout() / 20) => {}
     }
 }

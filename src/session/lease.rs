@@ -89,7 +89,7 @@ struct LeaseState {
     /// Why the session is over, and when this was recorded.
     over: Option<(Ending, Moment)>,
     /// When the connection was lost. `None` while the session is connected, and never `None` once it is over.
-    lost: Option<Instant>,
+    lost_since: Option<Instant>,
     /// When the handshake that resumed the session on the present connection was sent, until the handshake extends the
     /// lease.
     resumed: Option<Moment>,
@@ -238,32 +238,32 @@ impl Lease {
 
     /// Records that the connection is lost (`false`) or back (`true`). Returns whether that is a change. After the end of
     /// the session nothing changes.
-    pub(super) fn connected(&self, connected: bool) -> bool {
+    pub(super) fn set_connected(&self, is_connected: bool) -> bool {
         let now = self.now();
         let mut state = self.state.lock();
         if state.over.is_some() {
             return false;
         }
-        if !connected {
+        if !is_connected {
             // Also a connection that is lost before it was reported as back has had touches. An operation on another
             // connection says nothing about them.
             state.touches.clear();
             (state.connected_since, state.resumed) = (now, None);
         }
-        let is_change = state.lost.is_none() != connected;
+        let is_change = state.lost_since.is_none() != is_connected;
         if is_change {
-            state.lost = (!connected).then(Instant::now);
+            state.lost_since = (!is_connected).then(Instant::now);
         }
         is_change
     }
 
     pub(crate) fn is_connected(&self) -> bool {
-        self.lost().is_none()
+        self.lost_since().is_none()
     }
 
     /// Returns when the connection was lost. `None` while the session is connected.
-    pub(crate) fn lost(&self) -> Option<Instant> {
-        self.state.lock().lost
+    pub(crate) fn lost_since(&self) -> Option<Instant> {
+        self.state.lock().lost_since
     }
 
     /// Records the end of the session, and returns `true`, unless an earlier end is recorded.
@@ -272,7 +272,7 @@ impl Lease {
         let mut state = self.state.lock();
         let is_first = state.over.is_none();
         state.over.get_or_insert((why, now));
-        state.lost.get_or_insert_with(Instant::now);
+        state.lost_since.get_or_insert_with(Instant::now);
         self.publish(&state);
         is_first
     }

@@ -182,7 +182,7 @@ async fn list_wanted(session: Arc<dyn Session>) {
     let mut wanted = Vec::new();
     loop {
         // If the session is over, every request fails with the reason.
-        let _over = session.connected().await;
+        let _over = session.until_connected().await;
         if wanted.is_empty() {
             let Some(taken) = session.store().take_synced() else { return };
             wanted.extend(taken);

@@ -198,7 +198,7 @@ impl<'a> Recheck<'a> {
                 self.pause = next(self.pause, self.session.timeout());
                 return;
             }
-            if self.session.connected().await.is_err() {
+            if self.session.until_connected().await.is_err() {
                 return pending().await;
             }
             self.pause = self.session.timeout();
@@ -316,7 +316,7 @@ pub(crate) async fn leader_still_has(session: &Arc<dyn Session>, path: &str, tri
 /// Fails if the event is the end of the session.
 pub(crate) async fn unless_over(session: &Arc<dyn Session>, event: Event) -> Result<(), Failure> {
     match event {
-        Event::Over => Err(Failure::Over(session.over().await)),
+        Event::Over => Err(Failure::Over(session.until_over().await)),
         _ => Ok(()),
     }
 }

@@ -57,7 +57,7 @@ impl RetryLimit {
     /// of the session timeout, because answers are then probably lost by the server and not with the connection. Fails
     /// if the session is over.
     pub(crate) async fn pause(&mut self, session: &Arc<dyn Session>) -> Result<(), Failure> {
-        session.connected().await.map_err(Failure::Over)?;
+        session.until_connected().await.map_err(Failure::Over)?;
         self.count();
         if self.made > 3 {
             session.sleep(session.timeout() / 50 * (self.made - 3).min(12)).await;
@@ -86,7 +86,7 @@ where
     loop {
         // What is sent without a connection is sent after the reconnect, even if the caller has given up by then.
         if !session.lease().is_connected() {
-            session.connected().await.map_err(Failure::Over)?;
+            session.until_connected().await.map_err(Failure::Over)?;
         }
         match request().await {
             Err(failure) => tries.again(session, failure).await?,

@@ -26,7 +26,7 @@ use crate::telemetry::user_thread::guarded;
 /// # Implementing a backend
 ///
 /// Call [`began`](SessionStore::began) once, [`answered`](SessionStore::answered) or
-/// [`acknowledged`](SessionStore::acknowledged) after each answer, [`connected`](SessionStore::connected) and
+/// [`acknowledged`](SessionStore::acknowledged) after each answer, [`set_connected`](SessionStore::set_connected) and
 /// [`resumed`](SessionStore::resumed) as the connection changes, and [`end`](SessionStore::end) when the session is
 /// over. None of these calls blocks or waits.
 pub struct SessionStore {
@@ -162,16 +162,16 @@ impl SessionStore {
     ///
     /// A backend must report a lost connection before any answer that comes on the next connection. A connection that
     /// breaks before it was reported as back is reported as lost, too.
-    pub fn connected(&self, connected: bool) {
-        let lost = self.lease.lost();
-        let has_changed = self.lease.connected(connected);
+    pub fn set_connected(&self, is_connected: bool) {
+        let lost = self.lease.lost_since();
+        let has_changed = self.lease.set_connected(is_connected);
         self.renewal_wake.notify_one();
-        if has_changed && !connected {
+        if has_changed && !is_connected {
             self.record.lock().connection += 1;
         }
         if has_changed {
             lost.iter().for_each(|lost| meter::connection_broke_for(lost.elapsed()));
-            self.log_link(connected);
+            self.log_link(is_connected);
         }
         self.notify_all();
         let _panicked = guarded(|| self.link_changed.notify_waiters());
@@ -190,7 +190,7 @@ impl SessionStore {
 
     /// Records the end of the session, and reports no loss yet: [`SessionStore::end`] must follow.
     pub(crate) fn end_lease(&self, why: Ending) {
-        let lost = self.lease.lost();
+        let lost = self.lease.lost_since();
         if self.lease.end(why) {
             meter::count(names::SESSIONS_ENDED, None, &[("cause", why.label())]);
             lost.filter(|_| why != Ending::Closed).iter().for_each(|lost| meter::connection_broke_for(lost.elapsed()));

@@ -91,11 +91,11 @@ impl<A: Answers> Session for Stub<A> {
         self.0.store()
     }
 
-    async fn connected(&self) -> Result<(), Ending> {
+    async fn until_connected(&self) -> Result<(), Ending> {
         Ok(())
     }
 
-    async fn over(&self) -> Ending {
+    async fn until_over(&self) -> Ending {
         pending().await
     }
 

@@ -200,7 +200,7 @@ impl Coordinator for ZooKeeper {
             tokio::select! {
                 biased;
                 () = self.ensemble.closed() => {}
-                connected = session_slot.session().connected() => if connected.is_ok() {
+                connected = session_slot.session().until_connected() => if connected.is_ok() {
                     return Ok(session_slot);
                 },
             }

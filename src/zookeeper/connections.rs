@@ -432,7 +432,7 @@ impl Connections {
         let client = self.pipeline.disconnect();
         self.watches.disarm();
         *self.server.lock() = None;
-        self.store.connected(false);
+        self.store.set_connected(false);
         discard(client);
     }
 
@@ -443,7 +443,7 @@ impl Connections {
         if let Some(client) = served.client.take() {
             self.pipeline.connect(&client, &served.on_link);
         }
-        self.store.connected(true);
+        self.store.set_connected(true);
     }
 
     /// Answers the requests to leave a server. Leaves the server of this connection if that was asked, and if there may be
@@ -500,7 +500,7 @@ impl Connections {
                         }
                         Ok(Readiness::Idle) => {
                             *self.server.lock() = Some(self.route.name(target));
-                            self.store.connected(true);
+                            self.store.set_connected(true);
                             return Ok(served);
                         }
                         Err(NotReady::Over(ending)) => {

@@ -173,7 +173,7 @@ impl ZooKeeperSession {
 
     /// Returns when the connection was lost. `None` while the session is connected.
     pub(super) fn lost(&self) -> Option<Instant> {
-        self.lease().lost()
+        self.lease().lost_since()
     }
 
     pub(super) fn mark_used(&self) {
@@ -218,11 +218,11 @@ impl Session for ZooKeeperSession {
         &self.connections.store
     }
 
-    async fn connected(&self) -> Result<(), Ending> {
+    async fn until_connected(&self) -> Result<(), Ending> {
         self.store().until_connected().await
     }
 
-    async fn over(&self) -> Ending {
+    async fn until_over(&self) -> Ending {
         self.store().until_over().await
     }
 

@@ -720,12 +720,12 @@ impl Session for Lagging {
         self.inner.store()
     }
 
-    async fn connected(&self) -> Result<(), Ending> {
-        self.inner.connected().await
+    async fn until_connected(&self) -> Result<(), Ending> {
+        self.inner.until_connected().await
     }
 
-    async fn over(&self) -> Ending {
-        self.inner.over().await
+    async fn until_over(&self) -> Ending {
+        self.inner.until_over().await
     }
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
@@ -803,8 +803,8 @@ fn a_reconnected_head_counts_permits_after_a_sync() {
         let taken = assert_ready_ok!(head.poll());
         assert!(next.is_woken(), "the signal did not wake the waiter");
         if reconnects {
-            lagging.store().connected(false);
-            lagging.store().connected(true);
+            lagging.store().set_connected(false);
+            lagging.store().set_connected(true);
             *lagging.shows.lock().expect("no panic") = Some(Vec::new());
         }
         assert_pending!(next.poll());

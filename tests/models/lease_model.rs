@@ -345,7 +345,7 @@ impl World {
             Event::Deposed => (self.is_deposed, self.session_end) = (true, self.now + self.timeout),
             Event::Breaks => {
                 self.connected = false;
-                self.store.connected(false);
+                self.store.set_connected(false);
             }
             // The client reconnects to the other follower, which has not heard from the session yet.
             Event::Heals => {
@@ -365,7 +365,7 @@ impl World {
         let sent = Duration::from_micros(self.clients(request.sent) + 1);
         if request.is_handshake {
             self.connected = true;
-            self.store.connected(true);
+            self.store.set_connected(true);
             self.store.resumed(sent);
             self.ask(true);
             self.ask(false);

@@ -385,7 +385,7 @@ impl Coordinator for Process {
                 }
             };
             drop(alone);
-            if line.connected().await.is_ok() {
+            if line.until_connected().await.is_ok() {
                 return Ok(SessionSlot::new(line));
             }
         }
@@ -461,7 +461,7 @@ impl Line {
         if !self.is_up() {
             return;
         }
-        self.store.connected(false);
+        self.store.set_connected(false);
         self.link.send_modify(|link| *link = (Link::Down, link.1 + 1));
         if let Some(line) = self.this.upgrade() {
             tokio::spawn(line.resume());
@@ -510,7 +510,7 @@ impl Line {
             self.servers.ask(RequestKind::Read, Box::new(|| 0));
         }
         self.link.send_modify(|link| link.0 = Link::Up);
-        self.store.connected(true);
+        self.store.set_connected(true);
         for (asked, act) in std::mem::take(&mut *locked(&self.held)) {
             self.servers.ask(asked, act);
         }
@@ -577,7 +577,7 @@ impl Line {
         Box::pin(async move {
             let event = watch.await;
             let Some(line) = line.upgrade() else { return event };
-            if line.connected().await.is_ok() { event } else { Event::Over }
+            if line.until_connected().await.is_ok() { event } else { Event::Over }
         })
     }
 }
@@ -602,12 +602,12 @@ impl Session for Line {
         &self.store
     }
 
-    async fn connected(&self) -> Result<(), Ending> {
+    async fn until_connected(&self) -> Result<(), Ending> {
         let link = self.link.subscribe().wait_for(|link| link.0 != Link::Down).await.map(|link| link.0);
         if matches!(link, Ok(Link::Up)) { Ok(()) } else { Err(Ending::Expired) }
     }
 
-    async fn over(&self) -> Ending {
+    async fn until_over(&self) -> Ending {
         let mut link = self.link.subscribe();
         drop(link.wait_for(|link| link.0 == Link::Over).await);
         Ending::Expired

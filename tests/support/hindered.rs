@@ -216,12 +216,12 @@ impl Session for Line {
         self.client.store.as_ref().unwrap_or_else(|| self.inner.store())
     }
 
-    async fn connected(&self) -> Result<(), Ending> {
-        self.inner.connected().await
+    async fn until_connected(&self) -> Result<(), Ending> {
+        self.inner.until_connected().await
     }
 
-    async fn over(&self) -> Ending {
-        self.inner.over().await
+    async fn until_over(&self) -> Ending {
+        self.inner.until_over().await
     }
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {

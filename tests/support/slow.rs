@@ -70,12 +70,12 @@ impl Session for SlowSession {
         &self.1
     }
 
-    async fn connected(&self) -> Result<(), Ending> {
-        self.0.connected().await
+    async fn until_connected(&self) -> Result<(), Ending> {
+        self.0.until_connected().await
     }
 
-    async fn over(&self) -> Ending {
-        self.0.over().await
+    async fn until_over(&self) -> Ending {
+        self.0.until_over().await
     }
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {

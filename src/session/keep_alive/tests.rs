@@ -189,9 +189,9 @@ async fn a_reconnect_sends_the_overdue_heartbeat_at_once() {
     let (session, _task) = Noted::kept_alive();
     session.holder("/a/1");
     session.after(500).await;
-    session.store.connected(false);
+    session.store.set_connected(false);
     assert_eq!(session.after(3_000).await, []);
-    session.store.connected(true);
+    session.store.set_connected(true);
     let sent = [(3_000, "read /"), (4_200, "read /"), (4_250, "check /a/1")];
     assert_eq!(session.after(4_300).await, notes(sent));
 }
@@ -201,9 +201,9 @@ async fn a_reconnect_sends_a_heartbeat_early() {
     let (session, _task) = Noted::kept_alive();
     session.holder("/a/1");
     session.after(500).await;
-    session.store.connected(false);
+    session.store.set_connected(false);
     assert_eq!(session.after(700).await, []);
-    session.store.connected(true);
+    session.store.set_connected(true);
     assert_eq!(session.after(1_000).await, notes([(700, "read /")]));
 }
 

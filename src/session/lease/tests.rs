@@ -156,8 +156,8 @@ fn requests_of_an_old_connection_make_nothing_count() {
     stage.advance(SETTLING);
     let sent = stage.lease.now();
     stage.advance(ms(1));
-    stage.lease.connected(false);
-    stage.lease.connected(true);
+    stage.lease.set_connected(false);
+    stage.lease.set_connected(true);
     // An operation that was sent before the connection was lost, and whose answer is reported afterwards.
     stage.lease.acknowledged(sent);
     stage.lease.answered(sent);
@@ -175,10 +175,10 @@ fn a_handshake_counts_from_its_sending() {
     stage.advance(ms(500));
     let early = stage.lease.now();
     stage.advance(ms(1));
-    stage.lease.connected(false);
+    stage.lease.set_connected(false);
     stage.advance(ms(500));
     let handshake = stage.lease.now();
-    stage.lease.connected(true);
+    stage.lease.set_connected(true);
     stage.touch();
     stage.write();
     assert!(stage.counts(began), "the handshake is not known to have resumed this session");
@@ -317,13 +317,13 @@ fn a_repeated_connection_report_changes_nothing() {
     let stage = Stage::begun();
     stage.advance(ms(1_000));
     let touch = stage.touch();
-    assert!(!stage.lease.connected(true) && stage.lease.is_connected());
+    assert!(!stage.lease.set_connected(true) && stage.lease.is_connected());
     stage.advance(SETTLING);
     stage.write();
     assert!(stage.counts(touch), "the connection is still the same");
-    assert!(stage.lease.connected(false) && !stage.lease.is_connected());
-    assert!(!stage.lease.connected(false));
-    assert!(stage.lease.connected(true));
+    assert!(stage.lease.set_connected(false) && !stage.lease.is_connected());
+    assert!(!stage.lease.set_connected(false));
+    assert!(stage.lease.set_connected(true));
     // A request that was sent at the moment of the loss may have been sent on the new connection, so it is recorded as
     // a touch.
     stage.touch();
@@ -360,7 +360,7 @@ fn no_duration_overflows() {
         assert!(lease.heartbeat_period() <= timeout);
         lease.steady(true);
         lease.steady(false);
-        lease.connected(false);
+        lease.set_connected(false);
         lease.end(Ending::Expired);
     }
 }

@@ -155,8 +155,8 @@ async fn a_listing_across_two_connections_is_not_used() {
     let answer = list_synced(&session, &Arc::from("/lock"));
     let breaks = async {
         tokio::time::sleep(ms(50)).await;
-        session.store().connected(false);
-        session.store().connected(true);
+        session.store().set_connected(false);
+        session.store().set_connected(true);
     };
     let (answer, ()) = tokio::join!(answer, breaks);
     assert!(matches!(answer, Err(Failure::Unknown(_))), "the listing may come from a server that lags");

@@ -154,9 +154,9 @@ fn events_of_a_replaced_node_do_not_end_the_new_hold() {
 fn a_hold_is_suspect_while_its_connection_is_lost() {
     let (node, store) = holding();
     assert_eq!(node.hold_state(), HoldState::Held);
-    store.connected(false);
+    store.set_connected(false);
     assert!(matches!(node.hold_state(), HoldState::Suspect { .. }));
-    store.connected(true);
+    store.set_connected(true);
     assert_eq!(node.hold_state(), HoldState::Held);
     store.end(Ending::Expired);
     let why = Loss::SessionOver(Ending::Expired);

@@ -23,8 +23,8 @@ fn a_renewal_after_a_lapse_revives_no_hold() {
     let renewals: [fn(&SessionStore); 2] = [
         |store| store.began(store.lease().now()),
         |store| {
-            store.connected(false);
-            store.connected(true);
+            store.set_connected(false);
+            store.set_connected(true);
             store.resumed(store.lease().now());
             store.acknowledged(store.lease().now());
         },
@@ -57,8 +57,8 @@ fn a_handshake_counts_only_once_reported_as_resumed() {
         let (store, clock) = begun();
         clock.fetch_add(5_000, Ordering::SeqCst);
         store.answered(store.lease().now());
-        store.connected(false);
-        store.connected(true);
+        store.set_connected(false);
+        store.set_connected(true);
         if resumes {
             store.resumed(store.lease().now());
         }
@@ -72,7 +72,7 @@ fn a_handshake_counts_only_once_reported_as_resumed() {
 fn each_lost_connection_counts_once() {
     let (store, _clock) = begun();
     for (is_connected, losses) in [(true, 0), (false, 1), (false, 1), (true, 1), (true, 1), (false, 2)] {
-        store.connected(is_connected);
+        store.set_connected(is_connected);
         assert_eq!(store.connection(), losses);
     }
 }
