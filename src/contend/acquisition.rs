@@ -219,6 +219,7 @@ impl Acquisition {
             pid: Some(std::process::id()),
             label: self.options.label.clone(),
             permits: self.target.as_ref().map(|target| target.count()),
+            is_candidate: self.config.is_election,
         };
         let (mut tries, mut restarts) = (0, 0);
         loop {

@@ -26,6 +26,8 @@ pub(crate) struct LockConfig {
     pub(crate) host: String,
     pub(crate) label: Option<String>,
     pub(crate) dialect: Dialect,
+    /// Whether the contenders are candidates of an election, which their nodes say.
+    pub(crate) is_election: bool,
     pub(crate) warn_holding: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) asking: Arc<Asking>,

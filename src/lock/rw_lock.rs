@@ -87,6 +87,7 @@ impl RwLock {
             warn_holding: None,
             max_hold: None,
             idle: None,
+            is_election: false,
             path_label: None,
         }
     }
@@ -239,6 +240,7 @@ pub struct RwLockBuilder {
     warn_holding: Option<Duration>,
     max_hold: Option<Duration>,
     idle: Option<Duration>,
+    pub(crate) is_election: bool,
     path_label: Option<Arc<str>>,
 }
 
@@ -470,6 +472,7 @@ impl RwLockBuilder {
             host: self.host.unwrap_or_else(machine_name),
             label: self.label,
             dialect: self.dialect,
+            is_election: self.is_election,
             warn_holding: self.warn_holding,
             max_hold: self.max_hold,
             asking: Arc::default(),

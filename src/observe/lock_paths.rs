@@ -212,7 +212,7 @@ pub(crate) fn member_by_name(contender: &Contender, turn: &Turn) -> Member {
 
 /// Returns a copy of the member, with the data and the stat of its node added.
 fn with_node(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Vec<u8>, Stat)) -> Member {
-    let Metadata { host, pid, label, permits } = match Contender::parse_as(&member.node, dialect) {
+    let Metadata { host, pid, label, permits, is_candidate } = match Contender::parse_as(&member.node, dialect) {
         Some(contender) => Metadata::of(&contender, Some(data)),
         None => Metadata { host: member.host.clone(), permits: member.permits, ..metadata::read(data) },
     };
@@ -221,6 +221,7 @@ fn with_node(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Ve
         host,
         pid,
         label,
+        is_candidate,
         session: Some(stat.ephemeral_owner),
         since: Some(stat.ctime),
         token: Some(stat.czxid),

@@ -62,6 +62,9 @@ pub struct Member {
     /// [holds](MemberState::Holds), texts say that it *keeps* the lock: it uses the lock, or is idle and gives the lock
     /// up as soon as it is asked to. The queue cannot show which of the two, because uses of a kept node send nothing.
     pub keeps: bool,
+    /// Whether the member is a candidate of an election ([`Leadership`](crate::Leadership)). If such a member
+    /// [holds](MemberState::Holds), it leads. `false` if its node could not be read.
+    pub is_candidate: bool,
     /// Whether the member's session belongs to this process. `false` if its node could not be read.
     pub is_own: bool,
     /// The name of the member's node, without the directory.
@@ -82,6 +85,7 @@ impl Member {
             since: None,
             token: None,
             keeps: false,
+            is_candidate: false,
             is_own: false,
             node: node.to_owned(),
         }

@@ -26,6 +26,8 @@ pub(crate) struct Metadata {
     pub(crate) label: Option<String>,
     /// The number of permits that the contender waits for, in the queue of a semaphore.
     pub(crate) permits: Option<u32>,
+    /// Whether the contender is a candidate of an election.
+    pub(crate) is_candidate: bool,
 }
 
 impl Metadata {
@@ -36,6 +38,9 @@ impl Metadata {
         let mut text = format!("host={}\n{pid}since={since}\n", self.host);
         if let Some(permits) = self.permits {
             text.push_str(&format!("permits={permits}\n"));
+        }
+        if self.is_candidate {
+            text.push_str("candidate=yes\n");
         }
         if let Some(label) = &self.label {
             text.push_str(&format!("label={label}\n"));
@@ -68,6 +73,7 @@ pub(crate) fn read(data: &[u8]) -> Metadata {
         pid: field("pid").and_then(|pid| pid.parse().ok()),
         label: field("label").map(str::to_owned),
         permits: field("permits").and_then(|permits| permits.parse().ok()),
+        is_candidate: field("candidate") == Some("yes"),
     }
 }
 
@@ -187,13 +193,16 @@ mod tests {
     fn encoded_metadata_is_parsed_back() {
         let since = UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
         let label = Some("migrate = v42".to_owned());
-        let metadata = Metadata { host: "web-1".to_owned(), pid: Some(42), label, permits: None };
+        let metadata = Metadata { host: "web-1".to_owned(), pid: Some(42), label, permits: None, is_candidate: false };
         let text = String::from_utf8(metadata.encode(since)).unwrap();
         assert_eq!(text, "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\nlabel=migrate = v42\n");
         assert_eq!(read(text.as_bytes()), metadata);
-        let metadata = Metadata { permits: Some(3), ..metadata };
+        let metadata = Metadata { permits: Some(3), is_candidate: true, ..metadata };
         let text = String::from_utf8(metadata.encode(since)).unwrap();
-        assert_eq!(text, "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\npermits=3\nlabel=migrate = v42\n");
+        assert_eq!(
+            text,
+            "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\npermits=3\ncandidate=yes\nlabel=migrate = v42\n"
+        );
         assert_eq!(read(text.as_bytes()), metadata);
     }
 
@@ -229,8 +238,12 @@ mod tests {
         let contender = Contender::parse_as("x__lock__0000000001", Dialect::Kazoo).unwrap();
         for (host, expected_host) in [("web-1", "web-1"), ("two words", ""), ("", "")] {
             let metadata = format!("host={host}\npid=42\nlabel=x\n");
-            let expected =
-                Metadata { host: expected_host.to_owned(), pid: Some(42), label: Some("x".to_owned()), permits: None };
+            let expected = Metadata {
+                host: expected_host.to_owned(),
+                pid: Some(42),
+                label: Some("x".to_owned()),
+                ..Metadata::default()
+            };
             assert_eq!(Metadata::of(&contender, Some(metadata.as_bytes())), expected);
         }
     }

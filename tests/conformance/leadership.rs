@@ -146,6 +146,8 @@ pub async fn an_expired_leader_campaigns_on_a_new_session(h: &impl Harness) {
 
 pub async fn an_evicted_leader_campaigns_again(h: &impl Harness) {
     let mut stage = Stage::set(h).await;
+    let members = stage.lock().queue().await.unwrap().members;
+    assert!(members.len() == 2 && members.iter().all(|it| it.is_candidate), "{members:?}");
     let broken = soon("the removal", stage.lock().evict(stage.first)).await.unwrap().expect("the node existed");
     assert_eq!(broken.label.as_deref(), Some("http://host-a"));
     assert_eq!(stage.a.is_dropped().await, stage.first);

@@ -293,7 +293,8 @@ pub(crate) enum Task {
     /// Show who holds a lock and who waits, or who has the permits of a semaphore.
     ///
     /// A holder whose STATE is `keeps` may keep the lock between uses. An idle one gives the lock up as soon as it is
-    /// asked, by a waiting contender or by `zklock ask`. Others cannot see whether it is idle.
+    /// asked, by a waiting contender or by `zklock ask`. Others cannot see whether it is idle. A holder whose STATE is
+    /// `leads` is the leader of an election.
     ///
     /// In a narrow terminal the column SESSION is dropped first, then long hosts and labels are shortened, then PID is
     /// dropped. TOKEN is always shown. With `| cat` and in --json nothing is left out.

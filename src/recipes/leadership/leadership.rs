@@ -71,7 +71,8 @@ impl Leadership {
 
     /// Like [`Leadership::new`], with options.
     pub fn builder<C: Coordinator + Clone>(coordinator: &C, path: impl AsRef<str>) -> LeadershipBuilder {
-        let lock = RwLock::builder(coordinator, path).warn_after_waiting(None);
+        let mut lock = RwLock::builder(coordinator, path).warn_after_waiting(None);
+        lock.is_election = true;
         LeadershipBuilder { lock, data: None, health: None, pause: PAUSE }
     }
 

@@ -124,6 +124,7 @@ pub(crate) fn json(queue: &Queue) -> Value {
             "place": place,
             "state": state(&member.state),
             "keeps": member.keeps,
+            "candidate": member.is_candidate,
             "mode": if member.permits.is_some() { "PERMIT".to_owned() } else { member.mode.to_string() },
             "permits": member.permits,
             "host": member.host,
@@ -173,7 +174,7 @@ fn columns(queue: &Queue) -> Vec<Column> {
     let (behind, brief) = behind(queue).into_iter().map(<(String, String)>::from).unzip();
     vec![
         Column::new("PLACE", (1..=queue.members.len()).map(|place| place.to_string()).collect()),
-        column("STATE", &|member| if is_kept(member) { "keeps" } else { state(&member.state) }.to_owned()),
+        column("STATE", &|member| shown_state(member).to_owned()),
         column("MODE", &mode),
         Column::new("HOST", hosts.clone()).cut(Cut::Middle).briefly(layout::without_shared_domain(&hosts)),
         column("PID", &|member| member.pid.map_or_else(unknown, |pid| pid.to_string())),
@@ -218,6 +219,14 @@ fn session(id: i64) -> String {
     match id {
         0 => "none".to_owned(),
         id => format!("{id:#x}"),
+    }
+}
+
+fn shown_state(member: &Member) -> &'static str {
+    match member.state {
+        MemberState::Holds if member.is_candidate => "leads",
+        _ if is_kept(member) => "keeps",
+        _ => state(&member.state),
     }
 }
 

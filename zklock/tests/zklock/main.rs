@@ -30,7 +30,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 use zk_rwlock::coordinator::{Failure, Kind};
 use zk_rwlock::security::{Acl, Permissions};
-use zk_rwlock::{Dialect, Loss, RwLock, ZooKeeper};
+use zk_rwlock::{Dialect, Leadership, Loss, RwLock, ZooKeeper};
 
 /// The session timeout of a zklock that a test disconnects.
 const SHORT: Duration = Duration::from_secs(2);
@@ -885,7 +885,7 @@ async fn ls_shows_the_queue_as_a_table_and_as_json() {
     let (first, second) = (&json["members"][0], &json["members"][1]);
     assert_eq!(json["path"], path);
     let keys: Vec<_> = first.as_object().unwrap().keys().map(String::as_str).collect();
-    let documented = "place state keeps mode permits host pid label since session behind node token";
+    let documented = "place state keeps candidate mode permits host pid label since session behind node token";
     assert_eq!(keys.join(" "), documented);
     assert_eq!((&first["state"], &first["mode"], &first["behind"]), (&"holds".into(), &"READ".into(), &Value::Null));
     assert_eq!(first["token"], holder.fencing_token());
@@ -1254,6 +1254,19 @@ async fn ls_and_a_waiter_distinguish_kept_from_held() {
     kept.release().await.unwrap();
     held.release().await.unwrap();
     assert_eq!(waiting.says().await, "ran");
+}
+
+#[support::judged]
+async fn ls_tells_a_leader_from_a_holder() {
+    let path = "/zklock/asked/led";
+    let (zk, _lock) = server_lock(path).await;
+    let candidate = Leadership::builder(&zk, path).build().unwrap();
+    let leading = tokio::spawn(async move { candidate.lead(|_| std::future::pending::<()>()).await });
+    eventually("a leader", || async { run(&["ls", path]).await.stdout.contains("  leads  WRITE ") }).await;
+    let json: Value = serde_json::from_str(&run(&["ls", "--json", path]).await.stdout).unwrap();
+    let member = &json["members"][0];
+    assert_eq!((&member["state"], &member["candidate"]), (&Value::from("holds"), &Value::from(true)));
+    leading.abort();
 }
 
 #[support::judged]
