@@ -301,6 +301,37 @@ where
     }
 }
 
+/// Why work on a session has not been done.
+pub(crate) enum NotDone {
+    /// A request failed. The work may succeed on another session.
+    Failed(Failure),
+    /// The answers of the ensemble do not allow the work.
+    Refused(Error),
+}
+
+impl NotDone {
+    /// Splits the two reasons, for [`on_a_session`] and [`answered`], which repeat the work after some failures.
+    pub(crate) fn split<T>(answer: Result<T, NotDone>) -> Result<Result<T, Error>, Failure> {
+        match answer {
+            Ok(done) => Ok(Ok(done)),
+            Err(NotDone::Refused(error)) => Ok(Err(error)),
+            Err(NotDone::Failed(failure)) => Err(failure),
+        }
+    }
+}
+
+impl From<Failure> for NotDone {
+    fn from(failure: Failure) -> NotDone {
+        NotDone::Failed(failure)
+    }
+}
+
+impl From<Error> for NotDone {
+    fn from(error: Error) -> NotDone {
+        NotDone::Refused(error)
+    }
+}
+
 /// Returns the result of `work`, or `None` after `limit`.
 ///
 /// If this process was stopped during that time, it has not waited for the servers, and its session may have ended. So if a slice

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use futures_util::FutureExt;
 use tokio::time::Instant;
 
-use crate::call::{self, SESSION_TRIES};
+use crate::call::{self, NotDone, SESSION_TRIES};
 use crate::contend::config::LockConfig;
 use crate::contend::exchange::{ExchangeTarget, Reports, SeenPermits};
 use crate::contend::handle::ContenderHandle;
@@ -246,25 +246,25 @@ impl Acquisition {
                     }
                     tries = 0;
                 }
-                Err(NotEntered::Failed(Failure::Over(_))) if tries < SESSION_TRIES => {
+                Err(NotDone::Failed(Failure::Over(_))) if tries < SESSION_TRIES => {
                     follow::wait_until_known_to_be_over(entry.session()).await;
                 }
-                Err(NotEntered::Failed(Failure::NoAuth(lacks))) if entry.unmake_directory().await => {
+                Err(NotDone::Failed(Failure::NoAuth(lacks))) if entry.unmake_directory().await => {
                     return Err(Error::shut_out(&config.directory, lacks));
                 }
                 // No create has found the directory, so there was no node that another client could have removed.
-                Err(NotEntered::Failed(failure @ Failure::NoNode)) => {
+                Err(NotDone::Failed(failure @ Failure::NoNode)) => {
                     return Err(Error::from_failure(failure, "enter", &config.directory));
                 }
-                Err(NotEntered::Failed(failure)) => return Err(config.stop(failure)),
-                Err(NotEntered::Refused(error)) => return Err(error),
+                Err(NotDone::Failed(failure)) => return Err(config.stop(failure)),
+                Err(NotDone::Refused(error)) => return Err(error),
             }
         }
     }
 
     /// Creates the node, and lists the directory. `None` in place of a listing if the reply to the create was lost. The
     /// machine [`NodeState`](crate::session::node::state::NodeState) decides the steps.
-    async fn take_place(&self, entry: &ContenderHandle) -> Result<Option<Result<Listing, Failure>>, NotEntered> {
+    async fn take_place(&self, entry: &ContenderHandle) -> Result<Option<Result<Listing, Failure>>, NotDone> {
         let mut step = EntryStep::Create;
         loop {
             step = match step {
@@ -286,7 +286,7 @@ impl Acquisition {
                 EntryStep::Recover => EntryStep::Create,
                 EntryStep::MakeDirectory => {
                     if let Some(target) = &self.target {
-                        target.make(entry).await?.map_err(NotEntered::Refused)?;
+                        target.make(entry).await?;
                     }
                     match entry.make_directory(self.config.dialect.keeps_directories()).await {
                         // A parent that Curator created may be a container, so the server may have deleted the parent. The
@@ -560,20 +560,6 @@ impl Acquisition {
                 snapshot.seen.blockers = blockers;
             }
         }
-    }
-}
-
-/// Why an acquisition has not entered the queue.
-enum NotEntered {
-    /// A request failed.
-    Failed(Failure),
-    /// The target of the acquisition (the permits of a semaphore) must not be made at its path.
-    Refused(Error),
-}
-
-impl From<Failure> for NotEntered {
-    fn from(failure: Failure) -> NotEntered {
-        NotEntered::Failed(failure)
     }
 }
 

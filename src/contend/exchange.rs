@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
+use crate::call::NotDone;
 use crate::contend::handle::ContenderHandle;
 use crate::error::error::Error;
 use crate::observe::on_wait::OnWait;
@@ -34,9 +35,9 @@ pub(crate) trait ExchangeTarget: Send + Sync {
     /// ensemble first.
     async fn check_first(&self) -> Result<(), Error>;
 
-    /// Makes the node of the target, before the acquisition makes the directory of the queue below it. Returns an inner error if the
-    /// node must not become that of the target.
-    async fn make(&self, entry: &ContenderHandle) -> Result<Result<(), Error>, Failure>;
+    /// Makes the node of the target, before the acquisition makes the directory of the queue below it. Refused if the node must not
+    /// become that of the target.
+    async fn make(&self, entry: &ContenderHandle) -> Result<(), NotDone>;
 
     /// Sends an early read of the target (the permits of a semaphore) right after the create of our node. Sends nothing
     /// if `is_listed` is false, because the early read is valid only after a listing of the queue that this acquisition

@@ -1,10 +1,11 @@
 //! The public face of the semaphore: the handle, its builder, the permit, and the calls of operators.
 
+use std::future::Future;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::call::{self, Call};
+use crate::call::{self, Call, NotDone};
 use crate::contend::acquisition::{Acquisition, Options};
 use crate::contend::handle::ContenderHandle;
 use crate::error::error::{Error, PermitsError};
@@ -20,7 +21,7 @@ use crate::recipes::semaphore::take::PermitRequest;
 use crate::session::contract::{Coordinator, Session};
 use crate::session::presence;
 use crate::session::request::{Failure, Operation};
-use crate::session::retry::{self, RetryLimit};
+use crate::session::retry;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
@@ -544,70 +545,53 @@ async fn queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> 
     number.map(|_| queue).ok_or_else(|| state.permits_error(PermitsError::Unset))
 }
 
-async fn number(state: &SemaphoreState, operation: &'static str, is_synced: bool) -> Result<Option<u32>, Error> {
-    let path = state.config.user_path();
-    let node = call::on_a_session(&state.config.coordinator, (operation, path), |session| async move {
-        call::answered(&session, || retry::data(&session, path, is_synced)).await
+/// Returns the result of `work` on a session. Fails if no answer comes for a session timeout.
+async fn on_a_session<T, F>(
+    state: &SemaphoreState,
+    operation: &'static str,
+    work: impl Fn(Arc<dyn Session>) -> F,
+) -> Result<T, Error>
+where
+    F: Future<Output = Result<T, NotDone>>,
+{
+    let (path, work) = (state.config.user_path(), &work);
+    let answer = call::on_a_session(&state.config.coordinator, (operation, path), |session| async move {
+        call::answered(&session, || async { NotDone::split(work(Arc::clone(&session)).await) }).await
     });
-    node.await?.map_or(Ok(None), |(data, _)| state.parse_number(&data))
+    answer.await?
+}
+
+async fn number(state: &SemaphoreState, operation: &'static str, is_synced: bool) -> Result<Option<u32>, Error> {
+    let read = on_a_session(state, operation, |session| async move {
+        let node = retry::data(&session, state.config.user_path(), is_synced).await?;
+        Ok(node.map_or(Ok(None), |(data, _)| state.parse_number(&data))?)
+    });
+    read.await
 }
 
 async fn set(state: &SemaphoreState, permits: u32) -> Result<(), Error> {
     if permits == 0 {
         return Err(Error::invalid("a semaphore needs at least one permit"));
     }
-    let path = state.config.user_path();
-    let set = call::on_a_session(&state.config.coordinator, ("set the permits of", path), |session| async move {
-        call::answered(&session, || try_to_set(state, &session, permits)).await
-    });
-    set.await??;
-    *state.number.lock() = KnownNumber::Seen(permits);
-    Ok(())
+    on_a_session(state, "set the permits of", |session| try_to_set(state, session, permits)).await
 }
 
-async fn try_to_set(
-    state: &SemaphoreState,
-    session: &Arc<dyn Session>,
-    permits: u32,
-) -> Result<Result<(), Error>, Failure> {
-    let (path, mut exists) = (state.config.user_path(), false);
+async fn try_to_set(state: &SemaphoreState, session: Arc<dyn Session>, permits: u32) -> Result<(), NotDone> {
+    let (session, path) = (&session, state.config.user_path());
     loop {
         let node = retry::data(session, path, true).await?;
         let twin = state.read_twin(session).await?;
-        let Some((data, stat)) = node else {
-            // A lagging server may not show the new node yet. The reply of the ensemble's leader syncs the server.
-            if exists {
-                presence::leader_still_has(session, path, &mut RetryLimit::once()).await?;
-            }
-            match state.create(session, permits, twin, &|_| {}).await? {
-                Ok(true) => return Ok(Ok(())),
-                Ok(false) => exists = true,
-                Err(error) => return Ok(Err(error)),
-            }
-            continue;
-        };
         // A node without permits and without a valid number of permits may hold the data of another program.
-        if let Err(error) = state.parse_number(&data)
-            && retry::data(session, &format!("{path}/{PERMITS}"), false).await?.is_none()
+        if let Some((data, _)) = &node
+            && let Err(error) = state.parse_number(data)
+            && retry::data(session, &state.taken, false).await?.is_none()
         {
-            return Ok(Err(error));
+            return Err(error.into());
         }
-        if permits::decode(&data).is_ok_and(|number| number.is_none()) {
-            state.has_no_lock.store(false, Ordering::Release);
-            let lock = state.find_lock(session, None).await?;
-            let other_use = match lock {
-                None => state.find_other_use(session, twin).await?,
-                lock => lock,
-            };
-            if let Some(error) = other_use {
-                return Ok(Err(error));
-            }
+        if state.write(session, permits, node.as_ref(), twin, None).await?.is_some() {
+            return Ok(());
         }
-        match state.write_number(session, permits, stat.version, twin).await {
-            Ok(()) => return Ok(Ok(())),
-            Err(Failure::BadVersion | Failure::NoNode) => {}
-            Err(failure) => return Err(failure),
-        }
+        presence::leave_if_it_differs(session, path, node.map(|(_, stat)| stat.version)).await?;
     }
 }
 
@@ -615,14 +599,10 @@ async fn try_to_set(
 const REMOVALS: u32 = 64;
 
 async fn remove(state: &SemaphoreState) -> Result<Option<u32>, Error> {
-    let path = state.config.user_path();
     let mut was = None;
     for _ in 0..REMOVALS {
-        let tried =
-            call::on_a_session(&state.config.coordinator, ("remove the semaphore", path), |session| async move {
-                call::answered(&session, || try_to_remove(state, &session)).await
-            });
-        let (number, is_done) = tried.await??;
+        let tried = on_a_session(state, "remove the semaphore", |session| try_to_remove(state, session));
+        let (number, is_done) = tried.await?;
         was = number.or(was);
         if is_done {
             if was.is_some() {
@@ -643,19 +623,13 @@ async fn remove(state: &SemaphoreState) -> Result<Option<u32>, Error> {
 
 /// Removes the semaphore's nodes. Returns the number of permits in the node or in its twin, and whether the nodes are gone. They are
 /// not if somebody holds or waits for permits, or if a node was created, changed or deleted meanwhile.
-async fn try_to_remove(
-    state: &SemaphoreState,
-    session: &Arc<dyn Session>,
-) -> Result<Result<(Option<u32>, bool), Error>, Failure> {
-    let path = state.config.user_path();
+async fn try_to_remove(state: &SemaphoreState, session: Arc<dyn Session>) -> Result<(Option<u32>, bool), NotDone> {
+    let (session, path) = (&session, state.config.user_path());
     let node = retry::data(session, path, true).await?;
     let twin = state.read_twin(session).await?;
-    let number = match node.as_ref().map_or(Ok(None), |(data, _)| state.parse_number(data)) {
-        Ok(number) => number,
-        Err(error) => return Ok(Err(error)),
-    };
+    let number = node.as_ref().map_or(Ok(None), |(data, _)| state.parse_number(data))?;
     let of_twin = if let Twin::Number(was) = twin { Some(was) } else { None };
-    let Some(number) = number.or(of_twin) else { return Ok(Ok((None, true))) };
+    let Some(number) = number.or(of_twin) else { return Ok((None, true)) };
     let children = retry::until_known(session, || session.children(path)).await;
     let children = children.or_else(retry::none_without_directory)?;
     let delete = |path: String| Operation::Delete { path, version: None };
@@ -672,11 +646,11 @@ async fn try_to_remove(
         operations.push(delete(metadata::twin_of(path)));
     }
     match retry::until_known(session, || session.transact(&operations)).await {
-        Ok(_) => Ok(Ok((Some(number), true))),
+        Ok(_) => Ok((Some(number), true)),
         Err(Failure::Operation { failure, .. }) => match *failure {
-            Failure::NotEmpty | Failure::NoNode | Failure::BadVersion => Ok(Ok((Some(number), false))),
-            failure => Err(failure),
+            Failure::NotEmpty | Failure::NoNode | Failure::BadVersion => Ok((Some(number), false)),
+            failure => Err(failure.into()),
         },
-        Err(failure) => Err(failure),
+        Err(failure) => Err(failure.into()),
     }
 }

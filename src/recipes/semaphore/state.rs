@@ -11,6 +11,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::call::NotDone;
 use crate::contend::config::LockConfig;
 use crate::contend::directory;
 use crate::contend::exchange::{Reports, SeenPermits};
@@ -53,23 +54,14 @@ pub struct SemaphoreState {
 }
 
 impl SemaphoreState {
-    /// Fails if contenders of a lock are at the path. See [`SemaphoreState::find_lock`].
-    pub(super) async fn check_for_lock(
-        &self,
-        session: &Arc<dyn Session>,
-        children: Option<Vec<String>>,
-    ) -> Result<(), Error> {
-        self.find_lock(session, children).await.map_err(|failure| self.take_error(failure))?.map_or(Ok(()), Err)
-    }
-
-    /// Returns an error if contenders of a lock are at the path. `children` is a listing of the path, if the caller has
-    /// one. A contender of a lock leaves as soon as it finds a semaphore. So the error needs a node that stays for
-    /// several listings.
-    pub(super) async fn find_lock(
+    /// Fails if contenders of a lock are at the path. `children` is a listing of the path, if the caller has one. A
+    /// contender of a lock leaves as soon as it finds a semaphore. So the error needs a node that stays for several
+    /// listings.
+    async fn check_for_lock(
         &self,
         session: &Arc<dyn Session>,
         mut children: Option<Vec<String>>,
-    ) -> Result<Option<Error>, Failure> {
+    ) -> Result<(), NotDone> {
         for listings in 1.. {
             let names = match children.take() {
                 Some(names) => names,
@@ -80,11 +72,11 @@ impl SemaphoreState {
             };
             let Some(node) = names.into_iter().filter(|name| Dialect::of(name).is_some()).min() else { break };
             if listings == LISTINGS {
-                return Ok(Some(self.permits_error(PermitsError::IsLocked { node })));
+                return Err(self.permits_error(PermitsError::IsLocked { node }).into());
             }
             session.sleep(LISTING_PAUSE).await;
         }
-        Ok(None)
+        Ok(())
     }
 
     /// Fails if contenders of a lock are at the path. Lists only until one listing showed no lock. Must be called after
@@ -93,7 +85,7 @@ impl SemaphoreState {
         &self,
         session: &Arc<dyn Session>,
         children: Option<Vec<String>>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), NotDone> {
         if !self.has_no_lock.load(Ordering::Acquire) {
             self.check_for_lock(session, children).await?;
             self.has_no_lock.store(true, Ordering::Release);
@@ -103,12 +95,11 @@ impl SemaphoreState {
 
     /// Checks the rights of other clients, if this client refuses wide ACLs. Fails if an ACL lets other clients change
     /// the number of permits or take permits.
-    pub(super) async fn check_rights(&self, session: &Arc<dyn Session>) -> Result<(), Error> {
-        let nodes = [self.config.user_path(), &self.taken];
-        for node in nodes {
+    pub(super) async fn check_rights(&self, session: &Arc<dyn Session>) -> Result<(), NotDone> {
+        for node in [self.config.user_path(), &self.taken] {
             match retry::check_rights(session, node).await {
                 Ok(()) | Err(Failure::NoNode) => {}
-                Err(failure) => return Err(self.take_error(failure)),
+                Err(failure) => return Err(failure.into()),
             }
         }
         Ok(())
@@ -150,10 +141,15 @@ impl SemaphoreState {
         self.permits_error(PermitsError::TooFew { wanted, permits })
     }
 
-    pub(super) fn take_error(&self, failure: Failure) -> Error {
-        match failure {
-            Failure::NoNode | Failure::Over(_) => self.config.stop(failure),
-            failure => Error::from_failure(failure, TAKE, self.config.user_path()),
+    /// Returns the error of an acquisition in the queue. The loss of its node precedes a failed request.
+    pub(super) fn take_error(&self, entry: &ContenderHandle, why: NotDone) -> Error {
+        match why {
+            NotDone::Refused(error) => error,
+            NotDone::Failed(failure) => match (entry.detect_loss(), failure) {
+                (Some(loss), _) => self.config.evicted(loss),
+                (None, failure @ (Failure::NoNode | Failure::Over(_))) => self.config.stop(failure),
+                (None, failure) => Error::from_failure(failure, TAKE, self.config.user_path()),
+            },
         }
     }
 }
@@ -220,184 +216,151 @@ pub(super) enum Twin {
 }
 
 impl SemaphoreState {
-    /// Does the same as [`SemaphoreState::agree_on_number`], for a contender in the queue: its own node is gone if the semaphore's
-    /// node is.
-    pub(super) async fn number_in_queue(
+    /// Returns the number of permits in the semaphore's node, and the node's version. Writes the number that this handle
+    /// knows if the node has none. `node` is a read of the semaphore's node. If the node is missing, `maker` creates it,
+    /// together with the number. Without a maker, a missing node is the failure [`Failure::NoNode`].
+    pub(super) async fn agree(
         &self,
         session: &Arc<dyn Session>,
-        node: (Vec<u8>, Stat),
-    ) -> Result<(u32, i32), Error> {
-        self.agree_on_number(session, node).await?.ok_or_else(|| self.take_error(Failure::NoNode))
-    }
-
-    /// Returns the number of permits in the semaphore's node, and the node's version. Writes the number if the node has
-    /// none. `None` if the node was deleted meanwhile.
-    pub(super) async fn agree_on_number(
-        &self,
-        session: &Arc<dyn Session>,
-        (mut data, mut stat): (Vec<u8>, Stat),
-    ) -> Result<Option<(u32, i32)>, Error> {
+        mut node: Option<(Vec<u8>, Stat)>,
+        maker: Option<&ContenderHandle>,
+    ) -> Result<(u32, i32), NotDone> {
         let (path, mut rounds) = (self.config.user_path(), 0);
         loop {
-            if let Some(number) = self.parse_number(&data)? {
+            if let Some((data, stat)) = &node
+                && let Some(number) = self.parse_number(data)?
+            {
                 self.learn(number)?;
-                return Ok(Some((number, stat.version)));
+                return Ok((number, stat.version));
             }
-            let twin = self.read_twin(session).await.map_err(|failure| self.take_error(failure))?;
-            match (self.known(), twin) {
+            if node.is_none() && maker.is_none() {
+                return Err(Failure::NoNode.into());
+            }
+            let version = node.as_ref().map(|(_, stat)| stat.version);
+            match (self.known(), self.read_twin(session).await?) {
                 (known, Twin::Number(was)) if known != Some(was) => {
                     // Our server may lag behind the write of the number of permits, and another client may have changed
                     // the number since. So the ensemble's leader is asked.
-                    if presence::is_there(session, &**path, Some(stat.version)).await == Ok(true) {
-                        return Err(self.permits_error(PermitsError::Vanished { was }));
+                    if presence::is_there(session, &**path, version).await == Ok(version.is_some()) {
+                        return Err(self.permits_error(PermitsError::Vanished { was }).into());
                     }
                 }
-                (None, _) => return Err(self.permits_error(PermitsError::Unset)),
+                (None, _) => return Err(self.permits_error(PermitsError::Unset).into()),
                 (Some(number), twin) => {
-                    // Until the number is written, a lock may come, although an earlier listing showed none.
-                    self.has_no_lock.store(false, Ordering::Release);
-                    // A number of permits at the path of a lock would keep the lock's users out.
-                    self.check_for_lock(session, None).await?;
-                    let other_use = self.find_other_use(session, twin).await;
-                    other_use.map_err(|failure| self.take_error(failure))?.map_or(Ok(()), Err)?;
-                    match self.write_number(session, number, stat.version, twin).await {
-                        Ok(()) => {
-                            *self.number.lock() = KnownNumber::Seen(number);
-                            return Ok(Some((number, stat.version.wrapping_add(1))));
-                        }
-                        // Another client, or an earlier try of ours, wrote the number of permits first.
-                        Err(Failure::BadVersion) => {}
-                        Err(Failure::NoNode) => return Ok(None),
-                        Err(failure) => return Err(self.take_error(failure)),
+                    if let Some(version) = self.write(session, number, node.as_ref(), twin, maker).await? {
+                        return Ok((number, version));
                     }
                 }
             }
-            let looked = SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await;
-            looked.map_err(|failure| self.take_error(failure))?;
-            match retry::data(session, path, false).await.map_err(|failure| self.take_error(failure))? {
-                Some(node) => (data, stat) = node,
-                None => return Ok(None),
-            }
+            Self::before_next_round(session, path, version, &mut rounds).await?;
+            node = retry::data(session, path, version.is_none()).await?;
         }
     }
 
-    /// Makes the semaphore's node with the number of permits that this handle knows, if the node is missing. Fails if the node must
-    /// not get a number. Called before the first contender makes the directory of the queue. Calls `made` for each node that was
-    /// created.
-    pub(super) async fn make(
+    /// Writes the number of permits to the semaphore's node, or creates the node with this number if `node`, the caller's
+    /// read, shows none. Returns the version of the node after that. `None` if another client, or an earlier try of ours,
+    /// has changed the node or its twin. Fails if the node must not get a number.
+    pub(super) async fn write(
         &self,
         session: &Arc<dyn Session>,
-        made: impl Fn(&str),
-    ) -> Result<Result<(), Error>, Failure> {
-        let (path, mut rounds) = (self.config.user_path(), 0);
-        loop {
-            // The twin is read first. The two nodes are created together, so a twin without its node shows that the node was deleted.
-            let twin = self.read_twin(session).await?;
-            if let Some(node) = retry::data(session, path, true).await? {
-                match self.agree_on_number(session, node).await {
-                    Ok(Some(_)) => return Ok(Ok(())),
-                    Ok(None) => {}
-                    Err(error) => return Ok(Err(error)),
-                }
-            }
-            let number = match (self.known(), twin) {
-                (known, Twin::Number(was)) if known != Some(was) => {
-                    return Ok(Err(self.permits_error(PermitsError::Vanished { was })));
-                }
-                (None, _) => return Ok(Err(self.permits_error(PermitsError::Unset))),
-                (Some(number), _) => number,
-            };
-            match self.create(session, number, twin, &made).await? {
-                Ok(true) => return Ok(Ok(())),
-                Ok(false) => SemaphoreState::before_next_round(session, path, None, &mut rounds).await?,
-                Err(error) => return Ok(Err(error)),
-            }
+        number: u32,
+        node: Option<&(Vec<u8>, Stat)>,
+        twin: Twin,
+        maker: Option<&ContenderHandle>,
+    ) -> Result<Option<i32>, NotDone> {
+        let is_unset = node.is_none_or(|(data, _)| permits::decode(data) == Ok(None));
+        if is_unset {
+            // Until the number is written, a lock may come, although an earlier listing showed none.
+            self.has_no_lock.store(false, Ordering::Release);
         }
+        let written = match node {
+            None => self.create(session, number, twin, maker).await?.then_some(0),
+            Some((_, stat)) => {
+                if is_unset {
+                    // A number of permits at the path of a lock would keep the lock's users out.
+                    self.check_for_lock(session, None).await?;
+                    self.check_for_other_use(session, twin).await?;
+                }
+                let is_written = self.overwrite(session, number, stat.version, twin).await?;
+                is_written.then_some(stat.version.wrapping_add(1))
+            }
+        };
+        if written.is_some() {
+            *self.number.lock() = KnownNumber::Seen(number);
+        }
+        Ok(written)
     }
 
     /// Creates the semaphore's node with its number of permits, and writes the twin, in one transaction: so no client ever sees
     /// a new node without a number. First creates the missing parents. Returns `false` if another client has created or deleted one of
-    /// the two nodes. Calls `made` for each node that was created.
-    pub(super) async fn create(
+    /// the two nodes. `maker` records each node that was created.
+    async fn create(
         &self,
         session: &Arc<dyn Session>,
         number: u32,
         twin: Twin,
-        made: &impl Fn(&str),
-    ) -> Result<Result<bool, Error>, Failure> {
-        if let Some(error) = self.find_record(session).await? {
-            return Ok(Err(error));
-        }
-        // The node was missing, so the path may have been used for a lock since the last listing.
-        self.has_no_lock.store(false, Ordering::Release);
+        maker: Option<&ContenderHandle>,
+    ) -> Result<bool, NotDone> {
+        self.check_for_record(session).await?;
+        let made = |node: &str| maker.iter().for_each(|maker| maker.record_made(node));
         let (path, data) = (self.config.user_path().to_string(), permits::encode(number));
         let second = self.write_of_twin(data.clone(), twin);
         let mut create = vec![Operation::Create { path: path.clone(), data, kind: Kind::Persistent }, second];
         for _ in 0..CREATES {
-            let failure = match retry::until_known(session, || session.transact(&create)).await {
+            match retry::until_known(session, || session.transact(&create)).await {
                 Ok(_) => {
                     for operation in &create {
                         if let Operation::Create { path, .. } = operation {
                             made(path);
                         }
                     }
-                    *self.number.lock() = KnownNumber::Seen(number);
-                    return Ok(Ok(true));
+                    return Ok(true);
                 }
-                Err(failure) => failure,
-            };
-            match failure {
-                Failure::Operation { index: 0, failure } if *failure == Failure::NoNode => {
+                Err(Failure::Operation { index: 0, failure }) if *failure == Failure::NoNode => {
                     match request::parent(&path) {
                         "/" => retry::until_known(session, || session.make_root()).await?,
                         parent => directory::make(session, parent, true, made).await?,
                     }
                 }
-                Failure::Operation { failure, .. } if matches!(*failure, Failure::NodeExists | Failure::NoNode) => {
-                    return Ok(Ok(false));
-                }
-                Failure::Operation { index: 1, .. } => create.truncate(1),
-                Failure::Operation { failure, .. } => return Err(*failure),
-                failure => return Err(failure),
+                Err(Failure::Operation { index, failure }) => match *failure {
+                    Failure::NodeExists | Failure::NoNode => return Ok(false),
+                    _ if index == 1 => create.truncate(1),
+                    failure => return Err(failure.into()),
+                },
+                Err(failure) => return Err(failure.into()),
             }
         }
-        Err(Failure::NoNode)
+        Err(Failure::NoNode.into())
     }
 
-    /// Returns an error if the semaphore's node, which has no number of permits, is or may be used for something else. A node whose
-    /// twin has a number is a semaphore's node that lost its number.
-    pub(super) async fn find_other_use(
-        &self,
-        session: &Arc<dyn Session>,
-        twin: Twin,
-    ) -> Result<Option<Error>, Failure> {
+    /// Fails if the semaphore's node, which has no number of permits, is or may be used for something else. A node whose twin has a
+    /// number is a semaphore's node that lost its number.
+    async fn check_for_other_use(&self, session: &Arc<dyn Session>, twin: Twin) -> Result<(), NotDone> {
         if matches!(twin, Twin::Number(_)) {
-            return Ok(None);
+            return Ok(());
         }
-        if let Some(error) = self.find_record(session).await? {
-            return Ok(Some(error));
-        }
+        self.check_for_record(session).await?;
         let path = self.config.user_path();
         let children = retry::until_known(session, || session.children(path)).await;
         let children = children.or_else(retry::none_without_directory)?;
         let reason = match children.iter().filter(|name| *name != QUEUE && *name != PERMITS).min() {
             Some(other) => PermitsError::OtherUse(format!("{path}/{other}")),
-            None if self.at_existing_node => return Ok(None),
+            None if self.at_existing_node => return Ok(()),
             None => PermitsError::EmptyNode,
         };
-        Ok(Some(self.permits_error(reason)))
+        Err(self.permits_error(reason).into())
     }
 
-    /// Returns an error if the record of a job, or its twin, lies beside the path: the path is that of the job's lock.
-    async fn find_record(&self, session: &Arc<dyn Session>) -> Result<Option<Error>, Failure> {
+    /// Fails if the record of a job, or its twin, lies beside the path: the path is that of the job's lock.
+    async fn check_for_record(&self, session: &Arc<dyn Session>) -> Result<(), NotDone> {
         let record = metadata::record_path(self.config.user_path());
         for path in [record.clone(), metadata::twin_of(&record)] {
             let node = retry::data(session, &path, false).await?;
             if node.is_some_and(|(data, stat)| metadata::read_done(&data, stat.mtime).is_some()) {
-                return Ok(Some(self.permits_error(PermitsError::OtherUse(path))));
+                return Err(self.permits_error(PermitsError::OtherUse(path)).into());
             }
         }
-        Ok(None)
+        Ok(())
     }
 
     /// Returns the number of permits in the data of the semaphore's node. `None` if the data is empty.
@@ -413,19 +376,20 @@ impl SemaphoreState {
         })
     }
 
-    /// Writes the number of permits to the semaphore's node, if the node still has this version, and to the twin. If
-    /// the twin may not be written, writes the node without it, because an operator may have made the node without a twin.
+    /// Writes the number of permits to the semaphore's node, and to the twin. Returns `false` if the node no longer has this version,
+    /// or if another client has created or deleted the twin. If the twin may not be written, writes the node without it, because an
+    /// operator may have made the node without a twin.
     ///
     /// Also creates the directory of the permits, which stays. The node may be a container, as the directory of an idle lock is, and
     /// servers do not say so. Without a child, they would delete a container together with the number. The directory is left out if this
     /// client may not create it.
-    pub(super) async fn write_number(
+    async fn overwrite(
         &self,
         session: &Arc<dyn Session>,
         number: u32,
         version: i32,
         twin: Twin,
-    ) -> Result<(), Failure> {
+    ) -> Result<bool, NotDone> {
         let (path, data) = (self.config.user_path().to_string(), permits::encode(number));
         let second = self.write_of_twin(data.clone(), twin);
         let mut writes = vec![Operation::Set { path, data, version: Some(version) }, second];
@@ -434,14 +398,13 @@ impl SemaphoreState {
         }
         loop {
             match retry::until_known(session, || session.transact(&writes)).await {
-                Ok(_) => return Ok(()),
+                Ok(_) => return Ok(true),
                 Err(Failure::Operation { index, failure }) => match *failure {
-                    // Another client created or deleted the twin or the directory meanwhile. The caller reads the nodes again.
-                    Failure::NodeExists | Failure::NoNode if index > 0 => return Err(Failure::BadVersion),
+                    Failure::BadVersion | Failure::NodeExists | Failure::NoNode => return Ok(false),
                     _ if (1..writes.len()).contains(&index) => drop(writes.remove(index)),
-                    failure => return Err(failure),
+                    failure => return Err(failure.into()),
                 },
-                Err(failure) => return Err(failure),
+                Err(failure) => return Err(failure.into()),
             }
         }
     }

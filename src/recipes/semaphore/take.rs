@@ -17,7 +17,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_util::future::OptionFuture;
 
-use crate::call;
+use crate::call::{self, NotDone};
 use crate::contend::exchange::{Exchange, ExchangeTarget, NotExchanged, Reports, SeenPermits};
 use crate::contend::handle::ContenderHandle;
 use crate::error::error::Error;
@@ -75,27 +75,25 @@ impl ExchangeTarget for PermitRequest {
     }
 
     async fn check_first(&self) -> Result<(), Error> {
-        let path = self.state.config.user_path();
         if !self.state.check(self.count)? {
             return Ok(());
         }
-        let read = call::on_a_session(&self.state.config.coordinator, (TAKE, path), |session| async move {
+        let path = self.state.config.user_path();
+        let checked = call::on_a_session(&self.state.config.coordinator, (TAKE, path), |session| async move {
             let node = retry::data(&session, path, false).await?;
-            Ok((session, node))
+            match self.state.agree(&session, node, None).await {
+                // The semaphore's node is missing. The acquisition creates the node when it enters the queue, and checks
+                // the number of permits then.
+                Err(NotDone::Failed(Failure::NoNode)) => Ok(Ok(())),
+                agreed => NotDone::split(agreed).map(|agreed| self.check_number(agreed?.0)),
+            }
         });
-        match read.await? {
-            (session, Some(node)) => match self.state.agree_on_number(&session, node).await? {
-                Some((number, _)) => self.check_number(number),
-                None => Ok(()),
-            },
-            // The semaphore's node is missing. The acquisition creates the node when it enters the queue, and checks
-            // the number of permits then.
-            (_, None) => Ok(()),
-        }
+        checked.await?
     }
 
-    async fn make(&self, entry: &ContenderHandle) -> Result<Result<(), Error>, Failure> {
-        self.state.make(entry.session(), |node| entry.record_made(node)).await
+    async fn make(&self, entry: &ContenderHandle) -> Result<(), NotDone> {
+        let node = retry::data(entry.session(), self.state.config.user_path(), true).await?;
+        self.state.agree(entry.session(), node, Some(entry)).await.map(drop)
     }
 
     /// Sends the early read, if this acquisition has already sent its listing of the queue. An early read that was sent
@@ -115,21 +113,8 @@ impl ExchangeTarget for PermitRequest {
 
     async fn early_read(&self, entry: &ContenderHandle) -> Result<Option<Box<SeenPermits>>, Error> {
         let read = self.early_read.lock().take();
-        let Some(EarlyRead { names, number, children }) = read else { return Ok(None) };
-        let (names, number, children) = (names.await, number.await, OptionFuture::from(children).await);
-        let node = match number {
-            Ok(node) => node,
-            // The error is ignored, because the contender reads the number of permits again when it is the head.
-            Err(Failure::Unknown(_) | Failure::NoNode) => return Ok(None),
-            Err(failure) => return Err(self.state.take_error(failure)),
-        };
-        let had_number = permits::decode(&node.0).is_ok_and(|number| number.is_some());
-        let (number, version) = self.state.number_in_queue(entry.session(), node).await?;
-        self.check_number(number)?;
-        if let Some(Ok(children)) = children.filter(|_| had_number) {
-            self.state.ensure_no_lock(entry.session(), Some(children)).await?;
-        }
-        Ok(names.ok().map(|names| Box::new(SeenPermits { number, version, names })))
+        let Some(read) = read else { return Ok(None) };
+        self.await_read(entry, read).await.map_err(|why| self.state.take_error(entry, why))
     }
 
     async fn is_available(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error> {
@@ -153,12 +138,49 @@ impl ExchangeTarget for PermitRequest {
 
     async fn exchange(
         &self,
-        mut grant: Grant,
+        grant: Grant,
         early_read: Option<Box<SeenPermits>>,
         entry: &ContenderHandle,
         gives_up: bool,
         reports: &mut Reports<'_>,
     ) -> Result<Grant, Error> {
+        let taken = self.take(grant, early_read, entry, gives_up, reports).await;
+        taken.map_err(|why| self.state.take_error(entry, why))
+    }
+}
+
+impl PermitRequest {
+    /// Awaits the early read. `None` if it was not answered. Refused if the request can never be granted.
+    async fn await_read(
+        &self,
+        entry: &ContenderHandle,
+        EarlyRead { names, number, children }: EarlyRead,
+    ) -> Result<Option<Box<SeenPermits>>, NotDone> {
+        let (names, number, children) = (names.await, number.await, OptionFuture::from(children).await);
+        let node = match number {
+            Ok(node) => node,
+            // The error is ignored, because the contender reads the number of permits again when it is the head.
+            Err(Failure::Unknown(_) | Failure::NoNode) => return Ok(None),
+            Err(failure) => return Err(failure.into()),
+        };
+        let had_number = permits::decode(&node.0).is_ok_and(|number| number.is_some());
+        let (number, version) = self.state.agree(entry.session(), Some(node), None).await?;
+        self.check_number(number)?;
+        if let Some(Ok(children)) = children.filter(|_| had_number) {
+            self.state.ensure_no_lock(entry.session(), Some(children)).await?;
+        }
+        Ok(names.ok().map(|names| Box::new(SeenPermits { number, version, names })))
+    }
+
+    /// Exchanges the node of the head of the queue for the permits, when they are free.
+    async fn take(
+        &self,
+        mut grant: Grant,
+        early_read: Option<Box<SeenPermits>>,
+        entry: &ContenderHandle,
+        gives_up: bool,
+        reports: &mut Reports<'_>,
+    ) -> Result<Grant, NotDone> {
         let mut view = View::new(&self.state, entry, &mut grant);
         let mut seen = early_read;
         loop {
@@ -167,8 +189,8 @@ impl ExchangeTarget for PermitRequest {
                 None => view.read_permits().await?,
             };
             match permits::room(now.number, &now.names, self.count) {
-                Err(name) => return Err(self.state.doubtful_error(format!("{name:?} is no permit"))),
-                Ok(Room::Never) => return Err(self.state.too_few(self.count, now.number)),
+                Err(name) => return Err(self.state.doubtful_error(format!("{name:?} is no permit")).into()),
+                Ok(Room::Never) => return Err(self.state.too_few(self.count, now.number).into()),
                 Ok(Room::Enough) => {
                     self.state.ensure_no_lock(entry.session(), None).await?;
                     self.state.check_rights(entry.session()).await?;
@@ -178,11 +200,8 @@ impl ExchangeTarget for PermitRequest {
                 }
                 Ok(Room::Short) => {
                     grant = Grant::Look;
-                    if gives_up {
-                        let gone = self.state.config.paths.are_some_gone(entry.session(), &[]).await;
-                        if gone.map_err(|failure| view.fault(failure))? {
-                            continue;
-                        }
+                    if gives_up && self.state.config.paths.are_some_gone(entry.session(), &[]).await? {
+                        continue;
                     }
                     self.state.report_shortage(&now, entry, gives_up, reports).await?;
                     view.wait_for_change(&now, reports).await?;
@@ -226,7 +245,7 @@ impl<'a> View<'a> {
 
     /// Exchanges the node in the queue for a permit node. Returns `false` if the caller must read the permits again.
     /// `version` is the expected version of the semaphore's node.
-    async fn try_exchange(&mut self, count: u32, version: i32, gives_up: bool) -> Result<bool, Error> {
+    async fn try_exchange(&mut self, count: u32, version: i32, gives_up: bool) -> Result<bool, NotDone> {
         let (entry, session) = (self.entry, self.entry.session());
         let SemaphoreState { config, taken, .. } = self.state;
         let to = format!("{taken}/{}", permits::name(&entry.node().tag().to_string(), count));
@@ -235,51 +254,38 @@ impl<'a> View<'a> {
             Ok(()) => return Ok(true),
             Err(NotExchanged::Changed) if self.refused.replace(version) != Some(version) => {}
             Err(NotExchanged::Changed) => {
-                let left = presence::leave_if_it_differs(session, config.user_path(), self.refused).await;
-                if !left.map_err(|failure| self.fault(failure))? {
+                if !presence::leave_if_it_differs(session, config.user_path(), self.refused).await? {
                     if gives_up {
                         let what = "its number has changed, and the server does not show it yet";
-                        return Err(self.state.doubtful_error(what.to_owned()));
+                        return Err(self.state.doubtful_error(what.to_owned()).into());
                     }
                     Recheck::new(session).pause().await;
                 }
             }
-            Err(NotExchanged::NoDirectory) => {
-                let made = make_directory(session, taken, &mut self.rounds).await;
-                made.map_err(|failure| self.state.take_error(failure))?;
-            }
-            Err(NotExchanged::Evicted) => return Err(self.state.take_error(Failure::NoNode)),
-            Err(NotExchanged::Failed(failure)) => return Err(self.state.take_error(failure)),
+            Err(NotExchanged::NoDirectory) => make_directory(session, taken, &mut self.rounds).await?,
+            Err(NotExchanged::Evicted) => return Err(Failure::NoNode.into()),
+            Err(NotExchanged::Failed(failure)) => return Err(failure.into()),
         }
         // The number of permits may have changed although the watch has not fired yet. So the next round reads the number again.
         self.number = None;
         Ok(false)
     }
 
-    fn fault(&self, failure: Failure) -> Error {
-        match self.entry.detect_loss() {
-            Some(loss) => self.state.config.evicted(loss),
-            None => self.state.take_error(failure),
-        }
-    }
-
     /// Reads the taken permits and the number of permits, and sets the watch on the taken permits.
-    async fn read_permits(&mut self) -> Result<SeenPermits, Error> {
+    async fn read_permits(&mut self) -> Result<SeenPermits, NotDone> {
         let session = Arc::clone(self.entry.session());
         let mut tries = RetryLimit::LOST_ANSWERS;
         loop {
             match self.try_read(&session).await {
                 Ok(Some((names, node))) => {
-                    let known = self.number.as_ref().map(|(number, version, _)| (*number, *version));
-                    let (number, version) = match (known, node) {
-                        (Some(known), _) => known,
-                        (None, Some(node)) => self.state.number_in_queue(&session, node).await?,
-                        (None, None) => continue,
+                    let (number, version) = match &self.number {
+                        Some((number, version, _)) => (*number, *version),
+                        None => self.state.agree(&session, node, None).await?,
                     };
                     return Ok(SeenPermits { number, version, names });
                 }
                 Ok(None) => {}
-                Err(failure) => tries.again(&session, failure).await.map_err(|failure| self.fault(failure))?,
+                Err(failure) => tries.again(&session, failure).await?,
             }
         }
     }
@@ -349,11 +355,10 @@ impl<'a> View<'a> {
     }
 
     /// Waits until permits may have been released since the read `now`, or the number of permits may have changed.
-    async fn wait_for_change(&mut self, now: &SeenPermits, reports: &mut Reports<'_>) -> Result<(), Error> {
+    async fn wait_for_change(&mut self, now: &SeenPermits, reports: &mut Reports<'_>) -> Result<(), NotDone> {
         let (session, path) = (self.entry.session(), self.state.config.user_path());
         if self.number.is_none() {
-            let watched = retry::watched_data(session, path).await.map_err(|failure| self.state.take_error(failure))?;
-            let (watch, (_, stat)) = watched;
+            let (watch, (_, stat)) = retry::watched_data(session, path).await?;
             // If the node has changed since the read `now`, the caller reads again.
             self.number = (stat.version == now.version).then_some((now.number, stat.version, watch));
         }
@@ -374,15 +379,12 @@ impl<'a> View<'a> {
             event = names => if event == Event::Over { pending().await } else { self.names = None },
             missed = self.entry.find_missed(&mut recheck, checks) => {
                 let missed = missed.map_err(|loss| self.state.config.evicted(loss))?;
-                let left = async {
-                    if missed.contains(&0) {
-                        self.number = None;
-                        presence::leave_if_it_differs(session, path, Some(now.version)).await?;
-                    }
-                    let gone = missed.iter().filter_map(|index| now.names.get(index.checked_sub(1)?));
-                    presence::leave_if_listed(session, &self.state.taken, gone.cloned().collect()).await
-                };
-                left.await.map_err(|failure| self.state.take_error(failure))?;
+                if missed.contains(&0) {
+                    self.number = None;
+                    presence::leave_if_it_differs(session, path, Some(now.version)).await?;
+                }
+                let gone = missed.iter().filter_map(|index| now.names.get(index.checked_sub(1)?));
+                presence::leave_if_listed(session, &self.state.taken, gone.cloned().collect()).await?;
             }
             Some(never) = OptionFuture::from(looking) => match never {},
             Some(()) = OptionFuture::from(look_again) => {}
