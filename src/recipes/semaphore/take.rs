@@ -194,7 +194,7 @@ impl PermitRequest {
                 Ok(Room::Enough) => {
                     self.state.ensure_no_lock(entry.session(), None).await?;
                     self.state.check_rights(entry.session()).await?;
-                    if view.try_exchange(self.count, now.version, gives_up).await? {
+                    if view.try_exchange(self.count, now.version).await? {
                         return Ok(grant);
                     }
                 }
@@ -245,23 +245,18 @@ impl<'a> View<'a> {
 
     /// Exchanges the node in the queue for a permit node. Returns `false` if the caller must read the permits again.
     /// `version` is the expected version of the semaphore's node.
-    async fn try_exchange(&mut self, count: u32, version: i32, gives_up: bool) -> Result<bool, NotDone> {
+    async fn try_exchange(&mut self, count: u32, version: i32) -> Result<bool, NotDone> {
         let (entry, session) = (self.entry, self.entry.session());
         let SemaphoreState { config, taken, .. } = self.state;
         let to = format!("{taken}/{}", permits::name(&entry.node().tag().to_string(), count));
         let exchange = Exchange { to, data: entry.node_data(), unchanged: (config.user_path(), version) };
         match entry.exchange(&exchange).await {
             Ok(()) => return Ok(true),
-            Err(NotExchanged::Changed) if self.refused.replace(version) != Some(version) => {}
-            Err(NotExchanged::Changed) => {
-                if !presence::leave_if_it_differs(session, config.user_path(), self.refused).await? {
-                    if gives_up {
-                        let what = "its number has changed, and the server does not show it yet";
-                        return Err(self.state.doubtful_error(what.to_owned()).into());
-                    }
-                    Recheck::new(session).pause().await;
-                }
+            // The version of a node only rises, so a server that shows a version after the leader has refused it is wrong.
+            Err(NotExchanged::Changed) if self.refused.replace(version) == Some(version) => {
+                presence::leave(session, self.connection, config.user_path()).await?;
             }
+            Err(NotExchanged::Changed) => {}
             Err(NotExchanged::NoDirectory) => make_directory(session, taken, &mut self.rounds).await?,
             Err(NotExchanged::Evicted) => return Err(Failure::NoNode.into()),
             Err(NotExchanged::Failed(failure)) => return Err(failure.into()),
