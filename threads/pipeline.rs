@@ -261,7 +261,7 @@ mod zookeeper {
 
         pub(crate) fn session() -> (Arc<Session>, Arc<BackgroundThread>) {
             let (store, background) = (Arc::new(SessionStore), Arc::new(BackgroundThread::default()));
-            let pipeline = Arc::new(Pipeline::new(&store, &background, String::new()));
+            let pipeline = Arc::new(Pipeline::new(&store, &background));
             (Arc::new(Session { pipeline }), background)
         }
 

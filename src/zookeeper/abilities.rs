@@ -54,7 +54,7 @@ impl KeeperMark {
 /// The features that some servers lack. For each, whether the servers of one session have it.
 #[derive(Debug)]
 pub(crate) struct Abilities {
-    keeper: Arc<KeeperMark>,
+    pub(crate) keeper: Arc<KeeperMark>,
     pub(crate) containers: Ability,
     /// The request that reads several nodes.
     pub(crate) several_reads: Ability,

@@ -273,7 +273,7 @@ impl Drop for Sessions {
             return;
         }
         let sessions = std::mem::take(&mut *self.sessions.lock());
-        let leaving: Vec<_> = sessions.iter().filter(|it| it.is_up()).map(|it| it.follower()).collect();
+        let leaving: Vec<_> = sessions.iter().filter(|it| it.lease().is_connected()).map(|it| it.follower()).collect();
         drop(sessions);
         if user_thread::is_library_thread() {
             return;
@@ -320,7 +320,7 @@ impl Sessions {
         let idle: Vec<_> = sessions.extract_if(others, |session| !session.is_needed()).collect();
         drop(sessions);
         if let Some(first) = over.first()
-            && let Some((lost, ending)) = first.lost().zip(first.lease().over())
+            && let Some((lost, ending)) = first.lease().lost_since().zip(first.lease().over())
         {
             self.outage.begins(lost, Reconnect::after(first.lease()), ending);
         }
@@ -335,7 +335,8 @@ impl Sessions {
         }
         let sessions = self.sessions.lock();
         let alive = sessions.iter().find(|session| session.lease().over().is_none());
-        let (is_alive, lost) = (alive.is_some(), alive.or(sessions.first()).and_then(|session| session.lost()));
+        let (is_alive, lost) =
+            (alive.is_some(), alive.or(sessions.first()).and_then(|session| session.lease().lost_since()));
         drop(sessions);
         if is_alive && lost.is_none() {
             return ConnectionState::Connected;

@@ -22,20 +22,22 @@ use zookeeper_client as zk;
 use crate::session::contract;
 use crate::session::lease::{Moment, since_boot};
 use crate::session::request::{self, Ending, Failure, Operation, is_from_quorum};
+use crate::session::retry;
 use crate::session::store::SessionStore;
 use crate::session::thread::{BackgroundThread, sleep, within};
 use crate::sync::{Mutex, Notify, random, watch};
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
-use crate::zookeeper::abilities::KeeperMark;
+use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::connection::{Attempts, Failed, Next, Target, reconnect_jitter};
 use crate::zookeeper::link::{Link, LinkEnd, discard};
 use crate::zookeeper::lookup::addresses;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::pipeline::{OnLink, Pipeline};
+use crate::zookeeper::security::OwnRights;
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::sockets::Sockets;
-use crate::zookeeper::translate::{commit, failure};
+use crate::zookeeper::translate::{self, commit};
 use crate::zookeeper::watches::{Kind, Watches};
 
 /// The most reads under way that arm watches again, so that no heartbeat waits behind more.
@@ -193,7 +195,12 @@ pub(super) struct Connections {
     pub(super) pipeline: Arc<Pipeline>,
     pub(super) watches: Arc<Watches>,
     pub(super) background: Arc<BackgroundThread>,
-    pub(super) keeper: Arc<KeeperMark>,
+    /// The user as which this client is authenticated, for error messages.
+    pub(super) whom: String,
+    pub(super) rights: OwnRights,
+    pub(super) abilities: Abilities,
+    /// The length in bytes of the root, which is the path at the end of the connect string.
+    pub(super) root_bytes: usize,
     /// The session's id and password.
     pub(super) session: zk::SessionInfo,
     /// The session timeout that was granted first.
@@ -383,10 +390,34 @@ impl Connections {
         self.store.end(why);
         // Only ClickHouse Keeper replaces a session on a reconnect, so its missing features are marked.
         if why == Ending::Replaced {
-            self.keeper.set();
+            self.abilities.keeper.set();
         }
         self.pipeline.close();
         self.watches.end();
+    }
+
+    /// Ends the session because a new transaction has an id that is not higher than an earlier one: the ensemble has gone
+    /// back to an earlier state, in which other holders may stand.
+    pub(super) fn end_as_gone_back(&self) -> Failure {
+        emit!(ERROR, session = self.id(), "the ensemble has gone back to an earlier state");
+        self.end(Ending::Expired);
+        Failure::Over(Ending::Expired)
+    }
+
+    /// Returns a future that runs a task that the session needs. If the task panics or its thread ends, the session ends.
+    pub(super) fn supervised<F: Future<Output = ()>>(self: &Arc<Self>, task: F) -> impl Future<Output = ()> + use<F> {
+        let this = Arc::downgrade(self);
+        retry::on_early_end(task, move || {
+            let this = this.upgrade().filter(|it| it.store.lease().over().is_none() && !it.pipeline.is_closed());
+            if let Some(it) = this {
+                emit!(ERROR, session = it.id(), "a task of a session has panicked, which ends the session");
+                it.end(Ending::Failed);
+            }
+        })
+    }
+
+    pub(super) fn failure(&self, error: zk::Error, needs: (&'static str, &str)) -> Failure {
+        translate::failure(error, needs, &self.whom)
     }
 
     /// Waits until no server has answered for seven fifths of the session timeout, and for a random time, up to an eighth,
@@ -572,8 +603,7 @@ impl Connections {
     async fn check(&self, client: &zk::Client) -> Result<(), NotReady> {
         let sent = self.store.lease().now();
         let check = [Operation::Check { path: "/".to_owned(), version: None }];
-        let acl = self.route.options.acl_of_nodes();
-        let answer = within(self.granted / 4, commit(client, &check, &acl, &self.pipeline.whom)).await;
+        let answer = within(self.granted / 4, commit(client, &check, &self.rights.acl, &self.whom)).await;
         match answer {
             None => Err(NotReady::Silent),
             Some(answer) if is_from_quorum(&answer) => {
@@ -606,7 +636,7 @@ impl Connections {
                         read.map(|(_, stat, watcher)| (Some(stat), Some(watcher)))
                     }
                 };
-                let answer = answer.map_err(|error| failure(error, ("READ", path), &self.pipeline.whom));
+                let answer = answer.map_err(|error| self.failure(error, ("READ", path)));
                 if let Some(path) = own.get(&**path).filter(|_| matches!(answer, Ok((None, _)))) {
                     *gone.lock() = Some(path.clone());
                 }
@@ -645,7 +675,7 @@ impl Connections {
     /// Makes a node for a moment, because only a new node shows where the ensemble's transaction ids are. The directory
     /// of the node that is gone may be gone, too.
     async fn check_for_restore(&self, client: &zk::Client, path: &str) -> Result<(), NotReady> {
-        let (newest, acl) = (self.store.newest_zxid(), self.route.options.acl_of_nodes());
+        let newest = self.store.newest_zxid();
         let mut directory = contract::temporary_parent(path);
         loop {
             let path = format!("{}/session-{}", directory.trim_end_matches('/'), self.id());
@@ -655,9 +685,9 @@ impl Connections {
                 Operation::Set { path: path.clone(), data: Vec::new(), version: None },
                 Operation::Delete { path, version: None },
             ];
-            match commit(client, &operations, &acl, &self.pipeline.whom).await {
+            match commit(client, &operations, &self.rights.acl, &self.whom).await {
                 Ok((_, zxid)) if zxid <= newest => {
-                    emit!(ERROR, session = self.id(), "the ensemble has gone back to an earlier state");
+                    self.end_as_gone_back();
                     return Err(NotReady::Over(Ending::Expired));
                 }
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode && directory != "/" => {

@@ -42,8 +42,6 @@ pub(super) struct Pipeline {
     line: Mutex<Line>,
     store: Arc<SessionStore>,
     background: Arc<BackgroundThread>,
-    /// The user as which this client is authenticated, for error messages.
-    pub(super) whom: Arc<str>,
     /// Notified when a request begins to wait for a connection, and when the session is closed.
     pub(super) wanted: Notify,
     /// The progress of closing the session. Each request under way owns a receiver, so `closed` completes when no
@@ -108,12 +106,11 @@ struct Asked<T, S> {
 
 impl Pipeline {
     /// Returns the pipeline of a session whose first connection is not ready yet.
-    pub(super) fn new(store: &Arc<SessionStore>, background: &Arc<BackgroundThread>, whom: String) -> Pipeline {
+    pub(super) fn new(store: &Arc<SessionStore>, background: &Arc<BackgroundThread>) -> Pipeline {
         Pipeline {
             line: Mutex::new(Line { link: Connection::Down, waiting: BTreeMap::new(), requests: 0 }),
             store: Arc::clone(store),
             background: Arc::clone(background),
-            whom: whom.into(),
             wanted: Notify::new(),
             closing: watch::Sender::new(Closing::NotYet),
         }

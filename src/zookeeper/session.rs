@@ -3,8 +3,8 @@
 use std::fmt;
 use std::future::ready;
 use std::pin::Pin;
-use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::FutureExt;
@@ -17,7 +17,6 @@ use crate::session::lease::Moment;
 use crate::session::request::{
     self, Contents, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch, parent,
 };
-use crate::session::retry;
 use crate::session::store::SessionStore;
 use crate::session::thread::{BackgroundThread, sleep};
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +29,6 @@ use crate::zookeeper::connections::{Connections, Leaves, Route};
 use crate::zookeeper::link::Link;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::pipeline::{Pipeline, Request};
-use crate::zookeeper::security::OwnRights;
 use crate::zookeeper::translate::{self, commit, is_removal, mode};
 use crate::zookeeper::watches;
 
@@ -43,9 +41,6 @@ const OWN_BYTES_MAX: usize = REQUEST_LIMIT / 2;
 const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
 
 pub(super) struct ZooKeeperSession {
-    id: i64,
-    rights: Arc<OwnRights>,
-    abilities: Arc<Abilities>,
     connections: Arc<Connections>,
     /// A channel whose sender is dropped when the session has no connection any more, and will have none.
     follower: watch::Receiver<()>,
@@ -53,9 +48,6 @@ pub(super) struct ZooKeeperSession {
     room: Arc<Semaphore>,
     /// Whether the acquisition for which the session was opened has not taken its slot yet.
     is_fresh: AtomicBool,
-    /// The length in bytes of the root, which is the path at the end of the connect string.
-    root_bytes: usize,
-    this: Weak<ZooKeeperSession>,
 }
 
 impl ZooKeeperSession {
@@ -73,39 +65,37 @@ impl ZooKeeperSession {
         let store = Arc::new(SessionStore::new(options.lease(timeout)));
         store.began(started);
         let (follows, follower) = watch::channel(());
-        let (id, root_bytes) = (client.session_id().0, client.path().trim_end_matches('/').len());
+        let id = client.session_id().0;
         log::mark_sessions_begun();
         background.sessions().insert(id);
         keeper.learn_from_session_id(id);
-        let (rights, abilities) = (options.own_rights(), Abilities::of_session(id, Arc::clone(&keeper)));
         let connections = Arc::new(Connections {
-            pipeline: Arc::new(Pipeline::new(&store, background, options.whom())),
+            pipeline: Arc::new(Pipeline::new(&store, background)),
+            rights: options.own_rights(),
+            whom: options.whom(),
+            abilities: Abilities::of_session(id, keeper),
+            root_bytes: client.path().trim_end_matches('/').len(),
             session: client.session().clone(),
             granted: client.session_timeout(),
             watches: Arc::default(),
             background: Arc::clone(background),
             server: Mutex::default(),
             leaves: Leaves::default(),
-            keeper,
             store,
             route,
         });
-        let session = Arc::new_cyclic(|this: &Weak<ZooKeeperSession>| ZooKeeperSession {
-            id,
-            rights: Arc::new(rights),
-            abilities: Arc::new(abilities),
+        let served = connections.begin(link, target, &mut attempts);
+        let serving = Arc::clone(&connections).run(served, attempts);
+        background.run(connections.supervised(serving).map(move |()| drop(follows)));
+        let session = Arc::new(ZooKeeperSession {
             connections,
             follower,
             room: Arc::new(Semaphore::new(OWN_BYTES_MAX)),
             is_fresh: AtomicBool::new(true),
-            root_bytes,
-            this: Weak::clone(this),
         });
-        let served = session.connections.begin(link, target, &mut attempts);
-        let serving = Arc::clone(&session.connections).run(served, attempts);
-        background.run(session.supervised(serving).map(move |()| drop(follows)));
         let shared: Arc<dyn Session> = session.clone();
-        session.supervise(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
+        let kept_alive = keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER);
+        background.handle().spawn(session.connections.supervised(kept_alive));
         Ok(session)
     }
 
@@ -113,51 +103,44 @@ impl ZooKeeperSession {
         &self.connections.pipeline
     }
 
-    /// Spawns a task that the session needs. If the task panics or its thread ends, the session ends.
-    fn supervise(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.connections.background.handle().spawn(self.supervised(task));
-    }
-
-    /// Returns a future that runs the task, and that ends the session if the task panics or its thread ends.
-    fn supervised<F: Future<Output = ()>>(&self, task: F) -> impl Future<Output = ()> + use<F> {
-        let this = Weak::clone(&self.this);
-        retry::on_early_end(task, move || {
-            if let Some(session) = this.upgrade() {
-                session.fail();
-            }
-        })
-    }
-
-    /// Ends the session because one of its tasks has ended unexpectedly.
-    fn fail(&self) {
-        if self.lease().over().is_none() {
-            let session = format!("{:x}", self.id);
-            emit!(ERROR, session, "a task of a session has panicked, which ends the session");
-            self.ended(Ending::Failed);
-        }
-    }
-
     /// Reserves room for ephemeral nodes whose paths have this many bytes. Returns `None` if too little room is free.
     pub(super) fn reserve_slot(self: &Arc<Self>, own_bytes: usize) -> Option<SessionSlot> {
         // The server counts each path with the root in front. A slot has at most two nodes: a contender for permits has
         // a place in the queue, and then a permit.
-        let bytes = if own_bytes == 0 { 0 } else { own_bytes + 2 * self.root_bytes };
+        let bytes = if own_bytes == 0 { 0 } else { own_bytes + 2 * self.connections.root_bytes };
         let room = Arc::clone(&self.room).try_acquire_many_owned(u32::try_from(bytes).ok()?);
         let session: Arc<dyn Session> = self.clone();
         Some(SessionSlot::with_reservation(session, room.ok()?))
     }
 
+    /// Sends a request about the node at `path`, before this function returns.
+    fn ask<T, F>(
+        &self,
+        kind: Request,
+        path: &str,
+        ask: impl Fn(Arc<zk::Client>, Arc<Connections>, Arc<str>) -> F + Send + 'static,
+    ) -> Reply<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Failure>> + Send + 'static,
+    {
+        let (it, path): (_, Arc<str>) = (Arc::clone(&self.connections), path.into());
+        self.pipeline().send(kind, move |client| ask(client, Arc::clone(&it), Arc::clone(&path)))
+    }
+
     /// Sends a read that needs the right `READ` on `path`, before this function returns.
-    fn read<T, F>(&self, path: &str, read: impl Fn(Arc<zk::Client>, Arc<str>) -> F + Send + 'static) -> Reply<T>
+    fn read<T, F>(
+        &self,
+        path: &str,
+        read: impl Fn(Arc<zk::Client>, Arc<Connections>, Arc<str>) -> F + Send + 'static,
+    ) -> Reply<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, zk::Error>> + Send + 'static,
     {
-        let (path, whom): (Arc<str>, _) = (path.into(), Arc::clone(&self.pipeline().whom));
-        self.pipeline().send(Request::Read, move |client| {
-            let (path, whom) = (Arc::clone(&path), Arc::clone(&whom));
-            let answer = read(client, Arc::clone(&path));
-            async move { answer.await.map_err(|error| translate::failure(error, ("READ", &path), &whom)) }
+        self.ask(Request::Read, path, move |client, it, path| {
+            let answer = read(client, Arc::clone(&it), Arc::clone(&path));
+            async move { answer.await.map_err(|error| it.failure(error, ("READ", &path))) }
         })
     }
 
@@ -165,15 +148,6 @@ impl ZooKeeperSession {
     /// opened.
     pub(super) fn is_needed(&self) -> bool {
         self.room.available_permits() < OWN_BYTES_MAX || self.is_fresh.load(Ordering::Acquire)
-    }
-
-    pub(super) fn is_up(&self) -> bool {
-        self.lease().is_connected()
-    }
-
-    /// Returns when the connection was lost. `None` while the session is connected.
-    pub(super) fn lost(&self) -> Option<Instant> {
-        self.lease().lost_since()
     }
 
     pub(super) fn mark_used(&self) {
@@ -189,20 +163,12 @@ impl ZooKeeperSession {
     pub(super) fn ended(&self, why: Ending) {
         self.connections.end(why);
     }
-
-    /// Ends the session because a new node has a transaction id that is not higher than an earlier one: the ensemble has
-    /// gone back to an earlier state, in which other holders may stand.
-    fn end_as_gone_back(&self) -> Failure {
-        emit!(ERROR, session = format!("{:x}", self.id), "the ensemble has gone back to an earlier state");
-        self.ended(Ending::Expired);
-        Failure::Over(Ending::Expired)
-    }
 }
 
 #[async_trait]
 impl Session for ZooKeeperSession {
     fn id(&self) -> i64 {
-        self.id
+        self.connections.session.id().0
     }
 
     fn is_own(&self, session: i64) -> bool {
@@ -218,174 +184,132 @@ impl Session for ZooKeeperSession {
         &self.connections.store
     }
 
-    async fn until_connected(&self) -> Result<(), Ending> {
-        self.store().until_connected().await
-    }
-
-    async fn until_over(&self) -> Ending {
-        self.store().until_over().await
-    }
-
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
         let kind = match kind {
-            Kind::Container if !self.abilities.has_containers() => Kind::Persistent,
+            Kind::Container if !self.connections.abilities.has_containers() => Kind::Persistent,
             kind => kind,
         };
-        let request = Arc::new((path.to_owned(), data.to_vec()));
-        let (rights, this, store) = (Arc::clone(&self.rights), Weak::clone(&self.this), Arc::clone(self.store()));
-        let (abilities, whom) = (Arc::clone(&self.abilities), Arc::clone(&self.pipeline().whom));
-        self.pipeline().send(Request::Write, move |client| {
-            let (request, rights, this) = (Arc::clone(&request), Arc::clone(&rights), Weak::clone(&this));
-            let (abilities, whom) = (Arc::clone(&abilities), Arc::clone(&whom));
-            let (connection, newest) = (store.connection(), store.newest_zxid());
+        let data: Arc<[u8]> = data.into();
+        self.ask(Request::Write, path, move |client, it, path| {
+            let (data, connection, newest) = (Arc::clone(&data), it.store.connection(), it.store.newest_zxid());
             async move {
-                let (path, data) = &*request;
-                let failure = |error| translate::failure(error, ("CREATE", parent(path)), &whom);
+                let (rights, containers, directory) = (&it.rights, &it.abilities.containers, parent(&path));
+                let failure = |error| it.failure(error, ("CREATE", directory));
                 let options = mode(kind).with_acls(zk::Acls::new(&rights.acl.entries));
-                let shown = rights.is_refusing(kind).then(|| client.get_acl(parent(path)));
+                let shown = rights.is_refusing(kind).then(|| client.get_acl(directory));
                 if kind == Kind::Container {
-                    abilities.containers.test(connection, &client).await?;
+                    containers.test(connection, &client).await?;
                 }
-                let created = client.create(path, data, &options).await;
+                let created = client.create(&path, &data, &options).await;
                 let (stat, sequence) = match kind {
-                    Kind::Container => abilities.containers.known(connection, created, failure)?,
+                    Kind::Container => containers.known(connection, created, failure)?,
                     _ => created.map_err(failure)?,
                 };
-                let path = if kind == Kind::EphemeralSequential { format!("{path}{sequence}") } else { path.clone() };
+                let path =
+                    if kind == Kind::EphemeralSequential { format!("{path}{sequence}") } else { path.to_string() };
                 if let Some(shown) = shown {
                     rights.refuse_wider(&client, shown, &path).await.map_err(translate::of_later_step)?;
                 }
-                match this.upgrade().filter(|_| stat.czxid <= newest) {
-                    Some(session) => Err(session.end_as_gone_back()),
-                    None => Ok(translate::created(path, &stat)),
-                }
+                if stat.czxid <= newest { Err(it.end_as_gone_back()) } else { Ok(translate::created(path, &stat)) }
             }
         })
     }
 
     fn delete(&self, path: &str) -> Reply<()> {
-        let (path, whom): (Arc<str>, _) = (path.into(), Arc::clone(&self.pipeline().whom));
-        self.pipeline().send(Request::Removal, move |client| {
-            let (path, whom) = (Arc::clone(&path), Arc::clone(&whom));
-            async move {
-                let deleted = client.delete(&path, None).await;
-                deleted.map_err(|error| translate::failure(error, ("DELETE", parent(&path)), &whom))
-            }
+        self.ask(Request::Removal, path, |client, it, path| async move {
+            client.delete(&path, None).await.map_err(|error| it.failure(error, ("DELETE", parent(&path))))
         })
     }
 
     fn make_root(&self) -> Reply<()> {
-        if self.root_bytes == 0 {
+        if self.connections.root_bytes == 0 {
             return Box::pin(ready(Ok(())));
         }
-        let (rights, whom) = (Arc::clone(&self.rights), Arc::clone(&self.pipeline().whom));
         // Sent as a read, because if the root exists, no quorum has answered.
-        self.pipeline().send(Request::Read, move |client| make_root(client, Arc::clone(&rights), Arc::clone(&whom)))
+        self.ask(Request::Read, "/", |client, it, _| make_root(client, it))
     }
 
     fn children(&self, path: &str) -> Reply<Vec<String>> {
-        self.read(path, |client, path| async move { client.list_children(&path).await })
+        self.read(path, |client, _, path| async move { client.list_children(&path).await })
     }
 
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
-        let store = Arc::clone(self.store());
-        self.read(path, move |client, path| {
-            let store = Arc::clone(&store);
-            async move {
-                let (names, stat) = client.get_children(&path).await?;
-                store.record_zxid(stat.mzxid);
-                Ok((names, Some(translate::stat(&stat))))
-            }
+        self.read(path, |client, it, path| async move {
+            let (names, stat) = client.get_children(&path).await?;
+            it.store.record_zxid(stat.mzxid);
+            Ok((names, Some(translate::stat(&stat))))
         })
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
-        let store = Arc::clone(self.store());
-        self.read(path, move |client, path| {
-            let store = Arc::clone(&store);
-            async move {
-                let (data, stat) = client.get_data(&path).await?;
-                store.record_zxid(stat.mzxid);
-                Ok((data, translate::stat(&stat)))
-            }
+        self.read(path, |client, it, path| async move {
+            let (data, stat) = client.get_data(&path).await?;
+            it.store.record_zxid(stat.mzxid);
+            Ok((data, translate::stat(&stat)))
         })
     }
 
     fn data_of_each(&self, paths: &[String]) -> Reply<Contents> {
-        if paths.len() < 2 || !self.abilities.has_several_reads() {
+        if paths.len() < 2 || !self.connections.abilities.has_several_reads() {
             return request::each_that_is_there(paths.iter().map(|path| self.data(path)).collect());
         }
-        let (paths, store): (Arc<[String]>, _) = (paths.into(), Arc::clone(self.store()));
-        let (abilities, whom) = (Arc::clone(&self.abilities), Arc::clone(&self.pipeline().whom));
-        self.pipeline().send(Request::Read, move |client| {
-            let (paths, abilities, whom) = (Arc::clone(&paths), Arc::clone(&abilities), Arc::clone(&whom));
-            let connection = store.connection();
+        let each: Arc<[String]> = paths.into();
+        self.ask(Request::Read, &paths[0], move |client, it, first| {
+            let (each, connection) = (Arc::clone(&each), it.store.connection());
             async move {
-                abilities.several_reads.test(connection, &client).await?;
-                let read = translate::data_of_each(&client, &paths).await;
-                let failure = |error| translate::failure(error, ("READ", &paths[0]), &whom);
-                abilities.several_reads.known(connection, read, failure)
+                let several_reads = &it.abilities.several_reads;
+                several_reads.test(connection, &client).await?;
+                let read = translate::data_of_each(&client, &each).await;
+                several_reads.known(connection, read, |error| it.failure(error, ("READ", &first)))
             }
         })
     }
 
     fn watch(&self, path: &str) -> Reply<Watch> {
-        let watches = Arc::clone(&self.connections.watches);
-        self.read(path, move |client, path| {
-            let (watches, connection) = (Arc::clone(&watches), watches.connection());
+        self.read(path, |client, it, path| {
+            let connection = it.watches.connection();
             async move {
                 let (_, stat, watcher) = client.get_and_watch_data(&path).await?;
-                Ok(watches.add((path, watches::Kind::Data), &stat, (connection, watcher)))
+                Ok(it.watches.add((path, watches::Kind::Data), &stat, (connection, watcher)))
             }
         })
     }
 
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
-        let watches = Arc::clone(&self.connections.watches);
-        self.read(path, move |client, path| {
-            let (watches, connection) = (Arc::clone(&watches), watches.connection());
+        self.read(path, |client, it, path| {
+            let connection = it.watches.connection();
             async move {
                 let (names, stat, watcher) = client.get_and_watch_children(&path).await?;
-                Ok((names, watches.add((path, watches::Kind::Children), &stat, (connection, watcher))))
+                Ok((names, it.watches.add((path, watches::Kind::Children), &stat, (connection, watcher))))
             }
         })
     }
 
     fn wider_rights(&self, path: &str) -> Reply<Vec<String>> {
-        let rights = Arc::clone(&self.rights);
-        self.read(path, move |client, path| {
-            let rights = Arc::clone(&rights);
-            async move { Ok(rights.wider(&client.get_acl(&path).await?.0)) }
-        })
+        self.read(path, |client, it, path| async move { Ok(it.rights.wider(&client.get_acl(&path).await?.0)) })
     }
 
     fn refuses_wider_rights(&self) -> bool {
-        self.rights.refuses
+        self.connections.rights.refuses
     }
 
     fn is_kept_by_reads(&self) -> bool {
-        self.abilities.is_kept_by_reads()
+        self.connections.abilities.is_kept_by_reads()
     }
 
     fn request_bytes(&self, operations: &[Operation]) -> usize {
-        request::bytes(operations, self.root_bytes, self.rights.acl.bytes())
+        request::bytes(operations, self.connections.root_bytes, self.connections.rights.acl.bytes())
     }
 
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
         let request = if is_removal(operations) { Request::Removal } else { Request::Write };
-        let (operations, store): (Arc<[Operation]>, _) = (operations.into(), Arc::clone(self.store()));
-        let (rights, whom, this) =
-            (Arc::clone(&self.rights), Arc::clone(&self.pipeline().whom), Weak::clone(&self.this));
+        let (it, operations): (_, Arc<[Operation]>) = (Arc::clone(&self.connections), operations.into());
         self.pipeline().send(request, move |client| {
-            let (operations, store, this) = (Arc::clone(&operations), Arc::clone(&store), Weak::clone(&this));
-            let (rights, whom, before) = (Arc::clone(&rights), Arc::clone(&whom), store.newest_zxid());
+            let (it, operations, before) = (Arc::clone(&it), Arc::clone(&operations), it.store.newest_zxid());
             async move {
-                let (outcomes, newest) = commit(&client, &operations, &rights.acl, &whom).await?;
-                store.record_zxid(newest);
-                match this.upgrade().filter(|_| (1..=before).contains(&newest)) {
-                    Some(session) => Err(session.end_as_gone_back()),
-                    None => Ok(outcomes),
-                }
+                let (outcomes, newest) = commit(&client, &operations, &it.rights.acl, &it.whom).await?;
+                it.store.record_zxid(newest);
+                if (1..=before).contains(&newest) { Err(it.end_as_gone_back()) } else { Ok(outcomes) }
             }
         })
     }
@@ -402,7 +326,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn spawn(&self, task: Task) {
-        self.connections.background.run(self.supervised(task));
+        self.connections.background.run(self.connections.supervised(task));
     }
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
@@ -412,14 +336,14 @@ impl Session for ZooKeeperSession {
 
 impl Drop for ZooKeeperSession {
     fn drop(&mut self) {
-        self.connections.background.sessions().remove(&self.id);
+        self.connections.background.sessions().remove(&self.id());
         self.pipeline().close();
     }
 }
 
 impl fmt::Debug for ZooKeeperSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ZooKeeperSession").field("id", &self.id).field("lease", self.lease()).finish_non_exhaustive()
+        f.debug_struct("ZooKeeperSession").field("id", &self.id()).field("lease", self.lease()).finish_non_exhaustive()
     }
 }
 
@@ -439,14 +363,13 @@ fn granted_timeout(client: &zk::Client, options: &ZooKeeperBuilder) -> Result<Du
 }
 
 /// Creates the path at the end of the connect string, unless it exists.
-async fn make_root(client: Arc<zk::Client>, rights: Arc<OwnRights>, whom: Arc<str>) -> Result<(), Failure> {
+async fn make_root(client: Arc<zk::Client>, it: Arc<Connections>) -> Result<(), Failure> {
     let root = client.path().to_owned();
-    let failure = |error, needs| translate::failure(error, needs, &whom);
-    if client.check_stat("/").await.map_err(|error| failure(error, ("READ", &root)))?.is_some() {
+    if client.check_stat("/").await.map_err(|error| it.failure(error, ("READ", &root)))?.is_some() {
         return Ok(());
     }
     let whole = client.as_ref().clone().chroot("/").map_err(|_| Failure::Refused(format!("path {root:?}")))?;
-    let options = zk::CreateMode::Persistent.with_acls(zk::Acls::new(&rights.acl.entries));
+    let options = zk::CreateMode::Persistent.with_acls(zk::Acls::new(&it.rights.acl.entries));
     let Err(error) = whole.mkdir(&root, &options).await else { return Ok(()) };
     let mut above = parent(&root);
     while above != "/" && matches!(whole.check_stat(above).await, Ok(None)) {
@@ -454,5 +377,5 @@ async fn make_root(client: Arc<zk::Client>, rights: Arc<OwnRights>, whom: Arc<st
     }
     // Other errors name paths below the root, so this one says that the path is outside.
     let above = format!("{above} (the connect string's {root} is missing)");
-    Err(failure(error, ("CREATE", &above)))
+    Err(it.failure(error, ("CREATE", &above)))
 }
