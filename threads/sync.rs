@@ -199,22 +199,6 @@ pub(crate) mod watch {
             Ref(self.channel().state.read())
         }
 
-        /// Waits until the last receiver is dropped.
-        #[track_caller]
-        pub(crate) fn closed(&self) -> impl Future<Output = ()> {
-            let at = Location::caller();
-            async move {
-                loop {
-                    let mut changed = pin!(self.channel().changed.notified_since(at, "the last receiver's end"));
-                    changed.as_mut().enable();
-                    if self.receiver_count() == 0 {
-                        return;
-                    }
-                    changed.await;
-                }
-            }
-        }
-
         pub(crate) fn send_if_modified(&self, change: impl FnOnce(&mut T) -> bool) -> bool {
             let mut state = self.channel().state.write();
             let is_changed = change(&mut state.value);
@@ -331,9 +315,7 @@ pub(crate) mod watch {
 
     impl<T> Drop for Receiver<T> {
         fn drop(&mut self) {
-            if self.channel.receivers.fetch_sub(1, Ordering::SeqCst) == 1 {
-                self.channel.changed.notify_waiters();
-            }
+            self.channel.receivers.fetch_sub(1, Ordering::SeqCst);
         }
     }
 }

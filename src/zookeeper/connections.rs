@@ -267,7 +267,7 @@ impl Served {
 impl Drop for Served {
     /// Gives the connection up. The task is dropped first, so that it does not close the session.
     fn drop(&mut self) {
-        self.on_link.mark_left();
+        self.on_link.end(true);
         discard(self.task.take());
         discard(self.client.take());
     }
@@ -445,10 +445,7 @@ impl Connections {
         let serving = link.serve(
             move || watches.deliver(),
             move |why| {
-                if why != LinkEnd::Panicked {
-                    on_end.mark_ended();
-                }
-                on_end.mark_left();
+                on_end.end(why == LinkEnd::Panicked);
                 let is_silent = this.store.lease().silent_for() >= this.route.options.silence();
                 this.mark_lost();
                 ending.send_replace(Some(if why == LinkEnd::Lost && is_silent { LinkEnd::Silent } else { why }));

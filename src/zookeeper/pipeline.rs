@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::future::{Future, ready};
 use std::panic::AssertUnwindSafe;
-use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 use zookeeper_client as zk;
 
@@ -15,8 +15,8 @@ use crate::session::lease::Moment;
 use crate::session::request::{Ending, Failure, Reply, is_from_quorum};
 use crate::session::store::SessionStore;
 use crate::session::thread::{BackgroundThread, is_forked, sleep};
-use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use crate::sync::{Mutex, Notify, watch};
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Mutex, Notify, OnceLock, watch};
 use crate::telemetry::user_thread::guarded;
 use crate::zookeeper::translate::is_not_sent;
 
@@ -44,9 +44,8 @@ pub(super) struct Pipeline {
     background: Arc<BackgroundThread>,
     /// Notified when a request begins to wait for a connection, and when the session is closed.
     pub(super) wanted: Notify,
-    /// The progress of closing the session. Each request under way owns a receiver, so `closed` completes when no
-    /// request is under way.
-    closing: watch::Sender<Closing>,
+    /// Whether the session is closed. Each request under way has a receiver.
+    closed: watch::Sender<bool>,
 }
 
 /// The present connection of a session, and the requests that wait for one.
@@ -74,10 +73,9 @@ type Waiting = Box<dyn FnOnce(&Arc<Pipeline>, Option<(&Arc<zk::Client>, &Arc<OnL
 pub(super) struct OnLink {
     /// The number of writes that may still be carried out.
     writes: AtomicUsize,
-    /// Whether the connection has ended by itself, so that it is known which requests were not sent.
-    has_ended: AtomicBool,
-    /// Whether the connection was given up before that. Requests that are lost may then have been sent.
-    is_left: AtomicBool,
+    /// Set at the end of the connection. `false` if the connection has ended by itself, so that it is known which
+    /// requests were not sent. `true` if it was given up: then lost requests may have been sent.
+    is_left: OnceLock<bool>,
 }
 
 impl OnLink {
@@ -85,14 +83,13 @@ impl OnLink {
         self.writes.load(Ordering::Acquire) > 0
     }
 
-    pub(super) fn mark_ended(&self) {
-        self.has_ended.store(true, Ordering::Release);
+    /// Records the end of the connection, unless an earlier end is recorded.
+    pub(super) fn end(&self, is_left: bool) {
+        _ = self.is_left.set(is_left);
     }
 
-    pub(super) fn mark_left(&self) {
-        if !self.has_ended.load(Ordering::Acquire) {
-            self.is_left.store(true, Ordering::Release);
-        }
+    fn is_left(&self) -> bool {
+        self.is_left.get() == Some(&true)
     }
 }
 
@@ -112,7 +109,7 @@ impl Pipeline {
             store: Arc::clone(store),
             background: Arc::clone(background),
             wanted: Notify::new(),
-            closing: watch::Sender::new(Closing::NotYet),
+            closed: watch::Sender::new(false),
         }
     }
 
@@ -120,18 +117,17 @@ impl Pipeline {
         Failure::Over(self.store.lease().over().unwrap_or(Ending::Closed))
     }
 
-    /// Sends all requests on this connection from now on, and those first that have waited for it. Returns `false` if
-    /// the session is closed.
-    pub(super) fn connect(self: &Arc<Self>, client: &Arc<zk::Client>, on_link: &Arc<OnLink>) -> bool {
+    /// Sends all requests on this connection from now on, and those first that have waited for it, unless the
+    /// session is closed.
+    pub(super) fn connect(self: &Arc<Self>, client: &Arc<zk::Client>, on_link: &Arc<OnLink>) {
         let mut line = self.line.lock();
         if matches!(line.link, Connection::Closed) {
-            return false;
+            return;
         }
         for (_, waiting) in std::mem::take(&mut line.waiting) {
             waiting(self, Some((client, on_link)));
         }
         line.link = Connection::Up(Arc::clone(client), Arc::clone(on_link));
-        true
     }
 
     /// Lets all requests wait from now on. Returns the client of the connection. If the connection is not lost, dropping
@@ -169,21 +165,7 @@ impl Pipeline {
             waiting(self, None);
         }
         self.wanted.notify_one();
-        if let Connection::Closed = last {
-            return;
-        }
-        let (closing, late) = (self.closing.clone(), sleep(self.store.lease().timeout()));
-        closing.send_replace(Closing::Begun);
-        // Requests that are still under way after a session timeout are abandoned.
-        self.background.handle().spawn(async move {
-            tokio::select! {
-                biased;
-                () = closing.closed() => {}
-                () = late => {
-                    closing.send_replace(Closing::Late);
-                }
-            }
-        });
+        self.closed.send_replace(true);
         drop(last);
     }
 
@@ -204,6 +186,7 @@ impl Pipeline {
         let (reply, received) = oneshot::channel();
         let mut line = self.line.lock();
         line.requests += 1;
+        let send = move |client| send(client).boxed();
         let asked = Asked { number: line.requests, request, send, reply };
         match &line.link {
             Connection::Up(client, on_link) => asked.send_now(self, client, on_link),
@@ -219,11 +202,10 @@ impl Pipeline {
 }
 
 impl Line {
-    fn wait<T, F, S>(&mut self, asked: Asked<T, S>)
+    fn wait<T, S>(&mut self, asked: Asked<T, S>)
     where
         T: Send + 'static,
-        F: Future<Output = Result<T, Failure>> + Send + 'static,
-        S: Fn(Arc<zk::Client>) -> F + Send + 'static,
+        S: Fn(Arc<zk::Client>) -> BoxFuture<'static, Result<T, Failure>> + Send + 'static,
     {
         let number = asked.number;
         let send: Waiting = Box::new(|pipeline, link| match link {
@@ -234,11 +216,10 @@ impl Line {
     }
 }
 
-impl<T, F, S> Asked<T, S>
+impl<T, S> Asked<T, S>
 where
     T: Send + 'static,
-    F: Future<Output = Result<T, Failure>> + Send + 'static,
-    S: Fn(Arc<zk::Client>) -> F + Send + 'static,
+    S: Fn(Arc<zk::Client>) -> BoxFuture<'static, Result<T, Failure>> + Send + 'static,
 {
     fn answer(self, answer: Result<T, Failure>) {
         // The waker of the task that waits is the user's code.
@@ -251,9 +232,9 @@ where
         let is_write = self.request != Request::Read;
         // The client crate panics over some replies that are too short. The panic is caught, and the outcome is
         // unknown, because the request may have been executed.
-        let mut answer = Box::pin(AssertUnwindSafe((self.send)(Arc::clone(client))).catch_unwind());
+        let mut answer = AssertUnwindSafe((self.send)(Arc::clone(client))).catch_unwind();
         // The client crate sends the request in this first poll.
-        let at_once = pin!(answer.as_mut()).poll(&mut Context::from_waker(Waker::noop()));
+        let at_once = answer.poll_unpin(&mut Context::from_waker(Waker::noop()));
         if let Poll::Ready(answer) = at_once {
             // In a task, because the pipeline is locked here, and the waker of the task that waits might send a request.
             let answer = answer.unwrap_or_else(|_| unknown("the answer is malformed"));
@@ -262,15 +243,20 @@ where
         if is_write {
             on_link.writes.fetch_add(1, Ordering::AcqRel);
         }
-        // The receiver is made while the pipeline is locked, so that a concurrent close waits for this request.
-        let mut closing = pipeline.closing.subscribe();
-        let abandoned_at = if self.request == Request::Removal { Closing::Begun } else { Closing::Late };
+        // The receiver is made while the pipeline is locked, so that it is told of a concurrent close.
+        let (mut closed, is_removal) = (pipeline.closed.subscribe(), self.request == Request::Removal);
         let (on_link, pipeline) = (Arc::clone(on_link), Arc::clone(pipeline));
         let background = Arc::clone(&pipeline.background);
         // A task drives the reply's future, because the caller may never poll it. The future owns a clone of the
         // client, which keeps the session open.
         background.handle().spawn(async move {
-            let abandoned = closing.wait_for(|it| *it >= abandoned_at).map(drop);
+            // After a session timeout, a close no longer waits for the answer. It does not wait for that to a removal.
+            let abandoned = async {
+                drop(closed.wait_for(|it| *it).await);
+                if !is_removal {
+                    sleep(pipeline.store.lease().timeout()).await;
+                }
+            };
             let answer = tokio::select! {
                 biased;
                 answer = answer => answer.unwrap_or_else(|_| unknown("the answer is malformed")),
@@ -278,13 +264,12 @@ where
             };
             // A write whose outcome is unknown may still be carried out later.
             let is_open = answer.as_ref().is_err_and(|failure| match failure {
-                Failure::Unknown(_) => !is_not_sent(failure) || on_link.is_left.load(Ordering::Acquire),
+                Failure::Unknown(_) => !is_not_sent(failure) || on_link.is_left(),
                 _ => false,
             });
             if is_write && !is_open {
                 on_link.writes.fetch_sub(1, Ordering::AcqRel);
             }
-            drop(closing);
             self.answered(&pipeline, &on_link, sent, answer);
         });
     }
@@ -292,7 +277,7 @@ where
     /// Reports the answer to a request that was sent at `sent`, or sends the request again.
     fn answered(self, pipeline: &Arc<Pipeline>, on_link: &OnLink, sent: Moment, answer: Result<T, Failure>) {
         let is_not_sent = answer.as_ref().is_err_and(is_not_sent);
-        if is_not_sent && !on_link.is_left.load(Ordering::Acquire) {
+        if is_not_sent && !on_link.is_left() {
             let mut line = pipeline.line.lock();
             match &line.link {
                 Connection::Up(client, on_link) => return self.send_now(pipeline, client, on_link),
@@ -311,16 +296,6 @@ where
         }
         self.answer(answer);
     }
-}
-
-/// How far the close of a session has come.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Closing {
-    NotYet,
-    /// The session is being closed. The close no longer waits for replies to removals.
-    Begun,
-    /// A session timeout has passed since the close began. The close no longer waits for any reply.
-    Late,
 }
 
 fn unknown<T>(why: &str) -> Result<T, Failure> {
