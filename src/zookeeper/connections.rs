@@ -5,7 +5,6 @@
 //! Until then the requests of the session wait, so nothing stale is read, and no answer overtakes an event.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -240,8 +239,8 @@ impl Leaves {
 /// A connection that is being served.
 pub(super) struct Served {
     target: Target,
-    /// `None` once the connection is ready. The pipeline then has the client.
-    client: Option<Arc<zk::Client>>,
+    /// The client until the connection is ready. The pipeline has it then.
+    unready: Option<Arc<zk::Client>>,
     on_link: Arc<OnLink>,
     /// `None` until the connection has ended.
     end: watch::Receiver<Option<LinkEnd>>,
@@ -259,7 +258,7 @@ impl Served {
 
     /// Closes the session on this connection: drops the client, and waits for the server's answer.
     async fn close(mut self, limit: Duration) {
-        discard(self.client.take());
+        discard(self.unready.take());
         let _ended = within(limit, self.ended()).await;
     }
 }
@@ -269,46 +268,7 @@ impl Drop for Served {
     fn drop(&mut self) {
         self.on_link.end(true);
         discard(self.task.take());
-        discard(self.client.take());
-    }
-}
-
-/// Whether a new connection is ready, or gets ready with the first request.
-enum Readiness {
-    Ready,
-    Idle,
-}
-
-/// Why a new connection is not ready.
-enum NotReady {
-    Lost,
-    /// The server was left, because it disagrees with its leader.
-    Left,
-    /// The server has not answered the first transaction in time.
-    Silent,
-    Over(Ending),
-}
-
-impl fmt::Display for NotReady {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            NotReady::Lost => f.write_str("it broke"),
-            NotReady::Left => f.write_str("the server disagrees with its leader"),
-            NotReady::Silent => f.write_str("the server did not answer"),
-            NotReady::Over(ending) => ending.fmt(f),
-        }
-    }
-}
-
-impl From<LinkEnd> for NotReady {
-    fn from(end: LinkEnd) -> NotReady {
-        match end {
-            LinkEnd::Lost | LinkEnd::Panicked => NotReady::Lost,
-            LinkEnd::Silent => NotReady::Silent,
-            LinkEnd::Expired => NotReady::Over(Ending::Expired),
-            LinkEnd::AuthFailed => NotReady::Over(Ending::AuthFailed),
-            LinkEnd::Closed => NotReady::Over(Ending::Closed),
-        }
+        discard(self.unready.take());
     }
 }
 
@@ -316,7 +276,7 @@ impl Connections {
     /// Begins to serve a new session on its first connection.
     pub(super) fn begin(self: &Arc<Self>, first: Link, target: Target, attempts: &mut Attempts) -> Served {
         let mut served = self.serve(first, target);
-        self.mark_ready(&mut served, attempts);
+        self.mark_ready(&mut served, attempts, true);
         served
     }
 
@@ -326,39 +286,38 @@ impl Connections {
         let ending = loop {
             let why = tokio::select! {
                 biased;
-                ended = served.ended() => NotReady::from(ended),
+                ended = served.ended() => ended,
                 () = self.leaves.wake.notified() => match self.leave(&mut served, &mut attempts).await {
                     Some(why) => why,
                     None => continue,
                 },
                 // The connection of an idle session gets ready with the first request.
-                () = self.pipeline.wanted.notified(), if served.client.is_some() => {
+                () = self.pipeline.wanted.notified(), if served.unready.is_some() => {
                     match self.get_ready(&mut served, &mut suspects).await {
                         Ok(()) => {
-                            self.mark_ready(&mut served, &mut attempts);
+                            self.mark_ready(&mut served, &mut attempts, true);
                             continue;
                         }
                         Err(why) => why,
                     }
                 }
             };
-            if let NotReady::Over(ending) = why {
+            if let LinkEnd::Over(ending) = why {
                 self.store.end(ending);
                 served.close(self.granted).await;
                 break ending;
             }
             let (server, session, lost_at) = (self.route.name(served.target), self.id(), since_boot());
             // A connection that nobody has used may be lost again and again.
-            if served.client.is_none() && !self.pipeline.is_closed() {
+            if served.unready.is_none() && !self.pipeline.is_closed() {
                 is_told_lost = true;
                 emit!(INFO, session, server, %why, "the connection is lost");
             } else {
                 emit!(DEBUG, session, server, %why, "the connection is lost before its use");
             }
-            let broke = matches!(why, NotReady::Lost);
+            let broke = matches!(why, LinkEnd::Lost | LinkEnd::Panicked);
             attempts.lost(served.target, lost_at, served.on_link.has_writes(), broke);
-            self.mark_lost();
-            drop(served);
+            self.give_up(served);
             let resumed = tokio::select! {
                 biased;
                 resumed = self.resume(&mut attempts, &mut suspects) => resumed,
@@ -452,7 +411,7 @@ impl Connections {
             },
         );
         let task = self.background.handle().begin(serving);
-        Served { target, client: Some(client), on_link, end, task }
+        Served { target, unready: Some(client), on_link, end, task }
     }
 
     /// Records that the connection is lost, before any request or watch of it fails.
@@ -464,19 +423,30 @@ impl Connections {
         discard(client);
     }
 
-    /// Lets the session use this connection.
-    fn mark_ready(&self, served: &mut Served, attempts: &mut Attempts) {
-        attempts.ready(served.target);
+    /// Gives a connection up. The loss is recorded first.
+    fn give_up(&self, served: Served) {
+        self.mark_lost();
+        drop(served);
+    }
+
+    /// Lets the session use this connection. [`Connections::arm`] has delivered the events of the loss by now. So the
+    /// requests that have waited are sent next, and then the tasks that wait for a connection are woken.
+    ///
+    /// If the connection is that of an idle session and not ready, it is kept for the first request.
+    fn mark_ready(&self, served: &mut Served, attempts: &mut Attempts, is_ready: bool) {
         *self.server.lock() = Some(self.route.name(served.target));
-        if let Some(client) = served.client.take() {
-            self.pipeline.connect(&client, &served.on_link);
+        if is_ready {
+            attempts.ready(served.target);
+            if let Some(client) = served.unready.take() {
+                self.pipeline.connect(&client, &served.on_link);
+            }
         }
         self.store.set_connected(true);
     }
 
     /// Answers the requests to leave a server. Leaves the server of this connection if that was asked, and if there may be
     /// another one. Writes under way get some time to end.
-    async fn leave(&self, served: &mut Served, attempts: &mut Attempts) -> Option<NotReady> {
+    async fn leave(&self, served: &mut Served, attempts: &mut Attempts) -> Option<LinkEnd> {
         let (connection, server) = (self.store.connection(), self.route.name(served.target));
         let asked = std::mem::take(&mut *self.leaves.asked.lock());
         let (asked, past): (Vec<_>, Vec<_>) = asked.into_iter().partition(|it| it.connection == connection);
@@ -493,7 +463,7 @@ impl Connections {
         // From here on, requests wait for the next connection. So what is asked after the answer is asked there.
         let client = self.pipeline.disconnect();
         asked.into_iter().enumerate().for_each(|(index, it)| _ = it.answer.send(Ok(index == 0)));
-        served.client = served.client.take().or(client);
+        served.unready = served.unready.take().or(client);
         let writes = async {
             while served.on_link.has_writes() {
                 sleep(self.granted / 200).await;
@@ -501,8 +471,8 @@ impl Connections {
         };
         Some(tokio::select! {
             biased;
-            ended = served.ended() => ended.into(),
-            _ = within(self.granted / 12, writes) => NotReady::Left,
+            ended = served.ended() => ended,
+            _ = within(self.granted / 12, writes) => LinkEnd::Left,
         })
     }
 
@@ -521,27 +491,23 @@ impl Connections {
                 Some(Err(_)) => Failed::Refused,
                 Some(Ok(link)) => {
                     let mut served = self.serve(link, target);
-                    match self.resumed(&mut served, handshake, suspects).await {
-                        Ok(Readiness::Ready) => {
-                            self.mark_ready(&mut served, attempts);
+                    match self.accept(&mut served, handshake, suspects).await {
+                        Ok(is_ready) => {
+                            self.mark_ready(&mut served, attempts, is_ready);
                             return Ok(served);
                         }
-                        Ok(Readiness::Idle) => {
-                            *self.server.lock() = Some(self.route.name(target));
-                            self.store.set_connected(true);
-                            return Ok(served);
-                        }
-                        Err(NotReady::Over(ending)) => {
+                        Err(LinkEnd::Over(ending)) => {
                             self.store.end(ending);
                             served.close(self.granted).await;
                             return Err(ending);
                         }
-                        Err(NotReady::Silent) => Failed::Silent,
-                        Err(NotReady::Lost | NotReady::Left) => Failed::Unready,
+                        Err(why) => {
+                            self.give_up(served);
+                            if why == LinkEnd::Silent { Failed::Silent } else { Failed::Unready }
+                        }
                     }
                 }
             };
-            self.mark_lost();
             let (session, server) = (self.id(), self.route.name(target));
             emit!(DEBUG, session, server, ?limit, ?why, "an attempt to resume the session has failed");
             attempts.failed(target, why, since_boot());
@@ -549,45 +515,41 @@ impl Connections {
         }
     }
 
-    /// Decides what becomes of a connection whose handshake has succeeded. Makes it ready, unless the session is idle.
-    async fn resumed(
-        &self,
-        served: &mut Served,
-        handshake: Moment,
-        suspects: &mut Suspects,
-    ) -> Result<Readiness, NotReady> {
-        let Some(client) = &served.client else { return Err(NotReady::Lost) };
+    /// Decides what becomes of a connection whose handshake has succeeded. Returns whether the connection is ready; `false`
+    /// for that of an idle session. The handshake counts once [`Connections::check`] is acknowledged.
+    async fn accept(&self, served: &mut Served, handshake: Moment, suspects: &mut Suspects) -> Result<bool, LinkEnd> {
+        let Some(client) = &served.unready else { return Err(LinkEnd::Lost) };
         if client.session_id().0 != self.session.id().0 {
-            return Err(NotReady::Over(Ending::Replaced));
+            return Err(LinkEnd::Over(Ending::Replaced));
         }
         // With a shorter timeout than the lease assumes, a hold could outlive its session.
         if client.session_timeout() < self.store.lease().timeout() {
             let timeout = client.session_timeout();
             emit!(WARN, session = self.id(), ?timeout, "a server grants a shorter session timeout than another did");
-            return Err(NotReady::Over(Ending::Expired));
+            return Err(LinkEnd::Over(Ending::Expired));
         }
         self.store.resumed(handshake);
         // A fleet of idle clients that comes back costs the ensemble no transactions.
         let is_idle = self.store.has_no_nodes() && self.watches.is_empty() && !self.pipeline.has_waiting();
         if is_idle && !self.pipeline.is_closed() {
-            return Ok(Readiness::Idle);
+            return Ok(false);
         }
-        self.get_ready(served, suspects).await.map(|()| Readiness::Ready)
+        self.get_ready(served, suspects).await.map(|()| true)
     }
 
     /// Checks a connection by a transaction, and arms all watches again.
-    async fn get_ready(&self, served: &mut Served, suspects: &mut Suspects) -> Result<(), NotReady> {
+    async fn get_ready(&self, served: &mut Served, suspects: &mut Suspects) -> Result<(), LinkEnd> {
         if self.pipeline.is_closed() {
-            return Err(NotReady::Over(Ending::Closed));
+            return Err(LinkEnd::Over(Ending::Closed));
         }
-        let Some(client) = &served.client else { return Err(NotReady::Lost) };
+        let Some(client) = &served.unready else { return Err(LinkEnd::Lost) };
         let ready = async {
             self.check(client).await?;
             self.arm(client, suspects).await
         };
         let ready = tokio::select! {
             biased;
-            ended = served.ended() => Err(NotReady::from(ended)),
+            ended = served.ended() => Err(ended),
             ready = ready => ready,
         };
         if ready.is_err() {
@@ -597,23 +559,23 @@ impl Connections {
     }
 
     /// Sends a transaction that changes nothing, which only a quorum can answer.
-    async fn check(&self, client: &zk::Client) -> Result<(), NotReady> {
+    async fn check(&self, client: &zk::Client) -> Result<(), LinkEnd> {
         let sent = self.store.lease().now();
         let check = [Operation::Check { path: "/".to_owned(), version: None }];
         let answer = within(self.granted / 4, commit(client, &check, &self.rights.acl, &self.whom)).await;
         match answer {
-            None => Err(NotReady::Silent),
+            None => Err(LinkEnd::Silent),
             Some(answer) if is_from_quorum(&answer) => {
                 self.store.acknowledged(sent);
                 Ok(())
             }
-            Some(Err(Failure::Over(ending))) => Err(NotReady::Over(ending)),
-            Some(_) => Err(NotReady::Lost),
+            Some(Err(Failure::Over(ending))) => Err(LinkEnd::Over(ending)),
+            Some(_) => Err(LinkEnd::Lost),
         }
     }
 
     /// Arms all watches of the session again.
-    async fn arm(&self, client: &Arc<zk::Client>, suspects: &mut Suspects) -> Result<(), NotReady> {
+    async fn arm(&self, client: &Arc<zk::Client>, suspects: &mut Suspects) -> Result<(), LinkEnd> {
         let lease = self.store.lease();
         let mut checked = lease.now();
         let (keys, own, gone) = (self.watches.keys(), self.store.own_paths(), Mutex::new(None));
@@ -641,7 +603,7 @@ impl Connections {
             });
             let answers = join_all(reads).await;
             if answers.iter().any(Result::is_err) {
-                return Err(NotReady::Lost);
+                return Err(LinkEnd::Lost);
             }
             self.store.answered(sent);
             skipped.into_iter().for_each(|(slot, _)| self.watches.skip(*slot));
@@ -671,7 +633,7 @@ impl Connections {
     ///
     /// Makes a node for a moment, because only a new node shows where the ensemble's transaction ids are. The directory
     /// of the node that is gone may be gone, too.
-    async fn check_for_restore(&self, client: &zk::Client, path: &str) -> Result<(), NotReady> {
+    async fn check_for_restore(&self, client: &zk::Client, path: &str) -> Result<(), LinkEnd> {
         let newest = self.store.newest_zxid();
         let mut directory = contract::temporary_parent(path);
         loop {
@@ -685,7 +647,7 @@ impl Connections {
             match commit(client, &operations, &self.rights.acl, &self.whom).await {
                 Ok((_, zxid)) if zxid <= newest => {
                     self.end_as_gone_back();
-                    return Err(NotReady::Over(Ending::Expired));
+                    return Err(LinkEnd::Over(Ending::Expired));
                 }
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode && directory != "/" => {
                     directory = request::parent(directory);

@@ -12,6 +12,7 @@ use std::task::Poll;
 use spawns_core::{Spawn, Task};
 use zookeeper_client as zk;
 
+use crate::session::request::Ending;
 use crate::sync::Mutex;
 use crate::telemetry::user_thread::guarded;
 
@@ -21,21 +22,23 @@ pub(super) struct Link {
     task: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
-/// How a connection has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why a connection has ended, or is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum LinkEnd {
-    /// The connection broke.
+    #[error("it broke")]
     Lost,
-    /// The server was silent for too long.
-    Silent,
     /// The client crate panicked, so it is not known which requests were sent.
+    #[error("it broke")]
     Panicked,
-    /// The server says that the session is over.
-    Expired,
-    /// The server refuses the credentials.
-    AuthFailed,
-    /// The client was dropped, and the server has confirmed the end of the session.
-    Closed,
+    /// The server was left, because it disagrees with its leader.
+    #[error("the server disagrees with its leader")]
+    Left,
+    /// The server was silent for too long.
+    #[error("the server did not answer")]
+    Silent,
+    /// The session is over. [`Ending::Closed`] says that the server has confirmed it.
+    #[error("{0}")]
+    Over(Ending),
 }
 
 /// Takes the task that the client crate spawns, and does not run it.
@@ -80,9 +83,9 @@ impl Link {
             let why = match (polled, states.peek_state()) {
                 (Err(_), _) => LinkEnd::Panicked,
                 (Ok(Poll::Pending), zk::SessionState::SyncConnected) => return Poll::Pending,
-                (_, zk::SessionState::AuthFailed) => LinkEnd::AuthFailed,
-                (_, zk::SessionState::Expired) => LinkEnd::Expired,
-                (_, zk::SessionState::Closed) => LinkEnd::Closed,
+                (_, zk::SessionState::AuthFailed) => LinkEnd::Over(Ending::AuthFailed),
+                (_, zk::SessionState::Expired) => LinkEnd::Over(Ending::Expired),
+                (_, zk::SessionState::Closed) => LinkEnd::Over(Ending::Closed),
                 _ => LinkEnd::Lost,
             };
             // The end is recorded before the waiting requests fail, and the task is dropped after that.

@@ -354,7 +354,7 @@ fn granted_timeout(client: &zk::Client, options: &ZooKeeperBuilder) -> Result<Du
     // more than the requested timeout.
     let timeout = client.session_timeout().min(requested);
     if timeout < requested {
-        // A server that grants less on a reconnect ends the session: see `Connections::resumed`.
+        // A server that grants less on a reconnect ends the session: see `Connections::accept`.
         emit!(WARN, ?timeout, ?requested, "the server grants a shorter session timeout than requested");
     }
     let checked = options.check_lease(timeout);
