@@ -14,6 +14,8 @@ use shuttle::rand::RngCore;
 pub(crate) use shuttle::sync::{MutexGuard, atomic};
 
 pub(crate) use lock::{Mutex, SharedMutex};
+/// Only the sessions of an ensemble have such channels, and no schedule runs these sessions.
+pub(crate) use tokio::sync::mpsc;
 
 /// State that all schedules of a process share. No schedule depends on it.
 pub(crate) mod of_process {

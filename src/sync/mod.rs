@@ -9,7 +9,7 @@ pub(crate) use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 pub(crate) use std::sync::{MutexGuard, OnceLock, atomic};
 
-pub(crate) use tokio::sync::{Notify, watch};
+pub(crate) use tokio::sync::{Notify, mpsc, watch};
 
 #[cfg(feature = "metrics")]
 pub(crate) use lock::Condvar;

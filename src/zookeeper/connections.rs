@@ -24,7 +24,7 @@ use crate::session::request::{self, Ending, Failure, Operation, is_from_quorum};
 use crate::session::retry;
 use crate::session::store::SessionStore;
 use crate::session::thread::{BackgroundThread, sleep, within};
-use crate::sync::{Mutex, Notify, random, watch};
+use crate::sync::{Mutex, mpsc, random, watch};
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 use crate::zookeeper::abilities::Abilities;
@@ -206,34 +206,17 @@ pub(super) struct Connections {
     pub(super) granted: Duration,
     /// The address of the server that the session is connected to; `None` without a connection.
     pub(super) server: Mutex<Option<String>>,
-    pub(super) leaves: Leaves,
+    pub(super) leaves: mpsc::UnboundedSender<LeaveRequest>,
 }
 
-/// The requests to leave a server, which disagrees with its leader.
-#[derive(Default)]
-pub(super) struct Leaves {
-    asked: Mutex<Vec<LeaveRequest>>,
-    /// Notified of each request.
-    wake: Notify,
-}
-
-struct LeaveRequest {
+/// A request to leave a server, which disagrees with its leader.
+pub(super) struct LeaveRequest {
     /// The number of the connection that is to be left.
-    connection: u64,
+    pub(super) connection: u64,
     /// The path of the node about which the server and the leader do not agree.
-    node: String,
-    answer: oneshot::Sender<Result<bool, Failure>>,
-}
-
-impl Leaves {
-    /// Asks to leave the server of this connection. The receiver gets the answer of
-    /// [`Session::leave_server`](contract::Session::leave_server).
-    pub(super) fn ask(&self, connection: u64, node: &str) -> oneshot::Receiver<Result<bool, Failure>> {
-        let (answer, left) = oneshot::channel();
-        self.asked.lock().push(LeaveRequest { connection, node: node.to_owned(), answer });
-        self.wake.notify_one();
-        left
-    }
+    pub(super) node: String,
+    /// Gets the answer of [`Session::leave_server`](contract::Session::leave_server).
+    pub(super) answer: oneshot::Sender<Result<bool, Failure>>,
 }
 
 /// A connection that is being served.
@@ -281,13 +264,18 @@ impl Connections {
     }
 
     /// Serves the session until it is over: on this connection, and then on others.
-    pub(super) async fn run(self: Arc<Self>, mut served: Served, mut attempts: Attempts) {
+    pub(super) async fn run(
+        self: Arc<Self>,
+        mut served: Served,
+        mut attempts: Attempts,
+        mut leaves: mpsc::UnboundedReceiver<LeaveRequest>,
+    ) {
         let (mut suspects, mut is_told_lost) = (Suspects::default(), false);
         let ending = loop {
             let why = tokio::select! {
                 biased;
                 ended = served.ended() => ended,
-                () = self.leaves.wake.notified() => match self.leave(&mut served, &mut attempts).await {
+                Some(asked) = leaves.recv() => match self.leave(asked, &mut served, &mut attempts).await {
                     Some(why) => why,
                     None => continue,
                 },
@@ -444,25 +432,21 @@ impl Connections {
         self.store.set_connected(true);
     }
 
-    /// Answers the requests to leave a server. Leaves the server of this connection if that was asked, and if there may be
-    /// another one. Writes under way get some time to end.
-    async fn leave(&self, served: &mut Served, attempts: &mut Attempts) -> Option<LinkEnd> {
-        let (connection, server) = (self.store.connection(), self.route.name(served.target));
-        let asked = std::mem::take(&mut *self.leaves.asked.lock());
-        let (asked, past): (Vec<_>, Vec<_>) = asked.into_iter().partition(|it| it.connection == connection);
-        past.into_iter().for_each(|it| _ = it.answer.send(Ok(false)));
-        if asked.is_empty() {
+    /// Answers a request to leave a server. Leaves the server if the connection is still this one, and if there may be
+    /// another server. Writes under way get some time to end.
+    async fn leave(&self, asked: LeaveRequest, served: &mut Served, attempts: &mut Attempts) -> Option<LinkEnd> {
+        let LeaveRequest { connection, node, answer } = asked;
+        if connection != self.store.connection() {
+            let _unheard = answer.send(Ok(false));
             return None;
         }
         if !attempts.leave(served.target, since_boot()) {
-            for LeaveRequest { node, answer, .. } in asked {
-                let _unheard = answer.send(Err(Failure::Diverged { node, server: server.clone() }));
-            }
+            let _unheard = answer.send(Err(Failure::Diverged { node, server: self.route.name(served.target) }));
             return None;
         }
         // From here on, requests wait for the next connection. So what is asked after the answer is asked there.
         let client = self.pipeline.disconnect();
-        asked.into_iter().enumerate().for_each(|(index, it)| _ = it.answer.send(Ok(index == 0)));
+        let _unheard = answer.send(Ok(true));
         served.unready = served.unready.take().or(client);
         let writes = async {
             while served.on_link.has_writes() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::FutureExt;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 use zookeeper_client as zk;
 
 use crate::session::contract::{Session, SessionSlot};
@@ -20,12 +20,12 @@ use crate::session::request::{
 use crate::session::store::SessionStore;
 use crate::session::thread::{BackgroundThread, sleep};
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, watch};
+use crate::sync::{Mutex, mpsc, watch};
 use crate::telemetry::log::{self, emit};
 use crate::validation::REQUEST_LIMIT;
 use crate::zookeeper::abilities::{Abilities, KeeperMark};
 use crate::zookeeper::connection::{Attempts, Target};
-use crate::zookeeper::connections::{Connections, Leaves, Route};
+use crate::zookeeper::connections::{Connections, LeaveRequest, Route};
 use crate::zookeeper::link::Link;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::pipeline::{Pipeline, Request};
@@ -64,7 +64,7 @@ impl ZooKeeperSession {
         let timeout = granted_timeout(client, options)?;
         let store = Arc::new(SessionStore::new(options.lease(timeout)));
         store.began(started);
-        let (follows, follower) = watch::channel(());
+        let ((follows, follower), (leaves, asked)) = (watch::channel(()), mpsc::unbounded_channel());
         let id = client.session_id().0;
         log::mark_sessions_begun();
         background.sessions().insert(id);
@@ -80,12 +80,12 @@ impl ZooKeeperSession {
             watches: Arc::default(),
             background: Arc::clone(background),
             server: Mutex::default(),
-            leaves: Leaves::default(),
+            leaves,
             store,
             route,
         });
         let served = connections.begin(link, target, &mut attempts);
-        let serving = Arc::clone(&connections).run(served, attempts);
+        let serving = Arc::clone(&connections).run(served, attempts, asked);
         background.run(connections.supervised(serving).map(move |()| drop(follows)));
         let session = Arc::new(ZooKeeperSession {
             connections,
@@ -315,7 +315,9 @@ impl Session for ZooKeeperSession {
     }
 
     fn leave_server(&self, connection: u64, node: &str) -> Reply<bool> {
-        let (left, store) = (self.connections.leaves.ask(connection, node), Arc::clone(self.store()));
+        let (answer, left) = oneshot::channel();
+        let _over = self.connections.leaves.send(LeaveRequest { connection, node: node.to_owned(), answer });
+        let store = Arc::clone(self.store());
         Box::pin(async move {
             tokio::select! {
                 biased;
