@@ -97,10 +97,8 @@ pub struct Target {
 pub enum Next {
     /// Try this address, for at most this long.
     Attempt(Target, Duration),
-    /// Wait for this long.
+    /// Wait for this long, or until a look-up ends. Without a known address, the pause has no end.
     Pause(Duration),
-    /// Wait until an address is known.
-    LookUp,
 }
 
 /// Why an attempt has failed.
@@ -194,7 +192,9 @@ impl Attempts {
             self.last = Some(now);
             return next;
         }
-        let Some(first) = (0..self.known.len()).min_by(|a, b| self.compare(*a, *b, now)) else { return Next::LookUp };
+        let Some(first) = (0..self.known.len()).min_by(|a, b| self.compare(*a, *b, now)) else {
+            return Next::Pause(Duration::MAX);
+        };
         let is_again = self.known[first].tried == self.round;
         // A look-up may find other addresses each time, so the number of attempts counts, too.
         let is_paced = is_again || self.begun >= self.known.len();

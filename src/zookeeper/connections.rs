@@ -176,7 +176,6 @@ impl LookUps {
             let pause = match attempts.next(since_boot()) {
                 Next::Attempt(target, limit) => return (target, limit),
                 Next::Pause(pause) => pause,
-                Next::LookUp => Duration::MAX,
             };
             tokio::select! {
                 biased;
@@ -256,14 +255,7 @@ impl Drop for Served {
 }
 
 impl Connections {
-    /// Begins to serve a new session on its first connection.
-    pub(super) fn begin(self: &Arc<Self>, first: Link, target: Target, attempts: &mut Attempts) -> Served {
-        let mut served = self.serve(first, target);
-        self.mark_ready(&mut served, attempts, true);
-        served
-    }
-
-    /// Serves the session until it is over: on this connection, and then on others.
+    /// Serves a new session until it is over: on its first connection, and then on others.
     pub(super) async fn run(
         self: Arc<Self>,
         mut served: Served,
@@ -385,7 +377,7 @@ impl Connections {
     }
 
     /// Begins to serve a connection.
-    fn serve(self: &Arc<Self>, link: Link, target: Target) -> Served {
+    pub(super) fn serve(self: &Arc<Self>, link: Link, target: Target) -> Served {
         let (ending, end) = watch::channel(None);
         let (client, on_link) = (Arc::clone(&link.client), Arc::new(OnLink::default()));
         let (watches, this, on_end) = (Arc::clone(&self.watches), Arc::clone(self), Arc::clone(&on_link));
@@ -421,7 +413,7 @@ impl Connections {
     /// requests that have waited are sent next, and then the tasks that wait for a connection are woken.
     ///
     /// If the connection is that of an idle session and not ready, it is kept for the first request.
-    fn mark_ready(&self, served: &mut Served, attempts: &mut Attempts, is_ready: bool) {
+    pub(super) fn mark_ready(&self, served: &mut Served, attempts: &mut Attempts, is_ready: bool) {
         *self.server.lock() = Some(self.route.name(served.target));
         if is_ready {
             attempts.ready(served.target);
@@ -583,7 +575,7 @@ impl Connections {
                 if let Some(path) = own.get(&**path).filter(|_| matches!(answer, Ok((None, _)))) {
                     *gone.lock() = Some(path.clone());
                 }
-                self.watches.arm(*slot, answer).map(|()| under_way.end(*slot))
+                self.watches.arm(*slot, answer).map(|()| under_way.lock().remove(slot))
             });
             let answers = join_all(reads).await;
             if answers.iter().any(Result::is_err) {
@@ -648,17 +640,8 @@ impl Connections {
 struct Suspects {
     /// How often the read of this slot was the first without an answer when a connection was lost.
     accused: BTreeMap<u64, u32>,
-    under_way: UnderWay,
-}
-
-/// The slots whose reads are under way.
-#[derive(Default)]
-struct UnderWay(Mutex<BTreeSet<u64>>);
-
-impl UnderWay {
-    fn end(&self, slot: u64) {
-        self.0.lock().remove(&slot);
-    }
+    /// The slots whose reads are under way.
+    under_way: Mutex<BTreeSet<u64>>,
 }
 
 impl Suspects {
@@ -669,14 +652,14 @@ impl Suspects {
         self.accused.get(&slot).is_some_and(|times| *times >= least)
     }
 
-    fn begin(&mut self, slots: impl Iterator<Item = u64>) -> &UnderWay {
-        *self.under_way.0.get_mut() = slots.collect();
+    fn begin(&mut self, slots: impl Iterator<Item = u64>) -> &Mutex<BTreeSet<u64>> {
+        *self.under_way.get_mut() = slots.collect();
         &self.under_way
     }
 
     /// Accuses the read that stood first without an answer.
     fn accuse(&mut self) {
-        if let Some(first) = std::mem::take(self.under_way.0.get_mut()).first() {
+        if let Some(first) = std::mem::take(self.under_way.get_mut()).first() {
             *self.accused.entry(*first).or_default() += 1;
         }
     }

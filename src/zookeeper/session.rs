@@ -84,7 +84,8 @@ impl ZooKeeperSession {
             store,
             route,
         });
-        let served = connections.begin(link, target, &mut attempts);
+        let mut served = connections.serve(link, target);
+        connections.mark_ready(&mut served, &mut attempts, true);
         let serving = Arc::clone(&connections).run(served, attempts, asked);
         background.run(connections.supervised(serving).map(move |()| drop(follows)));
         let session = Arc::new(ZooKeeperSession {

@@ -66,8 +66,8 @@ struct Slots {
 struct Slot {
     key: Key,
     waiters: Vec<Waiter>,
-    /// The crate's watchers of the present connection. Empty while there is none.
-    watchers: Vec<Watcher>,
+    /// The crate's watcher of the present connection, which serves all waiters.
+    watcher: Option<Watcher>,
 }
 
 struct Waiter {
@@ -113,24 +113,18 @@ impl Slots {
     fn fire(&mut self, id: u64, event: Event, to: &mut Outgoing) {
         if let Some(slot) = self.remove(id) {
             to.0.extend(slot.waiters.into_iter().map(|it| (it.event, event)));
-            to.1.extend(slot.watchers);
+            to.1.extend(slot.watcher);
         }
     }
 
-    /// Polls the watchers of a slot. If one of them has fired, fires the slot.
+    /// Polls the watcher of a slot. If it has fired, fires the slot.
     fn poll(&mut self, id: u64, fired: &Arc<Fired>, to: &mut Outgoing) {
         let Some(slot) = self.each.get_mut(&id) else { return };
+        let Some(watcher) = &mut slot.watcher else { return };
         let waker = Waker::from(Arc::new(Fires(id, Arc::clone(fired))));
-        let context = &mut Context::from_waker(&waker);
-        let mut event = None;
-        slot.watchers.retain_mut(|watcher| match watcher.as_mut().poll(context) {
-            Poll::Ready(came) => {
-                event = event.or(translate(came.event_type));
-                false
-            }
-            Poll::Pending => true,
-        });
-        if let Some(event) = event {
+        let Poll::Ready(came) = watcher.as_mut().poll(&mut Context::from_waker(&waker)) else { return };
+        slot.watcher = None;
+        if let Some(event) = translate(came.event_type) {
             self.fire(id, event, to);
         }
     }
@@ -162,17 +156,17 @@ impl Watches {
         let (seen, mut outgoing) = (Seen::by(key.1, stat), Outgoing::default());
         let mut slots = self.slots.lock();
         slots.made += 1;
+        let is_past = connection != slots.disarmed;
         let waiter = slots.made;
         let slot = *slots.by_key.entry(key.clone()).or_insert(waiter);
-        let all = slots.each.entry(slot).or_insert_with(|| Slot { key, waiters: Vec::new(), watchers: Vec::new() });
+        let all = slots.each.entry(slot).or_insert_with(|| Slot { key, waiters: Vec::new(), watcher: None });
         all.waiters.push(Waiter { id: waiter, seen, event: sender });
-        // The watchers of one path fire together, so one is enough.
-        let is_armed = connection != slots.disarmed || slots.each.get(&slot).is_some_and(|it| !it.watchers.is_empty());
-        if is_armed {
+        // The watchers of one path fire together, so one is enough. That of a lost connection must not be polled.
+        if all.watcher.is_some() || is_past {
             drop(slots);
             drop(watcher);
         } else {
-            slots.each.entry(slot).and_modify(|it| it.watchers.push(Box::pin(watcher.changed())));
+            all.watcher = Some(Box::pin(watcher.changed()));
             // The event may have come together with the answer.
             slots.poll(slot, &self.fired, &mut outgoing);
             drop(slots);
@@ -200,7 +194,7 @@ impl Watches {
     pub(super) fn disarm(&self) {
         let mut slots = self.slots.lock();
         slots.disarmed += 1;
-        let watchers: Vec<_> = slots.each.values_mut().flat_map(|it| std::mem::take(&mut it.watchers)).collect();
+        let watchers: Vec<_> = slots.each.values_mut().filter_map(|it| it.watcher.take()).collect();
         drop(slots);
         drop(watchers);
     }
@@ -247,7 +241,7 @@ impl Watches {
                     if it.waiters.is_empty() {
                         slots.remove(slot);
                     } else {
-                        it.watchers.extend(watcher.map(|watcher| Box::pin(watcher.changed()) as Watcher));
+                        it.watcher = watcher.map(|watcher| Box::pin(watcher.changed()) as Watcher);
                         slots.poll(slot, &self.fired, &mut outgoing);
                     }
                 }
@@ -323,7 +317,7 @@ mod tests {
         let (sender, mut event) = oneshot::channel();
         let waiters = vec![Waiter { id: 1, seen: Seen::by(kind, &ARMED), event: sender }];
         let key = (Arc::from("/lock/node"), kind);
-        watches.slots.lock().each.insert(1, Slot { key, waiters, watchers: Vec::new() });
+        watches.slots.lock().each.insert(1, Slot { key, waiters, watcher: None });
         watches.arm(1, answer.map(|stat| (stat, None))).expect("an answer about the node");
         event.try_recv().ok()
     }

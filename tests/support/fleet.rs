@@ -273,7 +273,6 @@ impl Client {
             match attempts.next(began.elapsed()) {
                 Next::Attempt(target, limit) => return (target, limit),
                 Next::Pause(pause) => sleep(pause).await,
-                Next::LookUp => unreachable!("all addresses are known"),
             }
         }
     }
