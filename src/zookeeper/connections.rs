@@ -35,7 +35,6 @@ use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::pipeline::{OnLink, Pipeline};
 use crate::zookeeper::security::OwnRights;
 use crate::zookeeper::servers::Servers;
-use crate::zookeeper::sockets::Sockets;
 use crate::zookeeper::translate::{self, commit};
 use crate::zookeeper::watches::{Kind, Watches};
 
@@ -80,7 +79,8 @@ impl Route {
             connector = connector.with_session(session.clone()).with_session_timeout(timeout);
         }
         let server = self.connect_string(target);
-        let sockets = Sockets::before();
+        #[cfg(target_os = "linux")]
+        let sockets = crate::zookeeper::sockets::Sockets::before();
         let began = since_boot();
         let opened = within(limit, Link::open(connector, &server, self.options.is_encrypted())).await;
         // The crate has about the same limit, and its errors do not say that it is over.
@@ -88,8 +88,11 @@ impl Route {
         let opened = opened.filter(|it| !is_late || !matches!(it, Err(zk::Error::NoHosts | zk::Error::Timeout)));
         let outcome = match &opened {
             Some(Ok(_)) => {
-                let port = self.servers.each().nth(target.server).map_or(0, |server| server.port());
-                sockets.set_nodelay(target.address, port);
+                #[cfg(target_os = "linux")]
+                sockets.set_nodelay(
+                    target.address,
+                    self.servers.each().nth(target.server).map_or(0, |server| server.port()),
+                );
                 "connected"
             }
             Some(Err(_)) => "failed",

@@ -38,6 +38,7 @@ mod pipeline;
 pub(crate) mod probe;
 pub(crate) mod servers;
 mod session;
+#[cfg(target_os = "linux")]
 mod sockets;
 mod translate;
 mod watches;

@@ -6,89 +6,64 @@
 //!
 //! A system gives a new socket the lowest number that is free. So this module compares the sockets at and around that
 //! number before and after the crate has connected, and sets the option on the new one only. Where the socket is not
-//! found, requests only take longer.
+//! found, and on other systems than Linux, requests only take longer.
 
+use std::fs::File;
 use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, RawFd};
 
-pub(super) use system::Sockets;
+use nix::sys::socket::sockopt::TcpNoDelay;
+use nix::sys::socket::{SockaddrStorage, getpeername, setsockopt};
 
-#[cfg(target_os = "linux")]
-mod system {
-    use std::fs::File;
-    use std::os::fd::{AsRawFd, RawFd};
+/// How many numbers below and above the lowest free one are looked at. Other threads may open and close files.
+const BELOW: RawFd = 32;
+const ABOVE: RawFd = 96;
 
-    use nix::sys::socket::sockopt::TcpNoDelay;
-    use nix::sys::socket::{SockaddrStorage, getpeername, setsockopt};
+/// The connected sockets around the lowest number that is free.
+pub(super) struct Sockets {
+    lowest: RawFd,
+    before: Vec<(RawFd, SocketAddr)>,
+}
 
-    use super::SocketAddr;
-
-    /// How many numbers below and above the lowest free one are looked at. Other threads may open and close files.
-    const BELOW: RawFd = 32;
-    const ABOVE: RawFd = 96;
-
-    /// The connected sockets around the lowest number that is free.
-    pub(in crate::zookeeper) struct Sockets {
-        lowest: RawFd,
-        before: Vec<(RawFd, SocketAddr)>,
+impl Sockets {
+    /// Notes the sockets, before the client crate connects.
+    pub(super) fn before() -> Sockets {
+        let lowest = File::open("/dev/null").map_or(0, |file| file.as_raw_fd());
+        Sockets { lowest, before: around(lowest).collect() }
     }
 
-    impl Sockets {
-        /// Notes the sockets, before the client crate connects.
-        pub(in crate::zookeeper) fn before() -> Sockets {
-            let lowest = File::open("/dev/null").map_or(0, |file| file.as_raw_fd());
-            Sockets { lowest, before: around(lowest).collect() }
-        }
-
-        /// Sets the option on the sockets to this address, or to this port of any address, that were not there before.
-        pub(in crate::zookeeper) fn set_nodelay(&self, address: Option<SocketAddr>, port: u16) -> usize {
-            let is_new = |it: &(RawFd, SocketAddr)| !self.before.contains(it);
-            let is_to =
-                |it: &(RawFd, SocketAddr)| address.map_or(it.1.port() == port, |address| canonical(address) == it.1);
-            let new = around(self.lowest).filter(is_new).filter(is_to);
-            new.filter(|(number, _)| setsockopt(*number, TcpNoDelay, &true).is_ok()).count()
-        }
-    }
-
-    fn around(lowest: RawFd) -> impl Iterator<Item = (RawFd, SocketAddr)> {
-        ((lowest - BELOW).max(0)..lowest + ABOVE).filter_map(|number| Some((number, peer_of(number)?)))
-    }
-
-    /// Returns an IPv4-mapped IPv6 address as IPv4, and an address without a scope.
-    fn canonical(peer: SocketAddr) -> SocketAddr {
-        SocketAddr::new(peer.ip().to_canonical(), peer.port())
-    }
-
-    /// Returns the peer of this file descriptor; `None` if it is not a connected socket.
-    ///
-    /// The calls take file descriptors by number, for which this version of `nix` has safe functions. A duplicate of the
-    /// descriptor by `pidfd_getfd` is no alternative: containers refuse that call by default (seccomp, without
-    /// CAP_SYS_PTRACE).
-    fn peer_of(number: RawFd) -> Option<SocketAddr> {
-        let peer = getpeername::<SockaddrStorage>(number).ok()?;
-        let of_four = || peer.as_sockaddr_in().map(|it| SocketAddr::V4((*it).into()));
-        let of_six = || peer.as_sockaddr_in6().map(|it| SocketAddr::V6((*it).into()));
-        of_four().or_else(of_six).map(canonical)
+    /// Sets the option on the sockets to this address, or to this port of any address, that were not there before.
+    pub(super) fn set_nodelay(&self, address: Option<SocketAddr>, port: u16) -> usize {
+        let is_new = |it: &(RawFd, SocketAddr)| !self.before.contains(it);
+        let is_to =
+            |it: &(RawFd, SocketAddr)| address.map_or(it.1.port() == port, |address| canonical(address) == it.1);
+        let new = around(self.lowest).filter(is_new).filter(is_to);
+        new.filter(|(number, _)| setsockopt(*number, TcpNoDelay, &true).is_ok()).count()
     }
 }
 
-#[cfg(not(target_os = "linux"))]
-mod system {
-    use super::SocketAddr;
-
-    pub(in crate::zookeeper) struct Sockets;
-
-    impl Sockets {
-        pub(in crate::zookeeper) fn before() -> Sockets {
-            Sockets
-        }
-
-        pub(in crate::zookeeper) fn set_nodelay(&self, _address: Option<SocketAddr>, _port: u16) -> usize {
-            0
-        }
-    }
+fn around(lowest: RawFd) -> impl Iterator<Item = (RawFd, SocketAddr)> {
+    ((lowest - BELOW).max(0)..lowest + ABOVE).filter_map(|number| Some((number, peer_of(number)?)))
 }
 
-#[cfg(all(test, target_os = "linux"))]
+/// Returns an IPv4-mapped IPv6 address as IPv4, and an address without a scope.
+fn canonical(peer: SocketAddr) -> SocketAddr {
+    SocketAddr::new(peer.ip().to_canonical(), peer.port())
+}
+
+/// Returns the peer of this file descriptor; `None` if it is not a connected socket.
+///
+/// The calls take file descriptors by number, for which this version of `nix` has safe functions. A duplicate of the
+/// descriptor by `pidfd_getfd` is no alternative: containers refuse that call by default (seccomp, without
+/// CAP_SYS_PTRACE).
+fn peer_of(number: RawFd) -> Option<SocketAddr> {
+    let peer = getpeername::<SockaddrStorage>(number).ok()?;
+    let of_four = || peer.as_sockaddr_in().map(|it| SocketAddr::V4((*it).into()));
+    let of_six = || peer.as_sockaddr_in6().map(|it| SocketAddr::V6((*it).into()));
+    of_four().or_else(of_six).map(canonical)
+}
+
+#[cfg(test)]
 mod tests {
     use std::net::{TcpListener, TcpStream, UdpSocket};
 
