@@ -51,8 +51,7 @@ pub struct ZooKeeper {
 }
 
 struct Sessions {
-    servers: Servers,
-    options: ZooKeeperBuilder,
+    route: Route,
     background: Mutex<Arc<BackgroundThread>>,
     sessions: Mutex<Vec<Arc<ZooKeeperSession>>>,
     keeper: Arc<KeeperMark>,
@@ -164,8 +163,7 @@ impl ZooKeeperBuilder {
             reason: error.to_string(),
         })?;
         let ensemble = Sessions {
-            servers: servers.clone(),
-            options: self,
+            route: Route { servers: servers.clone(), options: self },
             background: Mutex::new(background),
             sessions: Mutex::new(Vec::new()),
             keeper: Arc::default(),
@@ -241,9 +239,9 @@ impl Coordinator for ZooKeeper {
     }
 
     fn namespace(&self) -> Option<(Vec<String>, String)> {
-        let servers = &self.ensemble.servers;
+        let servers = &self.ensemble.route.servers;
         Some((
-            servers.each().map(|server| server.address().to_lowercase()).collect(),
+            servers.each.iter().map(|server| server.address().to_lowercase()).collect(),
             servers.root().trim_end_matches('/').to_owned(),
         ))
     }
@@ -253,7 +251,7 @@ impl fmt::Debug for ZooKeeper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sessions = self.ensemble.sessions.lock().iter().map(|session| session.id()).collect::<Vec<_>>();
         f.debug_struct("ZooKeeper")
-            .field("servers", &self.ensemble.servers.as_str())
+            .field("servers", &self.ensemble.route.servers.as_str())
             .field("sessions", &sessions)
             .finish()
     }
@@ -341,7 +339,7 @@ impl Sessions {
         if is_alive && lost.is_none() {
             return ConnectionState::Connected;
         }
-        let probes = self.outage.probe(&self.servers, &self.options, &self.background());
+        let probes = self.outage.probe(&self.route, &self.background());
         if probes && !is_alive {
             // Opens a session, because a program may wait for `Connected` before its next acquisition.
             let _slot_or_opening = self.slot_or_opening(0);
@@ -398,8 +396,7 @@ impl Sessions {
     ///
     /// Dropping the future gives up the attempt.
     fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
-        let route = Route { servers: self.servers.clone(), options: self.options.clone() };
-        let background = self.background();
+        let (route, background) = (self.route.clone(), self.background());
         let (keeper, reconnect) = (Arc::clone(&self.keeper), self.outage.reconnect());
         let tasks = background.handle().clone();
         let attempt = OptionFuture::from(tasks.begin(new_session(route, background, keeper, reconnect)));

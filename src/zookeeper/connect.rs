@@ -18,7 +18,6 @@ use crate::zookeeper::connections::{LookUps, Route};
 use crate::zookeeper::link::Link;
 use crate::zookeeper::options::{SHORTEST_TIMEOUT, ZooKeeperBuilder};
 use crate::zookeeper::probe::reason;
-use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::connect_failure;
 
@@ -106,7 +105,7 @@ pub(super) async fn new_session(
     let (link, target, attempts, started) = tokio::select! {
         biased;
         connected = opened => connected.map_err(|error| connect_failure(error, servers.as_str()))?,
-        why = reason_at_the_end(servers, options, bound) => {
+        why = reason_at_the_end(&route, bound) => {
             let waited = humantime::format_duration(bound);
             return Err(Failure::Unreachable(format!("no session with {servers} within {waited}: {why}")));
         }
@@ -145,11 +144,11 @@ pub(super) async fn new_session(
 
 /// Waits for `bound`, and returns the reason why there is no session. Probes the servers for the reason shortly before
 /// the end.
-async fn reason_at_the_end(servers: &Servers, options: &ZooKeeperBuilder, bound: Duration) -> String {
+async fn reason_at_the_end(route: &Route, bound: Duration) -> String {
     let ahead = PROBE_AHEAD.min(bound / 2);
     let (nearly, end) = (sleep(bound - ahead), sleep(bound));
     nearly.await;
-    let why = reason(servers, options, ahead).await.words;
+    let why = reason(route, ahead).await.words;
     end.await;
     why
 }
@@ -161,6 +160,7 @@ mod tests {
     use super::*;
     use crate::session::store::SessionStore;
     use crate::sync::atomic::{AtomicU64, Ordering};
+    use crate::zookeeper::servers::Servers;
 
     #[test]
     fn only_a_lost_sessions_successor_pauses_at_random() {
@@ -209,8 +209,9 @@ mod tests {
     #[test]
     fn the_reason_is_reported_at_the_limit_and_not_before() {
         let servers = Servers::parse("127.0.0.1:1").unwrap();
+        let route = Route { servers, options: ZooKeeperBuilder::new() };
         let (began, limit) = (std::time::Instant::now(), Duration::from_millis(50));
-        let why = pollster::block_on(reason_at_the_end(&servers, &ZooKeeperBuilder::new(), limit));
+        let why = pollster::block_on(reason_at_the_end(&route, limit));
         assert!(why.starts_with("127.0.0.1:1: "), "{why}");
         assert!(began.elapsed() >= limit);
     }

@@ -56,15 +56,13 @@ impl Route {
 
     /// Returns the connect string for one attempt.
     fn connect_string(&self, target: Target) -> String {
-        let server = self.servers.each().nth(target.server);
-        let of_name = || server.as_ref().map_or_else(String::new, |server| server.text.to_owned());
+        let of_name = || self.servers.each[target.server].text.clone();
         target.address.map_or_else(of_name, |address| address.to_string()) + self.servers.root()
     }
 
     /// Returns an attempt's server, for people to read.
     pub(super) fn name(&self, target: Target) -> String {
-        let server = self.servers.each().nth(target.server);
-        target.address.map_or_else(|| server.map_or_else(String::new, |it| it.address()), |address| address.to_string())
+        target.address.map_or_else(|| self.servers.each[target.server].address(), |address| address.to_string())
     }
 
     /// Connects to this address, for at most `limit`. With a session, the connection resumes the session.
@@ -89,10 +87,7 @@ impl Route {
         let outcome = match &opened {
             Some(Ok(_)) => {
                 #[cfg(target_os = "linux")]
-                sockets.set_nodelay(
-                    target.address,
-                    self.servers.each().nth(target.server).map_or(0, |server| server.port()),
-                );
+                sockets.set_nodelay(target.address, self.servers.each[target.server].port);
                 "connected"
             }
             Some(Err(_)) => "failed",
@@ -120,7 +115,7 @@ pub(super) struct LookUps {
 impl LookUps {
     /// Begins to look up each server.
     pub(super) fn of(route: &Route) -> LookUps {
-        let servers = route.servers.each().count();
+        let servers = route.servers.each.len();
         let mut all =
             LookUps { route: route.clone(), is_under_way: vec![false; servers], pending: FuturesUnordered::new() };
         (0..servers).for_each(|server| all.begin(server, Duration::ZERO));
@@ -129,10 +124,10 @@ impl LookUps {
 
     /// Begins to look up a server after a pause, unless that is under way.
     pub(super) fn begin(&mut self, server: usize, pause: Duration) {
-        let Some(name) = self.route.servers.each().nth(server).map(|server| server.address()) else { return };
         if std::mem::replace(&mut self.is_under_way[server], true) {
             return;
         }
+        let name = self.route.servers.each[server].address();
         let (needs_name, patience) = (self.route.options.needs_names(), self.route.options.session_timeout / 12);
         self.pending.push(Box::pin(async move {
             if !pause.is_zero() {
@@ -152,7 +147,7 @@ impl LookUps {
         match found {
             Ok(found) => attempts.learn(server, &found, random),
             Err(error) => {
-                let name = self.route.servers.each().nth(server).map(|server| server.address()).unwrap_or_default();
+                let name = self.route.servers.each[server].address();
                 emit!(DEBUG, name, error, "a name of a server cannot be looked up");
                 self.begin(server, self.route.options.session_timeout / 20);
             }

@@ -303,18 +303,18 @@ impl ZooKeeperBuilder {
     /// verify. The client crate would follow a `tcp://` in the string even if TLS is set, and send a password in clear
     /// text.
     pub(super) fn check_encryption(&self, servers: &Servers) -> Result<(), Error> {
-        for server in servers.each() {
-            let problem = match (self.is_encrypted(), server.scheme()) {
+        for server in &servers.each {
+            let problem = match (self.is_encrypted(), server.scheme) {
                 (true, Some(CLEAR)) => "is clear text, but TLS is set",
                 (false, Some(ENCRYPTED)) => "needs `tls` to be set",
                 _ => "",
             };
             if !problem.is_empty() {
-                return Err(Error::invalid(format!("servers: {} {problem}", quoted(server.text))));
+                return Err(Error::invalid(format!("servers: {} {problem}", quoted(&server.text))));
             }
             #[cfg(feature = "tls")]
             if self.tls.is_some() {
-                crate::zookeeper::tls::check_host(server.host())?;
+                crate::zookeeper::tls::check_host(&server.host)?;
             }
         }
         Ok(())

@@ -9,9 +9,8 @@ use crate::session::request::{Ending, Failure};
 use crate::session::thread::BackgroundThread;
 use crate::sync::Mutex;
 use crate::zookeeper::connect::Reconnect;
-use crate::zookeeper::options::ZooKeeperBuilder;
+use crate::zookeeper::connections::Route;
 use crate::zookeeper::probe::{PROBE_LIMIT, reason};
-use crate::zookeeper::servers::Servers;
 
 /// The least time between the end of a probe and the next probe.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
@@ -86,21 +85,16 @@ impl Outage {
 
     /// Starts a probe of the servers for the reason, in the background, unless a probe is under way or the last one
     /// ended less than [`PROBE_INTERVAL`] ago. Returns whether a probe was started.
-    pub(super) fn probe(
-        self: &Arc<Self>,
-        servers: &Servers,
-        options: &ZooKeeperBuilder,
-        background: &BackgroundThread,
-    ) -> bool {
+    pub(super) fn probe(self: &Arc<Self>, route: &Route, background: &BackgroundThread) -> bool {
         let mut known = self.0.lock();
         if known.is_probing || known.probed.is_some_and(|probed| probed.elapsed() < PROBE_INTERVAL) {
             return false;
         }
         known.is_probing = true;
         drop(known);
-        let (outage, servers, options) = (Arc::clone(self), servers.clone(), options.clone());
+        let (outage, route) = (Arc::clone(self), route.clone());
         background.handle().spawn(async move {
-            let found = reason(&servers, &options, PROBE_LIMIT).await;
+            let found = reason(&route, PROBE_LIMIT).await;
             outage.refused(found.words, found.is_known);
             let mut known = outage.0.lock();
             (known.is_probing, known.probed) = (false, Some(Instant::now()));
@@ -112,6 +106,8 @@ impl Outage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::zookeeper::options::ZooKeeperBuilder;
+    use crate::zookeeper::servers::Servers;
 
     #[test]
     fn an_earlier_refusal_is_not_reported_as_the_reason() {
@@ -143,7 +139,8 @@ mod tests {
     fn servers_are_probed_at_most_once_a_second() {
         let outage = Arc::new(Outage::default());
         let (servers, background) = (Servers::parse("127.0.0.1:1").unwrap(), BackgroundThread::get().unwrap());
-        let probes = || outage.probe(&servers, &ZooKeeperBuilder::new(), &background);
+        let route = Route { servers, options: ZooKeeperBuilder::new() };
+        let probes = || outage.probe(&route, &background);
         assert_eq!([probes(), probes()], [true, false], "a probe is under way");
         for _ in 0..60_000 {
             if !outage.0.lock().is_probing {

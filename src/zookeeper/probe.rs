@@ -14,6 +14,7 @@ use futures_util::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use crate::error::error::Error;
 use crate::session::thread::within;
 use crate::telemetry::log::emit;
+use crate::zookeeper::connections::Route;
 use crate::zookeeper::lookup::{TcpStream, addresses, connect};
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::servers::{Server, Servers};
@@ -48,12 +49,13 @@ pub(super) struct Reason {
 }
 
 /// Probes all servers at the same time for the reason why they give no session. Takes at most `limit`.
-pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, limit: Duration) -> Reason {
+pub(super) async fn reason(route: &Route, limit: Duration) -> Reason {
     // An hour is longer than any limit that a caller gives, and the sum does not overflow.
     let deadline = Instant::now() + limit.min(Duration::from_secs(3600));
-    let probes = servers.each().map(|server| async move { probe_one(&server, options, deadline).await });
+    let servers = &route.servers.each;
+    let probes = servers.iter().map(|server| probe_one(server, &route.options, deadline));
     let (mut all, mut is_known) = (Vec::new(), true);
-    for (server, answer) in servers.each().zip(join_all(probes).await) {
+    for (server, answer) in servers.iter().zip(join_all(probes).await) {
         let (words, is_reason) = answer.map_or_else(|words| (words, true), |answer| meaning(&answer));
         all.push(format!("{}: {words}", server.address()));
         is_known &= is_reason;
@@ -69,7 +71,8 @@ pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, limit:
 /// # Errors
 /// [`Error::InvalidInput`] if `servers` is not a connect string.
 pub async fn why_no_session(servers: &str, options: &ZooKeeperBuilder, limit: Duration) -> Result<String, Error> {
-    Ok(reason(&Servers::parse(servers)?, options, limit).await.words)
+    let route = Route { servers: Servers::parse(servers)?, options: options.clone() };
+    Ok(reason(&route, limit).await.words)
 }
 
 /// Sends a four-letter word to the first server of this connect string, on a new connection, and returns the answer.
@@ -83,10 +86,10 @@ pub async fn four_letter_word(
     limit: Duration,
 ) -> Result<String, String> {
     let servers = Servers::parse(server).map_err(|error| error.to_string())?;
-    let Some(server) = servers.each().next() else { return Err("there is no server".to_owned()) };
+    let server = &servers.each[0];
     let answered = async {
         let found = addresses(&server.address(), PROBE_LIMIT).await.map_err(io::Error::other)?;
-        let mut line = shake_hands(connect(&found).await?, server.host(), options).await?;
+        let mut line = shake_hands(connect(&found).await?, &server.host, options).await?;
         send(&mut *line, word.as_bytes()).await?;
         let mut answer = Vec::new();
         while answer.len() < MOST && receive(&mut *line, &mut answer).await? > 0 {}
@@ -97,7 +100,7 @@ pub async fn four_letter_word(
 }
 
 /// Probes one server, and returns its answer to `srvr`, or a message that says which step failed.
-async fn probe_one(server: &Server<'_>, options: &ZooKeeperBuilder, deadline: Instant) -> Result<Vec<u8>, String> {
+async fn probe_one(server: &Server, options: &ZooKeeperBuilder, deadline: Instant) -> Result<Vec<u8>, String> {
     let found = until(deadline, addresses(&server.address(), PROBE_LIMIT)).await;
     let found = found.ok_or("the name service does not answer")?;
     let addresses = found.map_err(|error| format!("the host is not known: {error}"))?;
@@ -121,7 +124,7 @@ async fn probe_one(server: &Server<'_>, options: &ZooKeeperBuilder, deadline: In
         Some(Ok(_)) => return Ok(answer),
         None => {}
     }
-    let opened = until(deadline, shake_hands(stream, server.host(), options)).await;
+    let opened = until(deadline, shake_hands(stream, &server.host, options)).await;
     let opened = opened.ok_or("takes connections, and is silent in the TLS handshake")?;
     let mut line = opened.map_err(|error| of_tls(&error).unwrap_or_else(|| format!("{CLOSED_IN_TLS} ({error})")))?;
     let closed = || if options.is_encrypted() { CLOSED } else { CLOSED_IN_CLEAR }.to_owned();

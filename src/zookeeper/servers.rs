@@ -20,14 +20,21 @@ const LONGEST_ROOT: usize = 65_536;
 /// A valid connect string: `zk1:2181,zk2:2181/apps`.
 #[derive(Clone, Debug)]
 pub(super) struct Servers {
+    pub(super) each: Vec<Server>,
     text: String,
     /// The offset in bytes at which the root begins in the text. The root is the path at the end.
     root: usize,
 }
 
 /// One server of a connect string: `tcp+tls://zk1:2281`.
-pub(super) struct Server<'a> {
-    pub(super) text: &'a str,
+#[derive(Clone, Debug)]
+pub(super) struct Server {
+    pub(super) text: String,
+    /// The scheme, if the connect string has one: clear text or encrypted.
+    pub(super) scheme: Option<&'static str>,
+    /// The host name or address, without the brackets around an IPv6 address.
+    pub(super) host: String,
+    pub(super) port: u16,
 }
 
 impl Servers {
@@ -35,9 +42,8 @@ impl Servers {
     /// resolve it until its timeout.
     pub(super) fn parse(text: &str) -> Result<Servers, Error> {
         let last = text.rfind(',').map_or(0, |comma| comma + 1);
-        let address = text.len() - Server { text: &text[last..] }.without_scheme().len();
+        let address = last + scheme_of(&text[last..]).map_or(0, str::len);
         let root = text[address..].find('/').map_or(text.len(), |slash| address + slash);
-        let servers = Servers { text: text.to_owned(), root };
         let refused =
             |what: &str, problem: &str| Error::invalid(format!("servers {}: {} {problem}", quoted(text), quoted(what)));
         if let Some(scheme) = text.split(',').find_map(unknown_scheme) {
@@ -45,9 +51,9 @@ impl Servers {
                            TLS tcp+tls://";
             return Err(refused(scheme, problem));
         }
-        for server in servers.each() {
-            server.host_and_port().map_err(|problem| refused(server.text, problem))?;
-        }
+        let server = |text: &str| Server::parse(text).map_err(|problem| refused(text, problem));
+        let each = text[..root].split(',').map(server).collect::<Result<_, _>>()?;
+        let servers = Servers { each, text: text.to_owned(), root };
         match servers.root() {
             "" => Ok(servers),
             root if validation::is_zookeepers_own(root) => {
@@ -56,10 +62,6 @@ impl Servers {
             root if root.len() > LONGEST_ROOT => Err(refused(root, "is longer than 65536 bytes")),
             root => validation::malformed(root).map_or(Ok(servers.clone()), |problem| Err(refused(root, problem))),
         }
-    }
-
-    pub(super) fn each(&self) -> impl Iterator<Item = Server<'_>> {
-        self.list().split(',').map(|text| Server { text })
     }
 
     /// Returns the servers without the root.
@@ -83,7 +85,7 @@ impl Servers {
 /// [`Error::InvalidInput`] if `servers` is not a connect string.
 pub fn each_server(servers: &str) -> Result<Vec<String>, Error> {
     let servers = Servers::parse(servers)?;
-    Ok(servers.each().map(|server| format!("{}{}", server.text, servers.root())).collect())
+    Ok(servers.each.iter().map(|server| format!("{}{}", server.text, servers.root())).collect())
 }
 
 impl fmt::Display for Servers {
@@ -92,34 +94,17 @@ impl fmt::Display for Servers {
     }
 }
 
-impl<'a> Server<'a> {
-    /// Returns the scheme, if the connect string has one: clear text or encrypted.
-    pub(super) fn scheme(&self) -> Option<&'static str> {
-        [CLEAR, ENCRYPTED].into_iter().find(|scheme| self.text.starts_with(scheme))
-    }
-
+impl Server {
     /// Returns the host and the port as the operating system looks them up, with brackets around an IPv6 address.
     pub(super) fn address(&self) -> String {
-        let (host, port) = (self.host(), self.port());
+        let Server { host, port, .. } = self;
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
     }
 
-    pub(super) fn port(&self) -> u16 {
-        self.host_and_port().ok().and_then(|(_host, port)| port).unwrap_or(PORT)
-    }
-
-    /// Returns the host name or address, without the brackets around an IPv6 address.
-    pub(super) fn host(&self) -> &'a str {
-        self.host_and_port().map_or(self.without_scheme(), |(host, _port)| host)
-    }
-
-    fn without_scheme(&self) -> &'a str {
-        &self.text[self.scheme().map_or(0, str::len)..]
-    }
-
-    /// Returns the host, and the port if there is one. If they are not valid, returns the reason.
-    fn host_and_port(&self) -> Result<(&'a str, Option<u16>), &'static str> {
-        let address = self.without_scheme();
+    /// Parses one server of a connect string. If it is not valid, returns the reason.
+    fn parse(text: &str) -> Result<Server, &'static str> {
+        let scheme = scheme_of(text);
+        let address = &text[scheme.map_or(0, str::len)..];
         if address.is_empty() {
             return Err("names no server");
         }
@@ -144,17 +129,22 @@ impl<'a> Server<'a> {
             return Err("has no host name or address before the port");
         }
         let port = match port.strip_prefix(':') {
-            None if port.is_empty() => return Ok((host, None)),
+            None if port.is_empty() => Some(PORT),
             Some(port) if port.bytes().all(|b| b.is_ascii_digit()) => port.parse().ok().filter(|port| *port > 0),
             _ => None,
         };
-        port.map(|port| (host, Some(port))).ok_or("has no port from 1 to 65535 after the host")
+        let port = port.ok_or("has no port from 1 to 65535 after the host")?;
+        Ok(Server { text: text.to_owned(), scheme, host: host.to_owned(), port })
     }
+}
+
+fn scheme_of(server: &str) -> Option<&'static str> {
+    [CLEAR, ENCRYPTED].into_iter().find(|scheme| server.starts_with(scheme))
 }
 
 /// Returns the scheme of a server, as in `http://zk1`, if a connect string has no such scheme.
 fn unknown_scheme(server: &str) -> Option<&str> {
-    let (scheme, _) = server.split_once("://").filter(|_| Server { text: server }.scheme().is_none())?;
+    let (scheme, _) = server.split_once("://").filter(|_| scheme_of(server).is_none())?;
     let is_scheme = !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
     is_scheme.then(|| &server[..scheme.len() + "://".len()])
 }
@@ -240,7 +230,7 @@ mod tests {
             ("tcp+tls://[fe80::1%eth0]", &["fe80::1%eth0"], ""),
         ] {
             let servers = Servers::parse(text).unwrap();
-            let found: Vec<_> = servers.each().map(|server| server.host_and_port().unwrap().0).collect();
+            let found: Vec<_> = servers.each.iter().map(|server| server.host.as_str()).collect();
             assert_eq!((found.as_slice(), servers.root()), (hosts, root), "{text}");
             assert_eq!(format!("{}{}", servers.list(), servers.root()), text);
         }
@@ -259,14 +249,13 @@ mod tests {
     fn a_server_has_a_scheme_a_host_and_a_port() {
         let text = "zk1,tcp://zk2:2182,tcp+tls://[::1]:2183,[fe80::1%eth0]/apps";
         let servers = Servers::parse(text).unwrap();
-        let each = |of: fn(&Server<'_>) -> String| servers.each().map(|server| of(&server)).collect::<Vec<_>>();
+        let each = |of: fn(&Server) -> String| servers.each.iter().map(of).collect::<Vec<_>>();
         assert_eq!(servers.as_str(), text);
-        assert_eq!(each(|it| it.text.to_owned()).join(",") + "/apps", text);
-        assert_eq!(each(|it| it.address()), ["zk1:2181", "zk2:2182", "[::1]:2183", "[fe80::1%eth0]:2181"]);
-        assert_eq!(each(|it| it.host().to_owned()), ["zk1", "zk2", "::1", "fe80::1%eth0"]);
-        assert_eq!(each(|it| it.scheme().unwrap_or_default().to_owned()), ["", CLEAR, ENCRYPTED, ""]);
-        let ports: Vec<_> = servers.each().map(|it| it.host_and_port().unwrap().1).collect();
-        assert_eq!(ports, [None, Some(2182), Some(2183), None]);
+        assert_eq!(each(|it| it.text.clone()).join(",") + "/apps", text);
+        assert_eq!(each(Server::address), ["zk1:2181", "zk2:2182", "[::1]:2183", "[fe80::1%eth0]:2181"]);
+        assert_eq!(each(|it| it.host.clone()), ["zk1", "zk2", "::1", "fe80::1%eth0"]);
+        assert_eq!(each(|it| it.scheme.unwrap_or_default().to_owned()), ["", CLEAR, ENCRYPTED, ""]);
+        assert_eq!(each(|it| it.port.to_string()), ["2181", "2182", "2183", "2181"]);
     }
 
     #[test]
@@ -277,11 +266,10 @@ mod tests {
             Ok(servers) => {
                 assert_eq!(format!("{}{}", servers.list(), servers.root()), text);
                 assert!(servers.root().is_empty() || validation::malformed(servers.root()).is_none());
-                for server in servers.each() {
+                for server in &servers.each {
                     let address = server.address();
-                    let again = Server { text: &address };
-                    assert_eq!((again.host(), again.address()), (server.host(), server.address()));
-                    assert!(Servers::parse(&address).is_ok(), "{address}");
+                    let again = Servers::parse(&address).expect(&address);
+                    assert_eq!((&again.each[0].host, again.each[0].address()), (&server.host, server.address()));
                 }
             }
             Err(error) => assert!(error.to_string().starts_with("invalid input: servers "), "{error}"),
