@@ -13,8 +13,8 @@ use crate::session::thread::{BackgroundThread, sleep, within};
 use crate::sync::random;
 use crate::telemetry::log::emit;
 use crate::zookeeper::abilities::KeeperMark;
-use crate::zookeeper::connection::{Attempts, Failed, Target, reconnect_jitter};
-use crate::zookeeper::connections::{LookUps, Route};
+use crate::zookeeper::connection::{Failed, Target, reconnect_jitter};
+use crate::zookeeper::connections::{Finder, Route};
 use crate::zookeeper::link::Link;
 use crate::zookeeper::options::{SHORTEST_TIMEOUT, ZooKeeperBuilder};
 use crate::zookeeper::probe::reason;
@@ -57,31 +57,29 @@ impl Reconnect {
     }
 }
 
-/// Opens a session: tries address after address until the future is dropped. Also returns the address, the attempts,
-/// and a moment before the handshake of the session was sent.
+/// Opens a session: tries address after address until the future is dropped. Also returns the address, and a moment before the handshake of the session was sent.
 ///
 /// If the session replaces a lost one, a random pause follows each round of attempts. Otherwise all clients of an
 /// ensemble would come back within a second.
-async fn open(route: &Route, lost: Option<Reconnect>) -> Result<(Link, Target, Attempts, Moment), zk::Error> {
-    let (mut attempts, mut look_ups) = (route.attempts(), LookUps::of(route));
+async fn open(finder: &mut Finder, lost: Option<Reconnect>) -> Result<(Link, Target, Moment), zk::Error> {
+    finder.look_up_all();
     loop {
-        let (target, limit) = look_ups.next(&mut attempts).await;
-        let (started, server) = (since_boot(), route.name(target));
-        let why = match look_ups.beside(&mut attempts, route.open(target, limit, None)).await {
+        let (target, limit, started, opened) = finder.attempt(None).await;
+        let why = match opened {
             Some(Ok(link)) => {
-                attempts.ready(target);
-                return Ok((link, target, attempts, started));
+                finder.attempts.ready(target);
+                return Ok((link, target, started));
             }
             None => Failed::Silent,
             Some(Err(zk::Error::NoHosts | zk::Error::Timeout | zk::Error::SessionExpired)) => Failed::Refused,
             Some(Err(error)) => return Err(error),
         };
+        let server = finder.route.name(target);
         emit!(DEBUG, server, ?limit, ?why, "an attempt to open a session has failed");
-        attempts.failed(target, why, since_boot());
-        look_ups.begin(target.server, Duration::ZERO);
-        if let Some(lost) = lost.filter(|_| attempts.is_round_over()) {
-            sleep(lost.next_pause(since_boot(), &route.options)).await;
-            attempts.rested();
+        finder.failed(target, why);
+        if let Some(lost) = lost.filter(|_| finder.attempts.is_round_over()) {
+            sleep(lost.next_pause(since_boot(), &finder.route.options)).await;
+            finder.attempts.rested();
         }
     }
 }
@@ -95,14 +93,14 @@ pub(super) async fn new_session(
     lost: Option<Reconnect>,
 ) -> Result<Arc<ZooKeeperSession>, Failure> {
     let (servers, options) = (&route.servers, &route.options);
-    let bound = options.bound();
+    let (bound, mut finder) = (options.bound(), Finder::new(route.clone()));
     let opened = async {
         if let Some(lost) = lost {
             sleep(lost.first_pause(since_boot(), bound)).await;
         }
-        open(&route, lost).await
+        open(&mut finder, lost).await
     };
-    let (link, target, attempts, started) = tokio::select! {
+    let (link, target, started) = tokio::select! {
         biased;
         connected = opened => connected.map_err(|error| connect_failure(error, servers.as_str()))?,
         why = reason_at_the_end(&route, bound) => {
@@ -117,7 +115,7 @@ pub(super) async fn new_session(
         )));
     }
     let server = route.name(target);
-    let session = ZooKeeperSession::new((link, target, attempts), &background, route.clone(), started, keeper)?;
+    let session = ZooKeeperSession::new((link, target), finder, &background, started, keeper)?;
     let (timeout, rides_out) = (session.lease().timeout(), options.rides_out(session.lease()));
     emit!(
         INFO,

@@ -49,11 +49,6 @@ pub(super) struct Route {
 }
 
 impl Route {
-    /// Returns the attempts of a client that has not connected yet.
-    pub(super) fn attempts(&self) -> Attempts {
-        Attempts::new(self.options.session_timeout, self.options.attempt())
-    }
-
     /// Returns the connect string for one attempt.
     fn connect_string(&self, target: Target) -> String {
         let of_name = || self.servers.each[target.server].text.clone();
@@ -98,89 +93,98 @@ impl Route {
     }
 }
 
-fn each(addresses: Vec<SocketAddr>) -> Vec<Option<SocketAddr>> {
-    addresses.into_iter().map(Some).collect()
-}
-
 type Found = Result<Vec<Option<SocketAddr>>, String>;
 
-/// The look-ups of the servers' names that are under way.
-pub(super) struct LookUps {
-    route: Route,
+/// Finds a server for the next connection: makes one attempt after another, and looks up the servers' names meanwhile.
+pub(super) struct Finder {
+    pub(super) route: Route,
+    pub(super) attempts: Attempts,
     /// For each server, whether its look-up is under way.
     is_under_way: Vec<bool>,
     pending: FuturesUnordered<BoxFuture<'static, (usize, Found)>>,
 }
 
-impl LookUps {
-    /// Begins to look up each server.
-    pub(super) fn of(route: &Route) -> LookUps {
-        let servers = route.servers.each.len();
-        let mut all =
-            LookUps { route: route.clone(), is_under_way: vec![false; servers], pending: FuturesUnordered::new() };
-        (0..servers).for_each(|server| all.begin(server, Duration::ZERO));
-        all
+impl Finder {
+    /// Returns the finder of a client that has not connected yet.
+    pub(super) fn new(route: Route) -> Finder {
+        let attempts = Attempts::new(route.options.session_timeout, route.options.attempt());
+        let is_under_way = vec![false; route.servers.each.len()];
+        Finder { route, attempts, is_under_way, pending: FuturesUnordered::new() }
+    }
+
+    /// Begins to look up each server. The answers to earlier look-ups do not count any more.
+    pub(super) fn look_up_all(&mut self) {
+        self.pending.clear();
+        self.is_under_way.fill(false);
+        (0..self.is_under_way.len()).for_each(|server| self.look_up(server, Duration::ZERO));
     }
 
     /// Begins to look up a server after a pause, unless that is under way.
-    pub(super) fn begin(&mut self, server: usize, pause: Duration) {
+    fn look_up(&mut self, server: usize, pause: Duration) {
         if std::mem::replace(&mut self.is_under_way[server], true) {
             return;
         }
-        let name = self.route.servers.each[server].address();
-        let (needs_name, patience) = (self.route.options.needs_names(), self.route.options.session_timeout / 12);
+        let (name, options) = (self.route.servers.each[server].address(), &self.route.options);
+        let (needs_name, patience) = (options.needs_names(), options.session_timeout / 12);
         self.pending.push(Box::pin(async move {
             if !pause.is_zero() {
                 sleep(pause).await;
             }
             // The client crate looks the name up itself, because the handshake of TLS or Kerberos needs it.
-            let found = if needs_name { Ok(vec![None]) } else { addresses(&name, patience).await.map(each) };
+            let found = if needs_name {
+                Ok(vec![None])
+            } else {
+                addresses(&name, patience).await.map(|found| found.into_iter().map(Some).collect())
+            };
             (server, found)
         }));
     }
 
-    /// Records the results of all look-ups that end, in `attempts`. Returns after each. Never returns if none is under
-    /// way.
-    pub(super) async fn learn(&mut self, attempts: &mut Attempts) {
+    /// Records the result of the next look-up that ends. Never returns if none is under way.
+    async fn learn(&mut self) {
         let Some((server, found)) = self.pending.next().await else { return std::future::pending().await };
         self.is_under_way[server] = false;
         match found {
-            Ok(found) => attempts.learn(server, &found, random),
+            Ok(found) => self.attempts.learn(server, &found, random),
             Err(error) => {
                 let name = self.route.servers.each[server].address();
                 emit!(DEBUG, name, error, "a name of a server cannot be looked up");
-                self.begin(server, self.route.options.session_timeout / 20);
-            }
-        }
-    }
-}
-
-impl LookUps {
-    /// Waits for the end of an attempt, and learns addresses meanwhile.
-    pub(super) async fn beside<T>(&mut self, attempts: &mut Attempts, attempt: impl Future<Output = T>) -> T {
-        let mut attempt = pin!(attempt);
-        loop {
-            tokio::select! {
-                biased;
-                ended = &mut attempt => return ended,
-                () = self.learn(attempts) => {}
+                self.look_up(server, self.route.options.session_timeout / 20);
             }
         }
     }
 
-    /// Waits until an attempt may begin. Returns its address, and how long it may take.
-    pub(super) async fn next(&mut self, attempts: &mut Attempts) -> (Target, Duration) {
+    /// Makes the next attempt when it may begin. With a session, the attempt resumes the session. Returns the address, the
+    /// limit of the attempt, a moment before its handshake, and how it has ended.
+    pub(super) async fn attempt(
+        &mut self,
+        session: Option<(&zk::SessionInfo, Duration)>,
+    ) -> (Target, Duration, Moment, Option<Result<Link, zk::Error>>) {
+        let (target, limit) = loop {
+            match self.attempts.next(since_boot()) {
+                Next::Attempt(target, limit) => break (target, limit),
+                Next::Pause(pause) => tokio::select! {
+                    biased;
+                    () = self.learn() => {}
+                    () = sleep(pause) => {}
+                },
+            }
+        };
+        let (began, route) = (since_boot(), self.route.clone());
+        let mut attempt = pin!(route.open(target, limit, session));
         loop {
-            let pause = match attempts.next(since_boot()) {
-                Next::Attempt(target, limit) => return (target, limit),
-                Next::Pause(pause) => pause,
-            };
             tokio::select! {
                 biased;
-                () = self.learn(attempts) => {}
-                () = sleep(pause) => {}
+                opened = &mut attempt => return (target, limit, began, opened),
+                () = self.learn() => {}
             }
         }
+    }
+
+    /// Records that an attempt has failed, and looks its server up again.
+    pub(super) fn failed(&mut self, target: Target, why: Failed) {
+        self.attempts.failed(target, why, since_boot());
+        self.look_up(target.server, Duration::ZERO);
     }
 }
 
@@ -257,7 +261,7 @@ impl Connections {
     pub(super) async fn run(
         self: Arc<Self>,
         mut served: Served,
-        mut attempts: Attempts,
+        mut finder: Finder,
         mut leaves: mpsc::UnboundedReceiver<LeaveRequest>,
     ) {
         let (mut suspects, mut is_told_lost) = (Suspects::default(), false);
@@ -265,7 +269,7 @@ impl Connections {
             let why = tokio::select! {
                 biased;
                 ended = served.ended() => ended,
-                Some(asked) = leaves.recv() => match self.leave(asked, &mut served, &mut attempts).await {
+                Some(asked) = leaves.recv() => match self.leave(asked, &mut served, &mut finder.attempts).await {
                     Some(why) => why,
                     None => continue,
                 },
@@ -273,7 +277,7 @@ impl Connections {
                 () = self.pipeline.wanted.notified(), if served.unready.is_some() => {
                     match self.get_ready(&mut served, &mut suspects).await {
                         Ok(()) => {
-                            self.mark_ready(&mut served, &mut attempts, true);
+                            self.mark_ready(&mut served, &mut finder.attempts, true);
                             continue;
                         }
                         Err(why) => why,
@@ -294,11 +298,11 @@ impl Connections {
                 emit!(DEBUG, session, server, %why, "the connection is lost before its use");
             }
             let broke = matches!(why, LinkEnd::Lost | LinkEnd::Panicked);
-            attempts.lost(served.target, lost_at, served.on_link.has_writes(), broke);
+            finder.attempts.lost(served.target, lost_at, served.on_link.has_writes(), broke);
             self.give_up(served);
             let resumed = tokio::select! {
                 biased;
-                resumed = self.resume(&mut attempts, &mut suspects) => resumed,
+                resumed = self.resume(&mut finder, &mut suspects) => resumed,
                 () = self.closed_for_long() => Err(Ending::Closed),
                 () = self.silent_for_long() => Err(Ending::Expired),
             };
@@ -451,23 +455,23 @@ impl Connections {
     }
 
     /// Tries until a connection has resumed the session and is ready.
-    async fn resume(self: &Arc<Self>, attempts: &mut Attempts, suspects: &mut Suspects) -> Result<Served, Ending> {
-        let mut look_ups = LookUps::of(&self.route);
+    async fn resume(self: &Arc<Self>, finder: &mut Finder, suspects: &mut Suspects) -> Result<Served, Ending> {
+        finder.look_up_all();
         loop {
-            let (target, limit) = look_ups.next(attempts).await;
-            let handshake = self.store.lease().now();
-            let opened = self.route.open(target, limit, Some((&self.session, self.granted)));
-            let why = match look_ups.beside(attempts, opened).await {
+            let (target, limit, handshake, opened) = finder.attempt(Some((&self.session, self.granted))).await;
+            let why = match opened {
                 None => Failed::Silent,
-                Some(Err(zk::Error::AuthFailed)) if attempts.is_fresh(target) => return Err(Ending::AuthFailed),
+                Some(Err(zk::Error::AuthFailed)) if finder.attempts.is_fresh(target) => return Err(Ending::AuthFailed),
                 // An address of an earlier look-up may belong to another ensemble by now.
-                Some(Err(zk::Error::SessionExpired)) if attempts.is_fresh(target) => return Err(Ending::Expired),
+                Some(Err(zk::Error::SessionExpired)) if finder.attempts.is_fresh(target) => {
+                    return Err(Ending::Expired);
+                }
                 Some(Err(_)) => Failed::Refused,
                 Some(Ok(link)) => {
                     let mut served = self.serve(link, target);
                     match self.accept(&mut served, handshake, suspects).await {
                         Ok(is_ready) => {
-                            self.mark_ready(&mut served, attempts, is_ready);
+                            self.mark_ready(&mut served, &mut finder.attempts, is_ready);
                             return Ok(served);
                         }
                         Err(LinkEnd::Over(ending)) => {
@@ -484,8 +488,7 @@ impl Connections {
             };
             let (session, server) = (self.id(), self.route.name(target));
             emit!(DEBUG, session, server, ?limit, ?why, "an attempt to resume the session has failed");
-            attempts.failed(target, why, since_boot());
-            look_ups.begin(target.server, Duration::ZERO);
+            finder.failed(target, why);
         }
     }
 

@@ -72,13 +72,9 @@ fn begin(of: &str, patience: Duration, look_up: fn(&str) -> Found) -> watch::Rec
     let of = of.to_owned();
     blocking::unblock(move || {
         let found = look_up(&of);
-        answer.send_if_modified(|answered| {
-            let is_first = answered.is_none();
-            if is_first {
-                *answered = Some(found);
-            }
-            is_first
-        });
+        if answer.borrow().is_none() {
+            answer.send_replace(Some(found));
+        }
         let mut all = UNDER_WAY.lock();
         if let Some(name) = all.get_mut(&of) {
             name.count -= 1;

@@ -24,8 +24,8 @@ use crate::sync::{Mutex, mpsc, watch};
 use crate::telemetry::log::{self, emit};
 use crate::validation::REQUEST_LIMIT;
 use crate::zookeeper::abilities::{Abilities, KeeperMark};
-use crate::zookeeper::connection::{Attempts, Target};
-use crate::zookeeper::connections::{Connections, LeaveRequest, Route};
+use crate::zookeeper::connection::Target;
+use crate::zookeeper::connections::{Connections, Finder, LeaveRequest};
 use crate::zookeeper::link::Link;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::pipeline::{Pipeline, Request};
@@ -54,13 +54,13 @@ impl ZooKeeperSession {
     /// Creates a session on its first connection, whose handshake was sent at `started` or later, and starts its background
     /// tasks.
     pub(super) fn new(
-        (link, target, mut attempts): (Link, Target, Attempts),
+        (link, target): (Link, Target),
+        mut finder: Finder,
         background: &Arc<BackgroundThread>,
-        route: Route,
         started: Moment,
         keeper: Arc<KeeperMark>,
     ) -> Result<Arc<ZooKeeperSession>, Failure> {
-        let (client, options) = (&link.client, &route.options);
+        let (client, options) = (&link.client, &finder.route.options);
         let timeout = granted_timeout(client, options)?;
         let store = Arc::new(SessionStore::new(options.lease(timeout)));
         store.began(started);
@@ -82,11 +82,11 @@ impl ZooKeeperSession {
             server: Mutex::default(),
             leaves,
             store,
-            route,
+            route: finder.route.clone(),
         });
         let mut served = connections.serve(link, target);
-        connections.mark_ready(&mut served, &mut attempts, true);
-        let serving = Arc::clone(&connections).run(served, attempts, asked);
+        connections.mark_ready(&mut served, &mut finder.attempts, true);
+        let serving = Arc::clone(&connections).run(served, finder, asked);
         background.run(connections.supervised(serving).map(move |()| drop(follows)));
         let session = Arc::new(ZooKeeperSession {
             connections,
