@@ -124,7 +124,7 @@ impl Ability {
     ) -> Result<T, Failure> {
         let mut verdict = self.verdict.lock();
         let before = *verdict;
-        *verdict = before.after(Shown::by(&answer), connection);
+        *verdict = before.after(&answer, connection);
         let has_lost = before != Verdict::Lacking && *verdict == Verdict::Lacking;
         drop(verdict);
         if has_lost {
@@ -149,32 +149,6 @@ enum Verdict {
     Lacking,
 }
 
-/// What one answer shows about a feature.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shown {
-    Supported,
-    Unimplemented,
-    /// The servers have closed the connection before the answer.
-    Closed,
-    Nothing,
-}
-
-impl Shown {
-    fn by<T>(answer: &Result<T, zk::Error>) -> Shown {
-        use zk::Error::*;
-        match answer {
-            // These certainly came from a server that has carried out, or refused, a request that it knows.
-            Ok(_) | Err(NoNode | NodeExists | NoAuth | NoChildrenForEphemerals | QuotaExceeded) => Shown::Supported,
-            Err(Unimplemented) => Shown::Unimplemented,
-            Err(ConnectionLoss) => Shown::Closed,
-            // A reset connection has a source, the system's error. A connection that the client has given up, because
-            // nothing came on it, has none.
-            Err(Custom(error)) if error.source().is_some() => Shown::Closed,
-            Err(_) => Shown::Nothing,
-        }
-    }
-}
-
 impl Verdict {
     /// Returns whether no other connection was closed over a request for the feature.
     fn is_open_on(self, connection: u64) -> bool {
@@ -183,13 +157,24 @@ impl Verdict {
 
     /// Returns the verdict after an answer to a request that was sent on this connection. Requests that are lost at one
     /// break of the connection count once.
-    fn after(self, shown: Shown, connection: u64) -> Verdict {
-        match (self, shown) {
-            (_, Shown::Supported) => Verdict::Open,
-            (_, Shown::Unimplemented) | (Verdict::Lacking, _) => Verdict::Lacking,
-            (Verdict::Open, Shown::Closed) => Verdict::ClosedOn(connection),
-            (Verdict::ClosedOn(earlier), Shown::Closed) if earlier != connection => Verdict::Lacking,
-            (it, Shown::Closed | Shown::Nothing) => it,
+    fn after<T>(self, answer: &Result<T, zk::Error>, connection: u64) -> Verdict {
+        use zk::Error::*;
+        let is_closed = match answer {
+            // These certainly came from a server that has carried out, or refused, a request that it knows.
+            Ok(_) | Err(NoNode | NodeExists | NoAuth | NoChildrenForEphemerals | QuotaExceeded) => {
+                return Verdict::Open;
+            }
+            Err(Unimplemented) => return Verdict::Lacking,
+            Err(ConnectionLoss) => true,
+            // A reset connection has a source, the system's error. A connection that the client has given up, because
+            // nothing came on it, has none.
+            Err(Custom(error)) => error.source().is_some(),
+            Err(_) => false,
+        };
+        match self {
+            Verdict::Open if is_closed => Verdict::ClosedOn(connection),
+            Verdict::ClosedOn(earlier) if is_closed && earlier != connection => Verdict::Lacking,
+            it => it,
         }
     }
 }
@@ -226,56 +211,63 @@ mod tests {
         assert!(!other.has_containers() && !Abilities::of_session(1 << 42, keeper).has_containers());
     }
 
+    type Answer = Result<(), zk::Error>;
+
+    const DONE: Answer = Ok(());
+    const CLOSED: Answer = Err(zk::Error::ConnectionLoss);
+    const UNIMPLEMENTED: Answer = Err(zk::Error::Unimplemented);
+    /// The client crate makes this answer itself, and it shows nothing.
+    const NOTHING: Answer = Err(zk::Error::Timeout);
+
     /// Returns the verdict after these answers.
-    fn after(answers: &[(Shown, u64)]) -> Verdict {
-        answers.iter().fold(Verdict::Open, |verdict, (shown, connection)| verdict.after(*shown, *connection))
+    fn after(answers: &[(Answer, u64)]) -> Verdict {
+        answers.iter().fold(Verdict::Open, |verdict, (answer, connection)| verdict.after(answer, *connection))
     }
 
     #[test]
     fn one_break_proves_nothing_however_much_it_loses() {
-        assert_eq!(after(&[(Shown::Closed, 0); 50]), Verdict::ClosedOn(0));
-        assert_eq!(after(&[(Shown::Nothing, 0), (Shown::Nothing, 1), (Shown::Nothing, 2)]), Verdict::Open);
-        assert_eq!(after(&[(Shown::Closed, 3), (Shown::Nothing, 4), (Shown::Nothing, 5)]), Verdict::ClosedOn(3));
+        assert_eq!(after(&vec![(CLOSED, 0); 50]), Verdict::ClosedOn(0));
+        assert_eq!(after(&[(NOTHING, 0), (NOTHING, 1), (NOTHING, 2)]), Verdict::Open);
+        assert_eq!(after(&[(CLOSED, 3), (NOTHING, 4), (NOTHING, 5)]), Verdict::ClosedOn(3));
     }
 
     #[test]
     fn a_connection_after_a_closed_one_must_work_first() {
-        let closed = after(&[(Shown::Closed, 3)]);
+        let closed = after(&[(CLOSED, 3)]);
         assert_eq!([Verdict::Open, closed, closed, Verdict::Lacking].map(|it| it.is_open_on(3)), [true; 4]);
         assert!(!closed.is_open_on(4));
     }
 
     #[test]
     fn two_closed_connections_are_believed() {
-        assert_eq!(after(&[(Shown::Closed, 0), (Shown::Closed, 1)]), Verdict::Lacking);
-        assert_eq!(after(&[(Shown::Closed, 0), (Shown::Closed, 0), (Shown::Closed, 7)]), Verdict::Lacking);
+        assert_eq!(after(&[(CLOSED, 0), (CLOSED, 1)]), Verdict::Lacking);
+        assert_eq!(after(&[(CLOSED, 0), (CLOSED, 0), (CLOSED, 7)]), Verdict::Lacking);
     }
 
     #[test]
     fn an_answer_that_says_so_is_believed_at_once() {
         // During an upgrade, the ensemble also has servers of the older version.
-        assert_eq!(after(&[(Shown::Supported, 0), (Shown::Unimplemented, 0)]), Verdict::Lacking);
-        assert_eq!(after(&[(Shown::Unimplemented, 0), (Shown::Closed, 0), (Shown::Nothing, 1)]), Verdict::Lacking);
+        assert_eq!(after(&[(DONE, 0), (UNIMPLEMENTED, 0)]), Verdict::Lacking);
+        assert_eq!(after(&[(UNIMPLEMENTED, 0), (CLOSED, 0), (NOTHING, 1)]), Verdict::Lacking);
     }
 
     #[test]
     fn a_success_clears_the_count_and_the_verdict() {
-        assert_eq!(after(&[(Shown::Closed, 0), (Shown::Supported, 1), (Shown::Closed, 1)]), Verdict::ClosedOn(1));
-        assert_eq!(after(&[(Shown::Closed, 0), (Shown::Closed, 1), (Shown::Supported, 1)]), Verdict::Open);
-        assert_eq!(after(&[(Shown::Unimplemented, 0), (Shown::Supported, 0)]), Verdict::Open);
+        assert_eq!(after(&[(CLOSED, 0), (DONE, 1), (CLOSED, 1)]), Verdict::ClosedOn(1));
+        assert_eq!(after(&[(CLOSED, 0), (CLOSED, 1), (DONE, 1)]), Verdict::Open);
+        assert_eq!(after(&[(UNIMPLEMENTED, 0), (DONE, 0)]), Verdict::Open);
     }
 
     #[test]
     fn each_answer_shows_what_it_proves() {
         use zk::Error::*;
-        let shown = |error| Shown::by(&Err::<(), _>(error));
-        assert_eq!(Shown::by(&Ok(())), Shown::Supported);
         for refused in [NoNode, NodeExists, NoAuth, NoChildrenForEphemerals, QuotaExceeded] {
-            assert_eq!(shown(refused), Shown::Supported);
+            assert_eq!(after(&[(UNIMPLEMENTED, 0), (Err(refused), 0)]), Verdict::Open);
         }
-        assert_eq!((shown(Unimplemented), shown(ConnectionLoss)), (Shown::Unimplemented, Shown::Closed));
         for nothing in [ClientClosed, SessionExpired, SessionMoved, AuthFailed, Throttled, Timeout, InvalidAcl] {
-            assert_eq!(shown(nothing), Shown::Nothing);
+            let answer = Err(nothing);
+            assert_eq!(after(&[(answer.clone(), 0)]), Verdict::Open);
+            assert_eq!(after(&[(UNIMPLEMENTED, 0), (answer, 0)]), Verdict::Lacking);
         }
     }
 
