@@ -459,7 +459,7 @@ impl Acquisition {
         validation::check_label(self.label())?;
         self.check()?;
         let path = &self.config.directory;
-        let (paths, (dialect, mode)) = (&self.config.paths, (self.config.dialect, self.mode));
+        let (paths, newcomer) = (&self.config.paths, Contender::newcomer(self.config.dialect, self.mode));
         let mut looks = 0;
         loop {
             looks += 1;
@@ -473,16 +473,14 @@ impl Acquisition {
                 let check = self.config.check_for_semaphore(&session, &names, None);
                 call::bounded(&self.config.coordinator, session.timeout(), check).await?;
             }
-            let ahead = turn::ahead_of_newcomer(dialect, mode, &names);
+            let ahead = turn::ahead_of(&newcomer, &names);
             if self.has_enough(&session).await? && ahead.is_empty() {
                 return Ok(session.timeout());
             }
             let gone = paths.are_some_gone(&session, &ahead).await;
             let are_some_gone = gone.map_err(|failure| Error::from_failure(failure, "list", path))?;
             if !are_some_gone || looks == LOOKS_MAX {
-                return Err(Error::WouldBlock {
-                    blockers: paths.blockers_of_newcomer(&session, &names, (dialect, mode)).await,
-                });
+                return Err(Error::WouldBlock { blockers: paths.blockers(&session, &names, &newcomer).await });
             }
         }
     }

@@ -128,19 +128,6 @@ impl LockPaths {
         self.read_in_time(session, me.dialect(), seen).await
     }
 
-    /// Reads the contenders that a contender of this dialect and mode would wait for if it entered the queue. `names` are the
-    /// names in the queue.
-    pub(crate) async fn blockers_of_newcomer(
-        &self,
-        session: &Arc<dyn Session>,
-        names: &[String],
-        (dialect, mode): (Dialect, Mode),
-    ) -> Blockers {
-        let ahead = turn::ahead_of_newcomer(dialect, mode, names);
-        let seen = self.in_the_way(dialect, &self.taken(session).await, &ahead, names);
-        self.read_in_time(session, dialect, seen).await
-    }
-
     /// Returns the progress of `me` according to `names`, the names in the queue. Lists the permits, and reads no other node.
     pub(crate) async fn progress(&self, session: &Arc<dyn Session>, names: &[String], me: &Contender) -> Progress {
         self.progress_beside(&self.taken(session).await, names, me)

@@ -49,6 +49,11 @@ impl Contender {
         Some(Contender::of(name.to_owned(), dialect, tag.len(), slot))
     }
 
+    /// Returns a contender without a node: one that would enter the queue now, behind all others.
+    pub(crate) fn newcomer(dialect: Dialect, mode: Mode) -> Contender {
+        Contender::of(String::new(), dialect, 0, Slot { mode, sequence: i64::MAX })
+    }
+
     fn of(name: String, dialect: Dialect, tag_len: usize, slot: Slot) -> Contender {
         let host_len = match dialect {
             Dialect::Native => name[..tag_len].find('~').unwrap_or(tag_len),

@@ -159,11 +159,6 @@ pub(crate) fn foreign(dialect: Dialect, queue: &[String]) -> Option<&str> {
     queue.iter().map(String::as_str).filter(|name| dialect.foreign(name).is_some()).min()
 }
 
-/// Returns the contenders that a newcomer of this mode would wait for, in the order of arrival.
-pub(crate) fn ahead_of_newcomer(dialect: Dialect, mode: Mode, queue: &[String]) -> Vec<&str> {
-    in_order(dialect, queue, |other| other.mode.excludes(mode))
-}
-
 /// Returns the contenders that `me` waits for, in the order of arrival.
 pub(crate) fn ahead_of<'q>(me: &Contender, queue: &'q [String]) -> Vec<&'q str> {
     in_order(me.dialect(), queue, |other| blocks(other, me.slot()))
