@@ -23,7 +23,7 @@ pub(crate) mod of_process {
 }
 
 mod raw {
-    pub(super) use shuttle::sync::{Condvar, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+    pub(super) use shuttle::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
     pub(super) use super::waits::{Mutex, RwLock};
 }

@@ -9,7 +9,6 @@
 #![allow(dead_code, reason = "what is used depends on the features")]
 
 use std::sync::{PoisonError, TryLockError};
-use std::time::Duration;
 
 use super::raw::{self, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
@@ -60,22 +59,5 @@ impl<T> SharedMutex<T> {
     #[track_caller]
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct Condvar(raw::Condvar);
-
-impl Condvar {
-    pub(crate) const fn new() -> Condvar {
-        Condvar(raw::Condvar::new())
-    }
-
-    pub(crate) fn wait_at_most<'a, T>(&self, time: Duration, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        self.0.wait_timeout(guard, time).unwrap_or_else(PoisonError::into_inner).0
-    }
-
-    pub(crate) fn notify_all(&self) {
-        self.0.notify_all();
     }
 }

@@ -11,8 +11,6 @@ pub(crate) use std::sync::{MutexGuard, OnceLock, atomic};
 
 pub(crate) use tokio::sync::{Notify, mpsc, watch};
 
-#[cfg(feature = "metrics")]
-pub(crate) use lock::Condvar;
 pub(crate) use lock::{Mutex, SharedMutex};
 
 /// Types for state that the whole process shares. The test `threads/` does not replace these types, because it runs
@@ -22,7 +20,7 @@ pub(crate) mod of_process {
 }
 
 mod raw {
-    pub(super) use std::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+    pub(super) use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 }
 
 /// Returns a random number.

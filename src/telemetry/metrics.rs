@@ -33,11 +33,12 @@
 //! recorder, and later ones are dropped.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::thread;
+use std::time::Duration;
 
 use metrics::{Key, Level, Metadata, Recorder, Unit, describe_counter, describe_gauge, describe_histogram};
 
-use crate::sync::{Condvar, Mutex};
+use crate::sync::Mutex;
 pub use crate::telemetry::names::*;
 use crate::telemetry::user_thread::{UserThread, guarded};
 
@@ -89,9 +90,8 @@ pub(super) fn start_at_zero(counters: impl IntoIterator<Item = Key>) {
     note(|pending| counters.into_iter().for_each(|key| _ = pending.changes.counts.entry(key).or_default()));
 }
 
-/// How long the thread collects changes before it reports them together. In unit tests this is so long that only
-/// `flush` ends the wait.
-const COLLECTS_FOR: Duration = if cfg!(test) { Duration::from_secs(3_600) } else { Duration::from_millis(20) };
+/// How long the thread collects changes before it reports them together.
+const COLLECTS_FOR: Duration = Duration::from_millis(20);
 
 /// The most measurements of histograms that wait for the recorder. Further ones are dropped.
 const MEASUREMENTS: usize = 100_000;
@@ -102,11 +102,7 @@ static PENDING: Mutex<Pending> = Mutex::new(Pending {
     changes: Changes { counts: BTreeMap::new(), gauges: BTreeMap::new(), measured: Vec::new() },
     gauges: BTreeMap::new(),
     is_collecting: false,
-    is_awaited: false,
 });
-
-/// Notified when `flush` is called.
-static AWAITED: Condvar = Condvar::new();
 
 static METRICS_THREAD: UserThread = UserThread::new("zk-rwlock-metrics");
 
@@ -116,8 +112,6 @@ struct Pending {
     gauges: BTreeMap<Key, i64>,
     /// Whether the thread will report the recorded changes.
     is_collecting: bool,
-    /// Whether a caller of `flush` waits until all changes are reported.
-    is_awaited: bool,
 }
 
 #[derive(Default)]
@@ -175,13 +169,10 @@ pub(super) fn raise(key: Key, by: i64) {
 
 /// Waits until the recorder has received everything counted so far. For a program that ends, and for tests.
 ///
-/// Blocks the thread for as long as the recorder takes. Must not be called by the recorder itself, which would wait for
+/// Blocks the thread for as long as the recorder takes, and for at least the rest of the 20 ms for which changes are
+/// collected. Must not be called by the recorder itself, which would wait for
 /// its own end.
 pub fn flush() {
-    let mut pending = PENDING.lock();
-    pending.is_awaited = pending.is_collecting;
-    drop(pending);
-    AWAITED.notify_all();
     METRICS_THREAD.flush(Duration::MAX);
 }
 
@@ -193,11 +184,9 @@ fn note(what: impl FnOnce(&mut Pending)) {
 }
 
 fn collect_and_report() {
-    let (mut pending, end) = (PENDING.lock(), Instant::now() + COLLECTS_FOR);
-    while !pending.is_awaited && Instant::now() < end {
-        pending = AWAITED.wait_at_most(end.saturating_duration_since(Instant::now()), pending);
-    }
-    (pending.is_awaited, pending.is_collecting) = (false, false);
+    thread::sleep(COLLECTS_FOR);
+    let mut pending = PENDING.lock();
+    pending.is_collecting = false;
     let changes = std::mem::take(&mut pending.changes);
     drop(pending);
     changes.report();
