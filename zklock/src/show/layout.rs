@@ -103,6 +103,15 @@ pub(crate) fn lines(mut columns: Vec<Column>, most: Option<usize>) -> Vec<String
         .collect()
 }
 
+/// Returns the lines in at most `rows` rows. The last row says how many lines were left out, if any.
+pub(crate) fn at_most(rows: usize, mut lines: Vec<String>, columns: usize) -> Vec<String> {
+    if lines.len() > rows {
+        let left_out = lines.split_off(rows.saturating_sub(1)).len();
+        lines.push(shorten(&format!("... and {left_out} more"), columns));
+    }
+    lines
+}
+
 fn fit(mut columns: Vec<Column>, most: usize) -> Vec<Column> {
     if total(&columns, Column::width) > most {
         columns.retain(|column| column.heading != "SESSION");

@@ -1,7 +1,7 @@
 //! Shows several queues on one screen: a row for each, those with waiters first, and the totals.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use zk_rwlock::Queue;
 use zk_rwlock::queue::{Member, MemberState};
@@ -26,22 +26,22 @@ pub(crate) struct History {
 
 impl History {
     pub(crate) fn add(&mut self, queues: &[Queue], now: Instant) {
-        let holders =
-            || queues.iter().flat_map(|queue| queue.holders().map(|holder| (queue.path.clone(), holder.node.clone())));
-        let hold: BTreeSet<_> = holders().collect();
+        let holders = queues.iter().flat_map(|queue| queue.holders().map(|it| (queue.path.clone(), it.node.clone())));
+        let hold: BTreeSet<_> = holders.collect();
         self.held_since.retain(|holder, _| hold.contains(holder));
         for holder in hold {
             self.held_since.entry(holder).or_insert(now);
         }
+        let mut waiting = BTreeMap::new();
         for queue in queues {
+            *waiting.entry(&queue.path).or_insert(0) += waiters(queue).count();
             self.waiting.entry(queue.path.clone()).or_default();
         }
-        for (path, lengths) in &mut self.waiting {
-            lengths.push(queues.iter().filter(|queue| queue.path == *path).map(waiters).sum());
+        self.waiting.retain(|path, lengths| {
+            lengths.push(waiting.get(path).copied().unwrap_or(0));
             lengths.drain(..lengths.len().saturating_sub(LOOKS));
-        }
-        let is_there = |path: &String| queues.iter().any(|queue| queue.path == *path);
-        self.waiting.retain(|path, lengths| is_there(path) || lengths.iter().any(|length| *length > 0));
+            waiting.contains_key(path) || lengths.iter().any(|length| *length > 0)
+        });
     }
 
     /// Returns for how long the queue has been held without a gap, as far as was seen, by the holder that was seen first.
@@ -63,16 +63,18 @@ impl History {
     }
 }
 
-fn waiters(queue: &Queue) -> usize {
-    queue.members.iter().filter(|member| member.state != MemberState::Holds).count()
+fn waiters(queue: &Queue) -> impl Iterator<Item = &Member> {
+    queue.members.iter().filter(|member| member.state != MemberState::Holds)
 }
 
 /// Returns the totals and a row for each queue, in at most so many columns and rows.
 pub(crate) fn rows(queues: &[Queue], history: &History, columns: usize, rows: usize) -> Vec<String> {
     let mut queues: Vec<&Queue> = queues.iter().collect();
-    queues.sort_by_key(|queue| (std::cmp::Reverse(waiters(queue)), queue.holders().next().is_none(), &queue.path));
+    queues.sort_by_key(|queue| {
+        (std::cmp::Reverse(waiters(queue).count()), queue.holders().next().is_none(), &queue.path)
+    });
     let held = queues.iter().filter(|queue| queue.holders().next().is_some()).count();
-    let waiting: usize = queues.iter().map(|queue| waiters(queue)).sum();
+    let waiting: usize = queues.iter().map(|queue| waiters(queue).count()).sum();
     let mut lines = vec![shorten(&format!("{} paths, {held} held, {waiting} waiting", queues.len()), columns)];
     let now = Instant::now();
     let column = |heading, cell: &dyn Fn(&Queue) -> String| {
@@ -82,7 +84,7 @@ pub(crate) fn rows(queues: &[Queue], history: &History, columns: usize, rows: us
     lines.extend(layout::lines(
         vec![
             column("PATH", &|queue| escape_controls(&queue.path)).cut(Cut::Middle),
-            column("WAITING", &|queue| waiters(queue).to_string()),
+            column("WAITING", &|queue| waiters(queue).count().to_string()),
             column("LONGEST", &|queue| longest_wait(queue).map_or_else(dash, rounded)),
             column("HELD", &|queue| {
                 history.held_for(queue, now).map_or_else(dash, |held| format!("{}+", rounded(held)))
@@ -92,24 +94,12 @@ pub(crate) fn rows(queues: &[Queue], history: &History, columns: usize, rows: us
         ],
         Some(columns),
     ));
-    if lines.len() > rows {
-        let shown = rows.saturating_sub(1);
-        let left_out = lines.len() - shown;
-        lines.truncate(shown);
-        lines.push(shorten(&format!("... and {left_out} more"), columns));
-    }
-    lines
+    layout::at_most(rows, lines, columns)
 }
 
 /// Returns for how long the first waiter has been in the queue.
 fn longest_wait(queue: &Queue) -> Option<Duration> {
-    let since = queue
-        .members
-        .iter()
-        .filter(|member| member.state != MemberState::Holds)
-        .filter_map(|member| member.since)
-        .min()?;
-    Some(SystemTime::now().duration_since(since).unwrap_or(Duration::ZERO))
+    waiters(queue).filter_map(|member| member.since).min().map(table::age)
 }
 
 /// Returns how many permits are free, the first holder, and how many more holders there are; or that nobody holds.

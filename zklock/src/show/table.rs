@@ -14,26 +14,11 @@ use crate::show::layout::{self, Column, Cut};
 /// How many columns of a label are shown. A label may be 256 bytes long.
 const LABEL_SHOWN: usize = 40;
 
-/// A line of a table, and its colour as an SGR code.
-struct TableLine {
-    text: String,
-    colour: &'static str,
-}
-
-impl TableLine {
-    fn painted(&self, colourful: bool) -> String {
-        match colourful && !self.colour.is_empty() {
-            true => format!("\x1b[{}m{}\x1b[0m", self.colour, self.text),
-            false => self.text.clone(),
-        }
-    }
-}
-
 /// Returns the queue as a table, or "free" if it is empty. If `columns` is given, no line is wider, except for a line
 /// with a long path.
 pub(crate) fn table(queue: &Queue, columns: Option<usize>, colourful: bool) -> String {
     let first = headline(queue).map(|words| wrapped(&format!("{}: {words}", queue.path), columns));
-    let members = lines(queue, columns).into_iter().map(|line| line.painted(colourful));
+    let members = lines(queue, columns, colourful);
     let last = last_done(queue).into_iter().map(|line| wrapped(&line, columns));
     first.into_iter().chain(members).chain(last).map(|line| line + "\n").collect()
 }
@@ -41,17 +26,11 @@ pub(crate) fn table(queue: &Queue, columns: Option<usize>, colourful: bool) -> S
 /// Returns the table in at most `columns` columns and `rows` rows. The last row says how many members were left out, if
 /// any.
 pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful: bool) -> Vec<String> {
-    let plain = |text: String| TableLine { text: shorten(&text, columns), colour: "" };
-    let mut table: Vec<TableLine> = headline(queue).into_iter().map(plain).collect();
-    table.extend(lines(queue, Some(columns)));
+    let plain = |text: String| shorten(&text, columns);
+    let mut table: Vec<String> = headline(queue).into_iter().map(plain).collect();
+    table.extend(lines(queue, Some(columns), colourful));
     table.extend(last_done(queue).map(plain));
-    if table.len() > rows {
-        let shown = rows.saturating_sub(1);
-        let left_out = plain(format!("... and {} more", table.len() - shown));
-        table.truncate(shown);
-        table.push(left_out);
-    }
-    table.into_iter().map(|line| line.painted(colourful)).collect()
+    layout::at_most(rows, table, columns)
 }
 
 /// Returns the text before the members: how many permits are free, or that a lock is free.
@@ -83,13 +62,16 @@ fn last_done(queue: &Queue) -> Option<String> {
 }
 
 /// Returns a line for the headings and one for each member. Without members there is no line.
-fn lines(queue: &Queue, most: Option<usize>) -> Vec<TableLine> {
+fn lines(queue: &Queue, most: Option<usize>, colourful: bool) -> Vec<String> {
     if queue.members.is_empty() {
         return Vec::new();
     }
     let colours = std::iter::once("1").chain(queue.members.iter().map(|member| colour(&member.state)));
-    let lines = layout::lines(columns(queue), most).into_iter();
-    lines.zip(colours).map(|(text, colour)| TableLine { text, colour }).collect()
+    let painted = |(text, colour): (String, &str)| match colourful && !colour.is_empty() {
+        true => format!("\x1b[{colour}m{text}\x1b[0m"),
+        false => text,
+    };
+    layout::lines(columns(queue), most).into_iter().zip(colours).map(painted).collect()
 }
 
 /// Returns the tables of all queues of a survey, each under its path.
@@ -159,9 +141,12 @@ pub(crate) fn json_of_survey(survey: &Survey, prefix: &str) -> Value {
 pub(crate) fn entered(member: &Member) -> Option<String> {
     let is_permit = member.permits.is_some() && member.state == MemberState::Holds;
     let how = if is_permit { "granted" } else { "queued" };
-    // The clocks of two machines differ. A time in the future counts as now.
-    let age = SystemTime::now().duration_since(member.since?).unwrap_or(Duration::ZERO);
-    Some(format!("{how} {} ago", rounded(age)))
+    Some(format!("{how} {} ago", rounded(age(member.since?))))
+}
+
+/// Returns how long ago this was. The clocks of two machines differ, so a time in the future counts as now.
+pub(crate) fn age(since: SystemTime) -> Duration {
+    SystemTime::now().duration_since(since).unwrap_or_default()
 }
 
 /// Returns the columns of the table, with a row for each member.
@@ -243,6 +228,7 @@ fn state(state: &MemberState) -> &'static str {
     }
 }
 
+/// Returns the colour of a member's line as an SGR code.
 fn colour(state: &MemberState) -> &'static str {
     match state {
         MemberState::Holds => "32",
