@@ -34,7 +34,7 @@ use crate::run::child::{Child, ChildEvent, Reaped, end_by};
 use crate::run::guard::AnyGuard;
 use crate::run::order::Order;
 use crate::run::signals::Signals;
-use crate::show::cycles::{self, Waiter};
+use crate::show::cycles;
 
 /// How long `-n` tries to reach a server, unless `--connect-timeout` is given.
 const CONNECT_AT_ONCE: Duration = Duration::from_secs(3);
@@ -277,9 +277,7 @@ async fn circle(place: &Place, zk: &ZooKeeper) -> String {
     let prefix = common_parent(place.path(), &outer).to_owned();
     let under = variable("ZKLOCK_TOKEN").and_then(|token| token.parse().ok()).map(|token| (outer, token));
     let Ok(survey) = Survey::below(zk, &prefix).timeout(CIRCLE).await else { return String::new() };
-    let Some(edges) = cycles::through(&survey.queues, &Waiter { path: place.path(), under }) else {
-        return String::new();
-    };
+    let Some(edges) = cycles::through(&survey.queues, place.path(), under) else { return String::new() };
     let edges: Vec<String> = edges.iter().map(|edge| escape_controls(&edge.to_string())).collect();
     format!("; this wait closes a circle: {}", edges.join("; "))
 }

@@ -29,28 +29,20 @@ pub(crate) struct Edge {
     holder: Process,
 }
 
-/// The circle of a process that waits: see [`through`].
-#[derive(Debug, Default)]
-pub(crate) struct Waiter<'a> {
-    /// The path of the lock that the process waits for.
-    pub(crate) path: &'a str,
-    /// The path and the token of the lock under which the process runs, if that is known.
-    pub(crate) under: Option<(String, i64)>,
-}
-
-/// Returns the shortest circle through this process, which waits for a lock or has just given up. `None` if it is in no circle.
-pub(crate) fn through(queues: &[Queue], waiter: &Waiter<'_>) -> Option<Vec<Edge>> {
+/// Returns the shortest circle through this process, which waits for the lock at `path` or has just given up. `under` is the path
+/// and the token of the lock under which the process runs, if that is known. `None` if it is in no circle.
+pub(crate) fn through(queues: &[Queue], path: &str, under: Option<(String, i64)>) -> Option<Vec<Edge>> {
     let mut locks = Lock::all(queues);
     let is_holder = |it: &Process| locks.iter().any(|lock| lock.holders.contains(it));
-    let under = waiter.under.as_ref().and_then(|(path, token)| {
-        let queue = queues.iter().find(|queue| queue.path == *path)?;
-        queue.holders().find(|holder| holder.token == Some(*token)).and_then(process)
+    let under = under.and_then(|(path, token)| {
+        let queue = queues.iter().find(|queue| queue.path == path)?;
+        queue.holders().find(|holder| holder.token == Some(token)).and_then(process)
     });
     let us = Process { host: host(), pid: std::process::id() };
     let us = under.or_else(|| zklocks_above(&us).find(is_holder))?;
-    let wanted = locks.iter_mut().find(|lock| lock.path == waiter.path)?;
+    let wanted = locks.iter_mut().find(|lock| lock.path == path)?;
     if wanted.holders.contains(&us) {
-        return Some(vec![Edge { who: us.clone(), path: waiter.path.to_owned(), holder: us }]);
+        return Some(vec![Edge { who: us.clone(), path: path.to_owned(), holder: us }]);
     }
     wanted.waiters.insert(us.clone());
     shortest(&waits(&locks), &us)
