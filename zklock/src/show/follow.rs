@@ -4,7 +4,7 @@
 //! one line stands for several changes, and says for how many.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -36,6 +36,7 @@ type Followed = (String, Dialect);
 /// Prints the queues of the paths, and then each change. Ends when standard output has no reader any more.
 pub(crate) async fn in_lines(zk: &ZooKeeper, order: &WatchOrder, connection: &Connection) -> Result<u8, Exit> {
     let breaks = &Breaks { zk, order, was_connected: Cell::new(true), told: Cell::new(None) };
+    let begin = |lock: Followed| async move { (follow(breaks, &lock).await, lock) }.boxed_local();
     let mut followed = FuturesUnordered::new();
     let mut known: BTreeSet<Followed> = BTreeSet::new();
     let mut telling = pin!(breaks.keep_telling());
@@ -43,11 +44,11 @@ pub(crate) async fn in_lines(zk: &ZooKeeper, order: &WatchOrder, connection: &Co
     let mut search = pin!(search(zk, order, sender));
     if !order.tree {
         known.extend(order.paths.iter().map(|path| (path.clone(), connection.dialect)));
-        followed.extend(known.iter().map(|lock| follow(breaks, lock.clone(), false).boxed_local()));
+        followed.extend(known.iter().cloned().map(begin));
     }
     loop {
         tokio::select! {
-            Some((lock, ended)) = followed.next() => match ended {
+            Some((ended, lock)) = followed.next() => match ended {
                 // One of many locks may be unreadable, and the others are still followed. The unreadable lock stays in `known`,
                 // so that the message is printed once.
                 Err(exit) if order.tree => output::say(exit.message()),
@@ -56,7 +57,7 @@ pub(crate) async fn in_lines(zk: &ZooKeeper, order: &WatchOrder, connection: &Co
             },
             Some(lock) = found.recv(), if order.tree => {
                 if known.insert(Followed::clone(&lock)) {
-                    followed.push(follow(breaks, lock, true).boxed_local());
+                    followed.push(begin(lock));
                 }
             }
             ended = &mut search, if order.tree => ended?,
@@ -110,7 +111,6 @@ impl Breaks<'_> {
 
     /// Prints the lines of a break that was too short to be seen, but is known from an event that came after it.
     fn tell_of_short(&self) -> Result<(), Exit> {
-        self.tell()?;
         if self.was_connected.get() && self.told.get().is_none_or(|told| told.elapsed() > SECOND) {
             self.print(false, None)?;
             self.print(true, None)?;
@@ -137,21 +137,18 @@ impl Breaks<'_> {
     }
 }
 
-/// Prints each change of one queue. If `until_gone`, returns when the lock's directory is gone.
-async fn follow(breaks: &Breaks<'_>, lock: Followed, until_gone: bool) -> (Followed, Result<(), Exit>) {
-    let ended = follow_until_gone(breaks, &lock, until_gone).await;
-    (lock, ended)
-}
-
-async fn follow_until_gone(breaks: &Breaks<'_>, (path, dialect): &Followed, until_gone: bool) -> Result<(), Exit> {
+/// Prints each change of one queue. With `--tree`, returns when the lock's directory is gone.
+async fn follow(breaks: &Breaks<'_>, (path, dialect): &Followed) -> Result<(), Exit> {
     let (zk, order) = (breaks.zk, breaks.order);
     let place = Place::whatever(zk, path, *dialect)?;
     let mut watches = Watches::new(path, *dialect);
-    let mut last: Option<Seen> = None;
-    let mut told = None;
+    let (mut last, mut fired, mut told): (Option<Seen>, _, _) = (None, None, None);
     loop {
-        let (shown, looked) = {
-            let mut look = pin!(async { (watches.arm(zk).await, place.queue().await) });
+        let looked = {
+            let mut look = pin!(async {
+                watches.arm(zk).await;
+                place.queue().await
+            });
             match tokio::time::timeout(SILENCE, &mut look).await {
                 Ok(looked) => looked,
                 Err(_) => {
@@ -160,38 +157,31 @@ async fn follow_until_gone(breaks: &Breaks<'_>, (path, dialect): &Followed, unti
                 }
             }
         };
-        if watches.last == Some(Event::LookAgain) {
+        breaks.tell()?;
+        if matches!(fired, Some((Event::LookAgain, _))) {
             breaks.tell_of_short()?;
-        } else {
-            breaks.tell()?;
         }
         if let Some(queue) = answer(looked)? {
             let at = told.take().unwrap_or_else(SystemTime::now);
-            let mut seen = Seen { queue, shown, newest: None };
-            seen.newest = seen.newest_after(last.as_ref());
-            match &last {
-                None => {
-                    if !order.tree {
-                        warn(&doubts(zk, &[], false, std::slice::from_ref(&seen.queue)).await);
-                    }
-                    seen.print(at, &Change::default(), order.json)?;
+            let mut seen = Seen::after(last.as_ref(), queue, watches.shown.clone());
+            if let Some(before) = &last {
+                let change = Change::between(before, &mut seen, fired == Some((Event::Changed, true)));
+                if change.unseen > 0 || gist(&before.queue) != gist(&seen.queue) {
+                    seen.print(at, &change, order.json)?;
                 }
-                Some(before) => {
-                    let change = Change::between(before, &mut seen, watches.tells_of_members());
-                    if change.unseen > 0 || gist(&before.queue) != gist(&seen.queue) {
-                        seen.print(at, &change, order.json)?;
-                    }
+            } else {
+                if !order.tree {
+                    warn(&doubts(zk, &[], false, std::slice::from_ref(&seen.queue)).await);
                 }
+                seen.print(at, &Change::default(), order.json)?;
             }
-            let is_gone = seen.shown.is_none() && seen.queue.members.is_empty();
-            last = Some(seen);
-            if until_gone && is_gone {
+            if order.tree && seen.shown.is_none() && seen.queue.members.is_empty() {
                 return Ok(());
             }
+            last = Some(seen);
         }
-        if tokio::time::timeout(order.interval, watches.changed()).await.is_ok() {
-            told = Some(SystemTime::now());
-        }
+        fired = tokio::time::timeout(order.interval, watches.fires()).await.ok();
+        told = fired.map(|_| SystemTime::now()).or(told);
     }
 }
 
@@ -206,15 +196,11 @@ struct Seen {
 }
 
 impl Seen {
-    fn newest_after(&self, before: Option<&Seen>) -> Option<i64> {
-        let shown = self.queue.members.iter().filter_map(|member| self.sequence(member)).max();
+    fn after(before: Option<&Seen>, queue: Queue, shown: Option<BTreeSet<String>>) -> Seen {
+        let newest = queue.members.iter().filter_map(|member| sequence(member, &queue)).max();
         // After a directory was deleted and created again, its numbers begin at 0.
-        let empty = if self.shown.is_none() { Some(-1) } else { before.and_then(|before| before.newest) };
-        shown.or(empty)
-    }
-
-    fn sequence(&self, member: &Member) -> Option<i64> {
-        Contender::parse_as(&member.node, self.queue.dialect).map(|contender| contender.sequence())
+        let empty = if shown.is_none() { Some(-1) } else { before.and_then(|before| before.newest) };
+        Seen { queue, shown, newest: newest.or(empty) }
     }
 
     /// Returns whether the queue has the contenders that its directory showed when the watch was armed.
@@ -243,6 +229,10 @@ impl Seen {
     }
 }
 
+fn sequence(member: &Member, queue: &Queue) -> Option<i64> {
+    Contender::parse_as(&member.node, queue.dialect).map(|contender| contender.sequence())
+}
+
 /// What changed between two looks at a queue.
 #[derive(Default)]
 struct Change {
@@ -257,22 +247,20 @@ struct Change {
 impl Change {
     /// Compares two looks. `has_fired` says whether the watch has told of a change of the directory.
     fn between(before: &Seen, now: &mut Seen, has_fired: bool) -> Change {
-        let nodes = |seen: &Seen| -> HashMap<String, bool> {
-            let held = |member: &Member| (member.node.clone(), member.state == MemberState::Holds);
-            seen.queue.members.iter().map(held).collect()
-        };
-        let (earlier, later) = (nodes(before), nodes(now));
+        let holds = |member: &Member| member.state == MemberState::Holds;
+        let earlier: HashMap<_, _> = before.queue.members.iter().map(|it| (&it.node, holds(it))).collect();
+        let later: HashSet<_> = now.queue.members.iter().map(|it| &it.node).collect();
         let all = |members: &[Member], is: &dyn Fn(&Member) -> bool| -> Vec<Member> {
             members.iter().filter(|member| is(member)).cloned().collect()
         };
         let came = all(&now.queue.members, &|member| !earlier.contains_key(&member.node));
-        let went = all(&before.queue.members, &|member| !later.contains_key(&member.node));
-        let holds = |member: &Member| member.state == MemberState::Holds;
+        let went = all(&before.queue.members, &|member| !later.contains(&member.node));
         let granted = all(&now.queue.members, &|member| holds(member) && earlier.get(&member.node) != Some(&true));
         // Each number between the newest numbers of both looks was given to a contender that entered the queue, and may
         // have left since.
         let given = before.newest.zip(now.newest).map_or(0, |(before, now)| usize::try_from(now - before).unwrap_or(0));
-        let mut unseen = given.saturating_sub(came.iter().filter(|member| now.sequence(member).is_some()).count());
+        let mut unseen =
+            given.saturating_sub(came.iter().filter(|member| sequence(member, &now.queue).is_some()).count());
         // The watch told of a change of the directory, but the directory shows the same nodes as when the watch was armed. The
         // change came after the earlier look, because that look also showed these nodes.
         if has_fired && came.is_empty() && went.is_empty() && before.shown == now.shown && before.is_as_shown() {
@@ -323,10 +311,6 @@ struct Watches {
     path: String,
     wanted: Vec<On>,
     armed: BTreeMap<On, Watch>,
-    /// The event of the watch that fired last. `None` if none has fired since the last look.
-    last: Option<Event>,
-    /// Whether this was the watch on the directory of the queue.
-    is_of_directory: bool,
     /// The names that the directory showed when its watch was armed. `None` if there was no directory.
     shown: Option<BTreeSet<String>>,
 }
@@ -338,19 +322,12 @@ impl Watches {
             wanted.extend(["queue", "permits"].map(|part| On::Children(format!("{path}/{part}"))));
             wanted.extend([path.to_owned(), format!("{path}.done")].map(On::Node));
         }
-        Watches {
-            path: path.to_owned(),
-            wanted,
-            armed: BTreeMap::new(),
-            last: None,
-            is_of_directory: false,
-            shown: None,
-        }
+        Watches { path: path.to_owned(), wanted, armed: BTreeMap::new(), shown: None }
     }
 
-    /// Arms the watches that are not armed. Returns the names that the directory showed last.
-    async fn arm(&mut self, zk: &ZooKeeper) -> Option<BTreeSet<String>> {
-        let Ok(session_slot) = zk.session_slot(0).await else { return self.shown.clone() };
+    /// Arms the watches that are not armed.
+    async fn arm(&mut self, zk: &ZooKeeper) {
+        let Ok(session_slot) = zk.session_slot(0).await else { return };
         let session = session_slot.session();
         self.arm_all(session, self.wanted.clone()).await;
         // A node on the way to the directory may come at this moment. Each look arms again.
@@ -364,7 +341,6 @@ impl Watches {
             }
             self.arm_all(session, vec![self.wanted[0].clone()]).await;
         }
-        self.shown.clone()
     }
 
     async fn arm_all(&mut self, session: &Arc<dyn Session>, mut missing: Vec<On>) {
@@ -399,26 +375,20 @@ impl Watches {
         false
     }
 
-    /// Returns whether the last event told that a node was created or deleted in the directory.
-    fn tells_of_members(&self) -> bool {
-        self.last == Some(Event::Changed) && self.is_of_directory
-    }
-
-    /// Waits until a watch fires.
-    async fn changed(&mut self) {
-        (self.last, self.is_of_directory) = (None, false);
+    /// Waits until a watch fires. Returns its event, and whether it is the watch on the directory of the queue. In that case
+    /// [`Event::Changed`] tells that a node was created or deleted in the directory.
+    async fn fires(&mut self) -> (Event, bool) {
         if self.armed.is_empty() {
             return future::pending().await;
         }
         let (event, at, _) = select_all(self.armed.values_mut()).await;
         let on = self.armed.keys().nth(at).cloned();
-        if let Some(on) = on {
-            (self.last, self.is_of_directory) = (Some(event), on == self.wanted[0]);
-            self.armed.remove(&on);
-        }
+        let is_of_directory = on.as_ref() == Some(&self.wanted[0]);
+        on.map(|on| self.armed.remove(&on));
         if event == Event::Over {
             self.armed.clear();
         }
+        (event, is_of_directory)
     }
 }
 
