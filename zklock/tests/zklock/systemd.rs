@@ -16,7 +16,9 @@ fn setting(key: &str) -> &'static str {
 async fn heard_by_the_command(kill_mode: &str) -> usize {
     let files = scratch();
     let end = files.path().join("end");
-    let script = format!("trap 'echo heard' TERM; echo $$; until [ -e {} ]; do sleep 0.02; done", end.display());
+    // Without `exit`, the code would be that of the last `sleep`, which TERM may have ended.
+    let script =
+        format!("trap 'echo heard' TERM; echo $$; until [ -e {} ]; do sleep 0.02; done; exit 0", end.display());
     // `zklock` and the command are those of the test, the arguments of `zklock` are those of the unit.
     let words: Vec<&str> = setting("ExecStart").split(' ').collect();
     let [zklock_there, arguments @ .., "--", _command] = &words[..] else { panic!("{words:?}") };
