@@ -13,6 +13,7 @@ use crate::queue::metadata::{self, Record};
 use crate::session::contract::Session;
 use crate::session::request::{Failure, Operation};
 use crate::session::retry;
+use crate::sync::OnceLock;
 
 impl LockConfig {
     /// Reads the queue. Also returns the names of the nodes of the permits that are taken. `permits` is the number of
@@ -50,32 +51,41 @@ impl LockConfig {
     async fn forget(&self) -> Result<Option<Record>, Error> {
         let path = &metadata::record_path(&self.directory);
         let twin = &metadata::twin_of(path);
+        // The record that the first read returned. A retry deletes only this record, so a success that is recorded
+        // meanwhile stays.
+        let last = &OnceLock::new();
         let found = call::on_a_session(&self.coordinator, ("forget the record", path), |session| async move {
             call::answered(&session, || session.sync(path)).await?;
-            let read =
-                || async { Ok([RecordNode::read(&session, path).await?, RecordNode::read(&session, twin).await?]) };
-            let nodes = call::answered(&session, read).await?;
-            if matches!(nodes[0], RecordNode::Foreign) {
-                return Ok(Err(Error::ForeignRecord { path: path.clone() }));
-            }
-            let done: Vec<_> =
-                [path, twin].into_iter().zip(&nodes).filter_map(|(path, node)| Some((path, node.done()?))).collect();
-            let delete = |(path, (_, version)): &(&String, (_, i32))| Operation::Delete {
-                path: (*path).clone(),
-                version: Some(*version),
-            };
-            let delete: Vec<_> = done.iter().map(delete).collect();
-            if !delete.is_empty() {
-                match call::answered(&session, || session.transact(&delete)).await {
-                    // An earlier delete was carried out whose answer was lost, or a later success has replaced the record.
-                    Err(Failure::Operation { failure, .. })
-                        if matches!(*failure, Failure::NoNode | Failure::BadVersion) => {}
-                    answer => drop(answer?),
+            let forget = || async {
+                let (record, second) =
+                    (RecordNode::read(&session, path).await?, RecordNode::read(&session, twin).await?);
+                if matches!(record, RecordNode::Foreign) {
+                    return Ok(record);
                 }
-            }
-            Ok(Ok(done.first().map(|(_, (record, _))| (*record).clone())))
+                let nodes = [(path, &record), (twin, &second)];
+                let done = nodes.iter().filter_map(|(path, record)| Some((*path, record.done()?)));
+                let now = done.clone().next().map(|(_, (now, _))| now);
+                if now.is_some_and(|now| last.get_or_init(|| now.clone()) == now) {
+                    let delete = |(path, (_, version)): (&String, (_, i32))| Operation::Delete {
+                        path: path.clone(),
+                        version: Some(version),
+                    };
+                    let delete: Vec<_> = done.map(delete).collect();
+                    match session.transact(&delete).await {
+                        // A later success has replaced the record.
+                        Err(Failure::Operation { failure, .. })
+                            if matches!(*failure, Failure::NoNode | Failure::BadVersion) => {}
+                        answer => drop(answer?),
+                    }
+                }
+                Ok(record)
+            };
+            call::answered(&session, forget).await
         });
-        found.await?
+        match found.await? {
+            RecordNode::Foreign if last.get().is_none() => Err(Error::ForeignRecord { path: path.clone() }),
+            _ => Ok(last.get().cloned()),
+        }
     }
 
     /// Removes the member of `queue` that has this fencing token.

@@ -296,8 +296,10 @@ fn a_success_recorded_during_a_forget_stays() {
             let guard = if forgets(asked) { guard.lock().unwrap().take() } else { None };
             let guard = guard?;
             if loses {
-                // The delete takes effect, but its reply is lost. The next record has the same version as the deleted record.
+                // The delete takes effect, but its reply is lost. The next record has the same version as the deleted record, and
+                // so has its twin.
                 operator.faults().remove(RECORD);
+                operator.faults().remove(format!("{RECORD}.twin"));
             }
             now(guard.done()).expect("recorded");
             loses.then(|| Failure::Unknown("lost".to_owned()))
