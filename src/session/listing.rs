@@ -5,7 +5,7 @@
 //! listing serves every caller that called before the listing was *sent*. So while the allowed number of listings is
 //! under way, new callers wait for the next one.
 
-use std::collections::BTreeMap;
+use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -91,12 +91,15 @@ impl SessionStore {
         (callers.or_insert_with(|| watch::channel(None).0).subscribe(), is_first)
     }
 
-    /// Returns the directories to list behind a sync, with their callers. If there are none, the task that sends the
-    /// listings must end.
-    fn take_synced(&self) -> Option<BTreeMap<Arc<str>, Callers>> {
+    /// Returns the next directories to list behind a sync, with their callers. If there are none, the task that sends
+    /// the listings must end. A directory that is not returned yet still takes callers.
+    fn take_synced(&self) -> Option<Vec<(Arc<str>, Callers)>> {
         let wanted = &mut self.record.lock().synced_listings;
-        let taken = wanted.take().filter(|taken| !taken.is_empty())?;
-        *wanted = Some(BTreeMap::new());
+        let taken: Vec<_> = iter::from_fn(|| wanted.as_mut()?.pop_first()).take(BEHIND_ONE_SYNC).collect();
+        if taken.is_empty() {
+            *wanted = None;
+            return None;
+        }
         Some(taken)
     }
 }
@@ -179,15 +182,10 @@ pub(crate) fn list_synced(session: &Arc<dyn Session>, directory: &Arc<str>) -> R
 }
 
 async fn list_wanted(session: Arc<dyn Session>) {
-    let mut wanted = Vec::new();
     loop {
         // If the session is over, every request fails with the reason.
         let _over = session.until_connected().await;
-        if wanted.is_empty() {
-            let Some(taken) = session.store().take_synced() else { return };
-            wanted.extend(taken);
-        }
-        let mut some = wanted.split_off(wanted.len().saturating_sub(BEHIND_ONE_SYNC));
+        let Some(mut some) = session.store().take_synced() else { return };
         some.retain(|(_, callers)| callers.receiver_count() > 0);
         let Some((first, _)) = some.first() else { continue };
         let (connection, synced) = (session.store().connection(), session.sync(first));
