@@ -76,6 +76,7 @@ impl ValueNode {
         let envelope = Envelope { format: self.form.name.clone(), written, after: base.mark };
         let bytes = envelope.seal(payload);
         if bytes.len() > self.form.size_limit {
+            node.change(|it| it.state.commit_not_sent(mark.commit));
             return Err(self.fault(ValueError::TooLarge { bytes: bytes.len(), limit: Some(self.form.size_limit) }));
         }
         Commit { node: self, hold, bytes: &bytes, mark, base }.put().await?;

@@ -383,6 +383,12 @@ impl NodeState {
         self.commits
     }
 
+    /// Takes back the id of a commit that was not sent, unless a later commit has an id already. An unused id does no
+    /// harm.
+    pub(crate) fn commit_not_sent(&mut self, number: u32) {
+        self.commits = if self.commits == number { number.wrapping_sub(1) } else { self.commits };
+    }
+
     /// Returns the recorded loss, or [`Loss::GivenBack`] once the owner has left the node.
     pub fn loss(&self) -> Option<Loss> {
         self.loss.or((self.phase == Phase::Left).then_some(Loss::GivenBack))
