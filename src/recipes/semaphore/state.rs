@@ -241,7 +241,7 @@ impl SemaphoreState {
                 (known, Twin::Number(was)) if known != Some(was) => {
                     // Our server may lag behind the write of the number of permits, and another client may have changed
                     // the number since. So the ensemble's leader is asked.
-                    if presence::is_there(session, &**path, version).await == Ok(version.is_some()) {
+                    if presence::is_there(session, &**path, version).await? == version.is_some() {
                         return Err(self.permits_error(PermitsError::Vanished { was }).into());
                     }
                 }
@@ -420,6 +420,7 @@ impl SemaphoreState {
 
     /// Counts in `rounds` how often this client's server and the ensemble's leader disagreed about the node `path`. The
     /// first disagreement may be due to a change at this moment. After a later one, the server is left, or a pause follows.
+    /// Fails if the session ends in that pause.
     pub(super) async fn before_next_round(
         session: &Arc<dyn Session>,
         path: &str,
@@ -428,7 +429,12 @@ impl SemaphoreState {
     ) -> Result<(), Failure> {
         *rounds += 1;
         if *rounds > 1 && !presence::leave_if_it_differs(session, path, version).await? {
-            Recheck::new(session).pause().await;
+            let mut recheck = Recheck::new(session);
+            tokio::select! {
+                biased;
+                ending = session.store().until_over() => return Err(Failure::Over(ending)),
+                () = recheck.pause() => {}
+            }
         }
         Ok(())
     }
