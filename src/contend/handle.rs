@@ -419,8 +419,8 @@ impl ContenderHandle {
         Ok(room != Some(Ok(Room::Enough)))
     }
 
-    /// Leaves the queue or gives up the hold: ends the trace, marks the node as left
-    /// ([`SessionStore::forget`](crate::session::store::SessionStore::forget)), and deletes the node. Sends the first request
+    /// Leaves the queue or gives up the hold: marks the node as left, ends the trace, removes the node from the session's
+    /// record ([`SessionStore::forget`](crate::session::store::SessionStore::forget)), and deletes the node. Sends the first request
     /// before it returns. Also returns the loss, if the lock had been lost before.
     pub(crate) fn leave(&self) -> (Option<Loss>, Reply<()>) {
         if self.node().is_forked() {
