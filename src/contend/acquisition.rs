@@ -41,11 +41,13 @@ const RESTARTS: u32 = 8;
 /// third try on, tries are a twentieth of the session timeout apart, so all tries take about five session timeouts.
 const LEASE_TRIES: u32 = 100;
 
-/// How often a `try_` method looks again because a contender in the way has left. On a busy lock there is always another.
+/// How often a `try_` method looks again because a contender in the way has left. On a busy lock, another contender may
+/// be in the way each time.
 const LOOKS_MAX: u32 = 3;
 
-/// The longest time before the timeout at which a waiter asks the leader for the contenders in the way. If our server lists
-/// one that the leader does not have, the rest of the time suffices for a grant at another server, even if commits are slow.
+/// The longest time before the timeout at which a waiter asks the leader for the contenders in the way. If our server
+/// lists a contender that the leader does not have, the rest of the time suffices for a grant at another server, even
+/// if commits are slow.
 const ASK_AHEAD: Duration = Duration::from_secs(2);
 
 /// The longest time before the timeout at which a waiter reads the nodes of the contenders in the way, whose hosts and
@@ -134,7 +136,8 @@ impl Acquisition {
         let on_wait = self.options.on_wait.take().map(OnWait::new);
         let answer = match timeout {
             None => self.enter(IfTaken::Wait, None, on_wait).await,
-            // Boxed, because a waiter's future is as large as its largest step, and few waiters have a timeout.
+            // The step is boxed, because a waiter's future is as large as its largest step, and few waiters have a
+            // timeout.
             Some(timeout) => {
                 let in_time = async {
                     let view = QueueView::default();
@@ -146,8 +149,8 @@ impl Acquisition {
         self.reported(answer)
     }
 
-    /// Enters the queue. Returns the granted lock, after a wait unless `if_taken` is to give up. `view` stores each listing after which the
-    /// acquisition waits, for the timeout error.
+    /// Enters the queue. Waits for the lock if it is taken, unless `if_taken` says to give up. Returns the granted
+    /// lock. `view` stores each listing after which the acquisition waits, for the timeout error.
     pub(crate) async fn enter(
         &self,
         if_taken: IfTaken,
@@ -158,7 +161,7 @@ impl Acquisition {
             target.check_first().await?;
         }
         let began = Instant::now();
-        // Boxed, because a waiter's future is as large as its largest step, and this step is short.
+        // The step is boxed, because a waiter's future is as large as its largest step, and this step is short.
         let (entry, listing) = Box::pin(async { self.warn_if_slow(pin!(self.queue_up())).await }).await?;
         if let Some(on_entered) = &self.on_entered {
             on_entered(&entry, entry.directory_watch().await);
@@ -174,7 +177,7 @@ impl Acquisition {
             entry: &entry,
             reports: Reports { on_wait, view },
             waiter: Waiter::new(entry.contender(), self.config.dialect.hands_off(), if_taken),
-            // After the warning that the acquisition has not entered the queue, there is no second one.
+            // An acquisition that was warned about before it entered the queue gets no second warning.
             warn_at: due.filter(|due| Instant::now() < *due),
             registered: None,
         };
@@ -223,9 +226,9 @@ impl Acquisition {
         };
         let (mut tries, mut restarts) = (0, 0);
         loop {
-            // The random part of the tag identifies our node even if the reply to the create is lost. Each try uses another tag,
-            // because the create may have been carried out on an earlier session, and no session takes the node of another one
-            // for its own.
+            // The random part of the tag identifies our node even if the reply to the create is lost. Each try uses
+            // another tag, because the create may have been carried out on an earlier session, and no session takes the
+            // node of another session for its own.
             let tag = Tag::new(dialect, dialect.new_tag(&config.host, keeps, random));
             // The session slot reserves room for the paths of the contender's nodes: its place in the queue, and a permit.
             let name = "/".len() + tag.len() + LONGEST_MARKER.len() + "0000000000".len();
@@ -526,8 +529,8 @@ impl Acquisition {
         }
     }
 
-    /// Asks the leader for the contenders in the way. Leaves the server if it lists one that the leader does not have. Returns
-    /// `false` if the acquisition has not listed the queue yet.
+    /// Asks the leader for the contenders in the way. Leaves the server if the server lists a contender that the leader
+    /// does not have. Returns `false` if the acquisition has not listed the queue yet.
     async fn ask_the_leader(&self, view: &QueueView) -> Result<bool, Error> {
         let snapshot = view.snapshot.lock().clone();
         let Some(QueueSnapshot { session, me, .. }) = snapshot else { return Ok(false) };
@@ -539,8 +542,8 @@ impl Acquisition {
         Ok(true)
     }
 
-    /// Lists the queue, once the session is connected: what is sent without a connection is sent after the reconnect, when
-    /// this acquisition may have ended.
+    /// Waits until the session is connected, and lists the queue. A request without a connection would be sent after
+    /// the reconnect, when this acquisition may have ended.
     async fn list_once_connected(&self, session: &Arc<dyn Session>) -> Option<Listing> {
         session.until_connected().await.ok()?;
         listing::list(session, &self.config.directory).await.ok()

@@ -26,7 +26,7 @@ pub(crate) struct LockConfig {
     pub(crate) host: String,
     pub(crate) label: Option<String>,
     pub(crate) dialect: Dialect,
-    /// Whether the contenders are candidates of an election, which their nodes say.
+    /// Whether the contenders are candidates of an election. The data of each node says so.
     pub(crate) is_election: bool,
     pub(crate) warn_holding: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
@@ -46,8 +46,8 @@ impl LockConfig {
         turn::foreign(self.dialect, names).map_or(Ok(()), |node| Err(self.doubt(node)))
     }
 
-    /// Fails if the lock's path is that of a semaphore, whose node has data. Reads the data only if the stat of the
-    /// node (or, without a stat, the names of its children) may be that of a semaphore.
+    /// Fails if the lock's path belongs to a semaphore, whose node has data. Reads the data only if the stat of the
+    /// node (or, without a stat, the names of its children) does not rule out a semaphore.
     pub(crate) async fn check_for_semaphore(
         &self,
         session: &Arc<dyn Session>,

@@ -35,8 +35,8 @@ pub(crate) trait ExchangeTarget: Send + Sync {
     /// ensemble first.
     async fn check_first(&self) -> Result<(), Error>;
 
-    /// Makes the node of the target, before the acquisition makes the directory of the queue below it. Refused if the node must not
-    /// become that of the target.
+    /// Makes the node of the target, before the acquisition makes the directory of the queue below it. Fails if a node
+    /// at the target's path must not become the target.
     async fn make(&self, entry: &ContenderHandle) -> Result<(), NotDone>;
 
     /// Sends an early read of the target (the permits of a semaphore) right after the create of our node. Sends nothing

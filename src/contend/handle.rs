@@ -55,8 +55,8 @@ pub(crate) struct ContenderHandle {
 }
 
 impl ContenderHandle {
-    /// Creates the handle in an `Arc`, because the guards of a shared hold own it together. Several futures own it before that, and
-    /// would be larger by its size.
+    /// Creates the handle in an `Arc`, because the guards of a shared hold own it together. Several futures own the
+    /// handle before the grant, and without the `Arc` each would be larger by the size of the handle.
     pub(crate) fn new(
         session_slot: SessionSlot,
         node: Arc<ContenderNode>,
@@ -376,7 +376,7 @@ impl ContenderHandle {
             if let Some(first) = first {
                 return Ok(first);
             }
-            // Dropped early, because a long listing would take memory during the wait for the watch.
+            // The listing is dropped early, because a long listing would take memory during the wait for the watch.
             drop(names);
             // `wait` returns after the event of the watch. It also returns after a while without an event, because an
             // event may be lost. An error means that the session is over. The caller then reports the loss of the hold.
@@ -444,7 +444,7 @@ impl ContenderHandle {
     /// Gives the lock back: calls [`ContenderHandle::leave`], and waits until the node is gone. Returns an error if the
     /// lock had been lost before.
     pub(crate) async fn give_back(&self) -> Result<(), Error> {
-        // The node of a lost lock is deleted, too: if the session is alive, other contenders wait for the node.
+        // The node of a lost lock is deleted, too, because other contenders wait for the node if the session is alive.
         let (loss, answer) = self.leave();
         match (loss, answer.await) {
             (Some(loss), _) => Err(Error::Lost(loss)),
@@ -465,8 +465,8 @@ impl ContenderHandle {
 }
 
 impl Drop for ContenderHandle {
-    /// Leaves the node, unless [`ContenderHandle::leave`] has. Then only orphans are left to remove, and a permit
-    /// that no answer has shown.
+    /// Leaves the node, unless [`ContenderHandle::leave`] has left the node already. After that call, only orphans
+    /// remain to be removed, and a permit that no answer has shown.
     fn drop(&mut self) {
         let trace = std::mem::take(self.trace.get_mut());
         if self.node.is_forked() {

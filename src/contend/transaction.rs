@@ -48,11 +48,11 @@ pub struct Transaction<'guard> {
 /// What shows the outcome of a transaction whose answer was lost.
 #[derive(Clone, Copy)]
 enum Evidence<'a> {
-    /// Nothing: its sender repeats it.
+    /// Nothing is read, because the caller handles the lost answer.
     None,
     /// The versions and the data of the nodes.
     Nodes,
-    /// The content of the first node that it changes, which this function judges.
+    /// The content of the first node that the transaction changes. This function judges the content.
     Content(Judge<'a>),
 }
 
@@ -90,8 +90,8 @@ impl<'guard> Transaction<'guard> {
         self.with(Operation::Create { path: path.as_ref().to_owned(), data: data.into(), kind: Kind::Persistent })
     }
 
-    /// Creates a node that is deleted when this process's session ends. Not thousands: an ensemble whose `jute.maxbuffer` is
-    /// less than the paths of all of them may not start again
+    /// Creates a node that is deleted when this process's session ends. Do not create thousands of them, because an
+    /// ensemble whose `jute.maxbuffer` is less than the paths of all of them may not start again
     /// ([ZOOKEEPER-4306](https://issues.apache.org/jira/browse/ZOOKEEPER-4306)).
     pub fn create_ephemeral(self, path: impl AsRef<str>, data: impl Into<Vec<u8>>) -> Self {
         self.with(Operation::Create { path: path.as_ref().to_owned(), data: data.into(), kind: Kind::Ephemeral })
@@ -171,7 +171,7 @@ impl<'guard> Transaction<'guard> {
     /// - [`Error::OutcomeUnknown`]: the connection broke, or the client was closed, before the answer came, and nothing shows the
     ///   outcome. Everything was done, or nothing.
     /// - [`Error::InvalidInput`]: a path is invalid, or lies inside the lock's own directory, where a write would look
-    ///   like a hand-off; or the request exceeds its [limit](Self::size_limit), and a server would close the
+    ///   like a hand-off. Or the request exceeds its [limit](Self::size_limit), and a server would close the
     ///   connection. Nothing was sent.
     pub async fn commit(self) -> Result<Vec<Outcome>, Error> {
         let Transaction { locks, is_of_several, operations: wanted, size_limit, evidence } = self;
@@ -300,7 +300,8 @@ impl<'a> Doubt<'a> {
         let lost = select_all(self.locks.iter().map(|lock| Box::pin(lock.lost())));
         let find_out = async {
             let (mut answer, mut tries) = (answer.clone(), 1);
-            // A refusal is looked into, because what was taken for undone may have been carried out late.
+            // The nodes are read after a refusal, too, because a transaction that seemed undone may have been carried
+            // out late.
             while let Err(failure) = &answer {
                 let (is_unknown, nodes) = (matches!(failure, Failure::Unknown(_)), self.read_nodes().await?);
                 match self.fate(&nodes) {
@@ -309,7 +310,7 @@ impl<'a> Doubt<'a> {
                         answer = self.session.transact(self.operations).await;
                         tries += 1;
                     }
-                    // The refusal may be that of a repetition.
+                    // The refusal may have answered a repetition of a transaction that was carried out.
                     Fate::Unknown if matches!(self.evidence, Evidence::Content(_)) => return None,
                     Fate::Undone | Fate::Unknown => break,
                 }
@@ -332,10 +333,11 @@ impl<'a> Doubt<'a> {
         }
     }
 
-    /// Reads the nodes that the transaction changes, and sends a check of the locks before these reads. An earlier request of the
-    /// session cannot be carried out after a reconnect, because servers refuse requests that the session sent to another server
-    /// before. `session/removal.rs::remove_late` has the one exception. `None` if the session is over, a lock is lost, or a read
-    /// fails.
+    /// Reads the nodes that the transaction changes, and sends a check of the locks before these reads. The answers are
+    /// final for a transaction whose reply was lost, because servers refuse a request that the session sent to another
+    /// server before the reconnect. The one exception is a request at a server that was stopped or cut off, to which
+    /// the session comes back: see the top of `session/removal.rs`. `None` if the session is over, a lock is lost, or a
+    /// read fails.
     async fn read_nodes(&self) -> Option<Contents> {
         let session = self.session;
         let paths: Vec<String> = self.changes().map(|operation| operation.path().to_owned()).collect();

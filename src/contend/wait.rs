@@ -56,7 +56,8 @@ impl PendingAcquisition<'_> {
             self.warn_if_long();
             early_read = target.early_read(self.entry).await?;
         }
-        // The last listing, until the contender begins to wait: a long listing takes memory.
+        // `names` is the last listing. The listing is dropped when the contender begins to wait, because a long listing
+        // takes memory.
         let (mut step, mut names) = (Step::List, None::<Listing>);
         loop {
             step = match step {
@@ -122,8 +123,8 @@ impl PendingAcquisition<'_> {
                 let mut tries = if *leaves { RetryLimit::once() } else { RetryLimit::DENIALS };
                 presence::leader_still_has(session, &entry.node().path(), &mut tries).await
             }
-            // A server that kept a node of a directory that was deleted shows a number twice, when the new directory gives it
-            // again.
+            // A server may still list a node of a deleted directory. That server shows a sequence number twice once the
+            // new directory gives the same number.
             Claim::Rival(rival) => presence::leave_if_listed(session, entry.directory(), vec![rival.clone()]).await,
             Claim::Ahead => {
                 let me = entry.contender();
@@ -210,7 +211,7 @@ impl PendingAcquisition<'_> {
     ) -> Result<Departure, Error> {
         let mut on_wait = self.reports.on_wait.take();
         let (session, paths, me) = (self.entry.session(), &self.config.paths, &*self.entry.contender());
-        // Boxed, because only a few of thousands of waiters have a listener.
+        // The future is boxed, because only a few of thousands of waiters have a listener.
         let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, paths, me)));
         let is_watched = watch.is_some();
         let event = watch.map(|(asks, directory)| self.await_event(predecessor, asks, directory));
@@ -231,9 +232,10 @@ impl PendingAcquisition<'_> {
         mut asks: bool,
         directory: Option<Box<Stat>>,
     ) -> Result<Departure, Error> {
-        // If a reply is lost, the watches are requested again, and the request for kept nodes is not: a task repeats it.
+        // If a reply is lost, the watches are requested again. A task of its own repeats the request for kept nodes.
         let arm = || self.arm(predecessor, std::mem::take(&mut asks), directory.as_deref().copied());
-        // Boxed, because the future that arms the watch is larger than the watch, and thousands of waiters await their watches.
+        // The future is boxed, because the future that arms the watch is larger than the watch, and thousands of
+        // waiters await their watches.
         let watch = match Box::pin(retry::until_known(self.entry.session(), arm)).await {
             Ok(watch) => watch,
             Err(Failure::NoNode) => return Ok(Departure::Missing),
@@ -252,7 +254,8 @@ impl PendingAcquisition<'_> {
     async fn check_in_intervals(&self, predecessor: &Arc<str>, is_watched: bool) -> Result<Departure, Error> {
         let (mut recheck, mut is_due) = (Recheck::new(self.entry.session()), !is_watched);
         loop {
-            // Boxed, because a waiter's future is as large as its largest step, and most waiters pause here.
+            // The step is boxed, because a waiter's future is as large as its largest step, and most waiters pause
+            // here.
             if is_due && Box::pin(self.is_gone_at_leader(predecessor)).await? {
                 return Ok(Departure::ListAgain);
             }
@@ -261,8 +264,8 @@ impl PendingAcquisition<'_> {
         }
     }
 
-    /// Checks our node and the predecessor's node at the leader once. Returns whether the predecessor's node is gone. If the
-    /// server lists it all the same, leaves the server.
+    /// Checks our node and the predecessor's node at the leader once. Returns whether the predecessor's node is gone.
+    /// If the server still lists that node, leaves the server.
     async fn is_gone_at_leader(&self, predecessor: &Arc<str>) -> Result<bool, Error> {
         let (entry, config) = (self.entry, self.config);
         let failing = entry.failing(vec![check(entry.child(predecessor), None)]).await;

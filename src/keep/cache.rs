@@ -55,8 +55,9 @@ impl Cache {
         newest.map_or(Joined::Refused, |kept| kept.join(mode))
     }
 
-    /// Joins the newest kept node, or begins to acquire a new node with `begin`. Refuses the use if the last node of
-    /// this mode was kept in vain, because another contender asked for that node before its second use.
+    /// Joins the newest kept node, or begins to acquire a new node with `begin`. Refuses the use in a forked process.
+    /// Also refuses a use that needs a new node if the last node of this mode was kept in vain, because another
+    /// contender asked for that node before its second use.
     pub(crate) fn join_or_begin(&self, mode: Mode, begin: impl Fn(&Arc<Kept>) -> Work) -> Joined<KeptUse, PendingUse> {
         loop {
             // No thread would grant a use.
@@ -86,8 +87,9 @@ impl Cache {
         }
     }
 
-    /// Creates a kept node of this mode, without an acquisition yet. Returns `None` if the last node of this mode was kept in
-    /// vain: another contender asked for that node before its second use. After one `None` the next call creates a node again.
+    /// Creates a kept node of this mode, without an acquisition yet. Returns `None` if the last node of this mode was
+    /// kept in vain, because another contender asked for that node before its second use. The call after a `None`
+    /// creates a node again.
     fn new_node(&self, mode: Mode) -> Option<Arc<Kept>> {
         let in_vain = match mode {
             Mode::Read => &self.reads_in_vain,

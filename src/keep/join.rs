@@ -75,7 +75,7 @@ pub(crate) async fn enter(
         };
         let used = match left() {
             None if acquisition.options.on_wait.is_none() => waits.wait().await?,
-            // Boxed, because moving this large future would be most of the cost of a short wait.
+            // The future is boxed, because moving this large future would be most of the cost of a short wait.
             left => Box::pin(wait_in_time(acquisition, &mut waits, left)).await?,
         };
         match used {

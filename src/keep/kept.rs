@@ -385,8 +385,9 @@ pub(super) fn wake(woken: Vec<Waker>) {
 /// The shortest time between two checks of a node: whether it was idle for too long, and whether its uses wait for too long.
 const IDLE_PAUSE: Duration = Duration::from_millis(10);
 
-/// The shortest and the longest pause between two listings of the queue. The pause is the idle time of the node within these
-/// bounds. The listings find a contender that waits behind the node although no watch has reported its request for the node.
+/// The shortest and the longest pause between two listings of the queue. The pause is the idle time of the node within
+/// these bounds. The listings find a contender that waits behind the node and whose request for the node was not
+/// reported by the watch.
 const QUEUE_PAUSES: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 
 /// The number of checks within the time after which a warning is due. A warning is logged if the same use is the first to wait

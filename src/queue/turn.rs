@@ -141,9 +141,9 @@ where
     }
 }
 
-/// Returns whether `me`, a writer that waits for readers, has to ask for kept nodes (nodes that their processes keep between
-/// uses). `me` asks only if a reader behind the last earlier writer keeps its node, because that writer asks if an earlier
-/// reader does. A node in `closing` does not count, because it is about to be given up.
+/// Returns whether `me`, a writer that waits for readers, has to ask for kept nodes (nodes that their processes keep
+/// between uses). `me` asks only if a reader behind the last earlier writer keeps its node, because that writer itself
+/// asks for the nodes of earlier readers. A node in `closing` does not count, because it is about to be given up.
 pub(crate) fn is_reader_kept_before(me: &Contender, queue: &[String], closing: &[String]) -> bool {
     // `may_keep` comes first, because it rejects most names by their last characters, and a waiter may list 10,000 names.
     let kept = queue.iter().filter(|name| dialect::may_keep(name) && !closing.contains(name));

@@ -156,7 +156,7 @@ impl SessionSlot {
 /// 5. **Sequence numbers** of one directory rise with every sequential create, up to the largest number. After that they
 ///    stay there or wrap around.
 /// 6. **Creation ids** (`czxid`) rise ensemble-wide, and are never used twice, not even after the directory is made anew.
-/// 7. **A transaction** takes effect as a whole or not at all; no client sees it half done.
+/// 7. **A transaction** takes effect as a whole or not at all. No client sees a part of its effect.
 /// 8. **A watch** fires once, with the first change after the state that its arming saw. If the node is gone when the
 ///    watch would be armed, the failure is [`Failure::NoNode`], and no watch is left. Events come in the order of the changes,
 ///    before the answer of any later read that shows the changes. If something may have changed while the connection was
@@ -165,7 +165,7 @@ impl SessionSlot {
 /// 9. **Ephemeral nodes** live until deleted or until their session is over. A session that is over answers every
 ///    request with [`Failure::Over`], and never comes back.
 /// 10. **An unknown outcome is never guessed.** [`Failure::Unknown`] says that the request may or may not have been
-///     carried out; every other failure says that it was not.
+/// carried out. Every other failure says that the request was not carried out.
 /// 11. **The store** ([`Session::store`]) is notified when the session [began](SessionStore::began), of the requests that were
 ///     certainly [answered](SessionStore::answered) or, by a quorum, [acknowledged](SessionStore::acknowledged), of each loss and return of
 ///     the [connection](SessionStore::set_connected), when a handshake is known to have [resumed](SessionStore::resumed) the session,
@@ -188,7 +188,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
         session == self.id()
     }
 
-    /// Returns the negotiated session timeout. By default that of the lease.
+    /// Returns the negotiated session timeout, which is the lease's timeout by default.
     fn timeout(&self) -> Duration {
         self.lease().timeout()
     }

@@ -3,7 +3,7 @@
 //!
 //! A holder hands the lock off by one transaction that sets the data of its node and deletes the node. Waiters take the
 //! lock at the event "data changed". A stranger may also have set the data. So a hand-off is confirmed only when no
-//! contender is left whose sequence number is at most that of the holder.
+//! contender is left whose sequence number is at most the holder's.
 
 use std::sync::{Arc, Weak};
 
@@ -80,10 +80,10 @@ impl SessionStore {
 ///
 /// If the node still exists, a stranger has set its data, and the granted contenders are lost.
 ///
-/// A deleted node alone does not prove the hand-off. Its owner may itself have had a false grant; or a stranger has set
-/// the data of a writer's node, and a downgrade has replaced that node since. So if a granted contender still holds a
-/// fifth of the session timeout later, this also checks that no contender is left whose sequence number is at most that
-/// of `path`.
+/// A deleted node alone does not prove the hand-off. The owner of the node may itself have had a false grant. Or a
+/// stranger has set the data of a writer's node, and a downgrade has replaced that node since. So if a granted
+/// contender still holds a fifth of the session timeout later, this also checks that no contender is left whose
+/// sequence number is at most that of `path`.
 pub(super) async fn check(session: Weak<dyn Session>, path: Arc<str>) {
     let Some(live) = session.upgrade() else { return };
     let mut survivor = match repeated(&live, RetryLimit::ENDLESS, || live.data(&path)).await {

@@ -116,7 +116,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
             due = now + period;
             live.spawn(Box::pin(heartbeat(Weak::clone(session), Arc::clone(store))));
         }
-        // After the heartbeat, so that the heartbeat does not wait for the listings.
+        // The search for late creates starts after the heartbeat, so that the heartbeat does not wait for the listings.
         if lease.is_connected() && swept.0 != store.connection() {
             swept = (store.connection(), Some(spawn_cancellable(&live, remove_late(Arc::clone(&live)))));
         }

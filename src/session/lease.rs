@@ -5,9 +5,10 @@
 //! see this in time: on a server that is cut off from the leader, the connection looks healthy, and a read still shows
 //! the client's node.
 //!
-//! A follower notes which sessions send it requests. It reports them to the leader in its answer to the leader's ping,
-//! every half tick. The leader hears of a session only by these reports, and by a handshake that creates or resumes the
-//! session. It does not hear of a session by a request that a follower forwards. Therefore:
+//! A follower notes which sessions send it requests. The follower reports these sessions to the leader in its answer to
+//! the leader's ping, every half tick. The leader hears of a session only by these reports, and by a handshake that
+//! creates or resumes the session. The leader does not hear of a session by a request that a follower forwards.
+//! Therefore:
 //! - A *touch* is the sending of a request that was answered.
 //! - A touch *counts*, that is, extends the lease, once a quorum acknowledges an operation that was sent a [settling
 //!   time](Lease::with_tick_time) after the touch's answer came, on the same connection. In between, the follower has
@@ -88,7 +89,7 @@ struct LeaseState {
     epoch: u64,
     /// Why the session is over, and when this was recorded.
     over: Option<(Ending, Moment)>,
-    /// When the connection was lost. `None` while the session is connected, and never `None` once it is over.
+    /// When the connection was lost. `None` while the session is connected, and never `None` once the session is over.
     lost_since: Option<Instant>,
     /// When the handshake that resumed the session on the present connection was sent, until the handshake extends the
     /// lease.
@@ -245,7 +246,7 @@ impl Lease {
             return false;
         }
         if !is_connected {
-            // Also a connection that is lost before it was reported as back has had touches. An operation on another
+            // A connection that is lost before it was reported as back has had touches, too. An operation on another
             // connection says nothing about them.
             state.touches.clear();
             (state.connected_since, state.resumed) = (now, None);

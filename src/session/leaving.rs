@@ -33,8 +33,8 @@ pub enum Leaving {
     Deleting(Deletion),
     /// All nodes of the owner are being listed, to be deleted next. The listing also finds a node that was created
     /// although the answer to its create was lost. Before the listing, a sync is sent. The sync takes effect after
-    /// every create that this session sent before, unless a server that was cut off still has one: then
-    /// `session/keep_alive.rs` starts this step again after each reconnect.
+    /// every create that this session sent before, unless a server that was cut off still has such a create. For this
+    /// case, `session/removal.rs::remove_late` lists the nodes again after each reconnect.
     Listing,
     /// The answer to a request was lost. The removal waits for the connection, and then repeats this step.
     Cut(Box<Leaving>),
@@ -71,7 +71,8 @@ pub struct Deletion {
 pub enum Input {
     /// In [`Leaving::Coming`], the answer to the create: the node's path.
     Created(Result<String, Failure>),
-    /// In [`Leaving::Deleting`], of the node, and in [`Leaving::Restarting`], of the directory.
+    /// In [`Leaving::Deleting`], the answer to the delete of the node. In [`Leaving::Restarting`], the answer to the
+    /// delete of the directory.
     Deleted(Result<(), Failure>),
     /// In [`Leaving::Listing`]: the paths of the owner's nodes.
     Listed(Result<Vec<String>, Failure>),

@@ -208,7 +208,7 @@ async fn list_wanted(session: Arc<dyn Session>) {
         tokio::select! {
             biased;
             _ = &mut answers => {}
-            // Perhaps some of these are never answered, and others must not wait for them.
+            // Some of these listings may never be answered, and the next ones must not wait for them.
             () = session.sleep(session.timeout()) => session.spawn(Box::pin(async move { drop(answers.await) })),
         }
     }

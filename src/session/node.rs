@@ -25,7 +25,7 @@ pub(crate) mod state;
 /// Our nodes on which keep-alive has not requested a watch yet.
 #[derive(Default)]
 pub(crate) struct Unwatched {
-    /// Each with whether a call of [`Unwatched::take`] has passed the node over.
+    /// The nodes, each with a flag that says whether a call of [`Unwatched::take`] has passed the node over.
     nodes: Mutex<Vec<(Arc<ContenderNode>, bool)>>,
     /// Wakes the task `watch_nodes`, because there is a new node to watch or a hand-off to check.
     pub(super) wake: Notify,
@@ -97,7 +97,7 @@ pub(crate) struct ContenderNode {
 /// |---|---|---|
 /// | [`request_watch`](ContenderNode::request_watch), by the waiter or keep-alive: [`NodeState::begin_to_watch`] | `true` | |
 /// | [`store_watch`](ContenderNode::store_watch): the watch was armed | `true` | `Some` |
-/// | [`store_watch`](ContenderNode::store_watch): it was not ([`NodeState::watch_failed`]), unless the node is gone | `false` | |
+/// | [`store_watch`](ContenderNode::store_watch): the watch was not armed ([`NodeState::watch_failed`]), unless the node is gone | `false` | |
 /// | [`poll_watch`](Locked::poll_watch): the watch has fired ([`NodeState::heard`]) | `false` | `None` |
 /// | [`end_move`](ContenderNode::end_move): a replacement of the node has ended | `false` | `None` |
 pub(crate) struct Locked {

@@ -216,8 +216,8 @@ impl<'a> Recheck<'a> {
     }
 }
 
-/// Leaves each server that lists one of these nodes, which the leader is known not to have. Returns whether there was one,
-/// also if another caller has left it first.
+/// Leaves each server that lists one of these nodes, which the leader is known not to have. Returns whether there was
+/// such a server, even if another caller has left that server first.
 ///
 /// A listing is sent after an answer of the leader, which has brought the server up to the leader's state.
 pub(crate) async fn leave_if_listed(
@@ -239,8 +239,9 @@ pub(crate) async fn leave_if_listed(
     Ok(has_left)
 }
 
-/// Leaves each server whose answer about a node still differs from the leader's. Called after a check has shown a change
-/// that no watch reported. Returns whether there was one, also if another caller has left it first.
+/// Leaves each server whose answer about a node still differs from the leader's. Called after a check has shown a
+/// change that no watch reported. Returns whether there was such a server, even if another caller has left that server
+/// first.
 ///
 /// A read from the server is sent between two checks by the leader. The answer to the first check brings the server up
 /// to the leader's state. So if both checks agree and the read differs, the server is wrong.

@@ -1,10 +1,10 @@
 //! The removal of one of our nodes. The state machine [`Leaving`] decides the steps, and this module sends the request of
 //! each step.
 //!
-//! A late create is a lost create that may be carried out after its owner has looked for its node and left. Servers refuse
-//! the requests that a session sent to another server before. But a server that was stopped or cut off may still have a
-//! create when the session comes back to it, and the leader then takes the create for one of the new connection. The
-//! server sends it before the requests of that connection, so a new listing shows the node.
+//! A late create is a lost create that may be carried out after its owner has looked for its node and left. Servers
+//! refuse the requests that a session sent to another server before. But a server that was stopped or cut off may still
+//! have a create when the session comes back to it, and the leader then takes the create for one of the new connection.
+//! The server sends the create before the requests of that connection, so a new listing shows the node.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::ready;
@@ -25,8 +25,8 @@ use crate::telemetry::log::emit;
 use crate::telemetry::meter::GaugeGuard;
 use crate::telemetry::names;
 
-/// The number of session timeouts for which a server may keep a request that it has not sent to the leader. A follower keeps it
-/// for `syncLimit` ticks, by default 5, and a session timeout is 2 ticks or more.
+/// The number of session timeouts for which a server may keep a request that it has not sent to the leader. A follower
+/// keeps such a request for `syncLimit` ticks, by default 5, and a session timeout is 2 ticks or more.
 const KEPT_FOR: u32 = 10;
 
 /// Removes a node. Sends the first request before it returns, unless the connection is lost. The removal goes on in the background
@@ -135,8 +135,8 @@ impl Remover {
                     if !matches!(listed, Err(Failure::Unknown(_) | Failure::Over(_))) {
                         store.expect_late(&self.directory, &self.tag);
                     }
-                    // If the connection broke before the create was recorded as expected, the search after the reconnect
-                    // may have missed it.
+                    // If the connection broke before the create was recorded as expected, the search after the
+                    // reconnect may have missed the node.
                     let is_same = store.connection() == connection;
                     let lost = || Failure::Unknown("the connection broke after the answer".to_owned());
                     Input::Listed(listed.and_then(|names| is_same.then(|| self.own(&names)).ok_or_else(lost)))
@@ -171,7 +171,7 @@ impl Remover {
             tokio::select! {
                 biased;
                 answer = &mut deleted => return answer,
-                // Perhaps this is never answered, and others must not wait for it.
+                // This request may never be answered, and other removals must not wait for its turn to end.
                 () = self.session.sleep(self.session.timeout()) => drop(turn),
             }
         }

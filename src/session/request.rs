@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use thiserror::Error;
 
-/// The answer to a request that was sent, or will be without the caller's help.
+/// The answer to a request that was sent, or that will be sent without the caller's help.
 ///
 /// Dropping the reply does not take the request back.
 pub type Reply<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;

@@ -84,7 +84,8 @@ where
     F: Future<Output = Result<T, Failure>>,
 {
     loop {
-        // What is sent without a connection is sent after the reconnect, even if the caller has given up by then.
+        // A request that is made without a connection is sent after the reconnect, even if the caller has given up by
+        // then.
         if !session.lease().is_connected() {
             session.until_connected().await.map_err(Failure::Over)?;
         }

@@ -1,6 +1,7 @@
-//! The record of one session: the lease, the connection, and our nodes on the session. The backend reports events to the
-//! record; contenders and keep-alive read and change it. The methods of [`SessionStore`] about hand-offs, the
-//! renewal of the lease, shared listings and late creates are in `hand_off.rs`, `keep_alive.rs`, `listing.rs` and `removal.rs`.
+//! The record of one session: the lease, the connection, and our nodes on the session. The backend reports events to
+//! the record. Contenders and keep-alive read and change the record. The methods of [`SessionStore`] about hand-offs,
+//! the renewal of the lease, shared listings and late creates are in `hand_off.rs`, `keep_alive.rs`, `listing.rs` and
+//! `removal.rs`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -31,8 +32,8 @@ use crate::telemetry::user_thread::guarded;
 /// over. None of these calls blocks or waits.
 pub struct SessionStore {
     lease: Arc<Lease>,
-    /// While this mutex is locked, no backend and no waker is called. A node's mutex may be locked under it, and never
-    /// the other way round.
+    /// While this mutex is locked, no backend and no waker is called. A node's mutex may be locked while this mutex is
+    /// locked, and never the other way round.
     pub(super) record: Mutex<Record>,
     /// Wakes the task that renews the lease, because the connection has changed, the session is over, or the renewal
     /// must run sooner.
@@ -44,7 +45,8 @@ pub struct SessionStore {
     pub(crate) unwatched: Arc<Unwatched>,
     /// The highest zxid of all answers. Not in `record`, because a backend may report it while a mutex of its own is locked.
     newest_zxid: AtomicI64,
-    /// The turns of removals after a loss of the connection, so that no heartbeat waits behind thousands of them.
+    /// Limits the removals that are under way after a loss of the connection, so that no heartbeat waits behind
+    /// thousands of removals.
     pub(super) late_removals: Semaphore,
 }
 
@@ -210,7 +212,7 @@ impl SessionStore {
     /// Waits until `awaited` returns a value. Looks at each change of the connection, and at the end of the session.
     pub(crate) async fn until<T>(&self, awaited: impl Fn(&Lease) -> Option<T>) -> T {
         loop {
-            // Made before the lease is read, so that a change in between is not missed.
+            // The future is made before the lease is read, so that a change in between is not missed.
             let changed = self.link_changed.notified();
             if let Some(answer) = awaited(&self.lease) {
                 return answer;
@@ -257,7 +259,7 @@ impl SessionStore {
     /// Removes a node from this record, because its owner has left it.
     pub(crate) fn forget(&self, node: &Arc<ContenderNode>) {
         if !self.lease.is_connected() {
-            // Otherwise the watch would be armed again after the reconnect.
+            // A watch that stayed would be armed again after the reconnect.
             let _unlocked = node.change(|it| it.own.take());
         }
         self.record.lock().nodes.remove(&node.number);

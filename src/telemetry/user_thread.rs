@@ -27,7 +27,7 @@ pub(crate) fn is_library_thread() -> bool {
     IS_LIBRARY_THREAD.get()
 }
 
-/// Runs the user's code on this thread, and catches its panic. Returns `None` after a panic.
+/// Runs the user's code on the calling thread, and catches its panic. Returns `None` after a panic.
 pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }

@@ -1,4 +1,4 @@
-//! Records which requests the servers do not support. ClickHouse Keeper lacks some, and so does ZooKeeper before 3.6.
+//! Records which requests the servers do not support. ClickHouse Keeper and ZooKeeper before 3.6 lack some requests.
 //!
 //! The client crate does not report the kind and version of its server, and no patch in `docs/upstream/` changes that.
 //! ZooKeeper before 3.6 answers an unknown request with an error, and closes the connection. ClickHouse Keeper closes
@@ -6,9 +6,10 @@
 //!
 //! A lost answer alone proves nothing, because each break of a connection loses answers. So a session counts a feature
 //! as lacking only after an answer that says so, or after the servers have closed two of its connections over a request
-//! for the feature, with no other answer to such a request in between. The second connection must have worked before: it
-//! has answered a read ([`Ability::test`]). That may still be chance. So the verdict lasts for one session, and the next
-//! session asks again. Only ClickHouse Keeper would end that session for it, and is recognized for the whole client.
+//! for the feature, with no other answer to such a request in between. The second connection must have worked before:
+//! it has answered a read ([`Ability::test`]). Both breaks may still be chance. So the verdict lasts for one session,
+//! and the next session asks again. Only ClickHouse Keeper would end that session over the request, so ClickHouse
+//! Keeper is recognized for the whole client.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -102,8 +103,9 @@ impl Ability {
         *self.verdict.lock() == Verdict::Lacking
     }
 
-    /// Called before each request for the feature. If the request before it was lost with another connection, this reads a
-    /// node, and fails if the present connection does not answer either: then its end will say nothing about the feature.
+    /// Called before each request for the feature. If the request before it was lost with another connection, this
+    /// reads a node, and fails if the present connection does not answer either. The end of such a connection says
+    /// nothing about the feature.
     pub(crate) async fn test(&self, connection: u64, client: &zk::Client) -> Result<(), Failure> {
         let verdict = *self.verdict.lock();
         if verdict.is_open_on(connection) {
@@ -160,14 +162,14 @@ impl Verdict {
     fn after<T>(self, answer: &Result<T, zk::Error>, connection: u64) -> Verdict {
         use zk::Error::*;
         let is_closed = match answer {
-            // These certainly came from a server that has carried out, or refused, a request that it knows.
+            // These answers certainly came from a server that has carried out, or refused, a request that it knows.
             Ok(_) | Err(NoNode | NodeExists | NoAuth | NoChildrenForEphemerals | QuotaExceeded) => {
                 return Verdict::Open;
             }
             Err(Unimplemented) => return Verdict::Lacking,
             Err(ConnectionLoss) => true,
-            // A reset connection has a source, the system's error. A connection that the client has given up, because
-            // nothing came on it, has none.
+            // The error of a reset connection has a source, the system's error. The error of a connection that the
+            // client has given up, because nothing came on it, has no source.
             Err(Custom(error)) => error.source().is_some(),
             Err(_) => false,
         };
@@ -216,7 +218,7 @@ mod tests {
     const DONE: Answer = Ok(());
     const CLOSED: Answer = Err(zk::Error::ConnectionLoss);
     const UNIMPLEMENTED: Answer = Err(zk::Error::Unimplemented);
-    /// The client crate makes this answer itself, and it shows nothing.
+    /// The client crate makes this answer itself, so the answer shows nothing about the servers.
     const NOTHING: Answer = Err(zk::Error::Timeout);
 
     /// Returns the verdict after these answers.

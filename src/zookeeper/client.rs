@@ -89,9 +89,9 @@ impl ZooKeeper {
 
     /// Returns whether this client is connected, for readiness probes.
     ///
-    /// The call returns immediately. While connected, the call sends no request. A client has a session from
-    /// the moment it is made. If the client has several, the state is that of the oldest live session, because the next
-    /// acquisition will likely use that session. Between sessions the state is
+    /// The call returns immediately. While connected, the call sends no request. A client has a session from the moment
+    /// it is made. If the client has several sessions, the call returns the state of the oldest live one, because the
+    /// next acquisition will likely use that session. Between sessions the state is
     /// [`Connecting`](ConnectionState::Connecting), since the last session lost its connection.
     ///
     /// While not connected, a call has two effects, in the background and at most once a second. It replaces a session

@@ -1,5 +1,5 @@
-//! Decides which address of the servers a client tries next, when, and for how long. This is a value without I/O, clock
-//! or mutex: times, answers and looked-up addresses are told to it.
+//! Decides which address of the servers a client tries next, when, and for how long. [`Attempts`] is a value without
+//! I/O, clock or mutex. Its methods take times, answers and looked-up addresses.
 //!
 //! One attempt is under way at a time. A *round* ends when a connection is ready, or when each address was tried once.
 //! The rules, of which the first that applies wins:
@@ -70,8 +70,9 @@ const PART: u32 = 4;
 /// A switch or an outage of the ensemble cuts off many clients together, and they lose their sessions together. They
 /// reach the ensemble again at the same moment, and each requests a session, a place in each queue, and watches.
 /// 100,000 such clients would keep the ensemble busy for many seconds, while all other clients wait for their answers.
-/// So each client pauses for a random time before it reconnects: the longer it was cut off, the longer the pause may
-/// be. On average the pause is an eighth of the outage. A short break costs no pause, because the session survives it.
+/// So each client pauses for a random time before it reconnects. The longer the client was cut off, the longer the
+/// pause may be. On average the pause is an eighth of the outage. A short break costs no pause, because the session
+/// survives it.
 ///
 /// Before the first attempt, the pause begins when the client knows that its session is over. After a failed attempt,
 /// the next pause begins at the failure.
@@ -249,8 +250,8 @@ impl Attempts {
         self.known.iter().any(|it| it.target == target && it.is_fresh)
     }
 
-    /// Records that an attempt has failed. After a silent one, the next attempt at this address may take twice as long,
-    /// up to a session timeout, unless a lease may depend on quick attempts.
+    /// Records that an attempt has failed. After an attempt without an answer, the next attempt at this address may
+    /// take twice as long, up to a session timeout, unless a lease may depend on quick attempts.
     pub fn failed(&mut self, target: Target, why: Failed, now: Moment) {
         match why {
             Failed::Silent => self.may_steal_until = now + self.session_timeout * KEEPS_WRITES_FOR,
@@ -292,7 +293,8 @@ impl Attempts {
         self.stolen = is_stolen.then_some(target);
     }
 
-    /// Decides whether to leave the server at this address, which disagrees with its leader. Records it if so.
+    /// Decides whether to leave the server at this address, which disagrees with its leader. If so, records that the
+    /// server was left.
     pub fn leave(&mut self, target: Target, now: Moment) -> bool {
         // There may be several servers behind the only address.
         let most = if self.known.len() == 1 { LEAVES_OF_ONE } else { 1 };

@@ -1,5 +1,5 @@
-//! The connections of one session, one after another: opens the first, and resumes the session on another when one is
-//! lost. [`Attempts`] decides where and when.
+//! The connections of one session, one after another. This module opens the first, and resumes the session on another
+//! one when a connection is lost. [`Attempts`] decides where and when.
 //!
 //! A new connection is *ready* once a quorum has answered a transaction on it, and the session's watches are armed again.
 //! Until then the requests of the session wait, so nothing stale is read, and no answer overtakes an event.
@@ -76,7 +76,7 @@ impl Route {
         let sockets = crate::zookeeper::sockets::Sockets::before();
         let began = since_boot();
         let opened = within(limit, Link::open(connector, &server, self.options.is_encrypted())).await;
-        // The crate has about the same limit, and its errors do not say that it is over.
+        // The crate has about the same limit, and its errors do not say that the limit has passed.
         let is_late = since_boot().saturating_sub(began) >= limit.min(self.options.session_timeout * 3 / 5) * 7 / 8;
         let opened = opened.filter(|it| !is_late || !matches!(it, Err(zk::Error::NoHosts | zk::Error::Timeout)));
         let outcome = match &opened {
@@ -223,12 +223,12 @@ pub(super) struct LeaveRequest {
 /// A connection that is being served.
 pub(super) struct Served {
     target: Target,
-    /// The client until the connection is ready. The pipeline has it then.
+    /// The client, until the connection is ready. After that, the pipeline has the client.
     unready: Option<Arc<zk::Client>>,
     on_link: Arc<OnLink>,
     /// `None` until the connection has ended.
     end: watch::Receiver<Option<LinkEnd>>,
-    /// Dropping it abandons the connection.
+    /// The task that serves the connection. Dropping the task abandons the connection.
     task: Option<FallibleTask<thread::Result<()>>>,
 }
 
@@ -337,8 +337,8 @@ impl Connections {
         self.watches.end();
     }
 
-    /// Ends the session because a new transaction has an id that is not higher than an earlier one: the ensemble has gone
-    /// back to an earlier state, in which other holders may stand.
+    /// Ends the session because a new transaction has an id that is not higher than an earlier one. So the ensemble has
+    /// gone back to an earlier state, in which other holders may stand.
     pub(super) fn end_as_gone_back(&self) -> Failure {
         emit!(ERROR, session = self.id(), "the ensemble has gone back to an earlier state");
         self.end(Ending::Expired);
@@ -414,7 +414,7 @@ impl Connections {
     /// Lets the session use this connection. [`Connections::arm`] has delivered the events of the loss by now. So the
     /// requests that have waited are sent next, and then the tasks that wait for a connection are woken.
     ///
-    /// If the connection is that of an idle session and not ready, it is kept for the first request.
+    /// A connection of an idle session that is not ready is kept for the first request.
     pub(super) fn mark_ready(&self, served: &mut Served, attempts: &mut Attempts, is_ready: bool) {
         *self.server.lock() = Some(self.route.name(served.target));
         if is_ready {
@@ -438,7 +438,8 @@ impl Connections {
             let _unheard = answer.send(Err(Failure::Diverged { node, server: self.route.name(served.target) }));
             return None;
         }
-        // From here on, requests wait for the next connection. So what is asked after the answer is asked there.
+        // From here on, requests wait for the next connection. So the next server gets each request that is made after
+        // the answer to this one.
         let client = self.pipeline.disconnect();
         let _unheard = answer.send(Ok(true));
         served.unready = served.unready.take().or(client);
@@ -492,8 +493,8 @@ impl Connections {
         }
     }
 
-    /// Decides what becomes of a connection whose handshake has succeeded. Returns whether the connection is ready; `false`
-    /// for that of an idle session. The handshake counts once [`Connections::check`] is acknowledged.
+    /// Decides what becomes of a connection whose handshake has succeeded. Returns whether the connection is ready;
+    /// `false` for the connection of an idle session. The handshake counts once [`Connections::check`] is acknowledged.
     async fn accept(&self, served: &mut Served, handshake: Moment, suspects: &mut Suspects) -> Result<bool, LinkEnd> {
         let Some(client) = &served.unready else { return Err(LinkEnd::Lost) };
         if client.session_id().0 != self.session.id().0 {
@@ -506,7 +507,8 @@ impl Connections {
             return Err(LinkEnd::Over(Ending::Expired));
         }
         self.store.resumed(handshake);
-        // A fleet of idle clients that comes back costs the ensemble no transactions.
+        // The connection of an idle session is not checked, so that a fleet of idle clients that comes back costs the
+        // ensemble no transactions.
         let is_idle = self.store.has_no_nodes() && self.watches.is_empty() && !self.pipeline.has_waiting();
         if is_idle && !self.pipeline.is_closed() {
             return Ok(false);
@@ -557,7 +559,8 @@ impl Connections {
         let mut checked = lease.now();
         let (keys, own, gone) = (self.watches.keys(), self.store.own_paths(), Mutex::new(None));
         for some in keys.chunks(ARMED_AT_ONCE) {
-            // On a slow link, the reads take longer than a heartbeat may be late.
+            // On a slow link, the reads may take so long that a heartbeat would be late. So this loop sends a check
+            // between them.
             if lease.now().saturating_sub(checked) > lease.heartbeat_period() {
                 checked = lease.now();
                 self.check(client).await?;
@@ -585,7 +588,7 @@ impl Connections {
             self.store.answered(sent);
             skipped.into_iter().for_each(|(slot, _)| self.watches.skip(*slot));
         }
-        // The newest nodes may not be watched yet.
+        // The newest nodes may not be watched yet, so their existence is checked without a watch.
         let watched: BTreeSet<&str> = keys.iter().map(|(_, (path, _))| &**path).collect();
         let unwatched: Vec<&String> = own.iter().filter(|path| !watched.contains(path.as_str())).collect();
         for some in unwatched.chunks(ARMED_AT_ONCE) {
@@ -646,8 +649,8 @@ struct Suspects {
 }
 
 impl Suspects {
-    /// Returns whether this watch is not armed again. One loss may be a coincidence. After the first watch that was
-    /// skipped, it is none.
+    /// Returns whether this watch is not armed again. One lost connection may be a coincidence, so a watch is skipped
+    /// after the second one. Once a watch was accused twice, one loss suffices for each other watch.
     fn is_skipped(&self, slot: u64) -> bool {
         let least = if self.accused.values().any(|times| *times > 1) { 1 } else { 2 };
         self.accused.get(&slot).is_some_and(|times| *times >= least)

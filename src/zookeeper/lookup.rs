@@ -1,8 +1,8 @@
 //! Look-ups of host names. Callers of one name share its look-ups in the whole process.
 //!
-//! A look-up cannot be stopped: it occupies a thread until the name service answers, which can take half a minute. A query
-//! that is lost in a break is sent again by the system after 5 s only. So a second and a third look-up of the same name
-//! begin while the first is not answered.
+//! A look-up cannot be stopped, and occupies a thread until the name service answers, which can take half a minute. A
+//! query that is lost in a break is sent again by the system after 5 s only. So a second and a third look-up of the
+//! same name begin while the first is not answered.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,7 +23,7 @@ type Found = Result<Vec<SocketAddr>, String>;
 #[derive(Default)]
 struct UnderWay {
     count: u32,
-    /// When the last one began, and its answer or that of an earlier one.
+    /// When the last look-up began, and the answer of that look-up or of an earlier one.
     last: Option<(Moment, watch::Sender<Option<Found>>)>,
 }
 
@@ -55,7 +55,8 @@ async fn shared(of: &str, patience: Duration, look_up: fn(&str) -> Found) -> Fou
     }
 }
 
-/// Returns the answer of the look-ups of this name. Begins one if there is none, or if the last one began `patience` ago.
+/// Returns the answer of the look-ups of this name. Begins a look-up if none awaits its answer, or if the last one
+/// began `patience` ago and fewer than [`MOST`] are under way.
 fn begin(of: &str, patience: Duration, look_up: fn(&str) -> Found) -> watch::Receiver<Option<Found>> {
     let (mut all, now) = (UNDER_WAY.lock(), since_boot());
     let name = all.entry(of.to_owned()).or_default();

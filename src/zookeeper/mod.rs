@@ -1,10 +1,11 @@
 //! The ZooKeeper backend, on the client crate `zookeeper-client` 0.11.2. Only this folder names the crate.
 //!
-//! A session is this library's. A connection is the crate's: one client of the crate for one server ([`link`]). This library
-//! decides where and when to connect ([`connection`]), resumes the session on the next connection ([`connections`]), lets
-//! the requests wait meanwhile ([`pipeline`]), and arms the watches again ([`watches`]).
+//! This library implements the session, and the crate implements the connection. Each connection is a client of the
+//! crate for one server ([`link`]). This library decides where and when to connect ([`connection`]), resumes the
+//! session on the next connection ([`connections`]), lets the requests wait meanwhile ([`pipeline`]), and arms the
+//! watches again ([`watches`]).
 //!
-//! It works around these limits of the crate. `docs/upstream/` has patches for some of them.
+//! The backend works around these limits of the crate. `docs/upstream/` has patches for some of them.
 //! - The crate sends a request only in the first poll of its future. So each future is polled once in the call that
 //!   creates it ([`pipeline`]).
 //! - After an error other than a clear refusal, the outcome of a request is unknown ([`translate::failure`]).

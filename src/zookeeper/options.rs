@@ -26,7 +26,7 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 /// grants zero keeps no session, although the client crate would go on with a timeout of 8 ms.
 pub(super) const SHORTEST_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// The longest session timeout. A longer one is probably a mistake in the unit: after a crash the lock would stay taken
+/// The longest session timeout. A longer one is probably a mistake in the unit. After a crash the lock would stay taken
 /// for more than an hour. Servers grant 20 ticks at most, unless `maxSessionTimeout` is set.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(3_600);
 
@@ -101,9 +101,10 @@ impl ZooKeeperBuilder {
     /// default, and half the session timeout.
     ///
     /// Servers do not report their tick, and their leader hears of a session only each half tick. With a tick that is
-    /// small compared with the session timeout, a longer break of the connection costs no lock. The value must not be less
-    /// than the servers' own tick: otherwise a holder that is cut off may learn of the loss too late. The least timeout
-    /// that servers grant does not show the tick either, because `minSessionTimeout` may be set to anything.
+    /// small compared with the session timeout, a longer break of the connection costs no lock. The value must not be
+    /// less than the servers' own tick, because otherwise a holder that is cut off may learn of the loss too late. The
+    /// least timeout that servers grant does not show the tick either, because `minSessionTimeout` may be set to
+    /// anything.
     ///
     /// [How long a break may last](crate::operating#breaks-of-the-connection) depends on the tick and the session timeout.
     /// A session logs its own value when it begins, at the level `info`.
@@ -151,7 +152,7 @@ impl ZooKeeperBuilder {
     }
 
     /// Authenticates with ZooKeeper's `digest` scheme. Unless an [`acl`](Self::acl) is given, only the same user may
-    /// then touch the nodes that are made. No server refuses a password: a wrong password makes another user. Cannot be
+    /// then touch the nodes that are made. No server refuses a password. A wrong password makes another user. Cannot be
     /// combined with `sasl`.
     ///
     /// The password is sent as it is, and again on each reconnect. So encrypt the connection, with

@@ -74,7 +74,8 @@ pub(super) struct OnLink {
     /// The number of writes that may still be carried out.
     writes: AtomicUsize,
     /// Set at the end of the connection. `false` if the connection has ended by itself, so that it is known which
-    /// requests were not sent. `true` if it was given up: then lost requests may have been sent.
+    /// requests were not sent. `true` if the library has given the connection up, so that lost requests may have been
+    /// sent.
     is_left: OnceLock<bool>,
 }
 
@@ -117,8 +118,8 @@ impl Pipeline {
         Failure::Over(self.store.lease().over().unwrap_or(Ending::Closed))
     }
 
-    /// Sends all requests on this connection from now on, and those first that have waited for it, unless the
-    /// session is closed.
+    /// Sends all requests on this connection from now on. The requests that have waited are sent first. Does nothing if
+    /// the session is closed.
     pub(super) fn connect(self: &Arc<Self>, client: &Arc<zk::Client>, on_link: &Arc<OnLink>) {
         let mut line = self.line.lock();
         if matches!(line.link, Connection::Closed) {
@@ -236,21 +237,23 @@ where
         // The client crate sends the request in this first poll.
         let at_once = answer.poll_unpin(&mut Context::from_waker(Waker::noop()));
         if let Poll::Ready(answer) = at_once {
-            // In a task, because the pipeline is locked here, and the waker of the task that waits might send a request.
+            // A task delivers the answer, because the pipeline is locked here, and the waker of the task that waits
+            // might send a request.
             let answer = answer.unwrap_or_else(|_| unknown("the answer is malformed"));
             return pipeline.background.handle().spawn(async move { self.answer(answer) });
         }
         if is_write {
             on_link.writes.fetch_add(1, Ordering::AcqRel);
         }
-        // The receiver is made while the pipeline is locked, so that it is told of a concurrent close.
+        // The receiver is made while the pipeline is locked, so that a concurrent close is not missed.
         let (mut closed, is_removal) = (pipeline.closed.subscribe(), self.request == Request::Removal);
         let (on_link, pipeline) = (Arc::clone(on_link), Arc::clone(pipeline));
         let background = Arc::clone(&pipeline.background);
         // A task drives the reply's future, because the caller may never poll it. The future owns a clone of the
         // client, which keeps the session open.
         background.handle().spawn(async move {
-            // After a session timeout, a close no longer waits for the answer. It does not wait for that to a removal.
+            // After a session timeout, a close no longer waits for the answer. A close does not wait for the answer to
+            // a removal at all.
             let abandoned = async {
                 drop(closed.wait_for(|it| *it).await);
                 if !is_removal {
@@ -286,7 +289,7 @@ where
             }
         }
         match self.request {
-            // These certainly came from a server. The client crate may have made any other reply itself.
+            // These answers certainly came from a server. The client crate may have made any other reply itself.
             Request::Read if matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_))) => {
                 pipeline.store.answered(sent);
             }

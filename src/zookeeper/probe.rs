@@ -227,7 +227,7 @@ async fn send(line: &mut dyn Line, bytes: &[u8]) -> io::Result<()> {
 
 /// Appends the next bytes to `into`, and returns their number; zero at the end of the stream.
 ///
-/// Cancel safe: a dropped future loses no bytes.
+/// Dropping the future loses no bytes.
 async fn receive(line: &mut dyn Line, into: &mut Vec<u8>) -> io::Result<usize> {
     let mut next = [0; 1024];
     match line.read(&mut next).await {

@@ -21,7 +21,7 @@ use crate::session::request::{Failure, Kind, parent};
 ///   ACL of its own.
 /// - A client that uses the lock needs [`READ`](Permissions::READ), [`CREATE`](Permissions::CREATE) and
 ///   [`DELETE`](Permissions::DELETE) on the directory, and [`READ`](Permissions::READ) on the nodes in it. Without
-///   `DELETE` it can enter and not leave: its nodes then stay until its session ends.
+///   `DELETE` the client can enter and not leave, and its nodes stay until its session ends.
 /// - A client that has only [`READ`](Permissions::READ) can see the queue, and steal nothing.
 ///
 /// ```
@@ -39,7 +39,8 @@ impl Acl {
         Acl { entries: Vec::new() }
     }
 
-    /// Returns an ACL with all permissions for everybody: every client that reaches the ensemble can steal the lock.
+    /// Returns an ACL with all permissions for everybody. Every client that reaches the ensemble can then steal the
+    /// lock.
     pub fn anyone() -> Acl {
         Acl::nobody().allow("world", "anyone", Permissions::ALL)
     }

@@ -226,7 +226,7 @@ impl Session for ZooKeeperSession {
         if self.connections.root_bytes == 0 {
             return Box::pin(ready(Ok(())));
         }
-        // Sent as a read, because if the root exists, no quorum has answered.
+        // The request counts as a read, because no quorum answers if the root exists already.
         self.ask(Request::Read, "/", |client, it, _| make_root(client, it))
     }
 

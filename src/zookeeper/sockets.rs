@@ -5,8 +5,8 @@
 //! option nor exposes its sockets. With `docs/upstream/nodelay.patch`, this file need not set the option.
 //!
 //! A system gives a new socket the lowest number that is free. So this module compares the sockets at and around that
-//! number before and after the crate has connected, and sets the option on the new one only. Where the socket is not
-//! found, and on other systems than Linux, requests only take longer.
+//! number before and after the crate has connected, and sets the option on the new one only. If the socket is not
+//! found, and on other systems than Linux, a request may wait for the previous one's acknowledgement.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -54,7 +54,7 @@ fn canonical(peer: SocketAddr) -> SocketAddr {
 /// Returns the peer of this file descriptor; `None` if it is not a connected socket.
 ///
 /// The calls take file descriptors by number, for which this version of `nix` has safe functions. A duplicate of the
-/// descriptor by `pidfd_getfd` is no alternative: containers refuse that call by default (seccomp, without
+/// descriptor by `pidfd_getfd` is no alternative, because containers refuse that call by default (seccomp, without
 /// CAP_SYS_PTRACE).
 fn peer_of(number: RawFd) -> Option<SocketAddr> {
     let peer = getpeername::<SockaddrStorage>(number).ok()?;

@@ -115,8 +115,8 @@ pub(super) fn failure(error: zk::Error, (right, node): (&'static str, &str), who
         | zk::Error::MarshallingError
         | zk::Error::Unimplemented
         | zk::Error::ReconfigDisabled => Failure::Refused(error.to_string()),
-        // The crate's words for a request that was dropped with its queue. `Depot::error` has answered all that were
-        // sent by then.
+        // These are the crate's words for a request that was dropped with its queue. By then, the crate's
+        // `Depot::error` has answered each request that was sent.
         zk::Error::UnexpectedError(words) if words.starts_with("BUG: ") && words.ends_with("but got none") => {
             Failure::Unknown(NOT_SENT.to_owned())
         }
@@ -167,7 +167,8 @@ pub(super) fn is_not_sent(failure: &Failure) -> bool {
     matches!(failure, Failure::Unknown(words) if words == NOT_SENT)
 }
 
-/// The outcome of a later step of a call, of which an earlier step was carried out: never "not sent".
+/// Returns the failure of a later step of a call. This failure never says "not sent", because an earlier step was
+/// carried out.
 pub(super) fn of_later_step(failure: Failure) -> Failure {
     if is_not_sent(&failure) {
         Failure::Unknown("the connection broke before the last step".to_owned())

@@ -1,5 +1,5 @@
-//! The watches of one session. They outlive its connections: after a reconnect, each watched path is read once, which
-//! arms the watch again, however many wait for it.
+//! The watches of one session. The watches outlive the connections of the session. After a reconnect, each watched path
+//! is read once, which arms the watch again, however many tasks wait for the event.
 //!
 //! The client crate has a watcher for each watch that was armed on a connection. These watchers are polled on the
 //! library's thread only, right after the crate has received something ([`Watches::deliver`]), so an event is delivered
@@ -30,7 +30,7 @@ pub(super) enum Kind {
     Children,
 }
 
-/// A path that is watched, and what of it.
+/// A watched path, and what the watch on it is set on.
 pub(super) type Key = (Arc<str>, Kind);
 
 /// The part of a stat that shows a change of what is watched. Compared only for equality, because the numbers of a
@@ -161,7 +161,7 @@ impl Watches {
         let slot = *slots.by_key.entry(key.clone()).or_insert(waiter);
         let all = slots.each.entry(slot).or_insert_with(|| Slot { key, waiters: Vec::new(), watcher: None });
         all.waiters.push(Waiter { id: waiter, seen, event: sender });
-        // The watchers of one path fire together, so one is enough. That of a lost connection must not be polled.
+        // The watchers of one path fire together, so one is enough. A watcher of a lost connection must not be polled.
         if all.watcher.is_some() || is_past {
             drop(slots);
             drop(watcher);

@@ -20,7 +20,7 @@ pub(crate) struct StatusLine {
 }
 
 impl StatusLine {
-    /// Returns whether a line can be drawn: zklock is in the foreground of a terminal.
+    /// Returns whether a line can be drawn, which needs zklock in the foreground of a terminal.
     pub(crate) fn is_possible() -> bool {
         output::is_screen(&io::stderr()) && terminal::is_foreground(io::stderr())
     }

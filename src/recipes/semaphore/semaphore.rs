@@ -43,7 +43,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 ///
 /// # Fairness
 /// Permits are granted strictly first come, first served. An acquisition of several permits blocks all acquisitions
-/// behind it until it has them, even if enough permits for those are free. So nobody starves.
+/// behind it until it has its permits, even if enough permits for the later acquisitions are free. So nobody starves.
 ///
 /// An acquisition that was polled once has asked for its place in the queue, and soon has it. On a path that was never
 /// used, the acquisition must be polled on, because the directory is made first. When its turn comes, all acquisitions
@@ -54,7 +54,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 /// permits at once, with [`acquire_many`](Self::acquire_many).
 ///
 /// # Nodes
-/// The semaphore has two directories below its path. `queue` is the directory of a lock; the holder of that lock is the
+/// The semaphore has two directories below its path. `queue` is the directory of a lock. The holder of that lock is the
 /// next to take permits. `permits` has an ephemeral node for each holder. Acquiring a free permit costs two round
 /// trips. A released permit wakes one waiter, however many wait.
 ///
@@ -466,7 +466,7 @@ impl Semaphore {
     /// No holder loses its permits. If more permits are held than the new number, none is granted until enough are
     /// given back. Waiting acquisitions use the new number. A request for more permits than exist fails with
     /// [`Error::Permits`] once it is the first in the queue. From now on programs must open the semaphore with the new
-    /// number; handles that were used before go on.
+    /// number. Handles that were used before go on.
     ///
     /// # Cancel safety
     /// If the future is dropped, the number may or may not have been changed.
@@ -621,8 +621,8 @@ async fn remove(state: &SemaphoreState) -> Result<Option<u32>, Error> {
     Err(state.doubtful_error("its directories have nodes that are neither permits nor waiters".to_owned()))
 }
 
-/// Removes the semaphore's nodes. Returns the number of permits in the node or in its twin, and whether the nodes are gone. They are
-/// not if somebody holds or waits for permits, or if a node was created, changed or deleted meanwhile.
+/// Removes the semaphore's nodes. Returns the number of permits in the node or in its twin, and whether the nodes are
+/// gone. The nodes stay if somebody holds or waits for permits, or if a node was created, changed or deleted meanwhile.
 async fn try_to_remove(state: &SemaphoreState, session: Arc<dyn Session>) -> Result<(Option<u32>, bool), NotDone> {
     let (session, path) = (&session, state.config.user_path());
     let node = retry::data(session, path, true).await?;

@@ -291,9 +291,9 @@ impl SemaphoreState {
         Ok(written)
     }
 
-    /// Creates the semaphore's node with its number of permits, and writes the twin, in one transaction: so no client ever sees
-    /// a new node without a number. First creates the missing parents. Returns `false` if another client has created or deleted one of
-    /// the two nodes. `maker` records each node that was created.
+    /// Creates the semaphore's node with its number of permits, and writes the twin, in one transaction, so that no
+    /// client ever sees a new node without a number. First creates the missing parents. Returns `false` if another
+    /// client has created or deleted one of the two nodes. `maker` records each node that was created.
     async fn create(
         &self,
         session: &Arc<dyn Session>,
@@ -351,7 +351,8 @@ impl SemaphoreState {
         Err(self.permits_error(reason).into())
     }
 
-    /// Fails if the record of a job, or its twin, lies beside the path: the path is that of the job's lock.
+    /// Fails if the record of a job, or its twin, lies beside the path, because the path then belongs to the job's
+    /// lock.
     async fn check_for_record(&self, session: &Arc<dyn Session>) -> Result<(), NotDone> {
         let record = metadata::record_path(self.config.user_path());
         for path in [record.clone(), metadata::twin_of(&record)] {
@@ -380,9 +381,9 @@ impl SemaphoreState {
     /// or if another client has created or deleted the twin. If the twin may not be written, writes the node without it, because an
     /// operator may have made the node without a twin.
     ///
-    /// Also creates the directory of the permits, which stays. The node may be a container, as the directory of an idle lock is, and
-    /// servers do not say so. Without a child, they would delete a container together with the number. The directory is left out if this
-    /// client may not create it.
+    /// Also creates the directory of the permits, which stays. The node may be a container, as the directory of an idle
+    /// lock is, and no answer of a server shows whether the node is one. Servers would delete a container without a
+    /// child, together with the number. The directory is left out if this client may not create it.
     async fn overwrite(
         &self,
         session: &Arc<dyn Session>,

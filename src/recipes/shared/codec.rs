@@ -241,8 +241,8 @@ pub type FormatError = Box<dyn std::error::Error + Send + Sync>;
 /// A format that encodes and decodes values of type `T`. The default is [`Json`](crate::format::Json). To choose
 /// another, see [`Shared::with_format`](crate::Shared::with_format).
 ///
-/// [`decode`](Format::decode) must read the bytes that [`encode`](Format::encode) returns. A commit tries that before
-/// it sends anything, so a value that cannot be decoded never replaces one that can.
+/// [`decode`](Format::decode) must read the bytes that [`encode`](Format::encode) returns. Before a commit sends
+/// anything, the commit decodes the encoded value. So a value that cannot be decoded never replaces a value that can.
 ///
 /// # Examples
 ///

@@ -300,7 +300,7 @@ mod tests {
     const OURS: Mark = Mark { token: 7, commit: 1 };
     const OTHERS: Mark = Mark { token: 8, commit: 1 };
 
-    /// Returns the bytes of a value that the commit `by` wrote in place of the commit `after`.
+    /// Returns the bytes of a value that the commit `by` wrote. The value before it was written by the commit `after`.
     fn value(by: Mark, after: Option<Mark>) -> Vec<u8> {
         let Mark { token, commit } = by;
         let written = Written { host: "h".to_owned(), label: None, token, commit, at: UNIX_EPOCH, schema: 1 };

@@ -48,8 +48,8 @@ pub enum Phase {
 }
 
 /// The number of creates of one node whose answers may be lost, and the number of those that may find no directory. One
-/// more ends the acquisition. There is a limit because a broken server could lose every answer, and because the directory
-/// may vanish again each time: servers delete an empty one.
+/// more ends the acquisition. There is a limit because a broken server could lose every answer, and because servers may
+/// delete the empty directory again each time.
 const CREATES_MAX: u8 = 64;
 
 /// The next step of an acquisition that has no node yet.
@@ -129,8 +129,9 @@ impl Limits {
         self.first().map(|end| end.saturating_sub(now)).or(self.longest).unwrap_or(Duration::MAX)
     }
 
-    /// Returns the time until the node is given up: `margin` after a limit was exceeded, or else after a present hold or
-    /// use first reaches its limit. Returns `None` if no limit was exceeded and no hold or use with a limit is present.
+    /// Returns the time until the node is given up. The node is given up `margin` after a hold or use was found to have
+    /// exceeded its limit. If none was, the node is given up `margin` after the moment at which a present hold or use
+    /// first reaches its limit. Returns `None` if there is no such moment either.
     pub(super) fn given_up_in(&self, now: Moment, margin: Duration) -> Option<Duration> {
         self.exceeded.or(self.first()).map(|end| end.saturating_add(margin).saturating_sub(now))
     }
@@ -279,7 +280,7 @@ impl NodeState {
         }
     }
 
-    /// Records that the node was not replaced, and that the permit surely does not exist.
+    /// Records that the node was not replaced, so that a permit that was to replace it does not exist and never will.
     pub fn cancel_move(&mut self) {
         self.may_have_orphan |= self.may_be_reader();
         self.unseen = None;

@@ -29,8 +29,9 @@ pub(crate) struct Edge {
     holder: Process,
 }
 
-/// Returns the shortest circle through this process, which waits for the lock at `path` or has just given up. `under` is the path
-/// and the token of the lock under which the process runs, if that is known. `None` if it is in no circle.
+/// Returns the shortest circle through this process, or `None` if the process is in no circle. The process waits for
+/// the lock at `path`, or has just given up. `under` is the path and the token of the lock under which the process
+/// runs, if that is known.
 pub(crate) fn through(queues: &[Queue], path: &str, under: Option<(String, i64)>) -> Option<Vec<Edge>> {
     let mut locks = Lock::all(queues);
     let is_holder = |it: &Process| locks.iter().any(|lock| lock.holders.contains(it));

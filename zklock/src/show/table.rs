@@ -177,7 +177,8 @@ fn host(member: &Member) -> String {
     if member.host.is_empty() { "-".to_owned() } else { escape_controls(&member.host) }
 }
 
-/// Returns for each member the place and host of its predecessor, and the place alone for narrow terminals.
+/// Returns for each member what it waits for, and a shorter text for narrow terminals: the place and host of its
+/// predecessor, the holders of permits, or a predecessor that has left.
 fn behind(queue: &Queue) -> Vec<[String; 2]> {
     let words = |(member, ahead): (&Member, Option<usize>)| match (ahead, &member.state) {
         (Some(ahead), _) => [format!("{ahead} {}", host(&queue.members[ahead - 1])), ahead.to_string()],
