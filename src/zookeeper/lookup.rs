@@ -73,9 +73,11 @@ fn begin(of: &str, patience: Duration, look_up: fn(&str) -> Found) -> watch::Rec
     let of = of.to_owned();
     blocking::unblock(move || {
         let found = look_up(&of);
-        if answer.borrow().is_none() {
-            answer.send_replace(Some(found));
-        }
+        answer.send_if_modified(|answered| {
+            let is_first = answered.is_none();
+            answered.get_or_insert(found);
+            is_first
+        });
         let mut all = UNDER_WAY.lock();
         if let Some(name) = all.get_mut(&of) {
             name.count -= 1;
