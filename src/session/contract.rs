@@ -165,7 +165,7 @@ impl SessionSlot {
 /// 9. **Ephemeral nodes** live until deleted or until their session is over. A session that is over answers every
 ///    request with [`Failure::Over`], and never comes back.
 /// 10. **An unknown outcome is never guessed.** [`Failure::Unknown`] says that the request may or may not have been
-/// carried out. Every other failure says that the request was not carried out.
+///     carried out. Every other failure says that the request was not carried out.
 /// 11. **The store** ([`Session::store`]) is notified when the session [began](SessionStore::began), of the requests that were
 ///     certainly [answered](SessionStore::answered) or, by a quorum, [acknowledged](SessionStore::acknowledged), of each loss and return of
 ///     the [connection](SessionStore::set_connected), when a handshake is known to have [resumed](SessionStore::resumed) the session,

@@ -433,7 +433,7 @@ impl SemaphoreState {
             let mut recheck = Recheck::new(session);
             tokio::select! {
                 biased;
-                ending = session.store().until_over() => return Err(Failure::Over(ending)),
+                ending = session.until_over() => return Err(Failure::Over(ending)),
                 () = recheck.pause() => {}
             }
         }
