@@ -170,7 +170,7 @@ shells: zookeeper programs
 kerberos: zookeeper
 	tests/kerberos.sh
 
-# Runs the SQL of docs/guide.md on a PostgreSQL and a MariaDB of its own. docs/guide.md says what must be refused.
+# Runs the SQL of docs/fencing.md on a PostgreSQL and a MariaDB of its own. docs/fencing.md says what must be refused.
 # On Debian: apt-get install postgresql mariadb-server
 databases:
 	tests/databases.sh

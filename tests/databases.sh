@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the SQL of docs/guide.md on a PostgreSQL and a MariaDB that are started for it, with sockets in a temporary
+# Runs the SQL of docs/fencing.md on a PostgreSQL and a MariaDB that are started for it, with sockets in a temporary
 # directory. It checks that a holder can write again, and that an earlier holder never can, also if both write at the
 # same time and one statement arrives while the other transaction is open.
 set -euo pipefail
@@ -22,7 +22,7 @@ block() {
     awk -v opening="\`\`\`sql $1" -v wanted="$2" '
         $0 == opening { inside = ++found == wanted; next }
         /^```/ { inside = 0 }
-        inside' docs/guide.md
+        inside' docs/fencing.md
 }
 set_up() { block "$1" "$2" | awk 'BEGIN { RS = ";" } !/\$|\?/ && NF { print $0 ";" }'; }
 # Prints statement number $3 of a holder in that block.
