@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use zk_rwlock::coordinator::{Turn, turn};
-use zk_rwlock::queue::Contender;
+use zk_rwlock::queue::NodeName;
 use zk_rwlock::{Memory, RwLock};
 
 /// Returns the names in a directory of `length` contenders, in no order, as a server lists them.
@@ -26,7 +26,7 @@ fn turns(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("turn");
     for length in [10, 100, 1_000, 10_000] {
         let queue = names(length);
-        let last = queue.iter().filter_map(|name| Contender::parse(name)).max_by_key(Contender::sequence);
+        let last = queue.iter().filter_map(|name| NodeName::parse(name)).max_by_key(NodeName::sequence);
         let last = last.expect("the queue is not empty");
         assert!(matches!(turn(&last, &queue), Turn::Behind(_)));
         group.throughput(Throughput::Elements(length as u64));
@@ -44,7 +44,7 @@ fn parsing(criterion: &mut Criterion) {
         ("host_that_looks_like_a_mode", "web-READ-0000000001-WRITE-2~k3v9x2ma-READ-2147483647"),
         ("stranger", "_c_3f1b7a52-52a4-4f2e-9c55-0b1de3c2a0d4-lock-0000000007"),
     ] {
-        group.bench_function(what, |bencher| bencher.iter(|| Contender::parse(black_box(name))));
+        group.bench_function(what, |bencher| bencher.iter(|| NodeName::parse(black_box(name))));
     }
     group.finish();
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use zk_rwlock::Mode;
 use zk_rwlock::coordinator::turn;
-use zk_rwlock::queue::Contender;
+use zk_rwlock::queue::NodeName;
 
 fn mode() -> impl Strategy<Value = Mode> {
     prop_oneof![Just(Mode::Read), Just(Mode::Write)]
@@ -25,7 +25,7 @@ proptest! {
     ) {
         let owner = id.as_ref().map_or(host.clone(), |id| format!("{host}~{id}"));
         let name = format!("{owner}-{mode}-{sequence:010}");
-        let contender = Contender::parse(&name).expect("a well-formed name");
+        let contender = NodeName::parse(&name).expect("a well-formed name");
         prop_assert_eq!(contender.host(), host);
         prop_assert_eq!(contender.id(), id.as_deref());
         prop_assert_eq!((contender.mode(), contender.sequence()), (mode, i64::from(sequence)));
@@ -34,8 +34,8 @@ proptest! {
 
     #[test]
     fn no_text_makes_the_parser_panic(text in prop_oneof![".*", nearly_a_name()]) {
-        if let Some(contender) = Contender::parse(&text) {
-            prop_assert_eq!(contender.name(), &text);
+        if let Some(contender) = NodeName::parse(&text) {
+            prop_assert_eq!(contender.as_str(), &text);
             let written = format!("{}-{}-{:010}", contender.host(), contender.mode(), contender.sequence());
             let with_id = contender.id().map(|id| {
                 format!("{}~{id}-{}-{:010}", contender.host(), contender.mode(), contender.sequence())
@@ -46,7 +46,7 @@ proptest! {
 
     #[test]
     fn no_list_of_names_makes_the_decision_panic(names in prop::collection::vec(nearly_a_name(), 0..20)) {
-        for me in names.iter().filter_map(|name| Contender::parse(name)) {
+        for me in names.iter().filter_map(|name| NodeName::parse(name)) {
             let _any = turn(&me, &names);
         }
     }

@@ -5,29 +5,29 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 use zk_rwlock::Mode;
 use zk_rwlock::coordinator::{Departure, IfTaken, QueueEvent, Step, Turn, Waiter, turn};
-use zk_rwlock::queue::Contender;
+use zk_rwlock::queue::NodeName;
 
-fn contender(position: usize, mode: Mode) -> Contender {
+fn contender(position: usize, mode: Mode) -> NodeName {
     let name = format!("h~{position}-{mode}-{position:010}");
-    Contender::parse(&name).expect("a well-formed name")
+    NodeName::parse(&name).expect("a well-formed name")
 }
 
-fn queue(modes: &[Mode]) -> Vec<Contender> {
+fn queue(modes: &[Mode]) -> Vec<NodeName> {
     modes.iter().enumerate().map(|(position, mode)| contender(position, *mode)).collect()
 }
 
-fn names(queue: &[Contender]) -> Vec<&str> {
-    queue.iter().map(Contender::name).collect()
+fn names(queue: &[NodeName]) -> Vec<&str> {
+    queue.iter().map(NodeName::as_str).collect()
 }
 
-fn turns(queue: &[Contender]) -> Vec<Turn> {
+fn turns(queue: &[NodeName]) -> Vec<Turn> {
     let names = names(queue);
     queue.iter().map(|me| turn(me, &names)).collect()
 }
 
 /// Checks that the contenders whose turn it is do not exclude each other, that there is at least one such contender,
 /// that no contenders wait for each other in a circle, and that no contender overtakes another.
-fn check_turns(queue: &[Contender]) {
+fn check_turns(queue: &[NodeName]) {
     let turns = turns(queue);
     let granted: Vec<_> = queue.iter().zip(&turns).filter(|(_, turn)| **turn == Turn::Granted).collect();
     let writers = granted.iter().filter(|(contender, _)| contender.mode() == Mode::Write).count();
@@ -48,31 +48,31 @@ fn check_turns(queue: &[Contender]) {
 
 /// Checks the departure of one contender. At most one writer watched the contender's node, no reader that watched the
 /// node is still behind another writer, and every contender whose turn changes watched the node.
-fn check_departure(queue: &[Contender], leaver: usize) {
+fn check_departure(queue: &[NodeName], leaver: usize) {
     let before: HashMap<&str, Turn> = names(queue).into_iter().zip(turns(queue)).collect();
     let mut rest = queue.to_vec();
     let gone = rest.remove(leaver);
     let watches = |name: &str| matches!(&before[name], Turn::Behind(watched) if *watched == gone);
-    let woken: Vec<_> = rest.iter().filter(|contender| watches(contender.name())).collect();
+    let woken: Vec<_> = rest.iter().filter(|contender| watches(contender.as_str())).collect();
     let writers = woken.iter().filter(|contender| contender.mode() == Mode::Write).count();
     assert!(writers <= 1, "{gone} wakes {woken:?}");
     for reader in woken.iter().filter(|contender| contender.mode() == Mode::Read) {
-        let between = |c: &&Contender| {
+        let between = |c: &&NodeName| {
             c.mode() == Mode::Write && c.sequence() > gone.sequence() && c.sequence() < reader.sequence()
         };
         assert_eq!(rest.iter().find(between), None, "{gone} wakes {reader}, which another writer still blocks");
     }
     for (contender, now) in rest.iter().zip(turns(&rest)) {
-        let changed = before[contender.name()] != now;
-        assert!(!changed || watches(contender.name()), "{contender} did not watch {gone}, which left");
-        assert!(now != Turn::Granted || !changed || watches(contender.name()), "a wake-up was lost");
+        let changed = before[contender.as_str()] != now;
+        assert!(!changed || watches(contender.as_str()), "{contender} did not watch {gone}, which left");
+        assert!(now != Turn::Granted || !changed || watches(contender.as_str()), "a wake-up was lost");
     }
 }
 
 /// One contender of a queue, with its waiter.
 struct Waits {
-    me: Contender,
-    waiter: Waiter<Contender>,
+    me: NodeName,
+    waiter: Waiter<NodeName>,
     /// The last decision of the waiter: the node to wait for, or `None` to take the lock.
     awaits: Option<String>,
 }
@@ -101,8 +101,8 @@ impl Waits {
 /// takes the lock exactly at its turn. If bit `n` of `vanishes` is set, the node of the `n`th contender to leave
 /// disappears without the signal of a hand-off.
 fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
-    let mut names: Vec<String> = queue(modes).iter().map(|it| it.name().to_owned()).collect();
-    let begin = |me: Contender| Waits { waiter: Waiter::new(me.clone(), true, IfTaken::Wait), me, awaits: None };
+    let mut names: Vec<String> = queue(modes).iter().map(|it| it.as_str().to_owned()).collect();
+    let begin = |me: NodeName| Waits { waiter: Waiter::new(me.clone(), true, IfTaken::Wait), me, awaits: None };
     let mut all: Vec<Waits> = queue(modes).into_iter().map(begin).collect();
     for waits in &mut all {
         waits.follow(Step::List, &names);
@@ -112,8 +112,8 @@ fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
         let at = all.iter().position(|waits| waits.me == leaver).expect("each contender leaves once");
         let held = all.remove(at).awaits.is_none();
         let is_signalled = held && leaver.mode() == Mode::Write && vanishes >> (time % 64) & 1 == 0;
-        names.retain(|name| name != leaver.name());
-        for waits in all.iter_mut().filter(|waits| waits.awaits.as_deref() == Some(leaver.name())) {
+        names.retain(|name| name != leaver.as_str());
+        for waits in all.iter_mut().filter(|waits| waits.awaits.as_deref() == Some(leaver.as_str())) {
             let departure = if is_signalled { Departure::Signalled } else { Departure::ListAgain };
             let step = waits.waiter.next(QueueEvent::Departed(departure));
             waits.follow(step, &names);
@@ -121,7 +121,7 @@ fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
         for waits in &all {
             let expected = match turn(&waits.me, &names) {
                 Turn::Granted => None,
-                Turn::Behind(nearest) => Some(nearest.name().to_owned()),
+                Turn::Behind(nearest) => Some(nearest.as_str().to_owned()),
                 Turn::Evicted | Turn::Stuck(_) => panic!("{} is in the queue", waits.me),
             };
             assert_eq!(waits.awaits, expected, "{} after {leaver} has left", waits.me);
@@ -130,7 +130,7 @@ fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
 }
 
 /// Checks that neither the order of a listing nor names of other libraries change a decision.
-fn check_indifference(queue: &[Contender], listing: &[&str]) {
+fn check_indifference(queue: &[NodeName], listing: &[&str]) {
     let straight = turns(queue);
     for (me, expected) in queue.iter().zip(straight) {
         assert_eq!(turn(me, listing), expected, "{me}: the order or a foreign name changes the turn in {listing:?}");
@@ -142,9 +142,9 @@ fn check_indifference(queue: &[Contender], listing: &[&str]) {
 fn check_doubt(modes: &[Mode], sequences: &[i64]) {
     let name = |(i, (mode, sequence)): (usize, (&Mode, &i64))| format!("h~{i}-{mode}-{sequence:010}");
     let names: Vec<String> = modes.iter().zip(sequences).enumerate().map(name).collect();
-    let members: Vec<_> = names.iter().filter_map(|name| Contender::parse(name)).collect();
+    let members: Vec<_> = names.iter().filter_map(|name| NodeName::parse(name)).collect();
     assert_eq!(members.len(), names.len());
-    let mut granted: Vec<&Contender> = Vec::new();
+    let mut granted: Vec<&NodeName> = Vec::new();
     for me in &members {
         let doubtful = me.sequence() < 0 || members.iter().filter(|c| c.sequence() == me.sequence()).count() > 1;
         match turn(me, &names) {

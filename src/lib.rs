@@ -140,7 +140,7 @@ pub use crate::zookeeper::options::ZooKeeperBuilder;
 
 /// The parts of a [`Hold`]: the changes of its state, the nodes that it reads, the results of its transactions.
 pub mod hold {
-    pub use crate::contend::handle::NodeData;
+    pub use crate::contend::contender::NodeData;
     pub use crate::observe::changes::Changes;
     pub use crate::session::request::Outcome;
 }
@@ -184,9 +184,9 @@ pub mod once {
 /// the state machine of a waiting contender: it takes events and returns steps.
 #[doc(hidden)]
 pub mod coordinator {
-    pub use crate::queue::contender::Contender;
     pub use crate::queue::metadata::read_done as done_of;
     pub use crate::queue::mode::{REFUSED_FROM, RESTART_FROM};
+    pub use crate::queue::node_name::NodeName;
     pub use crate::queue::permits::permits_of;
     pub use crate::queue::turn::{Claim, Departure, Grant, IfTaken, Predecessor, QueueEvent, Step, Turn, Waiter, turn};
     pub use crate::session::contract::{Coordinator, Session, SessionSlot};

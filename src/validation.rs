@@ -106,9 +106,9 @@ mod tests {
     use std::time::UNIX_EPOCH;
 
     use super::*;
-    use crate::queue::contender::Contender;
     use crate::queue::metadata::{self, Metadata};
     use crate::queue::mode::Mode;
+    use crate::queue::node_name::NodeName;
     use crate::queue::tests::fuzz_text;
 
     #[test]
@@ -224,7 +224,7 @@ mod tests {
             if host {
                 let owner = Dialect::Native.new_tag(text, true, || 7);
                 let name = format!("{owner}-WRITE-0000000007");
-                let contender = Contender::parse(&name).expect("a name of ours");
+                let contender = NodeName::parse(&name).expect("a name of ours");
                 assert_eq!((contender.host(), contender.mode()), (text, Mode::Write));
             }
             if label {

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use zk_rwlock::coordinator::permits_of;
 use zk_rwlock::error::PermitsError;
 use zk_rwlock::error::ValueError;
-use zk_rwlock::queue::Contender;
+use zk_rwlock::queue::NodeName;
 use zk_rwlock::shared::CopyState;
 use zk_rwlock::{Dialect, Error, HoldState, Loss, Mode};
 
@@ -515,11 +515,11 @@ impl World {
         }
         let contenders: Vec<_> = self.children(LOCK).iter().filter_map(|name| contender(name)).collect();
         for me in &contenders {
-            let node = self.observer.data(&format!("{LOCK}/{}", me.name())).await;
+            let node = self.observer.data(&format!("{LOCK}/{}", me.as_str())).await;
             if !node.is_ok_and(|(_, stat)| tokens.contains(&stat.czxid)) {
                 continue;
             }
-            let excludes = |it: &&Contender| it.sequence() < me.sequence() && it.mode().excludes(me.mode());
+            let excludes = |it: &&NodeName| it.sequence() < me.sequence() && it.mode().excludes(me.mode());
             assert_eq!(contenders.iter().find(excludes), None, "{me} was granted behind this contender");
         }
     }
@@ -654,8 +654,8 @@ impl World {
     }
 }
 
-fn contender(name: &str) -> Option<Contender> {
-    Dialect::of(name).and_then(|dialect| Contender::parse_as(name, dialect))
+fn contender(name: &str) -> Option<NodeName> {
+    Dialect::of(name).and_then(|dialect| NodeName::parse_as(name, dialect))
 }
 
 /// Returns the contender's id, which its READ and its WRITE node have in common.
@@ -664,5 +664,5 @@ fn id(name: &str) -> &str {
 }
 
 fn of_queue(name: &str) -> Option<(String, i64)> {
-    Some((id(name).to_owned(), Contender::parse(name)?.sequence()))
+    Some((id(name).to_owned(), NodeName::parse(name)?.sequence()))
 }

@@ -11,18 +11,18 @@ use tokio::time::Instant;
 
 use crate::call::{self, NotDone, SESSION_TRIES};
 use crate::contend::config::LockConfig;
+use crate::contend::contender::Contender;
 use crate::contend::exchange::{ExchangeTarget, Reports, SeenPermits};
-use crate::contend::handle::ContenderHandle;
 use crate::contend::wait::PendingAcquisition;
 use crate::error::error::Error;
 use crate::observe::on_wait::{Listener, OnWait};
 use crate::observe::queue_view::{QueueSnapshot, QueueView};
 use crate::observe::trace::{self, AcquireTrace, HoldTrace};
-use crate::queue::contender::{Contender, Tag};
 use crate::queue::dialect::LONGEST_MARKER;
 use crate::queue::member::Blockers;
 use crate::queue::metadata::Metadata;
 use crate::queue::mode::{self, Aim, Mode};
+use crate::queue::node_name::{NodeName, Tag};
 use crate::queue::turn::{self, Grant, IfTaken, Waiter};
 use crate::session::contract::Session;
 use crate::session::node::state::EntryStep;
@@ -79,7 +79,7 @@ impl Options {
 /// A function that the acquisition of a kept node (a node that the process keeps between uses) calls once the node exists. The
 /// watch is on the lock's directory, and fires when another contender asks for the node. The argument is `None` if the watch is
 /// not known to be armed.
-pub(crate) type OnEntered = Box<dyn Fn(&ContenderHandle, Option<Watch>) + Send + Sync>;
+pub(crate) type OnEntered = Box<dyn Fn(&Contender, Option<Watch>) + Send + Sync>;
 
 /// A call of the user that acquires a lock or permits.
 pub(crate) struct Acquisition {
@@ -131,7 +131,7 @@ impl Acquisition {
     }
 
     /// Enters the queue, and waits until the lock is granted.
-    pub(crate) async fn acquire(&mut self) -> Result<Arc<ContenderHandle>, Error> {
+    pub(crate) async fn acquire(&mut self) -> Result<Arc<Contender>, Error> {
         let timeout = self.reported(self.check().and_then(|()| self.options.timeout()))?;
         let on_wait = self.options.on_wait.take().map(OnWait::new);
         let answer = match timeout {
@@ -156,7 +156,7 @@ impl Acquisition {
         if_taken: IfTaken,
         view: Option<&QueueView>,
         on_wait: Option<Box<OnWait>>,
-    ) -> Result<Arc<ContenderHandle>, Error> {
+    ) -> Result<Arc<Contender>, Error> {
         if let Some(target) = &self.target {
             target.check_first().await?;
         }
@@ -166,7 +166,7 @@ impl Acquisition {
         if let Some(on_entered) = &self.on_entered {
             on_entered(&entry, entry.directory_watch().await);
         }
-        self.trace.record("sequence", entry.contender().sequence());
+        self.trace.record("sequence", entry.node_name().sequence());
         let due = self.config.warnings.after.and_then(|limit| began.checked_add(limit));
         let mut wait = PendingAcquisition {
             config: &self.config,
@@ -176,7 +176,7 @@ impl Acquisition {
             trace: &self.trace,
             entry: &entry,
             reports: Reports { on_wait, view },
-            waiter: Waiter::new(entry.contender(), self.config.dialect.hands_off(), if_taken),
+            waiter: Waiter::new(entry.node_name(), self.config.dialect.hands_off(), if_taken),
             // An acquisition that was warned about before it entered the queue gets no second warning.
             warn_at: due.filter(|due| Instant::now() < *due),
             registered: None,
@@ -214,7 +214,7 @@ impl Acquisition {
 
     /// Creates our node at the end of the queue. Returns the node, and the first listing of the queue that was sent
     /// after the create. Tries again if the session ends, or if the sequence number of the new node is used up.
-    async fn queue_up(&self) -> Result<(Arc<ContenderHandle>, Option<Result<Listing, Failure>>), Error> {
+    async fn queue_up(&self) -> Result<(Arc<Contender>, Option<Result<Listing, Failure>>), Error> {
         let (config, dialect, keeps) = (&self.config, self.config.dialect, self.keeps_node());
         let since = SystemTime::now();
         let metadata = Metadata {
@@ -238,10 +238,10 @@ impl Acquisition {
                 config.coordinator.session_slot(own_bytes).await.map_err(|failure| config.stop(failure))?;
             let node = session_slot.session().store().new_node(&config.directory, &config.path_label, &tag, self.mode);
             let note = metadata.encode(since);
-            let entry = ContenderHandle::new(session_slot, node, keeps, config.user_path(), &config.coordinator, note);
+            let entry = Contender::new(session_slot, node, keeps, config.user_path(), &config.coordinator, note);
             tries += 1;
             match self.take_place(&entry).await {
-                Ok(listing) if !is_used_up(&entry.contender()) => return Ok((entry, listing)),
+                Ok(listing) if !is_used_up(&entry.node_name()) => return Ok((entry, listing)),
                 Ok(_) => {
                     restarts += 1;
                     if restarts > RESTARTS || !Box::pin(self.leave_used_up(entry)).await? {
@@ -267,7 +267,7 @@ impl Acquisition {
 
     /// Creates the node, and lists the directory. `None` in place of a listing if the reply to the create was lost. The
     /// machine [`NodeState`](crate::session::node::state::NodeState) decides the steps.
-    async fn take_place(&self, entry: &ContenderHandle) -> Result<Option<Result<Listing, Failure>>, NotDone> {
+    async fn take_place(&self, entry: &Contender) -> Result<Option<Result<Listing, Failure>>, NotDone> {
         let mut step = EntryStep::Create;
         loop {
             step = match step {
@@ -305,7 +305,7 @@ impl Acquisition {
     /// Leaves a directory whose sequence numbers are used up. Returns whether the caller may enter the queue again, in a new
     /// directory: `true` if the directory is gone, or contains only contenders whose numbers are used up and which therefore
     /// leave, too. Always `false` in a dialect whose directories must stay.
-    async fn leave_used_up(&self, entry: Arc<ContenderHandle>) -> Result<bool, Error> {
+    async fn leave_used_up(&self, entry: Arc<Contender>) -> Result<bool, Error> {
         let dialect = self.config.dialect;
         match entry.leave().1.await {
             Ok(()) | Err(Failure::NoNode) => {}
@@ -315,7 +315,7 @@ impl Acquisition {
         if dialect.keeps_directories() {
             return Ok(false);
         }
-        let is_passing = |name: &String| Contender::parse_as(name, dialect).is_some_and(|other| is_used_up(&other));
+        let is_passing = |name: &String| NodeName::parse_as(name, dialect).is_some_and(|other| is_used_up(&other));
         match retry::until_known(entry.session(), || entry.list()).await {
             Ok(names) => Ok(names.iter().all(is_passing)),
             Err(Failure::NoNode) => Ok(true),
@@ -352,11 +352,11 @@ impl Acquisition {
     }
 
     /// Takes the lock, because no contender ahead excludes us. Returns `false` if the node [cannot rely on
-    /// the lease](crate::session::node::ContenderNode::epoch), so that a quorum must be asked first.
+    /// the lease](crate::session::node::Node::epoch), so that a quorum must be asked first.
     ///
     /// If this process was cut off or stopped, the decision to take the lock may rest on old replies. Only a valid
     /// lease ensures that our session, and so our node, still exists.
-    fn hold_if_leased(&self, entry: &ContenderHandle, grant: &Grant) -> Result<bool, Error> {
+    fn hold_if_leased(&self, entry: &Contender, grant: &Grant) -> Result<bool, Error> {
         let (session, node) = (entry.session(), entry.node());
         if let Some(loss) = entry.detect_loss() {
             return Err(self.config.evicted(loss));
@@ -368,12 +368,12 @@ impl Acquisition {
         }
         let kind = grant.as_str();
         trace::count_grant(self.aim(), node.path_label(), kind);
-        let (sequence, token) = (entry.contender().sequence(), entry.node().token());
+        let (sequence, token) = (entry.node_name().sequence(), entry.node().token());
         emit!(DEBUG, path = &**self.config.user_path(), mode = %self.aim(), sequence, token, kind, "granted");
         Ok(true)
     }
 
-    async fn grant_once_confirmed(&self, entry: &ContenderHandle, grant: Grant) -> Result<(), Error> {
+    async fn grant_once_confirmed(&self, entry: &Contender, grant: Grant) -> Result<(), Error> {
         let (session, node) = (entry.session(), entry.node());
         for tries in 0..LEASE_TRIES {
             if tries > 1 {
@@ -393,7 +393,7 @@ impl Acquisition {
     }
 
     /// Starts the time limit and the trace of a hold, and the task that warns if the hold lasts long.
-    fn begin_hold(&self, hold: &ContenderHandle) {
+    fn begin_hold(&self, hold: &Contender) {
         if let Some(longest) = self.config.max_hold {
             hold.limit(longest);
         }
@@ -406,7 +406,7 @@ impl Acquisition {
 
     /// Begins the trace of a hold, or of one use of a kept node. Starts a task that warns if the hold or the use lasts
     /// long.
-    pub(crate) fn begin_hold_trace(&self, hold: &ContenderHandle) -> HoldTrace {
+    pub(crate) fn begin_hold_trace(&self, hold: &Contender) -> HoldTrace {
         let (path, node) = (self.config.user_path(), hold.node());
         let mut trace = self.trace.granted(self.aim(), path, self.label(), node);
         if let Some(limit) = self.config.warn_holding {
@@ -426,7 +426,7 @@ impl Acquisition {
 
     /// Leaves the queue after `denied`, the error of a missing permission. Returns the error for the user: `denied`, or
     /// the error that our node may not be deleted either, or the error that our own ACL keeps us out of the directory.
-    async fn leave_denied(&self, entry: &ContenderHandle, denied: Error) -> Error {
+    async fn leave_denied(&self, entry: &Contender, denied: Error) -> Error {
         match (entry.leave().1.await, denied) {
             (Err(Failure::NoAuth(lacks)), _) => Error::stays(entry.node().path(), lacks),
             (Ok(()), Error::PermissionDenied { lacks, .. }) if entry.unmake_directory().await => {
@@ -437,7 +437,7 @@ impl Acquisition {
     }
 
     /// Acquires the lock or the permits without waiting for other contenders. Writes nothing if they are taken.
-    pub(crate) async fn try_acquire(mut self, timeout: Option<Duration>) -> Result<Arc<ContenderHandle>, Error> {
+    pub(crate) async fn try_acquire(mut self, timeout: Option<Duration>) -> Result<Arc<Contender>, Error> {
         let span = self.begin_trace();
         let attempt = async {
             let mut tries = 0;
@@ -462,7 +462,7 @@ impl Acquisition {
         validation::check_label(self.label())?;
         self.check()?;
         let path = &self.config.directory;
-        let (paths, newcomer) = (&self.config.paths, Contender::newcomer(self.config.dialect, self.mode));
+        let (paths, newcomer) = (&self.config.paths, NodeName::newcomer(self.config.dialect, self.mode));
         let mut looks = 0;
         loop {
             looks += 1;
@@ -497,7 +497,7 @@ impl Acquisition {
     }
 
     /// Enters the queue, and takes the lock if no contender is in the way. Waits at most `limit` for replies of the ensemble.
-    pub(crate) async fn take_now(&self, limit: Duration) -> Result<Arc<ContenderHandle>, Error> {
+    pub(crate) async fn take_now(&self, limit: Duration) -> Result<Arc<Contender>, Error> {
         call::bounded(&self.config.coordinator, limit, self.enter(IfTaken::GiveUp, None, None)).await
     }
 
@@ -566,6 +566,6 @@ impl Acquisition {
 
 /// Returns whether the contender's sequence number is negative, or too close to the maximum. At the maximum, several contenders
 /// get the same number, or later contenders get lower numbers.
-fn is_used_up(contender: &Contender) -> bool {
+fn is_used_up(contender: &NodeName) -> bool {
     !(0..mode::REFUSED_FROM).contains(&contender.sequence())
 }

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use crate::call::NotDone;
-use crate::contend::handle::ContenderHandle;
+use crate::contend::contender::Contender;
 use crate::error::error::Error;
 use crate::observe::on_wait::OnWait;
 use crate::observe::queue_view::QueueView;
-use crate::queue::contender::Contender;
+use crate::queue::node_name::NodeName;
 use crate::queue::turn::Grant;
 use crate::session::contract::Session;
 use crate::session::node::state::NodeState;
@@ -37,15 +37,15 @@ pub(crate) trait ExchangeTarget: Send + Sync {
 
     /// Makes the node of the target, before the acquisition makes the directory of the queue below it. Fails if a node
     /// at the target's path must not become the target.
-    async fn make(&self, entry: &ContenderHandle) -> Result<(), NotDone>;
+    async fn make(&self, entry: &Contender) -> Result<(), NotDone>;
 
     /// Sends an early read of the target (the permits of a semaphore) right after the create of our node. Sends nothing
     /// if `is_listed` is false, because the early read is valid only after a listing of the queue that this acquisition
     /// sent.
-    fn send_early_read(&self, entry: &ContenderHandle, is_listed: bool);
+    fn send_early_read(&self, entry: &Contender, is_listed: bool);
 
     /// Returns the early read of the target; `None` if no read was sent or answered. Fails if the target can never be granted.
-    async fn early_read(&self, entry: &ContenderHandle) -> Result<Option<Box<SeenPermits>>, Error>;
+    async fn early_read(&self, entry: &Contender) -> Result<Option<Box<SeenPermits>>, Error>;
 
     /// Returns whether the head of the queue could exchange its node for the target now. `None` if the permits cannot be read.
     async fn is_available(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error>;
@@ -57,7 +57,7 @@ pub(crate) trait ExchangeTarget: Send + Sync {
         &self,
         grant: Grant,
         early_read: Option<Box<SeenPermits>>,
-        entry: &ContenderHandle,
+        entry: &Contender,
         gives_up: bool,
         reports: &mut Reports<'_>,
     ) -> Result<Grant, Error>;
@@ -97,7 +97,7 @@ pub(crate) enum NotExchanged {
     Changed,
     /// The directory of the new node does not exist. Our node stays.
     NoDirectory,
-    /// The exchange failed for another reason. If its outcome is unknown, dropping the handle removes the old or the
+    /// The exchange failed for another reason. If its outcome is unknown, dropping the contender removes the old or the
     /// new node, whichever exists.
     Failed(Failure),
 }
@@ -125,7 +125,7 @@ enum Tried {
     WithoutSignal,
 }
 
-impl ContenderHandle {
+impl Contender {
     pub(crate) async fn downgrade(&self) -> Result<(), Error> {
         self.change_to_read().await?;
         self.trace.lock().begin_read_hold(self.user_path(), self.node());
@@ -142,18 +142,18 @@ impl ContenderHandle {
 
     /// Replaces the WRITE node by a READ node with the same sequence number. Retries until the outcome is known.
     async fn swap(&self) -> Result<(), Failure> {
-        let writer = self.node().contender();
-        let reader = Contender::parse_as(&writer.downgraded(), writer.dialect());
+        let writer = self.node().node_name();
+        let reader = NodeName::parse_as(&writer.downgraded(), writer.dialect());
         let Some(reader) = reader.filter(|_| self.node().read(NodeState::has_node)) else {
             return Err(Failure::NoNode);
         };
-        let (from, to) = (self.child(writer.name()), self.child(reader.name()));
+        let (from, to) = (self.child(writer.as_str()), self.child(reader.as_str()));
         let swap = [
             Operation::Create { path: to.clone(), data: self.node_data().to_vec(), kind: Kind::Ephemeral },
             Operation::Delete { path: from.clone(), version: None },
         ];
         let session = self.session();
-        // From here on, the ensemble may have the WRITE node or the READ node. Dropping this future and the handle removes
+        // From here on, the ensemble may have the WRITE node or the READ node. Dropping this future and the contender removes
         // whichever of the two exists.
         self.node().change(|it| it.state.begin_move(None));
         let (mut tries, mut may_be_done) = (RetryLimit::LOST_ANSWERS, false);
@@ -191,7 +191,7 @@ impl ContenderHandle {
     /// Exchanges our node at the head of the queue for another node. Retries until the outcome is known.
     ///
     /// # Cancel safety
-    /// Dropping the handle removes the old or the new node, whichever exists.
+    /// Dropping the contender removes the old or the new node, whichever exists.
     pub(crate) async fn exchange(&self, exchange: &Exchange<'_>) -> Result<(), NotExchanged> {
         let (session, node) = (self.session(), self.node());
         if !node.read(NodeState::has_node) {

@@ -2,20 +2,20 @@
 //!
 //! - Acquire: [`acquisition`] has the options of a call, and runs the call until the grant. [`config`] has the options of the lock.
 //! - Wait: [`wait`] waits for the turn. [`warnings`] warns about long waits.
-//! - Hold: [`handle`] owns the contender's node, which is in a [`directory`]. [`transaction`] writes under the protection of a hold.
+//! - Hold: [`contender`] owns the contender's node, which is in a [`directory`]. [`transaction`] writes under the protection of a hold.
 //! - Leave: [`remove`](crate::session::removal::remove) deletes the node. [`exchange`] replaces the node by a permit or by a READ node.
 //!
-//! The types: an `Acquisition` is one call of the user. A `ContenderHandle` owns the contender's node, and the guard of a granted
-//! lock owns the `ContenderHandle`. A `ContenderNode` is the state of the node, which the handle shares with the session's
-//! thread. `NodeState` is the state machine inside a `ContenderNode`. `Waiter` is the state machine that decides the next step of
-//! a wait, and `PendingAcquisition` carries the steps out. `Leaving` is the state machine of a removal. A `Contender` is the parsed name of a
-//! node. A `Member` is a contender as `zklock ls` shows it.
+//! The types: an `Acquisition` is one call of the user. A `Contender` owns the contender's node, and the guard of a granted
+//! lock owns the `Contender`. A `Node` is the state of the node, which the `Contender` shares with the session's thread.
+//! `NodeState` is the state machine inside a `Node`. `NodeName` is a parsed name. `Waiter` is the state machine that decides the
+//! next step of a wait, and `PendingAcquisition` carries the steps out. `Leaving` is the state machine of a removal. A `Member`
+//! is a contender as `zklock ls` shows it.
 
 pub(crate) mod acquisition;
 pub(crate) mod config;
+pub(crate) mod contender;
 pub(crate) mod directory;
 pub(crate) mod exchange;
-pub(crate) mod handle;
 pub(crate) mod transaction;
 pub(crate) mod wait;
 pub(crate) mod warnings;

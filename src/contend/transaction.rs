@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use futures_util::future::select_all;
 
-use crate::contend::handle::{ContenderHandle, while_held};
+use crate::contend::contender::{Contender, while_held};
 use crate::error::error::Error;
 use crate::queue::mode::Mode;
 use crate::queue::quoted::quoted;
@@ -37,7 +37,7 @@ use crate::validation::{self, REQUEST_LIMIT};
 #[must_use = "nothing is sent before `commit`"]
 pub struct Transaction<'guard> {
     /// The locks of the transaction. The last one was granted last.
-    locks: Vec<&'guard ContenderHandle>,
+    locks: Vec<&'guard Contender>,
     /// Whether the transaction is under several locks. If so, errors name the lock.
     is_of_several: bool,
     operations: Vec<Operation>,
@@ -60,12 +60,12 @@ enum Evidence<'a> {
 type Judge<'a> = &'a (dyn Fn(Option<&(Vec<u8>, Stat)>) -> Fate + Sync);
 
 impl<'guard> Transaction<'guard> {
-    pub(crate) fn under(lock: &'guard ContenderHandle) -> Self {
+    pub(crate) fn under(lock: &'guard Contender) -> Self {
         Transaction { is_of_several: false, ..Transaction::under_all(vec![lock]) }
     }
 
     /// Begins a transaction under several locks. `locks` must not be empty.
-    pub(crate) fn under_all(locks: Vec<&'guard ContenderHandle>) -> Self {
+    pub(crate) fn under_all(locks: Vec<&'guard Contender>) -> Self {
         Transaction {
             locks,
             is_of_several: true,
@@ -175,7 +175,7 @@ impl<'guard> Transaction<'guard> {
     ///   connection. Nothing was sent.
     pub async fn commit(self) -> Result<Vec<Outcome>, Error> {
         let Transaction { locks, is_of_several, operations: wanted, size_limit, evidence } = self;
-        let lost = |lock: &ContenderHandle, loss| match is_of_several {
+        let lost = |lock: &Contender, loss| match is_of_several {
             true => Error::Lost(loss).of_one(lock.user_path()),
             false => Error::Lost(loss),
         };
@@ -189,7 +189,7 @@ impl<'guard> Transaction<'guard> {
         let Some(last) = locks.last() else {
             return Err(Error::invalid("a transaction under no lock"));
         };
-        let check_node = |lock: &&ContenderHandle| Operation::Check { path: lock.node().path(), version: None };
+        let check_node = |lock: &&Contender| Operation::Check { path: lock.node().path(), version: None };
         let mut operations: Vec<_> = locks.iter().map(check_node).collect();
         let checks = operations.len();
         operations.extend(wanted);
@@ -269,7 +269,7 @@ const TRIES: u32 = 4;
 
 /// A transaction whose reply may be lost, and the search for its outcome.
 struct Doubt<'a> {
-    locks: &'a [&'a ContenderHandle],
+    locks: &'a [&'a Contender],
     session: &'a Arc<dyn Session>,
     /// The checks of the locks' nodes, followed by the caller's operations.
     operations: &'a [Operation],
@@ -369,8 +369,8 @@ impl<'a> Doubt<'a> {
         }
         let fates = self.changes().zip(nodes).filter(|(operation, _)| self.is_changed_once(operation.path()));
         // If all locks are write locks, and none is a permit, then no other client holds any of them.
-        let is_of_a_lock = |lock: &ContenderHandle| parent(&lock.node().path()) == lock.user_path();
-        let is_alone = self.locks.iter().all(|lock| lock.contender().mode() == Mode::Write && is_of_a_lock(lock));
+        let is_of_a_lock = |lock: &Contender| parent(&lock.node().path()) == lock.user_path();
+        let is_alone = self.locks.iter().all(|lock| lock.node_name().mode() == Mode::Write && is_of_a_lock(lock));
         let session = self.session.id();
         let fates = fates.map(|(operation, node)| shown_by(operation, node.as_ref(), self.newest, session, is_alone));
         let fates: Vec<_> = fates.collect();

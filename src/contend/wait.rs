@@ -6,15 +6,15 @@ use futures_util::future::OptionFuture;
 use tokio::time::Instant;
 
 use crate::contend::config::LockConfig;
+use crate::contend::contender::Contender;
 use crate::contend::directory::ask;
 use crate::contend::exchange::{ExchangeTarget, Reports, SeenPermits};
-use crate::contend::handle::ContenderHandle;
 use crate::contend::warnings::{Registered, WarningEntry};
 use crate::error::error::Error;
 use crate::observe::trace::AcquireTrace;
-use crate::queue::contender::Contender;
 use crate::queue::member::Blockers;
 use crate::queue::mode::Aim;
+use crate::queue::node_name::NodeName;
 use crate::queue::turn::{self, Claim, Departure, Grant, QueueEvent, Step, Waiter};
 use crate::session::presence::{self, Recheck, check};
 use crate::session::request::{Event, Failure, Listing, Loss, Stat, Watch};
@@ -29,10 +29,10 @@ pub(crate) struct PendingAcquisition<'a> {
     pub(crate) aim: Aim,
     pub(crate) label: Option<&'a str>,
     pub(crate) trace: &'a AcquireTrace,
-    pub(crate) entry: &'a ContenderHandle,
+    pub(crate) entry: &'a Contender,
     pub(crate) reports: Reports<'a>,
     /// The decisions of the contender.
-    pub(crate) waiter: Waiter<Arc<Contender>>,
+    pub(crate) waiter: Waiter<Arc<NodeName>>,
     /// When a warning about the acquisition is due. `None` if there is to be no warning, or the acquisition is in the list of
     /// those to warn of.
     pub(crate) warn_at: Option<Instant>,
@@ -127,7 +127,7 @@ impl PendingAcquisition<'_> {
             // new directory gives the same number.
             Claim::Rival(rival) => presence::leave_if_listed(session, entry.directory(), vec![rival.clone()]).await,
             Claim::Ahead => {
-                let me = entry.contender();
+                let me = entry.node_name();
                 let ahead = names.map(|names| turn::ahead_of(&me, names)).unwrap_or_default();
                 config.paths.are_some_gone(session, &ahead).await
             }
@@ -137,7 +137,7 @@ impl PendingAcquisition<'_> {
 
     /// Returns the error of a contender that must not wait. `names` is the listing that shows the contenders ahead.
     async fn would_block(&self, names: Option<&Listing>) -> Error {
-        let (session, me, paths) = (self.entry.session(), self.entry.contender(), &self.config.paths);
+        let (session, me, paths) = (self.entry.session(), self.entry.node_name(), &self.config.paths);
         let blockers = match names {
             Some(names) => paths.blockers(session, names, &me).await,
             None => Blockers::default(),
@@ -149,7 +149,7 @@ impl PendingAcquisition<'_> {
     async fn report(&mut self, names: Option<Listing>) {
         self.warn_if_long();
         let Some(names) = names else { return };
-        let (session, me, paths) = (self.entry.session(), &*self.entry.contender(), &self.config.paths);
+        let (session, me, paths) = (self.entry.session(), &*self.entry.node_name(), &self.config.paths);
         if let Some(on_wait) = &mut self.reports.on_wait {
             let seen = paths.progress(session, &names, me).await;
             on_wait.report_read(session, paths, me.dialect(), seen).await;
@@ -210,7 +210,7 @@ impl PendingAcquisition<'_> {
         watch: Option<(bool, Option<Box<Stat>>)>,
     ) -> Result<Departure, Error> {
         let mut on_wait = self.reports.on_wait.take();
-        let (session, paths, me) = (self.entry.session(), &self.config.paths, &*self.entry.contender());
+        let (session, paths, me) = (self.entry.session(), &self.config.paths, &*self.entry.node_name());
         // The future is boxed, because only a few of thousands of waiters have a listener.
         let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, paths, me)));
         let is_watched = watch.is_some();

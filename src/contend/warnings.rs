@@ -15,7 +15,7 @@ use crate::queue::member::Blockers;
 use crate::queue::mode::Aim;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::{Coordinator, Session};
-use crate::session::node::ContenderNode;
+use crate::session::node::Node;
 use crate::session::retry::spawn_cancellable;
 use crate::sync::Mutex;
 use crate::telemetry::log::{OwnSpan, emit};
@@ -51,7 +51,7 @@ struct Table {
 /// One acquisition that waits in the queue.
 pub(crate) struct WarningEntry {
     pub(crate) session: Arc<dyn Session>,
-    pub(crate) node: Arc<ContenderNode>,
+    pub(crate) node: Arc<Node>,
     pub(crate) label: Option<String>,
     pub(crate) span: OwnSpan,
     pub(crate) target: Option<Arc<dyn ExchangeTarget>>,
@@ -113,7 +113,7 @@ impl Warnings {
     /// Warns about one slow acquisition. `others` is the number of other slow acquisitions, which get no warning of their own.
     async fn warn_of(&self, waiter: WarningEntry, others: usize) {
         let WarningEntry { session, node, label, target, .. } = &waiter;
-        let me = &node.contender();
+        let me = &node.node_name();
         let look = async {
             let names = session.children(&self.paths.queue).await.ok()?;
             Some((turn::turn(me, &names), self.paths.blockers(session, &names, me).await))
@@ -128,7 +128,7 @@ impl Warnings {
         }
         let aim = if target.is_some() { Aim::Permit } else { Aim::Lock(me.mode()) };
         if is_its_turn && waiter.waits() {
-            let (path, node, waited) = (&*self.paths.path, me.name(), self.after.unwrap_or_default());
+            let (path, node, waited) = (&*self.paths.path, me.as_str(), self.after.unwrap_or_default());
             emit!(WARN,
                 path,
                 mode = %aim,
@@ -165,7 +165,7 @@ impl WarningEntry {
 
 /// Warns about the slow acquisitions of one lock handle. Ends when there is no acquisition to warn of.
 async fn warn_of_slow(warnings: Weak<Warnings>) -> Option<()> {
-    // While the task sleeps, it holds only a weak pointer to the handle. If a timer ends too early, its runtime has
+    // While the task sleeps, it holds only a weak pointer to the contender. If a timer ends too early, its runtime has
     // shut down, so the task ends, too.
     let sleep = async |time: Duration| {
         let (begun, timer) = (Instant::now(), warnings.upgrade()?.coordinator.sleep(time));

@@ -8,13 +8,13 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::contend::config::LockConfig;
-use crate::contend::handle::{ContenderHandle, LimitedUse};
+use crate::contend::contender::{Contender, LimitedUse};
 use crate::error::error::Error;
 use crate::keep::kept::{Granted, Kept, Why, Work, wake};
 use crate::keep::uses::Joined;
 use crate::observe::trace::HoldTrace;
-use crate::queue::contender::Contender;
 use crate::queue::mode::Mode;
+use crate::queue::node_name::NodeName;
 use crate::session::lease::Moment;
 use crate::session::request::Loss;
 use crate::session::thread::{FORKED, is_forked};
@@ -185,7 +185,7 @@ impl KeptUse {
         KeptUse { granted, number, trace: None, limit: None, is_changing: false, is_over: false }
     }
 
-    pub(crate) fn hold(&self) -> &Arc<ContenderHandle> {
+    pub(crate) fn hold(&self) -> &Arc<Contender> {
         &self.granted.hold
     }
 
@@ -200,12 +200,12 @@ impl KeptUse {
     /// Waits until this use excludes another contender or another use of this process, and returns the contender. A
     /// waiting use of this process has no contender of its own. For such a use, the contender of the kept node is
     /// returned.
-    pub(crate) async fn contended(&self) -> Result<Contender, Error> {
+    pub(crate) async fn contended(&self) -> Result<NodeName, Error> {
         let kept = Arc::downgrade(&self.granted.kept);
         tokio::select! {
             biased;
             first = self.hold().contended() => first,
-            () = Kept::wait_until_crowded(&kept) => Ok((*self.hold().contender()).clone()),
+            () = Kept::wait_until_crowded(&kept) => Ok((*self.hold().node_name()).clone()),
         }
     }
 
@@ -225,7 +225,7 @@ impl KeptUse {
     }
 
     /// Ends the use. Returns the hold if the node is given up now. `now` returns the time of the end.
-    fn end(&mut self, now: impl FnOnce(&ContenderHandle) -> Moment) -> Option<Arc<ContenderHandle>> {
+    fn end(&mut self, now: impl FnOnce(&Contender) -> Moment) -> Option<Arc<Contender>> {
         if std::mem::replace(&mut self.is_over, true) {
             return None;
         }
@@ -268,7 +268,7 @@ impl KeptUse {
 
 impl Drop for KeptUse {
     fn drop(&mut self) {
-        drop(self.end(ContenderHandle::now));
+        drop(self.end(Contender::now));
     }
 }
 

@@ -162,7 +162,7 @@ fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> Work {
 /// Starts a use of a kept node: reports the grant to tracing and metrics, and stores the trace.
 pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptUse) -> KeptUse {
     trace::count_grant(acquisition.aim(), used.hold().node().path_label(), Grant::Kept.as_str());
-    acquisition.trace.record("sequence", used.hold().contender().sequence());
+    acquisition.trace.record("sequence", used.hold().node_name().sequence());
     used.begin(acquisition.begin_hold_trace(used.hold()));
     used
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::contend::config::LockConfig;
-use crate::contend::handle::ContenderHandle;
+use crate::contend::contender::Contender;
 use crate::error::error::Error;
 use crate::keep::uses::Uses;
 use crate::observe::lock_paths;
@@ -30,7 +30,7 @@ use crate::telemetry::meter::{self, GaugeGuard};
 use crate::telemetry::names;
 
 /// The acquisition of a kept node. Each use that waits for the node may poll it.
-pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Arc<ContenderHandle>, Error>> + Send>>;
+pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Arc<Contender>, Error>> + Send>>;
 
 /// A kept node, from the start of its acquisition. Its uses follow one another or run at the same time.
 pub(crate) struct Kept {
@@ -75,7 +75,7 @@ pub(super) struct KeptState {
 /// A granted node and its hold. Each running use owns a pointer to it.
 pub(super) struct Granted {
     pub(super) kept: Arc<Kept>,
-    pub(super) hold: Arc<ContenderHandle>,
+    pub(super) hold: Arc<Contender>,
 }
 
 /// Why a node is given up.
@@ -195,7 +195,7 @@ impl Kept {
     }
 
     /// Stores the hold, and wakes the uses that may run.
-    fn grant(self: &Arc<Self>, hold: Arc<ContenderHandle>) {
+    fn grant(self: &Arc<Self>, hold: Arc<Contender>) {
         let mut state = self.state.lock();
         state.used = hold.now();
         let path_label = Arc::clone(hold.node().path_label());
@@ -239,14 +239,14 @@ impl Kept {
     }
 
     /// Returns the hold, from the grant until the node is given up.
-    pub(crate) fn hold(&self) -> Option<Arc<ContenderHandle>> {
+    pub(crate) fn hold(&self) -> Option<Arc<Contender>> {
         self.state.lock().granted.as_ref().map(|granted| Arc::clone(&granted.hold))
     }
 
     /// Returns the kept node as a blocker, for the timeout error of another use of this process.
     pub(crate) fn as_blockers(&self) -> Blockers {
         let hold = self.hold();
-        hold.map(|it| lock_paths::blocked_by(&it.contender(), it.node_data(), it.node().token())).unwrap_or_default()
+        hold.map(|it| lock_paths::blocked_by(&it.node_name(), it.node_data(), it.node().token())).unwrap_or_default()
     }
 
     /// Returns whether the node is held and has no use.
@@ -274,7 +274,7 @@ impl Kept {
     }
 
     /// Ends the use with this id. Returns the hold if the node is given up now.
-    pub(super) fn end(&self, number: u64, hold: &ContenderHandle, now: Moment) -> Option<Arc<ContenderHandle>> {
+    pub(super) fn end(&self, number: u64, hold: &Contender, now: Moment) -> Option<Arc<Contender>> {
         let mut state = self.state.lock();
         // A write whose outcome is unknown may still be carried out while the node exists. The next write must not run under the
         // same node.
@@ -287,11 +287,7 @@ impl Kept {
 
     /// Unlocks the state, and after that wakes these uses. If no use is left and no use can join, counts and logs that the node is
     /// given up, and returns its hold. With an idle time of zero, no use can join once no use is left.
-    pub(super) fn settle(
-        &self,
-        mut state: MutexGuard<'_, KeptState>,
-        mut woken: Vec<Waker>,
-    ) -> Option<Arc<ContenderHandle>> {
+    pub(super) fn settle(&self, mut state: MutexGuard<'_, KeptState>, mut woken: Vec<Waker>) -> Option<Arc<Contender>> {
         if self.idle.is_zero() && state.granted.is_some() && state.uses.is_idle() {
             woken.extend(state.close(Why::Idle));
         }
@@ -324,7 +320,7 @@ impl Kept {
     /// Starts the background task that gives the node up. The acquisition calls this function once the node is created,
     /// perhaps before the grant. `asked` fires when another contender asks for the node. Without `asked`, the node is
     /// not kept.
-    pub(crate) fn entered(self: &Arc<Self>, entry: &ContenderHandle, asked: Option<Watch>) {
+    pub(crate) fn entered(self: &Arc<Self>, entry: &Contender, asked: Option<Watch>) {
         let Some(watch) = asked else { return self.give_up(Why::Unsure) };
         let ((node, session), kept) = (entry.node_and_session(), Arc::downgrade(self));
         let by = Arc::clone(&session);
@@ -423,7 +419,7 @@ async fn wait_for_contention(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
         // The task takes only copies, because a pointer to the hold would delay the removal of the node after the last
         // use.
         let hold = kept.upgrade().and_then(|kept| kept.hold());
-        let place = hold.map(|hold| (hold.contender(), Arc::clone(hold.directory())));
+        let place = hold.map(|hold| (hold.node_name(), Arc::clone(hold.directory())));
         let Some((me, directory)) = place else { continue };
         if let Ok(names) = listing::list(session, &directory).await
             && turn::first_kept_out(&me, &names).is_some()

@@ -6,12 +6,12 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::contend::handle::{ContenderHandle, NodeData};
+use crate::contend::contender::{Contender, NodeData};
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
 use crate::keep::cache::KeptUse;
 use crate::observe::changes::{Changes, DropSignal};
-use crate::queue::contender::Contender;
+use crate::queue::node_name::NodeName;
 use crate::session::request::{HoldState, Loss};
 
 /// The common part of [`ReadGuard`](crate::ReadGuard), [`WriteGuard`](crate::WriteGuard),
@@ -171,7 +171,7 @@ impl Hold {
     /// println!("making way for {first}");
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub async fn contended(&self) -> Result<Contender, Error> {
+    pub async fn contended(&self) -> Result<NodeName, Error> {
         self.held.contended().await
     }
 
@@ -433,7 +433,7 @@ impl WriteGuard {
 
 /// The hold of a guard: a node of its own, or a use of a kept node. Several guards may share it.
 pub(crate) enum GuardHold {
-    Alone(Arc<ContenderHandle>),
+    Alone(Arc<Contender>),
     Kept(KeptUse),
 }
 
@@ -462,7 +462,7 @@ impl GuardHold {
         }
     }
 
-    pub(crate) async fn contended(&self) -> Result<Contender, Error> {
+    pub(crate) async fn contended(&self) -> Result<NodeName, Error> {
         match self {
             GuardHold::Alone(hold) => hold.contended().await,
             GuardHold::Kept(used) => used.contended().await,
@@ -478,9 +478,9 @@ impl GuardHold {
 }
 
 impl Deref for GuardHold {
-    type Target = ContenderHandle;
+    type Target = Contender;
 
-    fn deref(&self) -> &ContenderHandle {
+    fn deref(&self) -> &Contender {
         match self {
             GuardHold::Alone(hold) => hold,
             GuardHold::Kept(used) => used.hold(),

@@ -13,13 +13,13 @@ use futures_util::stream::unfold;
 use futures_util::{FutureExt, StreamExt};
 
 use crate::session::contract::Session;
-use crate::session::node::ContenderNode;
+use crate::session::node::Node;
 use crate::session::request::HoldState;
 use crate::session::retry;
 use crate::sync::{Mutex, OnceLock, watch};
 
 /// A node and its session, for a task or a stream that must not own the handle of the node.
-pub(crate) type OneHold = (Arc<ContenderNode>, Arc<dyn Session>);
+pub(crate) type OneHold = (Arc<Node>, Arc<dyn Session>);
 
 /// A stream of changes in their order: the [`HoldState`] of a guard, [who leads](crate::leadership::LeaderChanges), or
 /// [a value](crate::shared::ValueChanges).

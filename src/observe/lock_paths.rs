@@ -5,11 +5,11 @@ use std::sync::Arc;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use crate::call;
-use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
 use crate::queue::member::{Blockers, Member, MemberState, Progress, Queue};
 use crate::queue::metadata::{self, Metadata};
 use crate::queue::mode::Mode;
+use crate::queue::node_name::NodeName;
 use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
@@ -105,7 +105,7 @@ impl LockPaths {
 
     /// Returns a contender in the queue as a member. The head of a semaphore's queue waits for permits. The head of a lock's
     /// queue holds the lock.
-    fn queued(&self, contender: &Contender, turn: &Turn) -> Member {
+    fn queued(&self, contender: &NodeName, turn: &Turn) -> Member {
         let member = member_by_name(contender, turn);
         match self.permits.is_some() && member.state == MemberState::Holds {
             true => Member { state: MemberState::Waits { behind: PERMITS.to_owned() }, ..member },
@@ -116,20 +116,20 @@ impl LockPaths {
     /// Returns the holders of the permits `taken` and the contenders `ahead`, with only what the names of their nodes
     /// say.
     fn in_the_way(&self, dialect: Dialect, taken: &[String], ahead: &[&str], names: &[String]) -> Blockers {
-        let ahead_of_us = ahead.iter().filter_map(|name| Contender::parse_as(name, dialect));
+        let ahead_of_us = ahead.iter().filter_map(|name| NodeName::parse_as(name, dialect));
         let waiters = ahead_of_us.map(|it| self.queued(&it, &turn::as_seen(&it, names)));
         let first = holders(taken).chain(waiters).take(NAMED).collect();
         Blockers { ahead: taken.len() + ahead.len(), first }
     }
 
     /// Reads the contenders that `me` waits for. `names` are the names in the queue.
-    pub(crate) async fn blockers(&self, session: &Arc<dyn Session>, names: &[String], me: &Contender) -> Blockers {
+    pub(crate) async fn blockers(&self, session: &Arc<dyn Session>, names: &[String], me: &NodeName) -> Blockers {
         let seen = self.progress(session, names, me).await.blockers;
         self.read_in_time(session, me.dialect(), seen).await
     }
 
     /// Returns the progress of `me` according to `names`, the names in the queue. Lists the permits, and reads no other node.
-    pub(crate) async fn progress(&self, session: &Arc<dyn Session>, names: &[String], me: &Contender) -> Progress {
+    pub(crate) async fn progress(&self, session: &Arc<dyn Session>, names: &[String], me: &NodeName) -> Progress {
         self.progress_beside(&self.taken(session).await, names, me)
     }
 
@@ -151,7 +151,7 @@ impl LockPaths {
 
     /// Returns the progress of `me` according to `taken`, the names of the permits, and `names`, the names in the queue. Sends
     /// nothing.
-    pub(crate) fn progress_beside(&self, taken: &[String], names: &[String], me: &Contender) -> Progress {
+    pub(crate) fn progress_beside(&self, taken: &[String], names: &[String], me: &NodeName) -> Progress {
         let (place, length) = turn::place_of(me, names);
         let blockers = self.in_the_way(me.dialect(), taken, &turn::ahead_of(me, names), names);
         Progress { path: Arc::clone(&self.path), place, length, blockers }
@@ -187,19 +187,19 @@ fn holders(taken: &[String]) -> impl Iterator<Item = Member> {
 }
 
 /// Returns a contender as a member of the queue. The member has only what the name of its node says.
-pub(crate) fn member_by_name(contender: &Contender, turn: &Turn) -> Member {
+pub(crate) fn member_by_name(contender: &NodeName, turn: &Turn) -> Member {
     let state = match turn {
         Turn::Granted => MemberState::Holds,
-        Turn::Behind(other) => MemberState::Waits { behind: other.name().to_owned() },
+        Turn::Behind(other) => MemberState::Waits { behind: other.as_str().to_owned() },
         Turn::Evicted | Turn::Stuck(_) => MemberState::Stuck,
     };
     let keeps = contender.keeps();
-    Member { keeps, ..Member::from_node_name(contender.name(), contender.mode(), state, contender.host()) }
+    Member { keeps, ..Member::from_node_name(contender.as_str(), contender.mode(), state, contender.host()) }
 }
 
 /// Returns a copy of the member, with the data and the stat of its node added.
 fn with_node(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Vec<u8>, Stat)) -> Member {
-    let Metadata { host, pid, label, permits, is_candidate } = match Contender::parse_as(&member.node, dialect) {
+    let Metadata { host, pid, label, permits, is_candidate } = match NodeName::parse_as(&member.node, dialect) {
         Some(contender) => Metadata::of(&contender, Some(data)),
         None => Metadata { host: member.host.clone(), permits: member.permits, ..metadata::read(data) },
     };
@@ -218,7 +218,7 @@ fn with_node(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Ve
 }
 
 /// Returns a holder in this process as the only blocker. `note` is the data of its node.
-pub(crate) fn blocked_by(holder: &Contender, note: &[u8], token: i64) -> Blockers {
+pub(crate) fn blocked_by(holder: &NodeName, note: &[u8], token: i64) -> Blockers {
     let Metadata { host, pid, label, .. } = Metadata::of(holder, Some(note));
     let member =
         Member { host, pid, label, token: Some(token), is_own: true, ..member_by_name(holder, &Turn::Granted) };

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::observe::lock_paths::LockPaths;
-use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
 use crate::queue::member::Progress;
+use crate::queue::node_name::NodeName;
 use crate::session::contract::Session;
 use crate::session::listing;
 use crate::sync::Mutex;
@@ -68,7 +68,7 @@ impl OnWait {
         &mut self,
         session: &Arc<dyn Session>,
         paths: &LockPaths,
-        me: &Contender,
+        me: &NodeName,
     ) -> Infallible {
         loop {
             session.sleep(self.pause()).await;

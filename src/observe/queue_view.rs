@@ -4,8 +4,8 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 
-use crate::queue::contender::Contender;
 use crate::queue::member::{Blockers, Member, Progress};
+use crate::queue::node_name::NodeName;
 use crate::session::contract::Session;
 use crate::sync::{Mutex, Notify};
 
@@ -19,7 +19,7 @@ pub(crate) struct QueueView {
 
 impl QueueView {
     /// Stores a listing of the queue. Keeps the data of the contenders whose nodes were read since an earlier listing.
-    pub(crate) fn record(&self, session: &Arc<dyn Session>, me: &Contender, mut seen: Progress) {
+    pub(crate) fn record(&self, session: &Arc<dyn Session>, me: &NodeName, mut seen: Progress) {
         let mut snapshot = self.snapshot.lock();
         let known = snapshot.iter().flat_map(|before| &before.seen.blockers.first).filter(|it| it.token.is_some());
         for read in known {
@@ -47,7 +47,7 @@ impl QueueView {
 #[derive(Clone)]
 pub(crate) struct QueueSnapshot {
     pub(crate) session: Arc<dyn Session>,
-    pub(crate) me: Contender,
+    pub(crate) me: NodeName,
     /// The acquisition's place in the queue, and the contenders in the way.
     pub(crate) seen: Progress,
     /// How many listings the acquisition has made so far.

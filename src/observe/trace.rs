@@ -11,7 +11,7 @@ use tracing::{Span, debug_span};
 
 use crate::error::error::Error;
 use crate::queue::mode::{Aim, Mode};
-use crate::session::node::ContenderNode;
+use crate::session::node::Node;
 use crate::telemetry::log::{OwnSpan, emit};
 use crate::telemetry::meter::{self, GaugeGuard, PathLabel};
 use crate::telemetry::names;
@@ -71,7 +71,7 @@ impl AcquireTrace {
     }
 
     /// Ends the wait, and begins the span of the hold.
-    pub(crate) fn granted(&self, aim: Aim, path: &str, label: Option<&str>, node: &ContenderNode) -> HoldTrace {
+    pub(crate) fn granted(&self, aim: Aim, path: &str, label: Option<&str>, node: &Node) -> HoldTrace {
         self.record("token", node.token());
         self.wait.granted();
         let begin = |spans: &Spans| HoldSpan::begin(aim, path, node, label, &spans.caller, &spans.acquire);
@@ -132,7 +132,7 @@ impl HoldTrace {
     }
 
     /// Ends the trace of a write hold, and begins the trace of the read hold that follows a downgrade.
-    pub(crate) fn begin_read_hold(&mut self, path: &str, node: &ContenderNode) {
+    pub(crate) fn begin_read_hold(&mut self, path: &str, node: &Node) {
         let begin_read = |hold: &HoldSpan| {
             HoldSpan::begin(Aim::Lock(Mode::Read), path, node, hold.label.as_deref(), &hold.caller, &hold.span)
         };
@@ -142,15 +142,8 @@ impl HoldTrace {
 }
 
 impl HoldSpan {
-    fn begin(
-        aim: Aim,
-        path: &str,
-        node: &ContenderNode,
-        label: Option<&str>,
-        caller: &OwnSpan,
-        after: &OwnSpan,
-    ) -> HoldSpan {
-        let (sequence, token) = (node.contender().sequence(), node.token());
+    fn begin(aim: Aim, path: &str, node: &Node, label: Option<&str>, caller: &OwnSpan, after: &OwnSpan) -> HoldSpan {
+        let (sequence, token) = (node.node_name().sequence(), node.token());
         let span = OwnSpan::new(|| {
             let span =
                 debug_span!(parent: caller.id(), "hold", path, mode = %aim, sequence, token, label, held = Empty);

@@ -278,7 +278,7 @@ impl fmt::Display for Progress {
 mod tests {
     use super::*;
     use crate::observe::lock_paths::member_by_name as member;
-    use crate::queue::contender::Contender;
+    use crate::queue::node_name::NodeName;
     use crate::queue::turn::Turn;
 
     #[test]
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn blockers_name_the_first_waiter_if_none_holds() {
-        let contender = Contender::parse("web-1~k3v9x2ma-WRITE-0000000007").unwrap();
+        let contender = NodeName::parse("web-1~k3v9x2ma-WRITE-0000000007").unwrap();
         let waits = member(&contender, &Turn::Behind(contender.clone()));
         let holds = member(&contender, &Turn::Granted);
         let text = |ahead, first: &[Member]| Blockers { ahead, first: first.to_vec() }.to_string();
@@ -311,11 +311,11 @@ mod tests {
 
     #[test]
     fn blockers_distinguish_kept_from_held() {
-        let reader = |name, turn: &Turn| member(&Contender::parse(name).unwrap(), turn);
+        let reader = |name, turn: &Turn| member(&NodeName::parse(name).unwrap(), turn);
         let plain = reader("web-1~k3v9x2ma-READ-0000000007", &Turn::Granted);
         let kept = reader("web-2~k3v9x2mb~keep-READ-0000000008", &Turn::Granted);
         let other = reader("web-3~k3v9x2mc~keep-READ-0000000009", &Turn::Granted);
-        let behind = Turn::Behind(Contender::parse("web-1~k3v9x2ma-WRITE-0000000007").unwrap());
+        let behind = Turn::Behind(NodeName::parse("web-1~k3v9x2ma-WRITE-0000000007").unwrap());
         let waits = reader("web-4~k3v9x2md~keep-READ-0000000010", &behind);
         let text = |first: &[&Member]| {
             Blockers { ahead: first.len(), first: first.iter().copied().cloned().collect() }.to_string()
@@ -330,10 +330,10 @@ mod tests {
     fn a_queue_prints_the_state_of_each_member() {
         let mut members: Vec<Member> =
             [("web-1~k3v9x2ma-READ-0000000007", Turn::Granted), ("web-2~k3v9x2mb~keep-READ-0000000008", Turn::Granted)]
-                .map(|(name, turn)| member(&Contender::parse(name).unwrap(), &turn))
+                .map(|(name, turn)| member(&NodeName::parse(name).unwrap(), &turn))
                 .into();
-        let waits = Contender::parse("web-3~k3v9x2mc~keep-WRITE-0000000009").unwrap();
-        members.push(member(&waits, &Turn::Behind(Contender::parse(&members[1].node).unwrap())));
+        let waits = NodeName::parse("web-3~k3v9x2mc~keep-WRITE-0000000009").unwrap();
+        members.push(member(&waits, &Turn::Behind(NodeName::parse(&members[1].node).unwrap())));
         let (dialect, path) = (waits.dialect(), "/lock".to_owned());
         let queue = Queue { path, dialect, members, done: None, permits: None };
         assert_eq!(

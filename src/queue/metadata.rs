@@ -4,8 +4,8 @@
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::queue::contender::Contender;
 use crate::queue::dialect::{self, Dialect};
+use crate::queue::node_name::NodeName;
 
 /// The last second before the year 10000, in seconds since 1970: the last that can be printed with a year of four
 /// digits.
@@ -49,7 +49,7 @@ impl Metadata {
     }
 
     /// Returns a contender's metadata, from the name and, if the node could be read, from its data.
-    pub(crate) fn of(contender: &Contender, data: Option<&[u8]>) -> Metadata {
+    pub(crate) fn of(contender: &NodeName, data: Option<&[u8]>) -> Metadata {
         let in_data = data.map(read).unwrap_or_default();
         match (contender.dialect(), data) {
             (Dialect::Native, _) | (_, None) => Metadata { host: contender.host().to_owned(), ..in_data },
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn an_invalid_host_in_a_nodes_data_is_ignored() {
-        let contender = Contender::parse_as("x__lock__0000000001", Dialect::Kazoo).unwrap();
+        let contender = NodeName::parse_as("x__lock__0000000001", Dialect::Kazoo).unwrap();
         for (host, expected_host) in [("web-1", "web-1"), ("two words", ""), ("", "")] {
             let metadata = format!("host={host}\npid=42\nlabel=x\n");
             let expected = Metadata {
@@ -263,7 +263,7 @@ mod tests {
             assert_eq!(read(&metadata.encode(UNIX_EPOCH)), metadata);
             for name in ["h~i-READ-0000000001", "x__lock__0000000001", "_c_x__WRIT__0000000001"] {
                 let dialect = Dialect::of(name).unwrap();
-                let metadata = Metadata::of(&Contender::parse_as(name, dialect).unwrap(), Some(data));
+                let metadata = Metadata::of(&NodeName::parse_as(name, dialect).unwrap(), Some(data));
                 assert!(dialect == Dialect::Native || !metadata.host.contains(char::is_control), "{metadata:?}");
             }
         });

@@ -2,16 +2,16 @@
 //
 // This folder decides whose turn it is, from names and numbers, without I/O and without a clock.
 
-pub(crate) mod contender;
 pub(crate) mod dialect;
 pub(crate) mod member;
 pub(crate) mod metadata;
 pub(crate) mod mode;
+pub(crate) mod node_name;
 pub(crate) mod permits;
 pub(crate) mod quoted;
 #[cfg(test)]
 pub(crate) mod tests;
 pub(crate) mod turn;
 
-pub use self::contender::Contender;
 pub use self::member::{Blockers, Member, MemberState, Progress};
+pub use self::node_name::NodeName;

@@ -25,9 +25,9 @@
 use std::borrow::Borrow;
 use std::sync::Arc;
 
-use crate::queue::contender::Contender;
 use crate::queue::dialect::{self, Dialect};
 use crate::queue::mode::{Mode, Slot};
+use crate::queue::node_name::NodeName;
 
 /// Where a contender stands in its queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub enum Turn {
     Granted,
     /// The contender waits for this contender, its predecessor: the nearest earlier contender that excludes it. The
     /// next step is to watch the node of the predecessor.
-    Behind(Contender),
+    Behind(NodeName),
     /// The contender has no turn, because its node is not in the queue. The next step is to give up.
     Evicted,
     /// The contender has no turn, because the node of this name has the same number, or because its number is negative (`None`).
@@ -53,15 +53,15 @@ pub enum Turn {
 /// numbers at the end of the sequence, where two contenders could otherwise both be the lowest.
 ///
 /// ```
-/// use zk_rwlock::queue::Contender;
+/// use zk_rwlock::queue::NodeName;
 /// use zk_rwlock::coordinator::{Turn, turn};
 /// let queue = ["b~2-READ-0000000001", "a~1-WRITE-0000000000", "c~3-WRITE-0000000002"];
-/// let of = |name| turn(&Contender::parse(name).unwrap(), queue);
+/// let of = |name| turn(&NodeName::parse(name).unwrap(), queue);
 /// assert_eq!(of("a~1-WRITE-0000000000"), Turn::Granted);
-/// assert_eq!(of("b~2-READ-0000000001"), Turn::Behind(Contender::parse("a~1-WRITE-0000000000").unwrap()));
-/// assert_eq!(of("c~3-WRITE-0000000002"), Turn::Behind(Contender::parse("b~2-READ-0000000001").unwrap()));
+/// assert_eq!(of("b~2-READ-0000000001"), Turn::Behind(NodeName::parse("a~1-WRITE-0000000000").unwrap()));
+/// assert_eq!(of("c~3-WRITE-0000000002"), Turn::Behind(NodeName::parse("b~2-READ-0000000001").unwrap()));
 /// ```
-pub fn turn<I>(me: &Contender, queue: I) -> Turn
+pub fn turn<I>(me: &NodeName, queue: I) -> Turn
 where
     I: IntoIterator<Item: AsRef<str>>,
 {
@@ -70,7 +70,7 @@ where
 
 /// Returns the result of [`turn`], and the name of a foreign contender if there is one. If so, the turn is meaningless,
 /// because the rules of the foreign contender may differ.
-pub(crate) fn turn_among_foreign<'q>(me: &Contender, queue: &'q [String]) -> (Turn, Option<&'q str>) {
+pub(crate) fn turn_among_foreign<'q>(me: &NodeName, queue: &'q [String]) -> (Turn, Option<&'q str>) {
     let mut foreign: Option<&str> = None;
     let note_foreign = |name: &'q String| {
         if me.dialect().foreign(name).is_some() && foreign.is_none_or(|first| &name[..] < first) {
@@ -83,13 +83,13 @@ pub(crate) fn turn_among_foreign<'q>(me: &Contender, queue: &'q [String]) -> (Tu
 
 /// Returns the turn of `me` for display. Unlike [`turn`], this function accepts two nodes of the same number if they
 /// may belong to one holder.
-pub(crate) fn as_seen(me: &Contender, queue: &[String]) -> Turn {
+pub(crate) fn as_seen(me: &NodeName, queue: &[String]) -> Turn {
     decide(me, queue, |_| {}, |other| me.dialect().is_one_holder(other, me.slot()))
 }
 
 /// Decides the turn of `me`. Calls `on_other_name` for each name that is not a contender's. `may_share` says whether
 /// another contender may have the same sequence number as `me`.
-fn decide<I>(me: &Contender, queue: I, mut on_other_name: impl FnMut(I::Item), may_share: impl Fn(Slot) -> bool) -> Turn
+fn decide<I>(me: &NodeName, queue: I, mut on_other_name: impl FnMut(I::Item), may_share: impl Fn(Slot) -> bool) -> Turn
 where
     I: IntoIterator<Item: AsRef<str>>,
 {
@@ -117,7 +117,7 @@ where
             on_other_name(child);
             continue;
         };
-        if name == me.name() {
+        if name == me.as_str() {
             present = true;
         } else if other.sequence == mine.sequence {
             if !may_share(other) && rival.as_deref().is_none_or(|first| name < first) {
@@ -135,7 +135,7 @@ where
     if rival.is_some() || mine.sequence < 0 {
         return Turn::Stuck(rival);
     }
-    match nearest.and_then(|(_, name)| Contender::parse_as(name.as_ref(), dialect)) {
+    match nearest.and_then(|(_, name)| NodeName::parse_as(name.as_ref(), dialect)) {
         Some(contender) => Turn::Behind(contender),
         None => Turn::Granted,
     }
@@ -144,7 +144,7 @@ where
 /// Returns whether `me`, a writer that waits for readers, has to ask for kept nodes (nodes that their processes keep
 /// between uses). `me` asks only if a reader behind the last earlier writer keeps its node, because that writer itself
 /// asks for the nodes of earlier readers. A node in `closing` does not count, because it is about to be given up.
-pub(crate) fn is_reader_kept_before(me: &Contender, queue: &[String], closing: &[String]) -> bool {
+pub(crate) fn is_reader_kept_before(me: &NodeName, queue: &[String], closing: &[String]) -> bool {
     // `may_keep` comes first, because it rejects most names by their last characters, and a waiter may list 10,000 names.
     let kept = queue.iter().filter(|name| dialect::may_keep(name) && !closing.contains(name));
     let before = |name: &String| me.dialect().slot(name).filter(|it| it.sequence < me.sequence());
@@ -160,50 +160,50 @@ pub(crate) fn foreign(dialect: Dialect, queue: &[String]) -> Option<&str> {
 }
 
 /// Returns the contenders that `me` waits for, in the order of arrival.
-pub(crate) fn ahead_of<'q>(me: &Contender, queue: &'q [String]) -> Vec<&'q str> {
+pub(crate) fn ahead_of<'q>(me: &NodeName, queue: &'q [String]) -> Vec<&'q str> {
     in_order(me.dialect(), queue, |other| blocks(other, me.slot()))
 }
 
 /// Returns the place of `me`, counted from 1, and the number of contenders. Every earlier contender counts, also a
 /// reader that `me` need not wait for.
-pub(crate) fn place_of(me: &Contender, queue: &[String]) -> (usize, usize) {
+pub(crate) fn place_of(me: &NodeName, queue: &[String]) -> (usize, usize) {
     let places = queue.iter().filter_map(|child| me.dialect().slot(child));
     places.fold((1, 0), |(mine, all), other| (mine + usize::from(other.sequence < me.sequence()), all + 1))
 }
 
 /// Returns the first waiter that `me`, a holder, excludes.
-pub(crate) fn first_kept_out(me: &Contender, queue: &[String]) -> Option<Contender> {
+pub(crate) fn first_kept_out(me: &NodeName, queue: &[String]) -> Option<NodeName> {
     first_of_others(me, queue, |other| other.sequence > me.sequence() && other.mode.excludes(me.mode()))
 }
 
 /// Returns the first waiter of a semaphore's queue, where `me` holds permits and has left the queue. The sequence
 /// numbers are not compared, because they restart when the queue's directory is deleted and created again.
-pub(crate) fn first_in_queue(me: &Contender, queue: &[String]) -> Option<Contender> {
+pub(crate) fn first_in_queue(me: &NodeName, queue: &[String]) -> Option<NodeName> {
     first_of_others(me, queue, |_| true)
 }
 
 /// Returns the first contender for which `is_wanted` is true and whose tag differs from the tag of `me`. A node with
 /// the same tag comes from a create of `me` whose reply was lost, so the node is no waiter.
-fn first_of_others(me: &Contender, queue: &[String], is_wanted: impl Fn(Slot) -> bool) -> Option<Contender> {
+fn first_of_others(me: &NodeName, queue: &[String], is_wanted: impl Fn(Slot) -> bool) -> Option<NodeName> {
     let wanted = in_order(me.dialect(), queue, is_wanted);
-    wanted.into_iter().filter_map(|name| Contender::parse_as(name, me.dialect())).find(|it| it.tag() != me.tag())
+    wanted.into_iter().filter_map(|name| NodeName::parse_as(name, me.dialect())).find(|it| it.tag() != me.tag())
 }
 
 /// Returns all contenders in the order of arrival, each with its turn as [`as_seen`] decides it, in one pass.
-pub(crate) fn turns(dialect: Dialect, queue: &[String]) -> Vec<(Contender, Turn)> {
+pub(crate) fn turns(dialect: Dialect, queue: &[String]) -> Vec<(NodeName, Turn)> {
     let ordered = in_order(dialect, queue, |_| true).into_iter();
-    let ordered: Vec<Contender> = ordered.filter_map(|name| Contender::parse_as(name, dialect)).collect();
-    let (mut last, mut last_write): (Option<&Contender>, Option<&Contender>) = (None, None);
+    let ordered: Vec<NodeName> = ordered.filter_map(|name| NodeName::parse_as(name, dialect)).collect();
+    let (mut last, mut last_write): (Option<&NodeName>, Option<&NodeName>) = (None, None);
     let mut turns = Vec::with_capacity(ordered.len());
     // Contenders of the same number do not wait for each other. None of them gets a turn, unless they may be nodes of
     // one holder.
     for group in ordered.chunk_by(|one, next| one.sequence() == next.sequence()) {
         for contender in group {
             let nearest = if contender.mode() == Mode::Write { last } else { last_write };
-            let mut others = group.iter().filter(|it| it.name() != contender.name());
+            let mut others = group.iter().filter(|it| it.as_str() != contender.as_str());
             let rival = others.find(|it| !dialect.is_one_holder(it.slot(), contender.slot()));
             turns.push(if rival.is_some() || contender.sequence() < 0 {
-                Turn::Stuck(rival.map(|it| it.name().to_owned()))
+                Turn::Stuck(rival.map(|it| it.as_str().to_owned()))
             } else {
                 nearest.map_or(Turn::Granted, |nearest| Turn::Behind(nearest.clone()))
             });
@@ -232,7 +232,7 @@ fn in_order(dialect: Dialect, queue: &[String], wanted: impl Fn(Slot) -> bool) -
 /// How many listings may lack the waiter's own node although the leader has it, before the waiter leaves the server.
 const UNLISTED_MAX: u8 = 3;
 
-/// The state machine of one contender that waits. `C` is its [`Contender`], or a reference to it.
+/// The state machine of one contender that waits. `C` is its [`NodeName`], or a reference to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Waiter<C> {
     me: C,
@@ -379,7 +379,7 @@ impl Grant {
     }
 }
 
-impl<C: Borrow<Contender>> Waiter<C> {
+impl<C: Borrow<NodeName>> Waiter<C> {
     /// Creates the state machine of a contender whose node exists. Its first step is [`Step::List`]. `hands_off` says
     /// whether a writer that held the lock signals its release by a write to its node.
     pub fn new(me: C, hands_off: bool, if_taken: IfTaken) -> Waiter<C> {
@@ -421,15 +421,15 @@ impl<C: Borrow<Contender>> Waiter<C> {
                     return Step::AskLeader(Claim::Ahead);
                 }
                 let is_kept = match nearest.mode() {
-                    Mode::Write => nearest.keeps() && closing.iter().all(|name| name != nearest.name()),
+                    Mode::Write => nearest.keeps() && closing.iter().all(|name| name != nearest.as_str()),
                     Mode::Read => is_reader_kept_before(self.me.borrow(), names, closing),
                 };
                 // One write to the directory asks for every kept node that existed when this waiter's node was created.
                 // So one write is enough.
                 let asks = is_kept && !self.has_asked;
                 self.has_asked |= asks;
-                self.missing.take_if(|missing| **missing != *nearest.name());
-                let predecessor = Predecessor { name: nearest.name().into(), mode: nearest.mode() };
+                self.missing.take_if(|missing| **missing != *nearest.as_str());
+                let predecessor = Predecessor { name: nearest.as_str().into(), mode: nearest.mode() };
                 self.awaited = Some(predecessor.clone());
                 Step::Await { predecessor, asks }
             }

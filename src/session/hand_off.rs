@@ -9,10 +9,10 @@ use std::sync::{Arc, Weak};
 
 use futures_util::future::OptionFuture;
 
-use crate::queue::contender::Contender;
+use crate::queue::node_name::NodeName;
 use crate::session::contract::Session;
 use crate::session::listing;
-use crate::session::node::ContenderNode;
+use crate::session::node::Node;
 use crate::session::presence;
 use crate::session::request::{Failure, Loss};
 use crate::session::retry::{RetryLimit, repeated};
@@ -45,7 +45,7 @@ impl SessionStore {
 
     /// Requests that keep-alive check the hand-off by the holder whose node was at `path`, because the hand-off has
     /// granted the lock to `node`. Does nothing if the hand-off is the last one that was confirmed.
-    pub(crate) fn request_check(&self, path: &Arc<str>, node: &Arc<ContenderNode>) {
+    pub(crate) fn request_check(&self, path: &Arc<str>, node: &Arc<Node>) {
         let mut record = self.record.lock();
         // A check that has not ended also covers `node`, even if the hand-off is confirmed.
         if record.last_confirmed.as_ref() == Some(path) && !record.hand_offs.contains_key(path) {
@@ -70,7 +70,7 @@ impl SessionStore {
     }
 
     /// Ends the check of a hand-off. Returns our nodes to which the hand-off granted the lock.
-    fn finish_check(&self, path: &Arc<str>) -> Option<Vec<Arc<ContenderNode>>> {
+    fn finish_check(&self, path: &Arc<str>) -> Option<Vec<Arc<Node>>> {
         self.record.lock().hand_offs.remove(path).map(|it| it.granted)
     }
 }
@@ -110,7 +110,7 @@ pub(super) async fn check(session: Weak<dyn Session>, path: Arc<str>) {
 
 /// Marks these nodes as lost, because waiters took a stranger's write for the hand-off that granted these nodes. `left`
 /// is the contender in front of them that still exists.
-pub(crate) fn lose_interfered<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<ContenderNode>>) {
+pub(crate) fn lose_interfered<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<Node>>) {
     emit!(ERROR, path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
     for node in granted {
         node.lose(Loss::Interfered);
@@ -131,7 +131,7 @@ async fn survivor_up_to(session: &Arc<dyn Session>, path: &str) -> Result<Option
 /// `path`.
 pub(crate) fn up_to(names: &[String], path: &str) -> Vec<String> {
     let (directory, name) = path.rsplit_once('/').unwrap_or_default();
-    let number = |name: &str| Contender::parse(name).map(|it| it.sequence());
+    let number = |name: &str| NodeName::parse(name).map(|it| it.sequence());
     let up_to = names.iter().filter(|other| number(other).is_some_and(|it| Some(it) <= number(name)));
     up_to.map(|name| format!("{directory}/{name}")).collect()
 }

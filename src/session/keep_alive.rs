@@ -10,7 +10,7 @@ use futures_util::future::OptionFuture;
 use crate::session::contract::Session;
 use crate::session::hand_off;
 use crate::session::lease::Moment;
-use crate::session::node::ContenderNode;
+use crate::session::node::Node;
 use crate::session::presence::{self, check};
 use crate::session::removal::remove_late;
 use crate::session::request::Failure;
@@ -70,9 +70,9 @@ impl SessionStore {
 
     /// Returns the nodes that a heartbeat checks, with their paths: all nodes that are held, or one other node if none
     /// is held.
-    fn to_check(&self) -> Vec<(Arc<ContenderNode>, String)> {
+    fn to_check(&self) -> Vec<(Arc<Node>, String)> {
         let record = self.record.lock();
-        let standing = |node: &Arc<ContenderNode>| Some((Arc::clone(node), node.standing_path()?));
+        let standing = |node: &Arc<Node>| Some((Arc::clone(node), node.standing_path()?));
         // Only nodes that are held and not lost are checked together: a transaction fails at the first missing node, and
         // does not show whether the nodes after it exist.
         let holding = record.nodes.values().filter(|node| node.is_held());

@@ -1,14 +1,14 @@
 //! One node that this library has created (a node of ours): its [state](NodeState) behind a mutex, its watch, and the
 //! tasks that wait for its changes. A contender changes the state. Keep-alive, or a contender that waits, watches the node:
-//! `watch.rs` has the method [`request_watch`](ContenderNode::request_watch), because it needs the session.
+//! `watch.rs` has the method [`request_watch`](Node::request_watch), because it needs the session.
 
 use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use crate::queue::contender::{Contender, Tag};
 use crate::queue::mode::Mode;
+use crate::queue::node_name::{NodeName, Tag};
 use crate::session::lease::{Lease, Moment, nanos};
 use crate::session::leaving::Leaving;
 use crate::session::node::state::{Evidence, NodeState};
@@ -26,13 +26,13 @@ pub(crate) mod state;
 #[derive(Default)]
 pub(crate) struct Unwatched {
     /// The nodes, each with a flag that says whether a call of [`Unwatched::take`] has passed the node over.
-    nodes: Mutex<Vec<(Arc<ContenderNode>, bool)>>,
+    nodes: Mutex<Vec<(Arc<Node>, bool)>>,
     /// Wakes the task `watch_nodes`, because there is a new node to watch or a hand-off to check.
     pub(super) wake: Notify,
 }
 
 impl Unwatched {
-    pub(crate) fn add(&self, node: &Arc<ContenderNode>) {
+    pub(crate) fn add(&self, node: &Arc<Node>) {
         let mut nodes = self.nodes.lock();
         nodes.push((Arc::clone(node), false));
         let is_first = nodes.len() == 1;
@@ -47,9 +47,9 @@ impl Unwatched {
     ///
     /// A node is watched at the second call after it was added, unless its owner has left it by then, because most nodes are
     /// deleted sooner. With a `grace` of zero, a node is watched at the first call.
-    pub(super) fn take(&self, grace: Duration) -> (Vec<Arc<ContenderNode>>, bool) {
+    pub(super) fn take(&self, grace: Duration) -> (Vec<Arc<Node>>, bool) {
         let mut nodes = self.nodes.lock();
-        let is_taken = |(node, was_passed_over): &mut (Arc<ContenderNode>, bool)| {
+        let is_taken = |(node, was_passed_over): &mut (Arc<Node>, bool)| {
             std::mem::replace(was_passed_over, true) || grace.is_zero() || node.has_left()
         };
         let taken: Vec<_> = nodes.extract_if(.., is_taken).collect();
@@ -61,7 +61,7 @@ impl Unwatched {
 }
 
 /// One node of ours, from before its create until its owner has left it.
-pub(crate) struct ContenderNode {
+pub(crate) struct Node {
     /// An id that no other node of the session has.
     pub(super) number: u64,
     /// The directory in which the node was created.
@@ -95,24 +95,24 @@ pub(crate) struct ContenderNode {
 ///
 /// | event | `is_watched` | `own` |
 /// |---|---|---|
-/// | [`request_watch`](ContenderNode::request_watch), by the waiter or keep-alive: [`NodeState::begin_to_watch`] | `true` | |
-/// | [`store_watch`](ContenderNode::store_watch): the watch was armed | `true` | `Some` |
-/// | [`store_watch`](ContenderNode::store_watch): the watch was not armed ([`NodeState::watch_failed`]), unless the node is gone | `false` | |
+/// | [`request_watch`](Node::request_watch), by the waiter or keep-alive: [`NodeState::begin_to_watch`] | `true` | |
+/// | [`store_watch`](Node::store_watch): the watch was armed | `true` | `Some` |
+/// | [`store_watch`](Node::store_watch): the watch was not armed ([`NodeState::watch_failed`]), unless the node is gone | `false` | |
 /// | [`poll_watch`](Locked::poll_watch): the watch has fired ([`NodeState::heard`]) | `false` | `None` |
-/// | [`end_move`](ContenderNode::end_move): a replacement of the node has ended | `false` | `None` |
+/// | [`end_move`](Node::end_move): a replacement of the node has ended | `false` | `None` |
 pub(crate) struct Locked {
     pub(crate) state: NodeState,
     pub(crate) creating: Option<Reply<Created>>,
     /// The watch on the directory's data. A contender sets the data to request that other contenders give up the nodes
     /// that they keep between uses.
     pub(crate) directory_watch: Option<Reply<Watch>>,
-    /// The watch on this node, and the waker with which the watch is polled. The waker is this `ContenderNode` itself,
-    /// so that thousands of waiters need no task each. The waker keeps the `ContenderNode` alive until the watch has
+    /// The watch on this node, and the waker with which the watch is polled. The waker is this `Node` itself,
+    /// so that thousands of waiters need no task each. The waker keeps the `Node` alive until the watch has
     /// fired.
     pub(super) own: Option<(Watch, Waker)>,
 }
 
-impl ContenderNode {
+impl Node {
     pub(super) fn new(
         number: u64,
         (directory, tag): (Arc<str>, Tag),
@@ -120,10 +120,10 @@ impl ContenderNode {
         mode: Mode,
         lease: &Arc<Lease>,
         unwatched: &Arc<Unwatched>,
-    ) -> Arc<ContenderNode> {
+    ) -> Arc<Node> {
         let state = NodeState::new(&directory, tag.unnumbered(mode));
         let locked = Locked { state, creating: None, directory_watch: None, own: None };
-        Arc::new(ContenderNode {
+        Arc::new(Node {
             number,
             directory,
             tag,
@@ -179,9 +179,9 @@ impl ContenderNode {
         self.read(|it| it.path().to_owned())
     }
 
-    /// Returns the contender in the queue, even after its node was exchanged for a permit outside the queue.
-    pub(crate) fn contender(&self) -> Arc<Contender> {
-        self.read(|it| Arc::clone(it.contender()))
+    /// Returns the name of the node in the queue, even after the node was exchanged for a permit outside the queue.
+    pub(crate) fn node_name(&self) -> Arc<NodeName> {
+        self.read(|it| Arc::clone(it.node_name()))
     }
 
     /// Returns the fencing token: the czxid of the node, which is unique in the ensemble and rises.
@@ -260,7 +260,7 @@ impl ContenderNode {
         (loss, leaving)
     }
 
-    /// As [`leave`](ContenderNode::leave), in any phase: see [`NodeState::end`]. Also returns the reply to the create.
+    /// As [`leave`](Node::leave), in any phase: see [`NodeState::end`]. Also returns the reply to the create.
     pub(crate) fn end(self: &Arc<Self>, may_signal: bool) -> (Vec<Leaving>, Option<Reply<Created>>) {
         if !self.has_left() {
             self.detect_loss();
@@ -354,7 +354,7 @@ impl ContenderNode {
     }
 
     /// Returns the present moment if the node is held and no loss was found so far. Takes no mutex. On `None` the caller
-    /// must call [`ContenderNode::detect_loss`].
+    /// must call [`Node::detect_loss`].
     pub(crate) fn held_at(&self) -> Option<Moment> {
         let now = self.lease.covered_at(self.held_in.load(Ordering::Acquire).checked_sub(1)?)?;
         (nanos(now) < self.first_limit.load(Ordering::Acquire)).then_some(now)
@@ -439,7 +439,7 @@ impl ContenderNode {
     }
 }
 
-impl Wake for ContenderNode {
+impl Wake for Node {
     fn wake(self: Arc<Self>) {
         self.detect_loss();
     }

@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 
-use crate::queue::contender::Tag;
+use crate::queue::node_name::Tag;
 use crate::session::contract::Session;
 use crate::session::lease::Moment;
 use crate::session::leaving::{Deletion, Input, Leaving, RemovalReport};
 use crate::session::listing::list_synced;
-use crate::session::node::ContenderNode;
+use crate::session::node::Node;
 use crate::session::request::{Created, Failure, Operation, Reply};
 use crate::session::retry::{RetryLimit, repeated, spawn_awaited};
 use crate::session::store::SessionStore;
@@ -33,7 +33,7 @@ const KEPT_FOR: u32 = 10;
 /// even if the returned reply is dropped. `creating` is the reply to the node's create, if that reply has not come yet.
 pub(crate) fn remove(
     session: &Arc<dyn Session>,
-    node: &ContenderNode,
+    node: &Node,
     leaving: Leaving,
     creating: Option<Reply<Created>>,
 ) -> Reply<()> {

@@ -9,10 +9,10 @@ use std::sync::{Arc, Weak};
 
 use tokio::sync::Semaphore;
 
-use crate::queue::contender::Tag;
 use crate::queue::mode::Mode;
+use crate::queue::node_name::Tag;
 use crate::session::lease::{Lease, Moment};
-use crate::session::node::{ContenderNode, Unwatched};
+use crate::session::node::{Node, Unwatched};
 use crate::session::request::{Created, Ending, Failure, Listing};
 use crate::sync::atomic::{AtomicI64, Ordering};
 use crate::sync::{HashMap, Mutex, Notify, watch};
@@ -53,7 +53,7 @@ pub struct SessionStore {
 /// The part of a session's record that its mutex protects.
 #[derive(Default)]
 pub(super) struct Record {
-    pub(super) nodes: HashMap<u64, Arc<ContenderNode>>,
+    pub(super) nodes: HashMap<u64, Arc<Node>>,
     /// How many nodes this record has returned so far. The count is the id of the last one.
     nodes_made: u64,
     /// The number of times that the connection was lost.
@@ -66,7 +66,7 @@ pub(super) struct Record {
     /// needs no check.
     pub(super) last_confirmed: Option<Arc<str>>,
     /// The nodes that their owner no longer keeps between uses, and deletes after the last use.
-    closing: Vec<Weak<ContenderNode>>,
+    closing: Vec<Weak<Node>>,
     /// When the renewal of the lease runs next, on the session's clock.
     pub(super) renewal: Moment,
     /// The directory and the owner of each create that may be carried out late, and until when, the oldest first.
@@ -81,7 +81,7 @@ pub(super) struct Record {
 #[derive(Default)]
 pub(super) struct HandOff {
     /// Our nodes to which the hand-off granted the lock. There may be thousands of readers.
-    pub(super) granted: Vec<Arc<ContenderNode>>,
+    pub(super) granted: Vec<Arc<Node>>,
     pub(super) is_under_check: bool,
 }
 
@@ -239,16 +239,16 @@ impl SessionStore {
         path_label: &Arc<PathLabel>,
         tag: &Tag,
         mode: Mode,
-    ) -> Arc<ContenderNode> {
+    ) -> Arc<Node> {
         let mut record = self.record.lock();
         record.nodes_made += 1;
         let named = (Arc::clone(directory), tag.clone());
-        ContenderNode::new(record.nodes_made, named, path_label, mode, &self.lease, &self.unwatched)
+        Node::new(record.nodes_made, named, path_label, mode, &self.lease, &self.unwatched)
     }
 
     /// Records the created node, from the answer to its create, or from a listing after that answer was lost.
     /// Until [`SessionStore::forget`], keep-alive watches the node, and checks it while it is held.
-    pub(crate) fn created(&self, node: &Arc<ContenderNode>, created: &Created, session: i64) -> Result<(), Failure> {
+    pub(crate) fn created(&self, node: &Arc<Node>, created: &Created, session: i64) -> Result<(), Failure> {
         let now = self.lease.now();
         let (answer, _unlocked) = node.change(|it| (it.state.created(created, session, now), it.creating.take()));
         answer?;
@@ -257,7 +257,7 @@ impl SessionStore {
     }
 
     /// Removes a node from this record, because its owner has left it.
-    pub(crate) fn forget(&self, node: &Arc<ContenderNode>) {
+    pub(crate) fn forget(&self, node: &Arc<Node>) {
         if !self.lease.is_connected() {
             // A watch that stayed would be armed again after the reconnect.
             let _unlocked = node.change(|it| it.own.take());
@@ -273,7 +273,7 @@ impl SessionStore {
 
     /// Adds a created node, until [`SessionStore::forget`]. If the node is the session's first, and the next renewal of
     /// the lease would be too late for it, also wakes the task that renews the lease.
-    pub(super) fn add(&self, node: &Arc<ContenderNode>) {
+    pub(super) fn add(&self, node: &Arc<Node>) {
         let renewed_by = self.lease.now() + self.lease.heartbeat_period();
         let mut record = self.record.lock();
         record.nodes.insert(node.number, Arc::clone(node));
@@ -288,7 +288,7 @@ impl SessionStore {
 
     /// Records that this node is no longer kept between uses, and is deleted after its last use. A contender behind the
     /// node then need not request that the node be given up.
-    pub(crate) fn mark_closing(&self, node: &Arc<ContenderNode>) {
+    pub(crate) fn mark_closing(&self, node: &Arc<Node>) {
         let mut record = self.record.lock();
         record.closing.retain(|node| node.strong_count() > 0);
         record.closing.push(Arc::downgrade(node));
@@ -298,11 +298,11 @@ impl SessionStore {
     /// their last use.
     pub(crate) fn closing_soon(&self, directory: &str) -> Vec<String> {
         let closing: Vec<_> = self.record.lock().closing.iter().filter_map(Weak::upgrade).collect();
-        let name = |node: Arc<ContenderNode>| Some(node.path().strip_prefix(directory)?.strip_prefix('/')?.to_owned());
+        let name = |node: Arc<Node>| Some(node.path().strip_prefix(directory)?.strip_prefix('/')?.to_owned());
         closing.into_iter().filter_map(name).collect()
     }
 
-    /// Calls [`ContenderNode::detect_loss`] on each node, which records and reports a loss. Then wakes every task that
+    /// Calls [`Node::detect_loss`] on each node, which records and reports a loss. Then wakes every task that
     /// waits for a change of a node.
     pub(crate) fn detect_all_losses(&self) {
         for node in self.all() {
@@ -331,7 +331,7 @@ impl SessionStore {
         }
     }
 
-    fn all(&self) -> Vec<Arc<ContenderNode>> {
+    fn all(&self) -> Vec<Arc<Node>> {
         self.record.lock().nodes.values().cloned().collect()
     }
 

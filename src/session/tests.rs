@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::queue::contender::Tag;
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
+use crate::queue::node_name::Tag;
 use crate::session::contract::Session;
 use crate::session::lease::{Lease, Moment};
-use crate::session::node::ContenderNode;
+use crate::session::node::Node;
 use crate::session::request::{Created, Ending, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
 use crate::session::store::SessionStore;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -61,7 +61,7 @@ impl SessionStore {
     }
 
     /// Adds a waiting node of ours at this path.
-    pub(super) fn enter(&self, path: String) -> Arc<ContenderNode> {
+    pub(super) fn enter(&self, path: String) -> Arc<Node> {
         let tag = Tag::new(Dialect::Native, "host~id".to_owned());
         let node = self.new_node(&Arc::from("/lock"), &PathLabel::new(&Arc::from("/lock"), None), &tag, Mode::Write);
         node.waits_at(path);

@@ -1,5 +1,5 @@
 //! The watch on a node of ours: its request, by a contender that waits or by keep-alive, and the repetition of the request.
-//! [`ContenderNode`] stores the watch and hears its event.
+//! [`Node`] stores the watch and hears its event.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use futures_util::future::{FutureExt, OptionFuture};
 use futures_util::stream::{self, StreamExt};
 
 use crate::session::contract::Session;
-use crate::session::node::ContenderNode;
+use crate::session::node::Node;
 use crate::session::presence;
 use crate::session::request::{Failure, Reply, Watch};
 use crate::session::retry::{RetryLimit, repeated};
@@ -17,7 +17,7 @@ use crate::telemetry::log::emit;
 /// The most requests for a watch that one call of [`watch_own`] has under way at a time.
 const ARMED_AT_ONCE: usize = 64;
 
-impl ContenderNode {
+impl Node {
     /// Sends a request for a watch on this node before this function returns. The returned future stores the watch.
     /// Returns `None` if a watch was requested already, or if no watch is needed.
     ///
@@ -57,8 +57,8 @@ async fn armed(
 }
 
 /// Arms the watches on these nodes, at most [`ARMED_AT_ONCE`] at a time, and repeats a request whose answer is lost.
-pub(super) async fn watch_own(session: Arc<dyn Session>, unwatched: Vec<Arc<ContenderNode>>) {
-    let arm = async |node: Arc<ContenderNode>| {
+pub(super) async fn watch_own(session: Arc<dyn Session>, unwatched: Vec<Arc<Node>>) {
+    let arm = async |node: Arc<Node>| {
         let request = || OptionFuture::from(node.request_watch(&session)).map(|stored| stored.unwrap_or(Ok(())));
         match repeated(&session, RetryLimit::ENDLESS, request).await {
             Ok(()) | Err(Failure::Over(_)) => {}
@@ -68,6 +68,6 @@ pub(super) async fn watch_own(session: Arc<dyn Session>, unwatched: Vec<Arc<Cont
     stream::iter(unwatched).for_each_concurrent(ARMED_AT_ONCE, arm).await;
 }
 
-pub(crate) fn cannot_watch(node: &ContenderNode, failure: &Failure) {
+pub(crate) fn cannot_watch(node: &Node, failure: &Failure) {
     emit!(WARN, path = node.path(), %failure, "cannot watch a lock node of our own");
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::task::JoinHandle;
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Outcome, Session};
 use zk_rwlock::error::Ending;
-use zk_rwlock::queue::{Contender, MemberState};
+use zk_rwlock::queue::{MemberState, NodeName};
 use zk_rwlock::{Dialect, Error, HoldState, Loss, Mode, RwLock, Survey, WriteGuard};
 
 use support::harness::Harness;
@@ -299,7 +299,7 @@ pub async fn a_try_of_a_taken_lock_names_the_holder<H: Harness>(h: &H) {
     assert_eq!(s.children().await, before);
     held.release().await.expect("held");
     let next = s.b.try_write().await.expect("free");
-    let sequence = |name: &str| Contender::parse_as(name, h.dialect()).expect("a contender").sequence();
+    let sequence = |name: &str| NodeName::parse_as(name, h.dialect()).expect("a contender").sequence();
     let name = next.node_path().rsplit('/').next().map(str::to_owned).expect("a path");
     assert_eq!(sequence(&name), sequence(&before[0]) + 1, "the tries have used up sequence numbers");
 }

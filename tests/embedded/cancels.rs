@@ -11,7 +11,7 @@ use std::task::Poll;
 use support::polled::write;
 use support::wired::Wired;
 use tokio_test::task::{self, Spawn};
-use zk_rwlock::queue::Contender;
+use zk_rwlock::queue::NodeName;
 use zk_rwlock::{Error, Memory, Mode, ReadGuard, RwLock, WriteGuard};
 
 use crate::kept::{DIRECTORY, keeping, plain};
@@ -143,7 +143,7 @@ impl World {
         let nodes = self.zk.children(DIRECTORY);
         for (mode, name) in held {
             assert!(nodes.contains(&name), "{name} is held, and the ensemble has {nodes:?}");
-            let node = Contender::parse(&name).map(|it| it.mode());
+            let node = NodeName::parse(&name).map(|it| it.mode());
             assert!(mode == Mode::Read || node == Some(Mode::Write), "a writer holds by {name}");
         }
     }

@@ -439,7 +439,7 @@ async fn a_ghost_does_not_contend_at_another_server() {
     let name = theirs.children(PATH).into_iter().find(|name| name.ends_with('1')).expect("the writer");
     ours.faults().freeze(format!("{PATH}/{name}"));
     drop(ghost);
-    assert_eq!(held.contended().await.expect("held").name(), name, "not the name that the server shows");
+    assert_eq!(held.contended().await.expect("held").as_str(), name, "not the name that the server shows");
     drop(lock_of(&ours).try_read().await.expect("beside it"));
     assert!(timeout(SECOND, held.contended()).await.is_err());
 }

@@ -7,7 +7,7 @@ use support::wired::Wired;
 use tokio::sync::oneshot;
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::queue::Contender;
+use zk_rwlock::queue::NodeName;
 use zk_rwlock::{Guard, Memory, RwLock, Semaphore};
 
 const DIRECTORY: &str = "/lock";
@@ -101,9 +101,9 @@ fn an_idle_waiter_with_a_removed_node_blocks_nobody() {
     deliver_all(&wired);
     let mut next = writing(&lock(&wired));
     assert_pending!(next.poll());
-    let mut queue: Vec<_> = memory.children(DIRECTORY).iter().filter_map(|name| Contender::parse(name)).collect();
-    queue.sort_by_key(Contender::sequence);
-    memory.faults().remove(format!("{DIRECTORY}/{}", queue[1].name()));
+    let mut queue: Vec<_> = memory.children(DIRECTORY).iter().filter_map(|name| NodeName::parse(name)).collect();
+    queue.sort_by_key(NodeName::sequence);
+    memory.faults().remove(format!("{DIRECTORY}/{}", queue[1].as_str()));
     drop(holder);
     assert!(assert_ready_ok!(next.poll()).is_held());
 }

@@ -9,7 +9,7 @@ use support::polled::*;
 use support::wired::Wired;
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok, task};
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::queue::Contender;
+use zk_rwlock::queue::NodeName;
 use zk_rwlock::{Dialect, Error, HoldState, Loss, Memory, Mode, RwLock};
 
 pub(crate) const DIRECTORY: &str = "/lock";
@@ -38,9 +38,9 @@ pub(crate) fn two() -> (Memory, RwLock, RwLock) {
 
 /// Returns the modes of the contenders in the directory, in the order of the queue.
 pub(crate) fn line(zk: &Memory) -> Vec<Mode> {
-    let mut all: Vec<_> = zk.children(DIRECTORY).iter().filter_map(|name| Contender::parse(name)).collect();
-    all.sort_by_key(Contender::sequence);
-    all.iter().map(Contender::mode).collect()
+    let mut all: Vec<_> = zk.children(DIRECTORY).iter().filter_map(|name| NodeName::parse(name)).collect();
+    all.sort_by_key(NodeName::sequence);
+    all.iter().map(NodeName::mode).collect()
 }
 
 #[track_caller]
@@ -65,7 +65,7 @@ fn a_kept_node_serves_a_thousand_reads_without_a_request() {
             now(guard.release()).expect("held");
         }
     });
-    assert!(Contender::parse(path.rsplit('/').next().expect("a name")).is_some_and(|it| it.keeps()));
+    assert!(NodeName::parse(path.rsplit('/').next().expect("a name")).is_some_and(|it| it.keeps()));
 }
 
 #[test]
@@ -717,7 +717,7 @@ fn a_waiting_use_of_the_same_process_contends() {
     assert_pending!(late.poll());
     assert!(contended.is_woken());
     let contender = assert_ready_ok!(contended.poll());
-    assert!(guard.node_path().ends_with(contender.name()));
+    assert!(guard.node_path().ends_with(contender.as_str()));
 }
 
 #[test]

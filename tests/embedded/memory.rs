@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Operation, Session, SessionSlot, SessionStore};
-use zk_rwlock::queue::{Contender, MemberState, Progress};
+use zk_rwlock::queue::{MemberState, NodeName, Progress};
 use zk_rwlock::{ConnectionState, Error, Granting, HoldState, Loss, Memory, Mode, RwLock, WriteGuard};
 
 const DIRECTORY: &str = "/lock";
@@ -57,8 +57,8 @@ fn transact(client: &Memory, operations: &[Operation]) {
 /// Returns the modes and sequence numbers of the contenders in the directory.
 fn contenders(zk: &Memory) -> Vec<(Mode, i64)> {
     let names = zk.children(DIRECTORY);
-    let mut all: Vec<_> = names.iter().filter_map(|name| Contender::parse(name)).collect();
-    all.sort_by_key(Contender::sequence);
+    let mut all: Vec<_> = names.iter().filter_map(|name| NodeName::parse(name)).collect();
+    all.sort_by_key(NodeName::sequence);
     all.iter().map(|contender| (contender.mode(), contender.sequence())).collect()
 }
 

@@ -893,7 +893,7 @@ fn a_holder_learns_who_waits_in_a_recreated_queue() {
         let mut waits = acquiring(&b, 1);
         assert_pending!(waits.poll());
         let first = poll_up_to(&mut contended, 20).expect("the head is woken");
-        assert!(matches!(&first, Poll::Ready(Ok(it)) if zk.children(QUEUE) == [it.name()]), "{first:?}");
+        assert!(matches!(&first, Poll::Ready(Ok(it)) if zk.children(QUEUE) == [it.as_str()]), "{first:?}");
         assert!(held.is_held());
     }
 }

@@ -11,7 +11,7 @@ use support::wire::{Close, Frames, Op, Proxy, Rule};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use zk_rwlock::coordinator::Operation;
-use zk_rwlock::queue::Contender;
+use zk_rwlock::queue::NodeName;
 use zk_rwlock::security::{Acl, Permissions};
 use zk_rwlock::{RwLock, ZooKeeper};
 
@@ -406,5 +406,5 @@ async fn a_directory_deleted_under_a_kept_node_ends_it() {
     guard.release().await.unwrap();
     let guard = granted(late).await;
     assert!(guard.fencing_token() > token);
-    assert!(Contender::parse(guard.node_path().rsplit('/').next().unwrap()).is_some());
+    assert!(NodeName::parse(guard.node_path().rsplit('/').next().unwrap()).is_some());
 }

@@ -11,7 +11,7 @@ use support::scene::{
 use support::server::{Server, WITHOUT_DIGESTS, shared_server};
 use tokio::task::JoinSet;
 use zk_rwlock::coordinator::{Failure, Kind, Session};
-use zk_rwlock::queue::{Contender, MemberState};
+use zk_rwlock::queue::{MemberState, NodeName};
 use zk_rwlock::{Error, Loss, Mode, RwLock, ZooKeeper};
 
 /// From this sequence number on (half of all numbers), the last contender to leave deletes the directory, so that the numbers
@@ -46,8 +46,8 @@ async fn two(server: &Server) -> (ZooKeeper, RwLock, ZooKeeper, RwLock) {
 
 async fn numbers(zk: &ZooKeeper) -> Vec<(Mode, i64)> {
     let names = children(zk, DIRECTORY).await;
-    let mut numbers: Vec<_> = names.iter().filter_map(|name| Contender::parse(name)).collect();
-    numbers.sort_by_key(Contender::sequence);
+    let mut numbers: Vec<_> = names.iter().filter_map(|name| NodeName::parse(name)).collect();
+    numbers.sort_by_key(NodeName::sequence);
     numbers.iter().map(|contender| (contender.mode(), contender.sequence())).collect()
 }
 

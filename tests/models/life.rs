@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use stateright::{Checker, Model, Property};
 use zk_rwlock::coordinator::{
-    Contender, Created, Denied, Ending, EntryStep, Failure, Input, Leaving, NodeState, Phase, RemovalReport,
+    Created, Denied, Ending, EntryStep, Failure, Input, Leaving, NodeName, NodeState, Phase, RemovalReport,
 };
 use zk_rwlock::{Loss, Mode};
 
@@ -150,8 +150,8 @@ fn unknown() -> Failure {
     Failure::Unknown(String::new())
 }
 
-fn contender(path: &str) -> Contender {
-    Contender::parse(path.rsplit('/').next().unwrap_or_default()).expect("the model makes well-formed names")
+fn contender(path: &str) -> NodeName {
+    NodeName::parse(path.rsplit('/').next().unwrap_or_default()).expect("the model makes well-formed names")
 }
 
 impl Member {
@@ -301,7 +301,7 @@ impl State {
     fn carry_out(&mut self, me: usize, what: &What, refuses_signals: bool) -> Reply {
         match what {
             What::Create => {
-                let mode = self.members[me].node.contender().mode();
+                let mode = self.members[me].node.node_name().mode();
                 let path = format!("{}{mode}-{:010}", owner(me), self.next);
                 self.next += 1;
                 self.nodes.insert(path.clone());
@@ -483,7 +483,7 @@ impl Model for Lives {
                 continue;
             }
             actions.push(Action::Release(me));
-            let sequence = member.node.contender().sequence();
+            let sequence = member.node.node_name().sequence();
             let is_first =
                 state.nodes.iter().all(|path| path.starts_with("/permits") || contender(path).sequence() >= sequence);
             let holds = matches!(member.node.phase(), Phase::Holding(_));
@@ -492,7 +492,7 @@ impl Model for Lives {
             }
             match self.aims[me] {
                 Aim::Lock(_) if !holds && is_first => actions.push(Action::Take(me)),
-                Aim::Lock(Mode::Write) if holds && member.node.contender().mode() == Mode::Write => {
+                Aim::Lock(Mode::Write) if holds && member.node.node_name().mode() == Mode::Write => {
                     actions.push(Action::Move(me));
                 }
                 Aim::Permit if !holds && is_first => actions.push(Action::Move(me)),

@@ -6,7 +6,7 @@
 
 use stateright::{Model, Property};
 use zk_rwlock::Mode;
-use zk_rwlock::coordinator::{Contender, Departure, IfTaken, QueueEvent, Step as Decision, Waiter};
+use zk_rwlock::coordinator::{Departure, IfTaken, NodeName, QueueEvent, Step as Decision, Waiter};
 
 /// The contenders that change their node's data before they delete it, which signals a hand-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub(super) struct Member {
     mode: Mode,
     pub(super) step: Step,
     /// The state machine that decides for the member, from its create until it holds.
-    waiter: Option<Waiter<Contender>>,
+    waiter: Option<Waiter<NodeName>>,
     /// Whether the server has ended the member's session. The member does not know yet.
     expired: bool,
     /// Events on their way to the member, in order, each with the node that it concerns.
@@ -186,11 +186,11 @@ impl Member {
 }
 
 impl Node {
-    pub(super) fn contender(self) -> Contender {
+    pub(super) fn contender(self) -> NodeName {
         let mode = if self.mode == Mode::Read { "READ" } else { "WRITE" };
         let keep = if self.keeps { "~keep" } else { "" };
         let name = format!("h~{}{keep}-{mode}-{:010}", self.owner, self.sequence);
-        Contender::parse(&name).expect("the model makes well-formed names")
+        NodeName::parse(&name).expect("the model makes well-formed names")
     }
 }
 
@@ -255,7 +255,7 @@ impl State {
         let step = match decision {
             Decision::List => Step::Listing(me),
             Decision::Await { predecessor, asks } => {
-                let is_it = |node: &&Node| *node.contender().name() == *predecessor.name;
+                let is_it = |node: &&Node| *node.contender().as_str() == *predecessor.name;
                 let nearest = *self.nodes.iter().find(is_it).expect("the waiter names a node of the listing");
                 Step::Arming(me, nearest, asks.then_some(self.version))
             }
@@ -386,7 +386,7 @@ impl Model for Protocol {
             }
             Action::List(i) => {
                 let Step::Listing(me) = state.members[i].step else { return None };
-                let names: Vec<String> = state.nodes.iter().map(|node| node.contender().name().to_owned()).collect();
+                let names: Vec<String> = state.nodes.iter().map(|node| node.contender().as_str().to_owned()).collect();
                 state.hears(i, me, QueueEvent::Listed { names: &names, closing: &[] });
             }
             Action::Arm(i) => {

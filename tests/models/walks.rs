@@ -33,7 +33,7 @@ struct Walk<'m> {
 }
 
 fn path(node: Node) -> String {
-    format!("{PATH}/{}", node.contender().name())
+    format!("{PATH}/{}", node.contender().as_str())
 }
 
 fn session(member: usize) -> i64 {

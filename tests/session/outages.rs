@@ -13,7 +13,7 @@ use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::Proxy;
 use zk_rwlock::coordinator::{Ending, Operation};
-use zk_rwlock::queue::Contender;
+use zk_rwlock::queue::NodeName;
 use zk_rwlock::{HoldState, Loss, Mode, ReadGuard, RwLock, WriteGuard};
 
 const SHORT: Duration = Duration::from_secs(2);
@@ -263,7 +263,7 @@ async fn an_uncontended_lock_lists_its_queue_after_data_loss() {
     const PATH: &str = "/outages/anew";
     let server = Server::start();
     let (zk, sequence) =
-        (connect_with(&server.address(), SHORT).await, |path: String| Contender::parse(&path[PATH.len() + 1..]));
+        (connect_with(&server.address(), SHORT).await, |path: String| NodeName::parse(&path[PATH.len() + 1..]));
     let lock = lock_at(&zk, PATH);
     for _ in 0..2 {
         lock.write().await.unwrap().release().await.unwrap();

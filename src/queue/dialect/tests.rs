@@ -1,7 +1,7 @@
 //! Tests of names in each dialect: how they are written and parsed.
 
 use super::*;
-use crate::queue::contender::{Contender, Tag};
+use crate::queue::node_name::{NodeName, Tag};
 use crate::queue::tests::fuzz_text;
 
 const UUID: &str = "5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9";
@@ -161,8 +161,8 @@ fn a_fuzzed_name_has_one_parse_and_is_written_back() {
             let foreign = dialect.foreign(name);
             let Some((tag, Slot { mode, sequence })) = dialect.split(name) else { continue };
             assert_eq!(foreign, None, "{dialect}");
-            let contender = Contender::parse_as(name, dialect).unwrap();
-            assert_eq!((contender.mode(), contender.sequence(), contender.name()), (mode, sequence, name));
+            let contender = NodeName::parse_as(name, dialect).unwrap();
+            assert_eq!((contender.mode(), contender.sequence(), contender.as_str()), (mode, sequence, name));
             assert!(contender.host().len() + contender.id().map_or(0, str::len) <= tag.len());
             // In Curator's dialect, a name with a reader's marker at its end is a writer's if it also contains a
             // writer's marker.
@@ -201,7 +201,7 @@ fn a_host_has_at_most_64_bytes() {
 
 #[test]
 fn a_name_that_looks_kept_may_be_no_contender() {
-    let keeps = |name| Contender::parse(name).is_some_and(|it| it.keeps());
+    let keeps = |name| NodeName::parse(name).is_some_and(|it| it.keeps());
     assert!(keeps("h~i~keep-READ-0000000001") && keeps("h~i~keep-WRITE--2147483648"));
     // `may_keep` reads only the end of a name, so it also accepts a name that is not a contender's.
     assert!(may_keep("a b~keep-READ-0000000001") && !keeps("a b~keep-READ-0000000001"));

@@ -14,8 +14,8 @@ fn queue(modes: &str) -> Vec<String> {
 
 /// Returns the turn of each contender: `!` for granted, the sequence number of its predecessor, or `x` for evicted.
 fn seen(queue: &[String]) -> String {
-    let mut members: Vec<_> = queue.iter().filter_map(|n| Contender::parse(n)).collect();
-    members.sort_by_key(|c| (c.sequence(), c.name().to_owned()));
+    let mut members: Vec<_> = queue.iter().filter_map(|n| NodeName::parse(n)).collect();
+    members.sort_by_key(|c| (c.sequence(), c.as_str().to_owned()));
     members.iter().map(|me| symbol(&turn(me, queue))).collect()
 }
 
@@ -47,7 +47,7 @@ fn each_contender_in_a_small_queue_has_the_right_turn() {
 
 #[test]
 fn a_node_that_is_not_in_the_queue_is_evicted() {
-    let me = Contender::parse("h~9-READ-0000000009").unwrap();
+    let me = NodeName::parse("h~9-READ-0000000009").unwrap();
     assert_eq!(turn(&me, queue("RR")), Turn::Evicted);
 }
 
@@ -57,7 +57,7 @@ fn a_shared_or_negative_number_is_never_granted() {
     assert_eq!(seen(&stuck), "xxx");
     let wrapped = ["a~1-READ--000000005", "b~2-WRITE--2147483648"].map(str::to_owned);
     assert_eq!(seen(&wrapped), "xx");
-    let turn_of = |queue: &[String]| turn(&Contender::parse(&queue[0]).unwrap(), queue);
+    let turn_of = |queue: &[String]| turn(&NodeName::parse(&queue[0]).unwrap(), queue);
     assert_eq!(turn_of(&stuck), Turn::Stuck(Some("b~2-WRITE-2147483647".to_owned())), "the first in text order");
     assert_eq!(turn_of(&wrapped), Turn::Stuck(None));
 }
@@ -82,11 +82,11 @@ fn turns_gives_the_same_answers_as_turn() {
 fn contenders_ahead_are_listed_in_order_of_arrival() {
     let queue = queue("RWRW");
     assert_eq!(
-        ahead_of(&Contender::newcomer(Dialect::Native, Mode::Read), &queue),
+        ahead_of(&NodeName::newcomer(Dialect::Native, Mode::Read), &queue),
         ["h~1-WRITE-0000000001", "h~3-WRITE-0000000003"]
     );
-    assert_eq!(ahead_of(&Contender::newcomer(Dialect::Native, Mode::Write), &queue).len(), 4);
-    let me = Contender::parse("h~2-READ-0000000002").unwrap();
+    assert_eq!(ahead_of(&NodeName::newcomer(Dialect::Native, Mode::Write), &queue).len(), 4);
+    let me = NodeName::parse("h~2-READ-0000000002").unwrap();
     assert_eq!(ahead_of(&me, &queue), ["h~1-WRITE-0000000001"]);
     assert_eq!(place_of(&me, &queue), (3, 4));
 }
@@ -94,22 +94,22 @@ fn contenders_ahead_are_listed_in_order_of_arrival() {
 #[test]
 fn a_holder_keeps_out_later_contenders_that_it_excludes() {
     let queue = queue("RRWRW");
-    let first = |name| first_kept_out(&Contender::parse(name).unwrap(), &queue).map(|it| it.sequence());
+    let first = |name| first_kept_out(&NodeName::parse(name).unwrap(), &queue).map(|it| it.sequence());
     assert_eq!(first("h~0-READ-0000000000"), Some(2));
     assert_eq!(first("h~2-WRITE-0000000002"), Some(3));
     assert_eq!(first("h~3-READ-0000000003"), Some(4));
     assert_eq!(first("h~4-WRITE-0000000004"), None);
     let own = ["h~0-WRITE-0000000000", "h~0-WRITE-0000000001"].map(str::to_owned);
-    assert_eq!(first_kept_out(&Contender::parse(&own[0]).unwrap(), &own), None);
+    assert_eq!(first_kept_out(&NodeName::parse(&own[0]).unwrap(), &own), None);
     let tied = ["h~0-READ-0000000005", "h~1-WRITE-0000000005", "h~2-WRITE-0000000006"].map(str::to_owned);
-    let kept_out = first_kept_out(&Contender::parse(&tied[0]).unwrap(), &tied);
-    assert_eq!(kept_out.unwrap().name(), tied[2], "a node of the same number is not later");
+    let kept_out = first_kept_out(&NodeName::parse(&tied[0]).unwrap(), &tied);
+    assert_eq!(kept_out.unwrap().as_str(), tied[2], "a node of the same number is not later");
 }
 
 #[test]
 fn the_first_foreign_name_in_text_order_is_reported() {
     let mut queue = ["a__WRIT__0000000005", "b__WRIT__0000000004", "h~0-WRITE-0000000009"].map(str::to_owned).to_vec();
-    let me = Contender::parse("h~0-WRITE-0000000009").unwrap();
+    let me = NodeName::parse("h~0-WRITE-0000000009").unwrap();
     for _ in 0..queue.len() {
         queue.rotate_left(1);
         assert_eq!(turn_among_foreign(&me, &queue), (Turn::Granted, Some("a__WRIT__0000000005")));
@@ -121,7 +121,7 @@ fn the_first_foreign_name_in_text_order_is_reported() {
 #[test]
 fn a_native_name_is_foreign_in_another_dialect() {
     let mine = "a__WRIT__0000000005".to_owned();
-    let me = Contender::parse_as(&mine, Dialect::Curator).unwrap();
+    let me = NodeName::parse_as(&mine, Dialect::Curator).unwrap();
     for number in [4, 9] {
         let queue = [mine.clone(), format!("h~0-WRITE-{number:010}")];
         assert_eq!(turn_among_foreign(&me, &queue).1, Some(&queue[1][..]));
@@ -131,22 +131,22 @@ fn a_native_name_is_foreign_in_another_dialect() {
 #[test]
 fn a_waiter_behind_a_tie_awaits_its_last_name() {
     let mut queue = ["a~1-WRITE-0000000005", "b~2-WRITE-0000000005", "c~3-WRITE-0000000006"].map(str::to_owned);
-    let me = Contender::parse("c~3-WRITE-0000000006").unwrap();
+    let me = NodeName::parse("c~3-WRITE-0000000006").unwrap();
     for _ in 0..2 {
         queue.reverse();
         let Turn::Behind(other) = turn(&me, &queue) else { panic!("the waiter is not behind the tie") };
-        assert_eq!(other.name(), "b~2-WRITE-0000000005");
+        assert_eq!(other.as_str(), "b~2-WRITE-0000000005");
     }
 }
 
 const FIRST: &str = "h~a-WRITE-0000000001";
 const ME: &str = "h~b-WRITE-0000000002";
 
-fn waiter(hands_off: bool) -> Waiter<Contender> {
-    Waiter::new(Contender::parse_as(ME, Dialect::Native).unwrap(), hands_off, IfTaken::Wait)
+fn waiter(hands_off: bool) -> Waiter<NodeName> {
+    Waiter::new(NodeName::parse_as(ME, Dialect::Native).unwrap(), hands_off, IfTaken::Wait)
 }
 
-impl Waiter<Contender> {
+impl Waiter<NodeName> {
     fn lists(&mut self, of: &[&str]) -> Step {
         let names: Vec<String> = of.iter().map(|name| (*name).to_owned()).collect();
         self.next(QueueEvent::Listed { names: &names, closing: &[] })
@@ -221,9 +221,9 @@ fn a_waiter_without_its_node_or_with_foreigners_gives_up() {
     let mut waiter = waiter(true);
     let step = waiter.lists(&[ME, rival]);
     assert_eq!(waiter.hears_of(step, false), Step::Stuck(Some(rival.to_owned())));
-    let negative = Contender::parse("h~b-WRITE--000000002").unwrap();
+    let negative = NodeName::parse("h~b-WRITE--000000002").unwrap();
     let mut of_negative = Waiter::new(negative.clone(), true, IfTaken::Wait);
-    assert_eq!(of_negative.lists(&[negative.name()]), Step::Stuck(None), "the leader is not asked");
+    assert_eq!(of_negative.lists(&[negative.as_str()]), Step::Stuck(None), "the leader is not asked");
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn a_rival_that_the_leader_does_not_have_is_no_rival() {
 
 #[test]
 fn a_waiter_that_must_not_wait_asks_the_leader_for_those_ahead() {
-    let mut waiter = Waiter::new(Contender::parse(ME).unwrap(), true, IfTaken::GiveUp);
+    let mut waiter = Waiter::new(NodeName::parse(ME).unwrap(), true, IfTaken::GiveUp);
     let step = waiter.lists(&[FIRST, ME]);
     assert_eq!(step, Step::AskLeader(Claim::Ahead));
     assert_eq!(waiter.hears_of(step, true), Step::List, "one of them is gone");

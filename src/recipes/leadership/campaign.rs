@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::call;
-use crate::contend::handle::while_held;
+use crate::contend::contender::while_held;
 use crate::error::error::Error;
 use crate::lock::hold::{Hold, WriteGuard};
 use crate::lock::rw_lock::RwLock;

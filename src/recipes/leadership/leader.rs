@@ -17,11 +17,11 @@ use crate::call::{self, Call};
 use crate::contend::config::LockConfig;
 use crate::error::error::Error;
 use crate::observe::changes::Changes;
-use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
 use crate::queue::member::write_process;
 use crate::queue::metadata::Metadata;
 use crate::queue::mode::Mode;
+use crate::queue::node_name::NodeName;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::{self, Followed, PAUSE, follow};
@@ -50,7 +50,7 @@ pub struct Leader {
 }
 
 impl Leader {
-    pub(crate) fn of(contender: &Contender, data: &[u8], stat: Stat) -> Leader {
+    pub(crate) fn of(contender: &NodeName, data: &[u8], stat: Stat) -> Leader {
         let Metadata { host, pid, label, .. } = Metadata::of(contender, Some(data));
         let (term, session, since) = (stat.czxid, stat.ephemeral_owner, stat.ctime);
         Leader { term, host, pid, data: label, session, since }
@@ -67,7 +67,7 @@ impl fmt::Display for Leader {
 }
 
 /// Returns the contender that leads: the first in the queue. If the first contender is a reader, nobody leads.
-pub(crate) fn leading(dialect: Dialect, names: &[String]) -> Option<Contender> {
+pub(crate) fn leading(dialect: Dialect, names: &[String]) -> Option<NodeName> {
     let first = turn::turns(dialect, names).into_iter().next();
     first.filter(|(contender, turn)| contender.mode() == Mode::Write && *turn == Turn::Granted).map(|(first, _)| first)
 }
@@ -84,7 +84,7 @@ pub(crate) fn leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
             loop {
                 let names = call::names(&session, path, false).await?;
                 let Some(first) = leading(config.dialect, &names) else { return Ok((names, None)) };
-                let node = format!("{path}/{}", first.name());
+                let node = format!("{path}/{}", first.as_str());
                 let read = call::answered(&session, || session.data(&node));
                 match unless_gone(&session, path, &first, read).await {
                     Ok(Some((data, stat))) => return Ok((names, Some(Leader::of(&first, &data, stat)))),
@@ -106,13 +106,13 @@ pub(crate) fn leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
 async fn unless_gone<T>(
     session: &Arc<dyn Session>,
     path: &str,
-    it: &Contender,
+    it: &NodeName,
     read: impl Future<Output = Result<T, Failure>>,
 ) -> Result<Option<T>, Failure> {
-    let is_there = presence::is_there(session, format!("{path}/{}", it.name()), None);
+    let is_there = presence::is_there(session, format!("{path}/{}", it.as_str()), None);
     let (read, is_there) = tokio::join!(read, call::unless(session.sleep(session.timeout()), is_there));
     if is_there == Some(Ok(false)) {
-        presence::leave_if_listed(session, path, vec![it.name().to_owned()]).await?;
+        presence::leave_if_listed(session, path, vec![it.as_str().to_owned()]).await?;
         return Ok(None);
     }
     read.map(Some)
@@ -197,7 +197,7 @@ impl Followed for Observer {
                 // was.
                 Err(Failure::NoNode) => {
                     if let Some(it) = first {
-                        presence::leader_still_has(session, &format!("{path}/{}", it.name()), &mut denials).await?;
+                        presence::leader_still_has(session, &format!("{path}/{}", it.as_str()), &mut denials).await?;
                     }
                 }
                 Err(failure) => return Err(failure),
@@ -241,8 +241,8 @@ impl Observer {
 
     /// Waits until the leader's node is gone. Also asks the ensemble's leader in intervals, because the watch's event may be
     /// lost. If the server lists a node that the ensemble's leader does not have, leaves the server.
-    async fn watch_leader(&self, session: &Arc<dyn Session>, first: &Contender) -> Result<(), Failure> {
-        let node = format!("{}/{}", self.config.directory, first.name());
+    async fn watch_leader(&self, session: &Arc<dyn Session>, first: &NodeName) -> Result<(), Failure> {
+        let node = format!("{}/{}", self.config.directory, first.as_str());
         let read = retry::watched_data(session, &node);
         if let Some((change, (data, stat))) = unless_gone(session, &self.config.directory, first, read).await? {
             self.report(Ok(Some(Leader::of(first, &data, stat))));
@@ -252,7 +252,7 @@ impl Observer {
                 event = change => return unless_over(session, event).await,
                 () = look.find(&node, false) => {}
             }
-            presence::leave_if_listed(session, &self.config.directory, vec![first.name().to_owned()]).await?;
+            presence::leave_if_listed(session, &self.config.directory, vec![first.as_str().to_owned()]).await?;
         }
         Ok(())
     }
@@ -266,7 +266,7 @@ mod tests {
     fn a_writer_leads_unless_tied_or_behind_a_reader() {
         let leading = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
-            leading(Dialect::Native, &names).map(|leads| leads.name().to_owned())
+            leading(Dialect::Native, &names).map(|leads| leads.as_str().to_owned())
         };
         let [one, two] = ["web-1~aaaaaaaa-WRITE-0000000001", "web-2~bbbbbbbb-WRITE-0000000002"];
         assert_eq!(leading(&[two, "stranger", one]).as_deref(), Some(one));

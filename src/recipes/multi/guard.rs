@@ -8,11 +8,11 @@ use std::{fmt, mem};
 
 use futures_util::future::{join_all, select_all};
 
-use crate::contend::handle::{ContenderHandle, NodeData, while_held};
+use crate::contend::contender::{Contender, NodeData, while_held};
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
 use crate::observe::changes::{Changes, DropSignal, worst_of};
-use crate::queue::contender::Contender;
+use crate::queue::node_name::NodeName;
 use crate::session::request::{HoldState, Loss};
 use crate::sync::OnceLock;
 use crate::validation;
@@ -46,7 +46,7 @@ async fn first_of<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
 #[must_use = "if unused, the locks are given back at once"]
 pub struct MultiGuard {
     /// The locks in the order of their paths, in which they were acquired. Not empty in a complete guard.
-    locks: Vec<Arc<ContenderHandle>>,
+    locks: Vec<Arc<Contender>>,
     first_loss: OnceLock<(String, Loss)>,
     life: DropSignal,
 }
@@ -60,7 +60,7 @@ impl MultiGuard {
     pub(crate) async fn add(
         &mut self,
         path: &str,
-        granted: impl Future<Output = Result<Arc<ContenderHandle>, Error>>,
+        granted: impl Future<Output = Result<Arc<Contender>, Error>>,
     ) -> Result<(), Error> {
         let held = tokio::select! {
             biased;
@@ -227,7 +227,7 @@ impl MultiGuard {
     /// # assert_eq!(path, "/locks/b");
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub async fn contended(&self) -> Result<(&str, Contender), Error> {
+    pub async fn contended(&self) -> Result<(&str, NodeName), Error> {
         let each = self.locks.iter().map(|held| async {
             let first = held.contended().await.map_err(|error| error.of_one(held.user_path()))?;
             Ok((held.user_path(), first))
@@ -332,7 +332,7 @@ impl MultiGuard {
     pub async fn release(mut self) -> Result<(), Error> {
         let loss = self.loss().map(lost_error);
         let locks = mem::take(&mut self.locks);
-        let release = |held: Arc<ContenderHandle>| async move {
+        let release = |held: Arc<Contender>| async move {
             let path = held.user_path().to_owned();
             held.give_back().await.map_err(|error| error.of_one(&path))
         };

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::call::{self, Call, NotDone};
 use crate::contend::acquisition::{Acquisition, Options};
-use crate::contend::handle::ContenderHandle;
+use crate::contend::contender::Contender;
 use crate::error::error::{Error, PermitsError};
 use crate::lock::acquire::{Acquire, Granting, Guard};
 use crate::lock::hold::{GuardHold, Hold};
@@ -347,7 +347,7 @@ pub struct Permit {
 }
 
 impl Permit {
-    pub(super) fn new(held: Arc<ContenderHandle>, count: u32) -> Permit {
+    pub(super) fn new(held: Arc<Contender>, count: u32) -> Permit {
         Permit { hold: Hold::new(GuardHold::Alone(held)), count }
     }
 

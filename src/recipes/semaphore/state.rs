@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use crate::call::NotDone;
 use crate::contend::config::LockConfig;
+use crate::contend::contender::Contender;
 use crate::contend::directory;
 use crate::contend::exchange::{Reports, SeenPermits};
-use crate::contend::handle::ContenderHandle;
 use crate::error::error::{Error, PermitsError};
 use crate::queue::dialect::Dialect;
 use crate::queue::metadata;
@@ -109,12 +109,12 @@ impl SemaphoreState {
     pub(super) async fn report_shortage(
         &self,
         now: &SeenPermits,
-        entry: &ContenderHandle,
+        entry: &Contender,
         gives_up: bool,
         reports: &mut Reports<'_>,
     ) -> Result<(), Error> {
-        let (session, paths, me) = (entry.session(), &self.config.paths, &*entry.contender());
-        let only_me = [me.name().to_owned()];
+        let (session, paths, me) = (entry.session(), &self.config.paths, &*entry.node_name());
+        let only_me = [me.as_str().to_owned()];
         if gives_up {
             return Err(Error::WouldBlock { blockers: paths.blockers(session, &only_me, me).await });
         }
@@ -142,7 +142,7 @@ impl SemaphoreState {
     }
 
     /// Returns the error of an acquisition in the queue. The loss of its node precedes a failed request.
-    pub(super) fn take_error(&self, entry: &ContenderHandle, why: NotDone) -> Error {
+    pub(super) fn take_error(&self, entry: &Contender, why: NotDone) -> Error {
         match why {
             NotDone::Refused(error) => error,
             NotDone::Failed(failure) => match (entry.detect_loss(), failure) {
@@ -223,7 +223,7 @@ impl SemaphoreState {
         &self,
         session: &Arc<dyn Session>,
         mut node: Option<(Vec<u8>, Stat)>,
-        maker: Option<&ContenderHandle>,
+        maker: Option<&Contender>,
     ) -> Result<(u32, i32), NotDone> {
         let (path, mut rounds) = (self.config.user_path(), 0);
         loop {
@@ -266,7 +266,7 @@ impl SemaphoreState {
         number: u32,
         node: Option<&(Vec<u8>, Stat)>,
         twin: Twin,
-        maker: Option<&ContenderHandle>,
+        maker: Option<&Contender>,
     ) -> Result<Option<i32>, NotDone> {
         let is_unset = node.is_none_or(|(data, _)| permits::decode(data) == Ok(None));
         if is_unset {
@@ -299,7 +299,7 @@ impl SemaphoreState {
         session: &Arc<dyn Session>,
         number: u32,
         twin: Twin,
-        maker: Option<&ContenderHandle>,
+        maker: Option<&Contender>,
     ) -> Result<bool, NotDone> {
         self.check_for_record(session).await?;
         let made = |node: &str| maker.iter().for_each(|maker| maker.record_made(node));

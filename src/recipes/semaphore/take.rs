@@ -18,10 +18,10 @@ use async_trait::async_trait;
 use futures_util::future::OptionFuture;
 
 use crate::call::{self, NotDone};
+use crate::contend::contender::Contender;
 use crate::contend::exchange::{Exchange, ExchangeTarget, NotExchanged, Reports, SeenPermits};
-use crate::contend::handle::ContenderHandle;
 use crate::error::error::Error;
-use crate::queue::contender::Contender;
+use crate::queue::node_name::NodeName;
 use crate::queue::permits::{self, Room};
 use crate::queue::turn::Grant;
 use crate::recipes::semaphore::state::{SemaphoreState, TAKE};
@@ -91,14 +91,14 @@ impl ExchangeTarget for PermitRequest {
         checked.await?
     }
 
-    async fn make(&self, entry: &ContenderHandle) -> Result<(), NotDone> {
+    async fn make(&self, entry: &Contender) -> Result<(), NotDone> {
         let node = retry::data(entry.session(), self.state.config.user_path(), true).await?;
         self.state.agree(entry.session(), node, Some(entry)).await.map(drop)
     }
 
     /// Sends the early read, if this acquisition has already sent its listing of the queue. An early read that was sent
     /// before the listing would be too old for a decision.
-    fn send_early_read(&self, entry: &ContenderHandle, is_listed: bool) {
+    fn send_early_read(&self, entry: &Contender, is_listed: bool) {
         let (session, path) = (entry.session(), self.state.config.user_path());
         let read = is_listed.then(|| {
             let (names, number) = (session.children(&self.state.taken), session.data(path));
@@ -111,7 +111,7 @@ impl ExchangeTarget for PermitRequest {
         drop(before);
     }
 
-    async fn early_read(&self, entry: &ContenderHandle) -> Result<Option<Box<SeenPermits>>, Error> {
+    async fn early_read(&self, entry: &Contender) -> Result<Option<Box<SeenPermits>>, Error> {
         let read = self.early_read.lock().take();
         let Some(read) = read else { return Ok(None) };
         self.await_read(entry, read).await.map_err(|why| self.state.take_error(entry, why))
@@ -140,7 +140,7 @@ impl ExchangeTarget for PermitRequest {
         &self,
         grant: Grant,
         early_read: Option<Box<SeenPermits>>,
-        entry: &ContenderHandle,
+        entry: &Contender,
         gives_up: bool,
         reports: &mut Reports<'_>,
     ) -> Result<Grant, Error> {
@@ -153,7 +153,7 @@ impl PermitRequest {
     /// Awaits the early read. `None` if it was not answered. Refused if the request can never be granted.
     async fn await_read(
         &self,
-        entry: &ContenderHandle,
+        entry: &Contender,
         EarlyRead { names, number, children }: EarlyRead,
     ) -> Result<Option<Box<SeenPermits>>, NotDone> {
         let (names, number, children) = (names.await, number.await, OptionFuture::from(children).await);
@@ -177,7 +177,7 @@ impl PermitRequest {
         &self,
         mut grant: Grant,
         early_read: Option<Box<SeenPermits>>,
-        entry: &ContenderHandle,
+        entry: &Contender,
         gives_up: bool,
         reports: &mut Reports<'_>,
     ) -> Result<Grant, NotDone> {
@@ -215,7 +215,7 @@ impl PermitRequest {
 /// on both.
 struct View<'a> {
     state: &'a SemaphoreState,
-    entry: &'a ContenderHandle,
+    entry: &'a Contender,
     /// The id of the connection on which the head learned that it is the head, or on which it has read after a sync.
     connection: u64,
     /// The number of permits, the version of the semaphore's node, and the watch on that node.
@@ -233,7 +233,7 @@ struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    fn new(state: &'a SemaphoreState, entry: &'a ContenderHandle, grant: &mut Grant) -> View<'a> {
+    fn new(state: &'a SemaphoreState, entry: &'a Contender, grant: &mut Grant) -> View<'a> {
         // The view confirms the hand-off before the exchange, so the grant needs no other check.
         let signal = match grant {
             Grant::HandOff { unconfirmed } => unconfirmed.take().map(|name| entry.child(&name).into()),
@@ -334,7 +334,7 @@ impl<'a> View<'a> {
     /// needs `queue` and `queue` is `None`. The caller's next read then lists the queue, too.
     async fn confirm_signal(&mut self, names: &[String], queue: Option<Vec<String>>) -> Result<bool, Failure> {
         let Some(signal) = self.signal.clone() else { return Ok(true) };
-        let predecessor = signal.rsplit_once('/').and_then(|(_, name)| Contender::parse(name));
+        let predecessor = signal.rsplit_once('/').and_then(|(_, name)| NodeName::parse(name));
         let has_taken = predecessor.is_some_and(|it| names.iter().any(|name| permits::is_of(name, it.tag())));
         let Some(queue) = queue.or(has_taken.then(Vec::new)) else { return Ok(false) };
         let shown = hand_off::up_to(&queue, &signal);
@@ -364,7 +364,7 @@ impl<'a> View<'a> {
             std::iter::once(check(&**path, Some(now.version))).chain(holders).collect()
         };
         let mut recheck = Recheck::new(session);
-        let (paths, me) = (&self.state.config.paths, &*self.entry.contender());
+        let (paths, me) = (&self.state.config.paths, &*self.entry.node_name());
         let look_again = reports.view.map(|view| Box::pin(view.look_again.notified()));
         let looking = reports.on_wait.as_mut().map(|on_wait| on_wait.keep_looking(session, paths, me));
         tokio::select! {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::contend::handle::{ContenderHandle, NodeData};
+use crate::contend::contender::{Contender, NodeData};
 use crate::contend::transaction::{Fate, Transaction};
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
@@ -46,7 +46,7 @@ impl ValueNode {
 
     /// Reads the node's content, which is empty if there is no node. `is_known` says whether a value was seen in the
     /// node before.
-    pub(crate) async fn read(&self, hold: &ContenderHandle, is_known: bool) -> Result<(Vec<u8>, Base), Error> {
+    pub(crate) async fn read(&self, hold: &Contender, is_known: bool) -> Result<(Vec<u8>, Base), Error> {
         let node = hold.data(&self.path).await?;
         let absence = match node {
             Some(_) => Absence::default(),
@@ -58,7 +58,7 @@ impl ValueNode {
 
     pub(crate) async fn write(
         &self,
-        hold: &ContenderHandle,
+        hold: &Contender,
         payload: &[u8],
         label: &Option<String>,
         base: Base,
@@ -87,7 +87,7 @@ impl ValueNode {
     /// Writes the initial value. Returns `None` if another client has created, changed or deleted the node meanwhile.
     pub(crate) async fn write_initial(
         &self,
-        hold: &ContenderHandle,
+        hold: &Contender,
         payload: &[u8],
         base: Base,
     ) -> Result<Option<NewValue>, Error> {
@@ -133,7 +133,7 @@ impl ValueNode {
     /// Returns the state of the node that our next commit may replace, after a commit of ours with an unknown outcome. The
     /// result is the present state if our commit made that state, and otherwise `before`, because the next commit must not
     /// replace a write of another client.
-    pub(crate) async fn next_base(&self, hold: &ContenderHandle, before: Base) -> Result<Base, Error> {
+    pub(crate) async fn next_base(&self, hold: &Contender, before: Base) -> Result<Base, Error> {
         if let Some(loss) = hold.detect_loss() {
             return Err(Error::Lost(loss));
         }
@@ -196,7 +196,7 @@ impl Base {
 
 struct Commit<'a> {
     node: &'a ValueNode,
-    hold: &'a ContenderHandle,
+    hold: &'a Contender,
     bytes: &'a [u8],
     mark: Mark,
     base: Base,

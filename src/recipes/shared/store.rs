@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use futures_util::FutureExt;
 use tokio::sync::oneshot;
 
-use crate::contend::handle::ContenderHandle;
+use crate::contend::contender::Contender;
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
 use crate::lock::acquire::Lock;
@@ -20,7 +20,7 @@ use crate::recipes::shared::node::{self, Base, NewValue, ValueNode};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::{self, Followed, follow};
 use crate::session::lease::Lease;
-use crate::session::node::ContenderNode;
+use crate::session::node::Node;
 use crate::session::presence::{self, Recheck};
 use crate::session::request::{Ending, Failure, Stat, Task};
 use crate::session::retry::{self, RetryLimit};
@@ -61,7 +61,7 @@ struct KeptValue<T> {
     value: Arc<Stored<T>>,
     /// The kept node. A token would not identify the node, because an ensemble that is restored from a backup gives the same
     /// tokens again.
-    under: Weak<ContenderNode>,
+    under: Weak<Node>,
     /// The number of this process's transactions under the node whose replies came before the read.
     writes: usize,
 }
@@ -136,7 +136,7 @@ impl<T: Send + Sync + 'static> Store<T> {
 
     /// Returns the value at the start of a write: `instead` if that is given, otherwise the present value, otherwise
     /// the initial value, which is not in the node yet.
-    pub(crate) async fn load(&self, hold: &ContenderHandle, instead: Option<T>) -> Result<Loaded<T>, Error> {
+    pub(crate) async fn load(&self, hold: &Contender, instead: Option<T>) -> Result<Loaded<T>, Error> {
         let Store { node, codec, .. } = self;
         let is_known = self.known.borrow().was_seen;
         let (bytes, base) = node.read(hold, is_known).await?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::*;
 use crate::sync::atomic::Ordering;
 
-fn names(own_nodes: &[Arc<ContenderNode>]) -> Vec<String> {
+fn names(own_nodes: &[Arc<Node>]) -> Vec<String> {
     own_nodes.iter().map(|node| node.path()).collect()
 }
 

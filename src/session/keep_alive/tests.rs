@@ -51,7 +51,7 @@ impl Noted {
         (noted, task)
     }
 
-    fn holder(&self, name: &str) -> Arc<ContenderNode> {
+    fn holder(&self, name: &str) -> Arc<Node> {
         let node = self.store.enter(name.to_owned());
         node.hold(self.store.lease().epoch().unwrap());
         node
@@ -306,7 +306,7 @@ async fn a_denied_watch_ends_a_hold_if_the_leader_agrees() {
 }
 
 /// Requests a check of the hand-off by a holder that has left, and lets the check end. Returns its listings.
-async fn checked(session: &Stub<Noted>, granted: &Arc<ContenderNode>) -> usize {
+async fn checked(session: &Stub<Noted>, granted: &Arc<Node>) -> usize {
     let path = "/a/gone-WRITE-0000000001";
     session.wrong.lock().unwrap().push((path.to_owned(), Failure::NoNode));
     session.store.request_check(&Arc::from(path), granted);

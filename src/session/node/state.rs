@@ -1,5 +1,5 @@
 //! The state of one node of ours, from before its create until its owner leaves it. The state has no I/O, mutex or
-//! clock. [`ContenderNode`](crate::session::node::ContenderNode) keeps it behind a mutex, and the exhaustive model
+//! clock. [`Node`](crate::session::node::Node) keeps it behind a mutex, and the exhaustive model
 //! (`tests/models/`) drives it.
 //!
 //! | phase | event | next phase |
@@ -22,8 +22,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::queue::contender::Contender;
 use crate::queue::mode::{self, Mode};
+use crate::queue::node_name::NodeName;
 use crate::session::lease::Moment;
 use crate::session::leaving::{Deletion, Leaving};
 use crate::session::request::{Created, Ending, Event, Failure, Loss};
@@ -141,8 +141,8 @@ impl Limits {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NodeState {
     phase: Phase,
-    /// The contender in the queue. Its name has no sequence number before the answer to the create.
-    contender: Arc<Contender>,
+    /// The node's name in the queue, without a sequence number before the answer to the create.
+    name: Arc<NodeName>,
     path: String,
     /// The fencing token: the czxid of the node, which is unique in the ensemble and rises.
     token: i64,
@@ -176,13 +176,12 @@ pub struct NodeState {
 }
 
 impl NodeState {
-    /// Returns the state of a node in this directory before its create. The name of `contender` has no sequence number
-    /// yet.
-    pub fn new(directory: &str, contender: Contender) -> NodeState {
+    /// Returns the state of a node in this directory before its create. `name` has no sequence number yet.
+    pub fn new(directory: &str, name: NodeName) -> NodeState {
         NodeState {
             phase: Phase::Absent,
-            path: format!("{directory}/{}", contender.name()),
-            contender: Arc::new(contender),
+            path: format!("{directory}/{}", name.as_str()),
+            name: Arc::new(name),
             token: 0,
             creation: Creation { ctime: SystemTime::UNIX_EPOCH, sent: Moment::MAX, answered: Moment::MAX },
             connection: 0,
@@ -237,13 +236,13 @@ impl NodeState {
             // The connection was re-established with another session, and that session has created the node.
             return Err(Failure::Refused(format!("node {name} belongs to another session")));
         }
-        let Some(contender) = Contender::parse_as(name, self.contender.dialect()) else {
+        let Some(parsed) = NodeName::parse_as(name, self.name.dialect()) else {
             return Err(Failure::Refused(format!("the server named the node {name:?}, which is no contender's name")));
         };
         self.phase = Phase::Waiting;
         self.path.truncate(self.path.rfind('/').map_or(0, |end| end + 1));
         self.path.push_str(name);
-        (self.contender, self.token) = (Arc::new(contender), created.czxid);
+        (self.name, self.token) = (Arc::new(parsed), created.czxid);
         (self.creation.ctime, self.creation.answered) = (created.ctime, now);
         Ok(())
     }
@@ -265,9 +264,9 @@ impl NodeState {
     }
 
     /// Records that this reader's node has replaced the node.
-    pub fn downgraded(&mut self, reader: Contender) {
-        if self.finish_move_at(self.path_of(reader.name())) {
-            self.contender = Arc::new(reader);
+    pub fn downgraded(&mut self, reader: NodeName) {
+        if self.finish_move_at(self.path_of(reader.as_str())) {
+            self.name = Arc::new(reader);
         }
     }
 
@@ -303,11 +302,11 @@ impl NodeState {
         if !self.has_node() {
             return None;
         }
-        let dialect = self.contender.dialect();
-        let held_alone = self.is_holding() && self.is_in_queue() && self.contender.mode() == Mode::Write;
+        let dialect = self.name.dialect();
+        let held_alone = self.is_holding() && self.is_in_queue() && self.name.mode() == Mode::Write;
         self.may_have_orphan |= self.may_be_reader();
         let is_forged = self.loss == Some(Loss::Interfered);
-        let is_old = !(0..mode::RESTART_FROM).contains(&self.contender.sequence());
+        let is_old = !(0..mode::RESTART_FROM).contains(&self.name.sequence());
         self.phase = Phase::Left;
         Some(Leaving::Deleting(Deletion {
             path: self.path.clone(),
@@ -448,16 +447,16 @@ impl NodeState {
 
     /// Returns whether the node is in the queue. A permit is outside the queue.
     pub(crate) fn is_in_queue(&self) -> bool {
-        self.path.ends_with(self.contender.name())
+        self.path.ends_with(self.name.as_str())
     }
 
     /// Returns the orphans among these names: other nodes of this owner, which exist if the answer to a create was
     /// lost. The caller must have listed the names after a later write of this session, so that they contain every
     /// orphan.
     pub fn orphans(&self, names: &[String]) -> Vec<String> {
-        let (looks, me) = (self.may_have_orphan && self.has_node(), &self.contender);
+        let (looks, me) = (self.may_have_orphan && self.has_node(), &self.name);
         let has_our_tag = |name: &str| me.dialect().split(name).is_some_and(|(tag, _)| tag == me.tag());
-        let is_one = |name: &&String| looks && *name != me.name() && has_our_tag(name);
+        let is_one = |name: &&String| looks && *name != me.as_str() && has_our_tag(name);
         names.iter().filter(is_one).cloned().collect()
     }
 
@@ -476,9 +475,9 @@ impl NodeState {
         &self.path
     }
 
-    /// Returns the contender in the queue, even after the node was exchanged for a permit outside the queue.
-    pub fn contender(&self) -> &Arc<Contender> {
-        &self.contender
+    /// Returns the name of the node in the queue, even after the node was exchanged for a permit outside the queue.
+    pub fn node_name(&self) -> &Arc<NodeName> {
+        &self.name
     }
 
     pub(crate) fn token(&self) -> i64 {

@@ -8,7 +8,7 @@ use crate::session::request::Ending;
 use crate::session::store::SessionStore;
 use crate::sync::atomic::AtomicBool;
 
-impl ContenderNode {
+impl Node {
     pub(in crate::session) fn waits_at(&self, path: String) {
         let now = self.lease.now();
         self.change(|it| it.state = NodeState::waiting_at(path, now));
@@ -16,7 +16,7 @@ impl ContenderNode {
 }
 
 /// Returns a held node on a valid lease, and its session's store.
-fn holding() -> (Arc<ContenderNode>, Arc<SessionStore>) {
+fn holding() -> (Arc<Node>, Arc<SessionStore>) {
     let store = Arc::new(SessionStore::new(Lease::new(Duration::from_secs(6))));
     store.began(store.lease().now());
     let node = store.enter("/lock/node".to_owned());
@@ -27,7 +27,7 @@ fn holding() -> (Arc<ContenderNode>, Arc<SessionStore>) {
 }
 
 /// The two ways in which a hold ends: it is given back, or lost.
-const ENDS: [fn(&Arc<ContenderNode>); 2] = [|node| drop(node.leave(true)), |node| node.lose(Loss::Removed)];
+const ENDS: [fn(&Arc<Node>); 2] = [|node| drop(node.leave(true)), |node| node.lose(Loss::Removed)];
 
 /// `held_at` reads only an atomic, so a change of the node must change the atomic, too.
 #[test]
@@ -41,7 +41,7 @@ fn held_at_is_none_once_the_node_is_lost_or_left() {
 
 /// A waker that checks the node when it is called, as an executor does that polls the task inside `wake`.
 struct Looks {
-    node: Arc<ContenderNode>,
+    node: Arc<Node>,
     has_seen: AtomicBool,
 }
 
@@ -100,7 +100,7 @@ fn a_node_does_not_rely_on_a_lease_that_may_end_too_soon() {
     assert_eq!(node.epoch(), Some(0), "a later touch has extended the lease");
 }
 
-fn to_watch(node: &ContenderNode) -> Option<String> {
+fn to_watch(node: &Node) -> Option<String> {
     node.change(|it| it.state.begin_to_watch())
 }
 
@@ -109,7 +109,7 @@ fn fired(event: Event) -> Watch {
 }
 
 /// Stores `watch` in the node, as the answer to a request for a watch.
-fn watched(node: &Arc<ContenderNode>, watch: Result<Watch, Failure>) -> Result<(), Failure> {
+fn watched(node: &Arc<Node>, watch: Result<Watch, Failure>) -> Result<(), Failure> {
     node.store_watch("/lock/node", watch)
 }
 
@@ -200,7 +200,7 @@ async fn slept(pause: Duration) -> bool {
 }
 
 /// Returns a held node on a session of 6 s, and a function that ends its lease.
-fn expiring() -> (Arc<ContenderNode>, impl Fn()) {
+fn expiring() -> (Arc<Node>, impl Fn()) {
     let (store, clock) = SessionStore::begun(Duration::from_secs(6));
     let node = store.enter("/lock/node".to_owned());
     node.hold(store.lease().epoch().unwrap());

@@ -12,7 +12,7 @@ fn begun() -> (Arc<SessionStore>, Arc<AtomicU64>) {
     SessionStore::begun(Duration::from_secs(10))
 }
 
-fn holding(store: &Arc<SessionStore>) -> Arc<ContenderNode> {
+fn holding(store: &Arc<SessionStore>) -> Arc<Node> {
     let node = store.enter("/lock/node".to_owned());
     node.hold(store.lease().epoch().expect("it has just begun"));
     node
@@ -85,11 +85,11 @@ fn store() -> Arc<SessionStore> {
     store
 }
 
-fn enter<const N: usize>(store: &Arc<SessionStore>, names: [&str; N]) -> [Arc<ContenderNode>; N] {
+fn enter<const N: usize>(store: &Arc<SessionStore>, names: [&str; N]) -> [Arc<Node>; N] {
     names.map(|name| store.enter(format!("/a/{name}")))
 }
 
-fn names(own_nodes: &[Arc<ContenderNode>]) -> Vec<String> {
+fn names(own_nodes: &[Arc<Node>]) -> Vec<String> {
     own_nodes.iter().map(|node| node.path()).collect()
 }
 

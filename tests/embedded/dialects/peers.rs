@@ -2,7 +2,7 @@
 //! share no code with ours.
 
 use zk_rwlock::coordinator::{Turn, turn};
-use zk_rwlock::queue::Contender;
+use zk_rwlock::queue::NodeName;
 use zk_rwlock::{Dialect, Mode};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,10 +99,10 @@ impl Kind {
 }
 
 fn ours(dialect: Dialect, me: &str, names: &[String]) -> Verdict {
-    let me = Contender::parse_as(me, dialect).expect("a name of the dialect");
+    let me = NodeName::parse_as(me, dialect).expect("a name of the dialect");
     match turn(&me, names) {
         Turn::Granted => Verdict::Granted,
-        Turn::Behind(nearest) => Verdict::Watches(nearest.name().to_owned()),
+        Turn::Behind(nearest) => Verdict::Watches(nearest.as_str().to_owned()),
         Turn::Evicted | Turn::Stuck(_) => panic!("{me} is evicted from {names:?}"),
     }
 }

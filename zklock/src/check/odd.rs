@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use zk_rwlock::Dialect;
 use zk_rwlock::coordinator::{REFUSED_FROM, RESTART_FROM, Stat, permits_of};
-use zk_rwlock::queue::Contender;
+use zk_rwlock::queue::NodeName;
 
 /// An oddity that `check` reports: a kind for programs, the node if the oddity concerns a single node, and a text for
 /// people.
@@ -20,19 +20,19 @@ pub(crate) type ShownNode = (String, Option<Stat>);
 
 /// Returns the oddities of these nodes in the order of the nodes. The oddity of the sequence counter is the last.
 pub(crate) fn oddities(nodes: &[ShownNode], dialect: Dialect) -> Vec<Odd> {
-    let contenders: Vec<_> = nodes.iter().filter_map(|(name, _)| Contender::parse_as(name, dialect)).collect();
-    let mut sharers = BTreeMap::<i64, Vec<&Contender>>::new();
+    let contenders: Vec<_> = nodes.iter().filter_map(|(name, _)| NodeName::parse_as(name, dialect)).collect();
+    let mut sharers = BTreeMap::<i64, Vec<&NodeName>>::new();
     for contender in &contenders {
         sharers.entry(contender.sequence()).or_default().push(contender);
     }
-    let are_tied = |sharers: &[&Contender]| match sharers {
+    let are_tied = |sharers: &[&NodeName]| match sharers {
         [_] => false,
         [one, other] => !one.may_be_one_holder_with(other),
         _ => true,
     };
     let mut odd = Vec::new();
     for (name, stat) in nodes {
-        let found = match Contender::parse_as(name, dialect) {
+        let found = match NodeName::parse_as(name, dialect) {
             None => vec![foreign(name, dialect)],
             Some(contender) => {
                 let is_tied = sharers.get(&contender.sequence()).is_some_and(|sharers| are_tied(sharers));
@@ -58,7 +58,7 @@ fn foreign(name: &str, dialect: Dialect) -> (&'static str, String) {
     ("foreign", what)
 }
 
-fn odd_contender(contender: &Contender, stat: Option<&Stat>, is_tied: bool) -> Vec<(&'static str, String)> {
+fn odd_contender(contender: &NodeName, stat: Option<&Stat>, is_tied: bool) -> Vec<(&'static str, String)> {
     // Only clients of the native dialect rely on the version of a contender's node, so in other dialects a written node
     // is no oddity.
     let is_written = contender.dialect() == Dialect::Native && stat.is_some_and(|stat| stat.version > 0);

@@ -29,7 +29,7 @@ use std::time::Duration;
 use clap::{CommandFactory, Parser};
 use clap_complete::Shell;
 use zk_rwlock::coordinator::{Coordinator, Session};
-use zk_rwlock::queue::Contender;
+use zk_rwlock::queue::NodeName;
 use zk_rwlock::{Dialect, Memory, RwLock};
 
 use crate::arguments::{Arguments, Connection};
@@ -150,7 +150,7 @@ fn names(children: &[String]) -> impl Iterator<Item = &str> {
     let is_semaphore = OF_A_SEMAPHORE.iter().all(|name| children.iter().any(|child| child == name));
     let is_part = move |name: &&str| is_semaphore && OF_A_SEMAPHORE.contains(name);
     let is_contender =
-        |name: &&str| Contender::parse_as(name, Dialect::Native).is_some() || Dialect::Native.foreign(name).is_some();
+        |name: &&str| NodeName::parse_as(name, Dialect::Native).is_some() || Dialect::Native.foreign(name).is_some();
     // A name with control characters is not offered, because a terminal could show another name in its place.
     let names = children.iter().map(String::as_str).filter(|name| escape_controls(name) == *name);
     // The twin of a record or of a value (see `TWIN`) is no lock.

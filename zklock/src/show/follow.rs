@@ -15,7 +15,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{self, UnboundedSender};
 use zk_rwlock::coordinator::{Coordinator, Event, Failure, Reply, Session, Watch};
-use zk_rwlock::queue::{Contender, Member, MemberState};
+use zk_rwlock::queue::{Member, MemberState, NodeName};
 use zk_rwlock::{ConnectionState, Dialect, Queue, Survey, ZooKeeper};
 
 use crate::arguments::{Connection, WatchOrder};
@@ -205,7 +205,7 @@ impl Seen {
 
     /// Returns whether the queue has the contenders that its directory showed when the watch was armed.
     fn is_as_shown(&self) -> bool {
-        let is_contender = |name: &&String| Contender::parse_as(name, self.queue.dialect).is_some();
+        let is_contender = |name: &&String| NodeName::parse_as(name, self.queue.dialect).is_some();
         let members = self.queue.members.iter().map(|member| &member.node);
         self.shown.iter().flatten().filter(is_contender).collect::<BTreeSet<_>>() == members.collect()
     }
@@ -230,7 +230,7 @@ impl Seen {
 }
 
 fn sequence(member: &Member, queue: &Queue) -> Option<i64> {
-    Contender::parse_as(&member.node, queue.dialect).map(|contender| contender.sequence())
+    NodeName::parse_as(&member.node, queue.dialect).map(|contender| contender.sequence())
 }
 
 /// What changed between two looks at a queue.

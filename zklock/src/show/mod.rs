@@ -10,7 +10,7 @@ pub(crate) mod table;
 
 use std::{io, slice};
 
-use zk_rwlock::queue::Contender;
+use zk_rwlock::queue::NodeName;
 use zk_rwlock::{Queue, Survey, ZooKeeper};
 
 use crate::arguments::{Connection, Ls};
@@ -83,6 +83,6 @@ async fn doubt(zk: &ZooKeeper, queue: &Queue) -> Option<String> {
 /// Returns the names in the directory of a free lock that are no contenders.
 async fn other_nodes(zk: &ZooKeeper, queue: &Queue) -> Vec<String> {
     let mut names = connect::ask(zk, |session| session.children(&queue.path)).await.unwrap_or_default();
-    names.retain(|name| Contender::parse_as(name, queue.dialect).is_none());
+    names.retain(|name| NodeName::parse_as(name, queue.dialect).is_none());
     names
 }

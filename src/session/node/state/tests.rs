@@ -1,8 +1,8 @@
 //! Tests of each transition of a node.
 
 use super::*;
-use crate::queue::contender::Tag;
 use crate::queue::dialect::Dialect;
+use crate::queue::node_name::Tag;
 
 impl NodeState {
     /// Returns a node that has been waiting at this path since `now`.
@@ -86,7 +86,7 @@ fn ends_with<const N: usize>(mut record: NodeState, expected: [(&str, bool); N])
 fn a_failed_create_is_repeated_under_the_same_name() {
     let mut record = absent(Mode::Write);
     assert_eq!((record.phase(), record.path()), (Phase::Absent, "/lock/host~id-WRITE-"));
-    assert!(record.contender().sequence() < 0, "a name without a number can never hold");
+    assert!(record.node_name().sequence() < 0, "a name without a number can never hold");
     let (make_directory, recover) = (EntryStep::MakeDirectory, EntryStep::Recover);
     let failures =
         [(Failure::NoNode, make_directory, false), (unknown(), recover, true), (Failure::NoNode, make_directory, true)];
@@ -99,7 +99,7 @@ fn a_failed_create_is_repeated_under_the_same_name() {
     }
     record.create_sent(2 * NOW, 3);
     record.created(&created(WRITER), SESSION, 3 * NOW).unwrap();
-    assert_eq!((record.phase(), record.path(), record.contender().sequence()), (Phase::Waiting, WRITER, 3));
+    assert_eq!((record.phase(), record.path(), record.node_name().sequence()), (Phase::Waiting, WRITER, 3));
     assert_eq!((record.token(), record.connection()), (40, 3));
     assert_eq!((record.creation().sent, record.creation().answered), (NOW, 3 * NOW));
 }
@@ -202,13 +202,13 @@ fn a_downgraded_writer_holds_on_as_a_reader() {
     record.begin_to_watch();
     record.begin_move(None);
     assert_eq!((record.phase(), record.held_in(), record.begin_to_watch()), (Phase::Moving(Some(2)), Some(2), None));
-    record.downgraded(Contender::parse("host~id-READ-0000000003").unwrap());
+    record.downgraded(NodeName::parse("host~id-READ-0000000003").unwrap());
     assert_eq!((record.phase(), record.path(), record.token()), (Phase::Holding(2), READER, 40));
     assert_eq!(record.begin_to_watch(), Some(READER.to_owned()), "the old watch shows no event of the new node");
     ends_with(record.clone(), [(READER, false)]);
     record.may_have_orphan = true;
     record.begin_move(None);
-    record.downgraded(Contender::parse("host~id-READ-0000000003").unwrap());
+    record.downgraded(NodeName::parse("host~id-READ-0000000003").unwrap());
     ends_with(record, [(READER, false), ("all", false)]);
 }
 
@@ -218,7 +218,7 @@ fn a_waiter_exchanges_its_place_for_its_permit() {
     record.begin_move(Some(PERMIT.to_owned()));
     record.exchanged(50);
     assert_eq!((record.phase(), record.path(), record.token()), (Phase::Waiting, PERMIT, 50));
-    assert_eq!(record.contender().sequence(), 3);
+    assert_eq!(record.node_name().sequence(), 3);
     record.hold(2);
     ends_with(record, [(PERMIT, false)]);
 }
@@ -242,7 +242,7 @@ fn a_node_left_during_a_move_stays_left() {
     let mut record = holding();
     record.begin_move(None);
     assert_eq!(record.leave(true).as_ref().map(removed), Some((WRITER, true)));
-    record.downgraded(Contender::parse("host~id-READ-0000000003").unwrap());
+    record.downgraded(NodeName::parse("host~id-READ-0000000003").unwrap());
     assert_eq!(record.phase(), Phase::Left);
     ends_with(record, [("all", false)]);
 }

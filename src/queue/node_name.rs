@@ -6,65 +6,65 @@ use std::sync::Arc;
 use crate::queue::dialect::{self, Dialect};
 use crate::queue::mode::{Mode, Slot};
 
-/// One acquisition in the queue of a lock, as the name of its node describes it.
+/// The name of a contender's node, which tells the host, the mode and the place in the queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Contender {
-    name: String,
+pub struct NodeName {
+    text: String,
     dialect: Dialect,
     host_len: usize,
     tag_len: usize,
     slot: Slot,
 }
 
-impl Contender {
+impl NodeName {
     /// Parses the name of a lock directory's child; `None` if the name is not a contender's.
     ///
     /// The id is optional, so that nodes of other programs with the same naming scheme take part in the queue.
     ///
     /// ```
-    /// use zk_rwlock::queue::Contender;
+    /// use zk_rwlock::queue::NodeName;
     /// use zk_rwlock::Mode;
-    /// let reader = Contender::parse("web-1~k3v9x2ma-READ-0000000007").unwrap();
+    /// let reader = NodeName::parse("web-1~k3v9x2ma-READ-0000000007").unwrap();
     /// assert_eq!((reader.host(), reader.id()), ("web-1", Some("k3v9x2ma")));
     /// assert_eq!((reader.mode(), reader.sequence()), (Mode::Read, 7));
-    /// assert_eq!(Contender::parse("web-1-READ-7"), None);
+    /// assert_eq!(NodeName::parse("web-1-READ-7"), None);
     /// ```
-    pub fn parse(name: &str) -> Option<Contender> {
-        Contender::parse_as(name, Dialect::Native)
+    pub fn parse(name: &str) -> Option<NodeName> {
+        NodeName::parse_as(name, Dialect::Native)
     }
 
     /// Parses the name of a child of a lock directory that has this dialect.
     ///
     /// ```
-    /// use zk_rwlock::queue::Contender;
+    /// use zk_rwlock::queue::NodeName;
     /// use zk_rwlock::{Dialect, Mode};
     /// let name = "_c_5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9-__WRIT__0000000007";
-    /// let writer = Contender::parse_as(name, Dialect::Curator).unwrap();
+    /// let writer = NodeName::parse_as(name, Dialect::Curator).unwrap();
     /// assert_eq!((writer.mode(), writer.sequence(), writer.host()), (Mode::Write, 7, ""));
     /// assert_eq!(writer.id(), Some("5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9"));
-    /// assert_eq!(Contender::parse_as(name, Dialect::Kazoo), None);
+    /// assert_eq!(NodeName::parse_as(name, Dialect::Kazoo), None);
     /// ```
-    pub fn parse_as(name: &str, dialect: Dialect) -> Option<Contender> {
+    pub fn parse_as(name: &str, dialect: Dialect) -> Option<NodeName> {
         let (tag, slot) = dialect.split(name)?;
-        Some(Contender::of(name.to_owned(), dialect, tag.len(), slot))
+        Some(NodeName::of(name.to_owned(), dialect, tag.len(), slot))
     }
 
-    /// Returns a contender without a node: one that would enter the queue now, behind all others.
-    pub(crate) fn newcomer(dialect: Dialect, mode: Mode) -> Contender {
-        Contender::of(String::new(), dialect, 0, Slot { mode, sequence: i64::MAX })
+    /// Returns a name behind all others, as a contender without a node would get now.
+    pub(crate) fn newcomer(dialect: Dialect, mode: Mode) -> NodeName {
+        NodeName::of(String::new(), dialect, 0, Slot { mode, sequence: i64::MAX })
     }
 
-    fn of(name: String, dialect: Dialect, tag_len: usize, slot: Slot) -> Contender {
+    fn of(text: String, dialect: Dialect, tag_len: usize, slot: Slot) -> NodeName {
         let host_len = match dialect {
-            Dialect::Native => name[..tag_len].find('~').unwrap_or(tag_len),
+            Dialect::Native => text[..tag_len].find('~').unwrap_or(tag_len),
             _ => 0,
         };
-        Contender { name, dialect, host_len, tag_len, slot }
+        NodeName { text, dialect, host_len, tag_len, slot }
     }
 
-    /// Returns the name of the contender's node, without the directory.
-    pub fn name(&self) -> &str {
-        &self.name
+    /// Returns the name as the server has it, without the directory.
+    pub fn as_str(&self) -> &str {
+        &self.text
     }
 
     /// Returns the dialect of the name.
@@ -74,14 +74,14 @@ impl Contender {
 
     /// Returns the host in the name; empty in a dialect whose names have no host.
     pub fn host(&self) -> &str {
-        &self.name[..self.host_len]
+        &self.text[..self.host_len]
     }
 
     /// Returns the random id of this acquisition, if the name has one.
     pub fn id(&self) -> Option<&str> {
         let id = match self.dialect {
             Dialect::Native => {
-                let id = self.name[self.host_len..self.tag_len].strip_prefix('~')?;
+                let id = self.text[self.host_len..self.tag_len].strip_prefix('~')?;
                 id.strip_suffix(dialect::KEEP).unwrap_or(id)
             }
             _ => Dialect::id(self.tag()),
@@ -93,9 +93,9 @@ impl Contender {
     /// that keeps its node may be idle. Such a holder gives the lock up as soon as another contender asks for it.
     ///
     /// ```
-    /// use zk_rwlock::queue::Contender;
-    /// assert!(Contender::parse("web-1~k3v9x2ma~keep-READ-0000000007").unwrap().keeps());
-    /// assert!(!Contender::parse("web-1~k3v9x2ma-READ-0000000007").unwrap().keeps());
+    /// use zk_rwlock::queue::NodeName;
+    /// assert!(NodeName::parse("web-1~k3v9x2ma~keep-READ-0000000007").unwrap().keeps());
+    /// assert!(!NodeName::parse("web-1~k3v9x2ma-READ-0000000007").unwrap().keeps());
     /// ```
     pub fn keeps(&self) -> bool {
         self.dialect == Dialect::Native && self.tag().ends_with(dialect::KEEP)
@@ -112,17 +112,17 @@ impl Contender {
         self.slot.sequence
     }
 
-    /// Returns whether the two contenders may be nodes of one holder. Two nodes of one holder have the same sequence
+    /// Returns whether the two names may be nodes of one holder. Two nodes of one holder have the same sequence
     /// number. They exist if a Curator thread that holds the write lock takes the read lock as well.
     ///
     /// ```
-    /// use zk_rwlock::queue::Contender;
+    /// use zk_rwlock::queue::NodeName;
     /// use zk_rwlock::Dialect;
-    /// let of = |name| Contender::parse_as(name, Dialect::Curator).unwrap();
+    /// let of = |name| NodeName::parse_as(name, Dialect::Curator).unwrap();
     /// let (read, write) = (of("a__READ__0000000007"), of("a__WRIT__0000000007"));
     /// assert!(read.may_be_one_holder_with(&write) && !read.may_be_one_holder_with(&of("a__WRIT__0000000008")));
     /// ```
-    pub fn may_be_one_holder_with(&self, other: &Contender) -> bool {
+    pub fn may_be_one_holder_with(&self, other: &NodeName) -> bool {
         let (mine, its) = (self.slot(), other.slot());
         self.dialect == other.dialect && mine.sequence == its.sequence && self.dialect.is_one_holder(mine, its)
     }
@@ -135,7 +135,7 @@ impl Contender {
     /// Returns the tag: the part of the name before the marker of the mode, such as `-WRITE-`. If the tag has an id, no
     /// other acquisition has the same tag.
     pub(crate) fn tag(&self) -> &str {
-        &self.name[..self.tag_len]
+        &self.text[..self.tag_len]
     }
 
     pub(crate) fn slot(&self) -> Slot {
@@ -143,9 +143,9 @@ impl Contender {
     }
 }
 
-impl fmt::Display for Contender {
+impl fmt::Display for NodeName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.name)
+        f.write_str(&self.text)
     }
 }
 
@@ -171,10 +171,9 @@ impl Tag {
         format!("{}{}", self.text, self.dialect.marker(mode))
     }
 
-    /// Returns the acquisition's contender before the server has assigned a sequence number. The contender has the
-    /// number -1, to which [`turn`](crate::queue::turn::turn) never grants the lock.
-    pub(crate) fn unnumbered(&self, mode: Mode) -> Contender {
-        Contender::of(self.prefix(mode), self.dialect, self.len(), Slot { mode, sequence: -1 })
+    /// Returns the name before the server has assigned a sequence number. The name has the number -1, to which [`turn`](crate::queue::turn::turn) never grants the lock.
+    pub(crate) fn unnumbered(&self, mode: Mode) -> NodeName {
+        NodeName::of(self.prefix(mode), self.dialect, self.len(), Slot { mode, sequence: -1 })
     }
 
     /// Returns whether `name` is a node of this acquisition, in either mode.
@@ -196,14 +195,14 @@ mod tests {
 
     #[track_caller]
     fn foreign(name: &str) {
-        assert_eq!(Contender::parse(name), None, "{name:?} was accepted as a contender");
+        assert_eq!(NodeName::parse(name), None, "{name:?} was accepted as a contender");
     }
 
     #[test]
     fn display_prints_the_name_and_modes_in_capitals() {
         use crate::queue::mode::Aim;
         let name = "h~i-WRITE-0000000005";
-        assert_eq!(Contender::parse(name).unwrap().to_string(), name);
+        assert_eq!(NodeName::parse(name).unwrap().to_string(), name);
         assert_eq!([Mode::Read, Mode::Write].map(|mode| mode.to_string()), ["READ", "WRITE"]);
         let aims = [Aim::Lock(Mode::Read), Aim::Lock(Mode::Write), Aim::Permit];
         assert_eq!(aims.map(|aim| format!("{aim:>7}")), ["   READ", "  WRITE", " PERMIT"]);
@@ -211,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_host_may_contain_a_mode_marker() {
-        let contender = Contender::parse("a-WRITE-0000000001-x~id9-READ-0000000002").unwrap();
+        let contender = NodeName::parse("a-WRITE-0000000001-x~id9-READ-0000000002").unwrap();
         assert_eq!((contender.host(), contender.id()), ("a-WRITE-0000000001-x", Some("id9")));
         assert_eq!((contender.mode(), contender.sequence()), (Mode::Read, 2));
     }
@@ -219,7 +218,7 @@ mod tests {
     #[test]
     fn a_wrapped_sequence_is_parsed_as_negative() {
         for (digits, number) in [("-2147483648", -2147483648), ("-000000005", -5), ("2147483647", 2147483647)] {
-            assert_eq!(Contender::parse(&format!("h~i-WRITE-{digits}")).unwrap().sequence(), number);
+            assert_eq!(NodeName::parse(&format!("h~i-WRITE-{digits}")).unwrap().sequence(), number);
         }
     }
 
@@ -243,7 +242,7 @@ mod tests {
 
     #[test]
     fn only_native_names_can_have_the_keep_marker() {
-        let keeps = |name: &str, dialect| Contender::parse_as(name, dialect).unwrap().keeps();
+        let keeps = |name: &str, dialect| NodeName::parse_as(name, dialect).unwrap().keeps();
         assert!(keeps("h~i~keep-READ-0000000001", Dialect::Native));
         assert!(!keeps("h~i-READ-0000000001", Dialect::Native));
         assert!(!keeps("h~i~keep__READ__0000000001", Dialect::Curator));
@@ -253,7 +252,7 @@ mod tests {
     fn two_nodes_of_one_curator_holder_are_recognized() {
         let one = |dialect: Dialect, mode, sequence| {
             let name = format!("_c_5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9-{}{sequence:010}", dialect.marker(mode));
-            Contender::parse_as(&name, dialect).unwrap()
+            NodeName::parse_as(&name, dialect).unwrap()
         };
         let write = one(Dialect::Curator, Mode::Write, 7);
         assert!(one(Dialect::Curator, Mode::Read, 7).may_be_one_holder_with(&write));

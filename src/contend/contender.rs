@@ -1,5 +1,4 @@
-//! The handle of one contender. The handle creates the contender's node, and removes the node when the contender
-//! leaves. Its methods that replace the node are in [`exchange`](crate::contend::exchange).
+//! One contender: creates its node, and removes the node when it leaves. The methods that replace the node are in [`exchange`](crate::contend::exchange).
 
 use std::future::{Future, poll_fn, ready};
 use std::pin::pin;
@@ -11,13 +10,13 @@ use crate::contend::directory;
 use crate::error::error::Error;
 use crate::observe::changes::OneHold;
 use crate::observe::trace::HoldTrace;
-use crate::queue::contender::Contender;
+use crate::queue::node_name::NodeName;
 use crate::queue::permits::{self, PERMITS, Room};
 use crate::queue::{metadata, turn};
 use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::lease::Moment;
 use crate::session::leaving::Leaving;
-use crate::session::node::ContenderNode;
+use crate::session::node::Node;
 use crate::session::node::state::{EntryStep, LimitEnd};
 use crate::session::presence::{self, Recheck, check};
 use crate::session::removal::{log_failure, remove};
@@ -37,15 +36,15 @@ const LISTING_PAUSE: Duration = Duration::from_millis(20);
 /// A contender's node, from its create on, and the hold after the grant. Variables of this type are named `entry` until the
 /// grant, and `hold` after it, or `lock` where there are several.
 ///
-/// Dropping the handle ends the hold and removes the node, even if the reply to the create has not come yet.
-pub(crate) struct ContenderHandle {
+/// Dropping the contender ends the hold and removes the node, even if the reply to the create has not come yet.
+pub(crate) struct Contender {
     pub(super) trace: Mutex<HoldTrace>,
     session_slot: SessionSlot,
     /// The directories that this contender created, the outermost first.
     made: Mutex<Vec<String>>,
     /// Whether the process may keep the node between uses.
     keeps: bool,
-    node: Arc<ContenderNode>,
+    node: Arc<Node>,
     /// The path that the user gave.
     user_path: Arc<str>,
     /// The data of the node: host, process and label, for operators.
@@ -54,23 +53,23 @@ pub(crate) struct ContenderHandle {
     _coordinator: Arc<dyn Coordinator>,
 }
 
-impl ContenderHandle {
-    /// Creates the handle in an `Arc`, because the guards of a shared hold own it together. Several futures own the
-    /// handle before the grant, and without the `Arc` each would be larger by the size of the handle.
+impl Contender {
+    /// Creates the contender in an `Arc`, because the guards of a shared hold own it together. Several futures own it before
+    /// the grant, and without the `Arc` each future would be larger by the size of the contender.
     pub(crate) fn new(
         session_slot: SessionSlot,
-        node: Arc<ContenderNode>,
+        node: Arc<Node>,
         keeps: bool,
         user_path: &Arc<str>,
         coordinator: &Arc<dyn Coordinator>,
         data: Vec<u8>,
-    ) -> Arc<ContenderHandle> {
+    ) -> Arc<Contender> {
         let (user_path, _coordinator) = (Arc::clone(user_path), Arc::clone(coordinator));
         let (trace, made) = (Mutex::default(), Mutex::default());
-        Arc::new(ContenderHandle { trace, session_slot, made, keeps, node, user_path, data, _coordinator })
+        Arc::new(Contender { trace, session_slot, made, keeps, node, user_path, data, _coordinator })
     }
 
-    /// Sends the create of the node. [`ContenderHandle::await_create`] waits for the reply.
+    /// Sends the create of the node. [`Contender::await_create`] waits for the reply.
     pub(crate) fn ask_for_node(&self) {
         let (session, now) = (self.session(), self.session().lease().now());
         let connection = session.store().connection();
@@ -91,11 +90,11 @@ impl ContenderHandle {
         directory_watch.await.ok()
     }
 
-    /// Waits for the reply to [`ContenderHandle::ask_for_node`]. Returns `None` once the node is created, and otherwise the
+    /// Waits for the reply to [`Contender::ask_for_node`]. Returns `None` once the node is created, and otherwise the
     /// next step. `listing` is the answer to the listing that was sent after the create.
     ///
     /// # Cancel safety
-    /// Dropping the future keeps the request. Dropping the handle removes the node that the request creates.
+    /// Dropping the future keeps the request. Dropping the contender removes the node that the request creates.
     pub(crate) async fn await_create(&self, listing: &Result<Listing, Failure>) -> Result<Option<EntryStep>, Failure> {
         let answer = poll_fn(|context| {
             self.node.change(|it| match &mut it.creating {
@@ -129,13 +128,13 @@ impl ContenderHandle {
         directory::make(self.session(), self.directory(), has_to_stay, |step| self.record_made(step)).await
     }
 
-    /// Records that this handle created the directory or other persistent node at `path`, for
-    /// [`ContenderHandle::unmake_directory`].
+    /// Records that this contender created the directory or other persistent node at `path`, for
+    /// [`Contender::unmake_directory`].
     pub(crate) fn record_made(&self, path: &str) {
         self.made.lock().push(path.to_owned());
     }
 
-    /// Removes the directories that this handle created, the innermost first. Called if the ACL of these directories
+    /// Removes the directories that this contender created, the innermost first. Called if the ACL of these directories
     /// keeps this client out, because the ACL would keep other clients out, too. Returns whether a directory was
     /// removed. ZooKeeper deletes only empty directories, so no other client's node is lost.
     pub(crate) async fn unmake_directory(&self) -> bool {
@@ -180,7 +179,7 @@ impl ContenderHandle {
         Ok(false)
     }
 
-    /// Removes orphans among these children. An orphan is a node that an earlier create of this handle made although
+    /// Removes orphans among these children. An orphan is a node that an earlier create of this contender made although
     /// its reply was lost. The listing must follow a later write of ours, because such a listing shows all orphans.
     pub(crate) fn remove_orphans(&self, children: &[String]) {
         for orphan in self.node.read(|it| it.orphans(children)) {
@@ -231,11 +230,11 @@ impl ContenderHandle {
         self.node.directory()
     }
 
-    pub(crate) fn contender(&self) -> Arc<Contender> {
-        self.node().contender()
+    pub(crate) fn node_name(&self) -> Arc<NodeName> {
+        self.node().node_name()
     }
 
-    pub(crate) fn node(&self) -> &Arc<ContenderNode> {
+    pub(crate) fn node(&self) -> &Arc<Node> {
         &self.node
     }
 
@@ -250,7 +249,7 @@ impl ContenderHandle {
         self.node().detect_loss()
     }
 
-    /// Returns the present time if the lock is held. After `None`, [`ContenderHandle::detect_loss`] decides whether the lock is
+    /// Returns the present time if the lock is held. After `None`, [`Contender::detect_loss`] decides whether the lock is
     /// lost.
     pub(crate) fn held_at(&self) -> Option<Moment> {
         self.node().held_at()
@@ -329,11 +328,11 @@ impl ContenderHandle {
     }
 
     /// Waits until this hold excludes a contender in the queue. Returns the first such contender.
-    pub(crate) async fn contended(&self) -> Result<Contender, Error> {
+    pub(crate) async fn contended(&self) -> Result<NodeName, Error> {
         self.run(self.wait_until_contended()).await?
     }
 
-    async fn wait_until_contended(&self) -> Result<Contender, Error> {
+    async fn wait_until_contended(&self) -> Result<NodeName, Error> {
         let (mut before, mut pause) = (None, LISTING_PAUSE);
         loop {
             let first = self.first_kept_out().await?;
@@ -343,7 +342,7 @@ impl ContenderHandle {
             // Enough permits are free, so this contender is about to take its permits, unless its process is stopped. The loop
             // lists again after a pause, which doubles while the same contender is the first.
             let session = self.session();
-            let first = Some(first.name().to_owned());
+            let first = Some(first.as_str().to_owned());
             pause = if before == first { (2 * pause).min(session.timeout()) } else { LISTING_PAUSE };
             before = first;
             session.sleep(pause).await;
@@ -355,7 +354,7 @@ impl ContenderHandle {
         self.user_path() != &**self.directory()
     }
 
-    async fn first_kept_out(&self) -> Result<Contender, Error> {
+    async fn first_kept_out(&self) -> Result<NodeName, Error> {
         let (session, directory) = (self.session(), self.directory());
         let (mut last_change, mut recheck) = (None::<Moment>, Recheck::new(session));
         loop {
@@ -370,8 +369,8 @@ impl ContenderHandle {
                 Err(failure) => return Err(self.lost_by(failure, "watch")),
             };
             let first = match self.is_of_semaphore() {
-                true => turn::first_in_queue(&self.contender(), &names),
-                false => turn::first_kept_out(&self.contender(), &names),
+                true => turn::first_in_queue(&self.node_name(), &names),
+                false => turn::first_kept_out(&self.node_name(), &names),
             };
             if let Some(first) = first {
                 return Ok(first);
@@ -393,10 +392,10 @@ impl ContenderHandle {
     }
 
     /// Returns whether the first contender in the queue asks for more permits than are free.
-    async fn finds_too_few(&self, first: &Contender) -> Result<bool, Error> {
+    async fn finds_too_few(&self, first: &NodeName) -> Result<bool, Error> {
         let (session, queue) = (self.session(), self.directory());
         let Some((semaphore, _)) = queue.rsplit_once('/') else { return Ok(true) };
-        let (node, taken) = (format!("{queue}/{}", first.name()), format!("{semaphore}/{PERMITS}"));
+        let (node, taken) = (format!("{queue}/{}", first.as_str()), format!("{semaphore}/{PERMITS}"));
         let read = || async {
             // All requests are sent before the first reply is awaited, so that together they take one round trip.
             let (node, number, names) = (session.data(&node), session.data(semaphore), session.children(&taken));
@@ -441,7 +440,7 @@ impl ContenderHandle {
         !self.session().store().is_signal_refused(self.directory())
     }
 
-    /// Gives the lock back: calls [`ContenderHandle::leave`], and waits until the node is gone. Returns an error if the
+    /// Gives the lock back: calls [`Contender::leave`], and waits until the node is gone. Returns an error if the
     /// lock had been lost before.
     pub(crate) async fn give_back(&self) -> Result<(), Error> {
         // The node of a lost lock is deleted, too, because other contenders wait for the node if the session is alive.
@@ -464,8 +463,8 @@ impl ContenderHandle {
     }
 }
 
-impl Drop for ContenderHandle {
-    /// Leaves the node, unless [`ContenderHandle::leave`] has left the node already. After that call, only orphans
+impl Drop for Contender {
+    /// Leaves the node, unless [`Contender::leave`] has left the node already. After that call, only orphans
     /// remain to be removed, and a permit that no answer has shown.
     fn drop(&mut self) {
         let trace = std::mem::take(self.trace.get_mut());
@@ -486,7 +485,7 @@ impl Drop for ContenderHandle {
 
 /// One use of a kept node, under a time limit. Dropping this value ends the use.
 pub(crate) struct LimitedUse {
-    node: Arc<ContenderNode>,
+    node: Arc<Node>,
     end: LimitEnd,
 }
 
@@ -499,7 +498,7 @@ impl Drop for LimitedUse {
 /// Waits for a loss that leaves the node in place: a hold exceeded its limit, the lease ran out while the session lives on, or
 /// a stranger's write was taken for a hand-off. Then removes the node. A holder over its limit first gets a margin in which to stop
 /// its work. The owner of the node may remove the node earlier.
-async fn give_up_in_time(node: Arc<ContenderNode>, session: Arc<dyn Session>) {
+async fn give_up_in_time(node: Arc<Node>, session: Arc<dyn Session>) {
     if matches!(
         node.until_lost(|pause| slept(&session, pause)).await,
         Loss::SessionOver(_) | Loss::GivenBack | Loss::Removed
