@@ -233,7 +233,7 @@ pub(crate) async fn bounded<T>(
 
 /// Repeats the request `ask` until its outcome is known, as [`retry::until_known`] does. Fails if no answer comes for a session
 /// timeout; later only if this process was stopped or the client is disconnected, as in [`in_time_awake`].
-pub(crate) async fn answered<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
+pub(crate) async fn await_answer<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
 {
@@ -255,7 +255,7 @@ pub(crate) async fn names(
     directory: &str,
     is_synced: bool,
 ) -> Result<Vec<String>, Failure> {
-    let listing = answered(session, || retry::read(session, directory, is_synced, |it, path| it.children(path)));
+    let listing = await_answer(session, || retry::read(session, directory, is_synced, |it, path| it.children(path)));
     listing.await.or_else(retry::none_without_directory)
 }
 
@@ -265,7 +265,7 @@ pub(crate) async fn removes(coordinator: &impl Coordinator, path: &str, node: &s
     let session_slot = coordinator.session_slot(0).await.map_err(fault)?;
     let session = session_slot.session();
     let tries = AtomicU32::new(0);
-    let removal = answered(session, || {
+    let removal = await_answer(session, || {
         tries.fetch_add(1, Ordering::Relaxed);
         session.delete(node)
     });

@@ -13,14 +13,14 @@ pub(crate) const REQUEST_LIMIT: usize = 0xf_ffff;
 const LONGEST: usize = 1024;
 
 /// Refuses a path that ZooKeeper does not accept.
-pub(crate) fn check(path: &str) -> Result<(), Error> {
+pub(crate) fn check_path(path: &str) -> Result<(), Error> {
     let problem = if path.len() > LONGEST { Some("is longer than 1024 bytes") } else { malformed(path) };
     problem.map_or(Ok(()), |problem| Err(Error::invalid(format!("path {} {problem}", quoted(path)))))
 }
 
 /// Refuses a path in which this library cannot create nodes.
 pub(crate) fn check_directory(path: &str) -> Result<(), Error> {
-    check(path)?;
+    check_path(path)?;
     let problem = match path {
         "/" => "a lock needs a path of its own below the root",
         _ if is_zookeepers_own(path) => &format!(
@@ -116,8 +116,8 @@ mod tests {
         for times in [150, 1_500, 1 << 20] {
             let long = "é/".repeat(times);
             let refusals = [
-                check(&format!("/{long}")).err(),
-                check(&long).err(),
+                check_path(&format!("/{long}")).err(),
+                check_path(&long).err(),
                 long.parse::<Dialect>().err(),
                 check_host(&long).err(),
             ];
@@ -125,7 +125,7 @@ mod tests {
                 assert!(refused.chars().count() < 400 && refused.contains('…'), "{refused}");
             }
         }
-        let long = check(&format!("/{}", "é/".repeat(1_500))).unwrap_err().to_string();
+        let long = check_path(&format!("/{}", "é/".repeat(1_500))).unwrap_err().to_string();
         assert!(long.ends_with("is longer than 1024 bytes"), "{long}");
     }
 
@@ -151,13 +151,13 @@ mod tests {
             ("/a\u{fff0}b", "contains a character that ZooKeeper does not allow"),
             ("/a\u{1f512}b", "contains a character that ZooKeeper does not allow"),
         ] {
-            assert_eq!(check(path).unwrap_err().to_string(), format!("invalid input: path {path:?} {reason}"));
+            assert_eq!(check_path(path).unwrap_err().to_string(), format!("invalid input: path {path:?} {reason}"));
         }
         let long = |bytes: usize| format!("/{}", "x".repeat(bytes - 1));
-        assert!(check(&long(1025)).unwrap_err().to_string().ends_with("is longer than 1024 bytes"));
-        check(&long(1024)).unwrap();
-        check("/locks/config").unwrap();
-        check("/locks/\u{d7ff}\u{f900}\u{ffef}").unwrap();
+        assert!(check_path(&long(1025)).unwrap_err().to_string().ends_with("is longer than 1024 bytes"));
+        check_path(&long(1024)).unwrap();
+        check_path("/locks/config").unwrap();
+        check_path("/locks/\u{d7ff}\u{f900}\u{ffef}").unwrap();
     }
 
     #[test]

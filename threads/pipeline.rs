@@ -159,11 +159,11 @@ mod session {
                 Duration::ZERO
             }
 
-            pub(crate) fn over(&self) -> Option<Ending> {
+            pub(crate) fn ending(&self) -> Option<Ending> {
                 None
             }
 
-            pub(crate) fn answered(&self, _: Duration) {}
+            pub(crate) fn record_answer(&self, _: Duration) {}
 
             pub(crate) fn acknowledged(&self, _: Duration) {}
         }

@@ -322,7 +322,7 @@ impl Contender {
     }
 
     pub(crate) async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
-        validation::check(path)?;
+        validation::check_path(path)?;
         let node = self.run(retry::data(self.session(), path, false)).await?;
         node.map(|node| node.map(NodeData::of)).map_err(|failure| Error::under_lock(failure, "read", path))
     }

@@ -180,7 +180,7 @@ impl<'guard> Transaction<'guard> {
             false => Error::Lost(loss),
         };
         for operation in &wanted {
-            locks.iter().try_for_each(|lock| check(operation.path(), lock.user_path()))?;
+            locks.iter().try_for_each(|lock| check_target(operation.path(), lock.user_path()))?;
         }
         if let Some((lock, loss)) = locks.iter().find_map(|lock| Some((lock, lock.detect_loss()?))) {
             return Err(lost(lock, loss));
@@ -252,8 +252,8 @@ impl fmt::Debug for Transaction<'_> {
     }
 }
 
-fn check(path: &str, directory: &str) -> Result<(), Error> {
-    validation::check(path)?;
+fn check_target(path: &str, directory: &str) -> Result<(), Error> {
+    validation::check_path(path)?;
     if validation::is_inside(path, directory) {
         return Err(Error::invalid(format!(
             "path {} lies inside the lock's own directory, where a write would pass for a hand-off",

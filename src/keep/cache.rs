@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::contend::config::LockConfig;
 use crate::contend::contender::{Contender, LimitedUse};
 use crate::error::error::Error;
-use crate::keep::kept::{Granted, Kept, Why, Work, wake};
+use crate::keep::kept::{Granted, KeptNode, Why, Work, wake};
 use crate::keep::uses::Joined;
 use crate::observe::trace::HoldTrace;
 use crate::queue::mode::Mode;
@@ -26,7 +26,7 @@ pub(crate) struct Cache {
     config: Arc<LockConfig>,
     idle: Duration,
     /// The newest kept node. New uses join only this node.
-    newest: SharedMutex<Option<Arc<Kept>>>,
+    newest: SharedMutex<Option<Arc<KeptNode>>>,
     /// Whether another contender asked for the last kept READ node before the node had a second use. If so, the next
     /// read keeps no node.
     reads_in_vain: Arc<AtomicBool>,
@@ -58,7 +58,11 @@ impl Cache {
     /// Joins the newest kept node, or begins to acquire a new node with `begin`. Refuses the use in a forked process.
     /// Also refuses a use that needs a new node if the last node of this mode was kept in vain, because another
     /// contender asked for that node before its second use.
-    pub(crate) fn join_or_begin(&self, mode: Mode, begin: impl Fn(&Arc<Kept>) -> Work) -> Joined<KeptUse, PendingUse> {
+    pub(crate) fn join_or_begin(
+        &self,
+        mode: Mode,
+        begin: impl Fn(&Arc<KeptNode>) -> Work,
+    ) -> Joined<KeptUse, PendingUse> {
         loop {
             // No thread would grant a use.
             if is_forked() {
@@ -90,13 +94,13 @@ impl Cache {
     /// Creates a kept node of this mode, without an acquisition yet. Returns `None` if the last node of this mode was
     /// kept in vain, because another contender asked for that node before its second use. The call after a `None`
     /// creates a node again.
-    fn new_node(&self, mode: Mode) -> Option<Arc<Kept>> {
+    fn new_node(&self, mode: Mode) -> Option<Arc<KeptNode>> {
         let in_vain = match mode {
             Mode::Read => &self.reads_in_vain,
             Mode::Write => &self.writes_in_vain,
         };
         let keeps = !in_vain.swap(false, Ordering::AcqRel);
-        keeps.then(|| Kept::new(&self.config, mode, self.idle, in_vain))
+        keeps.then(|| KeptNode::new(&self.config, mode, self.idle, in_vain))
     }
 
     /// Gives up the newest kept node if it is idle, because an acquisition of this process could not join the node.
@@ -106,7 +110,7 @@ impl Cache {
     }
 
     /// Gives up a node that is no longer the newest.
-    fn replaced(&self, kept: Option<Arc<Kept>>) {
+    fn replaced(&self, kept: Option<Arc<KeptNode>>) {
         kept.iter().for_each(|kept| kept.give_up(Why::Replaced));
     }
 }
@@ -126,7 +130,7 @@ impl fmt::Debug for Cache {
     }
 }
 
-impl Kept {
+impl KeptNode {
     pub(crate) fn join(self: &Arc<Self>, mode: Mode) -> Joined<KeptUse, PendingUse> {
         let mut state = self.state.lock();
         match state.uses.join(mode) {
@@ -144,7 +148,7 @@ impl Kept {
         }
     }
 
-    /// Joins the node like [`Kept::join`], but returns `None` if the use would have to wait. Does not check whether the node is
+    /// Joins the node like [`KeptNode::join`], but returns `None` if the use would have to wait. Does not check whether the node is
     /// lost.
     pub(crate) fn join_now(&self, mode: Mode) -> Option<KeptUse> {
         let mut state = self.state.lock();
@@ -205,7 +209,7 @@ impl KeptUse {
         tokio::select! {
             biased;
             first = self.hold().contended() => first,
-            () = Kept::wait_until_crowded(&kept) => Ok((*self.hold().node_name()).clone()),
+            () = KeptNode::wait_until_crowded(&kept) => Ok((*self.hold().node_name()).clone()),
         }
     }
 
@@ -276,7 +280,7 @@ impl Drop for KeptUse {
 /// no other use waits for the acquisition of the node, the drop cancels the acquisition, too.
 pub(crate) struct PendingUse {
     /// The node that the use waits for.
-    pub(super) kept: Arc<Kept>,
+    pub(super) kept: Arc<KeptNode>,
     number: u64,
     /// Whether the node was granted when this use was last polled.
     is_granted: bool,

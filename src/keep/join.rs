@@ -15,7 +15,7 @@ use crate::contend::acquisition::{Acquisition, Options};
 use crate::contend::config::LockConfig;
 use crate::error::error::Error;
 use crate::keep::cache::{Cache, KeptUse, PendingUse};
-use crate::keep::kept::{Kept, Work};
+use crate::keep::kept::{KeptNode, Work};
 use crate::keep::uses::Joined;
 use crate::observe::on_wait::OnWait;
 use crate::observe::queue_view::{QueueView, next_listing};
@@ -143,7 +143,7 @@ async fn report_progress(config: &LockConfig, view: &QueueView, on_wait: &mut On
 
 /// Returns the acquisition of a node that several uses share. The acquisition has no timeout, because each use has a timeout of
 /// its own. The error of that timeout names the contenders that this acquisition waits for.
-fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> Work {
+fn for_all(first: &Acquisition, kept: &Arc<KeptNode>) -> Work {
     let options = Options { label: first.options.label.clone(), ..Options::default() };
     let mut all = Acquisition::new(Arc::clone(&first.config), first.mode, options);
     let shared = Arc::downgrade(kept);

@@ -33,7 +33,7 @@ use crate::telemetry::names;
 pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Arc<Contender>, Error>> + Send>>;
 
 /// A kept node, from the start of its acquisition. Its uses follow one another or run at the same time.
-pub(crate) struct Kept {
+pub(crate) struct KeptNode {
     /// Weak, because a task on the session's thread uses this type. Dropping the last lock handle closes the client and waits for
     /// the server, which must not happen on that thread.
     config: Weak<LockConfig>,
@@ -74,7 +74,7 @@ pub(super) struct KeptState {
 
 /// A granted node and its hold. Each running use owns a pointer to it.
 pub(super) struct Granted {
-    pub(super) kept: Arc<Kept>,
+    pub(super) kept: Arc<KeptNode>,
     pub(super) hold: Arc<Contender>,
 }
 
@@ -116,7 +116,7 @@ impl Why {
     }
 }
 
-struct WakeAll(Weak<Kept>);
+struct WakeAll(Weak<KeptNode>);
 
 impl Wake for WakeAll {
     fn wake(self: Arc<Self>) {
@@ -127,13 +127,18 @@ impl Wake for WakeAll {
     }
 }
 
-impl Kept {
+impl KeptNode {
     /// Creates a kept node without an acquisition. The caller sets `work`.
-    pub(crate) fn new(config: &Arc<LockConfig>, mode: Mode, idle: Duration, in_vain: &Arc<AtomicBool>) -> Arc<Kept> {
+    pub(crate) fn new(
+        config: &Arc<LockConfig>,
+        mode: Mode,
+        idle: Duration,
+        in_vain: &Arc<AtomicBool>,
+    ) -> Arc<KeptNode> {
         let (uses, used) = (Uses::new(mode), Moment::ZERO);
         let state = KeptState { uses, granted: None, used, why: None, counted: None, background_task: None };
         let (warn_waiting, config, in_vain) = (config.warnings.after, Arc::downgrade(config), Arc::clone(in_vain));
-        Arc::new_cyclic(|this| Kept {
+        Arc::new_cyclic(|this| KeptNode {
             config,
             warn_waiting,
             idle,
@@ -261,7 +266,7 @@ impl Kept {
     }
 
     /// Waits until a use of this process waits for another use of the node.
-    pub(super) async fn wait_until_crowded(kept: &Weak<Kept>) {
+    pub(super) async fn wait_until_crowded(kept: &Weak<KeptNode>) {
         let Some(crowded) = kept.upgrade().map(|kept| Arc::clone(&kept.crowded)) else { return };
         loop {
             // Registered before the check, so that a use that begins to wait in between is not missed.
@@ -391,7 +396,7 @@ const QUEUE_PAUSES: (Duration, Duration) = (Duration::from_secs(30), Duration::f
 const CHECKS: u32 = 4;
 
 /// Waits until the node was idle for its idle time. Returns early if the session or the node is gone.
-async fn wait_until_idle(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
+async fn wait_until_idle(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) {
     // With an idle time of zero, the node is given up by the call that ends the last use, and not by this task.
     if kept.upgrade().is_some_and(|kept| kept.idle.is_zero()) {
         return std::future::pending().await;
@@ -411,7 +416,7 @@ async fn wait_until_idle(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
 
 /// Lists the queue in intervals until a contender waits behind the node. The watch may not have reported this
 /// contender, because the contender lacks the permission to ask for the node, or the event was lost.
-async fn wait_for_contention(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
+async fn wait_for_contention(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) {
     while let Some(pause) = kept.upgrade().map(|kept| kept.idle.clamp(QUEUE_PAUSES.0, QUEUE_PAUSES.1)) {
         if !retry::slept(session, pause).await {
             return std::future::pending().await;
@@ -431,13 +436,13 @@ async fn wait_for_contention(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
 }
 
 /// Warns about uses that wait long for other uses of this node.
-async fn warn_of_slow_uses(kept: &Weak<Kept>, session: &Arc<dyn Session>) -> Infallible {
+async fn warn_of_slow_uses(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) -> Infallible {
     // Uses have no timers of their own, because millions of uses may begin in a second. This task checks the first waiting use in
     // intervals instead.
     let (mut first, mut checks) = (None, 0);
     while let Some(limit) = kept.upgrade().and_then(|kept| kept.warn_waiting) {
         // While no use waits, the task has no timer and stays asleep.
-        Kept::wait_until_crowded(kept).await;
+        KeptNode::wait_until_crowded(kept).await;
         if !retry::slept(session, (limit / CHECKS).max(IDLE_PAUSE)).await {
             break;
         }

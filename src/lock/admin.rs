@@ -37,7 +37,7 @@ impl LockConfig {
     async fn queue_and_record(&self) -> Result<Queue, Error> {
         let (path, record) = (&self.directory, &metadata::record_path(&self.directory));
         let last = call::on_a_session(&self.coordinator, ("read the record of", path), |session| async move {
-            match call::answered(&session, || RecordNode::read(&session, record)).await {
+            match call::await_answer(&session, || RecordNode::read(&session, record)).await {
                 Ok(RecordNode::Done(done, _)) => Ok(Some(done)),
                 Ok(RecordNode::None { .. } | RecordNode::Foreign) | Err(Failure::NoAuth(_)) => Ok(None),
                 Err(failure) => Err(failure),
@@ -55,7 +55,7 @@ impl LockConfig {
         // meanwhile stays.
         let last = &OnceLock::new();
         let found = call::on_a_session(&self.coordinator, ("forget the record", path), |session| async move {
-            call::answered(&session, || session.sync(path)).await?;
+            call::await_answer(&session, || session.sync(path)).await?;
             let forget = || async {
                 let (record, second) =
                     (RecordNode::read(&session, path).await?, RecordNode::read(&session, twin).await?);
@@ -80,7 +80,7 @@ impl LockConfig {
                 }
                 Ok(record)
             };
-            call::answered(&session, forget).await
+            call::await_answer(&session, forget).await
         });
         match found.await? {
             RecordNode::Foreign if last.get().is_none() => Err(Error::ForeignRecord { path: path.clone() }),
@@ -105,8 +105,8 @@ impl LockConfig {
         let asked = call::on_a_session(&self.coordinator, ("ask", path), |session| async move {
             // A server that lags shows an older version of the directory. A write with that version would be refused,
             // and would notify no process.
-            call::answered(&session, || session.sync(path)).await?;
-            match call::answered(&session, || directory::ask_as_it_is(&session, path, None)).await {
+            call::await_answer(&session, || session.sync(path)).await?;
+            match call::await_answer(&session, || directory::ask_as_it_is(&session, path, None)).await {
                 Err(Failure::NoNode) => Ok(()),
                 answer => answer,
             }

@@ -77,7 +77,7 @@ impl Memory {
         if self.client.closed.load(Ordering::Acquire) {
             return ConnectionState::Closed;
         }
-        let session = self.session().filter(|session| session.lease().over().is_none());
+        let session = self.session().filter(|session| session.lease().ending().is_none());
         match session.and_then(|session| session.lease().lost_since()) {
             Some(since) => ConnectionState::Connecting { since, why: Some("the connection is cut".to_owned()) },
             None => ConnectionState::Connected,
@@ -128,7 +128,7 @@ impl Memory {
         if self.client.closed.load(Ordering::Acquire) {
             return None;
         }
-        if let Some(session) = current.as_ref().filter(|session| session.lease().over().is_none()) {
+        if let Some(session) = current.as_ref().filter(|session| session.lease().ending().is_none()) {
             return Some(Arc::clone(session));
         }
         let session = MemorySession::open(&self.client.ensemble);

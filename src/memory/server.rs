@@ -192,7 +192,7 @@ impl World {
         fired: &mut Vec<Notification>,
     ) -> Result<T, Failure> {
         let Some(state) = self.sessions.get_mut(&session) else {
-            return Err(Failure::Over(store.lease().over().unwrap_or(Ending::Expired)));
+            return Err(Failure::Over(store.lease().ending().unwrap_or(Ending::Expired)));
         };
         let fault = if is_write { state.faults.pop_front() } else { None };
         if fault == Some(Fault::Request) {
@@ -206,7 +206,7 @@ impl World {
             return Err(Failure::Unknown("the answer was lost".to_owned()));
         }
         if is_write {
-            self.refresh(session, fired);
+            self.update_view(session, fired);
         }
         result
     }
@@ -246,7 +246,7 @@ impl World {
     }
 
     /// Brings a session's lagging server up to date. The server lags again from this state.
-    pub(super) fn refresh(&mut self, session: i64, fired: &mut Vec<Notification>) {
+    pub(super) fn update_view(&mut self, session: i64, fired: &mut Vec<Notification>) {
         let tree = Arc::clone(&self.tree);
         let Some(state) = self.sessions.get_mut(&session) else { return };
         if state.view.is_some() {
@@ -454,7 +454,7 @@ impl World {
 
     /// Ends the lag and the silence of a session's server.
     pub(super) fn catch_up(&mut self, session: i64, fired: &mut Vec<Notification>) {
-        self.refresh(session, fired);
+        self.update_view(session, fired);
         self.lagging.remove(&session);
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.view = None;

@@ -122,7 +122,7 @@ impl Session for MemorySession {
     fn sync(&self, _path: &str) -> Reply<()> {
         let id = self.id;
         self.request(false, move |world, fired| {
-            world.refresh(id, fired);
+            world.update_view(id, fired);
             Ok(())
         })
     }

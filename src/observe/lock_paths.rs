@@ -95,7 +95,7 @@ impl LockPaths {
     ) -> Result<Queue, Failure> {
         let turns = turn::turns(dialect, queued);
         let named: Vec<Member> = holders(taken).chain(turns.iter().map(|(it, turn)| self.queued(it, turn))).collect();
-        let read = |some| call::answered(session, move || self.read(session, dialect, some));
+        let read = |some| call::await_answer(session, move || self.read(session, dialect, some));
         let reads: Vec<_> = named.chunks(NODES_A_REQUEST).map(read).collect();
         let mut members: Vec<Member> = stream::iter(reads).buffered(REQUESTS_IN_FLIGHT).try_concat().await?;
         // The holders of permits come first, in the order of their grants.

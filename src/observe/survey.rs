@@ -64,7 +64,7 @@ impl Survey {
         let coordinator: Arc<dyn Coordinator> = Arc::new(coordinator.clone());
         let prefix = prefix.as_ref().to_owned();
         Call::in_time(&Arc::clone(&coordinator), async move {
-            validation::check(&prefix)?;
+            validation::check_path(&prefix)?;
             let operation = ("list the locks below", &*prefix);
             call::on_a_session(&coordinator, operation, |session| Survey::walk(session, &prefix)).await
         })
@@ -84,7 +84,7 @@ impl Survey {
                         listed => shown(listed),
                     })
                 };
-                let listings = call::answered(&session, || try_join_all(some.iter().map(list))).await?;
+                let listings = call::await_answer(&session, || try_join_all(some.iter().map(list))).await?;
                 for (node, children) in some.iter().zip(listings) {
                     match children {
                         Some(children) => survey.add_queues_at(&session, node, children, &mut below).await?,
@@ -135,7 +135,7 @@ impl Survey {
     async fn add_records(&mut self, session: &Arc<dyn Session>, paths: &[String]) -> Result<(), Failure> {
         let mut records = BTreeMap::new();
         for some in paths.chunks(NODES_A_REQUEST) {
-            let nodes = call::answered(session, || session.data_of_each(some)).await?;
+            let nodes = call::await_answer(session, || session.data_of_each(some)).await?;
             let locks = some.iter().filter_map(|path| metadata::lock_of_record(path));
             // A record that may not be read is left out.
             records.extend(locks.zip(nodes).filter_map(|(lock, node)| {
@@ -160,7 +160,7 @@ impl Survey {
 /// Reads the queue of the semaphore at this node. `None` if the node does not belong to a semaphore.
 async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queue>, Failure> {
     let queue_paths = LockPaths::of_semaphore(node.into());
-    let read = call::answered(session, || session.data(node)).await;
+    let read = call::await_answer(session, || session.data(node)).await;
     let Some((data, _)) = shown(read)? else { return Ok(None) };
     // If a directory may not be listed, this function returns `None`, and the survey reports the directory in
     // `unreadable`.

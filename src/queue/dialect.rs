@@ -12,7 +12,7 @@
 
 use std::fmt;
 
-use crate::queue::mode::{self, Mode, Slot};
+use crate::queue::mode::{self, Mode, Place};
 
 /// The naming scheme of a lock's nodes. It is this library's own, or the scheme of a library that used the path before.
 ///
@@ -183,9 +183,9 @@ impl Dialect {
         self == Dialect::Kazoo
     }
 
-    /// Splits a contender's name into its tag and its slot (mode and sequence number). `None` if the name is not a
+    /// Splits a contender's name into its tag and its place (mode and sequence number). `None` if the name is not a
     /// contender's in this dialect.
-    pub(crate) fn split(self, name: &str) -> Option<(&str, Slot)> {
+    pub(crate) fn split(self, name: &str) -> Option<(&str, Place)> {
         if self == Dialect::Native {
             return split_native(name);
         }
@@ -196,7 +196,7 @@ impl Dialect {
         // A reader of Curator waits for every name that contains the marker of a writer, at any place. So each name
         // with this marker counts as a writer's.
         let mode = if self == Dialect::Curator && name.contains(CURATOR_WRITE) { Mode::Write } else { mode };
-        Some((tag, Slot { mode, sequence }))
+        Some((tag, Place { mode, sequence }))
     }
 
     fn split_mode(self, before: &str) -> Option<(&str, Mode)> {
@@ -213,8 +213,8 @@ impl Dialect {
 
     /// Returns the mode and the sequence number of a contender; `None` if the name is not a contender's in this
     /// dialect.
-    pub(crate) fn slot(self, name: &str) -> Option<Slot> {
-        self.split(name).map(|(_, slot)| slot)
+    pub(crate) fn place(self, name: &str) -> Option<Place> {
+        self.split(name).map(|(_, place)| place)
     }
 
     /// Returns the dialect in which a name is a contender's, if there is one.
@@ -283,7 +283,7 @@ impl Dialect {
 
     /// Returns whether two nodes of the same number may belong to one holder. A Curator thread that holds the write
     /// lock may take the read lock as well, which makes a second node of the same number.
-    pub(crate) fn is_one_holder(self, one: Slot, other: Slot) -> bool {
+    pub(crate) fn is_one_holder(self, one: Place, other: Place) -> bool {
         self == Dialect::Curator && one.mode != other.mode && (0..mode::REFUSED_FROM).contains(&one.sequence)
     }
 
@@ -345,8 +345,8 @@ pub(crate) fn may_keep(name: &str) -> bool {
     before.strip_suffix("-READ").or_else(|| before.strip_suffix("-WRITE")).is_some_and(|tag| tag.ends_with(KEEP))
 }
 
-/// Splits a native name into its tag (`host`, `host~id` or `host~id~keep`) and its slot (mode and sequence number).
-fn split_native(name: &str) -> Option<(&str, Slot)> {
+/// Splits a native name into its tag (`host`, `host~id` or `host~id~keep`) and its place (mode and sequence number).
+fn split_native(name: &str) -> Option<(&str, Place)> {
     let (before, digits) = name.rsplit_once('-')?;
     let sign = usize::from(before.ends_with('-'));
     let before = &before[..before.len() - sign];
@@ -357,7 +357,7 @@ fn split_native(name: &str) -> Option<(&str, Slot)> {
     };
     let (host, id) = tag.strip_suffix(KEEP).unwrap_or(tag).split_once('~').unwrap_or((tag, "0"));
     let well_formed = host_problem(host).is_none() && !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric());
-    well_formed.then_some((tag, Slot { mode, sequence }))
+    well_formed.then_some((tag, Place { mode, sequence }))
 }
 
 /// Parses a sequence number only in the spelling that the server prints (`%010d`), so that each number has one

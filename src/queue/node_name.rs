@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::queue::dialect::{self, Dialect};
-use crate::queue::mode::{Mode, Slot};
+use crate::queue::mode::{Mode, Place};
 
 /// The name of a contender's node, which tells the host, the mode and the place in the queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -13,7 +13,7 @@ pub struct NodeName {
     dialect: Dialect,
     host_len: usize,
     tag_len: usize,
-    slot: Slot,
+    place: Place,
 }
 
 impl NodeName {
@@ -45,21 +45,21 @@ impl NodeName {
     /// assert_eq!(NodeName::parse_as(name, Dialect::Kazoo), None);
     /// ```
     pub fn parse_as(name: &str, dialect: Dialect) -> Option<NodeName> {
-        let (tag, slot) = dialect.split(name)?;
-        Some(NodeName::of(name.to_owned(), dialect, tag.len(), slot))
+        let (tag, place) = dialect.split(name)?;
+        Some(NodeName::of(name.to_owned(), dialect, tag.len(), place))
     }
 
     /// Returns a name behind all others, as a contender without a node would get now.
     pub(crate) fn newcomer(dialect: Dialect, mode: Mode) -> NodeName {
-        NodeName::of(String::new(), dialect, 0, Slot { mode, sequence: i64::MAX })
+        NodeName::of(String::new(), dialect, 0, Place { mode, sequence: i64::MAX })
     }
 
-    fn of(text: String, dialect: Dialect, tag_len: usize, slot: Slot) -> NodeName {
+    fn of(text: String, dialect: Dialect, tag_len: usize, place: Place) -> NodeName {
         let host_len = match dialect {
             Dialect::Native => text[..tag_len].find('~').unwrap_or(tag_len),
             _ => 0,
         };
-        NodeName { text, dialect, host_len, tag_len, slot }
+        NodeName { text, dialect, host_len, tag_len, place }
     }
 
     /// Returns the name as the server has it, without the directory.
@@ -103,13 +103,13 @@ impl NodeName {
 
     /// Returns the mode in which the contender holds or awaits the lock.
     pub fn mode(&self) -> Mode {
-        self.slot.mode
+        self.place.mode
     }
 
     /// Returns the sequence number: the contender's place in the order of arrival. The number is no fencing token,
     /// because the numbers restart when the directory is deleted and created again.
     pub fn sequence(&self) -> i64 {
-        self.slot.sequence
+        self.place.sequence
     }
 
     /// Returns whether the two names may be nodes of one holder. Two nodes of one holder have the same sequence
@@ -123,7 +123,7 @@ impl NodeName {
     /// assert!(read.may_be_one_holder_with(&write) && !read.may_be_one_holder_with(&of("a__WRIT__0000000008")));
     /// ```
     pub fn may_be_one_holder_with(&self, other: &NodeName) -> bool {
-        let (mine, its) = (self.slot(), other.slot());
+        let (mine, its) = (self.place(), other.place());
         self.dialect == other.dialect && mine.sequence == its.sequence && self.dialect.is_one_holder(mine, its)
     }
 
@@ -138,8 +138,8 @@ impl NodeName {
         &self.text[..self.tag_len]
     }
 
-    pub(crate) fn slot(&self) -> Slot {
-        self.slot
+    pub(crate) fn place(&self) -> Place {
+        self.place
     }
 }
 
@@ -173,7 +173,7 @@ impl Tag {
 
     /// Returns the name before the server has assigned a sequence number. The name has the number -1, to which [`turn`](crate::queue::turn::turn) never grants the lock.
     pub(crate) fn unnumbered(&self, mode: Mode) -> NodeName {
-        NodeName::of(self.prefix(mode), self.dialect, self.len(), Slot { mode, sequence: -1 })
+        NodeName::of(self.prefix(mode), self.dialect, self.len(), Place { mode, sequence: -1 })
     }
 
     /// Returns whether `name` is a node of this acquisition, in either mode.

@@ -26,7 +26,7 @@ use std::borrow::Borrow;
 use std::sync::Arc;
 
 use crate::queue::dialect::{self, Dialect};
-use crate::queue::mode::{Mode, Slot};
+use crate::queue::mode::{Mode, Place};
 use crate::queue::node_name::NodeName;
 
 /// Where a contender stands in its queue.
@@ -84,16 +84,16 @@ pub(crate) fn turn_among_foreign<'q>(me: &NodeName, queue: &'q [String]) -> (Tur
 /// Returns the turn of `me` for display. Unlike [`turn`], this function accepts two nodes of the same number if they
 /// may belong to one holder.
 pub(crate) fn as_seen(me: &NodeName, queue: &[String]) -> Turn {
-    decide(me, queue, |_| {}, |other| me.dialect().is_one_holder(other, me.slot()))
+    decide(me, queue, |_| {}, |other| me.dialect().is_one_holder(other, me.place()))
 }
 
 /// Decides the turn of `me`. Calls `on_other_name` for each name that is not a contender's. `may_share` says whether
 /// another contender may have the same sequence number as `me`.
-fn decide<I>(me: &NodeName, queue: I, mut on_other_name: impl FnMut(I::Item), may_share: impl Fn(Slot) -> bool) -> Turn
+fn decide<I>(me: &NodeName, queue: I, mut on_other_name: impl FnMut(I::Item), may_share: impl Fn(Place) -> bool) -> Turn
 where
     I: IntoIterator<Item: AsRef<str>>,
 {
-    let (mine, dialect) = (me.slot(), me.dialect());
+    let (mine, dialect) = (me.place(), me.dialect());
     let mut present = false;
     // The node of the same number, the first in text order.
     let mut rival: Option<String> = None;
@@ -113,7 +113,7 @@ where
         {
             continue;
         }
-        let Some(other) = dialect.slot(name) else {
+        let Some(other) = dialect.place(name) else {
             on_other_name(child);
             continue;
         };
@@ -147,7 +147,7 @@ where
 pub(crate) fn is_reader_kept_before(me: &NodeName, queue: &[String], closing: &[String]) -> bool {
     // `may_keep` comes first, because it rejects most names by their last characters, and a waiter may list 10,000 names.
     let kept = queue.iter().filter(|name| dialect::may_keep(name) && !closing.contains(name));
-    let before = |name: &String| me.dialect().slot(name).filter(|it| it.sequence < me.sequence());
+    let before = |name: &String| me.dialect().place(name).filter(|it| it.sequence < me.sequence());
     let readers = kept.filter_map(before).filter(|it| it.mode == Mode::Read);
     let Some(newest) = readers.map(|it| it.sequence).max() else { return false };
     let writers = queue.iter().filter_map(before).filter(|it| it.mode == Mode::Write);
@@ -161,13 +161,13 @@ pub(crate) fn foreign(dialect: Dialect, queue: &[String]) -> Option<&str> {
 
 /// Returns the contenders that `me` waits for, in the order of arrival.
 pub(crate) fn ahead_of<'q>(me: &NodeName, queue: &'q [String]) -> Vec<&'q str> {
-    in_order(me.dialect(), queue, |other| blocks(other, me.slot()))
+    in_order(me.dialect(), queue, |other| blocks(other, me.place()))
 }
 
 /// Returns the place of `me`, counted from 1, and the number of contenders. Every earlier contender counts, also a
 /// reader that `me` need not wait for.
 pub(crate) fn place_of(me: &NodeName, queue: &[String]) -> (usize, usize) {
-    let places = queue.iter().filter_map(|child| me.dialect().slot(child));
+    let places = queue.iter().filter_map(|child| me.dialect().place(child));
     places.fold((1, 0), |(mine, all), other| (mine + usize::from(other.sequence < me.sequence()), all + 1))
 }
 
@@ -184,7 +184,7 @@ pub(crate) fn first_in_queue(me: &NodeName, queue: &[String]) -> Option<NodeName
 
 /// Returns the first contender for which `is_wanted` is true and whose tag differs from the tag of `me`. A node with
 /// the same tag comes from a create of `me` whose reply was lost, so the node is no waiter.
-fn first_of_others(me: &NodeName, queue: &[String], is_wanted: impl Fn(Slot) -> bool) -> Option<NodeName> {
+fn first_of_others(me: &NodeName, queue: &[String], is_wanted: impl Fn(Place) -> bool) -> Option<NodeName> {
     let wanted = in_order(me.dialect(), queue, is_wanted);
     wanted.into_iter().filter_map(|name| NodeName::parse_as(name, me.dialect())).find(|it| it.tag() != me.tag())
 }
@@ -201,7 +201,7 @@ pub(crate) fn turns(dialect: Dialect, queue: &[String]) -> Vec<(NodeName, Turn)>
         for contender in group {
             let nearest = if contender.mode() == Mode::Write { last } else { last_write };
             let mut others = group.iter().filter(|it| it.as_str() != contender.as_str());
-            let rival = others.find(|it| !dialect.is_one_holder(it.slot(), contender.slot()));
+            let rival = others.find(|it| !dialect.is_one_holder(it.place(), contender.place()));
             turns.push(if rival.is_some() || contender.sequence() < 0 {
                 Turn::Stuck(rival.map(|it| it.as_str().to_owned()))
             } else {
@@ -214,15 +214,15 @@ pub(crate) fn turns(dialect: Dialect, queue: &[String]) -> Vec<(NodeName, Turn)>
     ordered.into_iter().zip(turns).collect()
 }
 
-fn blocks(other: Slot, mine: Slot) -> bool {
+fn blocks(other: Place, mine: Place) -> bool {
     other.sequence < mine.sequence && other.mode.excludes(mine.mode)
 }
 
-fn in_order(dialect: Dialect, queue: &[String], wanted: impl Fn(Slot) -> bool) -> Vec<&str> {
+fn in_order(dialect: Dialect, queue: &[String], wanted: impl Fn(Place) -> bool) -> Vec<&str> {
     let mut chosen: Vec<(i64, &str)> = queue
         .iter()
         .filter_map(|child| {
-            dialect.slot(child).filter(|slot| wanted(*slot)).map(|slot| (slot.sequence, child.as_str()))
+            dialect.place(child).filter(|place| wanted(*place)).map(|place| (place.sequence, child.as_str()))
         })
         .collect();
     chosen.sort_unstable();

@@ -134,7 +134,7 @@ impl RwLock {
     pub fn try_once_in(&self, period: Duration) -> Call<Work> {
         let lock = self.lock.clone();
         Call::new(move |timeout| async move {
-            check(&lock, period)?;
+            check_period(&lock, period)?;
             let config = Arc::clone(&lock.config);
             acquire::try_acquire(lock, Mode::Write, timeout, WriteGuard::new, |it| {
                 check_if_due(it, &config, None, period)
@@ -151,7 +151,7 @@ impl Guard for Work {
         Granting::by(async move {
             let (config, label) = (Arc::clone(&lock.config), options.label.clone());
             let aim = Aim::Lock(Mode::Write);
-            check(&lock, period)
+            check_period(&lock, period)
                 .inspect_err(|error| trace::not_granted((&config.directory, &config.path_label), aim, error))?;
             acquire::acquire_and(lock, options, |guard| check_if_due(guard, &config, label, period)).await
         })
@@ -159,7 +159,7 @@ impl Guard for Work {
 }
 
 /// Fails if the options do not fit `once_in`.
-fn check(Lock { config, cache }: &Lock, period: Duration) -> Result<(), Error> {
+fn check_period(Lock { config, cache }: &Lock, period: Duration) -> Result<(), Error> {
     if period.is_zero() {
         return Err(Error::invalid("the period of once_in is zero"));
     }

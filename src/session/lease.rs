@@ -164,7 +164,7 @@ impl Lease {
     }
 
     /// Records the answer to a request that was sent at `sent`.
-    pub(super) fn answered(&self, sent: Moment) {
+    pub(super) fn record_answer(&self, sent: Moment) {
         let now = self.now();
         let step = self.timeout / TOUCHES;
         let mut state = self.state.lock();
@@ -201,7 +201,7 @@ impl Lease {
         }
         drop(state);
         let lapsed = newest.is_some_and(|touch| self.count_touch(touch));
-        self.answered(sent);
+        self.record_answer(sent);
         lapsed
     }
 
@@ -279,7 +279,7 @@ impl Lease {
     }
 
     /// Returns why the session is over, or `None` if it is not.
-    pub fn over(&self) -> Option<Ending> {
+    pub fn ending(&self) -> Option<Ending> {
         self.state.lock().over.map(|(why, _)| why)
     }
 

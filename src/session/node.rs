@@ -302,7 +302,7 @@ impl Node {
                 if it.state.lacks_epoch() {
                     it.state.rely_on(self.epoch_since(it.state.creation().answered));
                 }
-                it.state.record_loss(&Evidence { now, valid_in: lease.epoch_at(now), over: lease.over() });
+                it.state.record_loss(&Evidence { now, valid_in: lease.epoch_at(now), over: lease.ending() });
             }
             let event = it.poll_watch();
             (it.state.loss(), event)

@@ -256,7 +256,7 @@ pub(crate) async fn leave_if_it_differs(
         // All three requests are sent without waiting for an answer, so that they go over one connection. After a
         // reconnect, the read might go to another server, which may only lag behind.
         let (before, read, after) = (session.transact(&checks), session.data(path), session.transact(&checks));
-        let (before, read, after) = (answered(before.await), read.await, answered(after.await));
+        let (before, read, after) = (check_result(before.await), read.await, check_result(after.await));
         let is_at_server = match read {
             Ok((_, stat)) => version.is_none_or(|version| version == stat.version),
             Err(Failure::NoNode) => false,
@@ -297,7 +297,7 @@ pub(crate) async fn leave(session: &Arc<dyn Session>, connection: u64, path: &st
 
 /// Returns whether the check holds, by the answer to a transaction with that check alone. `None` if the answer does not
 /// show it.
-fn answered(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
+fn check_result(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
     let mut results = CheckResults::new(1, 0);
     results.record(&(0..1), answer.map(drop));
     results.known.pop()?.ok()

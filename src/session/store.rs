@@ -134,8 +134,8 @@ impl SessionStore {
     }
 
     /// Records the answer to a request that was sent at `sent`.
-    pub fn answered(&self, sent: Moment) {
-        self.lease.answered(sent);
+    pub fn record_answer(&self, sent: Moment) {
+        self.lease.record_answer(sent);
     }
 
     /// As [`SessionStore::answered`], for an operation that a quorum has acknowledged.
@@ -201,12 +201,12 @@ impl SessionStore {
 
     /// Waits until the session is connected. Fails when the session is over.
     pub(crate) async fn until_connected(&self) -> Result<(), Ending> {
-        self.until(|lease| lease.over().map(Err).or_else(|| lease.is_connected().then_some(Ok(())))).await
+        self.until(|lease| lease.ending().map(Err).or_else(|| lease.is_connected().then_some(Ok(())))).await
     }
 
     /// Waits until the session is over, and returns the reason.
     pub(crate) async fn until_over(&self) -> Ending {
-        self.until(Lease::over).await
+        self.until(Lease::ending).await
     }
 
     /// Waits until `awaited` returns a value. Looks at each change of the connection, and at the end of the session.
@@ -345,7 +345,7 @@ impl SessionStore {
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.lease.over().is_some()
+        self.lease.ending().is_some()
     }
 }
 

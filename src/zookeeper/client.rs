@@ -130,7 +130,7 @@ impl ZooKeeper {
     /// ```
     pub fn session_timeout(&self) -> Option<Duration> {
         let sessions = self.ensemble.sessions.lock();
-        sessions.iter().find(|session| session.lease().over().is_none()).map(|session| session.timeout())
+        sessions.iter().find(|session| session.lease().ending().is_none()).map(|session| session.timeout())
     }
 
     /// Ends every session, and with it all nodes of the session. Returns when the server has confirmed the end, or after
@@ -308,7 +308,7 @@ impl Sessions {
     /// end of the oldest of them to [`Outage`]. Of the live sessions, keeps the oldest and those that have a user.
     fn reuse_session(&self, own_bytes: usize) -> Option<SessionSlot> {
         let mut sessions = self.sessions.lock();
-        let over: Vec<_> = sessions.extract_if(.., |session| session.lease().over().is_some()).collect();
+        let over: Vec<_> = sessions.extract_if(.., |session| session.lease().ending().is_some()).collect();
         let session_slot = sessions.iter().find_map(|session| {
             let session_slot = session.reserve_slot(own_bytes)?;
             session.mark_used();
@@ -318,7 +318,7 @@ impl Sessions {
         let idle: Vec<_> = sessions.extract_if(others, |session| !session.is_needed()).collect();
         drop(sessions);
         if let Some(first) = over.first()
-            && let Some((lost, ending)) = first.lease().lost_since().zip(first.lease().over())
+            && let Some((lost, ending)) = first.lease().lost_since().zip(first.lease().ending())
         {
             self.outage.begins(lost, Reconnect::after(first.lease()), ending);
         }
@@ -332,7 +332,7 @@ impl Sessions {
             return ConnectionState::Closed;
         }
         let sessions = self.sessions.lock();
-        let alive = sessions.iter().find(|session| session.lease().over().is_none());
+        let alive = sessions.iter().find(|session| session.lease().ending().is_none());
         let (is_alive, lost) =
             (alive.is_some(), alive.or(sessions.first()).and_then(|session| session.lease().lost_since()));
         drop(sessions);

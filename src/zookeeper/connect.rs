@@ -38,7 +38,7 @@ impl Reconnect {
     /// Returns when a session that expired, or that a server replaced, may be replaced by a new one. `None` if the
     /// session is not over, or is over for another reason.
     pub(super) fn after(lease: &Lease) -> Option<Reconnect> {
-        let is_lost = matches!(lease.over(), Some(Ending::Expired | Ending::Replaced));
+        let is_lost = matches!(lease.ending(), Some(Ending::Expired | Ending::Replaced));
         let (answered, ended) = lease.away().filter(|_| is_lost)?;
         let due = ended + reconnect_jitter(ended.saturating_sub(answered), lease.timeout(), random());
         Some(Reconnect { answered, due })

@@ -315,7 +315,7 @@ impl Connections {
                 emit!(INFO, session, server, ?after, "the connection is back");
             }
         };
-        let why = self.store.lease().over().unwrap_or(ending);
+        let why = self.store.lease().ending().unwrap_or(ending);
         emit!(INFO, session = self.id(), %why, "the session is over");
         self.end(ending);
     }
@@ -349,7 +349,7 @@ impl Connections {
     pub(super) fn supervised<F: Future<Output = ()>>(self: &Arc<Self>, task: F) -> impl Future<Output = ()> + use<F> {
         let this = Arc::downgrade(self);
         retry::on_early_end(task, move || {
-            let this = this.upgrade().filter(|it| it.store.lease().over().is_none() && !it.pipeline.is_closed());
+            let this = this.upgrade().filter(|it| it.store.lease().ending().is_none() && !it.pipeline.is_closed());
             if let Some(it) = this {
                 emit!(ERROR, session = it.id(), "a task of a session has panicked, which ends the session");
                 it.end(Ending::Failed);
@@ -523,7 +523,7 @@ impl Connections {
         }
         let Some(client) = &served.unready else { return Err(LinkEnd::Lost) };
         let ready = async {
-            self.check(client).await?;
+            self.ask_quorum(client).await?;
             self.arm(client, suspects).await
         };
         let ready = tokio::select! {
@@ -538,7 +538,7 @@ impl Connections {
     }
 
     /// Sends a transaction that changes nothing, which only a quorum can answer.
-    async fn check(&self, client: &zk::Client) -> Result<(), LinkEnd> {
+    async fn ask_quorum(&self, client: &zk::Client) -> Result<(), LinkEnd> {
         let sent = self.store.lease().now();
         let check = [Operation::Check { path: "/".to_owned(), version: None }];
         let answer = within(self.granted / 4, commit(client, &check, &self.rights.acl, &self.whom)).await;
@@ -563,7 +563,7 @@ impl Connections {
             // between them.
             if lease.now().saturating_sub(checked) > lease.heartbeat_period() {
                 checked = lease.now();
-                self.check(client).await?;
+                self.ask_quorum(client).await?;
             }
             let (skipped, armed): (Vec<_>, Vec<_>) = some.iter().partition(|(slot, _)| suspects.is_skipped(*slot));
             let (sent, under_way) = (lease.now(), suspects.begin(armed.iter().map(|(slot, _)| *slot)));
@@ -585,7 +585,7 @@ impl Connections {
             if answers.iter().any(Result::is_err) {
                 return Err(LinkEnd::Lost);
             }
-            self.store.answered(sent);
+            self.store.record_answer(sent);
             skipped.into_iter().for_each(|(slot, _)| self.watches.skip(*slot));
         }
         // The newest nodes may not be watched yet, so their existence is checked without a watch.

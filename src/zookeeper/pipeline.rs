@@ -115,7 +115,7 @@ impl Pipeline {
     }
 
     fn no_client(&self) -> Failure {
-        Failure::Over(self.store.lease().over().unwrap_or(Ending::Closed))
+        Failure::Over(self.store.lease().ending().unwrap_or(Ending::Closed))
     }
 
     /// Sends all requests on this connection from now on. The requests that have waited are sent first. Does nothing if
@@ -273,12 +273,12 @@ where
             if is_write && !is_open {
                 on_link.writes.fetch_sub(1, Ordering::AcqRel);
             }
-            self.answered(&pipeline, &on_link, sent, answer);
+            self.finish(&pipeline, &on_link, sent, answer);
         });
     }
 
     /// Reports the answer to a request that was sent at `sent`, or sends the request again.
-    fn answered(self, pipeline: &Arc<Pipeline>, on_link: &OnLink, sent: Moment, answer: Result<T, Failure>) {
+    fn finish(self, pipeline: &Arc<Pipeline>, on_link: &OnLink, sent: Moment, answer: Result<T, Failure>) {
         let is_not_sent = answer.as_ref().is_err_and(is_not_sent);
         if is_not_sent && !on_link.is_left() {
             let mut line = pipeline.line.lock();
@@ -291,7 +291,7 @@ where
         match self.request {
             // These answers certainly came from a server. The client crate may have made any other reply itself.
             Request::Read if matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_))) => {
-                pipeline.store.answered(sent);
+                pipeline.store.record_answer(sent);
             }
             Request::Read => {}
             _ if is_from_quorum(&answer) => pipeline.store.acknowledged(sent),

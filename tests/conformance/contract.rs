@@ -420,7 +420,7 @@ pub async fn an_ended_session_fails_every_request<H: Harness>(h: &H) {
     assert_eq!(stage.a.watch(&path).await.map(drop), Err(over.clone()));
     assert_eq!(stage.a.sync(&path).await, Err(over.clone()));
     assert_eq!(stage.a.transact(&[check(&path)]).await, Err(over));
-    assert_eq!((stage.a.lease().over(), stage.a.lease().remaining()), (Some(Ending::Expired), None));
+    assert_eq!((stage.a.lease().ending(), stage.a.lease().remaining()), (Some(Ending::Expired), None));
 }
 
 pub async fn after_an_end_the_next_slot_is_on_a_fresh_session<H: Harness>(h: &H) {

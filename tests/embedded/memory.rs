@@ -1716,7 +1716,7 @@ fn a_panic_of_a_task_stops_no_task_of_another_session() {
     panics.session().spawn(Box::pin(async move { _ = failed.await.expect_err("a panic of a task") }));
 
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| fail.send(())));
-    assert!(panicked.is_err() && panics.session().lease().over().is_some());
+    assert!(panicked.is_err() && panics.session().lease().ending().is_some());
     send.send(()).expect("the task waits");
     assert_eq!(reported.try_recv(), Ok(Ok(())));
 }

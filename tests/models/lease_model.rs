@@ -374,7 +374,7 @@ impl World {
             self.store.acknowledged(sent);
             self.newest_acknowledged = self.newest_acknowledged.max(Some(request.sent));
         } else {
-            self.store.answered(sent);
+            self.store.record_answer(sent);
         }
     }
 }

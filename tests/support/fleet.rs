@@ -371,7 +371,7 @@ impl Coordinator for Process {
         loop {
             let alone = self.0.opening.lock().await;
             let line = locked(&self.0.line).clone();
-            let alive = line.as_ref().filter(|line| line.lease().over().is_none()).cloned();
+            let alive = line.as_ref().filter(|line| line.lease().ending().is_none()).cloned();
             let line = match alive {
                 Some(line) => line,
                 None => {
@@ -535,7 +535,7 @@ impl Line {
                 *locked(&line.answered) = Instant::now();
                 match asked.is_write() {
                     true => line.store.acknowledged(sent),
-                    false => line.store.answered(sent),
+                    false => line.store.record_answer(sent),
                 }
             }
             if asked == RequestKind::Create && answer.is_ok() {

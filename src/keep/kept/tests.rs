@@ -12,9 +12,9 @@ const IDLE: Duration = Duration::from_secs(1);
 
 /// Creates a kept node whose acquisition has not ended, with this many waiting uses. Also returns the flag that says
 /// whether the node was kept in vain.
-fn entering(uses: usize) -> (Arc<Kept>, Vec<Joined<KeptUse, PendingUse>>, Arc<AtomicBool>) {
+fn entering(uses: usize) -> (Arc<KeptNode>, Vec<Joined<KeptUse, PendingUse>>, Arc<AtomicBool>) {
     let (lock, in_vain) = (RwLock::new(&Memory::new(), "/a").unwrap(), Arc::default());
-    let kept = Kept::new(lock.config(), Mode::Read, IDLE, &in_vain);
+    let kept = KeptNode::new(lock.config(), Mode::Read, IDLE, &in_vain);
     let uses = (0..uses).map(|_| kept.join(Mode::Read)).collect();
     (kept, uses, in_vain)
 }
@@ -88,7 +88,7 @@ async fn the_warning_task_does_not_own_the_node() {
 fn a_kept_node_does_not_own_the_client() {
     let lock = RwLock::new(&Memory::new(), "/a").unwrap();
     let (config, in_vain) = (Arc::downgrade(lock.config()), Arc::default());
-    let kept = Kept::new(lock.config(), Mode::Read, IDLE, &in_vain);
+    let kept = KeptNode::new(lock.config(), Mode::Read, IDLE, &in_vain);
     drop(lock);
     assert!(config.upgrade().is_none());
     drop(kept);

@@ -8,8 +8,8 @@ const UUID: &str = "5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9";
 
 /// Returns the first letter of the mode, and the sequence number, of a contender's name.
 fn read(dialect: Dialect, name: &str) -> Option<(char, i64)> {
-    let slot = dialect.slot(name)?;
-    Some((if slot.mode == Mode::Read { 'R' } else { 'W' }, slot.sequence))
+    let place = dialect.place(name)?;
+    Some((if place.mode == Mode::Read { 'R' } else { 'W' }, place.sequence))
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn a_written_name_is_parsed_back() {
         let tag = Tag::new(dialect, tag);
         for mode in [Mode::Read, Mode::Write] {
             let name = format!("{}0000000042", tag.prefix(mode));
-            assert_eq!(dialect.slot(&name), Some(Slot { mode, sequence: 42 }), "{name}");
+            assert_eq!(dialect.place(&name), Some(Place { mode, sequence: 42 }), "{name}");
             assert!(name.starts_with(&tag.prefix(mode)) && tag.is_on(&name), "{name}");
             assert_eq!(name.len(), tag.len() + dialect.marker(mode).len() + "0000000042".len(), "{name}");
             assert_eq!(Dialect::of(&name), Some(dialect), "{name}");
@@ -159,7 +159,7 @@ fn a_fuzzed_name_has_one_parse_and_is_written_back() {
     fuzz_text(&samples.each_ref().map(String::as_str), |name| {
         for dialect in Dialect::ALL {
             let foreign = dialect.foreign(name);
-            let Some((tag, Slot { mode, sequence })) = dialect.split(name) else { continue };
+            let Some((tag, Place { mode, sequence })) = dialect.split(name) else { continue };
             assert_eq!(foreign, None, "{dialect}");
             let contender = NodeName::parse_as(name, dialect).unwrap();
             assert_eq!((contender.mode(), contender.sequence(), contender.as_str()), (mode, sequence, name));
@@ -182,7 +182,7 @@ fn the_quick_parser_agrees_with_the_full_parser() {
     for digits in ["0000000007", "2147483647", "9999999999", "-000000005", "-2147483648", "12147483647"] {
         for mode in ["READ", "WRITE"] {
             let name = format!("h-READ-0000000001~i-{mode}-{digits}");
-            let full = split_native(&name).map(|(_, slot)| slot.sequence);
+            let full = split_native(&name).map(|(_, place)| place.sequence);
             let quick = sequence_if_plain(&name);
             assert!(quick.is_none() || quick == full, "{name}: {quick:?}, {full:?}");
             assert_eq!(quick.is_some(), digits.len() == 10 && !digits.starts_with('-'), "{name}");

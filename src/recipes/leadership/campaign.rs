@@ -52,7 +52,7 @@ impl Status {
 
 /// The reason why a term ends before its work has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum TermEnd {
     Lost,
     Resigned,
     Unhealthy,
@@ -212,15 +212,15 @@ pub(crate) struct RunningTerm {
 
 impl RunningTerm {
     /// Waits until the work must stop.
-    fn wait_for_end(&self) -> Task<End> {
+    fn wait_for_end(&self) -> Task<TermEnd> {
         let (candidate, term) = (Arc::clone(&self.candidate), self.term.clone());
         Box::pin(async move {
             let mut status = candidate.status.subscribe();
             tokio::select! {
                 biased;
-                _ = term.guard.lost() => End::Lost,
-                _ = status.wait_for(|status| status.is_stopped || status.is_resigned) => End::Resigned,
-                () = candidate.until_healthy(false) => End::Unhealthy,
+                _ = term.guard.lost() => TermEnd::Lost,
+                _ = status.wait_for(|status| status.is_stopped || status.is_resigned) => TermEnd::Resigned,
+                () = candidate.until_healthy(false) => TermEnd::Unhealthy,
             }
         })
     }
@@ -229,7 +229,7 @@ impl RunningTerm {
     /// or `None` if the work was dropped.
     pub(crate) async fn run<F: Future>(self, work: F) -> Result<Option<F::Output>, Error> {
         let term = self.term.clone();
-        let loss = || term.guard.held.detect_loss().map(|_| End::Lost);
+        let loss = || term.guard.held.detect_loss().map(|_| TermEnd::Lost);
         // At the end of the term, `while_held` drops the work. Only after that, the lock is given back.
         let ended = while_held(loss, self.wait_for_end(), work).await;
         let given_back: Task<Result<(), Error>> = Box::pin(self.give_back(ended.as_ref().err().copied()));
@@ -239,19 +239,19 @@ impl RunningTerm {
 
     /// Gives the lock back, and waits until the next candidate can lead. Does not wait if the lock is lost. `why` is
     /// the reason why the work was dropped, or `None` if the work has ended by itself.
-    async fn give_back(mut self, why: Option<End>) -> Result<(), Error> {
+    async fn give_back(mut self, why: Option<TermEnd>) -> Result<(), Error> {
         let (loss, lasted) = (self.term.guard.held.detect_loss(), self.began.elapsed());
         self.why = match (loss, why) {
-            (Some(_), _) | (None, Some(End::Lost)) => "lost",
-            (None, Some(End::Resigned)) => "resigned",
-            (None, Some(End::Unhealthy)) => "unhealthy",
+            (Some(_), _) | (None, Some(TermEnd::Lost)) => "lost",
+            (None, Some(TermEnd::Resigned)) => "resigned",
+            (None, Some(TermEnd::Unhealthy)) => "unhealthy",
             (None, None) => "done",
         };
         if let Some(loss) = loss {
             self.candidate.schedule_pause(lasted, Err(loss));
             return Ok(());
         }
-        if why != Some(End::Resigned) {
+        if why != Some(TermEnd::Resigned) {
             self.candidate.schedule_pause(lasted, Ok(()));
         }
         match self.term.guard.held.give_back().await {

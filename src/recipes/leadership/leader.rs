@@ -85,7 +85,7 @@ pub(crate) fn leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
                 let names = call::names(&session, path, false).await?;
                 let Some(first) = leading(config.dialect, &names) else { return Ok((names, None)) };
                 let node = format!("{path}/{}", first.as_str());
-                let read = call::answered(&session, || session.data(&node));
+                let read = call::await_answer(&session, || session.data(&node));
                 match unless_gone(&session, path, &first, read).await {
                     Ok(Some((data, stat))) => return Ok((names, Some(Leader::of(&first, &data, stat)))),
                     Ok(None) => {}

@@ -285,7 +285,7 @@ impl MultiGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn read_node(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
-        validation::check(path.as_ref())?;
+        validation::check_path(path.as_ref())?;
         let Some(last) = self.locks.last() else { return Ok(None) };
         // The last lock's node was created last. So the session of that lock sees everything that was written before any of the
         // locks was granted.

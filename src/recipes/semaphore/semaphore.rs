@@ -556,7 +556,7 @@ where
 {
     let (path, work) = (state.config.user_path(), &work);
     let answer = call::on_a_session(&state.config.coordinator, (operation, path), |session| async move {
-        call::answered(&session, || async { NotDone::split(work(Arc::clone(&session)).await) }).await
+        call::await_answer(&session, || async { NotDone::split(work(Arc::clone(&session)).await) }).await
     });
     answer.await?
 }

@@ -193,7 +193,7 @@ impl SemaphoreState {
     /// Fails if the number of permits that the user gave is too small for this request. Returns whether the caller must
     /// read the ensemble's number before it enters the queue, because the ensemble may have fewer permits than
     /// requested.
-    pub(super) fn check(&self, wanted: u32) -> Result<bool, Error> {
+    pub(super) fn check_count(&self, wanted: u32) -> Result<bool, Error> {
         if wanted == 0 {
             return Err(Error::invalid("an acquisition needs at least one permit"));
         }
@@ -457,7 +457,7 @@ mod tests {
     /// Returns whether a request for `wanted` permits must read the ensemble's number first. Fails with the known number of
     /// permits if the request is for more.
     fn check(limit: &SemaphoreState, wanted: u32) -> Result<bool, u32> {
-        limit.check(wanted).map_err(|error| match error {
+        limit.check_count(wanted).map_err(|error| match error {
             Error::Permits { reason: PermitsError::TooFew { wanted: asked, permits }, .. } if asked == wanted => {
                 permits
             }
@@ -486,7 +486,7 @@ mod tests {
     #[test]
     fn a_request_for_no_permits_is_refused() {
         for limit in [opened(None), opened(Some(1))] {
-            assert!(matches!(limit.check(0), Err(Error::InvalidInput(_))));
+            assert!(matches!(limit.check_count(0), Err(Error::InvalidInput(_))));
         }
     }
 

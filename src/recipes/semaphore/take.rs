@@ -71,11 +71,11 @@ impl ExchangeTarget for PermitRequest {
     }
 
     fn check(&self) -> Result<(), Error> {
-        self.state.check(self.count).map(drop)
+        self.state.check_count(self.count).map(drop)
     }
 
     async fn check_first(&self) -> Result<(), Error> {
-        if !self.state.check(self.count)? {
+        if !self.state.check_count(self.count)? {
             return Ok(());
         }
         let path = self.state.config.user_path();

@@ -74,7 +74,7 @@ impl Known {
         match (&self.over, &self.trouble, &self.lease) {
             (Some(error), ..) => CopyState::Over(error.clone()),
             (_, Some((_, error)), _) => CopyState::Behind(error.clone()),
-            (.., Some(lease)) if self.newest.is_some() => match lease.is_connected() && lease.over().is_none() {
+            (.., Some(lease)) if self.newest.is_some() => match lease.is_connected() && lease.ending().is_none() {
                 true => CopyState::Current,
                 false => CopyState::Disconnected,
             },

@@ -272,7 +272,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     pub fn build(self) -> Result<Shared<T>, Error> {
         validation::check_directory(&self.path)?;
         let path = format!("{}/value", self.path);
-        validation::check(&path)?;
+        validation::check_path(&path)?;
         self.form.check_name()?;
         let node = ValueNode { lock: self.lock.build()?, path, form: self.form };
         Ok(Shared { store: Store::new(node, self.codec) })

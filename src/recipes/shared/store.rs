@@ -238,7 +238,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         self.known.send_if_modified(|known| {
             known.was_seen = true;
             // After the end of the session, the ensemble may have been restored to a state without the commit.
-            lease.over().is_none() && known.record_commit(bytes, *czxid, *version)
+            lease.ending().is_none() && known.record_commit(bytes, *czxid, *version)
         });
     }
 

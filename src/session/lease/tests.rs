@@ -69,7 +69,7 @@ impl Stage {
 
     /// Sends a read, which is answered immediately. Returns when the read was sent.
     fn touch(&self) -> Moment {
-        self.lease.answered(self.lease.now());
+        self.lease.record_answer(self.lease.now());
         self.lease.now()
     }
 
@@ -101,7 +101,7 @@ fn a_touch_counts_by_an_operation_a_settling_time_later() {
     let began = stage.lease.now();
     let sent = stage.lease.now();
     stage.advance(ms(400));
-    stage.lease.answered(sent);
+    stage.lease.record_answer(sent);
     stage.advance(SETTLING - ms(1));
     let early = stage.lease.now();
     stage.advance(ms(1));
@@ -152,7 +152,7 @@ fn requests_of_an_old_connection_make_nothing_count() {
     let stage = Stage::begun();
     let began = stage.lease.now();
     stage.advance(ms(1));
-    stage.lease.answered(stage.lease.now());
+    stage.lease.record_answer(stage.lease.now());
     stage.advance(SETTLING);
     let sent = stage.lease.now();
     stage.advance(ms(1));
@@ -160,7 +160,7 @@ fn requests_of_an_old_connection_make_nothing_count() {
     stage.lease.set_connected(true);
     // An operation that was sent before the connection was lost, and whose answer is reported afterwards.
     stage.lease.acknowledged(sent);
-    stage.lease.answered(sent);
+    stage.lease.record_answer(sent);
     stage.advance(SETTLING);
     stage.write();
     assert!(stage.counts(began));
@@ -249,7 +249,7 @@ fn an_ended_session_has_no_lease() {
     stage.lease.end(Ending::Expired);
     stage.lease.end(Ending::Closed);
     stage.lease.began(stage.lease.now());
-    assert_eq!((stage.lease.remaining(), stage.lease.over()), (None, Some(Ending::Expired)));
+    assert_eq!((stage.lease.remaining(), stage.lease.ending()), (None, Some(Ending::Expired)));
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn late_answers_shorten_the_heartbeat_period() {
     assert_eq!(stage.lease.heartbeat_period(), ms(1_200));
     let sent = stage.lease.now();
     stage.advance(ms(1_500));
-    stage.lease.answered(sent);
+    stage.lease.record_answer(sent);
     assert_eq!(stage.lease.heartbeat_period(), ms(375));
 }
 
@@ -302,7 +302,7 @@ fn very_late_answers_leave_a_gap_in_an_idle_lease() {
         let stage = Stage::begun();
         let began = stage.lease.now();
         stage.advance(ms(late));
-        stage.lease.answered(began);
+        stage.lease.record_answer(began);
         assert!(stage.lease.counts_since(began) && stage.lease.lasts_from(began));
         let entered = began + ms(1);
         assert!(!stage.lease.counts_since(entered));
@@ -354,7 +354,7 @@ fn no_duration_overflows() {
         let (timeout, tick, margin) = (length(0), length(1), length(2));
         let lease = Lease::with_clock(timeout, Box::new(|| ms(100_000))).with_tick_time(tick).with_stop_margin(margin);
         lease.began(lease.now());
-        (0..3).for_each(|_| lease.answered(lease.now()));
+        (0..3).for_each(|_| lease.record_answer(lease.now()));
         lease.acknowledged(lease.now());
         assert!(lease.remaining().unwrap_or_default() <= timeout && lease.session_left() <= timeout);
         assert!(lease.heartbeat_period() <= timeout);

@@ -90,13 +90,13 @@ fn a_node_does_not_rely_on_a_lease_that_may_end_too_soon() {
     let lease = store.lease();
     let late = Duration::from_secs(1);
     clock.fetch_add(1_000, Ordering::SeqCst);
-    store.answered(lease.now() - late);
+    store.record_answer(lease.now() - late);
     let node = store.enter("/lock/node".to_owned());
     assert_eq!((lease.epoch(), node.epoch()), (Some(0), None));
-    store.answered(lease.now());
+    store.record_answer(lease.now());
     clock.fetch_add(3_000, Ordering::SeqCst);
     store.acknowledged(lease.now());
-    store.answered(lease.now() - late);
+    store.record_answer(lease.now() - late);
     assert_eq!(node.epoch(), Some(0), "a later touch has extended the lease");
 }
 

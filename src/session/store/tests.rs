@@ -32,7 +32,7 @@ fn a_renewal_after_a_lapse_revives_no_hold() {
     for renew in renewals {
         let (store, clock) = begun();
         let node = holding(&store);
-        store.answered(store.lease().now());
+        store.record_answer(store.lease().now());
         clock.fetch_add(30_000, Ordering::SeqCst);
         renew(&store);
         assert_eq!(node.detect_loss(), Some(Loss::LeaseRanOut));
@@ -44,7 +44,7 @@ fn a_renewal_after_a_lapse_revives_no_hold() {
 fn an_answer_is_a_touch() {
     let (store, clock) = begun();
     for _ in 0..2 {
-        store.answered(store.lease().now());
+        store.record_answer(store.lease().now());
         assert_eq!(store.lease().since_touch(), Duration::ZERO);
         clock.fetch_add(2_000, Ordering::SeqCst);
         assert_eq!(store.lease().since_touch(), Duration::from_secs(2));
@@ -56,7 +56,7 @@ fn a_handshake_counts_only_once_reported_as_resumed() {
     for resumes in [false, true] {
         let (store, clock) = begun();
         clock.fetch_add(5_000, Ordering::SeqCst);
-        store.answered(store.lease().now());
+        store.record_answer(store.lease().now());
         store.set_connected(false);
         store.set_connected(true);
         if resumes {
