@@ -1,44 +1,31 @@
-//! Migrates a schema while no instance uses it, by one process at a time, and never by a process that lost the lock.
+//! Migrates a PostgreSQL schema while no instance uses it, by one process at a time, and never by a process that lost the lock.
 //!
-//! ```text
-//! export AT='--zookeeper zk1:2181 --database postgres://app@db/orders --migrations migrations'
-//! cargo run -p example-migrate -- $AT serve         # an instance: holds the lock to read while it serves
-//! cargo run -p example-migrate -- $AT up            # the deploy job: waits until all have stopped, migrates
-//! ```
-//!
-//! `docs/migrations.md` shows the core in 40 lines. `sqlx` runs the migrations, because its trait `Migrate` applies a migration
-//! inside a transaction that this program has begun. So the check of the token, the statements and the entry in the history are
-//! committed together. For a server that is not on loopback, add the feature `tls-rustls`. Newer versions need Rust 1.92 or later.
+//! `sqlx` runs the migrations, because its trait `Migrate` applies one inside a transaction that this program has begun. So
+//! the check of the token, the statements and the entry in the history are committed together. For a server that is not on
+//! loopback, add the feature `tls-rustls`. Newer versions need Rust 1.92 or later.
 
 #[path = "../../common/mod.rs"]
 mod common;
 mod database;
-mod migration;
+mod schema;
 
-use std::future::pending;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::Result;
-use database::{Database, Silent, TooLate};
-use migration::{Mismatch, Schema};
-use sqlx::AnyConnection;
+use database::{Database, applied, fence};
+use schema::Schema;
+use sqlx::migrate::Migrate;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{Connection, PgConnection};
+use tokio::signal::ctrl_c;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
-use zk_rwlock::queue::Progress;
-use zk_rwlock::{RwLock, ZooKeeper};
+use zk_rwlock::{Error, RwLock, ZooKeeper};
 
 /// Be one process of a deployment whose instances share a database
 #[derive(clap::Parser)]
-#[command(after_help = "Exit codes:
-  0   done
-  1   failed, or asked to stop; an open migration is rolled back
-  64  wrong usage
-  65  the database is not at the version that this build is made for, or has another history
-  69  the lock, or a lock of the database, was not granted in time: the output says who is in the way; or the database
-      did not answer
-  75  the lock was lost, or the database has seen a later holder: another process migrates; start again to be sure")]
 struct Arguments {
     /// The ZooKeeper servers, where all processes of the deployment keep the lock
     #[arg(long, value_name = "HOST:PORT", value_parser = common::servers)]
@@ -46,9 +33,9 @@ struct Arguments {
     /// How long the servers keep the session of a process that they do not hear from
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=60))]
     session_timeout: u64,
-    /// postgres://USER@HOST:PORT/NAME (and PGPASSWORD), or a SQLite file, which is created if it is missing
-    #[arg(long, value_name = "DATABASE", value_parser = Database::parse)]
-    database: String,
+    /// postgres://USER@HOST:PORT/NAME (and PGPASSWORD)
+    #[arg(long)]
+    database: PgConnectOptions,
     /// The versions of the schema, in files such as DIR/0001_customers.sql
     #[arg(long, value_name = "DIR")]
     migrations: PathBuf,
@@ -66,148 +53,140 @@ struct Arguments {
 enum Role {
     /// Be the deploy job: wait until no instance uses the schema, migrate it to the version of this build, and end
     Up,
-    /// Be an instance: serve on the version of this build, or refuse to serve
-    Serve {
-        /// Migrate an older schema first
-        #[arg(long)]
-        migrate: bool,
-        /// The name that other processes see when they wait for this instance [default: one with its pid]
-        #[arg(long)]
-        name: Option<String>,
-        /// How long to serve [default: until Ctrl-C or SIGTERM]
-        #[arg(long = "for", value_name = "MILLISECONDS")]
-        duration: Option<u64>,
-    },
+    /// Be an instance: serve on the version of this build until Ctrl-C or SIGTERM, or refuse to serve
+    Serve,
 }
 
-/// What a process works with.
-struct Site {
-    name: String,
-    lock: RwLock,
-    database: Database,
-    schema: Schema,
-}
-
-impl Site {
-    fn timeout(&self) -> Duration {
-        self.database.limit
-    }
-
-    fn version(&self) -> i64 {
-        self.schema.version()
-    }
-
-    /// Returns a function that prints for whom this process waits.
-    fn telling(&self) -> impl FnMut(&Progress) + Send + 'static {
-        let name = self.name.clone();
-        move |progress| println!("{name} waits: {}", progress.blockers)
-    }
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    #[error("the database is at version {found}, and this build needs version {needed}: migrate it first")]
+    Behind { found: i64, needed: i64 },
+    #[error("the database is at version {found}, and this build knows version {needed}: it is too old to serve")]
+    Ahead { found: i64, needed: i64 },
+    #[error("version {0} was applied to the database in another wording than this build's, or in another order")]
+    Changed(i64),
+    #[error("version {0} is `-- no-transaction`, so no fence can keep a late one out: run it beside the instances")]
+    Unfenced(i64),
+    #[error("the database has not answered within {0:?}")]
+    Silent(Duration),
+    #[error("the database has seen a newer holder than {0}; if ZooKeeper is new: UPDATE lock_fence SET token = 0")]
+    TooLate(i64),
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match run(common::arguments()).await {
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(code(error.as_ref()))
-        }
-        Ok(()) => ExitCode::SUCCESS,
-    }
-}
-
-fn code(error: &(dyn std::error::Error + 'static)) -> u8 {
-    let lock = error.downcast_ref::<zk_rwlock::Error>();
-    if error.is::<Mismatch>() {
-        65
-    } else if lock.is_some_and(zk_rwlock::Error::is_timeout) || error.is::<Silent>() || database::is_locked(error) {
-        69
-    } else if error.is::<TooLate>() || lock.is_some_and(zk_rwlock::Error::is_lost) {
-        75
-    } else {
-        1
-    }
+    let Err(error) = run(common::arguments()).await else { return ExitCode::SUCCESS };
+    eprintln!("error: {error}");
+    ExitCode::from(match (error.downcast_ref(), error.downcast_ref::<Error>()) {
+        (Some(Refused::TooLate(_)), _) => 75,
+        (_, Some(lock)) if lock.is_lost() => 75,
+        (Some(Refused::Silent(_)), _) => 69,
+        (_, Some(lock)) if lock.is_timeout() => 69,
+        _ if database::is_locked(error.as_ref()) => 69,
+        (Some(_), _) => 65,
+        _ => 1,
+    })
 }
 
 async fn run(arguments: Arguments) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
     let connector = ZooKeeper::builder().connect_timeout(Duration::from_secs(3));
     let connector = connector.session_timeout(Duration::from_secs(arguments.session_timeout));
     let zk = connector.connect(&arguments.zookeeper).await?;
-    let name = match &arguments.role {
-        Role::Up => "deploy job".to_owned(),
-        Role::Serve { name, .. } => name.clone().unwrap_or_else(|| format!("instance {}", std::process::id())),
+    let lock = RwLock::new(&zk, &arguments.lock)?;
+    let schema = Schema::read(&arguments.migrations).await?;
+    let limit = Duration::from_secs(arguments.timeout);
+    let database = Database { options: arguments.database.options([("lock_timeout", limit.as_millis())]), limit };
+    let stop = async {
+        tokio::select! { _ = ctrl_c() => {}, _ = terminate.recv() => {} }
     };
-    let site = Site {
-        name,
-        lock: RwLock::new(&zk, &arguments.lock)?,
-        database: Database { place: arguments.database, limit: Duration::from_secs(arguments.timeout) },
-        schema: Schema::read(&arguments.migrations).await?,
-    };
+    let stopped = "asked to stop, and an open migration is rolled back";
     let done = match arguments.role {
-        Role::Up => tokio::select! {
-            biased;
-            () = asked_to_stop() => Err("asked to stop before all migrations were done; an open migration is rolled back".into()),
-            done = up(&site) => done,
-        },
-        Role::Serve { migrate, duration, .. } => tokio::select! {
-            biased;
-            () = asked_to_stop() => Ok(()),
-            done = serve(&site, migrate, duration.map(Duration::from_millis)) => done,
-        }
-        .inspect(|()| println!("{} stops", site.name)),
+        Role::Up => tokio::select! { done = up(&lock, &schema, &database) => done, () = stop => Err(stopped.into()) },
+        Role::Serve => tokio::select! { done = serve(&lock, &schema, &database) => done, () = stop => Ok(()) },
     };
     // Ends the session, so that the lock or the place in the queue is freed now, and not one session timeout later.
     zk.close().await;
     done
 }
 
-/// Waits for Ctrl-C or SIGTERM.
-async fn asked_to_stop() {
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else { return pending().await };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = tokio::signal::ctrl_c() => {}
+/// Migrates under the write lock, which is granted when no instance uses the schema.
+async fn up(lock: &RwLock, schema: &Schema, database: &Database) -> Result<()> {
+    let history = async { applied(&mut database.connect("migrate").await?).await };
+    // A job that has nothing to do does not wait for the instances.
+    if schema.pending(&database.in_time(history).await?)?.is_empty() {
+        println!("nothing to do: the database is at version {}", schema.version);
+        return Ok(());
     }
+    let acquire = lock.write().timeout(database.limit).label(format!("migrate to v{}", schema.version));
+    let guard = acquire.on_wait(|progress| println!("waits: {}", progress.blockers)).await?;
+    let token = guard.fencing_token();
+    println!("migrates, with fencing token {token}");
+    // When the lock is lost, `run` drops the work, and the database rolls an open migration back.
+    match guard.run(database.watched(token, migrate(schema, database, token))).await? {
+        // The next holder may have refused this one, or ended its connection, before this process notices the loss.
+        Err(_) if !guard.is_held() => return Err(Error::Lost(guard.lost().await).into()),
+        done => done?,
+    }
+    Ok(guard.release().await?)
 }
 
-async fn up(site: &Site) -> Result<()> {
-    if let Some(guard) = migration::alone(site).await? {
-        migration::migrate(site, &guard).await?;
-        guard.release().await?;
+/// Applies the missing migrations, each in a transaction that overlaps with none of another holder.
+async fn migrate(schema: &Schema, database: &Database, token: i64) -> Result<()> {
+    // Later holders recognize the connection by its name.
+    let mut connection = database.connect(&format!("lock_fence {token}")).await?;
+    sqlx::raw_sql(database::SET_UP).execute(&mut connection).await?;
+    let mut from = None;
+    loop {
+        let mut transaction = connection.begin().await?;
+        if !fence(&mut transaction, token).await? {
+            return Err(Refused::TooLate(token).into());
+        }
+        // The history is read behind the fence, so no earlier holder can change it any more.
+        transaction.ensure_migrations_table().await?;
+        let applied = transaction.list_applied_migrations().await?;
+        let from = *from.get_or_insert(schema::version(&applied));
+        let Some(next) = schema.pending(&applied)?.first() else {
+            transaction.commit().await?;
+            println!("has migrated from version {from} to {}", schema.version);
+            return Ok(());
+        };
+        println!("applies version {}, {}", next.version, next.description);
+        // sqlx's transaction is a savepoint in this one. Statements, history and token are committed together.
+        let took = transaction.apply(next).await?;
+        transaction.commit().await?;
+        println!("has applied version {} in {took:.1?}", next.version);
     }
-    Ok(())
 }
 
 /// Holds the lock to read and serves, but only on the version of the schema that this build needs.
-async fn serve(site: &Site, migrates: bool, duration: Option<Duration>) -> Result<()> {
-    let alone = if migrates { migration::alone(site).await? } else { None };
-    let guard = if let Some(writer) = alone {
-        migration::migrate(site, &writer).await?;
-        // The downgrade lets no other process change the schema between the migration and the first request.
-        writer.downgrade().await?
-    } else {
-        // A waiting migration is ahead in the queue, so the read lock is granted when the migration is done.
-        let acquire =
-            site.lock.read().timeout(site.timeout()).label(format!("{}: serve on v{}", site.name, site.version()));
-        acquire.on_wait(site.telling()).await?
-    };
-    let mut connection = site.database.connect().await?;
+async fn serve(lock: &RwLock, schema: &Schema, database: &Database) -> Result<()> {
+    // A waiting migration is ahead in the queue, so the read lock is granted when the migration is done.
+    let acquire = lock.read().timeout(database.limit).label(format!("serve on v{}", schema.version));
+    let guard = acquire.on_wait(|progress| println!("waits: {}", progress.blockers)).await?;
     let requests = async {
-        // An earlier holder's commit may still be on the way to the database, which refuses it after `raise`.
-        site.database.raise(&site.name, &mut connection, guard.fencing_token()).await?;
-        request(site, &mut connection).await?;
-        println!("{} serves on version {}", site.name, site.version());
-        let began = Instant::now();
-        while duration.is_none_or(|duration| began.elapsed() < duration) {
+        let mut connection = database.connect("serve").await?;
+        check(schema, &mut connection).await?;
+        // A commit of an earlier holder may still be on its way. The database refuses it from now on. The fence may have the
+        // higher token of another instance, which refuses the same holders: the next one that migrates is above both.
+        fence(&mut connection, guard.fencing_token()).await?;
+        check(schema, &mut connection).await?;
+        println!("serves on version {}", schema.version);
+        loop {
+            // Stands for the work of a service. The version stays the same while the lock is held.
             sleep(Duration::from_millis(20)).await;
-            request(site, &mut connection).await?;
+            check(schema, &mut connection).await?;
         }
-        Ok(())
     };
     // When the lock is lost, `run` drops the work, because a migration may begin then.
-    guard.run(requests).await?
+    guard.run(database.watched(guard.fencing_token(), requests)).await?
 }
 
-/// Stands for the work of a service. It checks the version, although nobody can migrate while the read lock is held.
-async fn request(site: &Site, connection: &mut AnyConnection) -> Result<()> {
-    Ok(site.schema.fits(&site.database.applied(connection).await?)?)
+/// Checks that the applied versions are exactly the versions of this build.
+async fn check(schema: &Schema, connection: &mut PgConnection) -> Result<()> {
+    let applied = applied(connection).await?;
+    match schema.pending(&applied)? {
+        [] => Ok(()),
+        _ => Err(Refused::Behind { found: schema::version(&applied), needed: schema.version }.into()),
+    }
 }
