@@ -49,8 +49,8 @@ pub(crate) struct Arguments {
 const ELSEWHERE: &str = "Options of the connection, such as --zk and --auth-file: zklock --help";
 
 impl Arguments {
-    /// Returns the definition for parsing and for help. The options of the connection are the same for each subcommand, so the
-    /// help of a subcommand only says where they are.
+    /// Returns the definition of the arguments, for parsing and for help. Every subcommand takes the options of the connection, so
+    /// the help of a subcommand only says where these options are described.
     pub(crate) fn definition() -> Command {
         let program = Arguments::command();
         let connection: Vec<Arg> = program
@@ -74,8 +74,8 @@ impl Arguments {
     pub(crate) fn read(mut words: Vec<OsString>) -> Result<Arguments, clap::Error> {
         let beginnings: Vec<_> = words.iter().map(|word| beginning_if_too_long(word)).collect();
         if beginnings.iter().any(Option::is_some) {
-            // clap compares an unknown option with every known one, which takes seconds if the unknown option is that long.
-            // So clap first refuses its beginning. The command may have such a word as its argument.
+            // clap compares an unknown option with every known one, which takes seconds for a very long option. This call makes
+            // clap refuse the option by its beginning. A long argument of the command is not refused.
             let either = |(word, beginning): (&OsString, Option<OsString>)| beginning.unwrap_or_else(|| word.clone());
             Arguments::read(words.iter().zip(beginnings).map(either).collect())?;
         }
@@ -95,10 +95,10 @@ impl Arguments {
     }
 }
 
-/// No option of zklock has so many characters.
+/// No option of zklock is this long, in characters.
 const TOO_LONG: usize = 64;
 
-/// Returns the beginning of the word if it begins as an option, and is longer than each of zklock's options.
+/// Returns the first [`TOO_LONG`] characters of a word that looks like an option, and is longer than each option of zklock.
 fn beginning_if_too_long(word: &OsStr) -> Option<OsString> {
     let word = word.to_string_lossy();
     let (end, _) = word.char_indices().nth(TOO_LONG)?;
@@ -108,7 +108,7 @@ fn beginning_if_too_long(word: &OsStr) -> Option<OsString> {
 /// Options of flock(1) that zklock does not have.
 const OF_FLOCK: [&str; 5] = ["-F", "--no-fork", "-u", "--unlock", "--fcntl"];
 
-/// Removes clap's tip to pass an unknown option behind `--`: zklock would read the option as the lock's path.
+/// Removes clap's tip to pass an unknown option after `--`, where zklock would read the option as the lock's path.
 fn without_misleading_tip(mut error: clap::Error) -> clap::Error {
     if error.kind() == ErrorKind::UnknownArgument {
         error.remove(ContextKind::Suggested);
@@ -128,13 +128,13 @@ pub(crate) struct Run {
     #[arg(short = 's', long, overrides_with = "exclusive")]
     pub(crate) shared: bool,
 
-    /// Hold it alone (a write lock): the default.
+    /// Hold the lock alone (a write lock): the default.
     #[arg(short = 'x', short_alias = 'e', long)]
     exclusive: bool,
 
-    /// Run it under a permit: at most so many at once as `zklock permits` has set.
+    /// Run under a permit: at most as many run at once as `zklock permits` has set.
     ///
-    /// The number counts for the whole fleet. N sets the number if none is set; better leave it out.
+    /// The number counts for the whole fleet. N sets the number if none is set yet. Better leave N out.
     #[arg(short = 'j', long, value_name = "N", num_args = 0..=1, default_missing_value = "", value_parser = permits, conflicts_with_all = ["shared", "exclusive", "once_in"])]
     pub(crate) permits: Option<Permits>,
 
@@ -142,7 +142,7 @@ pub(crate) struct Run {
     #[arg(short = 'n', long, visible_alias = "nb")]
     pub(crate) nonblock: bool,
 
-    /// Wait at most so long, in seconds (or like 1m30s), then exit with 1 (or -E).
+    /// Wait at most this long, in seconds (or like 1m30s), then exit with 1 (or -E).
     ///
     /// The time counts once zklock is connected. 0 means -n.
     #[arg(short = 'w', long, visible_alias = "timeout", value_name = "SECS", value_parser = duration, allow_negative_numbers = true)]
@@ -154,7 +154,8 @@ pub(crate) struct Run {
 
     /// Run the command only if it has not succeeded within this time, like 50m.
     ///
-    /// The time is in seconds without a unit, and by ZooKeeper's clock. Otherwise exit with 0 (or --skipped-exit-code).
+    /// A number without a unit means seconds, and ZooKeeper's clock counts. If the command has succeeded within this time,
+    /// zklock exits with 0 (or --skipped-exit-code).
     #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "shared")]
     pub(crate) once_in: Option<Duration>,
 
@@ -162,7 +163,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "CODE", value_parser = exit_code, default_value_t = 0, hide_default_value = true, requires = "once_in", hide_short_help = true)]
     pub(crate) skipped_exit_code: u8,
 
-    /// Accepted for flock(1)'s sake, without effect: the command never inherits a file that could keep the lock.
+    /// flock(1) has this option. Here it has no effect, because the command never inherits a file that could keep the lock.
     #[arg(short = 'o', long, hide = true)]
     close: bool,
 
@@ -170,12 +171,12 @@ pub(crate) struct Run {
     #[arg(short = 'c', long = "command", value_name = "CMD")]
     pub(crate) shell: Option<OsString>,
 
-    /// How long the command may take to end after TERM when the lock is lost, before KILL. Cut short so that the
-    /// command ends before the lock can be granted to another contender.
+    /// How long the command may take to end between TERM and KILL, after the lock is lost. zklock shortens this time so
+    /// that the command ends before the lock can be granted to another contender.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration, hide_short_help = true)]
     pub(crate) grace: Duration,
 
-    /// Hold the lock for so long at most, in seconds (or like 1h). Then the lock is lost, and the command is ended as
+    /// Hold the lock for at most this long, in seconds (or like 1h). Then the lock is lost, and the command is ended as
     /// after any loss [default: for as long as the command runs].
     #[arg(long, value_name = "TIME", value_parser = positive, hide_short_help = true)]
     pub(crate) max_hold: Option<Duration>,
@@ -190,7 +191,7 @@ pub(crate) struct Run {
 
     /// The label that others see [default: the beginning of the command line].
     ///
-    /// So put no secrets into the beginning of the command line, or give a label.
+    /// Put no secrets into the beginning of the command line, or give a label.
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
 
@@ -198,9 +199,9 @@ pub(crate) struct Run {
     #[arg(long, value_name = "NAME", hide_short_help = true)]
     pub(crate) host: Option<String>,
 
-    /// Print nothing while waiting, nor when the lock was not granted.
+    /// Print nothing while waiting, or when the lock was not granted.
     ///
-    /// Nor is anything printed when --once-in does not run the command.
+    /// Print nothing either when --once-in does not run the command.
     #[arg(short = 'q', long, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
 
@@ -231,8 +232,8 @@ pub(crate) struct Connection {
     #[arg(long, global = true, value_name = "HOSTS")]
     pub(crate) zk: Option<OsString>,
 
-    /// The naming scheme of the lock's nodes: native, or that of other programs that use the lock: curator
-    /// (InterProcessReadWriteLock), curator-mutex (InterProcessMutex) or kazoo. ls --tree detects it.
+    /// The naming scheme of the lock's nodes: native, or the scheme of another program that uses the lock, which is curator
+    /// (InterProcessReadWriteLock), curator-mutex (InterProcessMutex) or kazoo. ls --tree detects the scheme.
     #[arg(long, global = true, value_name = "NAME", default_value_t = Dialect::Native, hide_default_value = true, hide_short_help = true)]
     pub(crate) dialect: Dialect,
 
@@ -241,7 +242,7 @@ pub(crate) struct Connection {
     pub(crate) session_timeout: Duration,
 
     /// How long to try to reach a server [default: the session timeout; with -n 3s at most]. -w shortens this time,
-    /// down to 1s. Then exit with 69, and say why each server gives no session.
+    /// down to 1s. After this time zklock exits with 69, and says why each server gives no session.
     #[arg(long, global = true, value_name = "TIME", value_parser = positive, hide_short_help = true)]
     pub(crate) connect_timeout: Option<Duration>,
 
@@ -257,16 +258,16 @@ pub(crate) struct Connection {
     #[arg(long, global = true, value_name = "USER:PASSWORD", hide_short_help = true)]
     pub(crate) auth: Option<OsString>,
 
-    /// The same from a file of one line, such as a credential of systemd or a secret of Kubernetes [env: ZK_AUTH_FILE].
+    /// Like --auth, from a file of one line, such as a credential of systemd or a secret of Kubernetes [env: ZK_AUTH_FILE].
     #[arg(long, global = true, value_name = "FILE", value_hint = FILE, hide_short_help = true)]
     pub(crate) auth_file: Option<OsString>,
 
-    /// Authenticate with SASL's DIGEST-MD5, as a user of the servers' JAAS file; otherwise as --auth. Better
-    /// --sasl-file or ZK_SASL [env: ZK_SASL].
+    /// Authenticate with SASL's DIGEST-MD5, as a user of the servers' JAAS file. Apart from this, the option is like --auth:
+    /// better use --sasl-file or ZK_SASL [env: ZK_SASL].
     #[arg(long, global = true, value_name = "USER:PASSWORD", hide_short_help = true)]
     pub(crate) sasl: Option<OsString>,
 
-    /// The same from a file of one line [env: ZK_SASL_FILE].
+    /// Like --sasl, from a file of one line [env: ZK_SASL_FILE].
     #[arg(long, global = true, value_name = "FILE", value_hint = FILE, hide_short_help = true)]
     pub(crate) sasl_file: Option<OsString>,
 
@@ -299,7 +300,7 @@ pub(crate) enum Task {
     /// In a narrow terminal the column SESSION is dropped first, then long hosts and labels are shortened, then PID is
     /// dropped. TOKEN is always shown. With `| cat` and in --json nothing is left out.
     Ls(Ls),
-    /// Show the same live, until interrupted.
+    /// Show what ls shows, live, until interrupted.
     ///
     /// `zklock ls --help` explains the states.
     ///
@@ -307,19 +308,19 @@ pub(crate) enum Task {
     Watch(WatchOrder),
     /// Draw the lines of `zklock watch --json`: who waited, who held, and when.
     ///
-    /// The picture is SVG. A contender has a row, with its mode, host, label and token. Waiting is light and holding dark; the bar of a write is
-    /// high, that of a read low. Hover over a row for its times. A watcher sees neither why a holder went nor the gap of a
-    /// hand-off. A grey bar covers the time in which the watcher was cut off.
+    /// The picture is SVG. A contender has a row, with its mode, host, label and token. Waiting is light and holding is dark. The bar
+    /// of a write is high, and the bar of a read is low. Hover over a row for its times. A watcher sees neither why a holder left nor
+    /// the gap of a hand-off. A grey bar covers the time in which the watcher was cut off.
     Timeline(Timeline),
     /// Ask the processes that only keep a lock to give it up.
     ///
     /// A process may keep a lock between uses. Such a process gives the lock up at once, or when its present uses have
-    /// ended. A holder that uses the lock loses nothing. A waiting contender asks by itself, but -n does not. This
+    /// ended. A holder that uses the lock loses nothing. A waiting contender asks by itself, but one with -n does not. This
     /// command does not wait until the lock is free.
     Ask(Ask),
     /// Forget the last run under --once-in, so that the next start runs the command.
     Forget(Forget),
-    /// Set how many commands may run at once under -j; or remove this semaphore.
+    /// Set how many commands may run at once under -j, or remove the semaphore.
     Permits(SetPermits),
     /// Remove one holder or waiter, by its token.
     Break(Break),
@@ -327,7 +328,7 @@ pub(crate) enum Task {
     ///
     /// Exit with 1 if there are any.
     Check(Check),
-    /// Answer a completion script. The words come by standard input.
+    /// Answer a completion script, which sends the words of the command line to standard input.
     #[command(hide = true)]
     Complete {
         /// The shell.
@@ -335,7 +336,7 @@ pub(crate) enum Task {
     },
     /// Print completions for a shell, for example: source <(zklock completions bash)
     ///
-    /// In bash, zsh and fish they offer the paths of the ensemble, and complete the words after the lock as a command.
+    /// In bash, zsh and fish the completions include the paths of the ensemble, and the words after the lock complete as a command.
     Completions {
         /// The shell.
         shell: Shell,
@@ -347,7 +348,7 @@ pub(crate) enum Task {
     },
 }
 
-/// `zklock ls`
+/// The arguments of `zklock ls`.
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock ls [OPTIONS] PATH", after_long_help = include_str!("help/ls_json.txt").trim_ascii_end())]
 pub(crate) struct Ls {
@@ -364,11 +365,11 @@ pub(crate) struct Ls {
     pub(crate) json: bool,
 }
 
-/// `zklock watch`
+/// The arguments of `zklock watch`.
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock watch [OPTIONS] PATH...", after_long_help = include_str!("help/watch_json.txt").trim_ascii_end())]
 pub(crate) struct WatchOrder {
-    /// The locks. More than one are shown in one table, a row for each.
+    /// The locks. Several locks are shown in one table, with a row for each.
     #[arg(value_name = "PATH", required = true)]
     pub(crate) paths: Vec<String>,
 
@@ -376,8 +377,8 @@ pub(crate) struct WatchOrder {
     #[arg(long)]
     pub(crate) tree: bool,
 
-    /// How often to look on a screen. Otherwise each change is printed as soon as ZooKeeper tells it, and this is the longest
-    /// time until a change is seen that ZooKeeper does not tell.
+    /// How often to read the queue on a screen. Elsewhere each change is printed as soon as ZooKeeper tells of it, and a change that
+    /// ZooKeeper does not tell of is seen within this time.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = positive)]
     pub(crate) interval: Duration,
 
@@ -386,19 +387,19 @@ pub(crate) struct WatchOrder {
     pub(crate) json: bool,
 }
 
-/// `zklock timeline`
+/// The arguments of `zklock timeline`.
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock timeline [OPTIONS] [FILE]... > PICTURE.svg")]
 pub(crate) struct Timeline {
-    /// The lines of a watcher, one file for each. Standard input, if there is none.
+    /// The lines of each watcher, one file for each. Without a file, standard input is read.
     #[arg(value_name = "FILE", value_hint = FILE)]
     pub(crate) files: Vec<PathBuf>,
 
-    /// Draw only what was later, such as 2026-11-28T14:05:00Z.
+    /// Draw only what happened after this time, such as 2026-11-28T14:05:00Z.
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) from: Option<SystemTime>,
 
-    /// Draw only what was earlier.
+    /// Draw only what happened before this time.
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) to: Option<SystemTime>,
 
@@ -407,12 +408,12 @@ pub(crate) struct Timeline {
     pub(crate) lock: Option<String>,
 }
 
-/// Parses a time of `--from` and `--to`.
+/// Parses the value of `--from` or `--to`.
 fn time(text: &str) -> Result<SystemTime, String> {
     humantime::parse_rfc3339_weak(text).map_err(|error| format!("{error}; a time is like 2026-11-28T14:05:00Z, in UTC"))
 }
 
-/// `zklock ask`
+/// The arguments of `zklock ask`.
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock ask [OPTIONS] PATH")]
 pub(crate) struct Ask {
@@ -421,7 +422,7 @@ pub(crate) struct Ask {
     pub(crate) path: String,
 }
 
-/// `zklock forget`
+/// The arguments of `zklock forget`.
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock forget [OPTIONS] PATH")]
 pub(crate) struct Forget {
@@ -430,12 +431,12 @@ pub(crate) struct Forget {
     pub(crate) path: String,
 }
 
-/// `zklock permits`
+/// The arguments of `zklock permits`.
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock permits [OPTIONS] PATH N\n       zklock permits [OPTIONS] PATH --remove")]
 pub(crate) struct SetPermits {
-    /// The semaphore that `zklock -j` uses. It is created if there is no node. A path that is used for something else is refused:
-    /// a lock, the lock of a job with a record, a value.
+    /// The semaphore that `zklock -j` uses. It is created if there is no node. A path that has another use is refused, such as the
+    /// path of a lock, of a job with a record, or of a value.
     #[arg(value_name = "PATH")]
     pub(crate) path: String,
 
@@ -443,18 +444,18 @@ pub(crate) struct SetPermits {
     #[arg(value_name = "N", value_parser = number, required_unless_present = "remove")]
     pub(crate) number: Option<NonZeroU32>,
 
-    /// Make the semaphore also at an empty node that exists already. The node may be a lock that is idle now: its users would
-    /// be kept out.
+    /// Make the semaphore also at an empty node that exists already. Such a node may be a lock that is idle now, whose users would
+    /// then be kept out.
     #[arg(long)]
     pub(crate) create: bool,
 
-    /// Remove the semaphore, so that the path can be used for a lock again. Exit with 65, and say who is in the way, if
-    /// somebody holds or waits for a permit.
+    /// Remove the semaphore, so that the path can be used for a lock again. If somebody holds or waits for a permit, exit
+    /// with 65, and say who it is.
     #[arg(long, conflicts_with_all = ["number", "create"])]
     pub(crate) remove: bool,
 }
 
-/// `zklock break`
+/// The arguments of `zklock break`.
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock break [OPTIONS] PATH TOKEN")]
 pub(crate) struct Break {
@@ -471,7 +472,7 @@ pub(crate) struct Break {
     pub(crate) yes: bool,
 }
 
-/// `zklock check`
+/// The arguments of `zklock check`.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "zklock check [OPTIONS] PATH",
@@ -492,8 +493,8 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let numbers = || text.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
     let time = match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
-        // Long texts are refused before humantime parses them, because humantime panics over some sums of more than
-        // 2^64 s.
+        // Long texts and long numbers are refused before humantime parses them, because humantime panics over some sums of
+        // more than 2^64 s.
         Err(_) if text.len() > 64 || (numbers().count() > 1 && numbers().any(|digits| digits.len() > 9)) => None,
         Err(_) => humantime::parse_duration(text).ok(),
     };
@@ -598,7 +599,7 @@ mod tests {
         }
     }
 
-    /// A terminal of 50 rows shows the whole short help. The help of a subcommand has its own options only.
+    /// A terminal of 50 rows shows the whole short help. The help of a subcommand lists only the subcommand's own options.
     #[test]
     fn the_short_help_is_short_and_a_subcommand_repeats_no_option_of_the_connection() {
         let help = |words: &[&str]| {

@@ -51,7 +51,7 @@ pub(crate) fn say_within(limit: Duration, words: &str) {
 type Text = (String, Option<Sender<Infallible>>);
 
 /// The channel to the thread that prints. The first message starts the thread. `None` if the system could not start the
-/// thread: then the caller writes each text itself.
+/// thread. In that case the caller of [`enqueue`] writes each text itself.
 static PRINTER: OnceLock<Option<SyncSender<Text>>> = OnceLock::new();
 
 /// Queues a text for the thread that writes to standard error. The text is dropped if the queue is full.
@@ -162,8 +162,8 @@ pub(crate) fn whole_or_short(argument: &str) -> String {
     shorten_in_the_middle(argument, SHORT_LINE)
 }
 
-/// Prints the help, or an error about the arguments, as clap does. A line of an error is long only because of an
-/// argument. A text with such a line is shortened and has no colours.
+/// Prints the help, or an error about the arguments, as clap does. An error with an overlong line, which quotes a long
+/// argument, is shortened and has no colours.
 pub(crate) fn print_error(error: &clap::Error) -> io::Result<()> {
     let words = error.to_string();
     if error.use_stderr() && words.lines().any(|line| line.chars().nth(SHORT_LINE).is_some()) {
@@ -198,7 +198,7 @@ pub(crate) fn width(text: &str) -> usize {
 }
 
 /// The maximal number of characters for each column. Some characters take no column, so without this limit a text of
-/// few columns could be very long.
+/// few columns could have very many characters.
 const STACKED: usize = 4;
 
 fn fits(text: &str, most: usize) -> bool {

@@ -46,14 +46,14 @@ const TIME_LIMIT: Duration = Duration::from_secs(1);
 /// request to the server.
 const LOOKED_INTO: usize = 100;
 
-/// A node with both of these children is a semaphore.
+/// A node that has both of these children is a semaphore.
 const OF_A_SEMAPHORE: [&str; 2] = ["queue", "permits"];
 
 /// The suffix of the record of a `--once-in` job. The record of the lock `/a` is `/a.done`.
 const RECORD: &str = ".done";
 
-/// The suffix of a twin: a second node with the name of a value or of a record, plus this suffix. It shows that the
-/// first node existed, even if that node was deleted.
+/// The suffix of a twin. The twin of a value or of a record is a second node, whose name is the name of the first node plus this
+/// suffix. It proves that the first node existed, even after the first node was deleted.
 const TWIN: &str = ".twin";
 
 pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {

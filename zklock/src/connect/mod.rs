@@ -23,8 +23,8 @@ use crate::status_line::StatusLine;
 /// The connect string if neither `--zk` nor `ZK_HOSTS` is set.
 const DEFAULT_HOSTS: &str = "127.0.0.1:2181";
 
-/// In seconds. No server has a longer tick time, so a larger number without a unit was meant in milliseconds, and is
-/// refused.
+/// A tick time without a unit must be less than this number of seconds. No server has a longer tick time, so a larger
+/// number was meant in milliseconds.
 const LONGEST_TICK: f64 = 100.0;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -47,7 +47,7 @@ pub(crate) async fn connect_with_options(
     Ok((connect_visibly(&options, connection).await?, options))
 }
 
-/// Connects by these options.
+/// Connects with these options.
 pub(crate) async fn connect_by(options: &ZooKeeperBuilder, connection: &Connection) -> Result<ZooKeeper, Exit> {
     options.clone().connect(hosts(connection)?).await.map_err(|error| exit_for(error, connection))
 }
@@ -80,7 +80,7 @@ async fn show_connecting(servers: &str, options: &ZooKeeperBuilder) -> Infallibl
                 None => format!("connecting for {waited} to {}", escape_controls(servers)),
             }]);
         };
-        // The servers have a second to answer the probe, so the line is drawn before and after it.
+        // The probe may take a second, so the line is drawn before and after it.
         draw(&mut line, why.as_deref());
         why = why_no_session(servers, options, SECOND).await.ok();
         draw(&mut line, why.as_deref());
@@ -96,7 +96,7 @@ pub(crate) fn hosts(connection: &Connection) -> Result<String, Exit> {
 /// Returns the options for connections that give up if no server is reached within `limit`. Reads the files of the
 /// options, so call this once: a pipe can be read only once.
 pub(crate) fn options(limit: Duration, connection: &Connection) -> Result<ZooKeeperBuilder, Exit> {
-    // A command that only looks must create nothing.
+    // The root node is created when it is first needed, because a command that only reads must create nothing.
     let mut builder = with_time_to_stop(connection.session_timeout).connect_timeout(limit).make_root_on_demand();
     if let Some(tick) = settings::TICK_TIME.given(connection.tick_time.as_ref()) {
         builder = builder.tick_time(tick_time(tick.text()?).map_err(|problem| tick.wrong(problem))?);

@@ -58,7 +58,7 @@ impl Setting {
 }
 
 /// Returns the text without the byte order mark at its beginning and the newline at its end, which a text from a file
-/// may have. A variable may be such a text, too: Kubernetes gives one the whole content of a file.
+/// may have. The value of a variable may have them, too, because Kubernetes can set a variable to the content of a file.
 pub(crate) fn line(text: &[u8]) -> &[u8] {
     let text = text.strip_prefix("\u{feff}".as_bytes()).unwrap_or(text);
     let text = text.strip_suffix(b"\n").unwrap_or(text);

@@ -141,13 +141,13 @@ pub(crate) struct Child {
     group: Pid,
     events: UnboundedReceiver<ChildEvent>,
     terminal: Option<Terminal>,
-    /// Runs from the moment when the terminal is first lent to the command.
+    /// Listens for keys in the command's group, from the moment when the terminal is first lent to the command.
     witness: Option<Witness>,
     /// Whether the command had the terminal when it was stopped together with zklock.
     was_foreground: bool,
     /// The signals that zklock has passed on to the command.
     passed_on: HashSet<i32>,
-    /// Hears the keys that are typed while zklock's own group has the terminal. The processes that started zklock are
+    /// Listens for keys that are typed while zklock's own group has the terminal. The processes that started zklock are
     /// in this group, and get the signal from the terminal.
     witness_among_us: Option<Witness>,
 }
@@ -185,7 +185,7 @@ impl Child {
             }
         });
         listens.map_err(|error| Exit::new(exit::SYSTEM, format!("cannot listen to the command: {error}")))?;
-        // Starts before the command, so that it hears each key that is typed while the command runs.
+        // The witness starts before the command, so that it hears each key that is typed while the command runs.
         let among_us = terminal.as_ref().filter(|_| !lends && !getpid().is_init());
         let witness_among_us = among_us.and_then(|terminal| Witness::start(terminal.ours()));
         let process = signals.with_mask_before(|| command.spawn()).map_err(|error| tie::cannot_run(program, &error))?;
@@ -276,9 +276,9 @@ impl Child {
         let mut typed = None;
         if let Some(terminal) = &self.terminal {
             let was_lent = terminal.is_lent_to(self.group);
-            // The witness ends after this, so that no key is typed while neither the witness nor the caller hears it.
+            // The terminal is taken back before the witness ends, so that no key is typed while neither of them listens.
             terminal.take_back(self.group);
-            // Without a witness, the end of the command is all that zklock knows.
+            // Without a witness, zklock knows only by which signal the command ended.
             typed = self.witness.take().and_then(Witness::ends).unwrap_or_else(by_key).filter(|_| was_lent);
             if signal.is_some() {
                 terminal.restore();
@@ -292,7 +292,7 @@ impl Child {
         let ended_by_ours = signal.filter(|signal| self.passed_on.contains(signal));
         // A command that handles TERM ends with an exit code. So every end after a TERM counts as caused by the TERM.
         let is_cut_short = ended_by_ours.is_some() || self.passed_on.contains(&Signal::TERM.as_raw());
-        // After a key, zklock ends by its signal as flock(1) does, unless the command has failed for another reason.
+        // After a key, zklock ends by the key's signal as flock(1) does, unless the command has failed for another reason.
         let typed_to_us = self.witness_among_us.take().and_then(Witness::ends).flatten();
         let ends_by_key = typed.or(typed_to_us).filter(|key| [0, exit::by_signal(key.as_raw())].contains(&code));
         let ends_by = ends_by_key.or((ended_by_ours == Some(Signal::INT.as_raw())).then_some(Signal::INT));

@@ -46,10 +46,10 @@ const CONNECT_LEAST: Duration = Duration::from_secs(1);
 /// after a TERM.
 const TICK: Duration = Duration::from_millis(10);
 
-/// After a loss of the lock: the longest wait until the client knows why it reaches no server.
+/// The longest time for which zklock waits, after a loss of the lock, until the client knows why it reaches no server.
 const REASON: Duration = Duration::from_millis(500);
 
-/// After a wait that was too long: the longest search for a circle of processes that wait for each other.
+/// The longest search, after a wait that was too long, for a circle of processes that wait for each other.
 const CIRCLE: Duration = Duration::from_secs(2);
 
 const KILLED: &str = "the command was killed";
@@ -570,7 +570,7 @@ async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, sig
         (true, false) => FAREWELL,
         (false, _) => FAREWELL_UNREACHED,
     };
-    // A signal from before must not end the wait before the requests are on their way.
+    // A signal that came earlier must not end the wait before the requests are sent.
     let pending = signals.pending();
     let limit = if pending.is_some() { limit.min(FAREWELL) } else { limit };
     let left = guard.is_held().then(|| guard.session_left());

@@ -85,8 +85,8 @@ impl Order {
 /// Makes a label from the beginning of a command line.
 fn label(words: &[OsString]) -> String {
     let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
-    // The number of characters is limited, not only that of columns: some characters take no column, but the library
-    // counts them all.
+    // The label is limited in characters as well as in columns. Some characters take no column, but the library counts
+    // them, too.
     let line = words.join(" ").chars().take(LABEL_MADE + 1).collect::<String>();
     let fit: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     shorten(&fit, LABEL_MADE)

@@ -1,8 +1,8 @@
 //! Delivers the signals that zklock receives as a stream. The stream leaves out SIGCHLD.
 //!
 //! zklock may be started with blocked signals, because a program inherits the signal mask of the program that starts it.
-//! zklock unblocks them, as it could not be ended otherwise. The command is started with the mask that zklock had:
-//! [`std::process::Command`] leaves the mask as it is.
+//! zklock unblocks them, because otherwise they could not end it. The command is started with the mask that zklock was
+//! started with, because [`std::process::Command`] leaves the mask as it is.
 
 #[cfg(target_os = "linux")]
 use std::thread;
@@ -76,8 +76,8 @@ impl Signals {
         // The signals are unblocked after their handlers are set, because one of them may already be pending.
         let unblocked = SigSet::empty().thread_swap_mask(SigmaskHow::SIG_SETMASK);
         signals.before = unblocked.map_err(|error| cannot_listen(&error))?;
-        // Without the stage nothing is blocked: the command would inherit the blocked signals, and only the stage unblocks
-        // them before the command runs.
+        // These signals are blocked only if there is a stage, which is the process that becomes the command and unblocks
+        // them first. Without the stage the command would inherit the blocked signals.
         if has_stage {
             signals.add_faults()?;
         }
@@ -93,7 +93,8 @@ impl Signals {
     }
 
     /// Calls `spawn`, which starts the command, with the signal mask that zklock was started with. The signals of
-    /// [`FAULTS`] stay blocked, because zklock still waits for them. The stage that becomes the command unblocks them.
+    /// [`FAULTS`] stay blocked, because zklock still waits for them. The process that becomes the command unblocks them
+    /// before it runs the command's program.
     pub(crate) fn with_mask_before<T>(&self, spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         // `extend` keeps the real-time signals of the set, which have no names, but `|` would drop them.
         let mut mask = self.before;

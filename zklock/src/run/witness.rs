@@ -9,16 +9,16 @@
 //! So zklock starts its own program as a witness. The witness joins the command's group before the terminal is lent. It
 //! blocks all signals, reads those of the keys from a file descriptor (signalfd(2)), which also says who sent a signal,
 //! and writes to its standard output which key was typed:
-//! - The kernel sent the signal: the terminal did so for a key.
-//! - Another process sent the signal to the whole group: this is no key, for example if timeout(1) ends its own group.
+//! - If the kernel sent the signal, a key was typed.
+//! - If another process sent the signal to the whole group, no key was typed. For example, timeout(1) ends its own group.
 //!   But a zklock within the command also passes a key on in this way. It sends SIGURG with the signal, so that the
-//!   witness recognizes it. A process that does not handle SIGURG does not notice this.
+//!   witness recognizes it. SIGURG has no effect on a process that does not handle it.
 //!
-//! If the command does not have the terminal, another witness listens in zklock's own group. zklock needs it, because a
-//! SIGINT that was not typed, but sent to zklock alone, does not end the script.
+//! If the command does not have the terminal, another witness listens in zklock's own group. It tells zklock whether a
+//! SIGINT was typed, and so reached the script that started zklock, or was sent to zklock alone.
 //!
-//! No key is missed: the kernel sends the signal to all processes of the group before the end of any of them can be
-//! noticed, and the witness reads the signals that it has before it ends.
+//! No key is missed, because the kernel sends the signal to all processes of the group before the end of any of them can
+//! be noticed, and the witness reads all pending signals before it ends.
 
 use std::sync::atomic::AtomicI32;
 
@@ -90,8 +90,8 @@ mod on_linux {
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
             let (sender, started) = mpsc::channel();
             let (writes, ended) = mpsc::channel();
-            // The witness inherits from this thread that all signals are blocked. The only child of the main thread is
-            // the command.
+            // The witness is started on a thread of its own, which blocks all signals, because the witness inherits the mask of
+            // the thread that starts it.
             let listen = move || {
                 let _ = SigSet::all().thread_set_mask();
                 let mut witness = command.spawn().ok()?;
@@ -157,7 +157,7 @@ mod on_linux {
         }
     }
 
-    /// What processes have sent to the whole group.
+    /// What the witness knows of the signals that processes sent to the whole group.
     #[derive(Default)]
     struct Heard {
         /// The last signal of a key that a process sent, and the id of that process.

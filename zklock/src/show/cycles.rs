@@ -1,8 +1,8 @@
 //! Finds circles of processes that wait for each other across locks.
 //!
-//! A `zklock` that runs within the command of another `zklock` is a process of its own, but the outer one gives its lock back only
-//! when the inner one has ended. So the wait of a process counts as a wait of the nearest `zklock` above it that holds a lock. The
-//! ancestors are known only of processes on this machine.
+//! A `zklock` that runs within the command of another `zklock` is a process of its own, but the outer `zklock` releases its lock
+//! only when the inner one has ended. So the wait of a process counts as a wait of the nearest `zklock` above it that holds a
+//! lock. The ancestors of a process are known only if the process is on this machine.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -61,7 +61,7 @@ pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<Edge>> {
     // No search starts at a process that holds nothing, because no process waits for that process, and so it is in no
     // circle.
     let starts = waits.keys().filter(|who| holders.contains(*who));
-    // The search from each member finds the circle. Only the circle that was found from its smallest member is
+    // A search from any member of a circle finds the circle. Only the circle that was found from its smallest member is
     // returned.
     let is_first = |cycle: &Vec<Edge>, start: &Process| cycle.iter().all(|wait| wait.who >= *start);
     starts.filter_map(|start| shortest(&waits, start).filter(|cycle| is_first(cycle, start))).collect()

@@ -25,7 +25,7 @@ use crate::place::Place;
 use crate::show::live::{SILENCE, answer};
 use crate::show::{doubts, table, warn};
 
-/// How often the state of the connection is looked at.
+/// The interval at which zklock looks whether it is connected.
 const TICK: Duration = Duration::from_millis(100);
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -85,7 +85,7 @@ async fn search(zk: &ZooKeeper, order: &WatchOrder, found: UnboundedSender<Follo
     }
 }
 
-/// Tells when the connection breaks, and when it is back.
+/// Prints a line when the connection breaks, and when it is back.
 struct Breaks<'z> {
     zk: &'z ZooKeeper,
     order: &'z WatchOrder,
@@ -109,7 +109,7 @@ impl Breaks<'_> {
         self.print(is_connected, why)
     }
 
-    /// Prints the lines of a break that was too short to be seen, but is known from an event that came after it.
+    /// Prints the lines of a break that was too short to be seen in the client's state, but is known from a later event.
     fn tell_of_short(&self) -> Result<(), Exit> {
         if self.was_connected.get() && self.told.get().is_none_or(|told| told.elapsed() > SECOND) {
             self.print(false, None)?;
@@ -127,7 +127,7 @@ impl Breaks<'_> {
         Ok(())
     }
 
-    /// Tells each break, until standard output has no reader any more.
+    /// Prints each break, until standard output has no reader any more.
     async fn keep_telling(&self) -> Result<(), Exit> {
         while output::is_read() {
             self.tell()?;
@@ -185,7 +185,7 @@ async fn follow(breaks: &Breaks<'_>, (path, dialect): &Followed) -> Result<(), E
     }
 }
 
-/// What was seen of a queue.
+/// A queue as one look showed it.
 struct Seen {
     queue: Queue,
     /// The names that the directory showed when its watch was armed, before the queue was read. `None` if there was no
@@ -261,8 +261,8 @@ impl Change {
         let given = before.newest.zip(now.newest).map_or(0, |(before, now)| usize::try_from(now - before).unwrap_or(0));
         let mut unseen =
             given.saturating_sub(came.iter().filter(|member| sequence(member, &now.queue).is_some()).count());
-        // The watch told of a change of the directory, but the directory shows the same nodes as when the watch was armed. The
-        // change came after the earlier look, because that look also showed these nodes.
+        // The watch told of a change of the directory, but the directory shows the same nodes as when the watch was armed. A
+        // contender has come and left since the earlier look, because that look showed these nodes, too.
         if has_fired && came.is_empty() && went.is_empty() && before.shown == now.shown && before.is_as_shown() {
             unseen = 1;
             now.newest = before.newest.map(|newest| newest + 1);
@@ -297,12 +297,12 @@ fn gist(queue: &Queue) -> (Vec<(String, bool)>, Option<SystemTime>, Option<u32>)
     (members.collect(), queue.done.as_ref().map(|done| done.at), queue.permits)
 }
 
-/// What a watch is armed on.
+/// The change that a watch reports.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum On {
-    /// The coming and going of a node's children.
+    /// A child of this node is created or deleted.
     Children(String),
-    /// The data and the deletion of a node.
+    /// This node is written or deleted.
     Node(String),
 }
 
@@ -330,7 +330,7 @@ impl Watches {
         let Ok(session_slot) = zk.session_slot(0).await else { return };
         let session = session_slot.session();
         self.arm_all(session, self.wanted.clone()).await;
-        // A node on the way to the directory may come at this moment. Each look arms again.
+        // A node above the directory may be created between two requests, so the directory is tried again, once for each node.
         for _ in 0..self.path.matches('/').count() {
             if self.armed.contains_key(&self.wanted[0]) {
                 break;
@@ -355,8 +355,8 @@ impl Watches {
         }
     }
 
-    /// Watches the nearest node that exists above the directory, for the coming of the next node on the way. Returns whether
-    /// the next node has come already, which the watch would not tell.
+    /// Watches the nearest existing node above the directory, to learn when the next node on the path is created. Returns whether
+    /// that next node exists already, because the watch would not report it.
     async fn arm_above(&mut self, session: &Arc<dyn Session>) -> bool {
         let mut way = &self.path[..];
         while let Some((parent, next)) = way.rsplit_once('/') {

@@ -10,12 +10,12 @@ use crate::output::{escape_controls, rounded, shorten};
 use crate::show::layout::{self, Column, Cut};
 use crate::show::table;
 
-/// How many looks a sparkline shows.
+/// The number of looks at a queue whose lengths a sparkline shows.
 const LOOKS: usize = 20;
 
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// What was seen of the queues until now.
+/// What earlier looks at the queues have shown.
 #[derive(Default)]
 pub(crate) struct History {
     /// When a holder was first seen to hold, by the lock's path and the holder's node.
@@ -128,7 +128,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the queues of an idle lock's neighbours: one that is held, and one that is held and waited for.
+    /// Returns the queue of a lock that is held, and the queue of a lock that is held and waited for.
     fn two() -> Vec<Queue> {
         let zk = Memory::new();
         let [held, awaited] =

@@ -11,7 +11,7 @@ use crate::exit::{self, Exit};
 use crate::output;
 use crate::timeline::rows::{Line, Picture, Watcher};
 
-/// The most rows of a picture. More cannot be read, and make a browser slow.
+/// The most rows of a picture. A picture with more rows is unreadable, and makes a browser slow.
 const ROWS_MAX: usize = 2_000;
 
 pub(crate) fn timeline(order: &Timeline) -> Result<u8, Exit> {
@@ -43,7 +43,7 @@ fn read(name: &str, mut lines: impl BufRead, order: &Timeline, picture: &mut Pic
             Ok(_) => match serde_json::from_str::<Line<'_>>(&text) {
                 Ok(line) => {
                     picture.take(&mut watcher, &line);
-                    // Before `--from`, contenders may still go that are not drawn.
+                    // Before `--from` there may be rows of contenders that will leave before `--from`. Such rows are not drawn.
                     if picture.count > ROWS_MAX && order.from.is_none_or(|from| line.at >= from) {
                         let [begin, end] = [picture.times().0, line.at].map(humantime::format_rfc3339_millis);
                         return Err(Exit::usage(format!(

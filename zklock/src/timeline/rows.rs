@@ -22,7 +22,7 @@ pub(crate) struct Line<'l> {
     members: Vec<Seen<'l>>,
 }
 
-/// A member of a line.
+/// A member of the queue, as a line lists it.
 #[derive(Deserialize)]
 struct Seen<'l> {
     #[serde(borrow)]
@@ -94,7 +94,7 @@ impl Row {
         self.granted.or(self.went).unwrap_or(end).duration_since(self.queued).unwrap_or_default()
     }
 
-    /// Returns for how long it held, until the end of the picture at most.
+    /// Returns for how long the contender held, until the end of the picture at most.
     pub(crate) fn held(&self, end: SystemTime) -> Duration {
         let granted = self.granted.unwrap_or(end);
         self.went.unwrap_or(end).duration_since(granted).unwrap_or_default()
@@ -109,7 +109,7 @@ pub(crate) struct Break {
     pub(crate) to: Option<SystemTime>,
 }
 
-/// What a watcher saw last.
+/// The queues as a watcher saw them last.
 #[derive(Default)]
 pub(crate) struct Watcher {
     /// The nodes of each path.
@@ -136,7 +136,7 @@ impl<'o> Picture<'o> {
         Picture { order, paths: BTreeMap::new(), breaks: Vec::new(), count: 0, last: SystemTime::UNIX_EPOCH }
     }
 
-    /// Adds a line of a watcher. Leaves out what is outside of the times of the order, or neither at nor below its path.
+    /// Adds a line of a watcher. Leaves out what is outside of the times and the path that `order` selects.
     pub(crate) fn take(&mut self, watcher: &mut Watcher, line: &Line<'_>) {
         let path = line.path.to_string();
         self.last = self.last.max(line.at);
@@ -172,7 +172,7 @@ impl<'o> Picture<'o> {
         for seen in &line.members {
             if !there.contains(&*seen.node) {
                 there.insert(seen.node.to_string());
-                // The permits of a contender are a node of their own, which takes the place of the contender's node.
+                // When a contender gets its permits, a node for the permits takes the place of the contender's node in the queue.
                 let before = gone.iter().find(|node| is_one_contender(node, &seen.node));
                 if let Some(row) = before.and_then(|node| rows.remove(node)) {
                     rows.insert(seen.node.to_string(), Row { went: None, went_with: None, ..row });
@@ -209,7 +209,7 @@ impl<'o> Picture<'o> {
     }
 }
 
-/// Returns whether these are two nodes of one contender: their names differ only behind the mode.
+/// Returns whether these are two nodes of one contender: their names are equal up to the mode.
 fn is_one_contender(one: &str, other: &str) -> bool {
     let [one, other] =
         [one, other].map(|name| ["-READ-", "-WRITE-", "-PERMIT-"].iter().find_map(|mode| name.split_once(mode)));

@@ -9,7 +9,7 @@ use crate::place::is_at_or_below;
 use crate::timeline::rows::{Break, Picture, Row};
 
 const WIDTH: f64 = 1200.0;
-/// The columns of the texts on the left.
+/// The width of the texts on the left.
 const NAMES: f64 = 330.0;
 /// The room on the right, where the last mark's text ends.
 const RIGHT: f64 = 40.0;
@@ -25,10 +25,10 @@ const STEPS: [u64; 22] = [
     3_600_000, 14_400_000, 43_200_000, 86_400_000,
 ];
 
-/// In milliseconds.
+/// A day in milliseconds.
 const DAY: u64 = 86_400_000;
 
-/// Waiting is light and holding is dark, so that a print shows the difference. The bar of a write is high, that of a read low.
+/// Waiting is light and holding is dark, so that a print shows the difference. The bar of a write is high, that of a read is low.
 const STYLE: &str = include_str!("style.css");
 
 /// The time axis of the picture.
@@ -199,7 +199,7 @@ fn name(row: &Row) -> String {
     }
 }
 
-/// Returns the text behind a path: the longest wait, and the longest hold.
+/// Returns the text after a path: the longest wait, and the longest hold.
 fn longest<'r>(rows: impl Iterator<Item = &'r Row> + Clone, axis: &Axis) -> String {
     let end = axis.to();
     let waits = rows.clone().map(|row| ("wait", row.waited(end), row.queued, row));
@@ -258,7 +258,7 @@ fn time_of_day(at: SystemTime, length: Duration) -> String {
     }
 }
 
-/// Escapes what XML gives a meaning, and leaves out what XML forbids.
+/// Escapes the characters that have a meaning in XML, and leaves out those that XML forbids.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
