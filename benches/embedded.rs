@@ -1,7 +1,5 @@
-//! Benchmarks without a server: of a contender's decision whether it holds the lock, and of the lock on the embedded
-//! backend.
-//!
-//! The benchmarks only report times: they assert no limits.
+//! Measures, without a server, how long a contender needs to decide whether it holds the lock, and how long the lock
+//! needs on the embedded backend. The benchmarks only report times: they assert no limits.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -95,7 +93,8 @@ fn hand_off(criterion: &mut Criterion) {
                         held = assert_ready_ok!(next.poll());
                     }
                     elapsed += began.elapsed();
-                    // The last waiter is dropped first, so that no waiter is granted the lock and has to release it.
+                    // The last waiter is dropped first, so that no dropped waiter becomes the next holder and has to release
+                    // the lock.
                     waiters.rev().for_each(drop);
                 }
                 elapsed

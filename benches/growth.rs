@@ -1,6 +1,6 @@
-//! Measures how costs grow with a number, from one to a hundred thousand: of locks in a process, of held locks, of
-//! nodes that are kept between uses, of waiters, of readers that are granted the lock together, of members that
-//! `queue()` reads, and of processes.
+//! Measures how costs grow with a number, from one to a hundred thousand. The number is that of locks in a process, of
+//! held locks, of nodes that are kept between uses, of waiters, of readers that are granted the lock together, of
+//! members that `queue()` reads, or of processes.
 //!
 //! Most cases run on the embedded ensemble, so they measure the library and, for reads, the embedded ensemble. `zklock
 //! ls` and processes run on a real server ([`real`]). Times are processor times, which other programs do not distort.

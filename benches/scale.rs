@@ -1,8 +1,6 @@
-//! Simulates a hundred thousand clients that reconnect at the same time, in virtual time: after a mass expiry, a change
-//! of the leader, or a rolling restart.
-//!
-//! The library runs unchanged on the embedded ensemble. The capacity of an ensemble is a model. `make scale` runs this
-//! program.
+//! Simulates, in virtual time, a hundred thousand clients that reconnect at the same time: after a mass expiry, a
+//! change of the leader, or a rolling restart. The library runs unchanged on the embedded ensemble. The capacity of an
+//! ensemble is a model. `make scale` runs this program.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -25,7 +23,7 @@ const CAPACITY: Capacity = Capacity { writes: 30_000, reads: 120_000, names: 2_7
 
 #[derive(Parser)]
 struct Arguments {
-    /// Simulate fleets of so many contenders; without this option nothing is done
+    /// Simulate fleets of this many contenders; without this option nothing is done
     #[arg(long)]
     contenders: Option<usize>,
     /// Simulate only the cases with this text in their name

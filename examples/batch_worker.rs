@@ -1,14 +1,14 @@
-//! Workers share the partitions of a batch: each partition has a lock, and the worker that gets it does the work.
-//! Without `--zookeeper` it needs no server.
+//! Workers share the partitions of a batch. Each partition has a lock, and the worker that gets the lock does the work.
+//! Without `--zookeeper` the example needs no server.
 //!
 //! ```text
 //! cargo run --example batch_worker
 //! cargo run --example batch_worker -- --zookeeper 127.0.0.1:2181 --partitions 20 --workers 4
 //! ```
 //!
-//! Give several processes the same `--batch` and they share its partitions. Ctrl-C or SIGTERM stops a process cleanly:
-//! its partitions are free for the others at once, and not only after a session timeout. On the embedded ensemble
-//! worker 1 loses its session in the middle of its first partition, and another worker takes the partition over.
+//! Several processes with the same `--batch` share its partitions. Ctrl-C or SIGTERM stops a process cleanly: its
+//! partitions are free for the others at once, and not only after a session timeout. On the embedded ensemble worker 1
+//! loses its session in the middle of its first partition, and another worker takes the partition over.
 
 mod common;
 
@@ -72,7 +72,7 @@ async fn run(arguments: Arguments) -> common::Result<()> {
 
     let mut workers = JoinSet::new();
     for number in 1..=arguments.workers {
-        // A clone of worker 1's client. It serves to expire the session of worker 1.
+        // A clone of worker 1's client, with which the demonstration expires the session of worker 1.
         let victim = arguments.backend.embedded().filter(|_| number == 1);
         let zk = match &victim {
             Some(memory) => Arc::new(memory.clone()),
@@ -88,7 +88,7 @@ async fn run(arguments: Arguments) -> common::Result<()> {
 struct Batch {
     name: String,
     work: Duration,
-    /// The workers that have processed each partition: exactly one each, if the lock works.
+    /// The workers that have processed each partition. If the lock works, this is one worker for each partition.
     done: Mutex<BTreeMap<u32, Vec<String>>>,
     stop: watch::Sender<bool>,
 }
@@ -123,7 +123,7 @@ impl Worker {
                     Err(error) => return Err(error.into()),
                 }
             }
-            // Other workers process the remaining partitions, and may still lose their locks.
+            // Other workers process the remaining partitions. These are tried again, because a worker may lose its lock.
             sleep(Duration::from_millis(20)).await;
         }
         self.zk.close().await;
@@ -145,8 +145,8 @@ impl Worker {
                 return Ok(guard.release().await?);
             }
         };
-        // Only a worker that still holds the lock can mark the partition as done: the transaction checks the lock's
-        // node.
+        // Only a worker that still holds the lock can mark the partition as done, because the transaction checks that the
+        // lock's node exists.
         let mark = guard.transaction().set_version(node(partition), batch.name.as_str(), mark.version);
         let marked = match worked {
             Ok(()) => mark.commit().await,

@@ -1,5 +1,5 @@
-//! Many tasks of one process read under a lock that the process keeps. The example measures the reads, and how soon a
-//! writer elsewhere gets the lock. Without `--zookeeper` it needs no server.
+//! Many tasks of one process read under a lock that the process keeps between reads. The example measures the reads,
+//! and how soon a writer elsewhere gets the lock. Without `--zookeeper` it needs no server.
 //!
 //! ```text
 //! cargo run --release --example kept_reads
@@ -90,7 +90,7 @@ async fn run(arguments: Arguments) -> common::Result<()> {
     Ok(())
 }
 
-/// The reads of one or more tasks.
+/// The figures of the reads by one or more tasks.
 #[derive(Default)]
 struct Reads {
     number: u64,

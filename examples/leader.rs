@@ -6,8 +6,8 @@
 //! cargo run --example leader -- --zookeeper 127.0.0.1:2181 --candidates 5
 //! ```
 //!
-//! Each candidate leads once, does its work a few times, and steps down. Run it in two terminals on one server, and
-//! kill the process of the leader: the next candidate leads when the killed session has expired.
+//! Each candidate leads once, does its work a few times, and steps down. Run the example in two terminals on one
+//! server, and kill the process of the leader. The next candidate leads when the killed session has expired.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! A typed configuration behind the lock, which several processes read and change. Without `--zookeeper` it needs no
-//! server.
+//! A typed configuration behind the lock, which several processes read and change. Without `--zookeeper` the example
+//! needs no server.
 //!
 //! ```text
 //! cargo run --example shared_config
@@ -179,8 +179,7 @@ async fn read_unlocked(zk: &Client) -> common::Result<Config> {
     if is_first { Ok(Config::of(0)) } else { Json.decode(&bytes).map_err(|error| error.to_string().into()) }
 }
 
-/// Creates the node of the value that is changed without a lock, and clears its data. This preparation itself uses a
-/// lock.
+/// Creates the node of the value that is changed without a lock, and clears its data. Only this preparation uses a lock.
 async fn make_unlocked(zk: &Client) -> common::Result<()> {
     let node: Shared<Vec<u8>> = Shared::with_format(zk, UNLOCKED, Raw).build()?;
     let mut guard = node.write().replacing(Vec::new()).await?;

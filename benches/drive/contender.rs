@@ -19,8 +19,8 @@ const ALL: u64 = 1_000_000;
 /// The library whose lock is measured.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub(crate) enum Peer {
-    /// No lock: a contender creates and deletes a node. In the workloads with a gate, a writer also waits until the
-    /// node before its own is deleted, and a reader until the gate is deleted.
+    /// No lock: a contender creates and deletes a node. In the workloads with a gate (a first holder, behind which all
+    /// contenders queue up), a writer also waits until the node before its own is deleted, and a reader until the gate is.
     Raw,
     ZookeeperClient,
     Ours,
@@ -85,8 +85,8 @@ impl Contender {
         Ok(held)
     }
 
-    /// Creates a node with a name as long as that of the lock's nodes. In a workload with a gate, waits until the node
-    /// before it is deleted (to write), or the gate (to read).
+    /// Creates a node whose name is as long as those of the lock's nodes. In a workload with a gate, a writer then waits
+    /// until the node before its own is deleted, and a reader until the gate is deleted.
     async fn node(&self, client: &Client, directory: &str, write: bool) -> Result<Guard> {
         let prefix = format!("{directory}/localhost~00000000-WRITE-");
         let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());

@@ -40,7 +40,7 @@ struct Arguments {
     sessions: usize,
     /// The number of acquisitions for the warm-up, before the measurement.
     warm: usize,
-    /// One of so many acquisitions writes. 0 means none.
+    /// One acquisition out of this many writes, and the others read. 0 means that all read.
     one_in: u64,
     /// How many milliseconds each contender holds the lock.
     hold: u64,
@@ -60,7 +60,7 @@ enum Kind {
 }
 
 impl Arguments {
-    /// Whether the acquisition with the index `turn` writes. The answer is the same for every library.
+    /// Returns whether the acquisition with the index `turn` writes. The answer is the same for every library.
     fn writes(&self, turn: usize) -> bool {
         self.one_in != 0 && ((turn as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32).is_multiple_of(self.one_in)
     }

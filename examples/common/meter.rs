@@ -49,8 +49,8 @@ pub(crate) struct Meter {
 impl Meter {
     pub(crate) fn start(servers: &str) -> Result<Meter> {
         let once = Counters::read(servers)?;
-        // A server counts the request that reads the counters only a moment after its answer, so the second reading
-        // waits.
+        // A server counts the request that reads the counters only a moment after its answer, so the second reading is
+        // delayed.
         std::thread::sleep(Duration::from_millis(20));
         let twice = Counters::read(servers)?;
         Ok(Meter { servers: servers.to_owned(), once, twice })
@@ -78,8 +78,8 @@ impl Counted {
     }
 }
 
-/// Waits until the servers are almost idle: in 200 ms, twice in a row, they receive no more than the reading of the
-/// counters and the pings of `sessions` idle sessions.
+/// Waits until the servers are almost idle. They are if, twice in a row, they receive within 200 ms no more requests
+/// than the readings of the counters and the pings of `sessions` idle sessions.
 pub(crate) async fn quiet(servers: &str, sessions: usize) -> Result<()> {
     let idle = i64::try_from(3 * servers.split(',').count() + sessions / 10)?;
     let mut quiet = 0;
@@ -88,8 +88,8 @@ pub(crate) async fn quiet(servers: &str, sessions: usize) -> Result<()> {
         tokio::time::sleep(Duration::from_millis(200)).await;
         let after = Counters::read(servers)?;
         let rise = |name: &str| -> Result<i64> { Ok(after.get(name)? - before.get(name)?) };
-        // The end of a session with many nodes is one request, but the server deletes the nodes only little by little
-        // on a slow disk.
+        // The end of a session with many nodes is one request, but on a slow disk the server needs some time to delete the
+        // nodes.
         let is_quiet = rise("packets_received")? <= idle && rise("ephemerals_count")? == 0;
         quiet = if is_quiet { quiet + 1 } else { 0 };
     }

@@ -52,7 +52,7 @@ impl Backend {
         }
     }
 
-    /// Returns a client of the embedded ensemble, which can expire its session for a demonstration. `None` on a server.
+    /// Returns a client of the embedded ensemble, which can expire its own session for a demonstration. `None` on a server.
     pub(crate) fn embedded(&self) -> Option<Memory> {
         self.zookeeper.is_none().then(|| self.memory.connect())
     }

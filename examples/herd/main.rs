@@ -1,5 +1,5 @@
-//! Empties the same queue with the three ways to lock that the literature knows, and measures what each release costs
-//! the server. It needs a server that answers `mntr`.
+//! Empties the same queue with each of three ways to lock, and measures what each release costs the server. It needs a
+//! server that answers `mntr`.
 //!
 //! ```text
 //! cargo run --release --example herd -- --zookeeper 127.0.0.1:2181 --n 200 --plot herd.svg
@@ -109,7 +109,7 @@ async fn run(arguments: Arguments) -> common::Result<()> {
     Ok(())
 }
 
-/// The average cost of a release. At the first release `n` contenders wait.
+/// The average cost of a release. `n` contenders wait before the first release.
 #[derive(Debug)]
 struct Cost {
     way: Way,
@@ -131,8 +131,8 @@ struct Cost {
     settled: Duration,
 }
 
-/// Empties the queue one release at a time. Each release follows when all contenders that the last release woke wait
-/// again, so the counts do not depend on the speed of this machine.
+/// Empties the queue one release at a time. The next release follows only when all contenders that the last release
+/// woke wait again, so the counts do not depend on the speed of this machine.
 async fn measure(way: Way, scene: &Scene, releases: usize, hold: Duration) -> common::Result<Cost> {
     let mut line = ways::queue_up(way, scene).await?;
     meter::quiet(&scene.servers, scene.sessions).await?;
@@ -177,7 +177,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
 
 fn heading(scene: &Scene, releases: usize) -> String {
     let Scene { n, sessions, .. } = scene;
-    // At the first release n contenders wait, at the next one n - 1. This is the average over all releases.
+    // Before the first release n contenders wait, before the next one n - 1. This is the average over all releases.
     let waiting = (2 * n - releases + 1) as f64 / 2.0;
     format!(
         "{n} contenders on {sessions} sessions, {releases} releases; {waiting:.1} waited at a release, on average. \

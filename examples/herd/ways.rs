@@ -90,10 +90,10 @@ impl Line {
         }
     }
 
-    /// Waits until so many contenders have found that they must wait, and have set their watches.
+    /// Waits until this many contenders have found that they must wait, and have set their watches.
     pub(crate) async fn all_wait(&mut self, contenders: usize) -> Result<()> {
         if self.way == Way::Ours {
-            // The contenders of the library that were not granted the lock got no event, so they still wait.
+            // In this way a release sends no event to the other contenders, so they still wait.
             return Ok(());
         }
         tokio::select! {
@@ -175,8 +175,8 @@ pub(crate) async fn queue_up(way: Way, scene: &Scene) -> Result<Line> {
         while session_slot.session().children(&directory).await?.len() <= *n {
             sleep(Duration::from_millis(20)).await;
         }
-        // All nodes exist. Each contender has already sent the requests that follow its create, so nothing else has to
-        // be awaited.
+        // All nodes exist. Each contender has already sent the requests that follow its create, so there is nothing else to
+        // wait for.
         return Ok(line);
     }
 
@@ -228,7 +228,7 @@ pub(crate) async fn queue_up(way: Way, scene: &Scene) -> Result<Line> {
 async fn create_when_gone(client: &Client, node: &str, waiting: &Waiting) -> Result<Instant> {
     let ephemeral = CreateMode::Ephemeral.with_acls(Acls::anyone_all());
     loop {
-        // Both requests are sent together, so that a contender without success waits again after one round trip.
+        // Both requests are sent together, so that a contender that fails to create the node waits again after one round trip.
         let created = client.create(node, b"", &ephemeral);
         let watched = client.get_and_watch_data(node);
         let created = created.await.map(|_| Instant::now());

@@ -49,8 +49,8 @@ pub(crate) struct Arguments {
 const ELSEWHERE: &str = "Options of the connection, such as --zk and --auth-file: zklock --help";
 
 impl Arguments {
-    /// Returns the definition of the arguments, for parsing and for help. Every subcommand takes the options of the connection, so
-    /// the help of a subcommand only says where these options are described.
+    /// Returns the definition of the arguments, for parsing and for help. Every subcommand takes the options of the connection,
+    /// so the help of a subcommand only says where these options are described.
     pub(crate) fn definition() -> Command {
         let program = Arguments::command();
         let connection: Vec<Arg> = program
@@ -308,9 +308,9 @@ pub(crate) enum Task {
     Watch(WatchOrder),
     /// Draw the lines of `zklock watch --json`: who waited, who held, and when.
     ///
-    /// The picture is SVG. A contender has a row, with its mode, host, label and token. Waiting is light and holding is dark. The bar
-    /// of a write is high, and the bar of a read is low. Hover over a row for its times. A watcher sees neither why a holder left nor
-    /// the gap of a hand-off. A grey bar covers the time in which the watcher was cut off.
+    /// The picture is SVG. A contender has a row, with its mode, host, label and token. Waiting is light and holding is dark.
+    /// The bar of a write is high, and the bar of a read is low. Hover over a row for its times. A watcher sees neither why a
+    /// holder left nor the gap of a hand-off. A grey bar covers the time in which the watcher was cut off.
     Timeline(Timeline),
     /// Ask the processes that only keep a lock to give it up.
     ///
@@ -336,7 +336,8 @@ pub(crate) enum Task {
     },
     /// Print completions for a shell, for example: source <(zklock completions bash)
     ///
-    /// In bash, zsh and fish the completions include the paths of the ensemble, and the words after the lock complete as a command.
+    /// In bash, zsh and fish the completions include the paths of the ensemble, and the words after the lock complete as a
+    /// command.
     Completions {
         /// The shell.
         shell: Shell,
@@ -377,8 +378,8 @@ pub(crate) struct WatchOrder {
     #[arg(long)]
     pub(crate) tree: bool,
 
-    /// How often to read the queue on a screen. Elsewhere each change is printed as soon as ZooKeeper tells of it, and a change that
-    /// ZooKeeper does not tell of is seen within this time.
+    /// How often to read the queue on a screen. Elsewhere each change is printed as soon as ZooKeeper tells of it, and a change
+    /// that ZooKeeper does not tell of is seen within this time.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = positive)]
     pub(crate) interval: Duration,
 
@@ -435,8 +436,8 @@ pub(crate) struct Forget {
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock permits [OPTIONS] PATH N\n       zklock permits [OPTIONS] PATH --remove")]
 pub(crate) struct SetPermits {
-    /// The semaphore that `zklock -j` uses. It is created if there is no node. A path that has another use is refused, such as the
-    /// path of a lock, of a job with a record, or of a value.
+    /// The semaphore that `zklock -j` uses. It is created if there is no node. A path that has another use is refused, such as
+    /// the path of a lock, of a job with a record, or of a value.
     #[arg(value_name = "PATH")]
     pub(crate) path: String,
 
@@ -444,8 +445,8 @@ pub(crate) struct SetPermits {
     #[arg(value_name = "N", value_parser = number, required_unless_present = "remove")]
     pub(crate) number: Option<NonZeroU32>,
 
-    /// Make the semaphore also at an empty node that exists already. Such a node may be a lock that is idle now, whose users would
-    /// then be kept out.
+    /// Make the semaphore also at an empty node that exists already. Such a node may be a lock that is idle now, whose users
+    /// would then be kept out.
     #[arg(long)]
     pub(crate) create: bool,
 

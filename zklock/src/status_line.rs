@@ -25,8 +25,8 @@ impl StatusLine {
         output::is_screen(&io::stderr()) && terminal::is_foreground(io::stderr())
     }
 
-    /// Draws the first of these lines for which the terminal has room, or else the last, shortened. Each line has fewer details than
-    /// the one before.
+    /// Draws the first of these lines for which the terminal has room, or else the last, shortened. Each line has fewer details
+    /// than the one before.
     pub(crate) fn draw(&mut self, briefer: impl IntoIterator<Item = String>) {
         let (columns, _) = terminal::size(io::stderr());
         let room = columns.saturating_sub(1 + TYPED);

@@ -77,9 +77,9 @@ fn variable(name: &str, default: &str) -> String {
     env::var(name).unwrap_or_else(|_| default.to_owned())
 }
 
-/// Connects, offers the service, and holds its lock. Waits as long as ZooKeeper is unreachable: meanwhile the process is
-/// alive, but not ready. Returns only an error that another try cannot solve, such as refused credentials or a wrong
-/// address.
+/// Connects, offers the service, and holds its lock. While ZooKeeper is unreachable, this function tries again, and the
+/// process is alive but not ready. It returns only an error that another try cannot solve, such as refused credentials
+/// or a wrong address.
 async fn connect_and_hold(
     servers: &str,
     report_takes: Duration,

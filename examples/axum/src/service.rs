@@ -20,7 +20,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long the read lock of the configuration is kept between requests. The process gives the lock up earlier if
-/// another process wants to write.
+/// another process waits to write.
 const KEEP: Duration = Duration::from_secs(60);
 
 /// The configuration. All instances read it, and any instance may change it.

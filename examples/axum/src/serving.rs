@@ -29,7 +29,7 @@ pub(crate) async fn hold_while_serving(lock: RwLock, phase: watch::Sender<Phase>
     }
 }
 
-/// Returns why it makes way, or the error by which the lock was lost or not granted.
+/// Returns why this instance makes way, or the error if the lock was lost or not granted.
 async fn serve_once(lock: &RwLock, phase: &watch::Sender<Phase>, notice: Duration) -> Result<String, Error> {
     let guard = Arc::new(lock.read().label("serves").await?);
     phase.send_replace(Phase::Serves(Arc::clone(&guard)));

@@ -6,7 +6,8 @@
 //! cargo run -p example-metrics -- --zookeeper 127.0.0.1:2181 --listen 127.0.0.1:9464
 //! ```
 //!
-//! With `--listen` it uses some locks for ever, and serves the metrics to a Prometheus: see `examples/monitoring`.
+//! With `--listen` the example uses some locks for ever, and serves the metrics to a Prometheus server: see
+//! `examples/monitoring`.
 
 #[path = "../../common/mod.rs"]
 mod common;
@@ -85,13 +86,14 @@ async fn serve(listener: TcpListener, prometheus: PrometheusHandle) -> common::R
         prometheus.run_upkeep();
         let text = prometheus.render();
         let head = "HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4\r\nconnection: close\r\n";
-        // A client that does not read its answer is its own fault.
+        // The errors are ignored, because a client that does not read its answer does not need it.
         let answer = format!("{head}content-length: {}\r\n\r\n{text}", text.len());
         let _written = timeout(Duration::from_secs(1), client.write_all(answer.as_bytes())).await;
     }
 }
 
-/// Uses two locks, as a busy process might, in one session after another. A fourth process holds a third lock for too long.
+/// Uses a lock of a configuration and three locks of orders, as a busy process might, in one session after another. The process
+/// with the number 3 sometimes holds the lock of the configuration for too long.
 async fn use_locks(backend: common::Backend, process: u64) -> common::Result<()> {
     for round in 0.. {
         let Ok(zk) = backend.connect().await else { continue };
@@ -100,7 +102,7 @@ async fn use_locks(backend: common::Backend, process: u64) -> common::Result<()>
             let order = RwLock::builder(&zk, order).metrics_by_path(|_| "/locks/orders".to_owned()).build()?;
             let config = RwLock::builder(&zk, "/locks/config").metrics_by_path(str::to_owned);
             let config = config.max_hold(Duration::from_millis(200)).build()?;
-            // A lost connection or lock shows in the metrics.
+            // The errors are ignored, because a lost connection or lock shows in the metrics.
             if process == 3 {
                 let Ok(guard) = config.write().await else { continue };
                 sleep(Duration::from_millis(if turn == 0 && round % 2 == 0 { 400 } else { 50 })).await;

@@ -5,7 +5,7 @@
 use super::results::{Line, Outcome, Results, in_order_of_appearance};
 use crate::chart::thousands;
 
-/// A round trip on the link, in seconds: `DELAY` of `benches/compare.py`, there and back.
+/// A round trip on the link, in seconds. It is `DELAY` of `benches/compare.py` in both directions.
 const ROUND_TRIP: f64 = 0.020;
 
 /// A figure, such as a time or a number of requests, with the place where it is measured and the way to compute it.
@@ -41,7 +41,7 @@ pub(crate) fn figure(name: &str) -> Option<Figure> {
         }
         "processor" => figure("loopback", "µs of the client's processor", |line| line.number("processor_us"), number),
         "second" => figure("loopback", "a second", rate, number),
-        // For a peer that sends nothing, the count may be below zero: the cost of reading the counters may be
+        // For a peer that sends nothing, the count may be below zero, because the cost of reading the counters may be
         // subtracted once too often.
         "requests" => figure("loopback", "requests", |line| Some(line.number("requests")?.max(0.0)), number),
         "bytes" => figure("loopback", "bytes, both ways", |line| Some(bytes(line)?.max(0.0)), number),

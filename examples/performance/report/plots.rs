@@ -1,5 +1,5 @@
-//! The plots of `docs/performance.md`. Each shows one figure against one size, with a line for each peer (a library in
-//! one configuration), and the range of the peer's rounds.
+//! The plots of `docs/performance.md`. Each plot shows one figure against one size. It has a line for each peer (a
+//! library in one configuration), and shows the range of the peer's rounds.
 
 use super::figures::{bytes, look, peers, seconds, title};
 use super::results::{Line, Results};

@@ -1,5 +1,5 @@
-//! Computes how many contenders fit on an ensemble, from the library's limits and the measurements, and the figures in
-//! sentences.
+//! Computes how many contenders fit on an ensemble, from the library's limits and the measurements. Also computes the
+//! figures that stand in sentences.
 
 use super::figures::{figure, number, whole};
 use super::results::{Outcome, Results};
@@ -7,13 +7,13 @@ use super::results::{Outcome, Results};
 /// A copy of `OWN_BYTES_MAX` of `src/zookeeper/session.rs`, in bytes: the limit for the paths of one session's nodes.
 const OWN_BYTES_MAX: f64 = (0xf_ffff / 2) as f64;
 
-/// The default of ZooKeeper's `jute.maxbuffer`, in bytes. No reply to a listing can be longer.
+/// The default of ZooKeeper's `jute.maxbuffer`, in bytes. No reply with a listing can be longer.
 const LISTING_BYTES_MAX: f64 = 1_048_575.0;
 
 /// The length of the random id in a node's name, in bytes.
 pub(crate) const ID_BYTES: usize = 8;
 
-/// The writes for an acquisition and its release: a create and a delete, or a create and a transaction.
+/// The number of writes for an acquisition and its release: a create and a delete, or a create and a transaction.
 const WRITES_A_PAIR: f64 = 2.0;
 
 /// The share of the capacity to plan with. The rest is for elections, slow disks and other users.
@@ -30,7 +30,7 @@ fn planned(results: &Results) -> Outcome<f64> {
     Ok((committed(results)? * PLANNED_SHARE / 100.0).round() * 100.0)
 }
 
-/// Returns the bytes that one waiter reserves for its own path, `DIRECTORY/HOST~ID` with mode and number.
+/// Returns the bytes that one waiter reserves for the path of its own node, `DIRECTORY/HOST~ID` with mode and number.
 pub(crate) fn own_bytes(directory: usize, host: usize) -> usize {
     directory + host + "~".len() + ID_BYTES + "/READ-lock-0000000000".len()
 }

@@ -52,8 +52,8 @@ const OF_A_SEMAPHORE: [&str; 2] = ["queue", "permits"];
 /// The suffix of the record of a `--once-in` job. The record of the lock `/a` is `/a.done`.
 const RECORD: &str = ".done";
 
-/// The suffix of a twin. The twin of a value or of a record is a second node, whose name is the name of the first node plus this
-/// suffix. It proves that the first node existed, even after the first node was deleted.
+/// The suffix of a twin. The twin of a value or of a record is a second node, whose name is the name of the first node plus
+/// this suffix. It proves that the first node existed, even after the first node was deleted.
 const TWIN: &str = ".twin";
 
 pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {

@@ -267,10 +267,10 @@ async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeepe
     Exit::new(code, if is_silent { String::new() } else { message })
 }
 
-/// Looks for a circle of processes that wait for each other, of which this process is one. Returns a text about the circle, which
-/// is empty if there is no circle or the search takes longer than [`CIRCLE`]. Only a process that runs under another `zklock`
-/// searches. Any other process holds no lock, so nobody waits for it, and a search by each cron of a fleet would be a load on the
-/// servers.
+/// Looks for a circle of processes that wait for each other, of which this process is one. Returns a text about the circle,
+/// which is empty if there is no circle or the search takes longer than [`CIRCLE`]. Only a process that runs under another
+/// `zklock` searches. Any other process holds no lock, so nobody waits for it, and a search by each cron of a fleet would be a
+/// load on the servers.
 async fn circle(place: &Place, zk: &ZooKeeper) -> String {
     let variable = |name| std::env::var(name).ok();
     let Some(outer) = variable("ZKLOCK_PATH") else { return String::new() };
@@ -574,8 +574,8 @@ async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, sig
     let pending = signals.pending();
     let limit = if pending.is_some() { limit.min(FAREWELL) } else { limit };
     let left = guard.is_held().then(|| guard.session_left());
-    // `select!` and `join!` poll the release first, and this poll sends its request. Once the session has ended, the reply to the
-    // release does not matter.
+    // `select!` and `join!` poll the release first, and this poll sends its request. Once the session has ended, the reply to
+    // the release does not matter.
     let both = async { tokio::join!(biased; guard.release(), zk.close()) };
     tokio::select! {
         biased;

@@ -12,9 +12,9 @@ use crate::show::{layout, table};
 use crate::status_line::StatusLine;
 
 /// The maximal width of a host or label on each level of detail, in columns. Level 0 has the most details. From level 2 on the
-/// line leaves out the process id, from level 3 the path, from 4 the second holder, from 5 the mode, from 6 the goal of the wait,
-/// and on level 8 the label. In 80 columns there is room for the host, the label, and the time since the holder queued up. The
-/// time stands at the end of the line, so the other parts are shortened before the time is cut off.
+/// line leaves out the process id, from level 3 the path, from 4 the second holder, from 5 the mode, from 6 the goal of the
+/// wait, and on level 8 the label. In 80 columns there is room for the host, the label, and the time since the holder queued
+/// up. The time stands at the end of the line, so the other parts are shortened before the time is cut off.
 const LONGEST: [usize; 9] = [usize::MAX, 20, 16, 16, 11, 11, 11, 8, 8];
 
 const SECOND: Duration = Duration::from_secs(1);

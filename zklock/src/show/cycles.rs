@@ -1,8 +1,8 @@
 //! Finds circles of processes that wait for each other across locks.
 //!
-//! A `zklock` that runs within the command of another `zklock` is a process of its own, but the outer `zklock` releases its lock
-//! only when the inner one has ended. So the wait of a process counts as a wait of the nearest `zklock` above it that holds a
-//! lock. The ancestors of a process are known only if the process is on this machine.
+//! A `zklock` that runs within the command of another `zklock` is a process of its own, but the outer `zklock` releases its
+//! lock only when the inner one has ended. So the wait of a process counts as a wait of the nearest `zklock` above it that
+//! holds a lock. The ancestors of a process are known only if the process is on this machine.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -127,15 +127,15 @@ fn holding_ancestor(who: &Process, is_holder: impl Fn(&Process) -> bool) -> Opti
     if is_holder(who) { Some(who.clone()) } else { zklocks_above(who).find(is_holder) }
 }
 
-/// Returns the ancestors of this process that are a `zklock`, which holds its lock until its command has ended. Another program may
-/// release its lock while a process runs that it has started.
+/// Returns the ancestors of this process that are a `zklock`, which holds its lock until its command has ended. Another program
+/// may release its lock while a process runs that it has started.
 fn zklocks_above(who: &Process) -> impl Iterator<Item = Process> {
     let is_zklock = |pid| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "zklock");
     ancestors(who).filter(move |it| is_zklock(it.pid))
 }
 
-/// Returns the ancestors of this process, from its parent on, if it is on this machine. Leaves out process 1. Each container has a
-/// process 1, and containers may share the name of a host, so a holder with this id may be in another container.
+/// Returns the ancestors of this process, from its parent on, if it is on this machine. Leaves out process 1. Each container
+/// has a process 1, and containers may share the name of a host, so a holder with this id may be in another container.
 fn ancestors(who: &Process) -> impl Iterator<Item = Process> {
     let parent = |pid: u32| u32::try_from(Stat::of(pid)?.parent).ok().filter(|pid| *pid > 1);
     let first = if who.host == host() { parent(who.pid) } else { None };

@@ -355,8 +355,8 @@ impl Watches {
         }
     }
 
-    /// Watches the nearest existing node above the directory, to learn when the next node on the path is created. Returns whether
-    /// that next node exists already, because the watch would not report it.
+    /// Watches the nearest existing node above the directory, to learn when the next node on the path is created. Returns
+    /// whether that next node exists already, because the watch would not report it.
     async fn arm_above(&mut self, session: &Arc<dyn Session>) -> bool {
         let mut way = &self.path[..];
         while let Some((parent, next)) = way.rsplit_once('/') {

@@ -31,7 +31,8 @@ pub(crate) fn timeline(order: &Timeline) -> Result<u8, Exit> {
     Ok(0)
 }
 
-/// Reads the lines of one watcher. Refuses too many rows as soon as there are too many, so that a long file needs little memory.
+/// Reads the lines of one watcher. Refuses too many rows as soon as there are too many, so that a long file needs little
+/// memory.
 fn read(name: &str, mut lines: impl BufRead, order: &Timeline, picture: &mut Picture<'_>) -> Result<(), Exit> {
     let (mut watcher, mut text, mut number) = (Watcher::default(), String::new(), 0);
     loop {

@@ -172,7 +172,8 @@ impl<'o> Picture<'o> {
         for seen in &line.members {
             if !there.contains(&*seen.node) {
                 there.insert(seen.node.to_string());
-                // When a contender gets its permits, a node for the permits takes the place of the contender's node in the queue.
+                // When a contender gets its permits, a node for the permits takes the place of the contender's node in the
+                // queue.
                 let before = gone.iter().find(|node| is_one_contender(node, &seen.node));
                 if let Some(row) = before.and_then(|node| rows.remove(node)) {
                     rows.insert(seen.node.to_string(), Row { went: None, went_with: None, ..row });
