@@ -1,7 +1,7 @@
 //! Property tests of queues, names, values and schedules, with random input.
 //!
-//! A failing input of a property is written to `proptest-regressions` next to this file. Later runs begin with these
-//! inputs.
+//! An input of a property that fails is written to `proptest-regressions` next to this file. Later runs begin with the
+//! inputs in that file.
 
 mod names;
 mod queues;

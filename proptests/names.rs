@@ -1,4 +1,4 @@
-//! A name that was formatted parses back to the same contender, and no text makes the parser panic.
+//! Tests that a formatted name parses back to the same contender, and that no text makes the parser panic.
 
 use proptest::prelude::*;
 use zk_rwlock::Mode;

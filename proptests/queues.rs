@@ -1,4 +1,4 @@
-//! The turns of contenders: in every queue of up to six contenders, and in random large queues.
+//! Tests of whose turn it is, in every queue of up to six contenders, and in random large queues.
 
 use std::collections::HashMap;
 
@@ -46,8 +46,8 @@ fn check_turns(queue: &[NodeName]) {
     }
 }
 
-/// Checks the departure of one contender. At most one writer watched the contender's node, no reader that watched the
-/// node is still behind another writer, and every contender whose turn changes watched the node.
+/// Checks what happens when one contender leaves. At most one writer watched the contender's node, no reader that watched
+/// the node is still behind another writer, and every contender whose turn changes watched the node.
 fn check_departure(queue: &[NodeName], leaver: usize) {
     let before: HashMap<&str, Turn> = names(queue).into_iter().zip(turns(queue)).collect();
     let mut rest = queue.to_vec();
@@ -177,7 +177,7 @@ fn permutations<T>(items: &mut [T], size: usize, visit: &mut impl FnMut(&[T])) {
     }
 }
 
-/// Returns every vector of `size` numbers from a small range. So equal and negative numbers occur in every position.
+/// Returns every vector of `size` numbers of a small range, so that equal and negative numbers occur in every position.
 fn number_vectors(size: usize) -> impl Iterator<Item = Vec<i64>> {
     const NUMBERS: [i64; 3] = [-1, 3, 4];
     let digit = |n: usize, i: u32| NUMBERS[n / NUMBERS.len().pow(i) % NUMBERS.len()];

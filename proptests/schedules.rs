@@ -1,9 +1,9 @@
 //! Random schedules of a simulated [world](crate::world), each from its own seed. A schedule is a list of steps of
 //! contenders, faults and servers. The schedules in `corpus/` failed once, and run first.
 //!
-//! `SCHEDULES` is the number of schedules (`make soak`: 1,000,000), and `SCHEDULE_SEED` the seed of the first. If only
-//! `SCHEDULE_SEED` is set, only its schedule is run, several times. A schedule that fails is made as small as possible,
-//! and printed as a file for `corpus/`.
+//! `SCHEDULES` is the number of schedules (`make soak` sets 1,000,000), and `SCHEDULE_SEED` is the seed of the first
+//! one. If only `SCHEDULE_SEED` is set, only the schedule of this seed is run, several times. A schedule that fails is
+//! made as small as possible, and printed as a file for `corpus/`.
 
 use std::cell::Cell;
 use std::collections::hash_map::RandomState;
@@ -23,7 +23,7 @@ use crate::world::shrink::shrunk;
 /// The default of `SCHEDULES`.
 const SCHEDULES: u64 = 5_000;
 
-/// The number of runs of each schedule in the corpus. Runs differ, because tasks are woken in random order.
+/// The number of runs of each schedule in the corpus. The runs differ, because tasks are woken in random order.
 const AGAIN: usize = 5;
 
 /// The longest time that is spent to make a failing schedule smaller.
@@ -173,8 +173,8 @@ impl Drop for Watchdog {
     }
 }
 
-/// Every schedule passes all checks of the world. At the end of each, every waiter has been granted, and no node is
-/// left.
+/// Every schedule passes all checks of the world. At its end every waiter has been granted the lock or its permits, and
+/// no node is left.
 #[test]
 fn every_schedule_keeps_all_promises_and_ends() {
     let began = Instant::now();

@@ -1,4 +1,4 @@
-//! A shared value of any type and size is read back as it was written.
+//! Tests that a shared value of any type and size is read back as it was written.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -44,7 +44,7 @@ fn trees() -> impl Strategy<Value = Tree> {
     })
 }
 
-/// Writes the value through one handle and reads it through another. Does both twice, because only the first write
+/// Writes the value through one handle and reads it through another. Writes and reads twice, because only the first write
 /// creates the node.
 fn comes_back<T>(format: impl Format<T> + Copy, value: &T) -> Result<(), TestCaseError>
 where

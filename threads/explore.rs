@@ -58,8 +58,8 @@ impl Drop for Tally {
     }
 }
 
-/// Runs each of `schedules` schedules twice. Panics if the two runs differ: then something other than the scheduler
-/// decides what happens, and a failed schedule could not be run again.
+/// Runs each of `schedules` schedules twice. Panics if the two runs differ, because then something other than the
+/// scheduler decides what happens, and a failed schedule could not be run again.
 pub(crate) fn replay_each(schedules: usize, test: impl Fn() + Send + Sync + 'static) {
     let scheduler = UncontrolledNondeterminismCheckScheduler::new(RandomScheduler::new(schedules));
     run_under(scheduler, test);

@@ -1,5 +1,5 @@
-//! Several uses of one kept node (a node that its process keeps between uses) on several threads. The session is lost,
-//! another contender asks for the node before its grant, or a use gives up.
+//! Tests with several uses of one kept node (a node that its process keeps between uses) on several threads. The session
+//! is lost, another contender asks for the node before its grant, or a use gives up.
 
 use std::sync::Arc;
 
@@ -58,8 +58,8 @@ fn no_use_begins_under_a_node_whose_session_is_over() {
     });
 }
 
-/// Another contender asks for a kept node whose turn has not come yet. From then on, the process keeps the node only
-/// for the uses that already wait for the node.
+/// Another contender asks for a kept node whose turn has not come yet. After that, the process keeps the node only for
+/// the uses that already wait for the node.
 #[test]
 fn cancelled_uses_leave_a_granted_node_to_the_asker() {
     explore(500, || {
@@ -121,8 +121,8 @@ fn every_use_gets_the_error_of_its_failed_node() {
     });
 }
 
-/// A contender of the same session sees the kept WRITE node in the queue. Before this contender asks for the node, the
-/// owner may replace it by a READ node, because the owner downgrades.
+/// A contender of the same session sees the kept WRITE node in the queue. Before this contender asks for the node, a
+/// downgrade by the owner may replace the node by a READ node.
 #[test]
 fn a_kept_node_may_be_asked_for_during_a_downgrade() {
     explore(1_500, || {

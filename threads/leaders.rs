@@ -1,4 +1,4 @@
-//! Candidates on many threads that lead, step down, are stopped and lose their sessions at any moment.
+//! Tests with candidates on many threads that lead, step down, are stopped and lose their sessions at any moment.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! An operator removes nodes, on many threads. Each method by which a guard reports a loss must report the loss, and a
-//! waiter must get an error.
+//! Tests on many threads, in which an operator removes nodes. Each method by which a guard reports a loss must report
+//! the loss, and a waiter must get an error.
 
 use std::future::pending;
 use std::sync::Arc;

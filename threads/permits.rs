@@ -1,4 +1,4 @@
-//! Permits of a semaphore on many threads: one or several in one acquisition, dropped at any poll, and lost.
+//! Tests of a semaphore on many threads. An acquisition takes one or several permits, is dropped at any poll, or is lost.
 
 use std::sync::Arc;
 

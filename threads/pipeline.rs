@@ -1,5 +1,5 @@
-//! The pipeline of requests of a ZooKeeper session on many threads, without a socket: with requests, with a close, and with a
-//! connection that breaks while requests are in the client crate's queue.
+//! Tests of the pipeline of a ZooKeeper session's requests, on many threads and without a socket. The session is closed, or
+//! the connection breaks, while requests are in the client crate's queue.
 //!
 //! The file of the pipeline is compiled here again, with a client that records requests. The schedule decides whether
 //! the client answers them immediately or later, and which requests are in its queue when the connection breaks.
@@ -7,7 +7,7 @@
 #![allow(dead_code, unused_imports, unreachable_pub, reason = "only what is tried here is used")]
 #![allow(missing_docs, missing_debug_implementations, reason = "the client is nobody's interface")]
 
-// The pipeline imports the client crate by this name. This crate takes its place.
+// The pipeline imports the client crate by this name. This test crate takes the place of the client crate.
 extern crate self as zookeeper_client;
 
 mod explore;
@@ -216,7 +216,7 @@ mod session {
 
 mod telemetry {
     pub(crate) mod user_thread {
-        /// Runs `work`. The library's function of this name also catches panics of wakers; no waker panics here.
+        /// Runs `work`. The library's function of this name also catches panics of wakers, but no waker panics here.
         pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
             Some(work())
         }
@@ -305,8 +305,8 @@ mod zookeeper {
     }
 }
 
-/// Runs two threads that delete, create and read, and a thread that closes the session. If `breaks`, the connection
-/// breaks meanwhile, and another one takes its place.
+/// Runs two threads that delete, create and read, and a thread that closes the session. If `breaks` is set, the
+/// connection breaks meanwhile, and another one takes its place.
 fn a_session_is_used_and_closed(breaks: bool) {
     let log = Arc::new(Mutex::new(ServerLog::default()));
     // The session is closed before or after the threads end. A request that is never answered must end with the close,
@@ -322,13 +322,13 @@ fn a_session_is_used_and_closed(breaks: bool) {
         })
         .into();
     if breaks {
-        // As the library does, this reports the loss before the requests in the queue fail.
+        // The loss is reported before the requests in the queue fail, as in the library.
         session.disconnect();
         first.break_off();
         for _ in 0..draw(4) {
             thread::yield_now();
         }
-        // The library connects on the thread on which the lost requests fail, and these fail first.
+        // The library connects again on the background thread, after the lost requests have failed there.
         while !background.is_idle() {
             thread::yield_now();
         }

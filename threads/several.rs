@@ -1,4 +1,4 @@
-//! Guards that each hold several locks, on many threads, among threads that take only one of these locks.
+//! Tests with guards that each hold several locks, on many threads, while other threads take one of these locks.
 
 use std::sync::Arc;
 

@@ -14,10 +14,10 @@ use shuttle::rand::RngCore;
 pub(crate) use shuttle::sync::{MutexGuard, atomic};
 
 pub(crate) use lock::{Mutex, SharedMutex};
-/// Only the sessions of an ensemble have such channels, and no schedule runs these sessions.
+/// These channels are used as they are. Only sessions on a server use them, and no schedule runs such a session.
 pub(crate) use tokio::sync::mpsc;
 
-/// State that all schedules of a process share. No schedule depends on it.
+/// State that all schedules of a process share, and on which no schedule depends.
 pub(crate) mod of_process {
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 }

@@ -1,4 +1,4 @@
-//! A value behind the lock on many threads: commits, reads and local copies, with and without kept nodes, with losses.
+//! Tests of a value behind the lock on many threads: commits, reads and local copies, with kept nodes and with losses.
 
 use std::sync::Arc;
 
@@ -91,7 +91,7 @@ async fn one_use(kind: usize, shared: &Shared<u64>, register: &Register) -> Resu
             register.has(number.await?.output);
         }
         7 => {
-            // The outcome is not recorded, because a dropped update may have been done or not.
+            // The number is not recorded, because a dropped update may have been done or not.
             let _ = cut_short(draw(12), shared.update(|value| *value += 1)).await.transpose()?;
         }
         _ => drop(cut_short(draw(10), shared.read()).await.transpose()?),

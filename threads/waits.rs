@@ -1,5 +1,5 @@
-//! Shuttle's locks, with a record of the tasks that wait for them, and futures that say what they wait for. If a
-//! schedule deadlocks, a report of all waits is printed.
+//! Shuttle's locks, which record the tasks that wait for them, and futures that say what they wait for. If a schedule
+//! deadlocks, a report of all waits is printed.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ thread_local! {
     static FUTURES: RefCell<BTreeMap<usize, (TaskId, String)>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Returns a report: for each waiting task, the lock or the event for which it waits.
+/// Returns a report that says for each waiting task for which lock or event it waits.
 pub(crate) fn report() -> String {
     let line = |(task, at): &At| format!("{task:?} at {}:{}", at.file(), at.line());
     let waits = |(taken, waiting): &Lock| {

@@ -76,7 +76,7 @@ impl World {
         World::with_timers(true)
     }
 
-    /// Returns a random world as [`World::new`] does. If not `fire`, no timer fires, so that no timer hides a lost
+    /// Returns a random world as [`World::new`] does. If `fire` is false, no timer fires, and so no timer hides a lost
     /// wake-up.
     pub(crate) fn with_timers(fire: bool) -> World {
         let (is_late, is_concurrent) = (draw(2) == 0, draw(2) == 0);
@@ -255,7 +255,7 @@ struct OnRoutes {
 }
 
 impl OnRoutes {
-    /// Returns a reply that arrives after all earlier replies. Its request was carried out by the call already.
+    /// Returns a reply that arrives after all earlier replies. The request itself was already carried out by the call.
     fn brought<T: Send + 'static>(&self, kind: &str, path: &str, reply: Reply<T>) -> Reply<T> {
         let what = format!("the answer to {kind} {path}");
         if !self.routes.is_late {

@@ -21,7 +21,7 @@ impl World {
             self.forget_queue();
         }
         if let Action::Drop | Action::Release | Action::Unshare = action {
-            // The actor's listener ends with the guard.
+            // The listener reads the changes of the actor's hold, and there is no hold after the guard.
             self.listeners[i] = None;
         }
         match action {
@@ -186,8 +186,8 @@ impl World {
         // A holder that cannot learn of its loss may say "held" after the next contender was granted the lock, and no
         // client can prevent that. So the actions that delete nodes do nothing while some client cannot be notified.
         let is_held_up = self.is_held_up() || self.clients.iter().any(Wired::has_requests);
-        // The same is true of a contender that was woken and not polled yet: it may still take an old reply for its
-        // grant, and does not watch its own node before that.
+        // These actions do nothing either while a contender was woken but not polled. It may still take an old reply for
+        // its grant, and does not watch its own node until it is polled.
         let is_late = |actor: &Actor| matches!(actor, Actor::Busy(work) if work.is_woken());
         let are_late = self.actors.iter().any(is_late);
         let all_hear = !self.are_unheard && !self.lagging.contains(&true) && !is_held_up && !are_late;
@@ -246,8 +246,8 @@ impl World {
                 memory.faults().forget_watches();
                 self.are_unheard = true;
             }
-            // A server that lags is not frozen: it may lack the node of a contender, and would never show the node
-            // later. Another contender could then be granted the lock although the first one holds it.
+            // A server that lags is not frozen. It may lack a contender's node, and a frozen server would never show that
+            // node. Another contender could then be granted the lock although the first one holds it.
             Action::Freeze(part) if !self.lagging[client] => {
                 if let Some(node) = self.node_in(part, i) {
                     memory.faults().freeze(node);
@@ -269,8 +269,8 @@ impl World {
     fn node_in(&self, part: Part, i: usize) -> Option<String> {
         let directory = World::directory(part);
         let mut children = self.children(directory);
-        // Sorts by sequence number and not by name, because the names begin with a random id. So a schedule selects the
-        // same node in every run.
+        // Sorts by sequence number and not by name, because the names begin with a random id. In this order, a schedule
+        // selects the same node in every run.
         children.sort_by_key(|name| name.rsplit(|c: char| !c.is_ascii_digit()).next().map(str::to_owned));
         children.get(i % children.len().max(1)).map(|child| format!("{directory}/{child}"))
     }
@@ -285,7 +285,7 @@ impl World {
         tokio::time::advance(LONG).await;
         self.clients[0].memory.faults().restore(&backup);
         self.observer = World::observe(&self.outsider).await;
-        // All holds are lost now. An actor whose listener was notified releases its guard.
+        // All holds are lost now. Every actor that holds the lock or permits drops its guard.
         self.check_all_lost();
         for actor in &mut self.actors {
             let holds = match actor {

@@ -28,8 +28,8 @@ pub(crate) struct Work {
     wish: Option<Claimed>,
     /// The contenders that were in the queue when the work began.
     pub(crate) behind: Vec<Waits>,
-    /// The work's place in the order in which all contenders so far have queued. `None` if the place is not known:
-    /// before the first check at which nothing moves, and after a node in the queue was changed.
+    /// The work's place in the order in which all contenders so far have queued. `None` until the first check at which
+    /// nothing moves, and after a node in the queue was changed.
     pub(crate) queued: Option<u64>,
     /// The number of times that the ensemble had been restored when the work began.
     pub(crate) age: u32,
@@ -52,7 +52,7 @@ pub(crate) enum Held {
     Nothing,
 }
 
-/// The answers of one guard to the questions of the checks.
+/// What one guard answers to the checks.
 pub(crate) struct Claim {
     pub(crate) state: HoldState,
     /// The answer to `is_held`, which was asked right after `state`.
@@ -150,7 +150,7 @@ impl Work {
 
 impl Held {
     pub(crate) fn claims(&self) -> Vec<Claim> {
-        // Asks `state` first, because that call notices a loss. Then `is_held` must give the same answer as `state`.
+        // Asks `state` first, because that call notices a loss. After it, `is_held` must give the same answer.
         macro_rules! claim {
             ($guard:expr, $token:expr, $what:expr) => {{
                 let state = $guard.state();

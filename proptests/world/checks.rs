@@ -42,7 +42,7 @@ pub(crate) struct Ledger {
     most: u32,
     /// The queue for permits at the last check: the sequence number of each contender, by its id.
     queued: HashMap<String, i64>,
-    /// Whether the queue of the lock had a reader without a kept node at the last check at which nothing moved.
+    /// Whether, at the last check at which nothing moved, the lock's queue had a reader whose node is not a kept one.
     had_plain_reader: bool,
     /// The token in the node [`RECORD`] at the last check.
     written: i64,
@@ -81,7 +81,7 @@ pub(crate) struct Ledger {
     taken: HashSet<String>,
     /// When a guard last said "held", by the token of the guard.
     used: HashMap<i64, Instant>,
-    /// The nodes that were idle when time last passed, each with the end of its idle time, or `None` without a limit.
+    /// The nodes that were idle when time last passed, each with the end of its idle time. `None` if it has no end.
     idle: Vec<(String, Option<Instant>)>,
     /// Whether a process gives up a kept node before the end of its idle time only if a contender asks for it.
     is_calm: bool,
@@ -128,8 +128,8 @@ impl Ledger {
             age: 0,
             may_change_number: has(&|action| matches!(action, Action::SetPermits(_))),
             may_lose_often: losses >= PATIENT,
-            // The sequence numbers of a new directory begin with 0 again. If a server still shows an old node with the
-            // same number as a new one, both contenders are evicted.
+            // The sequence numbers of a new directory begin with 0 again. If a server still shows an old node with the same
+            // number as a new node, both contenders are evicted.
             may_remove: has(&|action| matches!(action, Action::Remove(_) | Action::Clear(_) | Action::Restore))
                 || (has(&|action| matches!(action, Action::Freeze(_))) && has(&|action| action == Action::Reap)),
             may_expire: has(&|action| matches!(action, Action::Expire | Action::Restore)),
@@ -222,7 +222,7 @@ impl Ledger {
     pub(super) fn gives_up(&mut self, actor: &Actor) {
         let Actor::Busy(work) = actor else { return };
         self.has_one_node &= work.wish() != Some(Claimed::Lock(Mode::Write));
-        // The dropped work may have used a kept node until now.
+        // The dropped work may have used a kept node, which its process may now give up.
         self.is_calm &= !work.holds() && !work.is_woken();
     }
 
@@ -253,7 +253,7 @@ impl Ledger {
             Error::Permits { reason: PermitsError::TooFew { .. } | PermitsError::Other { .. }, .. }
             | Error::OutcomeUnknown { .. } => true,
             Error::ForeignContender { .. } => self.has_strangers,
-            // After several lost replies the library takes the size of the value for a possible cause.
+            // After several lost replies the library reports that the value may be too large.
             Error::Value { error: ValueError::TooLarge { limit: None, .. }, .. } => self.may_lose_often,
             // The library waits for a reply for at most a session timeout. A process that was cut off and slept for
             // that long may report `Unreachable` before it learns that its session is over.
@@ -448,17 +448,17 @@ impl World {
                 let Some(claim) = claims.first() else { return };
                 let may_be_lost = work.holds() || has_value || self.ledger.may_forge;
                 assert!(claim.is_held() || may_be_lost, "a lost hold was granted");
-                // Leaves out a waiter that was woken and not polled: it may not have asked yet that this actor's kept
-                // node be given up.
+                // A waiter that was woken and not polled is left out. It may not have asked yet for the node that this actor's
+                // process keeps.
                 let keeps = self.handles[self.handle_of[i]].plan.keep.is_some();
                 let is_up_to_date = |it: &&Actor| !keeps || !matches!(it, Actor::Busy(work) if work.is_woken());
                 let in_queue: Vec<_> = self.actors.iter().filter(is_up_to_date).filter_map(Actor::waits).collect();
                 let overtaken = work.behind.iter().find(|before| {
                     in_queue.iter().any(|it| it.queued == before.queued) && before.wish.excludes(claim.what)
                 });
-                // A writer first lists the queue, and then asks for the kept nodes ahead of it. If a reader of its own
-                // session without a kept node is ahead, the writer lists only after that reader has left. So the owners
-                // of the kept nodes may learn late that they are asked.
+                // A writer lists the queue, and then asks for the kept nodes ahead of its own node. If a reader of its session
+                // without a kept node is ahead, the writer lists the queue only after that reader has left. So the owners of
+                // the kept nodes may learn late that they are asked.
                 let reads = |actor: &Actor| matches!(actor, Actor::Holding(Held::Reader(_) | Held::ValueReader(_)));
                 let had_plain_reader = keeps && matches!(claim.what, Claimed::Lock(_)) && self.ledger.had_plain_reader;
                 let may_not_ask = had_plain_reader || (self.actors.iter().any(reads) && self.has_plain_reader());
@@ -599,8 +599,8 @@ impl World {
         }
     }
 
-    /// Checks the value: it is the sum of all commits that were reported as done and of some whose outcome is unknown.
-    /// While a guard of the value is held, the value does not change.
+    /// Checks that the value is the sum of all commits that were reported as done and of some whose outcome is unknown, and
+    /// that the value does not change while a guard of the value is held.
     pub(super) async fn check_value(&mut self) {
         let value = match self.observer.data(VALUE_NODE).await {
             Ok((bytes, _)) => {

@@ -150,7 +150,7 @@ fn handles(dice: &mut Dice, subject: Subject) -> Vec<Handle> {
     (0..HANDLES).map(handle).collect()
 }
 
-/// Chooses the handle of each actor: one each, one for all, one for every two actors, or at random.
+/// Chooses the handle of each actor: one handle each, one for all, one for every two actors, or a random one.
 fn handle_of(dice: &mut Dice) -> Vec<usize> {
     let (width, offset) = (dice.weighed(&[(3, 1), (2, ACTORS), (2, 2), (2, 0)]), dice.below(HANDLES));
     let of = |actor: usize| match width {
@@ -169,8 +169,8 @@ fn troubles(dice: &mut Dice, subject: Subject) -> Vec<Trouble> {
     let weight = |trouble| match trouble {
         Trouble::Stalling => 6,
         Trouble::Twice => 4,
-        // Without forged hand-offs if there is a value. A contender that is granted the lock by such a hand-off may
-        // write a value, and the checks cannot tell which one.
+        // If there is a value, there are no forged hand-offs. A contender that is granted the lock by a forged hand-off
+        // may write the value, and the checks cannot know of this write.
         Trouble::Forging if matches!(subject, Subject::Value | Subject::All) => 0,
         Trouble::Forging => 3,
         Trouble::Losing | Trouble::Cutting | Trouble::Lagging | Trouble::Removing | Trouble::Sleeping => 3,

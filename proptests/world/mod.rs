@@ -1,7 +1,7 @@
-//! A simulated world with everything: a lock, the value that it guards, and a semaphore; contenders of one session and
-//! of several; and every fault of the embedded ensemble. The test polls the world by hand, in virtual time.
+//! A simulated world, which the test polls by hand in virtual time. It has a lock, the value that the lock guards, and a
+//! semaphore. Its contenders use one session or several, and every fault of the embedded ensemble can occur.
 //!
-//! After the steps of a schedule all faults are repaired. Then every waiter must be granted.
+//! After the steps of a schedule all faults are repaired. Then every waiter must be granted the lock or its permits.
 
 mod act;
 mod actor;
@@ -141,12 +141,12 @@ impl World {
         }
     }
 
-    /// Runs these steps without background tasks. So no contender watches its own node meanwhile.
+    /// Runs these steps without background tasks. Without these tasks, no contender watches its own node.
     fn steps_blindly(mut self, steps: Vec<Step>) -> World {
         let (done, mut world) = tokio::sync::oneshot::channel();
         let session = Arc::clone(&self.observer);
-        // The steps run inside a background task, because the ensemble runs one background task at a time. So no other
-        // background task runs before the steps have ended.
+        // The steps run inside a background task. The ensemble runs one background task at a time, so no other background
+        // task runs before the steps have ended.
         session.spawn(Box::pin(async move {
             self.is_blind = true;
             for step in steps {
@@ -303,7 +303,7 @@ impl World {
 /// Runs a schedule. Panics if a check fails.
 pub(crate) fn run(schedule: &Schedule) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    // Runs without tokio's cooperative budget: under it, a future that is ready would sometimes return `Pending`.
+    // Runs without tokio's cooperative budget, under which a ready future would sometimes return `Pending`.
     runtime.expect("a runtime").block_on(tokio::task::unconstrained(async move {
         let mut world = World::new(schedule).await;
         let mut steps = schedule.steps.iter().copied().peekable();

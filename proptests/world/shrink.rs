@@ -1,4 +1,4 @@
-//! Makes a failing schedule smaller: it tries smaller schedules, and keeps those that also fail.
+//! Makes a failing schedule smaller by trying smaller schedules, and keeping those that also fail.
 
 use crate::world::plan::{ACTORS, After, HANDLES, Handle, Schedule, Speech, Step};
 
@@ -29,7 +29,7 @@ pub(crate) fn shrunk(
 /// One way to make a schedule smaller or simpler.
 #[derive(Clone, Copy, Debug)]
 enum Candidate {
-    /// Leaves out steps. The fields are the index of the first, and their number.
+    /// Leaves out steps. The fields are the index of the first of these steps, and their number.
     Without(usize, usize),
     SettlesAfter(usize),
     Plain(usize),
@@ -42,8 +42,8 @@ enum Candidate {
 struct Candidates;
 
 impl Candidates {
-    /// Returns the possible changes of a schedule, large cuts first. Cuts of one size begin at the end, so that earlier
-    /// steps keep their indices.
+    /// Returns the possible changes of a schedule, large cuts first. Among cuts of one size, the last steps are cut first, so
+    /// that earlier steps keep their indices.
     fn of(schedule: &Schedule) -> Vec<Candidate> {
         let length = schedule.steps.len();
         let widths = std::iter::successors(Some(length / 2), |width| Some(width / 2)).take_while(|width| *width > 0);
