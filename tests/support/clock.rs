@@ -1,8 +1,8 @@
 //! A wall clock that a test sets for one process and its children. Use it to show that a jump of the time of day breaks
 //! no lock. Timers and monotonic clocks keep their real time.
 //!
-//! A small shared library, built by the C compiler that links the tests, replaces `clock_gettime` and `gettimeofday`
-//! through `LD_PRELOAD`.
+//! A small shared library replaces `clock_gettime` and `gettimeofday` through `LD_PRELOAD`. The C compiler that links
+//! the tests builds this library.
 
 use std::fs;
 use std::path::PathBuf;

@@ -23,7 +23,7 @@ pub async fn shared_ensemble() -> tokio::sync::MutexGuard<'static, Ensemble> {
     static SHARED: OnceLock<tokio::sync::Mutex<Ensemble>> = OnceLock::new();
     let start = || shared(&SHARED, || tokio::sync::Mutex::new(Ensemble::start()));
     let ensemble = tokio::task::spawn_blocking(start).await.expect("the ensemble starts").lock().await;
-    // A test that failed may have left links silent.
+    // A failed test may have left links silent.
     ensemble.heal_links();
     ensemble
 }
@@ -67,7 +67,7 @@ impl Ensemble {
             let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
             Server::start_member(me + 1, &lines, java_opts)
         };
-        // No server serves before two have started, so all start at the same time.
+        // No server serves before two servers have started, so all of them are started at the same time.
         let member = &member;
         let servers = thread::scope(|scope| {
             let starting: Vec<_> = (0..SIZE).map(|me| scope.spawn(move || member(me))).collect();

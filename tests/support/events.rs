@@ -1,5 +1,5 @@
-//! Collects the warnings of the library in this process, and all events of its connections. Use it in a chapter whose
-//! tests set no other subscriber.
+//! Collects the warnings of the library in this process, and all events of its connections. Use it in a test binary
+//! whose tests set no other subscriber.
 
 use std::fmt::Debug;
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +13,7 @@ use super::scene::SOON;
 
 static EVENTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Starts to collect warnings, unless an earlier test of this process has started.
+/// Starts to collect warnings, unless another test of this process has already started.
 pub fn collect() {
     let _is_set_by_another_test = tracing::subscriber::set_global_default(Collector);
 }

@@ -1,5 +1,5 @@
-//! A fake server that speaks enough of ZooKeeper's protocol to grant a lock, and tells one chosen [`Lie`]. Use it to
-//! show that no reply of a server, however wrong, causes a panic or a wrong grant.
+//! A fake server that speaks enough of ZooKeeper's protocol to grant a lock, and sends one chosen kind of false reply
+//! ([`Lie`]). Use it to show that no reply of a server, however wrong, causes a panic or a wrong grant.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

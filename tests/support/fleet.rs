@@ -1,5 +1,5 @@
 //! A fleet of clients and an ensemble of limited capacity, in virtual time. Use it to measure requests and waits when
-//! thousands of clients reconnect at the same time, more than a machine can run.
+//! thousands of clients, more than a machine can run, reconnect at the same time.
 //!
 //! Locks, leases, heartbeats and the jitter before a reconnect are the library's own code, on the embedded ensemble.
 //! The network and the servers are a model: requests wait in one queue, in order of arrival, and the servers carry out
@@ -120,7 +120,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Servers {
-    /// Starts the servers. Call it in a runtime whose clock is paused.
+    /// Starts the servers. The clock of the runtime must be paused.
     pub fn start(capacity: Capacity) -> Arc<Servers> {
         let servers = Arc::new(Servers {
             capacity,
@@ -132,8 +132,8 @@ impl Servers {
             entered: AtomicU64::new(0),
             sessions: Mutex::default(),
         });
-        // A reply must be sent in the same instant in which its request is carried out. Under tokio's budget this task
-        // would yield after some requests, so it runs without one.
+        // A reply must be sent in the same instant in which its request is carried out. Under tokio's cooperative budget
+        // this task would yield after some requests, so the task runs without the budget.
         tokio::spawn(tokio::task::unconstrained(Arc::clone(&servers).work()));
         tokio::spawn(Arc::clone(&servers).give_up_the_silent());
         servers
@@ -424,7 +424,7 @@ impl Line {
         let embedded = client.ensemble.connect();
         let slot = now(embedded.session_slot(0)).expect("the embedded ensemble is there");
         let (session, timeout) = (Arc::clone(slot.session()), client.habits.session_timeout);
-        // A lease takes the time 0 for "expired", so the clock begins at one second.
+        // The library's lease uses the time 0 to mean "expired", so the clock begins at one second.
         let clock = move || asked.elapsed() + Duration::from_secs(1);
         let store = Arc::new(SessionStore::new(Lease::with_clock(timeout, Box::new(clock))));
         store.began(Duration::from_secs(1));

@@ -1,5 +1,5 @@
 //! A process that forks, as a daemon or a server with workers does. Use it to test a session in the forked child. Rust
-//! has no safe function for fork, so a small library, built by the C compiler that links the tests, makes `getppid`
+//! has no safe function for fork. So a small library, which the C compiler that links the tests builds, makes `getppid`
 //! fork.
 
 use std::fs;

@@ -16,19 +16,19 @@ const SPARED: u64 = 8;
 /// How a frame is garbled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Garbling {
-    /// The frame is truncated, extended, repeated, late or missing, or has another length, xid or error code. Or the connection
-    /// ends within the frame.
+    /// The frame is truncated, extended, repeated, late or missing, or has another length, xid or error code. Or the
+    /// connection ends within the frame.
     Shape,
-    /// As `Shape`, or some bytes of the frame are replaced, so that the frame may be well formed but false. If a frame breaks
-    /// off, later frames fill the rest, and a name in a listing may become another one.
+    /// As `Shape`, or some bytes of the frame are replaced, so that the frame may be well formed but false. If a frame is
+    /// truncated, the next frames complete it, and so a name in a listing may become another name.
     Bytes,
 }
 
 /// The lengths that a garbled frame may claim.
 const LENGTHS: [i32; 8] = [0, -1, i32::MIN, i32::MAX, 1 << 30, 3, 15, 17];
 
-/// The xids that a garbled frame may have: those with a special meaning in the protocol, and some that no request has. A reply
-/// with the xid of another request would be a well-formed false reply.
+/// The xids that a garbled frame may have. Some have a special meaning in the protocol, and some belong to no request. A
+/// reply with the xid of another request would be a well-formed false reply.
 const NUMBERS: [i32; 6] = [-1, -2, -4, -8, 0, i32::MAX];
 
 /// The error codes that a garbled frame may have: the codes of ZooKeeper, and some codes that ZooKeeper does not have.

@@ -27,7 +27,7 @@ pub trait Harness {
     async fn expire(&self, client: &Self::C);
     async fn cut(&self, client: &Self::C);
     async fn heal(&self, client: &Self::C);
-    /// Leaves the client one server, which is so on ZooKeeper.
+    /// Leaves the client only one server. On ZooKeeper each client has only one from the start.
     fn keep_server(&self, _client: &Self::C) {}
     /// Returns the dialect in which the locks name their nodes.
     fn dialect(&self) -> Dialect {

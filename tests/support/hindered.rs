@@ -30,8 +30,8 @@ pub enum Request<'a> {
     Transact(&'a [Operation]),
 }
 
-/// A function that a test gives: it returns the failure of a request, which is then not sent, or `None` to let the
-/// request pass.
+/// A function that a test gives. It returns a failure for a request that must not be sent, and `None` for a request that
+/// passes.
 type Hinder = dyn Fn(Request<'_>) -> Option<Failure> + Send + Sync;
 
 /// A client of the embedded ensemble whose requests can fail.
@@ -99,8 +99,8 @@ impl Hindered {
         Hindered { listing: Arc::new(listing), ..self }
     }
 
-    /// Makes this client refuse directories, and gives each node these rights beyond the client's own ACL. The creates
-    /// themselves check nothing.
+    /// Makes this client refuse directories on which others have more rights than its own ACL gives, and reports `rights` as
+    /// such rights on every node. The creates themselves are not checked.
     pub fn with_wider_rights(self, rights: &str) -> Hindered {
         Hindered { wider_rights: vec![rights.to_owned()], ..self }
     }
@@ -111,7 +111,8 @@ impl Hindered {
     }
 }
 
-/// A create that a server still has: the server was stopped, the session has moved on, and nobody waits for the answer.
+/// A create that has reached a server but was not carried out, because the server was stopped. The session has moved to
+/// another server, and nobody waits for the reply.
 pub struct LateCreate {
     memory: Memory,
     path: String,
@@ -144,7 +145,7 @@ impl LateCreate {
     }
 }
 
-/// Returns the store of a session that begins now, and its clock in seconds.
+/// Returns the session store of a session that begins now, and the store's clock in seconds.
 pub fn begun(timeout: Duration) -> (Arc<SessionStore>, Arc<AtomicU64>) {
     let clock = Arc::new(AtomicU64::new(1_000));
     let hands = Arc::clone(&clock);

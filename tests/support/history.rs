@@ -1,5 +1,5 @@
-//! A record of a run on one monotonic clock (which guard held from when to when, and what was done under it), and
-//! checkers that judge such a record. Use it in every test in which several holders contend at random.
+//! A record of a run on one monotonic clock, and checkers that judge such a record. The record says which guard held from
+//! when to when, and what was done under it. Use it in every test in which several holders contend at random.
 //!
 //! A hold's *definite interval* runs from the return of its grant until just before the call of its release, or until
 //! the last moment at which its guard said "held", whichever comes first. A thread asks every guard again and again, so
@@ -32,7 +32,7 @@ pub type Moment = Duration;
 /// An interval, from `from` to `until`, during which one guard was certainly held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// The id of the acquisition. All guards of one node share it, also after a downgrade or a share of the guard.
+    /// The id of the acquisition. All guards of one node have the same id, also after a downgrade or a share of the guard.
     pub acquisition: u64,
     pub path: String,
     pub node: String,
@@ -78,7 +78,7 @@ guard!(ReadGuard, Mode::Read);
 guard!(WriteGuard, Mode::Write);
 guard!(OnceGuard, Mode::Write);
 guard!(Term, Mode::Write);
-// Several holders of permits hold at the same time, as readers do. `overdrawn` checks how many permits they hold.
+// Several holders of permits hold at the same time, as readers do. The checker `overdrawn` counts their permits.
 guard!(Permit, Mode::Read);
 
 /// The record of one run, and the thread that asks the guards.
@@ -368,7 +368,7 @@ pub fn overlaps(holds: &[Hold]) -> Vec<String> {
     faults
 }
 
-/// Finds moments at which more permits were held than the semaphore has, and names the holders' nodes.
+/// Finds moments at which more permits were held than the semaphore has. Names the holders' nodes.
 pub fn overdrawn(holds: &[Hold], permits: u64) -> Vec<String> {
     let count = |hold: &Hold| hold.node.rsplit('-').next().and_then(|count| count.parse::<u64>().ok()).unwrap_or(0);
     let mut faults = Vec::new();

@@ -1,7 +1,7 @@
 //! The instruments of the tests: servers that a test starts, proxies that cut and delay traffic, embedded ensembles
 //! that answer late or fail, futures that a test polls by hand, and judges of recorded runs.
 
-// This crate serves the tests and the benchmarks of this repository alone, and its documentation is not published.
+// Only the tests and the benchmarks of this repository use this crate, and its documentation is not published.
 #![allow(missing_docs, missing_debug_implementations)]
 
 pub mod candidate;

@@ -20,7 +20,7 @@ fn home() -> PathBuf {
     home.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/interop"))
 }
 
-/// Returns the command that starts a Java program which uses a lock on command, by the name of the program's class.
+/// Returns the command that starts a Java program by its class. A test tells the program how to use a lock.
 pub fn java(class: &str) -> Command {
     let mut java = Command::new("java");
     java.args(["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp"]);
@@ -28,7 +28,7 @@ pub fn java(class: &str) -> Command {
     java
 }
 
-/// Returns the command that starts a Python program which uses a lock on command, by the program's file below `tests/`.
+/// Returns the command that starts a Python program by its file below `tests/`. A test tells the program how to use a lock.
 pub fn python(file: &str) -> Command {
     let mut python = Command::new(home().join("venv/bin/python"));
     python.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).stderr(Stdio::null());
@@ -85,7 +85,7 @@ impl Peer {
         }
     }
 
-    /// Returns all lines that have arrived and were not returned before.
+    /// Returns all lines that have arrived since the last call of this or another method that returns lines.
     pub fn has_said(&mut self) -> Vec<String> {
         self.said.try_iter().collect()
     }

@@ -52,7 +52,7 @@ pub enum Lost {
     Request,
 }
 
-/// Several cases. Each is a list of losses for consecutive writes.
+/// Several cases to test. Each case is a list of losses for consecutive writes.
 pub const FAULTS: [&[Lost]; 7] = [
     &[],
     &[Lost::Reply],

@@ -1,7 +1,7 @@
 //! A loopback port that stays reserved for one owner, also while nothing listens on the port. Use it for a server or a
 //! proxy that a test stops and starts again.
 //!
-//! A port that the system picks does not stay free: while its server is down, the system may give the port to another
+//! A port that the system picks does not stay free. While its server is down, the system may give the port to another
 //! listener or to an outgoing connection. So these ports lie outside the range from which the system picks.
 
 use std::fmt;
@@ -51,8 +51,8 @@ impl Port {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.number))
     }
 
-    /// Listens on the port. Retries while the port is in use: a child process inherits all sockets for some
-    /// milliseconds while it starts, also the socket with which [`Port::claim`] tried the port.
+    /// Listens on the port. Retries while the port is in use. A child process inherits all sockets for some milliseconds
+    /// while it starts, among them the socket with which [`Port::claim`] tried the port.
     pub fn listen(&self) -> TcpListener {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {

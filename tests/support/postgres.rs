@@ -15,7 +15,7 @@ use super::server::{Home, Process, Verdict};
 
 const STARTUP_LIMIT: Duration = Duration::from_secs(120);
 
-/// The server's user when the tests run as root: PostgreSQL refuses to run as root.
+/// The server's user when the tests run as root, because PostgreSQL refuses to run as root.
 const NOBODY: &str = "nobody";
 
 /// Returns the server that all tests of this process share. It dies with the process.
@@ -49,12 +49,12 @@ impl Postgres {
         let port = Port::reserve();
         let mut server = as_somebody(&programs.join("postgres"));
         server.arg("-D").arg(home.data()).args(["-p", &port.to_string(), "-h", "127.0.0.1", "-k", ""]);
-        // No fsync, because tests crash processes and never the machine.
+        // fsync is off, because tests crash processes and never the machine.
         server.args(["-c", "fsync=off", "-c", "max_connections=100"]);
         // On SIGQUIT the server ends immediately and frees its shared memory. SIGKILL would leave the memory behind.
         let process = Process::guard(&home, "QUIT", &server);
         let deadline = Instant::now() + STARTUP_LIMIT;
-        // The eighth line of `postmaster.pid` is the state of the server.
+        // The eighth line of `postmaster.pid` has the state of the server.
         while !fs::read_to_string(home.data().join("postmaster.pid"))
             .is_ok_and(|state| state.lines().nth(7).is_some_and(|line| line.trim() == "ready"))
         {
@@ -64,7 +64,7 @@ impl Postgres {
         Self { port, process: Mutex::new(process), _home: home }
     }
 
-    /// Returns the URL of the database with this name. The database need not exist; `postgres` always does.
+    /// Returns the URL of the database with this name. The database need not exist. The database `postgres` always exists.
     pub fn url(&self, database: &str) -> String {
         format!("postgres://postgres@{}/{database}", self.address())
     }

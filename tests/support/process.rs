@@ -21,7 +21,7 @@ pub fn role() -> Option<String> {
 }
 
 pub fn say(words: &str) {
-    // One write to stdout itself, because the test harness captures the output of `println!`.
+    // The line is written to stdout itself, because the test harness captures the output of `println!`.
     let mut out = std::io::stdout().lock();
     out.write_all(format!("\n{SAYS}{words}\n").as_bytes()).and_then(|()| out.flush()).expect("the parent listens");
 }

@@ -1,5 +1,5 @@
-//! The programs of this repository, `zklock` and the examples, as `make programs` has built them. Use it to run a
-//! program as a user does.
+//! The programs of this repository, `zklock` and the examples, as `make programs` has built them. Use this module to run
+//! a program as a user does.
 
 use std::fs;
 use std::path::{Path, PathBuf};

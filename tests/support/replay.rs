@@ -1,11 +1,11 @@
-//! A replay of a run from the server's transaction log. It checks that the protocol allows each write to that contender
-//! at that time, and that each contender was granted the lock when its turn had come. The rules are stated here a
-//! second time, independently of the library.
+//! A replay of a run from the server's transaction log. It checks that the protocol allows each write to its contender
+//! at its time, and that each contender was granted the lock when its turn had come. The rules are stated here a second
+//! time, independently of the library.
 //!
-//! The log does not show when a contender learns something, only the earliest time. A contender can learn of its turn
-//! from the transaction that makes it its turn. A kept node is a node that its process keeps between uses. A contender
-//! behind a kept node writes to the directory's data to ask that the node be given up. The contender can learn of the
-//! kept node from the transaction that creates the node, until some contender has asked. A hold begins when the
+//! The log does not show when a contender learns something, only the earliest time at which it can learn it. A contender
+//! can learn of its turn from the transaction that brings the turn. A kept node is a node that its process keeps between
+//! uses. A contender behind a kept node writes to the directory's data to ask for this node. The contender can learn of
+//! the kept node from the transaction that creates the node, until some contender has asked. A hold begins when the
 //! contender reports it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -25,11 +25,11 @@ pub const MILLISECOND: Duration = Duration::from_millis(1);
 /// The error code for a create of an existing node.
 const NODE_EXISTS: i32 = -110;
 
-/// The time within which a holder must learn that its session has ended. Until then it may release the lock as if
-/// nothing were lost, because the event is still on its way or the machine is busy.
+/// The time within which a holder must learn that its session has ended. Until it learns of the end, it may release the
+/// lock as if nothing were lost, because the event is still on its way or the machine is busy.
 const ABOUT_TO_HEAR: Duration = Duration::from_secs(2);
 
-/// The longest time for which the library's log thread is taken to delay an event.
+/// The longest time by which the library's log thread is assumed to delay an event.
 const DELIVERED_WITHIN: Duration = Duration::from_secs(3);
 
 /// The record of a run: the server's log, and the reports of the contenders.
@@ -82,7 +82,8 @@ pub struct Verdict {
 }
 
 /// The steps of the model in `tests/models/protocol.rs`, by the names that the model gives them. `ArmDirectory`,
-/// `List`, `Arm`, `See` and `Recover` are in no log and no event. They are counted at a later step that implies them.
+/// `List`, `Arm`, `See` and `Recover` leave no trace in the log or in the events. They are counted at a later step that
+/// implies them.
 pub const OF_THE_MODEL: [&str; 17] = [
     "ArmDirectory",
     "Enter",
@@ -182,10 +183,10 @@ struct Queue {
     /// The indices of the existing nodes.
     live: BTreeSet<usize>,
     next: i64,
-    /// The sessions that may ask that a kept node be given up. Each ask empties the set. A contender repeats an ask
-    /// whose reply was lost, even after the contender has left the queue.
+    /// The sessions that may ask for a kept node. Each ask empties the set. A contender repeats an ask whose reply was
+    /// lost, even after the contender has left the queue.
     may_ask: HashSet<i64>,
-    /// The nodes of all contenders that had a kept node in the way at some time. Each contender asks at most once, and
+    /// The nodes of all contenders that had a kept node ahead of them at some time. Each contender asks at most once, and
     /// the log shows only the session of an ask.
     might_ask: HashSet<usize>,
     /// The session of each transaction so far that asks for kept nodes.
@@ -323,8 +324,8 @@ impl Replay<'_> {
                 _ => {}
             }
         }
-        // A check of a node that still exists belongs to a commit. An exchange for a permit also checks the contender's
-        // node, but deletes that node.
+        // A check of a node that still exists after the transaction belongs to a commit. An exchange for a permit also
+        // checks the contender's node, but then deletes that node.
         for path in guards {
             if let Some(node) = self.at.get(path).map(|at| self.nodes[*at].clone()) {
                 self.saw("Commit");
@@ -448,7 +449,7 @@ impl Replay<'_> {
 
     fn deleted(&mut self, txn: &Txn, path: &str) {
         let Some(at) = self.at.get(path).copied() else {
-            // Forgets the queue of a deleted directory, because the sequence numbers of a new directory begin with 0.
+            // The queue of a deleted directory is forgotten, because the sequence numbers of a new directory begin with 0.
             self.queues.remove(path);
             return;
         };
@@ -491,8 +492,8 @@ impl Replay<'_> {
         self.leaves(txn, at, how);
     }
 
-    /// Returns whether another session of the contender may delete this node. This is allowed if the contender has lost the
-    /// node with its session, and is finding out the outcome of a commit.
+    /// Returns whether another session of the contender may delete this node. A session may do this if the contender has
+    /// lost the node with its former session, and is finding out the outcome of a commit.
     fn is_given_up(&self, txn: &Txn, node: &Node) -> bool {
         let begun =
             |session| self.run.log.iter().find(|it| it.session == session && it.ops == [Op::Begin]).map(|it| it.zxid);
@@ -582,13 +583,13 @@ impl Replay<'_> {
         at
     }
 
-    /// Returns the nodes with this token whose paths begin with `path`.
+    /// Returns the nodes with this token whose paths begin with `path`, such as a directory.
     fn of_token(&self, path: &str, token: i64) -> Vec<&Node> {
         let nodes = self.tokens.get(&token).into_iter().flatten().map(|at| &self.nodes[*at]);
         nodes.filter(|node| node.path.starts_with(path)).collect()
     }
 
-    /// Returns the nodes of the hold to which this event belongs. A hold that was downgraded has two.
+    /// Returns the nodes of the hold to which this event belongs. A hold that was downgraded has two nodes.
     fn held_by(&self, event: &Event) -> Vec<&Node> {
         let mut nodes = self.of_token(&event.path, event.token);
         nodes.retain(|node| permit(&node.path).is_some() || node.name.sequence == event.sequence);
@@ -722,7 +723,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Describes the contender in whose presence another contender was granted the lock too early.
+    /// Describes the contender whose presence shows that another contender was granted the lock too early.
     fn behind(&self, node: &Node, how: &str) -> String {
         let gone = |it: &Node| it.left.map_or(i64::MAX, |(zxid, ..)| zxid);
         let is_before = |it: &&Node| parent(&it.path) == parent(&node.path) && it.name.is_before(&node.name);

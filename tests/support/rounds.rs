@@ -176,7 +176,7 @@ pub fn judge_rounds(machine: &dyn Fn(Moment) -> Machine, run: &dyn Fn(Round)) {
         all_said.push(said);
     }
     let last = all_said.pop().unwrap_or_default();
-    // If all rounds failed with the same message, the code is at fault: a standstill interrupts a test at random
+    // If all rounds failed with the same message, the code is at fault, because a standstill interrupts a test at random
     // places.
     let are_alike = all_said.iter().all(|said| without_digits(said) == without_digits(&last));
     assert!(!are_alike, "{last}\n(in each of {ROUNDS} rounds in a row, in all of which the machine stood still)");
@@ -207,8 +207,8 @@ thread_local! {
     static CURRENT: RefCell<Option<Round>> = const { RefCell::new(None) };
 }
 
-/// One run of a test. A second or later round gets new servers instead of those that tests share, because the failed
-/// round may have left them in a bad state.
+/// One run of a test. The second and later rounds get new servers instead of those that tests share, because the failed
+/// round may have left the shared servers in a bad state.
 #[derive(Clone, Default)]
 pub struct Round {
     number: usize,

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use super::frames::{Direction, Hello, Op};
 
-/// A handle of a rule. It tells a test whether the rule has been applied to a frame.
+/// A handle of a rule. With the handle a test finds out whether the rule has been applied to a frame.
 #[derive(Clone, Debug)]
 pub struct Fault {
     happened: watch::Receiver<u64>,
@@ -102,7 +102,7 @@ impl Frames {
 #[derive(Debug)]
 pub struct Rule {
     frames: Frames,
-    /// The number of matching frames until the rule applies: 1 for the next one.
+    /// The number of matching frames until the rule applies. 1 means that it applies to the next one.
     countdown: u64,
     again: bool,
     fate: Fate,
@@ -182,9 +182,9 @@ pub const UNIMPLEMENTED: i32 = -6;
 /// How the proxy closes a connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Close {
-    /// Closes with a FIN. Data sent earlier still arrives.
+    /// Closes with a FIN. Data that was sent before still arrives.
     Fin,
-    /// Closes with a RST, which may overtake data sent earlier.
+    /// Closes with a RST, which may overtake data that was sent before.
     Rst,
 }
 

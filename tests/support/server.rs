@@ -1,6 +1,6 @@
 //! A real standalone ZooKeeper server on a loopback port of its own. A test can stop, freeze and restart the server,
 //! read its counters by four-letter words, change its sequence numbers and zxids, and end sessions as an operator can.
-//! A watchdog process ends the server with its tests.
+//! A watchdog process ends the server when the tests end.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -96,7 +96,7 @@ impl Server {
         Self::start_home(Home::new(), extra_cfg_lines, java_opts, &[])
     }
 
-    /// Starts a server whose time of day is this clock's.
+    /// Starts a server whose time of day comes from this clock.
     pub fn start_by(clock: &Clock) -> Self {
         let set = clock.environment().map(|(name, value)| format!("{name}={}", value.display()));
         let starter = [vec!["env".to_owned()], set.to_vec()].concat();
@@ -118,7 +118,7 @@ impl Server {
         Self::start_home(home, &lines, &opts, &[])
     }
 
-    /// Replaces one of the server's files. The server reads the new content at the next [`Server::restart`].
+    /// Replaces one of the server's files. The server reads the new file at the next [`Server::restart`].
     pub fn replace_file(&self, name: &str, text: &str) {
         self.home.write(name, text);
     }
@@ -146,7 +146,7 @@ impl Server {
         self.port.address().to_string()
     }
 
-    /// Takes the session of this handshake to a new connection, by its id and password.
+    /// Resumes the session of this handshake on a new connection, by its id and password.
     pub fn take_over(&self, granted: &Hello) -> TcpStream {
         let mut stream = TcpStream::connect(self.address()).expect("the server listens");
         stream.set_read_timeout(Some(STARTUP_LIMIT)).expect("a limit");
@@ -173,7 +173,7 @@ impl Server {
         self.process().pid
     }
 
-    /// Sends a four-letter word such as `wchs`, and returns the answer. ZooKeeper's counters count it as a packet.
+    /// Sends a four-letter word such as `wchs`, and returns the answer. ZooKeeper counts the request as a packet.
     pub fn four_letter(&self, word: &str) -> String {
         four_letter(self.port.address(), word, FOUR_LETTER_LIMIT)
             .unwrap_or_else(|error| panic!("ZooKeeper at {} did not answer {word}: {error}", self.address()))
@@ -310,7 +310,7 @@ fn copy(from: &Path, to: &Path) {
     assert!(status.success(), "cp -a {} {} ended with {status}", from.display(), to.display());
 }
 
-/// A server's process and the watchdog's.
+/// The process of a server, and the process of its watchdog.
 #[derive(Debug)]
 pub(super) struct Process {
     watchdog: Child,
@@ -349,9 +349,9 @@ impl Process {
         command
             .args(words)
             .args(["-cp", &classpath()])
-            // Makes the start quick. The optimising compiler does not pay off for a short-lived server.
+            // These options make the start quick. The optimising compiler does not pay off for a short-lived server.
             .args(["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"])
-            // No fsync, because tests crash processes and never the machine.
+            // fsync is off, because tests crash processes and never the machine.
             .arg("-Dzookeeper.forceSync=no")
             .arg("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
             .args(java_opts)
@@ -403,7 +403,7 @@ impl Process {
             if !status.contains("Mode:") {
                 continue;
             }
-            // Compares the data directory, because another server may have taken the port.
+            // The data directory is compared, because another server may have taken the port.
             if four_letter(address, "conf", STARTING_FOUR_LETTER_LIMIT)
                 .is_ok_and(|conf| conf.contains(&format!("dataDir={}", home.data().display())))
             {
@@ -507,7 +507,7 @@ fn report(pid: u32, address: SocketAddr, version: &str) {
         .append(true)
         .open(&list)
         .unwrap_or_else(|error| panic!("{} cannot be opened: {error}", list.display()));
-    // One write, because several test processes may append at the same time.
+    // The line is appended by one write, because several test processes may append at the same time.
     file.write_all(line.as_bytes()).expect("the list of servers is writable");
 }
 
@@ -545,7 +545,7 @@ fn four_letter(address: SocketAddr, word: &str, limit: Duration) -> io::Result<S
     Ok(answer)
 }
 
-/// Returns the `3.8.0` in `Zookeeper version: 3.8.0-0123abc, built on …`.
+/// Returns the version, such as `3.8.0`, from an answer like `Zookeeper version: 3.8.0-0123abc, built on …`.
 fn version(status: &str) -> String {
     let version = status.lines().find_map(|line| line.strip_prefix("Zookeeper version: ")).unwrap_or("unknown");
     version.split(['-', ',']).next().unwrap_or(version).trim().to_owned()

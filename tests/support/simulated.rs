@@ -23,7 +23,7 @@ pub struct Minute {
 /// Runs `clients` clients, each with a session of its own, that read once a second. A writer takes the lock once in
 /// each minute whose element of `written` is `true`. Returns the counts of each minute.
 ///
-/// Call it in a runtime whose clock is paused.
+/// The clock of the runtime must be paused.
 pub async fn minutes(clients: usize, written: &[bool]) -> Vec<Minute> {
     let zk = Memory::new();
     let reads = Arc::new(AtomicU64::new(0));
@@ -45,7 +45,7 @@ pub async fn minutes(clients: usize, written: &[bool]) -> Vec<Minute> {
     let writer = RwLock::new(&elsewhere, DIRECTORY).expect("valid");
     let mut minutes = Vec::new();
     let so_far = || (reads.load(Ordering::Relaxed), zk.requests());
-    // Starts half a second after the first read, so that the writer comes between two reads.
+    // The minutes start half a second after the first read, so that the writer comes between two reads.
     let mut starts = began + Duration::from_millis(500);
     for is_written in written {
         sleep_until(starts).await;

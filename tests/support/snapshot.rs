@@ -1,5 +1,5 @@
-//! Changes of a ZooKeeper snapshot file that no client can make: of a directory's counter of sequential children, and
-//! of the zxid in the file's name. Use it to reach the end of the sequence numbers or of the zxids.
+//! Changes a ZooKeeper snapshot file as no client can: a directory's counter of sequential children, and the zxid in the
+//! file's name. Use it to reach the end of the sequence numbers or of the zxids.
 //!
 //! In the file, a node is its path, its data, a number for its ACL, and its stat. The file ends with a checksum of all
 //! bytes before it, and the string `/`.
@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 /// The length of the end of the file: a checksum of 8 bytes, and a string (a length of 4 bytes, and 1 byte).
 const SEAL: usize = 8 + 4 + 1;
 
-/// The offset of the counter of sequential children in a stat: czxid, mzxid, ctime and mtime (8 bytes each) and version
-/// (4 bytes) come before.
+/// The offset of the counter of sequential children in a stat. Before the counter come czxid, mzxid, ctime and mtime (8
+/// bytes each) and version (4 bytes).
 const COUNTER_IN_STAT: usize = 4 * 8 + 4;
 
 /// Changes the newest snapshot below `data`, so that the next sequential child of `directory` gets the number `next`.

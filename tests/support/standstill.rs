@@ -87,14 +87,14 @@ fn record() -> MutexGuard<'static, Record> {
         };
         thread::Builder::new().name("standstill".to_owned()).spawn(run).expect("a thread");
         let mut record = Record::default();
-        // Counts the time until the new thread first runs as a delay.
+        // The time until the new thread first runs counts as a delay.
         record.tick(now());
         Mutex::new(record)
     };
     RECORD.get_or_init(start).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts the clock, if it does not run yet.
+/// Starts the clock's thread, if it does not run yet.
 pub fn watch() {
     drop(record());
 }
@@ -104,7 +104,7 @@ pub fn most_lost_since(then: Moment) -> Delays {
     let asked = now();
     loop {
         let record = record();
-        // The thread must wake once more, because a delay just before `asked` is measured only when the thread wakes.
+        // The thread must wake once more, because a delay just before `asked` is only measured at the thread's next wake-up.
         if record.last.is_some_and(|last| last > asked) {
             return record.most_lost_since(then);
         }

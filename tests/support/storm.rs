@@ -38,8 +38,8 @@ pub enum Storm {
     RollingRestart(Duration),
 }
 
-/// The measurements of a fault of the whole fleet. Unless a field says otherwise, they begin when the clients could
-/// reconnect.
+/// The measurements of a fault of the whole fleet. Unless a field says otherwise, they begin when the clients can
+/// reconnect after the fault.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
     /// The number of requests per second in the ten seconds before the fault.
@@ -50,8 +50,8 @@ pub struct Measured {
     pub comebacks_at_peak: u64,
     /// The longest time between a request and its reply.
     pub longest_wait: Duration,
-    /// The time until every process was connected and every contender had a node. In a rolling restart it counts from
-    /// the last server's restart.
+    /// The time until every process was connected and every contender had a node. In a rolling restart this time begins at
+    /// the restart of the last server.
     pub back_after: Duration,
     pub creates_under_way: u64,
     /// The number of requests for a session.
@@ -178,7 +178,7 @@ impl Fleet {
     }
 }
 
-/// Runs the fleet through the fault, and measures. Call it in a runtime whose clock is paused.
+/// Runs the fleet through the fault, and returns the measurements. The clock of the runtime must be paused.
 pub async fn storm(world: &World, storm: Storm) -> Measured {
     let mut fleet = Fleet::settle(world).await;
     let settled = fleet.second() - 1;

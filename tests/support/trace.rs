@@ -63,7 +63,7 @@ const ALL: [What; 11] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     pub at: Duration,
-    /// An id that all events of one acquisition share, or both events of one hold.
+    /// An id that all events of one acquisition have, or both events of one hold.
     pub who: u64,
     pub what: What,
     pub path: String,
@@ -201,7 +201,7 @@ pub fn read(file: &Path, is_killed: impl Fn(u32) -> bool) -> Vec<Event> {
 
 /// Returns the recorded events on paths with these prefixes.
 pub fn recorded(paths: &[&str]) -> Vec<Event> {
-    // The library delivers events of its background threads from a thread of its own, so wait for them.
+    // The library delivers events of its background threads from a thread of its own, so this call waits for them.
     assert!(zk_rwlock::coordinator::flush_events(Duration::from_secs(60)), "the events were not delivered in time");
     let book = book();
     let is_wanted = |event: &&Event| paths.iter().any(|path| event.path.starts_with(path));
@@ -221,7 +221,7 @@ impl Book {
     fn note(&mut self, event: Event) {
         if self.recorded.iter().any(|path| event.path.starts_with(path)) {
             if let Some(lines) = &mut self.lines {
-                // One write for each line, because several processes may append to the file.
+                // Each line is appended by one write, because several processes may append to the file.
                 lines.write_all(format!("{event}\n").as_bytes()).expect("the file of the trace can be written");
             }
             self.events.push(event);
@@ -253,8 +253,7 @@ impl Visit for Fields {
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
             "path" => self.0.path = value.to_owned(),
-            // The events `Lost` and `Found` have the node's path first and the lock's directory second. The first is
-            // used.
+            // The events `Lost` and `Found` have the node's path first and the lock's directory second. Only the first is kept.
             "node" if self.0.path.is_empty() => self.0.path = value.to_owned(),
             "mode" => self.0.mode = value.to_owned(),
             "kind" | "cause" | "owner" => self.0.how = value.to_owned(),

@@ -23,8 +23,8 @@ use super::rules::{Fate, FrameInfo, Rules};
 
 /// A proxy between clients and one server. Dropping the proxy closes all its connections.
 ///
-/// The proxy runs on a thread of its own, so that a test whose runtime is blocked or paused cannot stop it. The effect
-/// of a method is complete when the method returns.
+/// The proxy runs on a thread of its own, so that a test whose runtime is blocked or paused cannot stop it. Each method
+/// returns only after its effect is complete.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -92,7 +92,7 @@ impl Proxy {
     /// Returns the requests since [`Proxy::reset`] in the order of sending, each with its path.
     ///
     /// For [`Op::Multi`] the text lists the operations, as in `Check /a, Delete /b`. Pings are left out, because their
-    /// number depends on time; [`Proxy::count`] counts them.
+    /// number depends on time, but [`Proxy::count`] counts them.
     pub fn requests(&self) -> Vec<(Op, String)> {
         self.tap.traffic().requests.clone()
     }
@@ -165,12 +165,12 @@ impl Proxy {
         self.order(Command::Holes(Holes { to_server: true, to_client: true }));
     }
 
-    /// As [`Proxy::black_hole`], but only for data from clients. Data from the server still arrives.
+    /// Acts as [`Proxy::black_hole`] does, but only on data from clients. Data from the server still arrives.
     pub fn black_hole_to_server(&self) {
         self.order(Command::Holes(Holes { to_server: true, to_client: false }));
     }
 
-    /// As [`Proxy::black_hole`], but only for data from the server. Data from clients still arrives.
+    /// Acts as [`Proxy::black_hole`] does, but only on data from the server. Data from clients still arrives.
     pub fn black_hole_to_client(&self) {
         self.order(Command::Holes(Holes { to_server: false, to_client: true }));
     }
@@ -210,7 +210,7 @@ impl Proxy {
         self.apply(Rule::on(Frames::requests(op)).nth(nth).close(0, Close::Fin))
     }
 
-    /// Holds back the next reply to this kind of request until the handle releases it or is dropped.
+    /// Holds back the next reply to this kind of request until the returned handle releases it or is dropped.
     ///
     /// ZooKeeper's replies are ordered. So all later frames of the server on the same connection wait too, including
     /// replies to pings. If the silence is long, the client closes the connection.
@@ -219,8 +219,8 @@ impl Proxy {
         self.hold(Frames::replies(op))
     }
 
-    /// Holds back the next request of this kind, and all later requests on its connection, until the handle releases
-    /// them or is dropped.
+    /// Holds back the next request of this kind, and all later requests on its connection, until the returned handle
+    /// releases them or is dropped.
     #[must_use = "dropping the handle releases the request"]
     pub fn hold_request(&self, op: Op) -> Held {
         self.hold(Frames::requests(op))
@@ -320,8 +320,8 @@ impl Tap {
         if let Some(hello) = Hello::read(Direction::ToClient, frame).filter(|hello| !handshaken && hello.session != 0) {
             sessions.push(hello.session.to_be_bytes());
         }
-        // Every occurrence of the id is replaced: ZooKeeper's ids have so many different bytes that no other field
-        // equals one.
+        // Every occurrence of the id is replaced. ZooKeeper's ids have so many different bytes that no other field equals an
+        // id.
         for at in 0..frame.len().saturating_sub(7) {
             if let Some(place) = sessions.iter().position(|session| frame[at..at + 8] == *session) {
                 frame[at..at + 8].copy_from_slice(&(place as u64 + 1).to_be_bytes());
@@ -481,7 +481,7 @@ impl Connection {
             }
             return;
         }
-        // A proxy whose server is itself would connect to itself without end.
+        // A proxy whose server's address is its own address would connect to itself without end.
         if client.local_addr().is_ok_and(|ours| ours.to_string() == server_address) {
             return;
         }
@@ -527,7 +527,7 @@ impl Connection {
         answers: mpsc::WeakUnboundedSender<Step>,
     ) -> io::Result<()> {
         let mut handshaken = false;
-        // A RST from the sender ends the stream as a FIN does. The frames read before still count.
+        // A RST from the sender ends the stream as a FIN does. Frames that were read before the RST still count.
         while let Ok(mut frame) = self.next_piece(from).await {
             let (fate, xid) = if self.tap.opaque {
                 self.copy(direction, &frame);
@@ -535,7 +535,7 @@ impl Connection {
             } else {
                 self.inspect(direction, &frame, handshaken)
             };
-            // The client crate leaves some connections at once, before it has sent anything.
+            // A connection counts only from its first frame, because the client crate leaves some connections before that.
             if direction == Direction::ToServer && !handshaken {
                 self.tap.traffic().connections += 1;
             }

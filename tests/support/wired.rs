@@ -39,7 +39,7 @@ struct State {
     sent: usize,
 }
 
-/// A number of requests that no schedule reaches. A test fails at this number, because its code repeats a request for
+/// A number of requests that no schedule reaches. At this number a test fails, because some code repeats a request for
 /// ever.
 const ENDLESS: usize = 20_000;
 
@@ -68,7 +68,8 @@ impl Wire {
         let sent = state.sent;
         if !state.is_stalled && !state.holds_up() {
             drop(state);
-            // No assertion during a panic: a second panic would abort the process before it prints its seed.
+            // The assertion is skipped during a panic, because a second panic would abort the process before it prints its
+            // seed.
             assert!(sent < ENDLESS || std::thread::panicking(), "a request is repeated for ever");
             return request();
         }
