@@ -1,5 +1,5 @@
 //! Many tasks of one process read under a lock that the process keeps between reads. The example measures the reads,
-//! and how soon a writer elsewhere gets the lock. Without `--zookeeper` it needs no server.
+//! and how soon a writer elsewhere gets the lock. Without `--zookeeper` the example needs no server.
 //!
 //! ```text
 //! cargo run --release --example kept_reads

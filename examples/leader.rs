@@ -1,5 +1,5 @@
-//! Leadership: one candidate leads, the others stand by, and an observer sees who leads. Without `--zookeeper` it needs
-//! no server.
+//! Leadership: one candidate leads, the others stand by, and an observer sees who leads. Without `--zookeeper` the example
+//! needs no server.
 //!
 //! ```text
 //! cargo run --example leader

@@ -1,5 +1,5 @@
-//! Readers share the lock, a writer has it alone, and everyone can see who is in the way. Without `--zookeeper` it
-//! needs no server.
+//! Readers share the lock, a writer has it alone, and everyone can see who is in the way. Without `--zookeeper` the
+//! example needs no server.
 //!
 //! ```text
 //! cargo run --example quickstart

@@ -41,7 +41,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 struct Arguments {
     #[command(flatten)]
     backend: common::Backend,
-    /// The number of processes; on the embedded ensemble, tasks
+    /// The number of processes, or of tasks on the embedded ensemble
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     processes: u32,
     /// How often each process changes the configuration

@@ -58,8 +58,8 @@ fn no_use_begins_under_a_node_whose_session_is_over() {
     });
 }
 
-/// Another contender asks for a kept node whose turn has not come yet. After that, the process keeps the node only for
-/// the uses that already wait for the node.
+/// Another contender asks a process to give up a kept node whose turn has not come yet. After that, the process keeps the
+/// node only for the uses that already wait for the node.
 #[test]
 fn cancelled_uses_leave_a_granted_node_to_the_asker() {
     explore(500, || {
@@ -121,12 +121,12 @@ fn every_use_gets_the_error_of_its_failed_node() {
     });
 }
 
-/// A contender of the same session sees the kept WRITE node in the queue. Before this contender asks for the node, a
-/// downgrade by the owner may replace the node by a READ node.
+/// A contender of the same session sees the kept WRITE node in the queue. Before this contender asks the owner to give up
+/// the node, a downgrade by the owner may replace the node by a READ node.
 #[test]
 fn a_kept_node_may_be_asked_for_during_a_downgrade() {
     explore(1_500, || {
-        // Without timers, only an ask can make the owner give the node up.
+        // Without timers, only the request of another contender can make the owner give the node up.
         let (world, witness) = (World::with_timers(false), Witness::of_lock());
         let client = world.client();
         let (kept, plain) = (

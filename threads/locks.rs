@@ -1,5 +1,5 @@
-//! Tests with readers, writers and owners of kept nodes on many threads, in one session and in several. Acquisitions are
-//! dropped at any poll, or time out. Guards are downgraded, shared and lost.
+//! Tests on many threads with readers, writers and handles that keep their nodes between uses, in one session and in
+//! several. Acquisitions are dropped at any poll, or time out. Guards are downgraded, shared and lost.
 
 use std::future::Future;
 use std::pin::pin;
@@ -166,8 +166,8 @@ fn lost_kept_nodes_break_no_exclusion() {
 #[test]
 fn a_holder_is_notified_of_a_blocked_contender() {
     explore(1_000, || {
-        // Three of four schedules have no timers. A timer that ends a kept node makes the waiter create a node of its own.
-        // That node also notifies the holder, and so would hide a lost wake-up.
+        // Three of four schedules have no timers. When a timer ends the idle time of a kept node, the waiter creates a node
+        // of its own. That node also notifies the holder, and so would hide a lost wake-up.
         let (world, witness) = (World::with_timers(draw(4) == 0), Witness::of_lock());
         let client = world.client();
         let builder = RwLock::builder(&client, PATH).host("h").warn_after_waiting(warned());

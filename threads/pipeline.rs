@@ -366,7 +366,7 @@ fn uses(session: &Session, name: &str) -> bool {
     let answers = [Some(block_on(removed)), read.map(block_on), created.map(block_on)];
     let failures: Vec<_> = answers.into_iter().flatten().filter_map(Result::err).collect();
     // A request may fail only because the session was closed. If the send of a request panicked, the pipeline would
-    // report a malformed answer, and this assertion fails.
+    // report a malformed answer, and this assertion would fail.
     let is_closed =
         |it: &Failure| matches!(it, Failure::Over(_)) || it.to_string().ends_with("closed before the answer came");
     assert!(failures.iter().all(is_closed), "{failures:?}");

@@ -1,4 +1,4 @@
-//! Tests of a value behind the lock on many threads: commits, reads and local copies, with kept nodes and with losses.
+//! Tests of a value behind the lock on many threads: commits, reads and local copies, with kept locks and with losses.
 
 use std::sync::Arc;
 

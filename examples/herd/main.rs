@@ -1,4 +1,4 @@
-//! Empties the same queue with each of three ways to lock, and measures what each release costs the server. It needs a
+//! Empties the same queue with each of three ways to lock, and measures what each release costs the server. The example needs a
 //! server that answers `mntr`.
 //!
 //! ```text

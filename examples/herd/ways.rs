@@ -1,4 +1,4 @@
-//! The three ways to wait for a lock.
+//! The three ways to wait for a lock that this example compares.
 //!
 //! The first two ways are written for this comparison, as efficiently as possible: independent requests are sent
 //! together, no contender sleeps or polls, and a contender that needs no more events removes its watch.

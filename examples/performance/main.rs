@@ -1,4 +1,4 @@
-//! Makes the tables and plots of `docs/performance.md` from raw results. It uses no lock and needs no server.
+//! Makes the tables and plots of `docs/performance.md` from raw results. The program uses no lock and needs no server.
 //!
 //! ```text
 //! cargo run --release --example performance -- docs/performance docs/performance.md README.md

@@ -211,7 +211,7 @@ impl Listener {
         Listener { next: task::spawn(changes), is_new: true, has_heard: false }
     }
 
-    /// Polls the task if it was woken. Returns whether it has learned of the loss of the hold.
+    /// Polls the task if it was woken. Returns whether the task has learned of the loss of the hold.
     pub(crate) fn has_heard(&mut self) -> bool {
         while std::mem::take(&mut self.is_new) || self.next.is_woken() {
             while let std::task::Poll::Ready(Some(state)) = self.next.poll_next() {

@@ -22,7 +22,7 @@ use crate::world::{LIMIT, LOCK, PERMITS, QUEUE, RECORD, VALUE_NODE, World};
 /// The number of consecutive lost replies after which the library waits before it sends the request again.
 pub(super) const PATIENT: usize = 3;
 
-/// How long a kept node may still exist after the end of its idle time.
+/// How long a node that is kept between uses may still exist after the end of its idle time.
 const IDLE_LOOK: Duration = Duration::from_millis(10);
 
 /// The facts that the checks remember between steps, and which events the schedule can cause.
@@ -42,7 +42,7 @@ pub(crate) struct Ledger {
     most: u32,
     /// The queue for permits at the last check: the sequence number of each contender, by its id.
     queued: HashMap<String, i64>,
-    /// Whether, at the last check at which nothing moved, the lock's queue had a reader whose node is not a kept one.
+    /// Whether, at the last check at which nothing moved, the lock's queue had a reader whose node is not kept between uses.
     had_plain_reader: bool,
     /// The token in the node [`RECORD`] at the last check.
     written: i64,
@@ -66,10 +66,10 @@ pub(crate) struct Ledger {
     may_remove: bool,
     may_expire: bool,
     may_cut: bool,
-    /// Whether a stranger may forge a hand-off. Then a guard may say "held" without a right until the library notices
-    /// the forgery.
+    /// Whether a stranger's write may look like a holder's hand-off. After such a write a guard may say "held" without a right,
+    /// until the library notices the forgery.
     may_forge: bool,
-    /// Whether all actors use one handle that never gives up a node in use. A handle gives up such a node in two cases:
+    /// Whether all actors use one handle, and this handle gives up no node that is in use. It gives one up in two cases:
     ///
     /// - A write is dropped before its grant. It leaves its WRITE node to the reads that wait for the node.
     /// - A write asks its own handle to give up the handle's kept READ node. Without background tasks the handle
@@ -83,10 +83,10 @@ pub(crate) struct Ledger {
     used: HashMap<i64, Instant>,
     /// The nodes that were idle when time last passed, each with the end of its idle time. `None` if it has no end.
     idle: Vec<(String, Option<Instant>)>,
-    /// Whether a process gives up a kept node before the end of its idle time only if a contender asks for it.
+    /// Whether a process that keeps a node gives it up before the end of its idle time only if another contender asks for it.
     is_calm: bool,
-    /// Whether every request is carried out immediately. Otherwise a contender may have left although the ensemble
-    /// still has its node.
+    /// Whether every request is carried out immediately. If not, a contender may have left although the ensemble still has
+    /// its node.
     is_settled: bool,
 }
 
@@ -103,8 +103,8 @@ impl Ledger {
             let lags = matches!(action, Lag | Forget | Freeze(_) | Forge(_));
             lags || matches!(action, Expire | Reap | Remove(_) | Clear(_) | Reopen | Restore | Commit)
         });
-        // A local copy of a value acquires the lock on its own, and so may use or ask for a kept node. So a schedule
-        // with a value is not calm.
+        // The local copy of a value acquires the lock on its own. So it may use a kept node, or make a process give its
+        // kept node up, and a schedule with a value is not calm.
         let has_value = schedule.handles.iter().any(|handle| handle.has_value);
         let used: HashSet<_> = schedule.steps.iter().map(|Step(actor, ..)| schedule.handle_of[*actor]).collect();
         let losses = schedule.steps.iter().filter(is_loss).count();
@@ -222,7 +222,7 @@ impl Ledger {
     pub(super) fn gives_up(&mut self, actor: &Actor) {
         let Actor::Busy(work) = actor else { return };
         self.has_one_node &= work.wish() != Some(Claimed::Lock(Mode::Write));
-        // The dropped work may have used a kept node, which its process may now give up.
+        // The dropped work may have used a node that its process keeps between uses, and the process may now give it up.
         self.is_calm &= !work.holds() && !work.is_woken();
     }
 
@@ -301,7 +301,7 @@ impl World {
         self.check_exclusion(self.ledger.may_forge);
     }
 
-    /// Checks, after a forged hand-off, that no guard says "held" any more without a right to the lock.
+    /// Checks, after a stranger's write that looked like a hand-off, that no guard says "held" without a right to the lock.
     pub(super) fn check_nobody_is_false(&mut self) {
         self.check_exclusion(self.ledger.has_strangers);
     }
@@ -344,8 +344,8 @@ impl World {
         if self.is_held_up() || self.are_unheard || self.lagging.contains(&true) || !self.ghosts.is_empty() {
             return;
         }
-        // Skips the rest in two cases: after several lost replies in a row the library waits before it sends a request
-        // again, and contenders of other libraries may follow other rules.
+        // The rest is skipped in two cases. After several lost replies in a row the library waits before it sends a request
+        // again. Contenders of other libraries may follow other rules.
         if self.lost_messages > PATIENT || self.ledger.has_strangers {
             return;
         }
@@ -380,7 +380,8 @@ impl World {
         };
         let (holders, waiters) = (modes(&held), modes(&waits));
         assert!(waiters.is_empty() || !holders.is_empty(), "{waiters:?} wait for a lock that nobody holds");
-        // Reads may use a kept WRITE node. Readers with nodes of their own then wait, although only readers hold.
+        // Reads may use a WRITE node that their process keeps. Readers with nodes of their own wait behind it, although only
+        // readers hold.
         let keeps = self.handles.iter().any(|handle| handle.plan.keep.is_some()) && !self.ledger.has_one_node;
         let is_shared = !keeps && holders.iter().chain(&waiters).all(|mode| *mode == Mode::Read);
         assert!(waiters.is_empty() || !is_shared, "readers wait for readers, and no writer waits");
@@ -395,8 +396,8 @@ impl World {
         self.clients.iter().any(Wired::is_stalled) || self.cut.contains(&true) || self.hushed.contains(&true)
     }
 
-    /// Gives each waiter without a place in a queue the next place. A waiter that uses a kept node may have no node of
-    /// its own.
+    /// Gives each waiter without a place in a queue the next place. A waiter that may use a node which its process keeps gets
+    /// no place, because it may have no node of its own.
     fn note_queue(&mut self) {
         self.ledger.had_plain_reader = self.has_plain_reader();
         for (actor, work) in self.actors.iter_mut().enumerate() {
@@ -413,7 +414,7 @@ impl World {
         }
     }
 
-    /// Returns whether the queue has a reader whose node is not a kept one. A handle with `keep` may also create such
+    /// Returns whether the queue has a reader whose node is not kept between uses. A handle with `keep` may also create such
     /// nodes.
     fn has_plain_reader(&self) -> bool {
         let is_plain_reader =
@@ -456,9 +457,9 @@ impl World {
                 let overtaken = work.behind.iter().find(|before| {
                     in_queue.iter().any(|it| it.queued == before.queued) && before.wish.excludes(claim.what)
                 });
-                // A writer lists the queue, and then asks for the kept nodes ahead of its own node. If a reader of its session
-                // without a kept node is ahead, the writer lists the queue only after that reader has left. So the owners of
-                // the kept nodes may learn late that they are asked.
+                // A writer lists the queue, and then asks the owners of the kept nodes ahead of it to give these up. If a
+                // reader of its session without a kept node is ahead, the writer lists the queue only after that reader has
+                // left. So the owners may learn late that they are asked.
                 let reads = |actor: &Actor| matches!(actor, Actor::Holding(Held::Reader(_) | Held::ValueReader(_)));
                 let had_plain_reader = keeps && matches!(claim.what, Claimed::Lock(_)) && self.ledger.had_plain_reader;
                 let may_not_ask = had_plain_reader || (self.actors.iter().any(reads) && self.has_plain_reader());

@@ -1,4 +1,4 @@
-//! The random choice of a schedule.
+//! Chooses a random schedule.
 //!
 //! Most faults need only a few contenders on one path and an event at the worst moment. So each schedule has few
 //! actors, one subject, one or two kinds of trouble, and weights of the steps, all chosen once for the whole schedule.
@@ -110,8 +110,8 @@ pub(crate) fn draw(seed: u64) -> Schedule {
     let forges = troubles.contains(&Trouble::Forging);
     let style = Style::draw(&mut dice, subject, crew, permits, troubles);
     let are_blind = dice.chance(25);
-    // Half of the schedules with forged hand-offs are short. A grant by a forged hand-off is checked only at the end of
-    // the schedule, when its guard must still exist.
+    // Half of the schedules in which a stranger forges a hand-off are short. A grant by such a hand-off is checked only
+    // at the end of the schedule, when its guard must still exist.
     let is_short = forges && dice.chance(50);
     let length = if is_short { 8 } else { dice.weighed(&[(3, 8), (4, 20), (3, 50), (1, 110)]) };
     let mut steps = Vec::new();
@@ -129,7 +129,7 @@ fn handles(dice: &mut Dice, subject: Subject) -> Vec<Handle> {
     let sessions = dice.weighed(&[(3, 1), (3, CLIENTS), (2, 2)]);
     let spread = dice.chance(50);
     let while_ms = WHILE.as_millis() as u64;
-    // The idle time of a kept node ends before, with or after the next [`Action::Wait`], or never.
+    // The time for which an unused node is kept ends before, at or after the next `Action::Wait`, or never.
     let times = [while_ms / 2, while_ms, while_ms * 3 / 2, 2 * while_ms, u64::MAX, u64::MAX, u64::MAX];
     // The percentages of handles that keep their nodes, and of handles that use the value.
     let (keep, value) = (dice.weighed(&[(3, 0), (3, 100), (2, 50)]), dice.weighed(&[(2, 100), (1, 60)]));
@@ -138,7 +138,7 @@ fn handles(dice: &mut Dice, subject: Subject) -> Vec<Handle> {
         let client = if spread { i % sessions } else { dice.below(sessions) };
         let dialect = other.filter(|(at, _)| *at == i).map_or(of_all, |(_, speech)| speech);
         let keep = dice.chance(keep).then(|| dice.one_of(times));
-        // Only handles with our dialect keep nodes, because contenders of other libraries never ask for kept nodes.
+        // Only handles with our dialect keep nodes between uses, because contenders of other libraries cannot ask for them.
         let keep = keep.filter(|_| dialect == Speech::Native);
         let has_value = match subject {
             Subject::Lock | Subject::Permits | Subject::Idle => false,
@@ -223,8 +223,8 @@ impl Style {
         if locks {
             asking.extend([(dice.one_of(&[1, 3, 8]), Read), (dice.one_of(&[1, 3, 8]), Write)]);
             let changes = [Downgrade, Share, Unshare, Look, Commit];
-            // Schedules about idle nodes have no commits, because a commit in progress may make a process give up its
-            // kept node.
+            // Schedules about idle nodes have no commits, because a commit in progress may make a process give up the node
+            // that it keeps.
             holding.extend(swarm(dice, if subject == Subject::Idle { &changes[..4] } else { &changes }));
             parts.push(Part::Lock);
             if is_brief {

@@ -265,7 +265,7 @@ impl World {
             self.settle().await;
         }
         self.check_copies();
-        // Dropping a handle removes its kept node.
+        // Dropping a handle removes the node that it keeps between uses.
         self.handles.clear();
         for retry in 0..RETRIES {
             self.settle().await;

@@ -74,8 +74,8 @@ pub(crate) enum Action {
     Remove(Part),
     /// An operator deletes all nodes in this directory.
     Clear(Part),
-    /// Replaces this actor's handle by a new one. The old handle and its kept node end with the last acquisition that
-    /// uses them.
+    /// Replaces this actor's handle by a new one. The old handle and the node that it keeps end with the last acquisition
+    /// that uses them.
     Reopen,
     /// Makes a backup of the ensemble's data.
     BackUp,
@@ -121,7 +121,7 @@ pub(crate) struct Handle {
     /// The index of the client. Handles of one client share a session.
     pub(crate) client: usize,
     pub(crate) dialect: Speech,
-    /// The idle time of a kept node in milliseconds, or `None` if nodes are not kept.
+    /// The time in milliseconds for which an unused node is kept, or `None` if nodes are not kept between uses.
     pub(crate) keep: Option<u64>,
     /// Whether the handle uses the lock through the value that it guards.
     pub(crate) has_value: bool,
@@ -153,7 +153,7 @@ pub(crate) struct Schedule {
     /// The number of permits at the start of the schedule.
     pub(crate) permits: u32,
     pub(crate) handles: Vec<Handle>,
-    /// The index of each actor's handle. Actors with the same handle share its kept nodes.
+    /// The index of each actor's handle. Actors with the same handle share the nodes that the handle keeps between uses.
     pub(crate) handle_of: Vec<usize>,
     /// Whether no background task runs for many steps. Then holders do not watch their own nodes yet, as at the
     /// beginning of a hold on ZooKeeper.

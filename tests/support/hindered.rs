@@ -278,7 +278,7 @@ impl Session for Line {
     }
 }
 
-/// A counter of requests. It panics at 500, because a test that sends so many repeats a request for ever.
+/// A counter of requests. It panics at 500, because a test that sends that many requests repeats one for ever.
 #[derive(Clone, Default)]
 pub struct Count(Arc<AtomicUsize>);
 

@@ -312,8 +312,8 @@ impl Drop for History {
 }
 
 impl Hold {
-    /// Returns the owner of the node. All acquisitions that use one kept node have the same owner. Any other
-    /// acquisition is its own owner.
+    /// Returns the owner of the node. All acquisitions that use one node which a process keeps have the same owner. Any
+    /// other acquisition is its own owner.
     fn owner(&self) -> String {
         match self.node.split_once("~keep-") {
             Some((owner, _)) => owner.to_owned(),
@@ -416,8 +416,8 @@ pub fn falling_fences(holds: &[Hold]) -> Vec<String> {
     faults
 }
 
-/// Finds contenders that were granted before a contender with an older node that excludes them. Readers may be granted
-/// in any order among themselves.
+/// Finds contenders that were granted the lock before a contender that excludes them and has an older node. Readers may be
+/// granted the lock in any order among themselves.
 pub fn overtakings(holds: &[Hold]) -> Vec<String> {
     let mut faults = Vec::new();
     each_path(holds, |holds| {

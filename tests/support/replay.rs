@@ -114,7 +114,7 @@ struct Name {
     mode: Mode,
     sequence: i64,
     keeps: bool,
-    /// Whether the writers of this dialect signal a hand-off.
+    /// Whether a writer of this dialect signals the next contender when it releases the lock.
     signals: bool,
 }
 
@@ -183,13 +183,13 @@ struct Queue {
     /// The indices of the existing nodes.
     live: BTreeSet<usize>,
     next: i64,
-    /// The sessions that may ask for a kept node. Each ask empties the set. A contender repeats an ask whose reply was
-    /// lost, even after the contender has left the queue.
+    /// The sessions that may ask the owner of a kept node to give the node up. Each such request empties the set. A
+    /// contender repeats a request whose reply was lost, even after it has left the queue.
     may_ask: HashSet<i64>,
-    /// The nodes of all contenders that had a kept node ahead of them at some time. Each contender asks at most once, and
-    /// the log shows only the session of an ask.
+    /// The nodes of all contenders that had a kept node ahead of them at some time. Each contender asks for it at most
+    /// once, and the log shows only the session that asks.
     might_ask: HashSet<usize>,
-    /// The session of each transaction so far that asks for kept nodes.
+    /// The session of each transaction so far that asks the owner of a kept node to give the node up.
     asked: Vec<i64>,
 }
 

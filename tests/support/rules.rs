@@ -1,5 +1,5 @@
-//! Rules for a [proxy](super::wire): which frames are lost, delayed, cut or changed on their way between a client and
-//! its server.
+//! Rules for a [proxy](super::wire), which decide what frames are lost, delayed, cut or changed on their way between a
+//! client and its server.
 
 use std::future::pending;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Thousands of readers with kept read locks, and one writer, on the embedded ensemble in virtual time. Use it to count
-//! the requests of clients that read often and seldom write.
+//! Thousands of readers that keep their read locks between uses, and one writer, on the embedded ensemble in virtual
+//! time. Use it to count the requests of clients that read often and seldom write.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -19,8 +19,8 @@ pub struct World {
     pub contenders: usize,
     /// The number of contenders for one lock.
     pub per_lock: usize,
-    /// Whether the locks are of four kinds, a quarter of each: plain locks, kept read locks, semaphores and
-    /// leaderships.
+    /// Whether the locks are of four kinds, a quarter of each: plain locks, read locks that are kept between uses,
+    /// semaphores and leaderships.
     pub is_mixed: bool,
     pub capacity: Capacity,
     pub habits: Habits,

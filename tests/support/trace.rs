@@ -41,7 +41,7 @@ pub enum What {
     Found,
     /// The reply to a create was lost, and the contender found no node. `how` is the random part of its node name.
     Missed,
-    /// A kept node was given up. `how` is the reason.
+    /// A process gave up a node that it kept between uses. `how` is the reason.
     GivenUp,
 }
 

@@ -247,8 +247,8 @@ pub(crate) struct Connection {
     pub(crate) connect_timeout: Option<Duration>,
 
     /// The tickTime of the servers' configuration [env: ZK_TICK_TIME] [default: the smaller of 3s and half the session
-    /// timeout]. If a small tick time is given, the lock survives a longer disconnection. It must not be less than the
-    /// servers' own.
+    /// timeout]. If a small tick time is given, the lock survives a longer disconnection. The value must not be less than
+    /// the servers' own.
     #[arg(long, global = true, value_name = "TIME", hide_short_help = true)]
     pub(crate) tick_time: Option<OsString>,
 
@@ -293,8 +293,8 @@ pub(crate) struct Connection {
 pub(crate) enum Task {
     /// Show who holds a lock and who waits, or who has the permits of a semaphore.
     ///
-    /// A holder whose STATE is `keeps` may keep the lock between uses. An idle one gives the lock up as soon as it is
-    /// asked, by a waiting contender or by `zklock ask`. Others cannot see whether it is idle. A holder whose STATE is
+    /// A holder whose STATE is `keeps` may keep the lock between uses. Such a holder, if idle, gives the lock up as soon as a
+    /// waiting contender or `zklock ask` asks for it. Others cannot see whether a holder is idle. A holder whose STATE is
     /// `leads` is the leader of an election.
     ///
     /// In a narrow terminal the column SESSION is dropped first, then long hosts and labels are shortened, then PID is

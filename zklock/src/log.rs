@@ -1,4 +1,4 @@
-//! The log of the library, on standard error.
+//! Prints the library's log on standard error.
 
 use std::fmt::{self, Write};
 use std::time::Instant;

@@ -1,5 +1,5 @@
 //! A web service on axum with locks in its state. It shows probes that report an unreachable ZooKeeper, instances that
-//! make way for a migration, and a clean stop that frees every lock immediately. It needs a server.
+//! make way for a migration, and a clean stop that frees every lock immediately. The example needs a server.
 //!
 //! ```text
 //! ZK_HOSTS=127.0.0.1:2181 LISTEN=127.0.0.1:8080 cargo run -p example-axum
@@ -63,7 +63,7 @@ async fn run() -> Result<()> {
         failed = connect_and_hold(&servers, report_takes, notice, &offer) => match failed? {},
     }
 
-    // The end of the session frees every lock that is held, kept between uses, or waited for. Otherwise the locks would
+    // The end of the session frees every lock that is held, kept between uses, or waited for. Without it, the locks would
     // be free only one session timeout later.
     let service = offer.borrow().clone();
     if let Ok(service) = service {

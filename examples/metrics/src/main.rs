@@ -1,4 +1,4 @@
-//! Prints the metrics of the lock in the format of Prometheus. Without `--zookeeper` it needs no server.
+//! Prints the metrics of the lock in the format of Prometheus. Without `--zookeeper` the example needs no server.
 //!
 //! ```text
 //! cargo run -p example-metrics

@@ -1,4 +1,4 @@
-//! The plots of `docs/performance.md`. Each plot shows one figure against one size. It has a line for each peer (a
+//! Makes the plots of `docs/performance.md`. Each plot shows one figure against one size. It has a line for each peer (a
 //! library in one configuration), and shows the range of the peer's rounds.
 
 use super::figures::{bytes, look, peers, seconds, title};

@@ -1,4 +1,4 @@
-//! The tables of `docs/performance.md` and of `README.md`.
+//! Makes the tables of `docs/performance.md` and of `README.md`.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! What is odd in the nodes of a lock or semaphore. Nothing here sends a request.
+//! Finds what is odd in the nodes of a lock or semaphore. Nothing here sends a request.
 
 use std::collections::BTreeMap;
 

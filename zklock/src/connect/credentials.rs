@@ -1,4 +1,4 @@
-//! Users and passwords: read from an option, a variable or a file, and hidden from the command.
+//! Reads users and passwords from an option, a variable or a file, and names the variables to hide from the command.
 
 use std::fs::File;
 use std::io::{self, Read};

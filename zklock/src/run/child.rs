@@ -1,4 +1,4 @@
-//! The command that zklock runs: a process group that is signalled as a whole.
+//! The command that zklock runs, with its process group, which zklock signals as a whole.
 
 use std::collections::HashSet;
 use std::ffi::OsString;

@@ -61,7 +61,7 @@ struct WaitLog {
 }
 
 impl WaitLog {
-    /// Returns the line on this level of [`LONGEST`].
+    /// Returns the line at this level of detail, an index of [`LONGEST`].
     fn words(&self, path: &str, what: &str, waited: Option<Duration>, level: usize) -> String {
         let waited = waited.map_or_else(String::new, |waited| format!(" {}", rounded(waited)));
         // "for a permit of" loses its "of" if the path does not follow.
@@ -125,7 +125,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the state of a wait behind so many holders, on a host with a long name.
+    /// Returns the state of a wait behind this many holders, on a host with a long name.
     fn behind(holders: usize) -> WaitLog {
         let zk = Memory::new();
         let lock = RwLock::builder(&zk, "/l").host("web.example").label("migrate").build().expect("a valid path");

@@ -21,7 +21,7 @@ use crate::show::overview::{self, History};
 use crate::show::{doubts, follow, table};
 use crate::terminal;
 
-/// How often the screen is redrawn without a change of the queue, because it shows how long ago things happened.
+/// The longest time between two drawings of the screen. It is short, because the screen shows how long ago things happened.
 const TICK: Duration = Duration::from_secs(1);
 
 /// If ZooKeeper has not answered for this time, zklock says so.

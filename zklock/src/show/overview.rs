@@ -67,7 +67,7 @@ fn waiters(queue: &Queue) -> impl Iterator<Item = &Member> {
     queue.members.iter().filter(|member| member.state != MemberState::Holds)
 }
 
-/// Returns the totals and a row for each queue, in at most so many columns and rows.
+/// Returns the totals and a row for each queue, in at most `columns` columns and `rows` rows.
 pub(crate) fn rows(queues: &[Queue], history: &History, columns: usize, rows: usize) -> Vec<String> {
     let mut queues: Vec<&Queue> = queues.iter().collect();
     queues.sort_by_key(|queue| {
@@ -102,7 +102,7 @@ fn longest_wait(queue: &Queue) -> Option<Duration> {
     waiters(queue).filter_map(|member| member.since).min().map(table::age)
 }
 
-/// Returns how many permits are free, the first holder, and how many more holders there are; or that nobody holds.
+/// Returns how many permits are free, the first holder, and how many more holders there are. If there is none, says so.
 fn holder(queue: &Queue) -> String {
     let (mut holders, permits) = (queue.holders(), table::free(queue));
     let first = match (holders.next(), &permits, &queue.done) {

@@ -1,4 +1,4 @@
-//! The contenders of a timeline: when each of them queued up, was granted and went, as watchers saw it.
+//! Collects when each contender queued up, was granted the lock and left, as watchers saw it.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
