@@ -15,7 +15,7 @@ const fn row(of: &'static str, at_once: u64, in_the_minute: u64) -> Row {
 
 /// A session sends a check-only transaction first, and then heartbeats.
 pub const SESSION: Row = row("session", 3, 60);
-/// One transaction of a heartbeat checks the nodes of up to [`HELD_AT_ONCE`] holders.
+/// One transaction of a heartbeat checks up to [`HELD_AT_ONCE`] nodes of holders.
 pub const HELD: Row = row("1,000 nodes held, after the first 1,000", 1, 30);
 pub const HELD_AT_ONCE: usize = 1_000;
 /// A path's watch is armed again once, however many contenders wait for its event.

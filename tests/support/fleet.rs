@@ -267,7 +267,7 @@ impl Client {
         attempts
     }
 
-    /// Waits until the next attempt may begin, as the library does. Returns its address, and how long it may take.
+    /// Waits until the next attempt may begin, as the library does. Returns the attempt's address, and how long it may take.
     async fn next(&self, attempts: &mut Attempts, began: Instant) -> (Target, Duration) {
         loop {
             match attempts.next(began.elapsed()) {
@@ -467,7 +467,7 @@ impl Line {
         }
     }
 
-    /// Reconnects as the library does, until it would take the session for expired.
+    /// Reconnects as the library does, until the library would take the session for expired.
     async fn resume(self: Arc<Self>) {
         let Some(client) = self.client.upgrade() else { return };
         let spread = reconnect_jitter(self.timeout / 2, self.timeout, client.random(u64::MAX));
@@ -513,7 +513,7 @@ impl Line {
         for (asked, act) in std::mem::take(&mut *locked(&self.held)) {
             self.servers.ask(asked, act);
         }
-        // The check-only transaction, which the library sends first.
+        // This is the check-only transaction that the library sends first after a reconnect.
         drop(self.sync("/").await);
     }
 

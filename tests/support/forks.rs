@@ -1,6 +1,6 @@
-//! A process that forks, as a daemon or a server with workers does. Use it to test a session in the forked child. Rust
-//! has no safe function for fork. So a small library, which the C compiler that links the tests builds, makes `getppid`
-//! fork.
+//! Makes a process fork, as a daemon or a server with workers does. Use it to test a session in the forked child. Rust
+//! has no safe function for fork. So the C compiler that links the tests builds a small library, in which `getppid`
+//! forks the process.
 
 use std::fs;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ pid_t getppid(void) {
 }
 ";
 
-/// The directory of that small library. Dropping this value removes the directory.
+/// The directory of the small library. Dropping this value removes the directory.
 pub struct Forks(TempDir);
 
 impl Forks {

@@ -39,7 +39,7 @@ const SHORTLY: Duration = Duration::from_secs(2);
 /// The first words of the message of a failure that no state of the machine excuses.
 pub const VIOLATED: &str = "safety is lost: ";
 
-/// The first words of the message of a test that hangs. A repetition would hang for as long.
+/// The first words of the message of a test that hangs. Such a test is not repeated, because it would hang again.
 pub const HANGS: &str = "the test hangs";
 
 /// Panics with [`VIOLATED`] and the given words. No standstill excuses the failure.

@@ -51,7 +51,7 @@ pub(crate) fn say_within(limit: Duration, words: &str) {
 type Text = (String, Option<Sender<Infallible>>);
 
 /// The channel to the thread that prints. The first message starts the thread. `None` if the system could not start the
-/// thread. In that case the caller of [`enqueue`] writes each text itself.
+/// thread. In that case [`enqueue`] writes each text itself.
 static PRINTER: OnceLock<Option<SyncSender<Text>>> = OnceLock::new();
 
 /// Queues a text for the thread that writes to standard error. The text is dropped if the queue is full.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::output::{self, shorten, width};
 use crate::terminal;
 
-/// The columns that a terminal adds when Ctrl-C or Ctrl-Z is typed: `^C`.
+/// The columns that a terminal takes to show a typed Ctrl-C or Ctrl-Z, as `^C` or `^Z`.
 const TYPED: usize = 2;
 
 /// The longest wait until the live line is removed. The wait has a limit, because a terminal that is stopped (Ctrl-S)

@@ -134,7 +134,7 @@ fn is_whole(servers: &[ServerReport], members: &Members) -> bool {
 pub(crate) struct Seen {
     named: usize,
     pub(crate) looked_at: usize,
-    /// The number of servers in the ensemble. `None` if it is unknown.
+    /// The number of servers in the ensemble. `None` if the number is unknown.
     pub(crate) of: Option<usize>,
 }
 

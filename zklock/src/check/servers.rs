@@ -66,7 +66,7 @@ pub(crate) struct ServerReport {
     pub(crate) session: Option<i64>,
     /// The nodes that the server showed in each of the three looks, in order.
     pub(crate) looks: Vec<Look>,
-    /// The ids of the sessions that the server knows. `None` if it does not answer `dump`.
+    /// The ids of the sessions that the server knows. `None` if the server does not answer `dump`.
     pub(crate) sessions: Option<BTreeSet<i64>>,
     /// Why the server could not be read. `None` if it was read.
     pub(crate) problem: Option<String>,

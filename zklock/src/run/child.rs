@@ -276,7 +276,7 @@ impl Child {
         let mut typed = None;
         if let Some(terminal) = &self.terminal {
             let was_lent = terminal.is_lent_to(self.group);
-            // The terminal is taken back before the witness ends, so that no key is typed while neither of them listens.
+            // The terminal is taken back before the witness ends, so that no key is typed while nobody listens.
             terminal.take_back(self.group);
             // Without a witness, zklock knows only by which signal the command ended.
             typed = self.witness.take().and_then(Witness::ends).unwrap_or_else(by_key).filter(|_| was_lent);

@@ -60,7 +60,7 @@ const BEAT: Duration = Duration::from_millis(500);
 /// The suffix of an error message if the lock was lost because zklock, or the machine, was stopped.
 const STOOD_STILL: &str = " (zklock stood still meanwhile, or this machine did)";
 
-/// The longest wait for the last steps of zklock, above all until the servers confirm the end of the session.
+/// The longest wait for the last steps of zklock, such as for the servers to confirm the end of the session.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// How long to wait until the servers confirm the end of the session, if zklock is not connected.

@@ -23,7 +23,7 @@ const STAGE: &str = "tied-to";
 /// On Linux, a path of this program that stays valid when the program's file is replaced.
 pub(crate) const OURSELVES: &str = "/proc/self/exe";
 
-/// Returns whether the command is started through the stage, the process that becomes the command. It needs `/proc`.
+/// Returns whether the command is started through the stage, the process that becomes the command. The stage needs `/proc`.
 pub(crate) fn has_stage() -> bool {
     cfg!(target_os = "linux") && std::fs::exists(OURSELVES).is_ok_and(|exists| exists)
 }

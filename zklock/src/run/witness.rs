@@ -77,7 +77,7 @@ mod on_linux {
         pid: Pid,
         /// The witness ends when its standard input ends.
         stdin: ChildStdin,
-        /// Receives what the witness wrote, when it has ended.
+        /// Receives what the witness wrote, after the witness has ended.
         ended: Receiver<(Process, Vec<u8>)>,
     }
 

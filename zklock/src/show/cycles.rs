@@ -128,7 +128,7 @@ fn holding_ancestor(who: &Process, is_holder: impl Fn(&Process) -> bool) -> Opti
 }
 
 /// Returns the ancestors of this process that are a `zklock`, which holds its lock until its command has ended. Another program
-/// may release its lock while a process runs that it has started.
+/// may release its lock while a process that it has started still runs.
 fn zklocks_above(who: &Process) -> impl Iterator<Item = Process> {
     let is_zklock = |pid| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "zklock");
     ancestors(who).filter(move |it| is_zklock(it.pid))

@@ -102,7 +102,8 @@ fn longest_wait(queue: &Queue) -> Option<Duration> {
     waiters(queue).filter_map(|member| member.since).min().map(table::age)
 }
 
-/// Returns how many permits are free, the first holder, and how many more holders there are. If there is none, says so.
+/// Returns how many permits are free, the first holder, and how many more holders there are. Returns "free" for a
+/// lock without holders.
 fn holder(queue: &Queue) -> String {
     let (mut holders, permits) = (queue.holders(), table::free(queue));
     let first = match (holders.next(), &permits, &queue.done) {
