@@ -34,7 +34,7 @@ struct Arguments {
     /// How often a leader does its work before it steps down
     #[arg(long, default_value_t = 3)]
     beats: u32,
-    /// How long a leader waits after each time
+    /// How long a leader waits after each piece of work
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 100)]
     interval: u64,
 }

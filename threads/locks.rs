@@ -104,7 +104,7 @@ fn trouble(kind: usize, memory: &Memory) {
 struct Plan {
     threads: usize,
     uses: usize,
-    /// Whether every second handle keeps its node between uses.
+    /// Whether handles keep their nodes between uses. If so, each handle does with a probability of three in four.
     keeps: bool,
     /// Whether sessions and replies are lost and servers lag.
     has_losses: bool,

@@ -1,4 +1,4 @@
-//! Tests of a value behind the lock on many threads: commits, reads and local copies, with kept locks and with losses.
+//! Tests of a value behind the lock on many threads: commits, reads and local copies, while sessions and replies are lost.
 
 use std::sync::Arc;
 

@@ -20,8 +20,8 @@ type At = (TaskId, &'static Location<'static>);
 type Lock = (Option<At>, Vec<At>);
 
 thread_local! {
-    /// The state of the locks, by address. A thread-local, because all tasks of a schedule run on one thread of the
-    /// operating system.
+    /// The state of the locks, by address. The map is thread-local, because all tasks of a schedule run on one thread of
+    /// the operating system.
     static LOCKS: RefCell<BTreeMap<usize, Lock>> = const { RefCell::new(BTreeMap::new()) };
 
     /// For each future, by address: the last task that polled it, and what it waits for.

@@ -40,7 +40,7 @@ struct Arguments {
     sessions: usize,
     /// The number of acquisitions for the warm-up, before the measurement.
     warm: usize,
-    /// One acquisition out of this many writes, and the others read. 0 means that all read.
+    /// One acquisition out of this many writes, and the others read. 0 means that none writes.
     one_in: u64,
     /// How many milliseconds each contender holds the lock.
     hold: u64,

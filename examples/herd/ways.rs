@@ -93,7 +93,7 @@ impl Line {
     /// Waits until this many contenders have found that they must wait, and have set their watches.
     pub(crate) async fn all_wait(&mut self, contenders: usize) -> Result<()> {
         if self.way == Way::Ours {
-            // In this way a release sends no event to the other contenders, so they still wait.
+            // With the lock of this crate, a release sends no event to the other contenders, so they still wait.
             return Ok(());
         }
         tokio::select! {

@@ -1,4 +1,4 @@
-//! The steps of a schedule, carried out by an actor: a simulated user of one handle.
+//! Carries out the steps of a schedule. Each step is that of an actor, a simulated user of one handle.
 
 use std::future::IntoFuture;
 use std::task::Poll;
@@ -21,7 +21,7 @@ impl World {
             self.forget_queue();
         }
         if let Action::Drop | Action::Release | Action::Unshare = action {
-            // The listener reads the changes of the actor's hold, and there is no hold after the guard.
+            // The listener reads the changes of the actor's hold, which ends with the guard.
             self.listeners[i] = None;
         }
         match action {

@@ -55,7 +55,7 @@ enum Subject {
     Value,
     Permits,
     All,
-    /// Kept nodes that are idle while time passes.
+    /// Nodes that are kept between uses, and are idle while time passes.
     Idle,
 }
 
@@ -160,7 +160,7 @@ fn handle_of(dice: &mut Dice) -> Vec<usize> {
     (0..ACTORS).map(of).collect()
 }
 
-/// Chooses one or two kinds of trouble, and seldom none or all. Trouble with requests in progress is the most frequent.
+/// Chooses one to three kinds of trouble, and seldom none or all. Trouble with requests in progress is the most frequent.
 fn troubles(dice: &mut Dice, subject: Subject) -> Vec<Trouble> {
     if subject == Subject::Idle {
         return vec![Trouble::Waiting];
@@ -198,7 +198,7 @@ struct Style {
     kinds: [(usize, Kind); 3],
     /// The percentage of steps after which everything runs until nothing moves.
     settles: usize,
-    /// The percentage of steps after which every actor is polled once.
+    /// The percentage of steps after which every woken actor is polled once.
     polls: usize,
     /// The directories in which an operator deletes nodes.
     parts: Vec<Part>,

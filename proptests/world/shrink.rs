@@ -1,4 +1,4 @@
-//! Makes a failing schedule smaller by trying smaller schedules, and keeping those that also fail.
+//! Makes a failing schedule smaller. Smaller schedules are tried, and those that also fail are kept.
 
 use crate::world::plan::{ACTORS, After, HANDLES, Handle, Schedule, Speech, Step};
 

@@ -75,7 +75,7 @@ struct Connection {
     dice: Arc<AtomicU64>,
     /// A frame that is held back, and sent after the next frame.
     late: Vec<u8>,
-    /// Whether the connection ends after this frame.
+    /// Whether the connection ends after the frame that is being sent.
     breaks_off: bool,
 }
 

@@ -107,7 +107,7 @@ struct Entries {
     revived: Vec<String>,
 }
 
-/// A guard that is still held.
+/// A guard that was not released yet. It may have been lost.
 struct Open {
     hold: Hold,
     guard: Arc<dyn IsHeld>,

@@ -154,8 +154,8 @@ pub(crate) struct Run {
 
     /// Run the command only if it has not succeeded within this time, like 50m.
     ///
-    /// A number without a unit means seconds, and ZooKeeper's clock counts. If the command has succeeded within this time,
-    /// zklock exits with 0 (or --skipped-exit-code).
+    /// A number without a unit means seconds. The time is measured by ZooKeeper's clock. If the command has succeeded
+    /// within this time, zklock exits with 0 (or --skipped-exit-code).
     #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "shared")]
     pub(crate) once_in: Option<Duration>,
 

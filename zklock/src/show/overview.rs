@@ -50,8 +50,8 @@ impl History {
         queue.holders().filter_map(since).min().map(|since| now.saturating_duration_since(since))
     }
 
-    /// Returns the line that says for how long a lock is held. Nobody but the holder knows the time of the grant, so this is a
-    /// lower bound.
+    /// Returns the line that says for how long a lock is held. Nobody but the holder knows the time of the grant, so the stated
+    /// time is a lower bound.
     pub(crate) fn held(&self, queue: &Queue, now: Instant) -> Option<String> {
         self.held_for(queue, now).map(|held| format!("held for at least {}", rounded(held)))
     }
