@@ -1,4 +1,4 @@
-//! Tests of a value behind the lock on many threads: commits, reads and local copies, while sessions and replies are lost.
+//! Tests of a value behind the lock on many threads: commits, reads and local copies, also with lost sessions and replies.
 
 use std::sync::Arc;
 
