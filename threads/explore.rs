@@ -15,8 +15,8 @@ use tokio::runtime::Builder;
 /// thread that never ends.
 const STEPS_MAX: usize = 200_000;
 
-/// Runs `test` under `schedules` schedules, and then under more for `THREADS_SECONDS`. If `SCHEDULE` names a file, runs
-/// only the schedule in that file.
+/// Runs `test` under `schedules` schedules, and then under more until `THREADS_SECONDS` have passed. If `SCHEDULE` names a
+/// file, runs only the schedule in that file.
 ///
 /// In half of the schedules, the next thread is random at each step. In the others, each thread has a priority, and a
 /// few priorities change at random steps (PCT, probabilistic concurrency testing). Most faults need few such changes:

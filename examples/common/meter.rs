@@ -96,8 +96,8 @@ pub(crate) async fn quiet(servers: &str, sessions: usize) -> Result<()> {
     Ok(())
 }
 
-/// Returns a line of `/proc/self/status`, in bytes: `VmRSS` is the memory of this process, `VmHWM` its maximum so far.
-/// `None` on a system without this file.
+/// Returns the size in this line of `/proc/self/status`, in bytes. `VmRSS` is the memory of this process, and `VmHWM` is its
+/// maximum so far. `None` on a system without this file.
 #[allow(dead_code, reason = "not every program that measures asks for it")]
 pub(crate) fn memory(name: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;

@@ -69,7 +69,7 @@ pub(crate) struct Ledger {
     /// Whether a stranger's write may look like a holder's hand-off. After such a write a guard may say "held" without a right,
     /// until the library notices the forgery.
     may_forge: bool,
-    /// Whether all actors use one handle, and this handle gives up no node that is in use. It gives one up in two cases:
+    /// Whether all actors use one handle, and this handle has given up no node in use. It may give one up in two cases:
     ///
     /// - A write is dropped before its grant. It leaves its WRITE node to the reads that wait for the node.
     /// - A write asks its own handle to give up the handle's kept READ node. Without background tasks the handle

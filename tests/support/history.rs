@@ -387,8 +387,8 @@ pub fn overdrawn(holds: &[Hold], permits: u64) -> Vec<String> {
     faults
 }
 
-/// Finds tokens that are not higher than the token of an earlier holder with which they exclude each other, and tokens
-/// that two nodes have.
+/// Finds holders whose token is not higher than that of an earlier holder that excludes them, and tokens that two nodes
+/// have.
 pub fn falling_fences(holds: &[Hold]) -> Vec<String> {
     let mut faults = Vec::new();
     each_path(holds, |holds| {

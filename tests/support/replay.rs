@@ -285,8 +285,8 @@ impl Replay<'_> {
         self.run.lied_to.as_ref().is_some_and(|begin| name.owner.starts_with(begin))
     }
 
-    /// Returns the latest time of the proposal of a transaction that the log dates to `time`, on the clock of the
-    /// events.
+    /// Returns the latest possible time at which a transaction was proposed, on the clock of the events, if the log dates
+    /// the transaction to `time`.
     fn latest(&self, time: Duration) -> Duration {
         time + MILLISECOND + self.run.leeway
     }
@@ -344,7 +344,7 @@ impl Replay<'_> {
     }
 
     /// Records that a transaction wrote the guarded `path` under a check of `lock`. Reports a fault if there was no
-    /// check, or if another lock was checked before.
+    /// check, or if the path was written under another lock before.
     fn written(&mut self, txn: &Txn, path: &str, lock: Option<&str>) {
         let Some(lock) = lock else { return self.refuse(txn, "Commit", path, "only a holder writes it, by its node") };
         let first = self.guards.entry(path.to_owned()).or_insert_with(|| lock.to_owned()).clone();

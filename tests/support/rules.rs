@@ -1,4 +1,4 @@
-//! Rules for a [proxy](super::wire), which decide what frames are lost, delayed, cut or changed on their way between a
+//! Rules for a [proxy](super::wire), which decide which frames are lost, delayed, cut or changed on their way between a
 //! client and its server.
 
 use std::future::pending;

@@ -93,7 +93,7 @@ pub(crate) fn is_foreground(of: impl AsFd) -> bool {
     tcgetpgrp(of).is_ok_and(|group| Some(group) == our_group())
 }
 
-/// Returns whether another group has the foreground of this terminal. `None` if it is not the controlling terminal of
+/// Returns whether another group has the foreground of this terminal. `None` if this is not the controlling terminal of
 /// zklock's Unix session (setsid(2)).
 pub(crate) fn is_background(of: impl AsFd) -> Option<bool> {
     tcgetpgrp(of).ok().map(|group| Some(group) != our_group())
@@ -111,7 +111,7 @@ pub(crate) fn undisturbed<T>(change: impl FnOnce() -> T) {
     let mut held_off = SigSet::empty();
     held_off.add(Signal::SIGTTOU);
     if let Ok(before) = held_off.thread_swap_mask(SigmaskHow::SIG_BLOCK) {
-        // The error is ignored, because zklock has no other way to make the change. It fails, for example, if the
+        // The error is ignored, because zklock has no other way to make the change. The change fails, for example, if the
         // terminal is gone or the command's group has ended.
         let _ = change();
         let _ = before.thread_set_mask();

@@ -1,5 +1,5 @@
 //! Computes how many contenders fit on an ensemble, from the library's limits and the measurements. Also computes the
-//! figures that stand in sentences.
+//! figures in the sentences of the pages.
 
 use super::figures::{figure, number, whole};
 use super::results::{Outcome, Results};

@@ -34,8 +34,8 @@ pub(crate) enum ExpectedWord {
     },
     /// The name of a file of this machine.
     File,
-    /// A word of the command that zklock is to run. The number is the index of the command's first word on the line. The
-    /// line begins with the index 0.
+    /// A word of the command that zklock is to run. The number is the index of the command's first word. The first word of
+    /// the line has the index 0.
     Command(usize),
 }
 

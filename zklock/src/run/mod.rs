@@ -574,7 +574,7 @@ async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, sig
     let pending = signals.pending();
     let limit = if pending.is_some() { limit.min(FAREWELL) } else { limit };
     let left = guard.is_held().then(|| guard.session_left());
-    // `select!` and `join!` poll the release first, and this poll sends its request. Once the session has ended, the reply to
+    // `select!` and `join!` poll the release first, and that poll sends the request. Once the session has ended, the reply to
     // the release does not matter.
     let both = async { tokio::join!(biased; guard.release(), zk.close()) };
     tokio::select! {

@@ -45,8 +45,8 @@ pub(crate) fn command(program: &OsStr, arguments: &[OsString], faults: u64) -> C
     command
 }
 
-/// Becomes the command, if this process was started as the stage. Returns only if that fails, or `None` if this process
-/// is not the stage.
+/// Becomes the command, if this process was started as the stage. Returns an error if that fails, and `None` if this
+/// process is not the stage.
 #[cfg(target_os = "linux")]
 pub(crate) fn stage() -> Option<Exit> {
     use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, setsid};
