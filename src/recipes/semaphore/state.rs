@@ -273,59 +273,66 @@ impl SemaphoreState {
             // Until the number is written, a lock may come, although an earlier listing showed none.
             self.has_no_lock.store(false, Ordering::Release);
         }
-        let written = match node {
-            None => self.create(session, number, twin, maker).await?.then_some(0),
+        let (path, data) = (self.config.user_path().to_string(), permits::encode(number));
+        let twin_path = metadata::twin_of(&path);
+        let second = match twin {
+            Twin::Missing => Operation::Create { path: twin_path, data: data.clone(), kind: Kind::Persistent },
+            Twin::NoNumber | Twin::Number(_) => Operation::Set { path: twin_path, data: data.clone(), version: None },
+        };
+        let (writes, version) = match node {
+            None => {
+                self.check_for_record(session).await?;
+                (vec![Operation::Create { path, data, kind: Kind::Persistent }, second], 0)
+            }
             Some((_, stat)) => {
                 if is_unset {
                     // A number of permits at the path of a lock would keep the lock's users out.
                     self.check_for_lock(session, None).await?;
                     self.check_for_other_use(session, twin).await?;
                 }
-                let is_written = self.overwrite(session, number, stat.version, twin).await?;
-                is_written.then_some(stat.version.wrapping_add(1))
+                let mut writes = vec![Operation::Set { path, data, version: Some(stat.version) }, second];
+                // The node may be a container, as the directory of an idle lock is, and no answer of a server shows whether it is
+                // one. Servers would delete a container without a child, together with the number.
+                if retry::data(session, &self.taken, false).await?.is_none() {
+                    let (path, data) = (self.taken.to_string(), Vec::new());
+                    writes.push(Operation::Create { path, data, kind: Kind::Persistent });
+                }
+                (writes, stat.version.wrapping_add(1))
             }
         };
-        if written.is_some() {
+        let is_written = self.put(session, writes, maker.filter(|_| node.is_none())).await?;
+        if is_written {
             *self.number.lock() = KnownNumber::Seen(number);
         }
-        Ok(written)
+        Ok(is_written.then_some(version))
     }
 
-    /// Creates the semaphore's node with its number of permits, and writes the twin, in one transaction, so that no
-    /// client ever sees a new node without a number. First creates the missing parents. Returns `false` if another
-    /// client has created or deleted one of the two nodes. `maker` records each node that was created.
-    async fn create(
+    /// Carries out these writes in one transaction, of which the first writes the semaphore's node or creates it with its number, so
+    /// that no client ever sees a new node without a number. First creates the missing parents of a new node. Leaves out each of the
+    /// other writes that this client may not make, because an operator may have made the node without the other nodes. Returns
+    /// `false` if another client has changed, created or deleted one of the nodes. `maker` records each node that was created.
+    async fn put(
         &self,
         session: &Arc<dyn Session>,
-        number: u32,
-        twin: Twin,
+        mut writes: Vec<Operation>,
         maker: Option<&Contender>,
     ) -> Result<bool, NotDone> {
-        self.check_for_record(session).await?;
         let made = |node: &str| maker.iter().for_each(|maker| maker.record_made(node));
-        let (path, data) = (self.config.user_path().to_string(), permits::encode(number));
-        let second = self.write_of_twin(data.clone(), twin);
-        let mut create = vec![Operation::Create { path: path.clone(), data, kind: Kind::Persistent }, second];
         for _ in 0..CREATES {
-            match retry::until_known(session, || session.transact(&create)).await {
+            match retry::until_known(session, || session.transact(&writes)).await {
                 Ok(_) => {
-                    for operation in &create {
-                        if let Operation::Create { path, .. } = operation {
-                            made(path);
-                        }
-                    }
+                    let is_create = |it: &&Operation| matches!(it, Operation::Create { .. });
+                    writes.iter().filter(is_create).for_each(|create| made(create.path()));
                     return Ok(true);
                 }
-                Err(Failure::Operation { index: 0, failure }) if *failure == Failure::NoNode => {
-                    match request::parent(&path) {
+                Err(Failure::Operation { index, failure }) => match (&writes[0], *failure) {
+                    (Operation::Create { path, .. }, Failure::NoNode) if index == 0 => match request::parent(path) {
                         "/" => retry::until_known(session, || session.make_root()).await?,
                         parent => directory::make(session, parent, true, made).await?,
-                    }
-                }
-                Err(Failure::Operation { index, failure }) => match *failure {
-                    Failure::NodeExists | Failure::NoNode => return Ok(false),
-                    _ if index == 1 => create.truncate(1),
-                    failure => return Err(failure.into()),
+                    },
+                    (_, Failure::BadVersion | Failure::NodeExists | Failure::NoNode) => return Ok(false),
+                    _ if (1..writes.len()).contains(&index) => drop(writes.remove(index)),
+                    (_, failure) => return Err(failure.into()),
                 },
                 Err(failure) => return Err(failure.into()),
             }
@@ -375,48 +382,6 @@ impl SemaphoreState {
             None => Twin::Missing,
             Some((data, _)) => permits::decode(&data).ok().flatten().map_or(Twin::NoNumber, Twin::Number),
         })
-    }
-
-    /// Writes the number of permits to the semaphore's node, and to the twin. Returns `false` if the node no longer has this version,
-    /// or if another client has created or deleted the twin. If the twin may not be written, writes the node without it, because an
-    /// operator may have made the node without a twin.
-    ///
-    /// Also creates the directory of the permits, which stays. The node may be a container, as the directory of an idle
-    /// lock is, and no answer of a server shows whether the node is one. Servers would delete a container without a
-    /// child, together with the number. The directory is left out if this client may not create it.
-    async fn overwrite(
-        &self,
-        session: &Arc<dyn Session>,
-        number: u32,
-        version: i32,
-        twin: Twin,
-    ) -> Result<bool, NotDone> {
-        let (path, data) = (self.config.user_path().to_string(), permits::encode(number));
-        let second = self.write_of_twin(data.clone(), twin);
-        let mut writes = vec![Operation::Set { path, data, version: Some(version) }, second];
-        if retry::data(session, &self.taken, false).await?.is_none() {
-            writes.push(Operation::Create { path: self.taken.to_string(), data: Vec::new(), kind: Kind::Persistent });
-        }
-        loop {
-            match retry::until_known(session, || session.transact(&writes)).await {
-                Ok(_) => return Ok(true),
-                Err(Failure::Operation { index, failure }) => match *failure {
-                    Failure::BadVersion | Failure::NodeExists | Failure::NoNode => return Ok(false),
-                    _ if (1..writes.len()).contains(&index) => drop(writes.remove(index)),
-                    failure => return Err(failure.into()),
-                },
-                Err(failure) => return Err(failure.into()),
-            }
-        }
-    }
-
-    /// Returns the write of `data` to the twin.
-    fn write_of_twin(&self, data: Vec<u8>, twin: Twin) -> Operation {
-        let path = metadata::twin_of(self.config.user_path());
-        match twin {
-            Twin::Missing => Operation::Create { path, data, kind: Kind::Persistent },
-            Twin::NoNumber | Twin::Number(_) => Operation::Set { path, data, version: None },
-        }
     }
 
     /// Counts in `rounds` how often this client's server and the ensemble's leader disagreed about the node `path`. The
