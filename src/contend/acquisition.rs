@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::call::{self, NotDone, SESSION_TRIES};
 use crate::contend::config::LockConfig;
 use crate::contend::contender::Contender;
-use crate::contend::exchange::{ExchangeTarget, Reports, SeenPermits};
+use crate::contend::exchange::{ExchangeTarget, SeenPermits};
 use crate::contend::wait::PendingAcquisition;
 use crate::error::error::Error;
 use crate::observe::on_wait::{Listener, OnWait};
@@ -131,17 +131,20 @@ impl Acquisition {
     }
 
     /// Enters the queue, and waits until the lock is granted.
-    pub(crate) async fn acquire(&mut self) -> Result<Arc<Contender>, Error> {
+    pub(crate) async fn acquire(&self) -> Result<Arc<Contender>, Error> {
         let timeout = self.reported(self.check().and_then(|()| self.options.timeout()))?;
-        let on_wait = self.options.on_wait.take().map(OnWait::new);
-        let answer = match timeout {
-            None => self.enter(IfTaken::Wait, None, on_wait).await,
-            // The step is boxed, because a waiter's future is as large as its largest step, and few waiters have a
-            // timeout.
-            Some(timeout) => {
+        let answer = match (timeout, &self.options.on_wait) {
+            (None, None) => self.enter(IfTaken::Wait, None).await,
+            // The steps are boxed, because a waiter's future is as large as its largest step, and few waiters have a timeout or
+            // a listener.
+            (_, listener) => {
                 let in_time = async {
-                    let view = QueueView::default();
-                    self.within(timeout, &view, pin!(self.enter(IfTaken::Wait, Some(&view), on_wait))).await
+                    let view = QueueView { has_listener: listener.is_some(), ..QueueView::default() };
+                    let reports = async {
+                        let Some(listener) = listener else { return pending().await };
+                        Box::pin(OnWait::new(listener).follow(&self.config.paths, &view)).await
+                    };
+                    self.within(timeout, &view, reports, pin!(self.enter(IfTaken::Wait, Some(&view)))).await
                 };
                 Box::pin(in_time).await
             }
@@ -150,13 +153,8 @@ impl Acquisition {
     }
 
     /// Enters the queue. Waits for the lock if it is taken, unless `if_taken` says to give up. Returns the granted
-    /// lock. `view` stores each listing after which the acquisition waits, for the timeout error.
-    pub(crate) async fn enter(
-        &self,
-        if_taken: IfTaken,
-        view: Option<&QueueView>,
-        on_wait: Option<Box<OnWait>>,
-    ) -> Result<Arc<Contender>, Error> {
+    /// lock. `view` stores each listing after which the acquisition waits, for the timeout error and the listener.
+    pub(crate) async fn enter(&self, if_taken: IfTaken, view: Option<&QueueView>) -> Result<Arc<Contender>, Error> {
         if let Some(target) = &self.target {
             target.check_first().await?;
         }
@@ -175,7 +173,7 @@ impl Acquisition {
             label: self.label(),
             trace: &self.trace,
             entry: &entry,
-            reports: Reports { on_wait, view },
+            view,
             waiter: Waiter::new(entry.node_name(), self.config.dialect.hands_off(), if_taken),
             // An acquisition that was warned about before it entered the queue gets no second warning.
             warn_at: due.filter(|due| Instant::now() < *due),
@@ -332,7 +330,7 @@ impl Acquisition {
     ) -> Result<(), Error> {
         let entry = wait.entry;
         if let Some(target) = &self.target {
-            let grant = target.exchange(grant, early_read, entry, wait.waiter.gives_up(), &mut wait.reports).await?;
+            let grant = target.exchange(grant, early_read, entry, wait.waiter.gives_up(), wait.view).await?;
             // The exchange has just confirmed the place in the queue. So a quorum is asked to confirm the grant only if the
             // lease is invalid.
             return match self.hold_if_leased(entry, &grant)? {
@@ -498,18 +496,21 @@ impl Acquisition {
 
     /// Enters the queue, and takes the lock if no contender is in the way. Waits at most `limit` for replies of the ensemble.
     pub(crate) async fn take_now(&self, limit: Duration) -> Result<Arc<Contender>, Error> {
-        call::bounded(&self.config.coordinator, limit, self.enter(IfTaken::GiveUp, None, None)).await
+        call::bounded(&self.config.coordinator, limit, self.enter(IfTaken::GiveUp, None)).await
     }
 
-    /// Waits for `granted` until the timeout. The error of a timeout names the contenders in the way.
+    /// Waits for `granted` until the timeout, if there is one. Meanwhile polls `reports`. The error of a timeout names the
+    /// contenders in the way.
     pub(crate) async fn within<G>(
         &self,
-        timeout: Duration,
+        timeout: Option<Duration>,
         view: &QueueView,
+        reports: impl Future<Output = Infallible>,
         granted: impl Future<Output = Result<G, Error>>,
     ) -> Result<G, Error> {
-        let (ask, look_up) = (ASK_AHEAD.min(timeout / 5 * 2), LOOK_UP_AHEAD.min(timeout / 5));
         let looking = async {
+            let Some(timeout) = timeout else { return pending().await };
+            let (ask, look_up) = (ASK_AHEAD.min(timeout / 5 * 2), LOOK_UP_AHEAD.min(timeout / 5));
             self.config.coordinator.sleep(timeout - ask).await;
             let asked = self.ask_the_leader(view);
             let until_look_up = self.config.coordinator.sleep(ask - look_up).map(Ok);
@@ -519,13 +520,16 @@ impl Acquisition {
             self.look_up(view).await;
             pending::<Result<Infallible, Error>>().await
         };
+        let late = async {
+            let Some(waited) = timeout else { return pending().await };
+            (waited, call::late(&self.config.coordinator, waited).await)
+        };
         tokio::select! {
             biased;
             answer = granted => answer,
-            cut_off = call::late(&self.config.coordinator, timeout) => {
-                Err(Error::Timeout { waited: timeout, blockers: view.seen_in_the_way(), cut_off })
-            }
+            (waited, cut_off) = late => Err(Error::Timeout { waited, blockers: view.seen_in_the_way(), cut_off }),
             Err(diverged) = looking => Err(diverged),
+            never = reports => match never {},
         }
     }
 

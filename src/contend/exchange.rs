@@ -11,7 +11,6 @@ use async_trait::async_trait;
 use crate::call::NotDone;
 use crate::contend::contender::Contender;
 use crate::error::error::Error;
-use crate::observe::on_wait::OnWait;
 use crate::observe::queue_view::QueueView;
 use crate::queue::node_name::NodeName;
 use crate::queue::turn::Grant;
@@ -59,7 +58,7 @@ pub(crate) trait ExchangeTarget: Send + Sync {
         early_read: Option<Box<SeenPermits>>,
         entry: &Contender,
         gives_up: bool,
-        reports: &mut Reports<'_>,
+        view: Option<&QueueView>,
     ) -> Result<Grant, Error>;
 }
 
@@ -70,14 +69,6 @@ pub(crate) struct SeenPermits {
     pub(crate) version: i32,
     /// The names of the permit nodes, one for each holder.
     pub(crate) names: Vec<String>,
-}
-
-/// Where a wait reports the queue.
-pub(crate) struct Reports<'a> {
-    pub(crate) on_wait: Option<Box<OnWait>>,
-    /// Where each listing of the queue is stored, for the timeout error and for progress reports. `None` if nothing needs the
-    /// listings.
-    pub(crate) view: Option<&'a QueueView>,
 }
 
 /// The exchange of our node at the head of a queue for a new node.

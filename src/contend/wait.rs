@@ -8,9 +8,10 @@ use tokio::time::Instant;
 use crate::contend::config::LockConfig;
 use crate::contend::contender::Contender;
 use crate::contend::directory::ask;
-use crate::contend::exchange::{ExchangeTarget, Reports, SeenPermits};
+use crate::contend::exchange::{ExchangeTarget, SeenPermits};
 use crate::contend::warnings::{Registered, WarningEntry};
 use crate::error::error::Error;
+use crate::observe::queue_view::QueueView;
 use crate::observe::trace::AcquireTrace;
 use crate::queue::member::Blockers;
 use crate::queue::mode::Aim;
@@ -30,7 +31,8 @@ pub(crate) struct PendingAcquisition<'a> {
     pub(crate) label: Option<&'a str>,
     pub(crate) trace: &'a AcquireTrace,
     pub(crate) entry: &'a Contender,
-    pub(crate) reports: Reports<'a>,
+    /// Where each listing is stored after which the contender waits. `None` if nothing needs the listings.
+    pub(crate) view: Option<&'a QueueView>,
     /// The decisions of the contender.
     pub(crate) waiter: Waiter<Arc<NodeName>>,
     /// When a warning about the acquisition is due. `None` if there is to be no warning, or the acquisition is in the list of
@@ -148,15 +150,13 @@ impl PendingAcquisition<'_> {
     /// Reports that the contender begins to wait, and the contenders in the way in the listing `names`.
     async fn report(&mut self, names: Option<Listing>) {
         self.warn_if_long();
-        let Some(names) = names else { return };
+        let (Some(names), Some(view)) = (names, self.view) else { return };
         let (session, me, paths) = (self.entry.session(), &*self.entry.node_name(), &self.config.paths);
-        if let Some(on_wait) = &mut self.reports.on_wait {
-            let seen = paths.progress(session, &names, me).await;
-            on_wait.report_read(session, paths, me.dialect(), seen).await;
-        }
-        if let Some(view) = self.reports.view {
-            view.record(session, me, paths.progress_beside(&[], &names, me));
-        }
+        let seen = match view.has_listener {
+            true => paths.progress(session, &names, me).await,
+            false => paths.progress_beside(&[], &names, me),
+        };
+        view.record(session, me, seen);
     }
 
     /// Registers the acquisition for a warning when it begins to wait.
@@ -201,28 +201,20 @@ impl PendingAcquisition<'_> {
         watch
     }
 
-    /// Waits until the predecessor's node changes or goes. Meanwhile calls the user's `on_wait` listener when the progress
-    /// changes. `watch` says how to [arm](PendingAcquisition::arm) the watch on the node. `None` if only the leader is asked for
+    /// Waits until the predecessor's node changes or goes. `watch` says how to [arm](PendingAcquisition::arm) the watch on the node. `None` if only the leader is asked for
     /// the node.
     async fn departure(
-        &mut self,
+        &self,
         predecessor: &Arc<str>,
         watch: Option<(bool, Option<Box<Stat>>)>,
     ) -> Result<Departure, Error> {
-        let mut on_wait = self.reports.on_wait.take();
-        let (session, paths, me) = (self.entry.session(), &self.config.paths, &*self.entry.node_name());
-        // The future is boxed, because only a few of thousands of waiters have a listener.
-        let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, paths, me)));
         let is_watched = watch.is_some();
         let event = watch.map(|(asks, directory)| self.await_event(predecessor, asks, directory));
-        let departure = tokio::select! {
+        tokio::select! {
             biased;
             Some(event) = OptionFuture::from(event) => event,
             found = self.check_in_intervals(predecessor, is_watched) => found,
-            Some(never) = OptionFuture::from(looking) => match never {},
-        };
-        self.reports.on_wait = on_wait;
-        departure
+        }
     }
 
     /// Arms the watch on the predecessor's node, and waits for its event.

@@ -2,7 +2,6 @@
 //! uses, or acquires a node to keep. A lock without `keep` uses nothing of this file.
 
 use std::cell::Cell;
-use std::convert::Infallible;
 use std::future::{Future, pending, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
@@ -12,13 +11,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::contend::acquisition::{Acquisition, Options};
-use crate::contend::config::LockConfig;
 use crate::error::error::Error;
 use crate::keep::cache::{Cache, KeptUse, PendingUse};
 use crate::keep::kept::{KeptNode, Work};
 use crate::keep::uses::Joined;
 use crate::observe::on_wait::OnWait;
-use crate::observe::queue_view::{QueueView, next_listing};
 use crate::observe::trace::{self, AcquireTrace};
 use crate::queue::member::Progress;
 use crate::queue::mode::Mode;
@@ -100,44 +97,23 @@ async fn wait_in_time(
 ) -> Result<Option<KeptUse>, Error> {
     let kept = Arc::clone(&waits.kept);
     let reports = async {
-        let Some(mut on_wait) = acquisition.options.on_wait.clone().map(OnWait::new) else { return pending().await };
+        let Some(mut on_wait) = acquisition.options.on_wait.as_ref().map(OnWait::new) else { return pending().await };
         tokio::select! {
             biased;
             // Registers no waker, because the waker of the acquisition of the node wakes all waiting uses.
             () = poll_fn(|_| if kept.hold().is_some() { Poll::Ready(()) } else { Poll::Pending }) => {}
-            never = report_progress(&acquisition.config, &kept.view, &mut on_wait) => match never {},
+            never = on_wait.follow(&acquisition.config.paths, &kept.view) => match never {},
         }
         let (path, uses) = (Arc::clone(&acquisition.config.directory), kept.uses());
         on_wait.report(Progress { path, place: uses, length: uses, blockers: kept.as_blockers() });
         pending().await
     };
-    let granted = pin!(async {
-        tokio::select! {
-            biased;
-            used = waits.wait() => used,
-            never = reports => match never {},
-        }
-    });
-    let Some(left) = left else { return granted.await };
-    match acquisition.within(left, &kept.view, granted).await {
+    match acquisition.within(left, &kept.view, reports, waits.wait()).await {
         // After the grant of the node, the use waits for other uses of this process.
         Err(Error::Timeout { waited, cut_off, .. }) if kept.hold().is_some() => {
             Err(Error::Timeout { waited, blockers: kept.as_blockers(), cut_off })
         }
         answer => answer,
-    }
-}
-
-/// Calls the listener at each change in the listings of the shared acquisition.
-async fn report_progress(config: &LockConfig, view: &QueueView, on_wait: &mut OnWait) -> Infallible {
-    let mut waits = next_listing(view, 0).await;
-    loop {
-        on_wait.report_read(&waits.session, &config.paths, waits.me.dialect(), waits.seen.clone()).await;
-        waits = tokio::select! {
-            biased;
-            later = next_listing(view, waits.listings) => later,
-            never = on_wait.keep_looking(&waits.session, &config.paths, &waits.me) => match never {},
-        };
     }
 }
 
@@ -155,7 +131,7 @@ fn for_all(first: &Acquisition, kept: &Arc<KeptNode>) -> Work {
     let span = all.begin_trace();
     all.trace.share_caller_of(&first.trace);
     let view = Arc::clone(&kept.view);
-    let work = async move { all.enter(IfTaken::Wait, Some(&view), None).await };
+    let work = async move { all.enter(IfTaken::Wait, Some(&view)).await };
     AcquireTrace::around(span, Box::pin(work))
 }
 

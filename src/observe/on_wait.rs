@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::observe::lock_paths::LockPaths;
+use crate::observe::queue_view::{QueueView, next_listing};
 use crate::queue::dialect::Dialect;
 use crate::queue::member::Progress;
 use crate::queue::node_name::NodeName;
@@ -36,19 +37,26 @@ pub(crate) struct OnWait {
 }
 
 impl OnWait {
-    pub(crate) fn new(listener: Listener) -> Box<OnWait> {
-        Box::new(OnWait { listener, reported: None })
+    pub(crate) fn new(listener: &Listener) -> OnWait {
+        OnWait { listener: listener.clone(), reported: None }
+    }
+
+    /// Calls the listener at each change in the listings of the acquisition, and in those that this future makes in intervals.
+    pub(crate) async fn follow(&mut self, paths: &LockPaths, view: &QueueView) -> Infallible {
+        let mut waits = next_listing(view, 0).await;
+        loop {
+            self.report_read(&waits.session, paths, waits.me.dialect(), waits.seen.clone()).await;
+            waits = tokio::select! {
+                biased;
+                later = next_listing(view, waits.listings) => later,
+                never = self.keep_looking(&waits.session, paths, &waits.me) => match never {},
+            };
+        }
     }
 
     /// Calls the listener if `seen` differs from the progress of the last call. Before the call, reads the nodes of the
     /// contenders that the waiter waits for.
-    pub(crate) async fn report_read(
-        &mut self,
-        session: &Arc<dyn Session>,
-        paths: &LockPaths,
-        dialect: Dialect,
-        seen: Progress,
-    ) {
+    async fn report_read(&mut self, session: &Arc<dyn Session>, paths: &LockPaths, dialect: Dialect, seen: Progress) {
         if let Some(reported) = self.reported.as_mut().filter(|reported| reported.is_as(&seen)) {
             reported.length = seen.length;
             return;
@@ -64,12 +72,7 @@ impl OnWait {
     }
 
     /// Lists the queue in intervals, and calls the listener when the progress changes.
-    pub(crate) async fn keep_looking(
-        &mut self,
-        session: &Arc<dyn Session>,
-        paths: &LockPaths,
-        me: &NodeName,
-    ) -> Infallible {
+    async fn keep_looking(&mut self, session: &Arc<dyn Session>, paths: &LockPaths, me: &NodeName) -> Infallible {
         loop {
             session.sleep(self.pause()).await;
             // An error of the listing is ignored, because the wait itself fails for the same reason.

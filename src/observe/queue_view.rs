@@ -13,6 +13,8 @@ use crate::sync::{Mutex, Notify};
 #[derive(Default)]
 pub(crate) struct QueueView {
     pub(crate) snapshot: Mutex<Option<QueueSnapshot>>,
+    /// Whether a listener hears of each listing. The listing of a semaphore's queue then includes the holders of permits.
+    pub(crate) has_listener: bool,
     /// Notified when the leader does not have a contender that was in the way, so that the holders are looked at again.
     pub(crate) look_again: Notify,
 }
@@ -54,8 +56,8 @@ pub(crate) struct QueueSnapshot {
     pub(crate) listings: usize,
 }
 
-/// Waits until the queue was listed more than `listings` times. This future registers no waker, because the task that lists the
-/// queue for a shared acquisition wakes all tasks that wait for that acquisition.
+/// Waits until the queue was listed more than `listings` times. This future registers no waker: the caller polls it after
+/// each poll of the acquisition, or the task that polls a shared acquisition wakes all tasks that wait for that acquisition.
 pub(crate) async fn next_listing(view: &QueueView, listings: usize) -> QueueSnapshot {
     poll_fn(|_| match &*view.snapshot.lock() {
         Some(snapshot) if snapshot.listings > listings => Poll::Ready(snapshot.clone()),

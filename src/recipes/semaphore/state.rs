@@ -11,12 +11,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
+
 use crate::call::NotDone;
 use crate::contend::config::LockConfig;
 use crate::contend::contender::Contender;
 use crate::contend::directory;
-use crate::contend::exchange::{Reports, SeenPermits};
+use crate::contend::exchange::SeenPermits;
 use crate::error::error::{Error, PermitsError};
+use crate::observe::queue_view::QueueView;
 use crate::queue::dialect::Dialect;
 use crate::queue::metadata;
 use crate::queue::permits::{self, PERMITS, QUEUE};
@@ -111,20 +114,17 @@ impl SemaphoreState {
         now: &SeenPermits,
         entry: &Contender,
         gives_up: bool,
-        reports: &mut Reports<'_>,
+        queue_view: Option<&QueueView>,
     ) -> Result<(), Error> {
         let (session, paths, me) = (entry.session(), &self.config.paths, &*entry.node_name());
         let only_me = [me.as_str().to_owned()];
         if gives_up {
             return Err(Error::WouldBlock { blockers: paths.blockers(session, &only_me, me).await });
         }
-        if let Some(on_wait) = &mut reports.on_wait {
-            let names = session.children(&self.config.directory).await;
-            let names = names.ok().filter(|names| !names.is_empty()).unwrap_or_else(|| only_me.to_vec());
-            on_wait.report_read(session, paths, me.dialect(), paths.progress_beside(&now.names, &names, me)).await;
-        }
-        if let Some(view) = reports.view {
-            view.record(session, me, paths.progress_beside(&now.names, &only_me, me));
+        if let Some(view) = queue_view {
+            let queued = OptionFuture::from(view.has_listener.then(|| session.children(&self.config.directory))).await;
+            let queued = queued.and_then(Result::ok).filter(|names| !names.is_empty()).unwrap_or(Vec::from(only_me));
+            view.record(session, me, paths.progress_beside(&now.names, &queued, me));
         }
         Ok(())
     }

@@ -19,8 +19,9 @@ use futures_util::future::OptionFuture;
 
 use crate::call::{self, NotDone};
 use crate::contend::contender::Contender;
-use crate::contend::exchange::{Exchange, ExchangeTarget, NotExchanged, Reports, SeenPermits};
+use crate::contend::exchange::{Exchange, ExchangeTarget, NotExchanged, SeenPermits};
 use crate::error::error::Error;
+use crate::observe::queue_view::QueueView;
 use crate::queue::node_name::NodeName;
 use crate::queue::permits::{self, Room};
 use crate::queue::turn::Grant;
@@ -142,9 +143,9 @@ impl ExchangeTarget for PermitRequest {
         early_read: Option<Box<SeenPermits>>,
         entry: &Contender,
         gives_up: bool,
-        reports: &mut Reports<'_>,
+        queue_view: Option<&QueueView>,
     ) -> Result<Grant, Error> {
-        let taken = self.take(grant, early_read, entry, gives_up, reports).await;
+        let taken = self.take(grant, early_read, entry, gives_up, queue_view).await;
         taken.map_err(|why| self.state.take_error(entry, why))
     }
 }
@@ -179,7 +180,7 @@ impl PermitRequest {
         early_read: Option<Box<SeenPermits>>,
         entry: &Contender,
         gives_up: bool,
-        reports: &mut Reports<'_>,
+        queue_view: Option<&QueueView>,
     ) -> Result<Grant, NotDone> {
         let mut view = View::new(&self.state, entry, &mut grant);
         let mut seen = early_read;
@@ -203,8 +204,8 @@ impl PermitRequest {
                     if gives_up && self.state.config.paths.are_some_gone(entry.session(), &[]).await? {
                         continue;
                     }
-                    self.state.report_shortage(&now, entry, gives_up, reports).await?;
-                    view.wait_for_change(&now, reports).await?;
+                    self.state.report_shortage(&now, entry, gives_up, queue_view).await?;
+                    view.wait_for_change(&now, queue_view).await?;
                 }
             }
         }
@@ -350,7 +351,7 @@ impl<'a> View<'a> {
     }
 
     /// Waits until permits may have been released since the read `now`, or the number of permits may have changed.
-    async fn wait_for_change(&mut self, now: &SeenPermits, reports: &mut Reports<'_>) -> Result<(), NotDone> {
+    async fn wait_for_change(&mut self, now: &SeenPermits, queue_view: Option<&QueueView>) -> Result<(), NotDone> {
         let (session, path) = (self.entry.session(), self.state.config.user_path());
         if self.number.is_none() {
             let (watch, (_, stat)) = retry::watched_data(session, path).await?;
@@ -364,9 +365,7 @@ impl<'a> View<'a> {
             std::iter::once(check(&**path, Some(now.version))).chain(holders).collect()
         };
         let mut recheck = Recheck::new(session);
-        let (paths, me) = (&self.state.config.paths, &*self.entry.node_name());
-        let look_again = reports.view.map(|view| Box::pin(view.look_again.notified()));
-        let looking = reports.on_wait.as_mut().map(|on_wait| on_wait.keep_looking(session, paths, me));
+        let look_again = queue_view.map(|view| Box::pin(view.look_again.notified()));
         tokio::select! {
             biased;
             // The session is over. The caller ends the acquisition with the loss of its own node.
@@ -381,7 +380,6 @@ impl<'a> View<'a> {
                 let gone = missed.iter().filter_map(|index| now.names.get(index.checked_sub(1)?));
                 presence::leave_if_listed(session, &self.state.taken, gone.cloned().collect()).await?;
             }
-            Some(never) = OptionFuture::from(looking) => match never {},
             Some(()) = OptionFuture::from(look_again) => {}
         }
         Ok(())
