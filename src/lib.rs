@@ -324,6 +324,7 @@ pub mod cost {}
 /// [serving]: https://docs.rs/crate/zk-rwlock/latest/source/docs/serving.md
 /// [guarded]: crate::guide#guarded-writes
 /// [versions]: https://docs.rs/crate/zk-rwlock/latest/source/docs/versions.md
+/// [timeout]: crate::guide#choosing-a-session-timeout
 ///
 #[cfg(all(doc, not(doctest)))]
 #[doc = include_str!("../docs/operating.md")]

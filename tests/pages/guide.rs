@@ -49,7 +49,7 @@ async fn shared_configuration() -> Result<(), Error> {
     // The same in one call.
     config.update(|config| config.password = "very secret".to_owned()).label("rotate password").await?;
 
-    // Only the first value has to be waited for.
+    // Waits for an answer of the servers. Fails if there is no value, and no `initial`.
     let live = config.live().timeout(Duration::from_secs(30)).await?;
     assert_eq!(live.get().password, "very secret");
     // end
@@ -154,7 +154,7 @@ async fn one_leader() -> Result<(), Error> {
     };
 
     let leadership = Leadership::builder(&zk, "/leaders/scheduler")
-        .data("http://web-1:8080") // what everybody can read of the leader
+        .data("http://web-1:8080") // what all can read of the leader
         .health(Duration::from_secs(5), database_answers)
         .build()?;
     if let Some(done) = leadership.lead_mut(schedule).await? {

@@ -298,7 +298,8 @@ pub(crate) enum Task {
     /// `leads` is the leader of an election.
     ///
     /// In a narrow terminal the column SESSION is dropped first, then long hosts and labels are shortened, then PID is
-    /// dropped. TOKEN is always shown. With `| cat` and in --json nothing is left out.
+    /// dropped. TOKEN is always shown. With `| cat` all columns are shown, and in --json all
+    /// labels are whole.
     Ls(Ls),
     /// Show what ls shows, live, until interrupted.
     ///
