@@ -4,7 +4,7 @@
 //! A new connection is *ready* once a quorum has answered a transaction on it, and the session's watches are armed again.
 //! Until then the requests of the session wait, so nothing stale is read, and no answer overtakes an event.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use async_executor::FallibleTask;
 use futures_util::StreamExt;
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::{BoxFuture, join_all, try_join_all};
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::oneshot;
 use zookeeper_client as zk;
@@ -264,7 +264,7 @@ impl Connections {
         mut finder: Finder,
         mut leaves: mpsc::UnboundedReceiver<LeaveRequest>,
     ) {
-        let (mut suspects, mut is_told_lost) = (Suspects::default(), false);
+        let mut is_told_lost = false;
         let ending = loop {
             let why = tokio::select! {
                 biased;
@@ -275,7 +275,7 @@ impl Connections {
                 },
                 // The connection of an idle session gets ready with the first request.
                 () = self.pipeline.wanted.notified(), if served.unready.is_some() => {
-                    match self.get_ready(&mut served, &mut suspects).await {
+                    match self.get_ready(&served).await {
                         Ok(()) => {
                             self.mark_ready(&mut served, &mut finder.attempts, true);
                             continue;
@@ -302,7 +302,7 @@ impl Connections {
             self.give_up(served);
             let resumed = tokio::select! {
                 biased;
-                resumed = self.resume(&mut finder, &mut suspects) => resumed,
+                resumed = self.resume(&mut finder) => resumed,
                 () = self.closed_for_long() => Err(Ending::Closed),
                 () = self.silent_for_long() => Err(Ending::Expired),
             };
@@ -456,7 +456,7 @@ impl Connections {
     }
 
     /// Tries until a connection has resumed the session and is ready.
-    async fn resume(self: &Arc<Self>, finder: &mut Finder, suspects: &mut Suspects) -> Result<Served, Ending> {
+    async fn resume(self: &Arc<Self>, finder: &mut Finder) -> Result<Served, Ending> {
         finder.look_up_all();
         loop {
             let (target, limit, handshake, opened) = finder.attempt(Some((&self.session, self.granted))).await;
@@ -470,7 +470,7 @@ impl Connections {
                 Some(Err(_)) => Failed::Refused,
                 Some(Ok(link)) => {
                     let mut served = self.serve(link, target);
-                    match self.accept(&mut served, handshake, suspects).await {
+                    match self.accept(&served, handshake).await {
                         Ok(is_ready) => {
                             self.mark_ready(&mut served, &mut finder.attempts, is_ready);
                             return Ok(served);
@@ -495,7 +495,7 @@ impl Connections {
 
     /// Decides what becomes of a connection whose handshake has succeeded. Returns whether the connection is ready;
     /// `false` for the connection of an idle session. The handshake counts once [`Connections::check`] is acknowledged.
-    async fn accept(&self, served: &mut Served, handshake: Moment, suspects: &mut Suspects) -> Result<bool, LinkEnd> {
+    async fn accept(&self, served: &Served, handshake: Moment) -> Result<bool, LinkEnd> {
         let Some(client) = &served.unready else { return Err(LinkEnd::Lost) };
         if client.session_id().0 != self.session.id().0 {
             return Err(LinkEnd::Over(Ending::Replaced));
@@ -513,26 +513,35 @@ impl Connections {
         if is_idle && !self.pipeline.is_closed() {
             return Ok(false);
         }
-        self.get_ready(served, suspects).await.map(|()| true)
+        self.get_ready(served).await.map(|()| true)
     }
 
-    /// Checks a connection by a transaction, and arms all watches again.
-    async fn get_ready(&self, served: &mut Served, suspects: &mut Suspects) -> Result<(), LinkEnd> {
+    /// Checks a connection by a transaction, and arms all watches again. Ends the session if its watches cannot be armed
+    /// for long, because the reply to a read may break each connection, and the session would stay unusable for ever.
+    async fn get_ready(&self, served: &Served) -> Result<(), LinkEnd> {
         if self.pipeline.is_closed() {
             return Err(LinkEnd::Over(Ending::Closed));
         }
         let Some(client) = &served.unready else { return Err(LinkEnd::Lost) };
+        let mut is_checked = false;
         let ready = async {
             self.ask_quorum(client).await?;
-            self.arm(client, suspects).await
+            is_checked = true;
+            self.arm(client).await
         };
         let ready = tokio::select! {
             biased;
             ended = served.ended() => Err(ended),
             ready = ready => ready,
         };
-        if ready.is_err() {
-            suspects.accuse();
+        let lost = self.store.lease().lost_since().filter(|_| is_checked && ready.is_err());
+        if lost.is_some_and(|lost| lost.elapsed() > self.granted * 7 / 5) {
+            emit!(
+                ERROR,
+                session = self.id(),
+                "the watches of the session cannot be armed again, which ends the session"
+            );
+            return Err(LinkEnd::Over(Ending::Expired));
         }
         ready
     }
@@ -554,7 +563,7 @@ impl Connections {
     }
 
     /// Arms all watches of the session again.
-    async fn arm(&self, client: &Arc<zk::Client>, suspects: &mut Suspects) -> Result<(), LinkEnd> {
+    async fn arm(&self, client: &zk::Client) -> Result<(), LinkEnd> {
         let lease = self.store.lease();
         let mut checked = lease.now();
         let (keys, own, gone) = (self.watches.keys(), self.store.own_paths(), Mutex::new(None));
@@ -565,9 +574,8 @@ impl Connections {
                 checked = lease.now();
                 self.ask_quorum(client).await?;
             }
-            let (skipped, armed): (Vec<_>, Vec<_>) = some.iter().partition(|(slot, _)| suspects.is_skipped(*slot));
-            let (sent, under_way) = (lease.now(), suspects.begin(armed.iter().map(|(slot, _)| *slot)));
-            let reads = armed.into_iter().map(async |(slot, (path, kind))| {
+            let sent = lease.now();
+            let reads = some.iter().map(async |(slot, (path, kind))| {
                 let answer = match kind {
                     Kind::Data => client.check_and_watch_stat(path).await.map(|(stat, watcher)| (stat, Some(watcher))),
                     Kind::Children => {
@@ -579,14 +587,10 @@ impl Connections {
                 if let Some(path) = own.get(&**path).filter(|_| matches!(answer, Ok((None, _)))) {
                     *gone.lock() = Some(path.clone());
                 }
-                self.watches.arm(*slot, answer).map(|()| under_way.lock().remove(slot))
+                self.watches.arm(*slot, answer)
             });
-            let answers = join_all(reads).await;
-            if answers.iter().any(Result::is_err) {
-                return Err(LinkEnd::Lost);
-            }
+            try_join_all(reads).await.map_err(|_| LinkEnd::Lost)?;
             self.store.record_answer(sent);
-            skipped.into_iter().for_each(|(slot, _)| self.watches.skip(*slot));
         }
         // The newest nodes may not be watched yet, so their existence is checked without a watch.
         let watched: BTreeSet<&str> = keys.iter().map(|(_, (path, _))| &**path).collect();
@@ -605,9 +609,7 @@ impl Connections {
             None => Ok(()),
         }
     }
-}
 
-impl Connections {
     /// Fails if the ensemble has gone back to an earlier state, which may be why our node at `path` is gone. Then nodes
     /// that this session has deleted may stand again, and would block others for as long as the session lives.
     ///
@@ -634,37 +636,6 @@ impl Connections {
                 }
                 _ => return Ok(()),
             }
-        }
-    }
-}
-
-/// The watches whose reads may have ended a connection, by a reply that is garbled. Such a watch is not armed again, and
-/// its owner looks again.
-#[derive(Default)]
-struct Suspects {
-    /// How often the read of this slot was the first without an answer when a connection was lost.
-    accused: BTreeMap<u64, u32>,
-    /// The slots whose reads are under way.
-    under_way: Mutex<BTreeSet<u64>>,
-}
-
-impl Suspects {
-    /// Returns whether this watch is not armed again. One lost connection may be a coincidence, so a watch is skipped
-    /// after the second one. Once a watch was accused twice, one loss suffices for each other watch.
-    fn is_skipped(&self, slot: u64) -> bool {
-        let least = if self.accused.values().any(|times| *times > 1) { 1 } else { 2 };
-        self.accused.get(&slot).is_some_and(|times| *times >= least)
-    }
-
-    fn begin(&mut self, slots: impl Iterator<Item = u64>) -> &Mutex<BTreeSet<u64>> {
-        *self.under_way.get_mut() = slots.collect();
-        &self.under_way
-    }
-
-    /// Accuses the read that stood first without an answer.
-    fn accuse(&mut self) {
-        if let Some(first) = std::mem::take(self.under_way.get_mut()).first() {
-            *self.accused.entry(*first).or_default() += 1;
         }
     }
 }

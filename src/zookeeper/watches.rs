@@ -216,13 +216,6 @@ impl Watches {
         self.slots.lock().each.is_empty()
     }
 
-    /// Lets the owners of a slot look again, without a read.
-    pub(super) fn skip(&self, slot: u64) {
-        let mut outgoing = Outgoing::default();
-        self.slots.lock().fire(slot, Event::LookAgain, &mut outgoing);
-        outgoing.deliver();
-    }
-
     /// Records the answer to the read that arms a slot again: the stat of the node, and the crate's watcher. Fails if
     /// the answer does not show the node's state.
     pub(super) fn arm(

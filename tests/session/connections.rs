@@ -87,6 +87,25 @@ async fn connections_that_break_before_they_are_ready_come_at_most_forty_a_sessi
     assert_attempts_on("/connections/check", Op::Multi).await;
 }
 
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_ends_if_one_of_its_watches_cannot_be_armed_again() {
+    let proxy = Proxy::start(shared_server().address());
+    let zk = connect_with(&proxy.address(), Duration::from_secs(1)).await;
+    let held = soon("free", lock_at(&zk, "/connections/armed").write()).await.expect("free");
+    let id = session(&zk).await.id();
+    // A watch is armed again by a read of the node, without its data.
+    let node = held.node_path();
+    proxy.apply(Rule::on(Frames::replies(Op::Exists).about(&node)).and_all_later().close(0, Close::Fin));
+    eventually("a watch on the node", || async {
+        proxy.requests().iter().any(|(op, path)| *op == Op::GetData && *path == node)
+    })
+    .await;
+    proxy.disconnect();
+    soon("the loss", held.lost()).await;
+    let next = soon("a new session", lock_at(&zk, "/connections/armed").write()).await.expect("free");
+    assert!(session(&zk).await.id() != id && next.is_held());
+}
+
 /// The servers do not refuse a client that has seen newer transactions than they have, because a session is resumed
 /// with a zxid of 0.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
