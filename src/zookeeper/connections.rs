@@ -575,7 +575,8 @@ impl Connections {
                 self.ask_quorum(client).await?;
             }
             let sent = lease.now();
-            let reads = some.iter().map(async |(slot, (path, kind))| {
+            let reads = some.iter().map(async |key| {
+                let (path, kind) = key;
                 let answer = match kind {
                     Kind::Data => client.check_and_watch_stat(path).await.map(|(stat, watcher)| (stat, Some(watcher))),
                     Kind::Children => {
@@ -587,13 +588,13 @@ impl Connections {
                 if let Some(path) = own.get(&**path).filter(|_| matches!(answer, Ok((None, _)))) {
                     *gone.lock() = Some(path.clone());
                 }
-                self.watches.arm(*slot, answer)
+                self.watches.arm(key, answer)
             });
             try_join_all(reads).await.map_err(|_| LinkEnd::Lost)?;
             self.store.record_answer(sent);
         }
         // The newest nodes may not be watched yet, so their existence is checked without a watch.
-        let watched: BTreeSet<&str> = keys.iter().map(|(_, (path, _))| &**path).collect();
+        let watched: BTreeSet<&str> = keys.iter().map(|(path, _)| &**path).collect();
         let unwatched: Vec<&String> = own.iter().filter(|path| !watched.contains(path.as_str())).collect();
         for some in unwatched.chunks(ARMED_AT_ONCE) {
             join_all(some.iter().map(async |path| {

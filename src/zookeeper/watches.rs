@@ -9,7 +9,6 @@
 //! What the read after a reconnect finds is never [`Event::Changed`]. Waiters take that event for the release of the
 //! lock, and a stat that differs does not prove a release.
 
-use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -22,7 +21,7 @@ use crate::sync::{HashMap, Mutex};
 use crate::telemetry::user_thread::guarded;
 
 /// What a watch is set on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
     /// The data of a node.
     Data,
@@ -49,42 +48,35 @@ type Watcher = Pin<Box<dyn Future<Output = zk::WatchedEvent> + Send>>;
 #[derive(Default)]
 pub(super) struct Watches {
     slots: Mutex<Slots>,
-    fired: Arc<Fired>,
+    /// The keys whose watchers have fired.
+    fired: Arc<Mutex<Vec<Key>>>,
 }
 
 #[derive(Default)]
 struct Slots {
-    by_key: HashMap<Key, u64>,
-    each: BTreeMap<u64, Slot>,
-    /// How many slots and waiters there were so far. The count is the id of the last one.
-    made: u64,
+    by_key: HashMap<Key, Slot>,
     /// How often the watches were disarmed. A watcher of an earlier connection must not be polled.
     disarmed: u64,
 }
 
 /// All watches of one key.
+#[derive(Default)]
 struct Slot {
-    key: Key,
     waiters: Vec<Waiter>,
     /// The crate's watcher of the present connection, which serves all waiters.
     watcher: Option<Watcher>,
 }
 
 struct Waiter {
-    id: u64,
     seen: Seen,
     event: oneshot::Sender<Event>,
 }
 
-/// The ids of the slots whose watchers have fired.
-#[derive(Default)]
-struct Fired(Mutex<Vec<u64>>);
-
-struct Fires(u64, Arc<Fired>);
+struct Fires(Key, Arc<Mutex<Vec<Key>>>);
 
 impl Wake for Fires {
     fn wake(self: Arc<Self>) {
-        self.1.0.lock().push(self.0);
+        self.1.lock().push(self.0.clone());
     }
 }
 
@@ -103,29 +95,23 @@ impl Outgoing {
 }
 
 impl Slots {
-    fn remove(&mut self, id: u64) -> Option<Slot> {
-        let slot = self.each.remove(&id)?;
-        self.by_key.remove(&slot.key);
-        Some(slot)
-    }
-
     /// Removes a slot, and adds its event for each of its waiters.
-    fn fire(&mut self, id: u64, event: Event, to: &mut Outgoing) {
-        if let Some(slot) = self.remove(id) {
+    fn fire(&mut self, key: &Key, event: Event, to: &mut Outgoing) {
+        if let Some(slot) = self.by_key.remove(key) {
             to.0.extend(slot.waiters.into_iter().map(|it| (it.event, event)));
             to.1.extend(slot.watcher);
         }
     }
 
     /// Polls the watcher of a slot. If it has fired, fires the slot.
-    fn poll(&mut self, id: u64, fired: &Arc<Fired>, to: &mut Outgoing) {
-        let Some(slot) = self.each.get_mut(&id) else { return };
+    fn poll(&mut self, key: &Key, fired: &Arc<Mutex<Vec<Key>>>, to: &mut Outgoing) {
+        let Some(slot) = self.by_key.get_mut(key) else { return };
         let Some(watcher) = &mut slot.watcher else { return };
-        let waker = Waker::from(Arc::new(Fires(id, Arc::clone(fired))));
+        let waker = Waker::from(Arc::new(Fires(key.clone(), Arc::clone(fired))));
         let Poll::Ready(came) = watcher.as_mut().poll(&mut Context::from_waker(&waker)) else { return };
         slot.watcher = None;
         if let Some(event) = translate(came.event_type) {
-            self.fire(id, event, to);
+            self.fire(key, event, to);
         }
     }
 }
@@ -155,36 +141,34 @@ impl Watches {
         let (sender, event) = oneshot::channel();
         let (seen, mut outgoing) = (Seen::by(key.1, stat), Outgoing::default());
         let mut slots = self.slots.lock();
-        slots.made += 1;
         let is_past = connection != slots.disarmed;
-        let waiter = slots.made;
-        let slot = *slots.by_key.entry(key.clone()).or_insert(waiter);
-        let all = slots.each.entry(slot).or_insert_with(|| Slot { key, waiters: Vec::new(), watcher: None });
-        all.waiters.push(Waiter { id: waiter, seen, event: sender });
+        let slot = slots.by_key.entry(key.clone()).or_default();
+        slot.waiters.push(Waiter { seen, event: sender });
         // The watchers of one path fire together, so one is enough. A watcher of a lost connection must not be polled.
-        if all.watcher.is_some() || is_past {
+        if slot.watcher.is_some() || is_past {
             drop(slots);
             drop(watcher);
         } else {
-            all.watcher = Some(Box::pin(watcher.changed()));
+            slot.watcher = Some(Box::pin(watcher.changed()));
             // The event may have come together with the answer.
-            slots.poll(slot, &self.fired, &mut outgoing);
+            slots.poll(&key, &self.fired, &mut outgoing);
             drop(slots);
         }
         outgoing.deliver();
-        Box::pin(Armed { watches: Arc::clone(self), slot, waiter, event, has_fired: false })
+        let mut armed = Armed { watches: Arc::clone(self), key, event };
+        Box::pin(async move { (&mut armed.event).await.unwrap_or(Event::Over) })
     }
 
     /// Delivers the events that have come.
     pub(super) fn deliver(&self) {
-        let fired = std::mem::take(&mut *self.fired.0.lock());
+        let fired = std::mem::take(&mut *self.fired.lock());
         if fired.is_empty() {
             return;
         }
         let mut outgoing = Outgoing::default();
         let mut slots = self.slots.lock();
-        for id in fired {
-            slots.poll(id, &self.fired, &mut outgoing);
+        for key in &fired {
+            slots.poll(key, &self.fired, &mut outgoing);
         }
         drop(slots);
         outgoing.deliver();
@@ -194,7 +178,7 @@ impl Watches {
     pub(super) fn disarm(&self) {
         let mut slots = self.slots.lock();
         slots.disarmed += 1;
-        let watchers: Vec<_> = slots.each.values_mut().filter_map(|it| it.watcher.take()).collect();
+        let watchers: Vec<_> = slots.by_key.values_mut().filter_map(|it| it.watcher.take()).collect();
         drop(slots);
         drop(watchers);
     }
@@ -202,87 +186,69 @@ impl Watches {
     /// Ends all watches, because the session is over. Each gets the event [`Event::Over`].
     pub(super) fn end(&self) {
         let slots = std::mem::take(&mut *self.slots.lock());
-        for waiter in slots.each.into_values().flat_map(|slot| slot.waiters) {
+        for waiter in slots.by_key.into_values().flat_map(|slot| slot.waiters) {
             let _panicked = guarded(|| drop(waiter));
         }
     }
 
-    /// Returns the watched keys, with the ids of their slots.
-    pub(super) fn keys(&self) -> Vec<(u64, Key)> {
-        self.slots.lock().each.iter().map(|(id, slot)| (*id, slot.key.clone())).collect()
+    pub(super) fn keys(&self) -> Vec<Key> {
+        self.slots.lock().by_key.keys().cloned().collect()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.slots.lock().each.is_empty()
+        self.slots.lock().by_key.is_empty()
     }
 
     /// Records the answer to the read that arms a slot again: the stat of the node, and the crate's watcher. Fails if
     /// the answer does not show the node's state.
     pub(super) fn arm(
         &self,
-        slot: u64,
+        key: &Key,
         answer: Result<(Option<zk::Stat>, Option<zk::OneshotWatcher>), Failure>,
     ) -> Result<(), Failure> {
         let mut outgoing = Outgoing::default();
         let mut slots = self.slots.lock();
         match answer {
             Ok((Some(stat), watcher)) => {
-                if let Some(it) = slots.each.get_mut(&slot) {
-                    let now = Seen::by(it.key.1, &stat);
-                    let changed = it.waiters.extract_if(.., |waiter| waiter.seen != now);
+                if let Some(slot) = slots.by_key.get_mut(key) {
+                    let now = Seen::by(key.1, &stat);
+                    let changed = slot.waiters.extract_if(.., |waiter| waiter.seen != now);
                     outgoing.0.extend(changed.map(|waiter| (waiter.event, Event::LookAgain)));
-                    if it.waiters.is_empty() {
-                        slots.remove(slot);
+                    if slot.waiters.is_empty() {
+                        slots.by_key.remove(key);
                     } else {
-                        it.watcher = watcher.map(|watcher| Box::pin(watcher.changed()) as Watcher);
-                        slots.poll(slot, &self.fired, &mut outgoing);
+                        slot.watcher = watcher.map(|watcher| Box::pin(watcher.changed()) as Watcher);
+                        slots.poll(key, &self.fired, &mut outgoing);
                     }
                 }
             }
             // The watcher that the read has left on the missing node is dropped, which removes it.
-            Ok((None, _)) | Err(Failure::NoNode) => slots.fire(slot, Event::Deleted, &mut outgoing),
+            Ok((None, _)) | Err(Failure::NoNode) => slots.fire(key, Event::Deleted, &mut outgoing),
             Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),
-            Err(_) => slots.fire(slot, Event::LookAgain, &mut outgoing),
+            Err(_) => slots.fire(key, Event::LookAgain, &mut outgoing),
         }
         drop(slots);
         outgoing.deliver();
         Ok(())
     }
-
-    fn forget(&self, slot: u64, waiter: u64) {
-        let mut slots = self.slots.lock();
-        let Some(it) = slots.each.get_mut(&slot) else { return };
-        let removed: Vec<_> = it.waiters.extract_if(.., |it| it.id == waiter).collect();
-        let unwatched = if it.waiters.is_empty() { slots.remove(slot) } else { None };
-        drop(slots);
-        drop((removed, unwatched));
-    }
 }
 
-/// An armed watch. Dropping it removes the watch.
+/// A watch that is removed when its future is dropped.
 struct Armed {
     watches: Arc<Watches>,
-    slot: u64,
-    waiter: u64,
+    key: Key,
     event: oneshot::Receiver<Event>,
-    has_fired: bool,
-}
-
-impl Future for Armed {
-    type Output = Event;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Event> {
-        let event = std::task::ready!(Pin::new(&mut self.event).poll(context));
-        self.has_fired = true;
-        Poll::Ready(event.unwrap_or(Event::Over))
-    }
 }
 
 impl Drop for Armed {
     fn drop(&mut self) {
-        if !self.has_fired {
-            self.watches.forget(self.slot, self.waiter);
-        }
+        self.event.close();
+        let mut slots = self.watches.slots.lock();
+        let Some(slot) = slots.by_key.get_mut(&self.key) else { return };
+        let removed: Vec<_> = slot.waiters.extract_if(.., |it| it.event.is_closed()).collect();
+        let unwatched = if slot.waiters.is_empty() { slots.by_key.remove(&self.key) } else { None };
+        drop(slots);
+        drop((removed, unwatched));
     }
 }
 
@@ -308,10 +274,10 @@ mod tests {
     fn event(kind: Kind, answer: Result<Option<zk::Stat>, Failure>) -> Option<Event> {
         let watches = Watches::default();
         let (sender, mut event) = oneshot::channel();
-        let waiters = vec![Waiter { id: 1, seen: Seen::by(kind, &ARMED), event: sender }];
+        let waiters = vec![Waiter { seen: Seen::by(kind, &ARMED), event: sender }];
         let key = (Arc::from("/lock/node"), kind);
-        watches.slots.lock().each.insert(1, Slot { key, waiters, watcher: None });
-        watches.arm(1, answer.map(|stat| (stat, None))).expect("an answer about the node");
+        watches.slots.lock().by_key.insert(key.clone(), Slot { waiters, watcher: None });
+        watches.arm(&key, answer.map(|stat| (stat, None))).expect("an answer about the node");
         event.try_recv().ok()
     }
 
