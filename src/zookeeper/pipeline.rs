@@ -20,7 +20,7 @@ use crate::sync::{Mutex, Notify, OnceLock, watch};
 use crate::telemetry::user_thread::guarded;
 use crate::zookeeper::translate::is_not_sent;
 
-/// The kind of a request, which decides whether its reply renews the lease, and whether a close waits for the reply.
+/// The kind of a request, which decides whether its reply renews the lease.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Request {
     /// A request that the connected server answers alone. Its reply is reported to the lease as
@@ -29,11 +29,6 @@ pub(super) enum Request {
     /// A request that a quorum commits. Its reply is reported to the lease as
     /// [acknowledged](SessionStore::acknowledged), if the reply proves the commit.
     Write,
-    /// A write that only removes a node: one of the session's own, a directory, or another owner's. Closing the session
-    /// does not wait for the reply, because the server receives the request before the close, and carries it out first.
-    /// If the connection is lost before that, the end of the session still removes a node of its own. The caller of any
-    /// other removal gets the error that a lost reply gives.
-    Removal,
 }
 
 /// The requests of one session.
@@ -154,9 +149,8 @@ impl Pipeline {
         !self.line.lock().waiting.is_empty()
     }
 
-    /// Drops the client. The session is closed when every request under way has dropped its clone of the client, too. A
-    /// removal drops its clone immediately, because the removal has been sent. Other requests drop theirs with their
-    /// replies, or after a session timeout.
+    /// Drops the client. The session is closed when every request under way has dropped its clone of the client, too,
+    /// with its reply, or after a session timeout.
     pub(super) fn close(self: &Arc<Self>) {
         let mut line = self.line.lock();
         let (last, waiting) =
@@ -246,19 +240,16 @@ where
             on_link.writes.fetch_add(1, Ordering::AcqRel);
         }
         // The receiver is made while the pipeline is locked, so that a concurrent close is not missed.
-        let (mut closed, is_removal) = (pipeline.closed.subscribe(), self.request == Request::Removal);
+        let mut closed = pipeline.closed.subscribe();
         let (on_link, pipeline) = (Arc::clone(on_link), Arc::clone(pipeline));
         let background = Arc::clone(&pipeline.background);
         // A task drives the reply's future, because the caller may never poll it. The future owns a clone of the
         // client, which keeps the session open.
         background.handle().spawn(async move {
-            // After a session timeout, a close no longer waits for the answer. A close does not wait for the answer to
-            // a removal at all.
+            // After a session timeout, a close no longer waits for the answer.
             let abandoned = async {
                 drop(closed.wait_for(|it| *it).await);
-                if !is_removal {
-                    sleep(pipeline.store.lease().timeout()).await;
-                }
+                sleep(pipeline.store.lease().timeout()).await;
             };
             let answer = tokio::select! {
                 biased;
