@@ -187,10 +187,6 @@ mod session {
         }
 
         impl BackgroundThread {
-            pub(crate) fn handle(&self) -> &BackgroundThread {
-                self
-            }
-
             pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
                 let running = Arc::clone(&self.running);
                 drop(spawn(async move {

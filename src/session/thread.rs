@@ -20,7 +20,7 @@ use futures_util::FutureExt;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::session::lease::{Moment, nanos, since_boot};
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::atomic::Ordering;
 use crate::sync::{Mutex, MutexGuard, of_process};
 use crate::telemetry::{log, user_thread};
 
@@ -84,42 +84,13 @@ pub(crate) fn since_boot_here() -> Moment {
 }
 
 pub(crate) struct BackgroundThread {
-    tasks: Tasks,
-    is_running: Arc<AtomicBool>,
+    /// The executor of the thread, which is dropped with its tasks when the thread ends.
+    executor: Weak<Executor<'static>>,
     /// A clone of the sender is a token: after the last user was dropped, the thread goes on for up to one second
     /// ([`FAREWELL`]) while tokens exist.
     tenants: mpsc::Sender<()>,
     sessions: Mutex<BTreeSet<i64>>,
     _stop: oneshot::Sender<()>,
-}
-
-/// Sets the flag to `false` when its thread ends, also by a panic.
-struct Alive(Arc<AtomicBool>);
-
-impl Drop for Alive {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
-}
-
-/// Spawns tasks on the thread of the sessions. The tasks are dropped when the thread ends.
-#[derive(Clone)]
-pub(crate) struct Tasks(Weak<Executor<'static>>);
-
-impl Tasks {
-    /// Runs a task. If the task panics, only this task ends.
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.begin(task).into_iter().for_each(FallibleTask::detach);
-    }
-
-    /// Runs a task until it ends or the returned handle is dropped. The handle returns the output of the task or its
-    /// panic, and `None` if the thread has ended.
-    pub(crate) fn begin<T: Send + 'static>(
-        &self,
-        task: impl Future<Output = T> + Send + 'static,
-    ) -> Option<FallibleTask<thread::Result<T>>> {
-        Some(self.0.upgrade()?.spawn(Guarded(Some(Box::pin(task)))).fallible())
-    }
 }
 
 /// A task that returns its panic as an error. A panic of the task's destructor is caught too, because the executor
@@ -161,7 +132,7 @@ impl BackgroundThread {
     pub(crate) fn get() -> io::Result<Arc<BackgroundThread>> {
         let _result = PROCESS.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
         let mut current = BACKGROUND.lock();
-        if let Some(background) = current.upgrade().filter(|background| background.is_running()) {
+        if let Some(background) = current.upgrade() {
             return Ok(background);
         }
         // The reactor of `async-io` panics if the process has no file descriptor left.
@@ -177,8 +148,8 @@ impl BackgroundThread {
         // The first timer starts the reactor of `async-io`. This timer starts the reactor now, so that a panic of the
         // reactor is caught by the caller of this function and becomes an error.
         let _started = Timer::after(FAREWELL).now_or_never();
-        let (is_running, executor) = (Arc::new(AtomicBool::new(true)), Arc::new(Executor::new()));
-        let (tasks, alive) = (Tasks(Arc::downgrade(&executor)), Alive(Arc::clone(&is_running)));
+        let running = Arc::new(Executor::new());
+        let executor = Arc::downgrade(&running);
         let until_stopped = async move {
             let _dropped = stopped.await;
             tokio::select! {
@@ -188,28 +159,30 @@ impl BackgroundThread {
         };
         thread::Builder::new().name("zk-rwlock".to_owned()).spawn(move || {
             user_thread::mark_library_thread();
-            // `alive` is dropped before `executor`, so that its flag is `false` before the tasks are dropped. Dropping
-            // a task may wake code that reads the flag.
-            let (executor, _alive) = (executor, alive);
-            async_io::block_on(executor.run(until_stopped));
+            async_io::block_on(running.run(until_stopped));
         })?;
-        Ok(BackgroundThread { tasks, is_running, tenants, sessions: Mutex::default(), _stop: stop })
+        Ok(BackgroundThread { executor, tenants, sessions: Mutex::default(), _stop: stop })
     }
 
-    /// Returns whether the thread runs. If it has ended by a panic, its sessions are over.
-    pub(crate) fn is_running(&self) -> bool {
-        self.is_running.load(Ordering::Acquire)
+    /// Runs a task. If the task panics, only this task ends.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.begin(task).into_iter().for_each(FallibleTask::detach);
     }
 
-    pub(crate) fn handle(&self) -> &Tasks {
-        &self.tasks
+    /// Runs a task until it ends or the returned handle is dropped. The handle returns the output of the task or its
+    /// panic, and `None` if the thread has ended.
+    pub(crate) fn begin<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> Option<FallibleTask<thread::Result<T>>> {
+        Some(self.executor.upgrade()?.spawn(Guarded(Some(Box::pin(task)))).fallible())
     }
 
     /// Runs a task. After the last user was dropped, the thread waits for the end of the task for up to one second
     /// ([`FAREWELL`]).
     pub(crate) fn run(&self, task: impl Future<Output = ()> + Send + 'static) {
         let tenant = self.tenants.clone();
-        self.tasks.spawn(task.map(move |()| drop(tenant)));
+        self.spawn(task.map(move |()| drop(tenant)));
     }
 
     /// Returns the ids of the sessions of all clients in this process.
@@ -225,7 +198,7 @@ mod tests {
     #[test]
     fn only_the_library_threads_are_known_as_ours() {
         let background = BackgroundThread::get().expect("a thread");
-        let is_ours = background.handle().begin(async { user_thread::is_library_thread() }).expect("a thread");
+        let is_ours = background.begin(async { user_thread::is_library_thread() }).expect("a thread");
         assert!(pollster::block_on(is_ours).expect("a thread").expect("no panic"));
         assert!(!user_thread::is_library_thread());
     }
@@ -234,7 +207,7 @@ mod tests {
     fn a_timer_fires_while_the_thread_is_blocked() {
         let background = BackgroundThread::get().expect("a thread");
         let (go_on, blocked) = std::sync::mpsc::channel::<()>();
-        background.handle().spawn(async move { _ = blocked.recv() });
+        background.spawn(async move { _ = blocked.recv() });
         pollster::block_on(sleep(Duration::from_millis(10)));
         drop(go_on);
     }
@@ -249,38 +222,17 @@ mod tests {
         }
         let background = BackgroundThread::get().expect("a thread");
         let panicked = background
-            .handle()
             .begin(async { assert!(!user_thread::is_library_thread(), "a panic of a task") })
             .expect("a thread");
         assert!(pollster::block_on(panicked).expect("a thread").is_err());
         let panics = Panics;
-        let given_up = background.handle().begin(async move {
+        let given_up = background.begin(async move {
             let _panics = panics;
             std::future::pending::<()>().await;
         });
         drop(given_up);
-        let next = background.handle().begin(async {}).expect("a thread");
-        assert!(pollster::block_on(next).is_some() && background.is_running());
-    }
-
-    #[test]
-    fn is_running_is_false_before_the_tasks_are_dropped() {
-        struct ReportsRunning(std::sync::mpsc::Sender<bool>, Arc<AtomicBool>);
-        impl Drop for ReportsRunning {
-            fn drop(&mut self) {
-                self.0.send(self.1.load(Ordering::Acquire)).expect("the receiver waits");
-            }
-        }
-        let background = BackgroundThread::start().expect("a thread");
-        let (sender, receiver) = std::sync::mpsc::channel();
-        let reports = ReportsRunning(sender, Arc::clone(&background.is_running));
-        assert!(background.is_running());
-        background.handle().spawn(async move {
-            let _kept = reports;
-            std::future::pending::<()>().await;
-        });
-        drop(background);
-        assert!(!receiver.recv().expect("the task is dropped"));
+        let next = background.begin(async {}).expect("a thread");
+        assert!(pollster::block_on(next).is_some());
     }
 
     #[test]

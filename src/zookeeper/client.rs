@@ -52,7 +52,7 @@ pub struct ZooKeeper {
 
 struct Sessions {
     route: Route,
-    background: Mutex<Arc<BackgroundThread>>,
+    background: Arc<BackgroundThread>,
     sessions: Mutex<Vec<Arc<ZooKeeperSession>>>,
     keeper: Arc<KeeperMark>,
     /// The attempt to open a session, while it is under way. All callers wait for the same attempt, so that many
@@ -164,7 +164,7 @@ impl ZooKeeperBuilder {
         })?;
         let ensemble = Sessions {
             route: Route { servers: servers.clone(), options: self },
-            background: Mutex::new(background),
+            background,
             sessions: Mutex::new(Vec::new()),
             keeper: Arc::default(),
             opening: Mutex::new(None),
@@ -191,7 +191,8 @@ impl Coordinator for ZooKeeper {
                 Ok(session_slot) => session_slot,
                 Err(mut opening) => match opening.wait_for(Option::is_some).await.as_deref() {
                     Ok(Some(Err(failure))) => return Err(failure.clone()),
-                    _ => continue,
+                    Ok(_) => continue,
+                    Err(_) => return Err(thread_has_ended()),
                 },
             };
             // If the session ends during this wait, the next round of the loop chooses another session.
@@ -293,17 +294,6 @@ impl Sessions {
         if is_forked() { Some(Ending::Forked) } else { closed() }
     }
 
-    /// Returns the library's threads. If a thread has ended, which only a bug can cause, starts new ones.
-    fn background(&self) -> Arc<BackgroundThread> {
-        let mut background = self.background.lock();
-        if !background.is_running()
-            && let Ok(others) = BackgroundThread::get()
-        {
-            *background = others;
-        }
-        Arc::clone(&background)
-    }
-
     /// Returns a slot on the first live session that has room. Also drops each session that is over, and reports the
     /// end of the oldest of them to [`Outage`]. Of the live sessions, keeps the oldest and those that have a user.
     fn reuse_session(&self, own_bytes: usize) -> Option<SessionSlot> {
@@ -339,7 +329,7 @@ impl Sessions {
         if is_alive && lost.is_none() {
             return ConnectionState::Connected;
         }
-        let probes = self.outage.probe(&self.route, &self.background());
+        let probes = self.outage.probe(&self.route, &self.background);
         if probes && !is_alive {
             // Opens a session, because a program may wait for `Connected` before its next acquisition.
             let _slot_or_opening = self.slot_or_opening(0);
@@ -367,7 +357,7 @@ impl Sessions {
         let (end, opened) = watch::channel(None);
         *opening = Some(opened.clone());
         let (connecting, ensemble, closed) = (self.connect(), Arc::downgrade(self), self.closed());
-        self.background().handle().spawn(async move {
+        self.background.spawn(async move {
             let connected = tokio::select! {
                 biased;
                 () = closed => Err(Failure::Over(Ending::Closed)),
@@ -396,15 +386,15 @@ impl Sessions {
     ///
     /// Dropping the future gives up the attempt.
     fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
-        let (route, background) = (self.route.clone(), self.background());
+        let (route, background) = (self.route.clone(), Arc::clone(&self.background));
         let (keeper, reconnect) = (Arc::clone(&self.keeper), self.outage.reconnect());
-        let tasks = background.handle().clone();
-        let attempt = OptionFuture::from(tasks.begin(new_session(route, background, keeper, reconnect)));
+        let attempt = new_session(route, background, keeper, reconnect);
+        let attempt = OptionFuture::from(self.background.begin(attempt));
         async move {
             match attempt.await.flatten() {
                 Some(Ok(answer)) => answer,
                 Some(Err(panicked)) => Err(Failure::Unreachable(panic_message(&*panicked))),
-                None => Err(Failure::Unreachable("the library's thread has ended".to_owned())),
+                None => Err(thread_has_ended()),
             }
         }
     }
@@ -423,4 +413,9 @@ impl Sessions {
         self.outage.ends();
         Ok(session_slot)
     }
+}
+
+/// Returns the failure after the end of the library's thread, which only a bug can cause.
+fn thread_has_ended() -> Failure {
+    Failure::Unreachable("the library's thread has ended".to_owned())
 }

@@ -392,7 +392,7 @@ impl Connections {
                 ending.send_replace(Some(if why == LinkEnd::Lost && is_silent { LinkEnd::Silent } else { why }));
             },
         );
-        let task = self.background.handle().begin(serving);
+        let task = self.background.begin(serving);
         Served { target, unready: Some(client), on_link, end, task }
     }
 

@@ -93,7 +93,7 @@ impl Outage {
         known.is_probing = true;
         drop(known);
         let (outage, route) = (Arc::clone(self), route.clone());
-        background.handle().spawn(async move {
+        background.spawn(async move {
             let found = reason(&route, PROBE_LIMIT).await;
             outage.refused(found.words, found.is_known);
             let mut known = outage.0.lock();

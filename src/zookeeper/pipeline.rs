@@ -234,7 +234,7 @@ where
             // A task delivers the answer, because the pipeline is locked here, and the waker of the task that waits
             // might send a request.
             let answer = answer.unwrap_or_else(|_| unknown("the answer is malformed"));
-            return pipeline.background.handle().spawn(async move { self.answer(answer) });
+            return pipeline.background.spawn(async move { self.answer(answer) });
         }
         if is_write {
             on_link.writes.fetch_add(1, Ordering::AcqRel);
@@ -245,7 +245,7 @@ where
         let background = Arc::clone(&pipeline.background);
         // A task drives the reply's future, because the caller may never poll it. The future owns a clone of the
         // client, which keeps the session open.
-        background.handle().spawn(async move {
+        background.spawn(async move {
             // After a session timeout, a close no longer waits for the answer.
             let abandoned = async {
                 drop(closed.wait_for(|it| *it).await);

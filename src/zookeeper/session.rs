@@ -96,7 +96,7 @@ impl ZooKeeperSession {
         });
         let shared: Arc<dyn Session> = session.clone();
         let kept_alive = keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER);
-        background.handle().spawn(session.connections.supervised(kept_alive));
+        background.spawn(session.connections.supervised(kept_alive));
         Ok(session)
     }
 

@@ -386,10 +386,10 @@ pub(crate) fn start_in_background(coordinator: &Arc<dyn Coordinator>, work: Task
         _ => {}
     }
     let background = BackgroundThread::get().map_err(|error| Error::Unreachable(error.to_string()))?;
-    let handle = background.handle().clone();
-    handle.spawn(async move {
+    let user = Arc::clone(&background);
+    background.spawn(async move {
         work.await;
-        drop(background);
+        drop(user);
     });
     Ok(())
 }
