@@ -273,13 +273,21 @@ impl Acquisition {
                     // The listing does not wait for the reply to the create, so that together they take one round trip,
                     // unless many callers of this session list the directory.
                     entry.ask_for_node();
+                    let rights = retry::check_rights(entry.session(), entry.directory());
                     let (listing, is_sent) = listing::list_or_join(entry.session(), entry.directory());
                     self.target.iter().for_each(|target| target.send_early_read(entry, is_sent));
                     // The listing is answered after the create. Awaiting the later reply first wakes the task once
                     // instead of twice.
                     let listing = listing.await;
                     match entry.await_create(&listing).await? {
-                        None => return Ok(Some(listing)),
+                        None => {
+                            if let Err(refused) = rights.await {
+                                // The node is removed before the caller learns of the refusal.
+                                _ = entry.leave().1.await;
+                                return Err(refused.into());
+                            }
+                            return Ok(Some(listing));
+                        }
                         Some(next) => next,
                     }
                 }

@@ -160,11 +160,7 @@ impl Contender {
             let path = self.child(child);
             match until_known(session, || session.data(&path)).await {
                 Ok((_, stat)) if stat.ephemeral_owner == session.id() => {
-                    // The create checks the directory's ACL itself, but its reply was lost.
-                    retry::check_rights(session, directory).await.map_err(|failure| match failure {
-                        Failure::Over(_) | Failure::Refused(_) => failure,
-                        failure => Failure::wider_acl(directory, &format!("it cannot be read: {failure}")),
-                    })?;
+                    retry::check_rights(session, directory).await?;
                     meter::count(names::RECOVERIES, Some(self.node.path_label()), &[]);
                     emit!(INFO, path = %directory, node = %child, "the answer to a create was lost, and its node found");
                     let Stat { czxid, ctime, ephemeral_owner, .. } = stat;

@@ -142,15 +142,17 @@ pub(crate) async fn data(
     }
 }
 
-/// Fails if this client refuses nodes that give other clients wider rights than its own ACL, and this node does.
-pub(crate) async fn check_rights(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> {
-    if session.refuses_wider_rights() {
-        let wider = until_known(session, || session.wider_rights(path)).await?;
-        if !wider.is_empty() {
-            return Err(Failure::wider_acl(path, &wider.join("; ")));
+/// Fails if this client refuses nodes that give other clients wider rights than its own ACL, and this node does. Sends
+/// the request before this function returns.
+pub(crate) fn check_rights(session: &Arc<dyn Session>, path: &str) -> impl Future<Output = Result<(), Failure>> + Send {
+    let mut first = session.refuses_wider_rights().then(|| session.wider_rights(path));
+    async move {
+        if first.is_none() {
+            return Ok(());
         }
+        let wider = until_known(session, || first.take().unwrap_or_else(|| session.wider_rights(path))).await?;
+        if wider.is_empty() { Ok(()) } else { Err(Failure::wider_acl(path, &wider.join("; "))) }
     }
-    Ok(())
 }
 
 /// Watches a node and reads it. The watch is sent first. So a change between the two requests is in the data, and also

@@ -6,7 +6,6 @@ use zookeeper_client as zk;
 
 use crate::error::error::Error;
 use crate::queue::quoted::quoted;
-use crate::session::request::{Failure, Kind, parent};
 
 /// The permissions on a node, for each kind of client.
 ///
@@ -94,32 +93,6 @@ impl OwnRights {
             (!rights.is_empty()).then(|| format!("{whom} may {}", rights.join(", ")))
         });
         wider.collect()
-    }
-
-    /// Returns whether a new node of this kind is refused if the ACL of its directory gives wider rights.
-    pub(super) fn is_refusing(&self, kind: Kind) -> bool {
-        self.refuses && matches!(kind, Kind::Ephemeral | Kind::EphemeralSequential)
-    }
-
-    /// Checks `shown`, the ACL of the directory. If it gives wider rights than this client's own ACL, or cannot be
-    /// read, removes the new node at `path` and returns an error.
-    pub(super) async fn refuse_wider(
-        &self,
-        client: &zk::Client,
-        shown: impl Future<Output = Result<(Vec<zk::Acl>, zk::Stat), zk::Error>>,
-        path: &str,
-    ) -> Result<(), Failure> {
-        let why = match shown.await {
-            Ok((shown, _)) => self.wider(&shown).join("; "),
-            Err(error) => format!("it cannot be read: {error}"),
-        };
-        if why.is_empty() {
-            return Ok(());
-        }
-        match client.delete(path, None).await {
-            Ok(()) | Err(zk::Error::NoNode) => Err(Failure::wider_acl(parent(path), &why)),
-            Err(error) => Err(Failure::Unknown(error.to_string())),
-        }
     }
 
     /// Returns whether this client's own ACL also gives `right` to the user of `entry`.

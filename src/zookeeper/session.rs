@@ -194,10 +194,9 @@ impl Session for ZooKeeperSession {
         self.ask(Request::Write, path, move |client, it, path| {
             let (data, connection, newest) = (Arc::clone(&data), it.store.connection(), it.store.newest_zxid());
             async move {
-                let (rights, containers, directory) = (&it.rights, &it.abilities.containers, parent(&path));
-                let failure = |error| it.failure(error, ("CREATE", directory));
-                let options = mode(kind).with_acls(zk::Acls::new(&rights.acl.entries));
-                let shown = rights.is_refusing(kind).then(|| client.get_acl(directory));
+                let containers = &it.abilities.containers;
+                let failure = |error| it.failure(error, ("CREATE", parent(&path)));
+                let options = mode(kind).with_acls(zk::Acls::new(&it.rights.acl.entries));
                 if kind == Kind::Container {
                     containers.test(connection, &client).await?;
                 }
@@ -208,9 +207,6 @@ impl Session for ZooKeeperSession {
                 };
                 let path =
                     if kind == Kind::EphemeralSequential { format!("{path}{sequence}") } else { path.to_string() };
-                if let Some(shown) = shown {
-                    rights.refuse_wider(&client, shown, &path).await.map_err(translate::of_later_step)?;
-                }
                 if stat.czxid <= newest { Err(it.end_as_gone_back()) } else { Ok(translate::created(path, &stat)) }
             }
         })

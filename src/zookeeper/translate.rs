@@ -167,16 +167,6 @@ pub(super) fn is_not_sent(failure: &Failure) -> bool {
     matches!(failure, Failure::Unknown(words) if words == NOT_SENT)
 }
 
-/// Returns the failure of a later step of a call. This failure never says "not sent", because an earlier step was
-/// carried out.
-pub(super) fn of_later_step(failure: Failure) -> Failure {
-    if is_not_sent(&failure) {
-        Failure::Unknown("the connection broke before the last step".to_owned())
-    } else {
-        failure
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
