@@ -129,7 +129,7 @@ pub use crate::queue::mode::Mode;
 pub use crate::recipes::leadership::leadership::Leadership;
 pub use crate::recipes::multi::guard::MultiGuard;
 pub use crate::recipes::multi::lock::MultiLock;
-pub use crate::recipes::semaphore::semaphore::Semaphore;
+pub use crate::recipes::semaphore::Semaphore;
 pub use crate::recipes::shared::shared::Shared;
 pub use crate::session::contract::{ConnectionState, Coordinator};
 pub use crate::session::request::{HoldState, Loss};
@@ -164,7 +164,7 @@ pub mod leadership {
 
 /// The parts of a [`Semaphore`]: its builder and its permits.
 pub mod semaphore {
-    pub use crate::recipes::semaphore::semaphore::{Permit, SemaphoreBuilder};
+    pub use crate::recipes::semaphore::{Permit, SemaphoreBuilder};
 }
 
 /// Work that is done once in a while by one of many hosts: see [`Acquire::once_in`].

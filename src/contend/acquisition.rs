@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::call::{self, NotDone, SESSION_TRIES};
 use crate::contend::config::LockConfig;
 use crate::contend::contender::Contender;
-use crate::contend::exchange::{ExchangeTarget, SeenPermits};
+use crate::contend::permit_request::{EarlyRead, PermitRequest, SeenPermits};
 use crate::contend::wait::PendingAcquisition;
 use crate::error::error::Error;
 use crate::observe::on_wait::{Listener, OnWait};
@@ -81,6 +81,10 @@ impl Options {
 /// not known to be armed.
 pub(crate) type OnEntered = Box<dyn Fn(&Contender, Option<Watch>) + Send + Sync>;
 
+/// The answers to the reads that were sent with the create of the node: the listing of the queue (`None` if the reply to the
+/// create was lost), and the early read of a semaphore's permits, if it was sent.
+pub(crate) type FirstReads = (Option<Result<Listing, Failure>>, Option<EarlyRead>);
+
 /// A call of the user that acquires a lock or permits.
 pub(crate) struct Acquisition {
     pub(crate) config: Arc<LockConfig>,
@@ -89,24 +93,20 @@ pub(crate) struct Acquisition {
     pub(crate) trace: AcquireTrace,
     /// A function to call once the node exists. `None` unless the process may keep the node between uses.
     pub(crate) on_entered: Option<OnEntered>,
-    pub(crate) target: Option<Arc<dyn ExchangeTarget>>,
+    /// The permits of a semaphore for which the head of the queue exchanges its node. `None` for a lock, whose head holds it.
+    pub(crate) permits: Option<PermitRequest>,
 }
 
 impl Acquisition {
     /// Creates an acquisition. Its label defaults to the lock's label.
     pub(crate) fn new(config: Arc<LockConfig>, mode: Mode, mut options: Options) -> Acquisition {
         options.label = options.label.or_else(|| config.label.clone());
-        Acquisition { config, mode, options, trace: AcquireTrace::default(), on_entered: None, target: None }
+        Acquisition { config, mode, options, trace: AcquireTrace::default(), on_entered: None, permits: None }
     }
 
     /// Returns the aim of the acquisition: a lock in one mode, or a permit.
     pub(crate) fn aim(&self) -> Aim {
-        if self.target.is_some() { Aim::Permit } else { Aim::Lock(self.mode) }
-    }
-
-    /// Fails if the handle knows that the target can never be granted. Sends nothing.
-    fn check(&self) -> Result<(), Error> {
-        self.target.as_ref().map_or(Ok(()), |target| target.check())
+        if self.permits.is_some() { Aim::Permit } else { Aim::Lock(self.mode) }
     }
 
     /// Returns whether the process may keep the node between uses.
@@ -132,7 +132,7 @@ impl Acquisition {
 
     /// Enters the queue, and waits until the lock is granted.
     pub(crate) async fn acquire(&self) -> Result<Arc<Contender>, Error> {
-        let timeout = self.reported(self.check().and_then(|()| self.options.timeout()))?;
+        let timeout = self.reported(self.options.timeout())?;
         let answer = match (timeout, &self.options.on_wait) {
             (None, None) => self.enter(IfTaken::Wait, None).await,
             // The steps are boxed, because a waiter's future is as large as its largest step, and few waiters have a timeout or
@@ -155,12 +155,12 @@ impl Acquisition {
     /// Enters the queue. Waits for the lock if it is taken, unless `if_taken` says to give up. Returns the granted
     /// lock. `view` stores each listing after which the acquisition waits, for the timeout error and the listener.
     pub(crate) async fn enter(&self, if_taken: IfTaken, view: Option<&QueueView>) -> Result<Arc<Contender>, Error> {
-        if let Some(target) = &self.target {
-            target.check_first().await?;
+        if let Some(request) = &self.permits {
+            request.check_first().await?;
         }
         let began = Instant::now();
         // The step is boxed, because a waiter's future is as large as its largest step, and this step is short.
-        let (entry, listing) = Box::pin(async { self.warn_if_slow(pin!(self.queue_up())).await }).await?;
+        let (entry, first) = Box::pin(async { self.warn_if_slow(pin!(self.queue_up())).await }).await?;
         if let Some(on_entered) = &self.on_entered {
             on_entered(&entry, entry.directory_watch().await);
         }
@@ -168,7 +168,7 @@ impl Acquisition {
         let due = self.config.warnings.after.and_then(|limit| began.checked_add(limit));
         let mut wait = PendingAcquisition {
             config: &self.config,
-            target: self.target.as_ref(),
+            permits: self.permits.as_ref(),
             aim: self.aim(),
             label: self.label(),
             trace: &self.trace,
@@ -182,7 +182,7 @@ impl Acquisition {
         let taken = tokio::select! {
             biased;
             taken = async {
-                let (grant, early_read) = wait.wait_for_turn(listing).await?;
+                let (grant, early_read) = wait.wait_for_turn(first).await?;
                 Box::pin(self.take_or_exchange(grant, early_read, &mut wait)).await
             } => taken,
             // A loss of our node ends the acquisition even if the reply to a request never comes.
@@ -210,16 +210,16 @@ impl Acquisition {
         queued.await
     }
 
-    /// Creates our node at the end of the queue. Returns the node, and the first listing of the queue that was sent
-    /// after the create. Tries again if the session ends, or if the sequence number of the new node is used up.
-    async fn queue_up(&self) -> Result<(Arc<Contender>, Option<Result<Listing, Failure>>), Error> {
+    /// Creates our node at the end of the queue. Returns the node, and the reads that were sent after the create. Tries again
+    /// if the session ends, or if the sequence number of the new node is used up.
+    async fn queue_up(&self) -> Result<(Arc<Contender>, FirstReads), Error> {
         let (config, dialect, keeps) = (&self.config, self.config.dialect, self.keeps_node());
         let since = SystemTime::now();
         let metadata = Metadata {
             host: config.host.clone(),
             pid: Some(std::process::id()),
             label: self.options.label.clone(),
-            permits: self.target.as_ref().map(|target| target.count()),
+            permits: self.permits.as_ref().map(|request| request.count),
             is_candidate: self.config.is_election,
         };
         let (mut tries, mut restarts) = (0, 0);
@@ -239,7 +239,7 @@ impl Acquisition {
             let entry = Contender::new(session_slot, node, keeps, config.user_path(), &config.coordinator, note);
             tries += 1;
             match self.take_place(&entry).await {
-                Ok(listing) if !is_used_up(&entry.node_name()) => return Ok((entry, listing)),
+                Ok(first) if !is_used_up(&entry.node_name()) => return Ok((entry, first)),
                 Ok(_) => {
                     restarts += 1;
                     if restarts > RESTARTS || !Box::pin(self.leave_used_up(entry)).await? {
@@ -263,10 +263,10 @@ impl Acquisition {
         }
     }
 
-    /// Creates the node, and lists the directory. `None` in place of a listing if the reply to the create was lost. The
-    /// machine [`NodeState`](crate::session::node::state::NodeState) decides the steps.
-    async fn take_place(&self, entry: &Contender) -> Result<Option<Result<Listing, Failure>>, NotDone> {
-        let mut step = EntryStep::Create;
+    /// Creates the node, and lists the directory. The machine [`NodeState`](crate::session::node::state::NodeState) decides the
+    /// steps.
+    async fn take_place(&self, entry: &Contender) -> Result<FirstReads, NotDone> {
+        let (mut step, mut early_read) = (EntryStep::Create, None);
         loop {
             step = match step {
                 EntryStep::Create => {
@@ -275,7 +275,8 @@ impl Acquisition {
                     entry.ask_for_node();
                     let rights = retry::check_rights(entry.session(), entry.directory());
                     let (listing, is_sent) = listing::list_or_join(entry.session(), entry.directory());
-                    self.target.iter().for_each(|target| target.send_early_read(entry, is_sent));
+                    let request = self.permits.as_ref().filter(|_| is_sent);
+                    early_read = request.map(|request| request.send_early_read(entry));
                     // The listing is answered after the create. Awaiting the later reply first wakes the task once
                     // instead of twice.
                     let listing = listing.await;
@@ -286,16 +287,16 @@ impl Acquisition {
                                 _ = entry.leave().1.await;
                                 return Err(refused.into());
                             }
-                            return Ok(Some(listing));
+                            return Ok((Some(listing), early_read));
                         }
                         Some(next) => next,
                     }
                 }
-                EntryStep::Recover if entry.recover().await? => return Ok(None),
+                EntryStep::Recover if entry.recover().await? => return Ok((None, early_read)),
                 EntryStep::Recover => EntryStep::Create,
                 EntryStep::MakeDirectory => {
-                    if let Some(target) = &self.target {
-                        target.make(entry).await?;
+                    if let Some(request) = &self.permits {
+                        request.make(entry).await?;
                     }
                     match entry.make_directory(self.config.dialect.keeps_directories()).await {
                         // A parent that Curator created may be a container, so the server may have deleted the parent. The
@@ -329,7 +330,7 @@ impl Acquisition {
         }
     }
 
-    /// After the wait, takes the lock, or exchanges the node for the target (the permits of a semaphore).
+    /// After the wait, takes the lock, or exchanges the node for the permits of a semaphore.
     async fn take_or_exchange(
         &self,
         grant: Grant,
@@ -337,8 +338,9 @@ impl Acquisition {
         wait: &mut PendingAcquisition<'_>,
     ) -> Result<(), Error> {
         let entry = wait.entry;
-        if let Some(target) = &self.target {
-            let grant = target.exchange(grant, early_read, entry, wait.waiter.gives_up(), wait.view).await?;
+        if let Some(request) = &self.permits {
+            let taken = request.take(grant, early_read, entry, wait.waiter.gives_up(), wait.view).await;
+            let grant = taken.map_err(|why| request.state.take_error(entry, why))?;
             // The exchange has just confirmed the place in the queue. So a quorum is asked to confirm the grant only if the
             // lease is invalid.
             return match self.hold_if_leased(entry, &grant)? {
@@ -466,7 +468,9 @@ impl Acquisition {
     /// Fails if a new contender would have to wait. Writes nothing. Returns the session timeout.
     pub(crate) async fn fail_if_taken(&self) -> Result<Duration, Error> {
         validation::check_label(self.label())?;
-        self.check()?;
+        if let Some(request) = &self.permits {
+            request.state.check_count(request.count)?;
+        }
         let path = &self.config.directory;
         let (paths, newcomer) = (&self.config.paths, NodeName::newcomer(self.config.dialect, self.mode));
         let mut looks = 0;
@@ -478,12 +482,15 @@ impl Acquisition {
             });
             let (session, names) = seen.await?;
             self.config.check_for_foreign(&names)?;
-            if self.target.is_none() {
-                let check = self.config.check_for_semaphore(&session, &names, None);
-                call::bounded(&self.config.coordinator, session.timeout(), check).await?;
-            }
+            let has_room = async {
+                match &self.permits {
+                    Some(request) => request.has_room(&session).await,
+                    None => self.config.check_for_semaphore(&session, &names, None).await.map(|()| true),
+                }
+            };
+            let has_room = call::bounded(&self.config.coordinator, session.timeout(), has_room).await?;
             let ahead = turn::ahead_of(&newcomer, &names);
-            if self.has_enough(&session).await? && ahead.is_empty() {
+            if has_room && ahead.is_empty() {
                 return Ok(session.timeout());
             }
             let gone = paths.are_some_gone(&session, &ahead).await;
@@ -492,14 +499,6 @@ impl Acquisition {
                 return Err(Error::WouldBlock { blockers: paths.blockers(&session, &names, &newcomer).await });
             }
         }
-    }
-
-    /// Returns `false` if the target (the permits of a semaphore) is taken. Returns `true` if the target is free or cannot be
-    /// read, or if there is no target.
-    async fn has_enough(&self, session: &Arc<dyn Session>) -> Result<bool, Error> {
-        let Some(target) = &self.target else { return Ok(true) };
-        let available = target.is_available(session);
-        Ok(call::bounded(&self.config.coordinator, session.timeout(), available).await? != Some(false))
     }
 
     /// Enters the queue, and takes the lock if no contender is in the way. Waits at most `limit` for replies of the ensemble.

@@ -4,72 +4,13 @@
 //! The transaction fails if our node is gone. The exchange for a permit changes and deletes our node, as a writer's release does,
 //! so its commit is also the hand-off to the next contender.
 
-use std::sync::Arc;
-
-use async_trait::async_trait;
-
-use crate::call::NotDone;
 use crate::contend::contender::Contender;
 use crate::error::error::Error;
-use crate::observe::queue_view::QueueView;
 use crate::queue::node_name::NodeName;
-use crate::queue::turn::Grant;
-use crate::session::contract::Session;
 use crate::session::node::state::NodeState;
 use crate::session::presence::{is_there, leader_still_has};
 use crate::session::request::{Failure, Kind, Loss, Operation, Stat};
 use crate::session::retry::RetryLimit;
-
-/// The permits for which the head of a semaphore's queue exchanges its node. The acquisition of a lock has no target,
-/// because the head of its queue holds the lock.
-#[async_trait]
-pub(crate) trait ExchangeTarget: Send + Sync {
-    /// Returns the number of permits requested.
-    fn count(&self) -> u32;
-
-    /// Fails if the handle knows that the target can never be granted. Sends nothing.
-    fn check(&self) -> Result<(), Error>;
-
-    /// Fails if the target can never be granted. If the handle does not know the number of permits, reads this number from the
-    /// ensemble first.
-    async fn check_first(&self) -> Result<(), Error>;
-
-    /// Makes the node of the target, before the acquisition makes the directory of the queue below it. Fails if a node
-    /// at the target's path must not become the target.
-    async fn make(&self, entry: &Contender) -> Result<(), NotDone>;
-
-    /// Sends an early read of the target (the permits of a semaphore) right after the create of our node. Sends nothing
-    /// if `is_listed` is false, because the early read is valid only after a listing of the queue that this acquisition
-    /// sent.
-    fn send_early_read(&self, entry: &Contender, is_listed: bool);
-
-    /// Returns the early read of the target; `None` if no read was sent or answered. Fails if the target can never be granted.
-    async fn early_read(&self, entry: &Contender) -> Result<Option<Box<SeenPermits>>, Error>;
-
-    /// Returns whether the head of the queue could exchange its node for the target now. `None` if the permits cannot be read.
-    async fn is_available(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error>;
-
-    /// Exchanges the node of the head of the queue for the target. Returns the grant, which the exchange has confirmed. Waits
-    /// until the target is free, unless `gives_up`. `early_read` is the early read of the target, if the contender was the head
-    /// in the listing that was sent right before this read.
-    async fn exchange(
-        &self,
-        grant: Grant,
-        early_read: Option<Box<SeenPermits>>,
-        entry: &Contender,
-        gives_up: bool,
-        view: Option<&QueueView>,
-    ) -> Result<Grant, Error>;
-}
-
-/// The result of one read: the number of permits, and the permits that are taken.
-pub(crate) struct SeenPermits {
-    pub(crate) number: u32,
-    /// The version of the semaphore's node, whose data is the number of permits.
-    pub(crate) version: i32,
-    /// The names of the permit nodes, one for each holder.
-    pub(crate) names: Vec<String>,
-}
 
 /// The exchange of our node at the head of a queue for a new node.
 pub(crate) struct Exchange<'a> {

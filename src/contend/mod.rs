@@ -3,6 +3,7 @@
 //! - Acquire: [`acquisition`] has the options of a call, and runs the call until the grant. [`config`] has the options of the lock.
 //! - Wait: [`wait`] waits for the turn. [`warnings`] warns about long waits.
 //! - Hold: [`contender`] owns the contender's node, which is in a [`directory`]. [`transaction`] writes under the protection of a hold.
+//! - Permits: [`permit_request`] takes the permits of a semaphore. [`semaphore`] has the number of its permits.
 //! - Leave: [`remove`](crate::session::removal::remove) deletes the node. [`exchange`] replaces the node by a permit or by a READ node.
 //!
 //! The types: an `Acquisition` is one call of the user. A `Contender` owns the contender's node, and the guard of a granted
@@ -16,6 +17,8 @@ pub(crate) mod config;
 pub(crate) mod contender;
 pub(crate) mod directory;
 pub(crate) mod exchange;
+pub(crate) mod permit_request;
+pub(crate) mod semaphore;
 pub(crate) mod transaction;
 pub(crate) mod wait;
 pub(crate) mod warnings;

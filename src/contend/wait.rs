@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::contend::config::LockConfig;
 use crate::contend::contender::Contender;
 use crate::contend::directory::ask;
-use crate::contend::exchange::{ExchangeTarget, SeenPermits};
+use crate::contend::permit_request::{EarlyRead, PermitRequest, SeenPermits};
 use crate::contend::warnings::{Registered, WarningEntry};
 use crate::error::error::Error;
 use crate::observe::queue_view::QueueView;
@@ -26,7 +26,7 @@ use crate::telemetry::meter;
 /// The wait of an acquisition, from the create of its node until the grant.
 pub(crate) struct PendingAcquisition<'a> {
     pub(crate) config: &'a LockConfig,
-    pub(crate) target: Option<&'a Arc<dyn ExchangeTarget>>,
+    pub(crate) permits: Option<&'a PermitRequest>,
     pub(crate) aim: Aim,
     pub(crate) label: Option<&'a str>,
     pub(crate) trace: &'a AcquireTrace,
@@ -51,12 +51,13 @@ impl PendingAcquisition<'_> {
     /// thousands of waiters.
     pub(crate) async fn wait_for_turn(
         &mut self,
-        mut first: Option<Result<Listing, Failure>>,
+        (mut first, sent): (Option<Result<Listing, Failure>>, Option<EarlyRead>),
     ) -> Result<(Grant, Option<Box<SeenPermits>>), Error> {
         let mut early_read = None;
-        if let Some(target) = self.target {
+        if let Some(request) = self.permits {
             self.warn_if_long();
-            early_read = target.early_read(self.entry).await?;
+            let read = request.await_read(self.entry, sent).await;
+            early_read = read.map_err(|why| request.state.take_error(self.entry, why))?;
         }
         // `names` is the last listing. The listing is dropped when the contender begins to wait, because a long listing
         // takes memory.
@@ -103,7 +104,7 @@ impl PendingAcquisition<'_> {
         let names = reply.map_err(|failure| config.stop(failure))?;
         entry.remove_orphans(&names);
         if !self.waiter.has_waited() {
-            if self.target.is_none() {
+            if self.permits.is_none() {
                 config.check_for_semaphore(session, &names, names.directory.as_ref()).await?;
             }
             meter::entered(self.aim, &config.path_label, names.len().saturating_sub(1));
@@ -163,8 +164,9 @@ impl PendingAcquisition<'_> {
     pub(crate) fn warn_if_long(&mut self) {
         let Some(due) = self.warn_at.take() else { return };
         let (node, session) = self.entry.node_and_session();
-        let (label, span, target) = (self.label.map(str::to_owned), self.trace.span(), self.target.cloned());
-        self.registered = Some(self.config.warnings.enter(due, WarningEntry { session, node, label, span, target }));
+        let (label, span, permits) =
+            (self.label.map(str::to_owned), self.trace.span(), self.permits.map(|it| it.count));
+        self.registered = Some(self.config.warnings.enter(due, WarningEntry { session, node, label, span, permits }));
     }
 
     /// Returns the error of a contender that has no turn any more.

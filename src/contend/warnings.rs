@@ -9,7 +9,6 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::call;
-use crate::contend::exchange::ExchangeTarget;
 use crate::observe::lock_paths::LockPaths;
 use crate::queue::member::Blockers;
 use crate::queue::mode::Aim;
@@ -54,7 +53,8 @@ pub(crate) struct WarningEntry {
     pub(crate) node: Arc<Node>,
     pub(crate) label: Option<String>,
     pub(crate) span: OwnSpan,
-    pub(crate) target: Option<Arc<dyn ExchangeTarget>>,
+    /// The number of permits that the acquisition waits for. `None` for a lock.
+    pub(crate) permits: Option<u32>,
 }
 
 impl Warnings {
@@ -112,7 +112,7 @@ impl Warnings {
 
     /// Warns about one slow acquisition. `others` is the number of other slow acquisitions, which get no warning of their own.
     async fn warn_of(&self, waiter: WarningEntry, others: usize) {
-        let WarningEntry { session, node, label, target, .. } = &waiter;
+        let WarningEntry { session, node, label, permits, .. } = &waiter;
         let me = &node.node_name();
         let look = async {
             let names = session.children(&self.paths.queue).await.ok()?;
@@ -120,13 +120,13 @@ impl Warnings {
         };
         let found = call::unless(session.sleep(LOOK_UP), look).await.flatten();
         let mut is_its_turn = matches!(found, Some((Turn::Granted, _)));
-        if let Some(target) = target.as_ref().filter(|_| is_its_turn) {
-            is_its_turn = matches!(target.is_available(session).await, Ok(Some(true)));
+        if let Some(permits) = permits.filter(|_| is_its_turn) {
+            is_its_turn = matches!(self.paths.room(session, permits).await, Some((_, true)));
         }
         if is_its_turn {
             session.sleep(LOOK_UP).await;
         }
-        let aim = if target.is_some() { Aim::Permit } else { Aim::Lock(me.mode()) };
+        let aim = if permits.is_some() { Aim::Permit } else { Aim::Lock(me.mode()) };
         if is_its_turn && waiter.waits() {
             let (path, node, waited) = (&*self.paths.path, me.as_str(), self.after.unwrap_or_default());
             emit!(WARN,

@@ -10,11 +10,12 @@ use crate::queue::member::{Blockers, Member, MemberState, Progress, Queue};
 use crate::queue::metadata::{self, Metadata};
 use crate::queue::mode::Mode;
 use crate::queue::node_name::NodeName;
-use crate::queue::permits::{self, PERMITS, QUEUE};
+use crate::queue::permits::{self, PERMITS, QUEUE, Room};
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
 use crate::session::presence::{self, NAMED, check};
 use crate::session::request::{Failure, Stat};
+use crate::session::retry;
 
 /// The maximum number of nodes that one request reads.
 pub(super) const NODES_A_REQUEST: usize = 256;
@@ -165,6 +166,20 @@ impl LockPaths {
             Some(Ok(first)) => Blockers { first, ..seen },
             _ => seen,
         }
+    }
+
+    /// Reads whether a semaphore has room for these permits. Also returns the number of all its permits, `None` if it is not set.
+    /// `None` if this cannot be read.
+    pub(crate) async fn room(&self, session: &Arc<dyn Session>, wanted: u32) -> Option<(Option<u32>, bool)> {
+        let (names, number) = (session.children(self.permits.as_ref()?), session.data(&self.path));
+        let names = names.await.or_else(retry::none_without_directory).ok()?;
+        let number = match number.await {
+            Ok((data, _)) => permits::decode(&data).ok()?,
+            Err(Failure::NoNode) => None,
+            Err(_) => return None,
+        };
+        let has_room = |number| permits::room(number, &names, wanted) == Ok(Room::Enough);
+        Some((number, number.map_or(names.is_empty(), has_room)))
     }
 
     /// Lists the permit nodes. Returns no names if the listing fails or takes longer than a session timeout.

@@ -15,12 +15,7 @@ pub(crate) mod multi {
 
 pub(crate) mod once;
 
-/// A semaphore: a limited number of permits.
-pub(crate) mod semaphore {
-    pub(crate) mod semaphore;
-    pub(crate) mod state;
-    pub(crate) mod take;
-}
+pub(crate) mod semaphore;
 
 /// A value that a lock guards.
 pub(crate) mod shared {

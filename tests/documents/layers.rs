@@ -25,7 +25,7 @@ pub(super) const LAYERS: [(&str, &[&str]); 18] = [
         "recipes/leadership",
         &["sync", "queue", "telemetry", "session", "error", "validation", "call", "observe", "contend", "lock"],
     ),
-    ("recipes/semaphore", &["sync", "queue", "session", "error", "call", "observe", "contend", "lock"]),
+    ("recipes/semaphore", &["sync", "queue", "session", "error", "call", "contend", "lock"]),
     ("recipes/multi", &["sync", "queue", "session", "error", "validation", "call", "observe", "contend", "lock"]),
     ("recipes/once", &["queue", "telemetry", "session", "error", "validation", "call", "observe", "contend", "lock"]),
     (

@@ -14,48 +14,50 @@
 use std::future::pending;
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use futures_util::future::OptionFuture;
 
 use crate::call::{self, NotDone};
 use crate::contend::contender::Contender;
-use crate::contend::exchange::{Exchange, ExchangeTarget, NotExchanged, SeenPermits};
+use crate::contend::exchange::{Exchange, NotExchanged};
+use crate::contend::semaphore::{SemaphoreState, TAKE};
 use crate::error::error::Error;
 use crate::observe::queue_view::QueueView;
 use crate::queue::node_name::NodeName;
 use crate::queue::permits::{self, Room};
 use crate::queue::turn::Grant;
-use crate::recipes::semaphore::state::{SemaphoreState, TAKE};
 use crate::session::contract::Session;
 use crate::session::hand_off;
 use crate::session::node::state::NodeState;
 use crate::session::presence::{self, Recheck, check};
 use crate::session::request::{Event, Failure, Kind, Reply, Stat, Watch};
 use crate::session::retry::{self, RetryLimit};
-use crate::sync::Mutex;
 use crate::sync::atomic::Ordering;
 
-/// A request for `count` permits: the target of an acquisition.
+/// A request for `count` permits of a semaphore.
 pub(crate) struct PermitRequest {
-    state: Arc<SemaphoreState>,
-    count: u32,
-    early_read: Mutex<Option<EarlyRead>>,
+    pub(crate) state: Arc<SemaphoreState>,
+    pub(crate) count: u32,
 }
 
 /// The early read of the permits. It is sent right behind the create of the node in the queue, before the contender
 /// knows its place.
-struct EarlyRead {
+pub(crate) struct EarlyRead {
     names: Reply<Vec<String>>,
     number: Reply<(Vec<u8>, Stat)>,
     /// The children of the semaphore's own node. Not listed (`None`) if an earlier listing showed no lock at the path.
     children: Option<Reply<Vec<String>>>,
 }
 
-impl PermitRequest {
-    pub(crate) fn new(state: Arc<SemaphoreState>, count: u32) -> PermitRequest {
-        PermitRequest { state, count, early_read: Mutex::default() }
-    }
+/// The result of one read: the number of permits, and the permits that are taken.
+pub(crate) struct SeenPermits {
+    number: u32,
+    /// The version of the semaphore's node, whose data is the number of permits.
+    version: i32,
+    /// The names of the permit nodes, one for each holder.
+    names: Vec<String>,
+}
 
+impl PermitRequest {
     /// Fails if the request is for more permits than exist.
     fn check_number(&self, number: u32) -> Result<(), Error> {
         match self.count > number {
@@ -63,19 +65,10 @@ impl PermitRequest {
             false => Ok(()),
         }
     }
-}
 
-#[async_trait]
-impl ExchangeTarget for PermitRequest {
-    fn count(&self) -> u32 {
-        self.count
-    }
-
-    fn check(&self) -> Result<(), Error> {
-        self.state.check_count(self.count).map(drop)
-    }
-
-    async fn check_first(&self) -> Result<(), Error> {
+    /// Fails if the request can never be granted. If the handle does not know the number of permits, reads this number from the
+    /// ensemble first.
+    pub(crate) async fn check_first(&self) -> Result<(), Error> {
         if !self.state.check_count(self.count)? {
             return Ok(());
         }
@@ -92,71 +85,43 @@ impl ExchangeTarget for PermitRequest {
         checked.await?
     }
 
-    async fn make(&self, entry: &Contender) -> Result<(), NotDone> {
+    /// Makes the semaphore's node, before the acquisition makes the directory of the queue below it. Fails if a node at the
+    /// path must not become a semaphore.
+    pub(crate) async fn make(&self, entry: &Contender) -> Result<(), NotDone> {
         let node = retry::data(entry.session(), self.state.config.user_path(), true).await?;
         self.state.agree(entry.session(), node, Some(entry)).await.map(drop)
     }
 
-    /// Sends the early read, if this acquisition has already sent its listing of the queue. An early read that was sent
-    /// before the listing would be too old for a decision.
-    fn send_early_read(&self, entry: &Contender, is_listed: bool) {
+    /// Sends the early read. An early read that was sent before this acquisition's listing of the queue would be too old for a
+    /// decision.
+    pub(crate) fn send_early_read(&self, entry: &Contender) -> EarlyRead {
         let (session, path) = (entry.session(), self.state.config.user_path());
-        let read = is_listed.then(|| {
-            let (names, number) = (session.children(&self.state.taken), session.data(path));
-            // The children are listed after the read of the number of permits. A listing without a lock is no proof if
-            // the number was written later.
-            let has_no_lock = self.state.has_no_lock.load(Ordering::Acquire);
-            EarlyRead { names, number, children: (!has_no_lock).then(|| session.children(path)) }
-        });
-        let before = std::mem::replace(&mut *self.early_read.lock(), read);
-        drop(before);
+        let (names, number) = (session.children(&self.state.taken), session.data(path));
+        // The children are listed after the read of the number of permits. A listing without a lock is no proof if the
+        // number was written later.
+        let has_no_lock = self.state.has_no_lock.load(Ordering::Acquire);
+        EarlyRead { names, number, children: (!has_no_lock).then(|| session.children(path)) }
     }
 
-    async fn early_read(&self, entry: &Contender) -> Result<Option<Box<SeenPermits>>, Error> {
-        let read = self.early_read.lock().take();
-        let Some(read) = read else { return Ok(None) };
-        self.await_read(entry, read).await.map_err(|why| self.state.take_error(entry, why))
-    }
-
-    async fn is_available(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error> {
-        let (names, number) = (session.children(&self.state.taken), session.data(self.state.config.user_path()));
-        let names = names.await.or_else(retry::none_without_directory);
-        let number = match number.await {
-            Ok((data, _)) => permits::decode(&data).ok(),
-            Err(Failure::NoNode) => return Ok(Some(true)),
-            Err(_) => None,
-        };
-        if let Some(Some(number)) = number {
+    /// Returns whether the head of the queue could take the permits now; `true` if that cannot be read. Fails if the request can
+    /// never be granted.
+    pub(crate) async fn has_room(&self, session: &Arc<dyn Session>) -> Result<bool, Error> {
+        let room = self.state.config.paths.room(session, self.count).await;
+        let Some((number, has_room)) = room else { return Ok(true) };
+        if let Some(number) = number {
             self.state.learn(number)?;
             self.check_number(number)?;
         }
-        let (Ok(names), Some(number)) = (names, number) else { return Ok(None) };
-        Ok(Some(match number {
-            Some(number) => permits::room(number, &names, self.count) == Ok(Room::Enough),
-            None => names.is_empty(),
-        }))
+        Ok(has_room)
     }
 
-    async fn exchange(
-        &self,
-        grant: Grant,
-        early_read: Option<Box<SeenPermits>>,
-        entry: &Contender,
-        gives_up: bool,
-        queue_view: Option<&QueueView>,
-    ) -> Result<Grant, Error> {
-        let taken = self.take(grant, early_read, entry, gives_up, queue_view).await;
-        taken.map_err(|why| self.state.take_error(entry, why))
-    }
-}
-
-impl PermitRequest {
-    /// Awaits the early read. `None` if it was not answered. Refused if the request can never be granted.
-    async fn await_read(
+    /// Awaits the early read. `None` if it was not sent or not answered. Refused if the request can never be granted.
+    pub(crate) async fn await_read(
         &self,
         entry: &Contender,
-        EarlyRead { names, number, children }: EarlyRead,
+        sent: Option<EarlyRead>,
     ) -> Result<Option<Box<SeenPermits>>, NotDone> {
+        let Some(EarlyRead { names, number, children }) = sent else { return Ok(None) };
         let (names, number, children) = (names.await, number.await, OptionFuture::from(children).await);
         let node = match number {
             Ok(node) => node,
@@ -173,8 +138,10 @@ impl PermitRequest {
         Ok(names.ok().map(|names| Box::new(SeenPermits { number, version, names })))
     }
 
-    /// Exchanges the node of the head of the queue for the permits, when they are free.
-    async fn take(
+    /// Exchanges the node of the head of the queue for the permits. Returns the grant, which the exchange has confirmed. Waits
+    /// until the permits are free, unless `gives_up`. `early_read` is the early read, if the contender was the head in the
+    /// listing that was sent right before it.
+    pub(crate) async fn take(
         &self,
         mut grant: Grant,
         early_read: Option<Box<SeenPermits>>,
@@ -204,11 +171,33 @@ impl PermitRequest {
                     if gives_up && self.state.config.paths.are_some_gone(entry.session(), &[]).await? {
                         continue;
                     }
-                    self.state.report_shortage(&now, entry, gives_up, queue_view).await?;
+                    self.report_shortage(&now, entry, gives_up, queue_view).await?;
                     view.wait_for_change(&now, queue_view).await?;
                 }
             }
         }
+    }
+
+    /// Reports the holders because too few permits are free. Returns an error if the acquisition must not wait.
+    async fn report_shortage(
+        &self,
+        now: &SeenPermits,
+        entry: &Contender,
+        gives_up: bool,
+        queue_view: Option<&QueueView>,
+    ) -> Result<(), Error> {
+        let (session, paths, me) = (entry.session(), &self.state.config.paths, &*entry.node_name());
+        let only_me = [me.as_str().to_owned()];
+        if gives_up {
+            return Err(Error::WouldBlock { blockers: paths.blockers(session, &only_me, me).await });
+        }
+        if let Some(view) = queue_view {
+            let queued =
+                OptionFuture::from(view.has_listener.then(|| session.children(&self.state.config.directory))).await;
+            let queued = queued.and_then(Result::ok).filter(|names| !names.is_empty()).unwrap_or(Vec::from(only_me));
+            view.record(session, me, paths.progress_beside(&now.names, &queued, me));
+        }
+        Ok(())
     }
 }
 

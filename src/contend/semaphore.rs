@@ -11,15 +11,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::OptionFuture;
-
 use crate::call::NotDone;
 use crate::contend::config::LockConfig;
 use crate::contend::contender::Contender;
 use crate::contend::directory;
-use crate::contend::exchange::SeenPermits;
 use crate::error::error::{Error, PermitsError};
-use crate::observe::queue_view::QueueView;
 use crate::queue::dialect::Dialect;
 use crate::queue::metadata;
 use crate::queue::permits::{self, PERMITS, QUEUE};
@@ -31,7 +27,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// The name of the operation in errors.
-pub(super) const TAKE: &str = "take a permit of";
+pub(crate) const TAKE: &str = "take a permit of";
 
 /// How often the create of the semaphore's node is tried, if its parents are deleted meanwhile.
 const CREATES: u32 = 64;
@@ -45,15 +41,15 @@ const LISTING_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct SemaphoreState {
     pub(crate) config: Arc<LockConfig>,
-    pub(super) number: Mutex<KnownNumber>,
+    pub(crate) number: Mutex<KnownNumber>,
     /// The directory of the permit nodes.
     pub(crate) taken: Arc<str>,
     /// Whether a listing after the write of the number of permits showed no lock at the path. A contender of a lock
     /// that comes after that listing reads the number of permits, and leaves. `false` again when this handle
     /// finds no number, because somebody has deleted it.
-    pub(super) has_no_lock: AtomicBool,
+    pub(crate) has_no_lock: AtomicBool,
     /// Whether the user allows a number of permits in an empty node that exists already.
-    pub(super) at_existing_node: bool,
+    pub(crate) at_existing_node: bool,
 }
 
 impl SemaphoreState {
@@ -84,7 +80,7 @@ impl SemaphoreState {
 
     /// Fails if contenders of a lock are at the path. Lists only until one listing showed no lock. Must be called after
     /// the number of permits was written.
-    pub(super) async fn ensure_no_lock(
+    pub(crate) async fn ensure_no_lock(
         &self,
         session: &Arc<dyn Session>,
         children: Option<Vec<String>>,
@@ -98,7 +94,7 @@ impl SemaphoreState {
 
     /// Checks the rights of other clients, if this client refuses wide ACLs. Fails if an ACL lets other clients change
     /// the number of permits or take permits.
-    pub(super) async fn check_rights(&self, session: &Arc<dyn Session>) -> Result<(), NotDone> {
+    pub(crate) async fn check_rights(&self, session: &Arc<dyn Session>) -> Result<(), NotDone> {
         for node in [self.config.user_path(), &self.taken] {
             match retry::check_rights(session, node).await {
                 Ok(()) | Err(Failure::NoNode) => {}
@@ -108,41 +104,20 @@ impl SemaphoreState {
         Ok(())
     }
 
-    /// Reports the holders because too few permits are free. Returns an error if the acquisition must not wait.
-    pub(super) async fn report_shortage(
-        &self,
-        now: &SeenPermits,
-        entry: &Contender,
-        gives_up: bool,
-        queue_view: Option<&QueueView>,
-    ) -> Result<(), Error> {
-        let (session, paths, me) = (entry.session(), &self.config.paths, &*entry.node_name());
-        let only_me = [me.as_str().to_owned()];
-        if gives_up {
-            return Err(Error::WouldBlock { blockers: paths.blockers(session, &only_me, me).await });
-        }
-        if let Some(view) = queue_view {
-            let queued = OptionFuture::from(view.has_listener.then(|| session.children(&self.config.directory))).await;
-            let queued = queued.and_then(Result::ok).filter(|names| !names.is_empty()).unwrap_or(Vec::from(only_me));
-            view.record(session, me, paths.progress_beside(&now.names, &queued, me));
-        }
-        Ok(())
-    }
-
-    pub(super) fn doubtful_error(&self, what: String) -> Error {
+    pub(crate) fn doubtful_error(&self, what: String) -> Error {
         self.permits_error(PermitsError::Doubtful(what))
     }
 
-    pub(super) fn permits_error(&self, reason: PermitsError) -> Error {
+    pub(crate) fn permits_error(&self, reason: PermitsError) -> Error {
         Error::Permits { path: self.config.user_path().to_string(), reason }
     }
 
-    pub(super) fn too_few(&self, wanted: u32, permits: u32) -> Error {
+    pub(crate) fn too_few(&self, wanted: u32, permits: u32) -> Error {
         self.permits_error(PermitsError::TooFew { wanted, permits })
     }
 
     /// Returns the error of an acquisition in the queue. The loss of its node precedes a failed request.
-    pub(super) fn take_error(&self, entry: &Contender, why: NotDone) -> Error {
+    pub(crate) fn take_error(&self, entry: &Contender, why: NotDone) -> Error {
         match why {
             NotDone::Refused(error) => error,
             NotDone::Failed(failure) => match (entry.detect_loss(), failure) {
@@ -156,7 +131,7 @@ impl SemaphoreState {
 
 /// The number of permits, as far as the handle knows.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum KnownNumber {
+pub(crate) enum KnownNumber {
     Unknown,
     /// The number of permits that the user gave, before the first read of the ensemble's number.
     Given(u32),
@@ -166,7 +141,7 @@ pub(super) enum KnownNumber {
 
 impl SemaphoreState {
     /// Returns the number of permits that the handle knows. The handle writes this number if the ensemble has none.
-    pub(super) fn known(&self) -> Option<u32> {
+    pub(crate) fn known(&self) -> Option<u32> {
         match *self.number.lock() {
             KnownNumber::Unknown => None,
             KnownNumber::Given(number) | KnownNumber::Seen(number) => Some(number),
@@ -177,7 +152,7 @@ impl SemaphoreState {
     ///
     /// # Errors
     /// [`Error::Permits`] if the user gave another number, and this is the handle's first read.
-    pub(super) fn learn(&self, number: u32) -> Result<(), Error> {
+    pub(crate) fn learn(&self, number: u32) -> Result<(), Error> {
         let mut known = self.number.lock();
         match *known {
             KnownNumber::Given(ours) if ours != number => {
@@ -193,7 +168,7 @@ impl SemaphoreState {
     /// Fails if the number of permits that the user gave is too small for this request. Returns whether the caller must
     /// read the ensemble's number before it enters the queue, because the ensemble may have fewer permits than
     /// requested.
-    pub(super) fn check_count(&self, wanted: u32) -> Result<bool, Error> {
+    pub(crate) fn check_count(&self, wanted: u32) -> Result<bool, Error> {
         if wanted == 0 {
             return Err(Error::invalid("an acquisition needs at least one permit"));
         }
@@ -208,7 +183,7 @@ impl SemaphoreState {
 
 /// The content of the twin node, which stores a second copy of the semaphore's number of permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Twin {
+pub(crate) enum Twin {
     Missing,
     /// The twin exists and holds no number of permits.
     NoNumber,
@@ -219,7 +194,7 @@ impl SemaphoreState {
     /// Returns the number of permits in the semaphore's node, and the node's version. Writes the number that this handle
     /// knows if the node has none. `node` is a read of the semaphore's node. If the node is missing, `maker` creates it,
     /// together with the number. Without a maker, a missing node is the failure [`Failure::NoNode`].
-    pub(super) async fn agree(
+    pub(crate) async fn agree(
         &self,
         session: &Arc<dyn Session>,
         mut node: Option<(Vec<u8>, Stat)>,
@@ -260,7 +235,7 @@ impl SemaphoreState {
     /// Writes the number of permits to the semaphore's node, or creates the node with this number if `node`, the caller's
     /// read, shows none. Returns the version of the node after that. `None` if another client, or an earlier try of ours,
     /// has changed the node or its twin. Fails if the node must not get a number.
-    pub(super) async fn write(
+    pub(crate) async fn write(
         &self,
         session: &Arc<dyn Session>,
         number: u32,
@@ -372,12 +347,12 @@ impl SemaphoreState {
     }
 
     /// Returns the number of permits in the data of the semaphore's node. `None` if the data is empty.
-    pub(super) fn parse_number(&self, data: &[u8]) -> Result<Option<u32>, Error> {
+    pub(crate) fn parse_number(&self, data: &[u8]) -> Result<Option<u32>, Error> {
         let not_a_number = |what: String| self.doubtful_error(format!("its data {what:?} is no number of permits"));
         permits::decode(data).map_err(not_a_number)
     }
 
-    pub(super) async fn read_twin(&self, session: &Arc<dyn Session>) -> Result<Twin, Failure> {
+    pub(crate) async fn read_twin(&self, session: &Arc<dyn Session>) -> Result<Twin, Failure> {
         Ok(match retry::data(session, &metadata::twin_of(self.config.user_path()), false).await? {
             None => Twin::Missing,
             Some((data, _)) => permits::decode(&data).ok().flatten().map_or(Twin::NoNumber, Twin::Number),
@@ -387,7 +362,7 @@ impl SemaphoreState {
     /// Counts in `rounds` how often this client's server and the ensemble's leader disagreed about the node `path`. The
     /// first disagreement may be due to a change at this moment. After a later one, the server is left, or a pause follows.
     /// Fails if the session ends in that pause.
-    pub(super) async fn before_next_round(
+    pub(crate) async fn before_next_round(
         session: &Arc<dyn Session>,
         path: &str,
         version: Option<i32>,
@@ -410,7 +385,7 @@ impl SemaphoreState {
 mod tests {
     use super::*;
     use crate::memory::client::Memory;
-    use crate::recipes::semaphore::semaphore::Semaphore;
+    use crate::recipes::semaphore::Semaphore;
 
     /// Returns the state of a handle that was opened with this number of permits.
     fn opened(given: Option<u32>) -> Arc<SemaphoreState> {

@@ -8,6 +8,8 @@ use std::time::Duration;
 use crate::call::{self, Call, NotDone};
 use crate::contend::acquisition::{Acquisition, Options};
 use crate::contend::contender::Contender;
+use crate::contend::permit_request::PermitRequest;
+use crate::contend::semaphore::{KnownNumber, SemaphoreState, Twin};
 use crate::error::error::{Error, PermitsError};
 use crate::lock::acquire::{Acquire, Granting, Guard};
 use crate::lock::hold::{GuardHold, Hold};
@@ -16,8 +18,6 @@ use crate::queue::member::{Blockers, Member, Queue};
 use crate::queue::metadata;
 use crate::queue::mode::Mode;
 use crate::queue::permits::{self, PERMITS, QUEUE};
-use crate::recipes::semaphore::state::{KnownNumber, SemaphoreState, Twin};
-use crate::recipes::semaphore::take::PermitRequest;
 use crate::session::contract::{Coordinator, Session};
 use crate::session::presence;
 use crate::session::request::{Failure, Operation};
@@ -78,7 +78,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Semaphore {
-    pub(super) state: Arc<SemaphoreState>,
+    pub(crate) state: Arc<SemaphoreState>,
 }
 
 impl Semaphore {
@@ -237,7 +237,7 @@ impl Guard for Permit {
 
 fn acquisition(state: Arc<SemaphoreState>, permits: u32, options: Options) -> Acquisition {
     let mut acquisition = Acquisition::new(Arc::clone(&state.config), Mode::Write, options);
-    acquisition.target = Some(Arc::new(PermitRequest::new(state, permits)));
+    acquisition.permits = Some(PermitRequest { state, count: permits });
     acquisition
 }
 
