@@ -9,34 +9,11 @@ use crate::error::error::Error;
 use crate::queue::node_name::NodeName;
 use crate::session::node::state::NodeState;
 use crate::session::presence::{is_there, leader_still_has};
-use crate::session::request::{Failure, Kind, Loss, Operation, Stat};
+use crate::session::request::{Failure, Kind, Loss, Operation, Stat, parent};
 use crate::session::retry::RetryLimit;
 
-/// The exchange of our node at the head of a queue for a new node.
-pub(crate) struct Exchange<'a> {
-    /// The path of the new node. No other request creates a node at this path.
-    pub(crate) to: String,
-    pub(crate) data: &'a [u8],
-    /// The path and the version of another node. The exchange fails if that node has another version.
-    pub(crate) unchanged: (&'a str, i32),
-}
-
-/// Why an exchange failed.
-pub(crate) enum NotExchanged {
-    /// Our node did not exist any more.
-    Evicted,
-    /// The node [`Exchange::unchanged`] has another version. Our node stays.
-    Changed,
-    /// The directory of the new node does not exist. Our node stays.
-    NoDirectory,
-    /// The exchange failed for another reason. If its outcome is unknown, dropping the contender removes the old or the
-    /// new node, whichever exists.
-    Failed(Failure),
-}
-
-/// The indices of the first four operations in the transaction of an exchange.
+/// The indices of three operations in the transaction of an exchange.
 const OWN_PLACE: usize = 0;
-const UNCHANGED: usize = 1;
 const NEW_NODE: usize = 2;
 const SIGNAL: usize = 3;
 
@@ -49,7 +26,7 @@ enum Tried {
         is_done: bool,
     },
     /// The new node does not exist, and no request in flight can create it.
-    NotDone(NotExchanged),
+    NotDone(Failure),
     /// The new node may exist, because the transaction got no reply, or because the read after it failed.
     Failed(Failure),
     /// The server refuses the write that signals the hand-off to waiters. The next try deletes our node without that
@@ -120,64 +97,62 @@ impl Contender {
         Ok(())
     }
 
-    /// Exchanges our node at the head of the queue for another node. Retries until the outcome is known.
+    /// Exchanges our node at the head of the queue for the node `to`. Retries until the outcome is known. No other request creates
+    /// a node at `to`. `unchanged` is the path and the version of another node.
+    ///
+    /// # Errors
+    /// - [`Failure::NoNode`]: our node did not exist any more.
+    /// - [`Failure::BadVersion`]: the node `unchanged` has another version. Our node stays.
+    /// - [`Failure::NoParent`]: the directory of `to` does not exist. Our node stays.
+    ///
+    /// After another failure, dropping the contender removes our node or the node `to`, whichever exists.
     ///
     /// # Cancel safety
-    /// Dropping the contender removes the old or the new node, whichever exists.
-    pub(crate) async fn exchange(&self, exchange: &Exchange<'_>) -> Result<(), NotExchanged> {
+    /// Dropping the contender removes our node or the node `to`, whichever exists.
+    pub(crate) async fn exchange(&self, to: &str, unchanged: (&str, i32)) -> Result<(), Failure> {
         let (session, node) = (self.session(), self.node());
         if !node.read(NodeState::has_node) {
-            return Err(NotExchanged::Evicted);
+            return Err(Failure::NoNode);
         }
-        node.change(|it| it.state.begin_move(Some(exchange.to.clone())));
+        node.change(|it| it.state.begin_move(Some(to.to_owned())));
         let (mut tries, mut denials, mut may_be_done) = (RetryLimit::LOST_ANSWERS, RetryLimit::DENIALS, false);
-        let answer = loop {
-            match self.try_to_exchange(exchange).await {
-                Tried::Done(stat) => break Ok(stat),
-                Tried::NotDone(why) => break Err(why),
+        let failure = loop {
+            match self.try_to_exchange(to, unchanged).await {
+                Tried::Done(stat) if stat.ephemeral_owner == session.id() => {
+                    node.end_move(|it| it.exchanged(stat.czxid));
+                    session.store().unwatched.add(node);
+                    return Ok(());
+                }
+                // Another session owns the new node, because the server has replaced our session by a new one.
+                Tried::Done(_) => return Err(Failure::Refused(format!("{to} is of another session"))),
+                Tried::NotDone(failure) => break failure,
                 // The server may lag behind a commit of the new node, so the leader is asked.
                 Tried::Unseen { is_done } => {
                     may_be_done |= is_done;
-                    let is_there = may_be_done
-                        && leader_still_has(session, &exchange.to, &mut denials).await.map_err(NotExchanged::Failed)?;
-                    if !is_there {
-                        break Err(NotExchanged::Evicted);
+                    if !may_be_done || !leader_still_has(session, to, &mut denials).await? {
+                        node.end_move(NodeState::cancel_move);
+                        node.lose(Loss::Removed);
+                        return Err(Failure::NoNode);
                     }
                 }
                 Tried::Failed(failure) => {
                     may_be_done = true;
-                    tries.again(session, failure).await.map_err(NotExchanged::Failed)?;
+                    tries.again(session, failure).await?;
                 }
                 Tried::WithoutSignal => session.store().record_signal_refused(self.directory()),
             }
         };
-        let stat = match answer {
-            Ok(stat) if stat.ephemeral_owner == session.id() => stat,
-            // Another session owns the new node, because the server has replaced our session by a new one.
-            Ok(_) => {
-                return Err(NotExchanged::Failed(Failure::Refused(format!("{} is of another session", exchange.to))));
-            }
-            Err(why) => {
-                node.end_move(NodeState::cancel_move);
-                match why {
-                    NotExchanged::Evicted => node.lose(Loss::Removed),
-                    _ => session.store().unwatched.add(node),
-                }
-                return Err(why);
-            }
-        };
-        node.end_move(|it| it.exchanged(stat.czxid));
+        node.end_move(NodeState::cancel_move);
         session.store().unwatched.add(node);
-        Ok(())
+        Err(failure)
     }
 
-    async fn try_to_exchange(&self, exchange: &Exchange<'_>) -> Tried {
+    async fn try_to_exchange(&self, to: &str, (unchanged, version): (&str, i32)) -> Tried {
         let (session, from) = (self.session(), self.node().path());
-        let (to, (unchanged, version)) = (exchange.to.clone(), exchange.unchanged);
         let mut operations = vec![
             Operation::Check { path: from.clone(), version: None },
             Operation::Check { path: unchanged.to_owned(), version: Some(version) },
-            Operation::Create { path: to.clone(), data: exchange.data.to_vec(), kind: Kind::Ephemeral },
+            Operation::Create { path: to.to_owned(), data: self.node_data().to_vec(), kind: Kind::Ephemeral },
         ];
         let signals = !session.store().is_signal_refused(self.directory());
         if signals {
@@ -186,19 +161,18 @@ impl Contender {
         operations.push(Operation::Delete { path: from, version: None });
         // The server answers the read after the transaction, so the read shows the outcome. The read also returns the czxid of
         // the new node, which some servers leave out of the reply to a transaction.
-        let (answer, seen) = (session.transact(&operations), session.data(&to));
+        let (answer, seen) = (session.transact(&operations), session.data(to));
         match (answer.await, seen.await) {
             (_, Ok((_, stat))) => Tried::Done(stat),
             (Ok(_), Err(Failure::NoNode)) => Tried::Unseen { is_done: true },
             (Err(Failure::Operation { index, failure }), Err(Failure::NoNode)) => match (index, *failure) {
                 (OWN_PLACE, Failure::NoNode) => Tried::Unseen { is_done: false },
-                (UNCHANGED, Failure::BadVersion) => Tried::NotDone(NotExchanged::Changed),
-                (NEW_NODE, Failure::NoNode) => Tried::NotDone(NotExchanged::NoDirectory),
+                (NEW_NODE, Failure::NoNode) => Tried::NotDone(Failure::NoParent(parent(to).to_owned())),
                 (SIGNAL, Failure::NoAuth(_) | Failure::Refused(_)) if signals => Tried::WithoutSignal,
-                (_, failure) => Tried::NotDone(NotExchanged::Failed(failure)),
+                (_, failure) => Tried::NotDone(failure),
             },
             (Err(failure @ (Failure::Unknown(_) | Failure::Over(_))), _) => Tried::Failed(failure),
-            (Err(failure), Err(Failure::NoNode)) => Tried::NotDone(NotExchanged::Failed(failure)),
+            (Err(failure), Err(Failure::NoNode)) => Tried::NotDone(failure),
             (_, Err(failure)) => Tried::Failed(failure),
         }
     }

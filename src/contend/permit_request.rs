@@ -18,7 +18,6 @@ use futures_util::future::OptionFuture;
 
 use crate::call::{self, NotDone};
 use crate::contend::contender::Contender;
-use crate::contend::exchange::{Exchange, NotExchanged};
 use crate::contend::semaphore::{SemaphoreState, TAKE};
 use crate::error::error::Error;
 use crate::observe::queue_view::QueueView;
@@ -239,17 +238,15 @@ impl<'a> View<'a> {
         let (entry, session) = (self.entry, self.entry.session());
         let SemaphoreState { config, taken, .. } = self.state;
         let to = format!("{taken}/{}", permits::name(&entry.node().tag().to_string(), count));
-        let exchange = Exchange { to, data: entry.node_data(), unchanged: (config.user_path(), version) };
-        match entry.exchange(&exchange).await {
+        match entry.exchange(&to, (config.user_path(), version)).await {
             Ok(()) => return Ok(true),
             // The version of a node only rises, so a server that shows a version after the leader has refused it is wrong.
-            Err(NotExchanged::Changed) if self.refused.replace(version) == Some(version) => {
+            Err(Failure::BadVersion) if self.refused.replace(version) == Some(version) => {
                 presence::leave(session, self.connection, config.user_path()).await?;
             }
-            Err(NotExchanged::Changed) => {}
-            Err(NotExchanged::NoDirectory) => make_directory(session, taken, &mut self.rounds).await?,
-            Err(NotExchanged::Evicted) => return Err(Failure::NoNode.into()),
-            Err(NotExchanged::Failed(failure)) => return Err(failure.into()),
+            Err(Failure::BadVersion) => {}
+            Err(Failure::NoParent(_)) => make_directory(session, taken, &mut self.rounds).await?,
+            Err(failure) => return Err(failure.into()),
         }
         // The number of permits may have changed although the watch has not fired yet. So the next round reads the number again.
         self.number = None;
