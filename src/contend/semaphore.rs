@@ -11,7 +11,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::call::NotDone;
+use futures_util::FutureExt;
+
+use crate::call::{self, NotDone};
 use crate::contend::config::LockConfig;
 use crate::contend::contender::Contender;
 use crate::contend::directory;
@@ -20,7 +22,7 @@ use crate::queue::dialect::Dialect;
 use crate::queue::metadata;
 use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::session::contract::Session;
-use crate::session::presence::{self, Recheck};
+use crate::session::presence;
 use crate::session::request::{self, Failure, Kind, Operation, Stat};
 use crate::session::retry;
 use crate::sync::Mutex;
@@ -361,7 +363,6 @@ impl SemaphoreState {
 
     /// Counts in `rounds` how often this client's server and the ensemble's leader disagreed about the node `path`. The
     /// first disagreement may be due to a change at this moment. After a later one, the server is left, or a pause follows.
-    /// Fails if the session ends in that pause.
     pub(crate) async fn before_next_round(
         session: &Arc<dyn Session>,
         path: &str,
@@ -370,12 +371,8 @@ impl SemaphoreState {
     ) -> Result<(), Failure> {
         *rounds += 1;
         if *rounds > 1 && !presence::leave_if_it_differs(session, path, version).await? {
-            let mut recheck = Recheck::new(session);
-            tokio::select! {
-                biased;
-                ending = session.until_over() => return Err(Failure::Over(ending)),
-                () = recheck.pause() => {}
-            }
+            // If the session ends meanwhile, the caller's next request fails.
+            call::unless(session.until_over().map(drop), session.sleep(session.timeout())).await;
         }
         Ok(())
     }
