@@ -148,6 +148,7 @@ impl PermitRequest {
         gives_up: bool,
         queue_view: Option<&QueueView>,
     ) -> Result<Grant, NotDone> {
+        let (session, paths) = (entry.session(), &self.state.config.paths);
         let mut view = View::new(&self.state, entry, &mut grant);
         let mut seen = early_read;
         loop {
@@ -159,44 +160,25 @@ impl PermitRequest {
                 Err(name) => return Err(self.state.doubtful_error(format!("{name:?} is no permit")).into()),
                 Ok(Room::Never) => return Err(self.state.too_few(self.count, now.number).into()),
                 Ok(Room::Enough) => {
-                    self.state.ensure_no_lock(entry.session(), None).await?;
-                    self.state.check_rights(entry.session()).await?;
+                    self.state.ensure_no_lock(session, None).await?;
+                    self.state.check_rights(session).await?;
                     if view.try_exchange(self.count, now.version).await? {
                         return Ok(grant);
                     }
                 }
+                Ok(Room::Short) if gives_up && !paths.are_some_gone(session, &[]).await? => {
+                    let me = &*entry.node_name();
+                    let only_me = [me.as_str().to_owned()];
+                    return Err(Error::WouldBlock { blockers: paths.blockers(session, &only_me, me).await }.into());
+                }
                 Ok(Room::Short) => {
                     grant = Grant::Look;
-                    if gives_up && self.state.config.paths.are_some_gone(entry.session(), &[]).await? {
-                        continue;
+                    if !gives_up {
+                        view.wait_for_change(&now, queue_view).await?;
                     }
-                    self.report_shortage(&now, entry, gives_up, queue_view).await?;
-                    view.wait_for_change(&now, queue_view).await?;
                 }
             }
         }
-    }
-
-    /// Reports the holders because too few permits are free. Returns an error if the acquisition must not wait.
-    async fn report_shortage(
-        &self,
-        now: &SeenPermits,
-        entry: &Contender,
-        gives_up: bool,
-        queue_view: Option<&QueueView>,
-    ) -> Result<(), Error> {
-        let (session, paths, me) = (entry.session(), &self.state.config.paths, &*entry.node_name());
-        let only_me = [me.as_str().to_owned()];
-        if gives_up {
-            return Err(Error::WouldBlock { blockers: paths.blockers(session, &only_me, me).await });
-        }
-        if let Some(view) = queue_view {
-            let queued =
-                OptionFuture::from(view.has_listener.then(|| session.children(&self.state.config.directory))).await;
-            let queued = queued.and_then(Result::ok).filter(|names| !names.is_empty()).unwrap_or(Vec::from(only_me));
-            view.record(session, me, paths.progress_beside(&now.names, &queued, me));
-        }
-        Ok(())
     }
 }
 
@@ -336,9 +318,16 @@ impl<'a> View<'a> {
         Ok(shown.is_empty())
     }
 
-    /// Waits until permits may have been released since the read `now`, or the number of permits may have changed.
+    /// Stores the holders in `queue_view`, and waits until permits may have been released since the read `now`, or the number of
+    /// permits may have changed.
     async fn wait_for_change(&mut self, now: &SeenPermits, queue_view: Option<&QueueView>) -> Result<(), NotDone> {
-        let (session, path) = (self.entry.session(), self.state.config.user_path());
+        let (session, path, me) = (self.entry.session(), self.state.config.user_path(), &*self.entry.node_name());
+        if let Some(view) = queue_view {
+            let queued = OptionFuture::from(view.has_listener.then(|| session.children(self.entry.directory()))).await;
+            let queued = queued.and_then(Result::ok).filter(|names| !names.is_empty());
+            let names = queued.unwrap_or_else(|| vec![me.as_str().to_owned()]);
+            view.record(session, me, self.state.config.paths.progress_beside(&now.names, &names, me));
+        }
         if self.number.is_none() {
             let (watch, (_, stat)) = retry::watched_data(session, path).await?;
             // If the node has changed since the read `now`, the caller reads again.
