@@ -92,13 +92,29 @@ pub(super) async fn new_session(
     keeper: Arc<KeeperMark>,
     lost: Option<Reconnect>,
 ) -> Result<Arc<ZooKeeperSession>, Failure> {
-    let (servers, options) = (&route.servers, &route.options);
-    let (bound, mut finder) = (options.bound(), Finder::new(route.clone()));
+    let (servers, bound) = (&route.servers, route.options.bound());
+    let mut finder = Finder::new(route.clone());
     let opened = async {
         if let Some(lost) = lost {
             sleep(lost.first_pause(since_boot(), bound)).await;
         }
-        open(&mut finder, lost).await
+        loop {
+            let opened = open(&mut finder, lost).await?;
+            let (requested, timeout) = (finder.route.options.session_timeout, opened.0.client.session_timeout());
+            if timeout >= requested || timeout < SHORTEST_TIMEOUT {
+                return Ok(opened);
+            }
+            emit!(
+                WARN,
+                ?timeout,
+                ?requested,
+                "the server grants a shorter session timeout than requested: ask for no more, or raise its maxSessionTimeout"
+            );
+            // The limit of a connection's silence depends on the session timeout, and the crate takes it before it connects.
+            // So the client connects again with options for the granted timeout.
+            let Route { servers, options } = finder.route.clone();
+            finder = Finder::new(Route { servers, options: options.granted(timeout) });
+        }
     };
     let (link, target, started) = tokio::select! {
         biased;
@@ -115,6 +131,7 @@ pub(super) async fn new_session(
         )));
     }
     let server = route.name(target);
+    let options = finder.route.options.clone();
     let session = ZooKeeperSession::new((link, target), finder, &background, started, keeper)?;
     let (timeout, rides_out) = (session.lease().timeout(), options.rides_out(session.lease()));
     emit!(

@@ -82,9 +82,9 @@ impl ZooKeeperBuilder {
     /// that](Self::stop_margin).
     ///
     /// The servers bound the timeout: 2 to 20 ticks, so 4 to 40 s at a tick of 2 s, and 6 to 60 s at the 3 s of servers
-    /// without `tickTime`. Give all servers the same bounds, or request no more than the lowest of their upper bounds.
-    /// If a server grants less on a reconnect than another server did at first, the client does not report it. A holder
-    /// that is cut off after that may learn of the loss too late.
+    /// without `tickTime`. If they grant less than requested, the client logs a warning, and goes on as if it had requested what
+    /// they grant. Give all servers the same bounds. If a server grants less on a reconnect than another server did at first,
+    /// the session ends, and its locks are lost.
     pub fn session_timeout(mut self, timeout: Duration) -> Self {
         self.session_timeout = timeout;
         self
@@ -218,7 +218,7 @@ impl ZooKeeperBuilder {
         if self.connect_timeout == Some(Duration::ZERO) {
             return Err(Error::invalid("a connect timeout of zero"));
         }
-        self.check_lease(self.session_timeout).map_err(Error::invalid)?;
+        self.check_lease().map_err(Error::invalid)?;
         if let Some(limit) =
             self.read_timeout.filter(|limit| *limit < SHORTEST_SILENCE || *limit > self.session_timeout / 2)
         {
@@ -243,25 +243,33 @@ impl ZooKeeperBuilder {
         self.digest.iter().chain(&self.sasl)
     }
 
-    /// Refuses a tick time or stop margin that is out of range, or with which heartbeats could not renew the lease of a
-    /// session with this timeout.
-    pub(super) fn check_lease(&self, timeout: Duration) -> Result<(), String> {
+    /// Returns the options for a session to which the servers grant no more than this timeout.
+    pub(super) fn granted(mut self, timeout: Duration) -> ZooKeeperBuilder {
+        let part = timeout.div_duration_f64(self.session_timeout);
+        self.stop_margin = self.stop_margin.map(|margin| margin.mul_f64(part).max(timeout / CLOCK_DRIFT));
+        self.read_timeout = self.read_timeout.map(|limit| limit.min(timeout / 2));
+        self.session_timeout = timeout;
+        self
+    }
+
+    /// Refuses a tick time or stop margin that is out of range, or with which heartbeats could not renew the lease.
+    pub(super) fn check_lease(&self) -> Result<(), String> {
+        let timeout = self.session_timeout;
         match (self.tick_time, self.stop_margin) {
             (Some(tick), _) if tick < SHORTEST_TICK => {
                 Err(format!("a tick time of {tick:?}: servers count ticks in milliseconds"))
             }
-            (_, Some(margin)) if margin < self.session_timeout / CLOCK_DRIFT => Err(format!(
+            (_, Some(margin)) if margin < timeout / CLOCK_DRIFT => Err(format!(
                 "a stop margin of {margin:?} is too short for clocks that differ: it must be at least a hundredth of the \
-                 session timeout of {:?}",
-                self.session_timeout
+                 session timeout of {timeout:?}"
             )),
-            (_, Some(margin)) if margin >= self.session_timeout => {
+            (_, Some(margin)) if margin >= timeout => {
                 Err(format!("a stop margin of {margin:?} leaves nothing of a session timeout of {timeout:?}"))
             }
             (Some(tick), _) if !Lease::new(timeout).with_tick_time(tick).is_renewable() => {
                 Err(format!("a tick time of {tick:?} is too long for a session timeout of {timeout:?}"))
             }
-            (_, Some(margin)) if !self.lease(timeout).is_renewable() => {
+            (_, Some(margin)) if !self.lease().is_renewable() => {
                 Err(format!("a stop margin of {margin:?} leaves no time to renew a session timeout of {timeout:?}"))
             }
             _ => Ok(()),
@@ -270,7 +278,7 @@ impl ZooKeeperBuilder {
 
     /// Returns how long a connection may be silent.
     pub(super) fn silence(&self) -> Duration {
-        let rides_out = self.lease(self.session_timeout).rides_out(attempt_limit(self.session_timeout));
+        let rides_out = self.lease().rides_out(attempt_limit(self.session_timeout));
         self.read_timeout.unwrap_or_else(|| silence_limit(self.session_timeout, rides_out))
     }
 
@@ -289,13 +297,13 @@ impl ZooKeeperBuilder {
         if rides_out >= silence * 9 / 8 { rides_out } else { lease.rides_out(silence) }
     }
 
-    pub(super) fn lease(&self, timeout: Duration) -> Lease {
-        let mut lease = Lease::with_clock(timeout, Box::new(since_boot_here));
+    pub(super) fn lease(&self) -> Lease {
+        let mut lease = Lease::with_clock(self.session_timeout, Box::new(since_boot_here));
         if let Some(tick) = self.tick_time {
             lease = lease.with_tick_time(tick);
         }
         match self.stop_margin {
-            Some(margin) => lease.with_stop_margin(margin.mul_f64(timeout.div_duration_f64(self.session_timeout))),
+            Some(margin) => lease.with_stop_margin(margin),
             None => lease,
         }
     }
@@ -463,10 +471,26 @@ mod tests {
     }
 
     #[test]
+    fn a_granted_timeout_sets_the_limits_as_if_it_was_requested() {
+        let limits = |options: ZooKeeperBuilder| {
+            options.check_lease().expect("renewable");
+            let rides_out = options.rides_out(&options.lease());
+            (options.silence(), options.attempt(), rides_out)
+        };
+        let asked = |timeout: u32| ZooKeeperBuilder::new().session_timeout(timeout * SECOND);
+        for (requested, granted) in [(60, 40), (100, 40), (3600, 4)] {
+            assert_eq!(limits(asked(requested).granted(granted * SECOND)), limits(asked(granted)));
+        }
+        let narrow = |timeout: u32| asked(timeout).read_timeout(3 * SECOND).stop_margin(timeout * SECOND / 100);
+        assert_eq!(limits(narrow(7).granted(6 * SECOND)), limits(narrow(6)));
+        assert_eq!(limits(narrow(100).granted(4 * SECOND)).0, 2 * SECOND);
+    }
+
+    #[test]
     fn only_a_long_read_timeout_shortens_survivable_breaks() {
         let rides_out = |options: ZooKeeperBuilder| {
             let options = options.tick_time(2 * SECOND);
-            options.rides_out(&options.lease(options.session_timeout)).as_millis() / 100
+            options.rides_out(&options.lease()).as_millis() / 100
         };
         let limited = |limit| rides_out(ZooKeeperBuilder::new().read_timeout(limit));
         assert_eq!(rides_out(ZooKeeperBuilder::new()), 42);

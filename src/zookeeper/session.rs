@@ -61,8 +61,8 @@ impl ZooKeeperSession {
         keeper: Arc<KeeperMark>,
     ) -> Result<Arc<ZooKeeperSession>, Failure> {
         let (client, options) = (&link.client, &finder.route.options);
-        let timeout = granted_timeout(client, options)?;
-        let store = Arc::new(SessionStore::new(options.lease(timeout)));
+        options.check_lease().map_err(|problem| Failure::Refused(format!("{problem}, which the servers grant")))?;
+        let store = Arc::new(SessionStore::new(options.lease()));
         store.began(started);
         let ((follows, follower), (leaves, asked)) = (watch::channel(()), mpsc::unbounded_channel());
         let id = client.session_id().0;
@@ -343,21 +343,6 @@ impl fmt::Debug for ZooKeeperSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ZooKeeperSession").field("id", &self.id()).field("lease", self.lease()).finish_non_exhaustive()
     }
-}
-
-/// Returns the session timeout of a new session, and warns if it is shorter than requested.
-fn granted_timeout(client: &zk::Client, options: &ZooKeeperBuilder) -> Result<Duration, Failure> {
-    let requested = options.session_timeout;
-    // If this server grants more than requested, another server may grant less on a reconnect. So the session uses no
-    // more than the requested timeout.
-    let timeout = client.session_timeout().min(requested);
-    if timeout < requested {
-        // A server that grants less on a reconnect ends the session: see `Connections::accept`.
-        emit!(WARN, ?timeout, ?requested, "the server grants a shorter session timeout than requested");
-    }
-    let checked = options.check_lease(timeout);
-    checked.map_err(|problem| Failure::Refused(format!("{problem}, which the servers grant")))?;
-    Ok(timeout)
 }
 
 /// Creates the path at the end of the connect string, unless it exists.

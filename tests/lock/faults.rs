@@ -3,11 +3,11 @@
 //! writer. Fault numbers are those of `tests/FAULTS.md`.
 
 use std::future::IntoFuture;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use support::scene::*;
-use support::server::shared_server;
+use support::server::{Server, shared_server};
 use support::wire::{Close, Frames, Hello, Op, Proxy, Rule};
 use zk_rwlock::coordinator::{Ending, Session};
 use zk_rwlock::{Error, HoldState, Loss, RwLock, ZooKeeper, ZooKeeperBuilder};
@@ -482,6 +482,35 @@ async fn a_shorter_granted_timeout_shortens_the_lease() {
     proxy.heal();
     next.release().await.unwrap();
     drop(soon("a fresh session", lock_at(&zk, "/faults/shorter").write()).await.unwrap());
+}
+
+/// The lease of the session assumes the timeout that was granted first.
+#[support::judged]
+async fn a_session_ends_if_a_server_grants_it_less_on_a_reconnect() {
+    let proxy = Proxy::start(shared_server().address());
+    let zk = connect_with(&proxy.address(), CALM).await;
+    let guard = lock_at(&zk, "/faults/less").write().await.unwrap();
+    let less = proxy
+        .apply(Rule::on(Frames::requests(Op::Handshake)).falsify(|hello| hello.timeout = SHORT.as_millis() as i32));
+    proxy.disconnect();
+    soon("the reconnect", less.happens()).await;
+    assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(Ending::Expired));
+    drop(soon("a new session", lock_at(&zk, "/faults/less").write()).await.unwrap());
+}
+
+/// The client crate takes its limit of silence from the session timeout that it asks for, before it connects.
+#[support::judged]
+async fn a_client_asks_for_no_more_than_it_was_granted() {
+    static ASKED: Mutex<Vec<i32>> = Mutex::new(Vec::new());
+    let short = SHORT.as_millis() as i32;
+    let limit = format!("maxSessionTimeout={short}");
+    let server = tokio::task::spawn_blocking(move || Server::start_with(&[&limit], &[])).await.unwrap();
+    let proxy = Proxy::start(server.address());
+    let record = |hello: &mut Hello| ASKED.lock().unwrap().push(hello.timeout);
+    proxy.apply(Rule::on(Frames::requests(Op::Handshake)).and_all_later().falsify(record));
+    let zk = connect_with(&proxy.address(), CALM).await;
+    assert_eq!(zk.session_timeout(), Some(SHORT));
+    assert_eq!(*ASKED.lock().unwrap(), [CALM.as_millis() as i32, short]);
 }
 
 /// The proxy answers the pings itself, because the client closes a connection on which pings get no answer.
