@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use futures_util::TryFutureExt;
 use tokio::sync::oneshot;
 
 use crate::session::contract::Session;
@@ -104,19 +105,6 @@ pub(crate) async fn slept(session: &Arc<dyn Session>, pause: Duration) -> bool {
     session.lease().now() >= began.saturating_add(pause / 2)
 }
 
-/// Sends a sync and a read before this function returns. Returns the read's answer.
-pub(crate) fn synced<T: 'static>(
-    session: &Arc<dyn Session>,
-    path: &str,
-    read: fn(&dyn Session, &str) -> Reply<T>,
-) -> Reply<T> {
-    let (synced, read) = (session.sync(path), read(&**session, path));
-    Box::pin(async move {
-        synced.await?;
-        read.await
-    })
-}
-
 /// Sends a read. With `is_synced` it sends a sync before the read, so that the answer shows a state no older than this
 /// call.
 pub(crate) fn read<T: 'static>(
@@ -125,7 +113,10 @@ pub(crate) fn read<T: 'static>(
     is_synced: bool,
     read: fn(&dyn Session, &str) -> Reply<T>,
 ) -> Reply<T> {
-    if is_synced { synced(session, path, read) } else { read(&**session, path) }
+    let synced = is_synced.then(|| session.sync(path));
+    let read = read(&**session, path);
+    let Some(synced) = synced else { return read };
+    Box::pin(synced.and_then(|()| read))
 }
 
 /// Returns a node's data, or `None` if the node does not exist. With `is_synced` the answer shows a state no older than
