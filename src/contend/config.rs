@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::contend::directory::Asking;
 use crate::contend::warnings::Warnings;
 use crate::error::error::{Error, PermitsError};
 use crate::observe::lock_paths::LockPaths;
@@ -14,6 +13,7 @@ use crate::queue::turn;
 use crate::session::contract::{Coordinator, Session};
 use crate::session::request::{Ending, Failure, Loss, Stat};
 use crate::session::retry;
+use crate::sync::atomic::AtomicBool;
 use crate::telemetry::meter::PathLabel;
 
 /// The paths and the options of a lock, and the list of its waiting acquisitions. All clones of a lock share it.
@@ -30,7 +30,8 @@ pub(crate) struct LockConfig {
     pub(crate) is_election: bool,
     pub(crate) warn_holding: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
-    pub(crate) asking: Arc<Asking>,
+    /// Whether a warning was logged that a server refused a request for kept nodes.
+    pub(crate) has_warned_of_ask: Arc<AtomicBool>,
     pub(crate) warnings: Arc<Warnings>,
     pub(crate) path_label: Arc<PathLabel>,
 }

@@ -53,9 +53,11 @@ pub(crate) async fn make(
 /// The parameter `seen` is the stat of the directory in the listing that showed a kept node. Before a process creates a node to
 /// keep, it watches the directory. So a write after that listing notifies the process. If another client has written since the
 /// listing, the servers refuse this write because of the directory's version, and no further write is sent.
-pub(crate) fn ask(directory: &Arc<str>, asking: &Arc<Asking>, session: &Arc<dyn Session>, seen: Option<Stat>) {
+///
+/// Logs that a server refused the write, unless `has_warned`.
+pub(crate) fn ask(directory: &Arc<str>, has_warned: &Arc<AtomicBool>, session: &Arc<dyn Session>, seen: Option<Stat>) {
     let first = seen.filter(|stat| stat.data_length == 0).map(|stat| set(session, directory, Vec::new(), stat.version));
-    let (directory, asking, session) = (Arc::clone(directory), Arc::clone(asking), Arc::clone(session));
+    let (path, has_warned, session) = (Arc::clone(directory), Arc::clone(has_warned), Arc::clone(session));
     let task = Arc::clone(&session);
     task.spawn(Box::pin(async move {
         let answer = match first {
@@ -63,12 +65,15 @@ pub(crate) fn ask(directory: &Arc<str>, asking: &Arc<Asking>, session: &Arc<dyn 
             None => Err(Failure::Unknown(String::new())),
         };
         let answer = match answer {
-            Err(Failure::Unknown(_)) => ask_as_it_is(&session, &directory, seen.map(|stat| stat.version)).await,
+            Err(Failure::Unknown(_)) => ask_as_it_is(&session, &path, seen.map(|stat| stat.version)).await,
             answer => answer,
         };
         match answer {
             Ok(()) | Err(Failure::NoNode | Failure::Over(_)) => {}
-            Err(failure) => asking.refused(&directory, &failure),
+            Err(failure) if !has_warned.swap(true, Ordering::Relaxed) => {
+                emit!(WARN, path = &*path, %failure, "cannot ask for a lock that is only kept: waiting until it was idle for long, or its process looks at the queue");
+            }
+            Err(_) => {}
         }
     }));
 }
@@ -108,20 +113,6 @@ fn set(
                 failure => Err(failure),
             },
             Err(failure) => Err(failure),
-        }
-    }
-}
-
-/// Whether this lock handle has logged that a server refused a request for kept nodes. The flag keeps the warning to one for each
-/// lock handle.
-#[derive(Default)]
-pub(crate) struct Asking(AtomicBool);
-
-impl Asking {
-    /// Logs that a server refused the request for kept nodes, at most once for each lock handle.
-    fn refused(&self, path: &str, failure: &Failure) {
-        if !self.0.swap(true, Ordering::Relaxed) {
-            emit!(WARN, path, %failure, "cannot ask for a lock that is only kept: waiting until it was idle for long, or its process looks at the queue");
         }
     }
 }

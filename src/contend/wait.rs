@@ -189,7 +189,7 @@ impl PendingAcquisition<'_> {
         if asks {
             let config = self.config;
             node.change(|it| it.state.asked_itself = true);
-            ask(&config.directory, &config.asking, session, directory);
+            ask(&config.directory, &config.has_warned_of_ask, session, directory);
         }
         // The predecessor's watch is answered last. Awaiting the later reply first wakes the task once instead of twice.
         let watch = watch.await;

@@ -475,7 +475,7 @@ impl RwLockBuilder {
             is_election: self.is_election,
             warn_holding: self.warn_holding,
             max_hold: self.max_hold,
-            asking: Arc::default(),
+            has_warned_of_ask: Arc::default(),
             path_label,
         })
     }
