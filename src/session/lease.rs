@@ -69,8 +69,8 @@ pub struct Lease {
 
 #[derive(Default)]
 struct LeaseState {
-    /// When the lease ends, on the session's clock. Zero while the lease is invalid, `None` in steady mode.
-    end: Option<Moment>,
+    /// When the lease ends, on the session's clock. Zero while the lease is invalid, [`Moment::MAX`] in steady mode.
+    end: Moment,
     /// When the newest touch that has extended the lease was sent. A lapse sets `end` to zero, and does not change
     /// this.
     counted: Moment,
@@ -113,13 +113,12 @@ impl Lease {
 
     /// Returns a lease on the given clock.
     pub fn with_clock(timeout: Duration, clock: Box<dyn Fn() -> Moment + Send + Sync>) -> Lease {
-        let state = LeaseState { end: Some(Duration::ZERO), ..LeaseState::default() };
         let lease = Lease {
             timeout,
             settling: Duration::ZERO,
             margin: default_margin(timeout),
             clock,
-            state: Mutex::new(state),
+            state: Mutex::new(LeaseState::default()),
             valid_until: AtomicU64::new(0),
             valid_in: AtomicU64::new(0),
         };
@@ -219,9 +218,7 @@ impl Lease {
         let now = self.now();
         let mut state = self.state.lock();
         let lapsed = state.lapse(now);
-        if let Some(end) = &mut state.end {
-            *end = (*end).max(touch.saturating_add(self.term()));
-        }
+        state.end = state.end.max(touch.saturating_add(self.term()));
         state.counted = state.counted.max(touch);
         self.publish(&state);
         lapsed
@@ -232,7 +229,7 @@ impl Lease {
         let now = self.now();
         let mut state = self.state.lock();
         state.lapse(now);
-        state.end = if steady { None } else { Some(now.saturating_add(self.term())) };
+        state.end = if steady { Moment::MAX } else { now.saturating_add(self.term()) };
         state.counted = now;
         self.publish(&state);
     }
@@ -306,8 +303,8 @@ impl Lease {
         let state = self.state.lock();
         match (state.over, state.end) {
             (Some(_), _) => Duration::ZERO,
-            (None, None) => Duration::MAX,
-            (None, Some(_)) => state.counted.saturating_add(self.timeout).saturating_sub(now),
+            (None, Moment::MAX) => Duration::MAX,
+            (None, _) => state.counted.saturating_add(self.timeout).saturating_sub(now),
         }
     }
 
@@ -387,7 +384,7 @@ impl Lease {
 
     /// Returns whether the lease is in steady mode, so that no heartbeat is needed.
     pub(crate) fn is_steady(&self) -> bool {
-        self.state.lock().end.is_none()
+        self.state.lock().end == Moment::MAX
     }
 
     /// Returns the current epoch, or `None` if the lease is invalid. Within one epoch the lease is valid without a gap.
@@ -414,13 +411,8 @@ impl Lease {
     }
 
     fn publish(&self, state: &LeaseState) {
-        let until = match (state.over, state.end) {
-            (Some(_), _) => 0,
-            (None, None) => u64::MAX,
-            (None, Some(end)) => nanos(end),
-        };
         self.valid_in.store(state.epoch, Ordering::Release);
-        self.valid_until.store(until, Ordering::Release);
+        self.valid_until.store(state.over.map_or(nanos(state.end), |_| 0), Ordering::Release);
     }
 
     fn validity_at(&self, now: Moment) -> Option<(Duration, u64)> {
@@ -428,12 +420,8 @@ impl Lease {
         if state.lapse(now) {
             self.publish(&state);
         }
-        let left = match (state.over, state.end) {
-            (Some(_), _) => None,
-            (None, None) => Some(Duration::MAX),
-            (None, Some(end)) => end.checked_sub(now).filter(|left| !left.is_zero()),
-        };
-        left.map(|left| (left, state.epoch))
+        let left = if state.end == Moment::MAX { Duration::MAX } else { state.end.saturating_sub(now) };
+        (state.over.is_none() && !left.is_zero()).then_some((left, state.epoch))
     }
 
     /// Returns how long after the sending of a touch the lease ends that the touch extends: one session timeout, less
@@ -458,10 +446,10 @@ impl LeaseState {
     ///
     /// Returns `true` if this call is the first to find that the lease has run out.
     fn lapse(&mut self, now: Moment) -> bool {
-        let lapsed = self.end.is_some_and(|end| !end.is_zero() && end <= now);
+        let lapsed = !self.end.is_zero() && self.end <= now;
         if lapsed {
             self.epoch += 1;
-            self.end = Some(Duration::ZERO);
+            self.end = Duration::ZERO;
         }
         lapsed
     }
