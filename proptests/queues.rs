@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use zk_rwlock::Mode;
-use zk_rwlock::coordinator::{Departure, IfTaken, QueueEvent, Step, Turn, Waiter, turn};
+use zk_rwlock::coordinator::{Departure, IfTaken, Step, Turn, Waiter, turn};
 use zk_rwlock::queue::NodeName;
 
 fn contender(position: usize, mode: Mode) -> NodeName {
@@ -82,7 +82,7 @@ impl Waits {
     fn follow(&mut self, mut step: Step, names: &[String]) {
         loop {
             step = match step {
-                Step::List => self.waiter.next(QueueEvent::Listed { names, closing: &[] }),
+                Step::List => self.waiter.listed(names, &[]),
                 Step::Await { predecessor, .. } => {
                     self.awaits = Some(predecessor.name.to_string());
                     return;
@@ -115,7 +115,7 @@ fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
         names.retain(|name| name != leaver.as_str());
         for waits in all.iter_mut().filter(|waits| waits.awaits.as_deref() == Some(leaver.as_str())) {
             let departure = if is_signalled { Departure::Signalled } else { Departure::ListAgain };
-            let step = waits.waiter.next(QueueEvent::Departed(departure));
+            let step = waits.waiter.departed(departure);
             waits.follow(step, &names);
         }
         for waits in &all {

@@ -181,14 +181,14 @@ pub mod once {
 /// `tests/conformance` tests each clause of the contract on both.
 ///
 /// [`turn()`](coordinator::turn) decides from the names of the nodes alone whose turn it is. [`Waiter`](coordinator::Waiter) is
-/// the state machine of a waiting contender: it takes events and returns steps.
+/// the state machine of a waiting contender: it is told what happened, and returns the next step.
 #[doc(hidden)]
 pub mod coordinator {
     pub use crate::queue::metadata::read_done as done_of;
     pub use crate::queue::mode::{REFUSED_FROM, RESTART_FROM};
     pub use crate::queue::node_name::NodeName;
     pub use crate::queue::permits::permits_of;
-    pub use crate::queue::turn::{Claim, Departure, Grant, IfTaken, Predecessor, QueueEvent, Step, Turn, Waiter, turn};
+    pub use crate::queue::turn::{Claim, Departure, Grant, IfTaken, Predecessor, Step, Turn, Waiter, turn};
     pub use crate::session::contract::{Coordinator, Session, SessionSlot};
     pub use crate::session::keep_alive::keep_alive;
     pub use crate::session::lease::{Lease, Moment};

@@ -16,7 +16,7 @@ use crate::observe::trace::AcquireTrace;
 use crate::queue::member::Blockers;
 use crate::queue::mode::Aim;
 use crate::queue::node_name::NodeName;
-use crate::queue::turn::{self, Claim, Departure, Grant, QueueEvent, Step, Waiter};
+use crate::queue::turn::{self, Claim, Departure, Grant, Step, Waiter};
 use crate::session::presence::{self, Recheck, check};
 use crate::session::request::{Event, Failure, Listing, Loss, Stat, Watch};
 use crate::session::retry::{self, RetryLimit, spawn_awaited};
@@ -73,17 +73,17 @@ impl PendingAcquisition<'_> {
                 }
                 Step::AskLeader(claim) => {
                     let differs = Box::pin(self.leader_differs(&claim, names.as_ref())).await?;
-                    self.waiter.next(QueueEvent::LeaderAnswered { claim, differs })
+                    self.waiter.leader_answered(claim, differs)
                 }
                 Step::Await { predecessor, asks } => {
                     let directory = names.as_ref().and_then(|names| names.directory).filter(|_| asks).map(Box::new);
                     Box::pin(self.report(names.take())).await;
                     let departure = self.departure(&predecessor.name, Some((asks, directory))).await?;
-                    self.waiter.next(QueueEvent::Departed(departure))
+                    self.waiter.departed(departure)
                 }
                 Step::AwaitAtLeader(predecessor) => {
                     let departure = self.departure(&predecessor.name, None).await?;
-                    self.waiter.next(QueueEvent::Departed(departure))
+                    self.waiter.departed(departure)
                 }
                 Step::Take(grant) => return Ok((grant, early_read.filter(|_| !self.waiter.has_waited()))),
                 Step::Evicted => return Err(self.evicted()),
@@ -111,7 +111,7 @@ impl PendingAcquisition<'_> {
         }
         let is_alone = names.len() < 2;
         let closing = if is_alone { Vec::new() } else { session.store().closing_soon(entry.directory()) };
-        let step = self.waiter.next(QueueEvent::Listed { names: &names, closing: &closing });
+        let step = self.waiter.listed(&names, &closing);
         Ok((step, names))
     }
 

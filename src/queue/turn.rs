@@ -1,5 +1,5 @@
-//! Decides by names alone whose turn it is ([`turn`]). A waiter's state machine ([`Waiter`]) takes events and returns
-//! the next step.
+//! Decides by names alone whose turn it is ([`turn`]). A waiter's state machine ([`Waiter`]) is told what happened and
+//! returns the next step.
 //!
 //! ```text
 //!            the predecessor has left, or its node was missing once
@@ -269,27 +269,6 @@ pub struct Predecessor {
     pub mode: Mode,
 }
 
-/// An event for a waiter.
-#[derive(Debug)]
-pub enum QueueEvent<'a> {
-    /// The directory was listed, as [`Step::List`] requires.
-    Listed {
-        /// The names in the directory, in any order.
-        names: &'a [String],
-        /// The part of `names` whose nodes are about to be given up. The waiter need not ask for these nodes.
-        closing: &'a [String],
-    },
-    /// The leader was asked, as [`Step::AskLeader`] requires.
-    LeaderAnswered {
-        /// What the leader was asked about.
-        claim: Claim,
-        /// Whether the leader contradicts the listing.
-        differs: bool,
-    },
-    /// The predecessor's node has changed or is gone. Ends [`Step::Await`] and [`Step::AwaitAtLeader`].
-    Departed(Departure),
-}
-
 /// What a listing has shown that would end the wait. The listing may come from a server that lags behind the leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Claim {
@@ -387,15 +366,6 @@ impl<C: Borrow<NodeName>> Waiter<C> {
         Waiter { me, hands_off, if_taken, awaited, missing, unlisted, has_waited: false, has_asked: false }
     }
 
-    /// Returns the next step after this event.
-    pub fn next(&mut self, event: QueueEvent<'_>) -> Step {
-        match event {
-            QueueEvent::Listed { names, closing } => self.after_listing(names, closing),
-            QueueEvent::LeaderAnswered { claim, differs } => self.after_answer(claim, differs),
-            QueueEvent::Departed(departure) => self.after_departure(departure),
-        }
-    }
-
     /// Returns whether a listing has shown a contender ahead.
     pub fn has_waited(&self) -> bool {
         self.has_waited
@@ -406,7 +376,9 @@ impl<C: Borrow<NodeName>> Waiter<C> {
         self.if_taken == IfTaken::GiveUp
     }
 
-    fn after_listing(&mut self, names: &[String], closing: &[String]) -> Step {
+    /// Returns the next step after the directory was listed, as [`Step::List`] requires. `names` are the names in the directory,
+    /// in any order. The waiter need not ask for the nodes in `closing`, which are about to be given up.
+    pub fn listed(&mut self, names: &[String], closing: &[String]) -> Step {
         let (turn, foreign) = turn_among_foreign(self.me.borrow(), names);
         match (turn, foreign) {
             (Turn::Evicted, _) => Step::AskLeader(Claim::Unlisted { leaves: self.unlisted == UNLISTED_MAX }),
@@ -436,7 +408,9 @@ impl<C: Borrow<NodeName>> Waiter<C> {
         }
     }
 
-    fn after_answer(&mut self, claim: Claim, differs: bool) -> Step {
+    /// Returns the next step after the leader was asked about `claim`, as [`Step::AskLeader`] requires. `differs` says whether
+    /// the leader contradicts the listing.
+    pub fn leader_answered(&mut self, claim: Claim, differs: bool) -> Step {
         match claim {
             Claim::Unlisted { .. } if differs => {
                 self.unlisted = UNLISTED_MAX.min(self.unlisted + 1);
@@ -449,7 +423,9 @@ impl<C: Borrow<NodeName>> Waiter<C> {
         }
     }
 
-    fn after_departure(&mut self, departure: Departure) -> Step {
+    /// Returns the next step after the predecessor's node has changed or is gone. This ends [`Step::Await`] and
+    /// [`Step::AwaitAtLeader`].
+    pub fn departed(&mut self, departure: Departure) -> Step {
         let Some(predecessor) = self.awaited.take() else { return Step::List };
         let was_missing = self.missing.take().is_some();
         match departure {

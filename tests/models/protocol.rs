@@ -6,7 +6,7 @@
 
 use stateright::{Model, Property};
 use zk_rwlock::Mode;
-use zk_rwlock::coordinator::{Departure, IfTaken, NodeName, QueueEvent, Step as Decision, Waiter};
+use zk_rwlock::coordinator::{Departure, IfTaken, NodeName, Step as Decision, Waiter};
 
 /// The contenders that change their node's data before they delete it, which signals a hand-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -244,9 +244,9 @@ impl State {
         self.follows(i, me, Decision::List);
     }
 
-    /// Passes an event to the member's waiter, and carries out the waiter's decision.
-    fn hears(&mut self, i: usize, me: Node, event: QueueEvent<'_>) {
-        if let Some(decision) = self.members[i].waiter.as_mut().map(|waiter| waiter.next(event)) {
+    /// Tells the member's waiter what happened, and carries out the waiter's decision.
+    fn hears(&mut self, i: usize, me: Node, tell: impl FnOnce(&mut Waiter<NodeName>) -> Decision) {
+        if let Some(decision) = self.members[i].waiter.as_mut().map(tell) {
             self.follows(i, me, decision);
         }
     }
@@ -265,7 +265,7 @@ impl State {
             Decision::Take(_) => Step::Holding(me),
             Decision::AskLeader(claim) => {
                 let differs = self.stands(me);
-                return self.hears(i, me, QueueEvent::LeaderAnswered { claim, differs });
+                return self.hears(i, me, |waiter| waiter.leader_answered(claim, differs));
             }
             Decision::Evicted => Step::Done,
             Decision::AwaitAtLeader(_) => unreachable!("the model's server lists no node that it denies"),
@@ -387,7 +387,7 @@ impl Model for Protocol {
             Action::List(i) => {
                 let Step::Listing(me) = state.members[i].step else { return None };
                 let names: Vec<String> = state.nodes.iter().map(|node| node.contender().as_str().to_owned()).collect();
-                state.hears(i, me, QueueEvent::Listed { names: &names, closing: &[] });
+                state.hears(i, me, |waiter| waiter.listed(&names, &[]));
             }
             Action::Arm(i) => {
                 let Step::Arming(me, nearest, asks) = state.members[i].step else { return None };
@@ -400,7 +400,7 @@ impl Model for Protocol {
                 if state.stands(nearest) {
                     state.members[i].step = Step::Waiting(me, nearest);
                 } else {
-                    state.hears(i, me, QueueEvent::Departed(Departure::Missing));
+                    state.hears(i, me, |waiter| waiter.departed(Departure::Missing));
                 }
             }
             Action::See(i) => {
@@ -413,8 +413,8 @@ impl Model for Protocol {
                         state.members[i].step = Step::Holding(me);
                         state.members[i].waiter = None;
                     }
-                    Event::Changed => state.hears(i, me, QueueEvent::Departed(Departure::Signalled)),
-                    Event::Deleted => state.hears(i, me, QueueEvent::Departed(Departure::ListAgain)),
+                    Event::Changed => state.hears(i, me, |waiter| waiter.departed(Departure::Signalled)),
+                    Event::Deleted => state.hears(i, me, |waiter| waiter.departed(Departure::ListAgain)),
                 }
             }
             Action::Ask(i) => {

@@ -149,17 +149,13 @@ fn waiter(hands_off: bool) -> Waiter<NodeName> {
 impl Waiter<NodeName> {
     fn lists(&mut self, of: &[&str]) -> Step {
         let names: Vec<String> = of.iter().map(|name| (*name).to_owned()).collect();
-        self.next(QueueEvent::Listed { names: &names, closing: &[] })
-    }
-
-    fn departs(&mut self, departure: Departure) -> Step {
-        self.next(QueueEvent::Departed(departure))
+        self.listed(&names, &[])
     }
 
     /// Passes the answer of the leader about the step's claim.
     fn hears_of(&mut self, step: Step, differs: bool) -> Step {
         let Step::AskLeader(claim) = step else { panic!("{step:?}") };
-        self.next(QueueEvent::LeaderAnswered { claim, differs })
+        self.leader_answered(claim, differs)
     }
 }
 
@@ -184,7 +180,7 @@ fn a_waiter_takes_the_lock_when_nothing_precedes_it() {
     let mut waiter = waiter(true);
     assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
     assert!(waiter.has_waited());
-    assert_eq!(waiter.departs(Departure::ListAgain), Step::List);
+    assert_eq!(waiter.departed(Departure::ListAgain), Step::List);
     assert_eq!(waiter.lists(&[ME]), Step::Take(Grant::Look));
 }
 
@@ -193,17 +189,17 @@ fn a_writers_signal_grants_and_a_readers_does_not() {
     let mut behind_writer = waiter(true);
     assert_eq!(awaits(behind_writer.lists(&[FIRST, ME])), FIRST);
     let taken = Step::Take(Grant::HandOff { unconfirmed: Some(FIRST.into()) });
-    assert_eq!(behind_writer.departs(Departure::Signalled), taken);
+    assert_eq!(behind_writer.departed(Departure::Signalled), taken);
     let mut behind_reader = waiter(true);
     assert_eq!(awaits(behind_reader.lists(&["h~a-READ-0000000001", ME])), "h~a-READ-0000000001");
-    assert_eq!(behind_reader.departs(Departure::Signalled), Step::List);
+    assert_eq!(behind_reader.departed(Departure::Signalled), Step::List);
 }
 
 #[test]
 fn a_write_to_a_node_is_no_signal_in_a_foreign_dialect() {
     let mut waiter = waiter(false);
     assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
-    assert_eq!(waiter.departs(Departure::Signalled), Step::List);
+    assert_eq!(waiter.departed(Departure::Signalled), Step::List);
     assert_eq!(waiter.lists(&[ME]), Step::Take(Grant::Look));
 }
 
@@ -260,21 +256,21 @@ fn a_waiter_that_must_not_wait_asks_the_leader_for_those_ahead() {
 fn a_predecessor_that_is_listed_and_missing_twice_is_awaited_at_the_leader() {
     let mut waiter = waiter(true);
     assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
-    assert_eq!(waiter.departs(Departure::Missing), Step::List, "it may have gone between the listing and the watch");
+    assert_eq!(waiter.departed(Departure::Missing), Step::List, "it may have gone between the listing and the watch");
     assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
     let first = Predecessor { name: FIRST.into(), mode: Mode::Write };
-    assert_eq!(waiter.departs(Departure::Missing), Step::AwaitAtLeader(first));
-    assert_eq!(waiter.departs(Departure::ListAgain), Step::List);
+    assert_eq!(waiter.departed(Departure::Missing), Step::AwaitAtLeader(first));
+    assert_eq!(waiter.departed(Departure::ListAgain), Step::List);
     assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
-    assert_eq!(waiter.departs(Departure::Missing), Step::List, "the leader has answered for what was missing before");
+    assert_eq!(waiter.departed(Departure::Missing), Step::List, "the leader has answered for what was missing before");
 
     let second = "h~c-WRITE-0000000001";
     assert_eq!(awaits(waiter.lists(&[second, ME])), second);
-    assert_eq!(waiter.departs(Departure::Missing), Step::List, "another node was missing before");
+    assert_eq!(waiter.departed(Departure::Missing), Step::List, "another node was missing before");
     assert_eq!(awaits(waiter.lists(&[second, ME])), second);
-    assert_eq!(waiter.departs(Departure::ListAgain), Step::List);
+    assert_eq!(waiter.departed(Departure::ListAgain), Step::List);
     assert_eq!(awaits(waiter.lists(&[second, ME])), second);
-    assert_eq!(waiter.departs(Departure::Missing), Step::List, "it was watched since");
+    assert_eq!(waiter.departed(Departure::Missing), Step::List, "it was watched since");
 }
 
 #[test]
@@ -282,7 +278,7 @@ fn a_waiter_asks_once_for_the_kept_nodes_before_it() {
     let kept = ["h~a~keep-READ-0000000000", "h~c~keep-READ-0000000001"];
     let mut behind_kept_nodes = waiter(true);
     assert!(asks(behind_kept_nodes.lists(&[kept[0], kept[1], ME])));
-    assert_eq!(behind_kept_nodes.departs(Departure::ListAgain), Step::List);
+    assert_eq!(behind_kept_nodes.departed(Departure::ListAgain), Step::List);
     assert!(!asks(behind_kept_nodes.lists(&[kept[0], ME])), "one ask covers both kept nodes");
 
     let plain = "h~c-READ-0000000001";
@@ -294,7 +290,7 @@ fn a_waiter_asks_once_for_the_kept_nodes_before_it() {
     let closing = [kept[1].to_owned(), writer.to_owned()];
     let lists = |of: &[&str]| {
         let names: Vec<String> = of.iter().map(|name| (*name).to_owned()).collect();
-        asks(waiter(true).next(QueueEvent::Listed { names: &names, closing: &closing }))
+        asks(waiter(true).listed(&names, &closing))
     };
     for leaves in [kept[1], writer] {
         assert!(!lists(&[leaves, ME]), "a node that leaves by itself needs no ask");
@@ -304,6 +300,6 @@ fn a_waiter_asks_once_for_the_kept_nodes_before_it() {
 
     let mut behind_a_writer = waiter(true);
     assert!(asks(behind_a_writer.lists(&[kept[0], "h~c~keep-WRITE-0000000001", ME])));
-    assert_eq!(behind_a_writer.departs(Departure::ListAgain), Step::List);
+    assert_eq!(behind_a_writer.departed(Departure::ListAgain), Step::List);
     assert!(!asks(behind_a_writer.lists(&[kept[0], ME])), "one ask covers the reader and the writer");
 }
