@@ -15,7 +15,7 @@ use crate::error::error::Error;
 use crate::session::contract::{Coordinator, CutOff, Session};
 use crate::session::follow::wait_until_known_to_be_over;
 use crate::session::request::Failure;
-use crate::session::retry;
+use crate::session::retry::{self, within};
 use crate::sync::atomic::{AtomicU32, Ordering};
 
 /// How long before a call's timeout a client without a connection asks the servers for the reason, so that the timeout error can
@@ -353,18 +353,9 @@ async fn in_time_awake<T, S: Future<Output = ()>>(
             is_late |= began.elapsed() > slice + limit / 50;
         }
     };
-    match unless(end, &mut work).await {
-        None if is_late || !is_connected() => unless(sleep(limit.saturating_mul(2)), work).await,
+    match within(end, &mut work).await {
+        None if is_late || !is_connected() => within(sleep(limit.saturating_mul(2)), work).await,
         answer => answer,
-    }
-}
-
-/// Returns the result of `work`, or `None` if `end` is ready first.
-pub(crate) async fn unless<T>(end: impl Future<Output = ()>, work: impl Future<Output = T>) -> Option<T> {
-    tokio::select! {
-        biased;
-        done = work => Some(done),
-        () = end => None,
     }
 }
 

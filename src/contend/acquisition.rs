@@ -203,7 +203,7 @@ impl Acquisition {
     /// this warning, because there may be no session yet whose thread could run a background task.
     async fn warn_if_slow<G>(&self, mut queued: impl Future<Output = G> + Unpin) -> G {
         let Some(limit) = self.config.warnings.after else { return queued.await };
-        if let Some(answer) = call::unless(self.config.coordinator.sleep(limit), &mut queued).await {
+        if let Some(answer) = retry::within(self.config.coordinator.sleep(limit), &mut queued).await {
             return answer;
         }
         self.config.warnings.warn(self.aim(), self.label(), &Blockers::default(), 0);

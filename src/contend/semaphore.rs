@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 
-use crate::call::{self, NotDone};
+use crate::call::NotDone;
 use crate::contend::config::LockConfig;
 use crate::contend::contender::Contender;
 use crate::contend::directory;
@@ -372,7 +372,7 @@ impl SemaphoreState {
         *rounds += 1;
         if *rounds > 1 && !presence::leave_if_it_differs(session, path, version).await? {
             // If the session ends meanwhile, the caller's next request fails.
-            call::unless(session.until_over().map(drop), session.sleep(session.timeout())).await;
+            retry::within(session.until_over().map(drop), session.sleep(session.timeout())).await;
         }
         Ok(())
     }

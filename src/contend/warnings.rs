@@ -8,14 +8,13 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::call;
 use crate::observe::lock_paths::LockPaths;
 use crate::queue::member::Blockers;
 use crate::queue::mode::Aim;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::node::Node;
-use crate::session::retry::spawn_cancellable;
+use crate::session::retry::{self, spawn_cancellable};
 use crate::sync::Mutex;
 use crate::telemetry::log::{OwnSpan, emit};
 
@@ -118,7 +117,7 @@ impl Warnings {
             let names = session.children(&self.paths.queue).await.ok()?;
             Some((turn::turn(me, &names), self.paths.blockers(session, &names, me).await))
         };
-        let found = call::unless(session.sleep(LOOK_UP), look).await.flatten();
+        let found = retry::within(session.sleep(LOOK_UP), look).await.flatten();
         let mut is_its_turn = matches!(found, Some((Turn::Granted, _)));
         if let Some(permits) = permits.filter(|_| is_its_turn) {
             is_its_turn = matches!(self.paths.room(session, permits).await, Some((_, true)));

@@ -144,7 +144,7 @@ impl LockPaths {
             _ => (&self.queue, ahead.iter().take(NAMED).map(|&name| name.to_owned()).collect()),
         };
         let checks: Vec<_> = names.iter().map(|name| check(format!("{directory}/{name}"), None)).collect();
-        let gone = call::unless(session.sleep(session.timeout()), presence::failing(session, &checks)).await;
+        let gone = retry::within(session.sleep(session.timeout()), presence::failing(session, &checks)).await;
         let gone: Vec<_> = gone.unwrap_or_default().into_iter().map(|index| names[index].clone()).collect();
         let are_gone = !gone.is_empty();
         presence::leave_if_listed(session, directory, gone).await.map(|_| are_gone)
@@ -161,7 +161,7 @@ impl LockPaths {
     /// Reads the nodes of these blockers, and returns the blockers with the data of their nodes. If the nodes cannot be read
     /// within a session timeout, the blockers have only the data that are in their names, such as their hosts.
     pub(crate) async fn read_in_time(&self, session: &Arc<dyn Session>, dialect: Dialect, seen: Blockers) -> Blockers {
-        let read = call::unless(session.sleep(session.timeout()), self.read(session, dialect, &seen.first)).await;
+        let read = retry::within(session.sleep(session.timeout()), self.read(session, dialect, &seen.first)).await;
         match read {
             Some(Ok(first)) => Blockers { first, ..seen },
             _ => seen,
@@ -185,7 +185,7 @@ impl LockPaths {
     /// Lists the permit nodes. Returns no names if the listing fails or takes longer than a session timeout.
     async fn taken(&self, session: &Arc<dyn Session>) -> Vec<String> {
         let Some(permits) = &self.permits else { return Vec::new() };
-        let names = call::unless(session.sleep(session.timeout()), session.children(permits)).await;
+        let names = retry::within(session.sleep(session.timeout()), session.children(permits)).await;
         names.and_then(Result::ok).unwrap_or_default()
     }
 }

@@ -65,11 +65,7 @@ pub(crate) async fn follow(it: &impl Followed) {
 /// Waits until the backend has recorded the end of the session, for up to a twentieth of the session timeout. Requests
 /// fail a moment before the end is recorded, and until then the coordinator would return the same session again.
 pub(crate) async fn wait_until_known_to_be_over(session: &Arc<dyn Session>) {
-    tokio::select! {
-        biased;
-        _ = session.until_over() => {}
-        () = session.sleep(session.timeout() / 20) => {}
-    }
+    let _ending = retry::within(session.sleep(session.timeout() / 20), session.until_over()).await;
 }
 
 /// The shortest time between two listings of a directory that other clients may change often.

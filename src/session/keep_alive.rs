@@ -14,7 +14,7 @@ use crate::session::node::Node;
 use crate::session::presence::{self, check};
 use crate::session::removal::remove_late;
 use crate::session::request::Failure;
-use crate::session::retry::spawn_cancellable;
+use crate::session::retry::{spawn_cancellable, within};
 use crate::session::store::SessionStore;
 use crate::session::watch::watch_own;
 use crate::telemetry::log::emit;
@@ -135,11 +135,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
         let pause = live.sleep(nap);
         drop(live);
         let mut woken = std::pin::pin!(woken);
-        let is_timer_dead = tokio::select! {
-            biased;
-            () = &mut woken => false,
-            () = pause => lease.now() < now + nap / 2,
-        };
+        let is_timer_dead = within(pause, &mut woken).await.is_none() && lease.now() < now + nap / 2;
         // A timer that fires too early belongs to a runtime that has ended. Every further timer would fire too early as
         // well, so this loop waits for a wake-up instead.
         if is_timer_dead {

@@ -14,7 +14,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::session::contract::Session;
 use crate::session::request::{Children, Failure, Listing, Reply, Stat};
-use crate::session::retry;
+use crate::session::retry::{self, within};
 use crate::session::store::{Callers, Listed, SessionStore};
 use crate::sync::watch;
 
@@ -128,11 +128,7 @@ async fn follow(
 ) {
     let mut turn = None;
     loop {
-        let answer = tokio::select! {
-            biased;
-            answer = &mut reply => Some(answer),
-            () = session.sleep(session.timeout()) => None,
-        };
+        let answer = within(session.sleep(session.timeout()), &mut reply).await;
         drop(turn);
         let is_large = answer.as_ref().is_some_and(|it| it.as_ref().is_ok_and(|(names, _)| names.len() > MANY));
         let next = session.store().end_listing(&directory, is_large);
@@ -155,11 +151,7 @@ async fn follow(
 /// other listing may never be answered. The other sessions wait until the returned permit is dropped.
 async fn its_turn(session: &Arc<dyn Session>) -> Option<SemaphorePermit<'static>> {
     static TURN: Semaphore = Semaphore::const_new(1);
-    tokio::select! {
-        biased;
-        turn = TURN.acquire() => turn.ok(),
-        () = session.sleep(TURN_MAX) => None,
-    }
+    within(session.sleep(TURN_MAX), TURN.acquire()).await?.ok()
 }
 
 /// Lists the children of a directory behind a sync. The answer shows every write that was committed before this call, at
@@ -205,11 +197,9 @@ async fn list_wanted(session: Arc<dyn Session>) {
                 listings.into_iter().map(async |(listing, callers)| callers.send_replace(Some(answer(listing).await)));
             join_all(answers).await
         });
-        tokio::select! {
-            biased;
-            _ = &mut answers => {}
+        if within(session.sleep(session.timeout()), &mut answers).await.is_none() {
             // Some of these listings may never be answered, and the next ones must not wait for them.
-            () = session.sleep(session.timeout()) => session.spawn(Box::pin(async move { drop(answers.await) })),
+            session.spawn(Box::pin(async move { drop(answers.await) }));
         }
     }
 }

@@ -176,15 +176,10 @@ impl<'a> Recheck<'a> {
     /// Waits for the event of a watch (`true`), or until a check is due (`false`). Fails if the event is the end of the
     /// session.
     pub(crate) async fn wait(&mut self, watch: &mut Watch) -> Result<bool, Failure> {
-        tokio::select! {
-            biased;
-            event = watch => {
-                unless_over(self.session, event).await?;
-                self.pause = self.session.timeout();
-                Ok(true)
-            }
-            () = self.pause() => Ok(false),
-        }
+        let Some(event) = retry::within(self.pause(), watch).await else { return Ok(false) };
+        unless_over(self.session, event).await?;
+        self.pause = self.session.timeout();
+        Ok(true)
     }
 
     /// Waits until a check is due. While the connection is lost, no check is due. After the reconnect a new pause

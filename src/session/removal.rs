@@ -19,7 +19,7 @@ use crate::session::leaving::{Deletion, Input, Leaving, RemovalReport};
 use crate::session::listing::list_synced;
 use crate::session::node::Node;
 use crate::session::request::{Created, Failure, Operation, Reply};
-use crate::session::retry::{RetryLimit, repeated, spawn_awaited};
+use crate::session::retry::{RetryLimit, repeated, spawn_awaited, within};
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 use crate::telemetry::meter::GaugeGuard;
@@ -167,14 +167,13 @@ impl Remover {
         } else {
             self.session.delete(path)
         };
-        if turn.is_some() {
-            tokio::select! {
-                biased;
-                answer = &mut deleted => return answer,
-                // This request may never be answered, and other removals must not wait for its turn to end.
-                () = self.session.sleep(self.session.timeout()) => drop(turn),
-            }
+        if turn.is_some()
+            && let Some(answer) = within(self.session.sleep(self.session.timeout()), &mut deleted).await
+        {
+            return answer;
         }
+        // This request may never be answered, and other removals must not wait for its turn to end.
+        drop(turn);
         deleted.await
     }
 

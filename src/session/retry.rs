@@ -105,6 +105,15 @@ pub(crate) async fn slept(session: &Arc<dyn Session>, pause: Duration) -> bool {
     session.lease().now() >= began.saturating_add(pause / 2)
 }
 
+/// Returns the result of `work`, or `None` if `end`, mostly a sleep, is ready first.
+pub(crate) async fn within<T>(end: impl Future<Output = ()>, work: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        done = work => Some(done),
+        () = end => None,
+    }
+}
+
 /// Sends a read. With `is_synced` it sends a sync before the read, so that the answer shows a state no older than this
 /// call.
 pub(crate) fn read<T: 'static>(

@@ -32,16 +32,6 @@ pub(crate) fn sleep(duration: Duration) -> impl Future<Output = ()> + Send + use
     Timer::after(duration).map(drop)
 }
 
-/// Does the work for at most `limit`. Returns `None` if the work was not done by then.
-pub(crate) async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
-    let late = sleep(limit);
-    tokio::select! {
-        biased;
-        done = work => Some(done),
-        () = late => None,
-    }
-}
-
 /// The background thread of this process, while a user (a client or a session) holds an `Arc` of it.
 static BACKGROUND: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
 

@@ -14,6 +14,7 @@ use crate::error::error::Error;
 use crate::queue::quoted::quoted;
 use crate::session::contract::{ConnectionState, Coordinator, Session, SessionSlot};
 use crate::session::request::{Ending, Failure};
+use crate::session::retry::within;
 use crate::session::thread::{BackgroundThread, is_forked, panic_message, sleep};
 use crate::sync::{Mutex, watch};
 use crate::telemetry::log::{self, FAREWELL};
@@ -217,11 +218,7 @@ impl Coordinator for ZooKeeper {
         }
         let confirmed = sessions.iter().map(|session| async move {
             let mut follower = session.follower();
-            tokio::select! {
-                biased;
-                _ = follower.changed() => {}
-                () = session.sleep(session.timeout()) => {}
-            }
+            within(session.sleep(session.timeout()), follower.changed()).await
         });
         join_all(confirmed).await;
         // Gives the log subscriber some time to receive the events about the end of the sessions.

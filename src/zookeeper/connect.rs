@@ -9,7 +9,7 @@ use crate::session::contract::Session;
 use crate::session::lease::{Lease, Moment, since_boot};
 use crate::session::request::{Ending, Failure};
 use crate::session::retry::{self, RetryLimit};
-use crate::session::thread::{BackgroundThread, sleep, within};
+use crate::session::thread::{BackgroundThread, sleep};
 use crate::sync::random;
 use crate::telemetry::log::emit;
 use crate::zookeeper::abilities::KeeperMark;
@@ -148,7 +148,7 @@ pub(super) async fn new_session(
         return Ok(session);
     }
     let root_made = retry::repeated(&shared, RetryLimit::ENDLESS, || shared.make_root());
-    match within(bound, root_made).await.unwrap_or_else(|| Err(late())) {
+    match retry::within(sleep(bound), root_made).await.unwrap_or_else(|| Err(late())) {
         // The failure is mapped to `Unreachable`, because `Over` would tell callers that no later session can succeed.
         Err(Failure::Over(Ending::Expired | Ending::Replaced | Ending::Failed)) => {
             Err(Failure::Unreachable(format!("a session with {servers} was over before its first answer")))

@@ -21,9 +21,9 @@ use zookeeper_client as zk;
 use crate::session::contract;
 use crate::session::lease::{Moment, since_boot};
 use crate::session::request::{self, Ending, Failure, Operation, is_from_quorum};
-use crate::session::retry;
+use crate::session::retry::{self, within};
 use crate::session::store::SessionStore;
-use crate::session::thread::{BackgroundThread, sleep, within};
+use crate::session::thread::{BackgroundThread, sleep};
 use crate::sync::{Mutex, mpsc, random, watch};
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
@@ -75,7 +75,7 @@ impl Route {
         #[cfg(target_os = "linux")]
         let sockets = crate::zookeeper::sockets::Sockets::before();
         let began = since_boot();
-        let opened = within(limit, Link::open(connector, &server, self.options.is_encrypted())).await;
+        let opened = within(sleep(limit), Link::open(connector, &server, self.options.is_encrypted())).await;
         // The crate has about the same limit, and its errors do not say that the limit has passed.
         let is_late = since_boot().saturating_sub(began) >= limit.min(self.options.session_timeout * 3 / 5) * 7 / 8;
         let opened = opened.filter(|it| !is_late || !matches!(it, Err(zk::Error::NoHosts | zk::Error::Timeout)));
@@ -243,7 +243,7 @@ impl Served {
     /// Closes the session on this connection: drops the client, and waits for the server's answer.
     async fn close(mut self, limit: Duration) {
         discard(self.unready.take());
-        let _ended = within(limit, self.ended()).await;
+        let _ended = within(sleep(limit), self.ended()).await;
     }
 }
 
@@ -451,7 +451,7 @@ impl Connections {
         Some(tokio::select! {
             biased;
             ended = served.ended() => ended,
-            _ = within(self.granted / 12, writes) => LinkEnd::Left,
+            _ = within(sleep(self.granted / 12), writes) => LinkEnd::Left,
         })
     }
 
@@ -550,7 +550,7 @@ impl Connections {
     async fn ask_quorum(&self, client: &zk::Client) -> Result<(), LinkEnd> {
         let sent = self.store.lease().now();
         let check = [Operation::Check { path: "/".to_owned(), version: None }];
-        let answer = within(self.granted / 4, commit(client, &check, &self.rights.acl, &self.whom)).await;
+        let answer = within(sleep(self.granted / 4), commit(client, &check, &self.rights.acl, &self.whom)).await;
         match answer {
             None => Err(LinkEnd::Silent),
             Some(answer) if is_from_quorum(&answer) => {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use async_io::Async;
 
 use crate::session::lease::{Moment, since_boot};
+use crate::session::retry::within;
 use crate::session::thread::sleep;
 use crate::sync::{Mutex, watch};
 
@@ -44,13 +45,9 @@ async fn shared(of: &str, patience: Duration, look_up: fn(&str) -> Found) -> Fou
     }
     loop {
         let mut answer = begin(of, patience, look_up);
-        tokio::select! {
-            biased;
-            found = answer.wait_for(Option::is_some) => {
-                let found = found.ok().and_then(|found| found.clone());
-                return found.unwrap_or_else(|| Err("the look-up was given up".to_owned()));
-            }
-            () = sleep(patience) => {}
+        if let Some(found) = within(sleep(patience), answer.wait_for(Option::is_some)).await {
+            let found = found.ok().and_then(|found| found.clone());
+            return found.unwrap_or_else(|| Err("the look-up was given up".to_owned()));
         }
     }
 }

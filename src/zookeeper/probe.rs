@@ -12,7 +12,8 @@ use futures_util::future::join_all;
 use futures_util::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::error::error::Error;
-use crate::session::thread::within;
+use crate::session::retry::within;
+use crate::session::thread::sleep;
 use crate::telemetry::log::emit;
 use crate::zookeeper::connections::Route;
 use crate::zookeeper::lookup::{TcpStream, addresses, connect};
@@ -95,7 +96,7 @@ pub async fn four_letter_word(
         while answer.len() < MOST && receive(&mut *line, &mut answer).await? > 0 {}
         Ok::<_, io::Error>(String::from_utf8_lossy(&answer).into_owned())
     };
-    let answer = within(limit, answered).await.ok_or("does not answer")?;
+    let answer = within(sleep(limit), answered).await.ok_or("does not answer")?;
     answer.map_err(|error| error.to_string())
 }
 
@@ -144,14 +145,14 @@ const CLOSED_IN_CLEAR: &str = "takes connections, and closes them without an ans
 /// Sends `srvr`, and reads the answer until its end or until the peer pauses.
 async fn send_srvr(line: &mut dyn Line, answer: &mut Vec<u8>) -> io::Result<()> {
     send(line, b"srvr").await?;
-    if let Some(first) = within(END_OF_LINE, receive(line, answer)).await {
+    if let Some(first) = within(sleep(END_OF_LINE), receive(line, answer)).await {
         first?;
     } else {
         send(line, b"\r\n\r\n").await?;
         receive(line, answer).await?;
     }
     while !answer.is_empty() && answer.len() < ENOUGH {
-        match within(AT_ONCE, receive(line, answer)).await {
+        match within(sleep(AT_ONCE), receive(line, answer)).await {
             Some(Ok(more)) if more > 0 => {}
             _ => break,
         }
@@ -161,7 +162,7 @@ async fn send_srvr(line: &mut dyn Line, answer: &mut Vec<u8>) -> io::Result<()> 
 
 /// As [`within`], until a moment.
 async fn until<T>(deadline: Instant, work: impl Future<Output = T>) -> Option<T> {
-    within(deadline.saturating_duration_since(Instant::now()), work).await
+    within(sleep(deadline.saturating_duration_since(Instant::now())), work).await
 }
 
 /// Describes the peer by its answer to `srvr`. Also returns whether the description explains why there is no session.

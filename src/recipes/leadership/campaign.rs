@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::call;
 use crate::contend::contender::while_held;
 use crate::error::error::Error;
 use crate::lock::hold::{Hold, WriteGuard};
 use crate::lock::rw_lock::RwLock;
 use crate::session::request::{Ending, Loss};
+use crate::session::retry;
 use crate::sync::{Mutex, random, watch};
 use crate::telemetry::log::emit;
 
@@ -141,7 +141,7 @@ impl Candidate {
 
     /// Runs the health check. A check that takes longer than `interval` counts as failed.
     async fn is_healthy(&self, interval: Duration, check: &Check) -> bool {
-        let is_healthy = call::unless(self.lock.config().coordinator.sleep(interval), check()).await.unwrap_or(false);
+        let is_healthy = retry::within(self.lock.config().coordinator.sleep(interval), check()).await.unwrap_or(false);
         let mut unhealthy_since = self.unhealthy_since.lock();
         let before = *unhealthy_since;
         *unhealthy_since = (!is_healthy).then(|| before.unwrap_or_else(Instant::now));

@@ -110,7 +110,7 @@ async fn unless_gone<T>(
     read: impl Future<Output = Result<T, Failure>>,
 ) -> Result<Option<T>, Failure> {
     let is_there = presence::is_there(session, format!("{path}/{}", it.as_str()), None);
-    let (read, is_there) = tokio::join!(read, call::unless(session.sleep(session.timeout()), is_there));
+    let (read, is_there) = tokio::join!(read, retry::within(session.sleep(session.timeout()), is_there));
     if is_there == Some(Ok(false)) {
         presence::leave_if_listed(session, path, vec![it.as_str().to_owned()]).await?;
         return Ok(None);
@@ -247,10 +247,8 @@ impl Observer {
         if let Some((change, (data, stat))) = unless_gone(session, &self.config.directory, first, read).await? {
             self.report(Ok(Some(Leader::of(first, &data, stat))));
             let mut look = Recheck::new(session);
-            tokio::select! {
-                biased;
-                event = change => return unless_over(session, event).await,
-                () = look.find(&node, false) => {}
+            if let Some(event) = retry::within(look.find(&node, false), change).await {
+                return unless_over(session, event).await;
             }
             presence::leave_if_listed(session, &self.config.directory, vec![first.as_str().to_owned()]).await?;
         }
