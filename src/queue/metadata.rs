@@ -1,6 +1,7 @@
 //! The data that this library writes into nodes: a contender's metadata, and the record of a job's last success. Also
 //! the paths of records, and of [twins](twin_of) of persistent nodes.
 
+use std::fmt::Display;
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -34,18 +35,10 @@ impl Metadata {
     /// Returns the node's data. `since` is when the contender queued up.
     pub(crate) fn encode(&self, since: SystemTime) -> Vec<u8> {
         let since = humantime::format_rfc3339_millis(date(since));
-        let pid = self.pid.map(|pid| format!("pid={pid}\n")).unwrap_or_default();
-        let mut text = format!("host={}\n{pid}since={since}\n", self.host);
-        if let Some(permits) = self.permits {
-            text.push_str(&format!("permits={permits}\n"));
-        }
-        if self.is_candidate {
-            text.push_str("candidate=yes\n");
-        }
-        if let Some(label) = &self.label {
-            text.push_str(&format!("label={label}\n"));
-        }
-        text.into_bytes()
+        let (pid, permits) = (line("pid", self.pid), line("permits", self.permits));
+        let candidate = line("candidate", self.is_candidate.then_some("yes"));
+        let label = line("label", self.label.as_deref());
+        format!("host={}\n{pid}since={since}\n{permits}{candidate}{label}", self.host).into_bytes()
     }
 
     /// Returns a contender's metadata, from the name and, if the node could be read, from its data.
@@ -62,6 +55,11 @@ impl Metadata {
             (_, Some(data)) => read_foreign(data),
         }
     }
+}
+
+/// Returns the line of a field, or no text if the field has no value.
+pub(crate) fn line(field: &str, value: Option<impl Display>) -> String {
+    value.map(|value| format!("{field}={value}\n")).unwrap_or_default()
 }
 
 /// Parses the metadata in a node's data. Ignores all other lines.
@@ -129,11 +127,8 @@ pub(crate) fn lock_of_record(path: &str) -> Option<&str> {
 }
 
 pub(crate) fn record_text(host: &str, label: Option<&str>, token: i64) -> Vec<u8> {
-    let mut text = format!("{HEADING}1\nhost={host}\npid={}\ntoken={token}\n", std::process::id());
-    if let Some(label) = label {
-        text.push_str(&format!("label={label}\n"));
-    }
-    text.into_bytes()
+    let (pid, label) = (std::process::id(), line("label", label));
+    format!("{HEADING}1\nhost={host}\npid={pid}\ntoken={token}\n{label}").into_bytes()
 }
 
 /// Parses the record of when a job was last [done](crate::once::OnceGuard::done). `at` is when the record was written. `None`

@@ -24,7 +24,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
-use crate::queue::metadata::date;
+use crate::queue::metadata::{date, line};
 use crate::queue::quoted::quoted;
 use crate::validation::REQUEST_LIMIT;
 
@@ -183,18 +183,11 @@ impl Envelope {
     /// Returns the bytes of a node: this header, followed by the value's own bytes.
     pub(crate) fn seal(&self, payload: &[u8]) -> Vec<u8> {
         let Written { host, label, token, commit, at, schema } = &self.written;
-        let mut header = format!("{MAGIC}{VERSION}\nformat={}\nschema={schema}\nhost={host}\n", self.format);
-        if let Some(label) = label {
-            header.push_str(&format!("label={label}\n"));
-        }
-        header.push_str(&format!("token={token}\ncommit={commit}\n"));
-        if let Some(Mark { token, commit }) = self.after {
-            header.push_str(&format!("after={token}/{commit}\n"));
-        }
-        header.push_str(&format!("at={}\n\n", humantime::format_rfc3339_millis(date(*at))));
-        let mut bytes = header.into_bytes();
-        bytes.extend_from_slice(payload);
-        bytes
+        let (label, at) = (line("label", label.as_deref()), humantime::format_rfc3339_millis(date(*at)));
+        let after = line("after", self.after.map(|Mark { token, commit }| format!("{token}/{commit}")));
+        let form = format!("format={}\nschema={schema}", self.format);
+        let commit = format!("token={token}\ncommit={commit}\n{after}at={at}");
+        [format!("{MAGIC}{VERSION}\n{form}\nhost={host}\n{label}{commit}\n\n").as_bytes(), payload].concat()
     }
 
     /// Splits a node's bytes into the header and the value's own bytes. The error is the reason why the bytes are not from this
