@@ -7,10 +7,8 @@
 
 use std::iter;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::session::contract::Session;
 use crate::session::request::{Children, Failure, Listing, Reply, Stat};
@@ -29,9 +27,6 @@ const MANY: usize = 256;
 /// The most listings behind one sync. The next sync is sent when these are answered, so that a heartbeat never waits
 /// behind more.
 const BEHIND_ONE_SYNC: usize = 128;
-
-/// The longest time for which a large listing waits for the large listings of other sessions.
-const TURN_MAX: Duration = Duration::from_millis(250);
 
 /// Lists the children of a directory. The answer shows the children as they are at a moment after this call, at which
 /// every earlier request of this session has taken effect.
@@ -126,10 +121,8 @@ async fn follow(
     mut reply: Reply<(Vec<String>, Option<Stat>)>,
     mut callers: Callers,
 ) {
-    let mut turn = None;
     loop {
         let answer = within(session.sleep(session.timeout()), &mut reply).await;
-        drop(turn);
         let is_large = answer.as_ref().is_some_and(|it| it.as_ref().is_ok_and(|(names, _)| names.len() > MANY));
         let next = session.store().end_listing(&directory, is_large);
         let send = move |answer: Answer| {
@@ -142,16 +135,8 @@ async fn follow(
             None => session.spawn(Box::pin(async move { send(reply.await) })),
         }
         let Some(waiting) = next else { return };
-        turn = if is_large { its_turn(&session).await } else { None };
         (reply, callers) = (session.children_and_stat(&directory), waiting);
     }
-}
-
-/// Waits until no other session of this process has a large listing under way, but at most [`TURN_MAX`], because the
-/// other listing may never be answered. The other sessions wait until the returned permit is dropped.
-async fn its_turn(session: &Arc<dyn Session>) -> Option<SemaphorePermit<'static>> {
-    static TURN: Semaphore = Semaphore::const_new(1);
-    within(session.sleep(TURN_MAX), TURN.acquire()).await?.ok()
 }
 
 /// Lists the children of a directory behind a sync. The answer shows every write that was committed before this call, at

@@ -1,6 +1,7 @@
 //! Tests of when listings are sent, by one session and by several, on tokio's paused clock.
 
 use std::sync::Mutex;
+use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -104,18 +105,6 @@ async fn an_unpolled_caller_delays_no_other_caller() {
 #[tokio::test(start_paused = true)]
 async fn an_unanswered_listing_delays_others_one_timeout() {
     assert_eq!(Directory::new(256, ms(10_000)).listed(1, 5).await, [0, 0, 0, 0, 6_000]);
-}
-
-/// Both cases are in one test, because tests run concurrently in one process, and all sessions of a process take turns
-/// with large listings.
-#[tokio::test(start_paused = true)]
-async fn large_listings_take_turns_and_wait_at_most_250_ms() {
-    // The first listings are sent together, because a session knows only after its first answer that the directory is
-    // large.
-    let sent = Directory::new(257, ms(100)).listed(3, 5).await;
-    assert_eq!(sent[12..], [100, 200, 300]);
-    let sent = Directory::new(257, ms(5_000)).listed(3, 5).await;
-    assert_eq!(sent[12..], [5_000, 5_250, 5_250], "an unanswered listing delays the others too long");
 }
 
 /// Lists each of `directories` directories behind a sync, with `callers` callers each. Returns when the syncs and the listings were
