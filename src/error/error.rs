@@ -9,6 +9,7 @@ use crate::error::value::ValueError;
 use crate::queue::dialect::Dialect;
 use crate::queue::member::Blockers;
 use crate::queue::metadata::Record;
+use crate::queue::quoted::shortened;
 use crate::session::contract::CutOff;
 use crate::session::request::{Denied, Ending, Failure, Loss, disagreement};
 
@@ -290,12 +291,6 @@ pub enum Error {
     },
 }
 
-/// The longest text of [`Error::InvalidInput`] that is not shortened, in characters. A text about a path of 1,024 bytes fits.
-const LONGEST_PROBLEM: usize = 4_000;
-
-/// How many characters a shortened text keeps at its beginning, and how many at its end.
-const SHOWN: usize = 150;
-
 impl Error {
     /// The operation of a [`PermissionDenied`](Error::PermissionDenied) that leaves a node behind.
     pub const DELETE_OWN_NODE: &str = "delete our own node (it stays until its session ends)";
@@ -380,13 +375,8 @@ impl Error {
 
     /// Returns the error for an invalid input. A text that repeats a very long input is shortened in the middle.
     pub(crate) fn invalid(problem: impl Into<String>) -> Error {
-        let problem: String = problem.into();
-        if problem.chars().nth(LONGEST_PROBLEM).is_none() {
-            return Error::InvalidInput(problem);
-        }
-        let begin: String = problem.chars().take(SHOWN).collect();
-        let rest = problem.char_indices().rev().nth(SHOWN - 1).map_or(0, |(at, _)| at);
-        Error::InvalidInput(format!("{begin}…{}", &problem[rest..]))
+        // A text about a path of 1,024 bytes is shown whole.
+        Error::InvalidInput(shortened(&problem.into(), 4_000, 150).into_owned())
     }
 
     /// Turns the failure of a request into the error of a caller that does not hold the lock.

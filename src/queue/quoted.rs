@@ -1,5 +1,7 @@
 //! Quotes a text of a user, or of another client, in a message.
 
+use std::borrow::Cow;
+
 /// The longest text that a message shows whole, in characters. A label of 256 bytes fits.
 const WHOLE: usize = 256;
 
@@ -9,12 +11,17 @@ const SHOWN: usize = 100;
 /// Returns the text in quotation marks, with its control characters escaped. A text that is too long for a message is
 /// shortened in the middle.
 pub(crate) fn quoted(text: &str) -> String {
-    if text.chars().nth(WHOLE).is_none() {
-        return format!("{text:?}");
+    format!("{:?}", shortened(text, WHOLE, SHOWN))
+}
+
+/// Returns the text, or, if it has more than `whole` characters, its first and its last `shown` characters.
+pub(crate) fn shortened(text: &str, whole: usize, shown: usize) -> Cow<'_, str> {
+    if text.chars().nth(whole).is_none() {
+        return text.into();
     }
-    let begin: String = text.chars().take(SHOWN).collect();
-    let rest = text.char_indices().rev().nth(SHOWN - 1).map_or(0, |(at, _)| at);
-    format!("{:?}", format!("{begin}…{}", &text[rest..]))
+    let begin: String = text.chars().take(shown).collect();
+    let rest = text.char_indices().rev().nth(shown - 1).map_or(0, |(at, _)| at);
+    format!("{begin}…{}", &text[rest..]).into()
 }
 
 #[cfg(test)]
