@@ -303,10 +303,6 @@ impl Session for OnRoutes {
         self.brought("delete", path, self.session.delete(path))
     }
 
-    fn children(&self, path: &str) -> Reply<Vec<String>> {
-        self.brought("children", path, self.session.children(path))
-    }
-
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
         self.brought("children_and_stat", path, self.session.children_and_stat(path))
     }

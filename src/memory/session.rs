@@ -87,11 +87,6 @@ impl Session for MemorySession {
         })
     }
 
-    fn children(&self, path: &str) -> Reply<Vec<String>> {
-        let listed = self.children_and_stat(path);
-        Box::pin(async move { Ok(listed.await?.0) })
-    }
-
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
         self.read(path, listed)
     }
@@ -168,13 +163,12 @@ impl Drop for MemorySession {
     }
 }
 
-/// Returns the names of a node's children, and the node's stat.
+/// Returns the names of a node's children, and the node's stat. No stat is known of `/`, which always exists.
 fn listed(tree: &Tree, path: &str) -> Result<(Vec<String>, Option<Stat>), Failure> {
-    let stat = tree.get(path).map(Node::stat);
-    if stat.is_none() && path != "/" {
-        return Err(Failure::NoNode);
+    match tree.get(path) {
+        None if path != "/" => Err(Failure::NoNode),
+        node => Ok((children_of(tree, path), node.map(Node::stat))),
     }
-    Ok((children_of(tree, path), stat))
 }
 
 /// Returns a timer on the clock of the caller's runtime, which a test may have paused. Without a runtime, returns a

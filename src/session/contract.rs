@@ -231,13 +231,13 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns the names of a node's children, in no order.
-    fn children(&self, path: &str) -> Reply<Vec<String>>;
-
-    /// As [`Session::children`], with the stat of the node itself at the same moment. By default the stat is not known.
-    fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
-        let names = self.children(path);
-        Box::pin(async move { Ok((names.await?, None)) })
+    fn children(&self, path: &str) -> Reply<Vec<String>> {
+        let listed = self.children_and_stat(path);
+        Box::pin(async move { Ok(listed.await?.0) })
     }
+
+    /// As [`Session::children`], with the stat of the node itself at the same moment, if the backend knows the stat.
+    fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)>;
 
     /// Returns a node's data and stat.
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)>;

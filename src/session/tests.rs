@@ -107,8 +107,9 @@ impl<A: Answers> Session for Stub<A> {
         Box::pin(pending())
     }
 
-    fn children(&self, path: &str) -> Reply<Vec<String>> {
-        self.0.children(path)
+    fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
+        let names = self.0.children(path);
+        Box::pin(async move { Ok((names.await?, None)) })
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {

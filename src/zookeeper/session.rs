@@ -225,10 +225,6 @@ impl Session for ZooKeeperSession {
         self.ask(Request::Read, "/", |client, it, _| make_root(client, it))
     }
 
-    fn children(&self, path: &str) -> Reply<Vec<String>> {
-        self.read(path, |client, _, path| async move { client.list_children(&path).await })
-    }
-
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
         self.read(path, |client, it, path| async move {
             let (names, stat) = client.get_children(&path).await?;

@@ -736,8 +736,8 @@ impl Session for Lagging {
         self.inner.delete(path)
     }
 
-    fn children(&self, path: &str) -> Reply<Vec<String>> {
-        self.inner.children(path)
+    fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
+        self.inner.children_and_stat(path)
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {

@@ -42,13 +42,13 @@ async fn an_observer_costs_four_requests_a_change() {
     tapped.reset();
     let mut changes = leadership(&observer, PATH).changes();
     assert_eq!(next(&mut changes).await.map(|leader| leader.term), Some(first));
-    let asked = [Op::GetChildren, Op::GetData, Op::GetData, Op::Multi];
+    let asked = [Op::GetChildren2, Op::GetData, Op::GetData, Op::Multi];
     assert_eq!(requests(&tapped, "none"), asked, "the ensemble's leader was not asked");
     tapped.reset();
     assert_eq!(leadership(&observer, PATH).leader().await.unwrap().map(|leader| leader.term), Some(first));
     assert_eq!(
         requests(&tapped, "none"),
-        [Op::GetChildren, Op::GetData, Op::Multi],
+        [Op::GetChildren2, Op::GetData, Op::Multi],
         "the ensemble's leader was not asked"
     );
 

@@ -516,7 +516,7 @@ async fn trying_a_taken_lock_writes_nothing() {
     assert!(theirs.try_write().await.unwrap_err().is_would_block());
     // Each try lists the queue, asks the leader in a transaction of checks whether the holders exist, and reads their nodes for
     // the error.
-    assert_eq!(ops(&tapped.proxy), [Op::GetChildren, Op::Multi, Op::GetData].repeat(3));
+    assert_eq!(ops(&tapped.proxy), [Op::GetChildren2, Op::Multi, Op::GetData].repeat(3));
     let mut asked = tapped.proxy.requests();
     asked.retain(|(op, _)| *op == Op::Multi);
     assert!(asked.iter().all(|(_, about)| about.starts_with("Check /") && !about.contains(',')), "{asked:?}");
@@ -565,7 +565,7 @@ async fn a_queue_is_read_with_a_request_for_each_256_members() {
     sent.sort_by_key(|op| format!("{op:?}"));
     assert_eq!(
         sent,
-        [Op::GetChildren, Op::GetData, READ_SEVERAL, READ_SEVERAL],
+        [Op::GetChildren2, Op::GetData, READ_SEVERAL, READ_SEVERAL],
         "expected two reads for 258 members and the record"
     );
 }

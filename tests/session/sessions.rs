@@ -335,7 +335,7 @@ async fn a_session_ends_despite_an_unanswered_request() {
         let zk = connect_with(&proxy.address(), TIMEOUT).await;
         let path = format!("/sessions/unanswered-{way}");
         let guard = lock_at(&zk, &path).write().await.expect("free");
-        let lost = proxy.apply(Rule::on(Frames::replies(Op::GetChildren)).lose());
+        let lost = proxy.apply(Rule::on(Frames::replies(Op::GetChildren2)).lose());
         let listing = soon("the listing", async { lock_at(&zk, &path).queue().timeout(TIMEOUT / 10).await }).await;
         assert!(listing.expect_err("no answer comes").is_timeout() && lost.has_happened());
         assert_eq!(proxy.connections(), 1, "{way}: the client reconnected");

@@ -623,11 +623,6 @@ impl Session for Line {
         self.write(move |session| session.delete(&path))
     }
 
-    fn children(&self, path: &str) -> Reply<Vec<String>> {
-        let path = path.to_owned();
-        self.ask(RequestKind::List, Vec::len, move |session| session.children(&path))
-    }
-
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
         let path = path.to_owned();
         self.ask(RequestKind::List, |(names, _)| names.len(), move |session| session.children_and_stat(&path))

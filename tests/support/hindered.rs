@@ -233,10 +233,10 @@ impl Session for Line {
         self.or(Request::Delete(path), |line| line.delete(path))
     }
 
-    fn children(&self, path: &str) -> Reply<Vec<String>> {
+    fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
         let (names, listing) =
             (self.or(Request::Children(path), |line| line.children(path)), Arc::clone(&self.client.listing));
-        Box::pin(async move { names.await.map(|names| listing(names)) })
+        Box::pin(async move { Ok((listing(names.await?), None)) })
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {

@@ -86,8 +86,8 @@ impl Session for SlowSession {
         late(self.0.delete(path))
     }
 
-    fn children(&self, path: &str) -> Reply<Vec<String>> {
-        late(self.0.children(path))
+    fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
+        late(self.0.children_and_stat(path))
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {

@@ -215,11 +215,6 @@ impl Session for WiredSession {
         self.send(move |session| session.delete(&path))
     }
 
-    fn children(&self, path: &str) -> Reply<Vec<String>> {
-        let path = path.to_owned();
-        self.send(move |session| session.children(&path))
-    }
-
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
         let path = path.to_owned();
         self.send(move |session| session.children_and_stat(&path))
