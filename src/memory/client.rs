@@ -316,12 +316,14 @@ impl Faults {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn set_clock_forward(&self, by: Duration) {
-        self.zk.client.ensemble.world().clock.set_forward(by);
+        let ahead = &mut self.zk.client.ensemble.world().clock.ahead;
+        *ahead = ahead.saturating_add(by);
     }
 
     /// Sets the ensemble's clock back, as a new leader with a slow clock does.
     pub fn set_clock_back(&self, by: Duration) {
-        self.zk.client.ensemble.world().clock.set_back(by);
+        let behind = &mut self.zk.client.ensemble.world().clock.behind;
+        *behind = behind.saturating_add(by);
     }
 
     /// Returns a copy of all that the ensemble holds now, for [`Faults::restore`].

@@ -10,9 +10,9 @@ use crate::memory::tasks::Executor;
 use crate::memory::tree::{
     Backup, Change, Clock, Node, Stamp, Tree, children_key, children_of, commit, is_from, parent_of,
 };
-use crate::session::request::{Ending, Event, Failure, Kind, Operation, Outcome, Reply, Watch};
+use crate::session::request::{Ending, Event, Failure, Kind, Operation, Outcome, Watch};
 use crate::session::store::SessionStore;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::AtomicU64;
 use crate::sync::{Mutex, MutexGuard};
 
 /// An embedded ensemble, which all its clients share.
@@ -29,7 +29,7 @@ pub(super) struct Ensemble {
 pub(super) type Notification = Box<dyn FnOnce(bool) + Send>;
 
 /// A request. Executed immediately, or when the connection of its session is restored.
-type Job = Box<dyn FnOnce(&mut World, &mut Vec<Notification>) + Send>;
+pub(super) type Job = Box<dyn FnOnce(&mut World, &mut Vec<Notification>) + Send>;
 
 /// The nodes and sessions of an embedded ensemble. Locked for the time of one request.
 #[derive(Default)]
@@ -39,7 +39,7 @@ pub(super) struct World {
     pub(super) clock: Clock,
     last_session: i64,
     /// Sorted, so that each run of a test delivers events in the same order.
-    sessions: BTreeMap<i64, SessionState>,
+    pub(super) sessions: BTreeMap<i64, SessionState>,
     /// The sessions that watch a key, in pairs of key and session id. May contain a session whose watch has already
     /// fired. Without this set, an ensemble of 100,000 sessions would go through all sessions for each change.
     watching: BTreeSet<(String, i64)>,
@@ -48,9 +48,9 @@ pub(super) struct World {
     lagging: BTreeSet<i64>,
 }
 
-struct SessionState {
+pub(super) struct SessionState {
     store: Arc<SessionStore>,
-    is_cut: bool,
+    pub(super) is_cut: bool,
     /// Why the ensemble has ended the session, while the client does not know yet.
     ended_as: Option<Ending>,
     /// The nodes that a lagging server shows; `None` if the server does not lag.
@@ -58,11 +58,11 @@ struct SessionState {
     /// The events that a lagging server has not reported yet.
     late: Vec<Change>,
     /// The replies and events that a silent server withholds; `None` if the server is not silent.
-    withheld: Option<Vec<Notification>>,
+    pub(super) withheld: Option<Vec<Notification>>,
     /// The id of the newest transaction that the client had seen when its connection was cut.
     seen: i64,
     /// The requests that the client sent while it was cut off.
-    waiting: Vec<Job>,
+    pub(super) waiting: Vec<Job>,
     /// The faults of the next writes, in order.
     faults: VecDeque<Fault>,
     /// The paths of frozen nodes. Each path has a copy of the frozen node and of the nodes below it, as the server
@@ -102,32 +102,6 @@ impl Ensemble {
             notify(true);
         }
         result
-    }
-
-    /// Executes a request of a session now, or when its connection is restored.
-    pub(super) fn request<T: Send + 'static>(
-        &self,
-        session: i64,
-        store: &Arc<SessionStore>,
-        is_write: bool,
-        act: impl FnOnce(&mut World, &mut Vec<Notification>) -> Result<T, Failure> + Send + 'static,
-    ) -> Reply<T> {
-        let (reply, answer) = oneshot::channel();
-        let store = Arc::clone(store);
-        let job: Job = Box::new(move |world, fired| {
-            let result = world.carry_out(session, &store, is_write, act, fired);
-            let withheld = world.sessions.get_mut(&session).and_then(|state| state.withheld.as_mut());
-            withheld.unwrap_or(fired).push(Box::new(move |comes| {
-                let lost = || Err(Failure::Unknown("the connection broke before the answer".to_owned()));
-                drop(reply.send(if comes { result } else { lost() }));
-            }));
-        });
-        self.requests.fetch_add(1, Ordering::Relaxed);
-        self.change(|world, fired| match world.sessions.get_mut(&session).filter(|state| state.is_cut) {
-            Some(cut_off) => cut_off.waiting.push(job),
-            None => job(world, fired),
-        });
-        Box::pin(async move { answer.await.unwrap_or_else(|_| Err(Failure::Unknown("no answer came".to_owned()))) })
     }
 }
 
@@ -183,7 +157,7 @@ impl World {
 
     /// Executes a request, unless the session is over or the session's next fault loses the request. The fault may also
     /// lose only the reply.
-    fn carry_out<T>(
+    pub(super) fn carry_out<T>(
         &mut self,
         session: i64,
         store: &SessionStore,
@@ -225,12 +199,8 @@ impl World {
 
     /// Freezes this node and all nodes below it at a session's server.
     pub(super) fn freeze(&mut self, session: i64, top: &str) {
-        let nodes = self
-            .shown_to(session)
-            .iter()
-            .filter(|(path, _)| is_from(path, top))
-            .map(|(path, node)| (path.clone(), node.clone()))
-            .collect();
+        let mut nodes = Arc::unwrap_or_clone(self.shown_to(session));
+        nodes.retain(|path, _| is_from(path, top));
         if let Some(state) = self.sessions.get_mut(&session) {
             state.frozen.push((top.to_owned(), nodes));
         }

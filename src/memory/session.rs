@@ -9,9 +9,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::memory::server::{Ensemble, Notification, World};
+use crate::memory::server::{Ensemble, Job, Notification, World};
 use crate::memory::tree::{Node, Tree, children_key, children_of};
 use crate::session::contract::Session;
 use crate::session::lease::Lease;
@@ -19,6 +20,7 @@ use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome
 use crate::session::retry;
 use crate::session::store::SessionStore;
 use crate::session::thread;
+use crate::sync::atomic::Ordering;
 
 /// The timeout of every session of an embedded ensemble.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,12 +42,27 @@ impl MemorySession {
         Arc::new(MemorySession { id, ensemble: Arc::clone(ensemble), store })
     }
 
+    /// Executes a request now, or when the connection is restored.
     fn request<T: Send + 'static>(
         &self,
         is_write: bool,
         act: impl FnOnce(&mut World, &mut Vec<Notification>) -> Result<T, Failure> + Send + 'static,
     ) -> Reply<T> {
-        self.ensemble.request(self.id, &self.store, is_write, act)
+        let ((reply, answer), id, store) = (oneshot::channel(), self.id, Arc::clone(&self.store));
+        let job: Job = Box::new(move |world, fired| {
+            let result = world.carry_out(id, &store, is_write, act, fired);
+            let withheld = world.sessions.get_mut(&id).and_then(|state| state.withheld.as_mut());
+            withheld.unwrap_or(fired).push(Box::new(move |comes| {
+                let lost = || Err(Failure::Unknown("the connection broke before the answer".to_owned()));
+                drop(reply.send(if comes { result } else { lost() }));
+            }));
+        });
+        self.ensemble.requests.fetch_add(1, Ordering::Relaxed);
+        self.ensemble.change(|world, fired| match world.sessions.get_mut(&id).filter(|state| state.is_cut) {
+            Some(cut_off) => cut_off.waiting.push(job),
+            None => job(world, fired),
+        });
+        Box::pin(async move { answer.await.unwrap_or_else(|_| Err(Failure::Unknown("no answer came".to_owned()))) })
     }
 
     fn read<T: Send + 'static>(

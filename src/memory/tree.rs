@@ -218,8 +218,8 @@ pub(super) fn children_of(tree: &Tree, path: &str) -> Vec<String> {
 /// This machine's clock with an offset.
 #[derive(Default)]
 pub(super) struct Clock {
-    ahead: Duration,
-    behind: Duration,
+    pub(super) ahead: Duration,
+    pub(super) behind: Duration,
 }
 
 impl Clock {
@@ -228,14 +228,6 @@ impl Clock {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let set = since_1970.saturating_add(self.ahead).saturating_sub(self.behind);
         UNIX_EPOCH + Duration::from_millis(u64::try_from(set.as_millis()).unwrap_or(u64::MAX).min(LATEST))
-    }
-
-    pub(super) fn set_forward(&mut self, by: Duration) {
-        self.ahead = self.ahead.saturating_add(by);
-    }
-
-    pub(super) fn set_back(&mut self, by: Duration) {
-        self.behind = self.behind.saturating_add(by);
     }
 }
 
