@@ -46,11 +46,8 @@ impl AcquireTrace {
         );
         let spans = (!acquire.is_none())
             .then(|| Box::new(Spans { acquire, caller: OwnSpan::new(Span::current), began: Instant::now() }));
-        let wait = if is_for_several {
-            GaugeGuard::default()
-        } else {
-            GaugeGuard::new(names::WAITING, Some(aim), Some(metrics))
-        };
+        let waits = (!is_for_several).then(|| GaugeGuard::new(names::WAITING, Some(aim), Some(metrics)));
+        let wait = waits.unwrap_or_default();
         AcquireTrace { spans, wait }
     }
 

@@ -154,7 +154,10 @@ pub struct Blockers {
 impl fmt::Display for Queue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.permits, self.free()) {
-            (Some(all), Some(free)) => write!(f, "{}: {free} of {} free", self.path, permits(all))?,
+            (Some(all), Some(free)) => {
+                let plural = if all == 1 { "" } else { "s" };
+                write!(f, "{}: {free} of {all} permit{plural} free", self.path)?;
+            }
             _ => write!(f, "{}:{}", self.path, if self.members.is_empty() { " free" } else { "" })?,
         }
         for member in &self.members {
@@ -171,13 +174,6 @@ impl fmt::Display for Queue {
 }
 
 /// Returns a number of permits in words.
-fn permits(number: u32) -> String {
-    match number {
-        1 => "1 permit".to_owned(),
-        many => format!("{many} permits"),
-    }
-}
-
 /// Writes the process id and the label that a process reports.
 pub(crate) fn write_process(f: &mut fmt::Formatter<'_>, pid: Option<u32>, label: Option<&String>) -> fmt::Result {
     let pid = pid.map(|pid| format!(" pid {pid}")).unwrap_or_default();

@@ -8,6 +8,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use futures_util::FutureExt;
+use futures_util::future::try_join_all;
 use thiserror::Error;
 
 /// The answer to a request that was sent, or that will be sent without the caller's help.
@@ -26,13 +28,7 @@ pub(crate) fn shown<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure>
 
 /// Waits for all replies. If a node does not exist, or this client may not read it, its answer is `None`.
 pub(crate) fn each_that_is_there<T: Send + 'static>(replies: Vec<Reply<T>>) -> Reply<Vec<Option<T>>> {
-    Box::pin(async move {
-        let mut all = Vec::with_capacity(replies.len());
-        for reply in replies {
-            all.push(shown(reply.await)?);
-        }
-        Ok(all)
-    })
+    Box::pin(try_join_all(replies.into_iter().map(|reply| reply.map(shown))))
 }
 
 /// A background task that outlives its caller, such as the removal of the node of a dropped future or guard.
