@@ -42,22 +42,9 @@ pub struct Transaction<'guard> {
     is_of_several: bool,
     operations: Vec<Operation>,
     size_limit: usize,
-    evidence: Evidence<'guard>,
+    /// Whether a lost answer ends the commit, because the caller looks for the outcome.
+    is_sent_once: bool,
 }
-
-/// What shows the outcome of a transaction whose answer was lost.
-#[derive(Clone, Copy)]
-enum Evidence<'a> {
-    /// Nothing is read, because the caller handles the lost answer.
-    None,
-    /// The versions and the data of the nodes.
-    Nodes,
-    /// The content of the first node that the transaction changes. This function judges the content.
-    Content(Judge<'a>),
-}
-
-/// Returns what the content of a node shows.
-type Judge<'a> = &'a (dyn Fn(Option<&(Vec<u8>, Stat)>) -> Fate + Sync);
 
 impl<'guard> Transaction<'guard> {
     pub(crate) fn under(lock: &'guard Contender) -> Self {
@@ -71,7 +58,7 @@ impl<'guard> Transaction<'guard> {
             is_of_several: true,
             operations: Vec::new(),
             size_limit: REQUEST_LIMIT,
-            evidence: Evidence::Nodes,
+            is_sent_once: false,
         }
     }
 
@@ -124,16 +111,10 @@ impl<'guard> Transaction<'guard> {
         self
     }
 
-    /// Lets `judge` decide, after a lost answer, whether the transaction was carried out.
-    pub(crate) fn judged_by(mut self, judge: Judge<'guard>) -> Self {
-        self.evidence = Evidence::Content(judge);
-        self
-    }
-
     /// Commits like [`commit`](Transaction::commit), but returns [`Error::OutcomeUnknown`] immediately if the reply is
     /// lost.
     pub(crate) async fn commit_once(mut self) -> Result<Vec<Outcome>, Error> {
-        self.evidence = Evidence::None;
+        self.is_sent_once = true;
         self.commit().await
     }
 
@@ -174,7 +155,7 @@ impl<'guard> Transaction<'guard> {
     ///   like a hand-off. Or the request exceeds its [limit](Self::size_limit), and a server would close the
     ///   connection. Nothing was sent.
     pub async fn commit(self) -> Result<Vec<Outcome>, Error> {
-        let Transaction { locks, is_of_several, operations: wanted, size_limit, evidence } = self;
+        let Transaction { locks, is_of_several, operations: wanted, size_limit, is_sent_once } = self;
         let lost = |lock: &Contender, loss| match is_of_several {
             true => Error::Lost(loss).of_one(lock.user_path()),
             false => Error::Lost(loss),
@@ -210,7 +191,7 @@ impl<'guard> Transaction<'guard> {
         }
         let own = locks.iter().map(|lock| lock.node().token()).max().unwrap_or_default();
         let newest = session.store().newest_zxid().max(own);
-        let answer = Doubt { locks: &locks, session, operations: &operations, newest, evidence }.settled().await;
+        let answer = Doubt { locks: &locks, session, operations: &operations, newest, is_sent_once }.settled().await;
         if !matches!(answer, Err(Failure::Unknown(_) | Failure::Over(_))) {
             let of_this_session = locks.iter().filter(|lock| Arc::ptr_eq(lock.session(), session));
             of_this_session.for_each(|lock| lock.node().settle_write());
@@ -265,7 +246,7 @@ fn check_target(path: &str, directory: &str) -> Result<(), Error> {
 
 /// How often a transaction is sent at most. The limit ends the retries of a transaction that is too large for the
 /// server, which closes the connection each time.
-const TRIES: u32 = 4;
+pub(crate) const TRIES: u32 = 4;
 
 /// A transaction whose reply may be lost, and the search for its outcome.
 struct Doubt<'a> {
@@ -275,7 +256,7 @@ struct Doubt<'a> {
     operations: &'a [Operation],
     /// The newest zxid that was known before the transaction was sent. A later change has a greater zxid.
     newest: i64,
-    evidence: Evidence<'a>,
+    is_sent_once: bool,
 }
 
 /// What became of a transaction whose answer was lost.
@@ -294,7 +275,7 @@ impl<'a> Doubt<'a> {
         let answer = self.session.transact(self.operations);
         self.read_what_is_made();
         let answer = answer.await;
-        if !matches!(answer, Err(Failure::Unknown(_))) || matches!(self.evidence, Evidence::None) {
+        if !matches!(answer, Err(Failure::Unknown(_))) || self.is_sent_once {
             return answer;
         }
         let lost = select_all(self.locks.iter().map(|lock| Box::pin(lock.lost())));
@@ -310,8 +291,6 @@ impl<'a> Doubt<'a> {
                         answer = self.session.transact(self.operations).await;
                         tries += 1;
                     }
-                    // The refusal may have answered a repetition of a transaction that was carried out.
-                    Fate::Unknown if matches!(self.evidence, Evidence::Content(_)) => return None,
                     Fate::Undone | Fate::Unknown => break,
                 }
             }
@@ -328,7 +307,7 @@ impl<'a> Doubt<'a> {
     fn read_what_is_made(&self) {
         let is_made = |operation: &&Operation| matches!(operation, Operation::Create { .. });
         let create = self.changes().filter(is_made).find(|create| self.is_changed_once(create.path()));
-        if let Some(create) = create.filter(|_| matches!(self.evidence, Evidence::Nodes)) {
+        if let Some(create) = create.filter(|_| !self.is_sent_once) {
             drop(self.session.children_and_stat(create.path()));
         }
     }
@@ -343,9 +322,6 @@ impl<'a> Doubt<'a> {
         let paths: Vec<String> = self.changes().map(|operation| operation.path().to_owned()).collect();
         let checks = self.locks.len().min(self.operations.len());
         session.until_connected().await.ok()?;
-        if let Evidence::Content(_) = self.evidence {
-            return retry::data(session, paths.first()?, true).await.ok().map(|node| vec![node]);
-        }
         let look = || {
             // The check needs a quorum, so the reads behind it are up to date.
             let (held, nodes) = (session.transact(&self.operations[..checks]), session.data_of_each(&paths));
@@ -364,9 +340,6 @@ impl<'a> Doubt<'a> {
     }
 
     fn fate(&self, nodes: &Contents) -> Fate {
-        if let Evidence::Content(judge) = self.evidence {
-            return judge(nodes.first().and_then(Option::as_ref));
-        }
         let fates = self.changes().zip(nodes).filter(|(operation, _)| self.is_changed_once(operation.path()));
         // If all locks are write locks, and none is a permit, then no other client holds any of them.
         let is_of_a_lock = |lock: &Contender| parent(&lock.node().path()) == lock.user_path();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::contend::contender::{Contender, NodeData};
-use crate::contend::transaction::{Fate, Transaction};
+use crate::contend::transaction::{Fate, TRIES, Transaction};
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
 use crate::lock::rw_lock::RwLock;
@@ -203,21 +203,33 @@ struct Commit<'a> {
 }
 
 impl Commit<'_> {
-    /// Writes the bytes if the lock is held and the node is still in the state `base`.
+    /// Writes the bytes if the lock is held and the node is still in the state `base`. After a lost reply, reads the node, and
+    /// writes again if the commit was surely not carried out.
     async fn put(self) -> Result<(), Error> {
-        let judge = |node: Option<&(Vec<u8>, Stat)>| fate_of(node, self.base, self.mark);
-        let error = match self.transaction().judged_by(&judge).commit().await {
-            Err(error @ Error::OutcomeUnknown { .. }) => error,
-            answer => return answer.map(drop),
-        };
-        match self.read_again().await.map(|node| judge(node.as_ref())) {
-            Some(Fate::Done) => Ok(()),
-            // Smaller requests get replies, so the size of the commit is taken for the cause of the losses.
-            Some(Fate::Undone) => Err(self.hold.detect_loss().map_or_else(
-                || self.node.fault(ValueError::TooLarge { bytes: self.bytes.len(), limit: None }),
-                Error::Lost,
-            )),
-            Some(Fate::Unknown) | None => Err(error),
+        let (mut doubt, mut tries) = (None, 0);
+        loop {
+            let Err(error) = self.transaction().commit_once().await else { return Ok(()) };
+            let is_unknown = matches!(error, Error::OutcomeUnknown { .. });
+            if tries == 0 && !is_unknown {
+                return Err(error);
+            }
+            tries += 1;
+            // The node is read after a refusal, too, because the refusal may have answered a repetition of a commit that was
+            // carried out.
+            let (fate, loss) = self.find_out().await.unwrap_or((Fate::Unknown, None));
+            let is_repeated = fate == Fate::Undone && loss.is_none() && tries < TRIES;
+            if is_unknown && (fate == Fate::Done || is_repeated) {
+                self.hold.node().settle_write();
+            }
+            match (fate, loss) {
+                (Fate::Done, _) => return Ok(()),
+                (Fate::Unknown, _) => return Err(doubt.unwrap_or(error)),
+                (Fate::Undone, _) if !is_unknown => return Err(error),
+                (Fate::Undone, Some(loss)) => return Err(Error::Lost(loss)),
+                (Fate::Undone, None) if is_repeated => doubt = doubt.or(Some(error)),
+                // Smaller requests get replies, so the size of the commit is taken for the cause of the losses.
+                _ => return Err(self.node.fault(ValueError::TooLarge { bytes: self.bytes.len(), limit: None })),
+            }
         }
     }
 
@@ -231,14 +243,13 @@ impl Commit<'_> {
         }
     }
 
-    /// Reads the node again. If the lock is lost, first deletes the lock's node, so that a late transaction fails at its check of
-    /// that node. Returns `None` if the delete or the read fails.
-    async fn read_again(&self) -> Option<Option<(Vec<u8>, Stat)>> {
-        if self.hold.detect_loss().is_none() {
-            let read = retry::data(self.hold.session(), &self.node.path, true).await;
-            if !matches!(read, Err(Failure::Over(_))) {
-                return read.ok();
-            }
+    /// Reads the node, and returns what became of the commit. If the lock is lost, first deletes the lock's node, so that a late
+    /// transaction fails at its check of that node, and also returns the loss. Returns `None` if the delete or the read fails.
+    async fn find_out(&self) -> Option<(Fate, Option<Loss>)> {
+        let fate = |node: Option<(Vec<u8>, Stat)>| fate_of(node.as_ref(), self.base, self.mark);
+        match self.hold.run(retry::data(self.hold.session(), &self.node.path, true)).await {
+            Err(_) | Ok(Err(Failure::Over(_))) => {}
+            Ok(read) => return Some((fate(read.ok()?), None)),
         }
         let session_slot = self.node.coordinator().session_slot(0).await.ok()?;
         let (session, node) = (session_slot.session(), self.hold.node().path());
@@ -246,7 +257,7 @@ impl Commit<'_> {
             Ok(()) | Err(Failure::NoNode) => self.hold.node().lose(Loss::Removed),
             Err(_) => return None,
         }
-        retry::data(session, &self.node.path, true).await.ok()
+        Some((fate(retry::data(session, &self.node.path, true).await.ok()?), self.hold.detect_loss()))
     }
 }
 
