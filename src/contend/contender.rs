@@ -1,6 +1,7 @@
 //! One contender: creates its node, and removes the node when it leaves. The methods that replace the node are in [`exchange`](crate::contend::exchange).
 
 use std::future::{Future, poll_fn, ready};
+use std::ops::Deref;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -20,9 +21,7 @@ use crate::session::node::Node;
 use crate::session::node::state::{EntryStep, LimitEnd};
 use crate::session::presence::{self, Recheck, check};
 use crate::session::removal::{log_failure, remove};
-use crate::session::request::{
-    Created, Ending, Failure, HoldState, Kind, Listing, Loss, Operation, Reply, Stat, Watch,
-};
+use crate::session::request::{Created, Ending, Failure, Kind, Listing, Loss, Operation, Reply, Stat, Watch};
 use crate::session::retry::{self, slept, until_known};
 use crate::session::{follow, listing};
 use crate::sync::Mutex;
@@ -221,15 +220,6 @@ impl Contender {
         self.session_slot.session()
     }
 
-    /// Returns the directory of the queue.
-    pub(crate) fn directory(&self) -> &Arc<str> {
-        self.node.directory()
-    }
-
-    pub(crate) fn node_name(&self) -> Arc<NodeName> {
-        self.node().node_name()
-    }
-
     pub(crate) fn node(&self) -> &Arc<Node> {
         &self.node
     }
@@ -237,18 +227,6 @@ impl Contender {
     /// Returns the time on the clock of the session's lease.
     pub(crate) fn now(&self) -> Moment {
         self.session().lease().now()
-    }
-
-    /// Returns the loss of the node, or [`Loss::GivenBack`] once its owner has left it. `None` if the node is neither lost nor left,
-    /// so that a lock that was granted is held.
-    pub(crate) fn detect_loss(&self) -> Option<Loss> {
-        self.node().detect_loss()
-    }
-
-    /// Returns the present time if the lock is held. After `None`, [`Contender::detect_loss`] decides whether the lock is
-    /// lost.
-    pub(crate) fn held_at(&self) -> Option<Moment> {
-        self.node().held_at()
     }
 
     /// Waits until the node is lost.
@@ -264,11 +242,6 @@ impl Contender {
     /// Returns the path that the user gave.
     pub(crate) fn user_path(&self) -> &str {
         &self.user_path
-    }
-
-    /// Returns the state of the hold: held, suspect or lost.
-    pub(crate) fn state(&self) -> HoldState {
-        self.node().hold_state()
     }
 
     /// Returns for how long the ensemble surely keeps the session and the node.
@@ -516,6 +489,15 @@ async fn give_up_in_time(node: Arc<Node>, session: Arc<dyn Session>) {
         if node.standing_path().as_ref() == Some(&path) || !slept(&session, slice).await {
             return log_failure(answer);
         }
+    }
+}
+
+/// The node answers for its contender: its name, its directory, its loss.
+impl Deref for Contender {
+    type Target = Arc<Node>;
+
+    fn deref(&self) -> &Arc<Node> {
+        &self.node
     }
 }
 

@@ -47,7 +47,7 @@ impl Hold {
     /// Returns the state of the lock. More detailed than [`is_held`](Self::is_held): while the connection is lost and the lease
     /// is valid, the state is [`Suspect`](HoldState::Suspect).
     pub fn state(&self) -> HoldState {
-        self.held.state()
+        self.held.hold_state()
     }
 
     /// Returns the changes of [`state`](Self::state), one after the other.

@@ -136,7 +136,7 @@ impl MultiGuard {
     pub fn state(&self) -> HoldState {
         match self.loss() {
             Some((_, why)) => HoldState::Lost { why },
-            None => worst_of(self.locks.iter().map(|held| held.state())).unwrap_or(HoldState::Held),
+            None => worst_of(self.locks.iter().map(|held| held.hold_state())).unwrap_or(HoldState::Held),
         }
     }
 
