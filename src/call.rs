@@ -310,7 +310,7 @@ pub(crate) enum NotDone {
 }
 
 impl NotDone {
-    /// Splits the two reasons, for [`on_a_session`] and [`answered`], which repeat the work after some failures.
+    /// Splits the two reasons, for [`on_a_session`] and [`await_answer`], which repeat the work after some failures.
     pub(crate) fn split<T>(answer: Result<T, NotDone>) -> Result<Result<T, Error>, Failure> {
         match answer {
             Ok(done) => Ok(Ok(done)),

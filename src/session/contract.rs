@@ -167,7 +167,7 @@ impl SessionSlot {
 /// 10. **An unknown outcome is never guessed.** [`Failure::Unknown`] says that the request may or may not have been
 ///     carried out. Every other failure says that the request was not carried out.
 /// 11. **The store** ([`Session::store`]) is notified when the session [began](SessionStore::began), of the requests that were
-///     certainly [answered](SessionStore::answered) or, by a quorum, [acknowledged](SessionStore::acknowledged), of each loss and return of
+///     certainly [answered](SessionStore::record_answer) or, by a quorum, [acknowledged](SessionStore::acknowledged), of each loss and return of
 ///     the [connection](SessionStore::set_connected), when a handshake is known to have [resumed](SessionStore::resumed) the session,
 ///     and of its [end](SessionStore::end).
 /// 12. **A server is left** at [`Session::leave_server`], with the same session. The next connection is to another server,

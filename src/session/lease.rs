@@ -186,7 +186,7 @@ impl Lease {
         }
     }
 
-    /// As [`Lease::answered`], for an operation that a quorum has acknowledged. Each recorded touch that was answered
+    /// As [`Lease::record_answer`], for an operation that a quorum has acknowledged. Each recorded touch that was answered
     /// at least a settling time before `sent` extends the lease, and so does the handshake if it has
     /// [resumed](Lease::resumed) the session. Returns `true` if this call is the first to find that the lease has run
     /// out.

@@ -26,7 +26,7 @@ use crate::telemetry::user_thread::guarded;
 ///
 /// # Implementing a backend
 ///
-/// Call [`began`](SessionStore::began) once, [`answered`](SessionStore::answered) or
+/// Call [`began`](SessionStore::began) once, [`record_answer`](SessionStore::record_answer) or
 /// [`acknowledged`](SessionStore::acknowledged) after each answer, [`set_connected`](SessionStore::set_connected) and
 /// [`resumed`](SessionStore::resumed) as the connection changes, and [`end`](SessionStore::end) when the session is
 /// over. None of these calls blocks or waits.
@@ -138,7 +138,7 @@ impl SessionStore {
         self.lease.record_answer(sent);
     }
 
-    /// As [`SessionStore::answered`], for an operation that a quorum has acknowledged.
+    /// As [`SessionStore::record_answer`], for an operation that a quorum has acknowledged.
     pub fn acknowledged(&self, sent: Moment) {
         if self.lease.acknowledged(sent) {
             self.detect_all_losses();

@@ -24,7 +24,7 @@ use crate::zookeeper::translate::is_not_sent;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Request {
     /// A request that the connected server answers alone. Its reply is reported to the lease as
-    /// [answered](SessionStore::answered).
+    /// [answered](SessionStore::record_answer).
     Read,
     /// A request that a quorum commits. Its reply is reported to the lease as
     /// [acknowledged](SessionStore::acknowledged), if the reply proves the commit.
