@@ -62,15 +62,14 @@ impl LockConfig {
                 if matches!(record, RecordNode::Foreign) {
                     return Ok(record);
                 }
-                let nodes = [(path, &record), (twin, &second)];
-                let done = nodes.iter().filter_map(|(path, record)| Some((*path, record.done()?)));
-                let now = done.clone().next().map(|(_, (now, _))| now);
+                let (mut now, mut delete) = (None, Vec::new());
+                for (path, node) in [(path, &record), (twin, &second)] {
+                    if let RecordNode::Done(done, version) = node {
+                        now.get_or_insert(done);
+                        delete.push(Operation::Delete { path: path.clone(), version: Some(*version) });
+                    }
+                }
                 if now.is_some_and(|now| last.get_or_init(|| now.clone()) == now) {
-                    let delete = |(path, (_, version)): (&String, (_, i32))| Operation::Delete {
-                        path: path.clone(),
-                        version: Some(version),
-                    };
-                    let delete: Vec<_> = done.map(delete).collect();
                     match session.transact(&delete).await {
                         // A later success has replaced the record.
                         Err(Failure::Operation { failure, .. })
@@ -284,13 +283,5 @@ impl RecordNode {
                 None => RecordNode::Foreign,
             },
         })
-    }
-
-    /// Returns the record and the version of its node; `None` if there is no record of this library.
-    pub(crate) fn done(&self) -> Option<(&Record, i32)> {
-        match self {
-            RecordNode::Done(done, version) => Some((done, *version)),
-            RecordNode::None { .. } | RecordNode::Foreign => None,
-        }
     }
 }

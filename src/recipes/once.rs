@@ -190,7 +190,7 @@ async fn check_if_due(
         // deleted.
         RecordNode::None { is_there: false } => {
             let twin = hold.run(RecordNode::read(session, &metadata::twin_of(&path))).await?;
-            let last = twin.map_err(refused)?.done().map(|(last, _)| last.clone());
+            let last = if let RecordNode::Done(last, _) = twin.map_err(refused)? { Some(last) } else { None };
             // The server may lag behind the creation of the record, so the ensemble's leader is asked.
             let is_there = match last {
                 Some(_) => hold.run(presence::is_there(session, &path, None)).await? == Ok(true),
