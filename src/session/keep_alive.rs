@@ -14,7 +14,7 @@ use crate::session::node::Node;
 use crate::session::presence::{self, check};
 use crate::session::removal::remove_late;
 use crate::session::request::Failure;
-use crate::session::retry::{spawn_cancellable, within};
+use crate::session::retry::{RetryLimit, spawn_cancellable, within};
 use crate::session::store::SessionStore;
 use crate::session::watch::watch_own;
 use crate::telemetry::log::emit;
@@ -182,7 +182,7 @@ async fn check_own(session: &Arc<dyn Session>) {
         drop(session.sync("/").await);
     }
     let checks: Vec<_> = to_check.iter().map(|(_, path)| check(path, None)).collect();
-    for ((node, path), holds) in to_check.iter().zip(presence::run_checks_once(session, &checks).await) {
+    for ((node, path), holds) in to_check.iter().zip(presence::run_checks(session, &checks, RetryLimit::once()).await) {
         match holds {
             Ok(false) => node.record_gone_from(path),
             Err(failure @ Failure::NoAuth(_)) => {

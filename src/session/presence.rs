@@ -47,41 +47,34 @@ pub(crate) fn check(path: impl Into<String>, version: Option<i32>) -> Operation 
 }
 
 /// Returns for each check whether it holds at the leader now. Sends transactions until every result is known or cannot
-/// be found out.
-pub(crate) async fn run_checks(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<Holds> {
-    let mut results = CheckResults::of(session, checks);
-    while results.send_open(session, checks, &RetryLimit::LOST_ANSWERS).await {}
-    results.known
-}
-
-/// As [`run_checks`], but sends each check once. If a check fails, the result of each later check in the same
+/// be found out. With [`RetryLimit::once`], sends each check once. If a check then fails, the result of each later check in the same
 /// transaction stays unknown.
-pub(super) async fn run_checks_once(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<Holds> {
-    let mut results = CheckResults::of(session, checks);
-    results.send_open(session, checks, &RetryLimit::once()).await;
+pub(super) async fn run_checks(session: &Arc<dyn Session>, checks: &[Operation], tries: RetryLimit) -> Vec<Holds> {
+    let longest = checks.iter().map(|check| session.request_bytes(slice::from_ref(check))).max();
+    let mut results = CheckResults::new(checks.len(), longest.unwrap_or_default());
+    while results.send_open(session, checks, &tries).await && !tries.are_over() {}
     results.known
 }
 
 /// Returns the indices of the checks that are known not to hold.
 pub(crate) async fn failing(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<usize> {
-    let known = run_checks(session, checks).await.into_iter().enumerate();
+    let known = run_checks(session, checks, RetryLimit::LOST_ANSWERS).await.into_iter().enumerate();
     known.filter(|(_, holds)| *holds == Ok(false)).map(|(index, _)| index).collect()
 }
 
 /// Returns whether the leader has this node, with this version if one is given.
 pub(crate) async fn is_there(session: &Arc<dyn Session>, path: impl Into<String>, version: Option<i32>) -> Holds {
-    run_checks(session, &[check(path, version)]).await.swap_remove(0)
+    run_checks(session, &[check(path, version)], RetryLimit::LOST_ANSWERS).await.swap_remove(0)
 }
 
 /// Returns the first of these nodes that exists. Repeats lost requests until the answer is known or the session is
 /// over.
 pub(crate) async fn first_there(session: &Arc<dyn Session>, paths: &[String]) -> Result<Option<String>, Failure> {
     let checks: Vec<_> = paths.iter().map(|path| check(path, None)).collect();
-    let mut results = CheckResults::of(session, &checks);
-    while results.send_open(session, &checks, &RetryLimit::ENDLESS).await {}
-    match results.known.iter().position(|holds| *holds == Ok(true)) {
+    let known = run_checks(session, &checks, RetryLimit::ENDLESS).await;
+    match known.iter().position(|holds| *holds == Ok(true)) {
         Some(there) => Ok(Some(paths[there].clone())),
-        None => results.known.into_iter().find_map(Result::err).map_or(Ok(None), Err),
+        None => known.into_iter().find_map(Result::err).map_or(Ok(None), Err),
     }
 }
 
@@ -93,11 +86,6 @@ struct CheckResults {
 }
 
 impl CheckResults {
-    fn of(session: &Arc<dyn Session>, checks: &[Operation]) -> CheckResults {
-        let longest = checks.iter().map(|check| session.request_bytes(slice::from_ref(check))).max();
-        CheckResults::new(checks.len(), longest.unwrap_or_default())
-    }
-
     /// Creates the results of `checks` checks, all unknown. Each check takes at most `longest` bytes in a request.
     fn new(checks: usize, longest: usize) -> CheckResults {
         let known = vec![Err(Failure::Unknown("not checked".to_owned())); checks];
