@@ -107,12 +107,9 @@ fn set(
     let reply = session.transact(&set);
     async move {
         match reply.await {
-            Ok(_) => Ok(()),
-            Err(Failure::Operation { failure, .. }) => match *failure {
-                Failure::BadVersion => Ok(()),
-                failure => Err(failure),
-            },
-            Err(failure) => Err(failure),
+            Err(Failure::Operation { failure, .. }) if *failure == Failure::BadVersion => Ok(()),
+            Err(Failure::Operation { failure, .. }) => Err(*failure),
+            answer => answer.map(drop),
         }
     }
 }

@@ -124,7 +124,6 @@ pub enum Dialect {
     Kazoo,
 }
 
-const CURATOR_READ: &str = "__READ__";
 const CURATOR_WRITE: &str = "__WRIT__";
 const MUTEX: &str = "lock-";
 /// The marker of a reader among Curator's mutexes. Ends with [`MUTEX`], so that a mutex waits for our readers.
@@ -132,8 +131,6 @@ const MUTEX_READ: &str = "READ-lock-";
 
 /// The longest marker of a mode, such as `-WRITE-`, in any dialect.
 pub(crate) const LONGEST_MARKER: &str = MUTEX_READ;
-const KAZOO_READ: &str = "__rlock__";
-const KAZOO_WRITE: &str = "__lock__";
 
 /// The beginning of a protected name. Curator calls a name protected if it begins with `_c_` and a uuid.
 const PROTECTED: &str = "_c_";
@@ -147,12 +144,12 @@ impl Dialect {
         match (self, mode) {
             (Dialect::Native, Mode::Read) => "-READ-",
             (Dialect::Native, Mode::Write) => "-WRITE-",
-            (Dialect::Curator, Mode::Read) => CURATOR_READ,
+            (Dialect::Curator, Mode::Read) => "__READ__",
             (Dialect::Curator, Mode::Write) => CURATOR_WRITE,
             (Dialect::CuratorMutex, Mode::Read) => MUTEX_READ,
             (Dialect::CuratorMutex, Mode::Write) => MUTEX,
-            (Dialect::Kazoo, Mode::Read) => KAZOO_READ,
-            (Dialect::Kazoo, Mode::Write) => KAZOO_WRITE,
+            (Dialect::Kazoo, Mode::Read) => "__rlock__",
+            (Dialect::Kazoo, Mode::Write) => "__lock__",
         }
     }
 
@@ -260,9 +257,8 @@ impl Dialect {
         let stands_alone = |at: usize| !name[..at].ends_with(|before: char| before.is_alphanumeric());
         match self {
             Dialect::Native => split_native(name).is_some(),
-            Dialect::Curator => name.contains(CURATOR_READ) || name.contains(CURATOR_WRITE),
             Dialect::CuratorMutex => name.match_indices(MUTEX).any(|(at, _)| stands_alone(at)),
-            Dialect::Kazoo => name.contains(KAZOO_READ) || name.contains(KAZOO_WRITE),
+            _ => name.contains(self.marker(Mode::Read)) || name.contains(self.marker(Mode::Write)),
         }
     }
 

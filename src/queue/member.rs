@@ -193,11 +193,9 @@ impl fmt::Display for Member {
         if let Some(since) = self.since {
             // The clocks of two machines differ. A time in the future is treated as now.
             let age = SystemTime::now().duration_since(since).unwrap_or(Duration::ZERO);
-            let whole_seconds = Duration::from_secs(age.as_secs());
-            let age = if whole_seconds.is_zero() {
-                Duration::from_millis(u64::from(age.subsec_millis()))
-            } else {
-                whole_seconds
+            let age = match age.as_secs() {
+                0 => Duration::from_millis(age.subsec_millis().into()),
+                seconds => Duration::from_secs(seconds),
             };
             // The time is known when a permit was granted, because the grant creates the permit's node. For a lock, the
             // ensemble records only when the contender queued up.

@@ -5,6 +5,7 @@
 //! lock at the event "data changed". A stranger may also have set the data. So a hand-off is confirmed only when no
 //! contender is left whose sequence number is at most the holder's.
 
+use std::mem;
 use std::sync::{Arc, Weak};
 
 use futures_util::future::OptionFuture;
@@ -61,12 +62,8 @@ impl SessionStore {
     pub(super) fn take_unchecked(&self) -> Vec<Arc<str>> {
         let mut record = self.record.lock();
         record.hand_offs.retain(|_, it| it.is_under_check || it.granted.iter().any(|node| node.is_holding()));
-        let unchecked = record.hand_offs.iter_mut().filter(|(_, it)| !it.is_under_check);
-        let paths = unchecked.map(|(path, it)| {
-            it.is_under_check = true;
-            Arc::clone(path)
-        });
-        paths.collect()
+        let all = record.hand_offs.iter_mut();
+        all.filter_map(|(path, it)| (!mem::replace(&mut it.is_under_check, true)).then(|| Arc::clone(path))).collect()
     }
 
     /// Ends the check of a hand-off. Returns our nodes to which the hand-off granted the lock.
