@@ -77,7 +77,8 @@ impl Cache {
                 self.replaced(before);
                 return Joined::Refused;
             };
-            *kept.work.lock() = Some(begin(&kept));
+            let work = begin(&kept);
+            kept.state.lock().work = Some(work);
             let found = kept.join(mode);
             let mut newest = self.newest.write();
             // Another use may have replaced the newest node since `before` was read. If so, the next round of the loop
@@ -138,7 +139,7 @@ impl KeptNode {
             Joined::Waits(number) => {
                 drop(state);
                 self.crowded.notify_waiters();
-                Joined::Waits(PendingUse { kept: Arc::clone(self), number, is_granted: false, is_over: false })
+                Joined::Waits(PendingUse { kept: Arc::clone(self), number, is_over: false })
             }
             Joined::Runs(number) => {
                 let granted = state.granted.clone();
@@ -282,8 +283,6 @@ pub(crate) struct PendingUse {
     /// The node that the use waits for.
     pub(super) kept: Arc<KeptNode>,
     number: u64,
-    /// Whether the node was granted when this use was last polled.
-    is_granted: bool,
     is_over: bool,
 }
 
@@ -301,10 +300,9 @@ impl PendingUse {
             let mut state = self.kept.state.lock();
             let (standing, granted) = (state.uses.standing(self.number, context.waker()), state.granted.clone());
             drop(state);
-            self.is_granted = granted.is_some();
             self.is_over = standing != Joined::Waits(());
             return Poll::Ready(match standing {
-                Joined::Waits(()) if !self.is_granted && self.kept.poll_acquisition() => continue,
+                Joined::Waits(()) if self.kept.poll_acquisition() => continue,
                 Joined::Waits(()) => return Poll::Pending,
                 Joined::Runs(()) => Ok(self.kept.run(self.number, granted)),
                 Joined::Refused => self.kept.error.get().cloned().map_or(Ok(None), Err),
@@ -319,11 +317,6 @@ impl Drop for PendingUse {
             let mut state = self.kept.state.lock();
             let woken = state.uses.leave(self.number);
             drop(self.kept.settle(state, woken));
-        }
-        // Only uses of a node that is not granted yet poll its acquisition. If no other use waits, the acquisition is dropped
-        // with this use. Other waiting uses need no wake-up, because the waker of the acquisition wakes all of them.
-        if !self.is_granted && self.kept.is_abandoned() {
-            self.kept.abandon();
         }
     }
 }

@@ -29,7 +29,7 @@ use crate::telemetry::log::emit;
 use crate::telemetry::meter::{self, GaugeGuard};
 use crate::telemetry::names;
 
-/// The acquisition of a kept node. Each use that waits for the node may poll it.
+/// The acquisition of a kept node. The uses that wait for the node poll it, one at a time.
 pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Arc<Contender>, Error>> + Send>>;
 
 /// A kept node, from the start of its acquisition. Its uses follow one another or run at the same time.
@@ -42,16 +42,8 @@ pub(crate) struct KeptNode {
     /// Set if another contender asks for the node before the node has a second use. The next acquisition then keeps no node.
     in_vain: Arc<AtomicBool>,
     pub(super) state: Mutex<KeptState>,
-    /// The acquisition, until it ends. The mutex is locked while the acquisition is polled. No code waits for this
-    /// mutex, because a poll may wake another use, and this use may be polled on the same thread.
-    pub(super) work: Mutex<Option<Work>>,
-    /// Set by a use that found the mutex of `work` locked. The use that has locked this mutex then polls the
-    /// acquisition again.
-    is_wanted: AtomicBool,
     /// The error of the acquisition. Set before the waiting uses are refused.
     pub(super) error: OnceLock<Error>,
-    /// The waker that the acquisition is polled with. This waker wakes all waiting uses.
-    waker: Waker,
     /// The last listing of the queue by the acquisition. Timeout errors name the contenders of this listing.
     pub(super) view: Arc<QueueView>,
     /// Notified when a use begins to wait. In an `Arc` of its own, so that a task can await it without keeping the node.
@@ -60,6 +52,11 @@ pub(crate) struct KeptNode {
 
 pub(super) struct KeptState {
     pub(super) uses: Uses<Waker>,
+    /// The acquisition, until it ends. `None` while a use polls the acquisition: the state is not locked then, because the poll
+    /// may wake another use, and this use may be polled on the same thread.
+    pub(super) work: Option<Work>,
+    /// Set by a use that did not find `work`. The use that polls the acquisition then polls it again.
+    is_wanted: bool,
     /// The hold, from the grant until the node is given up.
     pub(super) granted: Option<Arc<Granted>>,
     /// The end of the last use, on the clock of the lease. At first the time of the grant.
@@ -116,14 +113,11 @@ impl Why {
     }
 }
 
-struct WakeAll(Weak<KeptNode>);
-
-impl Wake for WakeAll {
+/// The waker of the acquisition wakes all waiting uses.
+impl Wake for KeptNode {
     fn wake(self: Arc<Self>) {
-        if let Some(kept) = self.0.upgrade() {
-            let wakers = kept.state.lock().uses.wakers();
-            wake(wakers);
-        }
+        let wakers = self.state.lock().uses.wakers();
+        wake(wakers);
     }
 }
 
@@ -135,19 +129,23 @@ impl KeptNode {
         idle: Duration,
         in_vain: &Arc<AtomicBool>,
     ) -> Arc<KeptNode> {
-        let (uses, used) = (Uses::new(mode), Moment::ZERO);
-        let state = KeptState { uses, granted: None, used, why: None, counted: None, background_task: None };
-        let (warn_waiting, config, in_vain) = (config.warnings.after, Arc::downgrade(config), Arc::clone(in_vain));
-        Arc::new_cyclic(|this| KeptNode {
-            config,
-            warn_waiting,
+        let state = KeptState {
+            uses: Uses::new(mode),
+            work: None,
+            is_wanted: false,
+            granted: None,
+            used: Moment::ZERO,
+            why: None,
+            counted: None,
+            background_task: None,
+        };
+        Arc::new(KeptNode {
+            config: Arc::downgrade(config),
+            warn_waiting: config.warnings.after,
             idle,
-            in_vain,
+            in_vain: Arc::clone(in_vain),
             state: Mutex::new(state),
-            work: Mutex::default(),
-            is_wanted: AtomicBool::new(false),
             error: OnceLock::new(),
-            waker: Waker::from(Arc::new(WakeAll(Weak::clone(this)))),
             view: Arc::default(),
             crowded: Arc::default(),
         })
@@ -156,47 +154,35 @@ impl KeptNode {
     /// Polls the acquisition. Returns whether the acquisition ended in this call. Every waiting use calls this
     /// function, so a use whose task is not polled does not delay the other uses.
     pub(super) fn poll_acquisition(self: &Arc<Self>) -> bool {
-        let (ended, answer) = loop {
-            self.is_wanted.store(true, Ordering::SeqCst);
-            // A caller further up this call stack may have locked the mutex, so this call must not wait for it.
-            let Some(mut work) = self.work.try_lock() else { return false };
-            self.is_wanted.store(false, Ordering::SeqCst);
-            let Some(under_way) = work.as_mut() else { return false };
-            if let Poll::Ready(answer) = under_way.as_mut().poll(&mut Context::from_waker(&self.waker)) {
-                break (work.take(), answer);
+        let waker = Waker::from(Arc::clone(self));
+        let answer = loop {
+            let mut state = self.state.lock();
+            let work = state.work.take();
+            state.is_wanted = work.is_none();
+            drop(state);
+            let Some(mut work) = work else { return false };
+            if let Poll::Ready(answer) = work.as_mut().poll(&mut Context::from_waker(&waker)) {
+                break answer;
             }
-            drop(work);
-            if self.is_wanted.load(Ordering::SeqCst) {
-                continue;
+            let mut state = self.state.lock();
+            state.work = Some(work);
+            let is_wanted = state.is_wanted;
+            // The last waiting use may have left during the poll.
+            drop(self.settle(state, Vec::new()));
+            if !is_wanted {
+                return false;
             }
-            // The last waiting use may have left during the poll. That use could not drop the acquisition, because the mutex was
-            // locked.
-            if self.is_abandoned() {
-                self.abandon();
-            }
-            return false;
         };
-        drop(ended);
         self.view.end();
         match answer {
             Ok(hold) => self.grant(hold),
             Err(error) => {
                 let _first = self.error.set(error);
-                self.failed();
+                let woken = self.state.lock().uses.fail();
+                wake(woken);
             }
         }
         true
-    }
-
-    /// Drops the acquisition, because no use waits for it. If another use polls the acquisition at this moment, that use drops it
-    /// after the poll.
-    pub(super) fn abandon(&self) {
-        let work = self.work.try_lock().and_then(|mut work| work.take());
-        if work.is_some() {
-            self.view.end();
-            self.failed();
-        }
-        drop(work);
     }
 
     /// Stores the hold, and wakes the uses that may run.
@@ -229,18 +215,6 @@ impl KeptNode {
         if !state.uses.is_closed {
             self.in_vain.store(state.uses.count() <= 1, Ordering::Release);
         }
-    }
-
-    /// Refuses all waiting uses, because the acquisition failed.
-    fn failed(&self) {
-        let woken = self.state.lock().uses.fail();
-        wake(woken);
-    }
-
-    /// Returns whether the acquisition has not ended and no use waits for it.
-    pub(crate) fn is_abandoned(&self) -> bool {
-        let state = self.state.lock();
-        state.granted.is_none() && state.uses.is_idle()
     }
 
     /// Returns the hold, from the grant until the node is given up.
@@ -291,7 +265,8 @@ impl KeptNode {
     }
 
     /// Unlocks the state, and after that wakes these uses. If no use is left and no use can join, counts and logs that the node is
-    /// given up, and returns its hold. With an idle time of zero, no use can join once no use is left.
+    /// given up, and returns its hold. With an idle time of zero, no use can join once no use is left. Before the grant, the
+    /// acquisition is then dropped.
     pub(super) fn settle(&self, mut state: MutexGuard<'_, KeptState>, mut woken: Vec<Waker>) -> Option<Arc<Contender>> {
         if self.idle.is_zero() && state.granted.is_some() && state.uses.is_idle() {
             woken.extend(state.close(Why::Idle));
@@ -301,8 +276,14 @@ impl KeptNode {
         let (granted, why) = (state.granted.take_if(|_| is_over), state.why);
         let parts = granted.as_ref().map(|_| (state.counted.take(), state.background_task.take()));
         let (uses, used) = (state.uses.count(), state.used);
+        let is_abandoned = state.granted.is_none() && state.uses.is_idle();
+        state.uses.is_closed |= is_abandoned;
+        let abandoned = state.work.take_if(|_| is_abandoned);
         drop(state);
         wake(woken);
+        if abandoned.is_some() {
+            self.view.end();
+        }
         let hold = Arc::clone(&granted?.hold);
         if let (Some((Some(_counted), _)), Some(why)) = (parts, why) {
             let (path, cause, idle_for) = (hold.user_path(), why.label(), hold.now().saturating_sub(used));

@@ -10,7 +10,7 @@ use support::process::{Process, role, say};
 use support::safe;
 use support::scene::*;
 use support::server::{TICK, shared_server};
-use zk_rwlock::{RwLock, ZooKeeper};
+use zk_rwlock::{Error, RwLock, ZooKeeper};
 
 /// The session timeout. The tests' servers notice a crash at the first tick after this time.
 const SHORT: Duration = Duration::from_secs(2);
@@ -41,6 +41,7 @@ fn the_child_process_of_other_tests() {
         "hold" => hold(&lock),
         "watch" => watch(&lock),
         "drop-and-return" | "keep-drop-and-return" => drop_and_return(lock, zk),
+        "wait-and-return" | "keep-wait-and-return" => wait_and_return(lock, zk),
         "release-and-exit" => release_and_exit(&lock),
         "return-with-guard" => return_with_guard(lock, zk),
         other => panic!("there is no role {other}"),
@@ -77,6 +78,14 @@ fn drop_and_return(lock: RwLock, zk: ZooKeeper) {
     let guard = lock.write().blocking().unwrap();
     say("held");
     drop(guard);
+    drop((lock, zk));
+    std::process::exit(0);
+}
+
+/// Gives up the wait for the lock, then drops the handles, and exits immediately.
+fn wait_and_return(lock: RwLock, zk: ZooKeeper) {
+    let error = lock.write().timeout(Duration::from_millis(500)).blocking().unwrap_err();
+    assert!(matches!(error, Error::Timeout { .. }), "{error}");
     drop((lock, zk));
     std::process::exit(0);
 }
@@ -139,6 +148,22 @@ async fn a_holder_that_released_is_followed_at_once() {
             // gave the lock up.
             let next = within(CALM / 6, role, lock_at(&zk, &path).write()).await.unwrap();
             next.release().await.unwrap();
+        }
+    }
+}
+
+/// A waiter that gives up has no guard, so the drop of the last handle must wait until its node is gone.
+#[support::judged]
+async fn a_waiter_that_gave_up_leaves_no_node_behind() {
+    let zk = connect(&shared_server().address()).await;
+    for role in ["wait-and-return", "keep-wait-and-return"] {
+        for round in 0..5 {
+            let lock = lock_at(&zk, &format!("/locks/{role}-{round}"));
+            let held = lock.write().await.unwrap();
+            let mut waiter = start(role, lock.path(), CALM);
+            assert!(waiter.child.wait().unwrap().success());
+            line_becomes(&lock, "W+").await;
+            held.release().await.unwrap();
         }
     }
 }

@@ -1,3 +1,5 @@
+use std::future::poll_fn;
+
 use tokio_test::assert_pending;
 
 use super::*;
@@ -39,14 +41,37 @@ fn an_ask_for_a_closed_node_changes_no_flag() {
     }
 }
 
+/// Gives the node an acquisition that never ends, and whose polls call `polled`. Returns a pointer that is dead once the
+/// acquisition is dropped.
+fn acquire_without_end(kept: &KeptNode, mut polled: impl FnMut() + Send + 'static) -> Weak<()> {
+    let lives = Arc::new(());
+    let seen = Arc::downgrade(&lives);
+    kept.state.lock().work = Some(Box::pin(poll_fn(move |_| {
+        let _lives = &lives;
+        polled();
+        Poll::Pending
+    })));
+    seen
+}
+
 #[test]
-fn an_acquisition_without_a_waiting_use_is_abandoned() {
+fn an_acquisition_without_a_waiting_use_is_dropped() {
     let (kept, mut uses, _) = entering(2);
-    assert!(!kept.is_abandoned());
+    let work = acquire_without_end(&kept, || ());
     uses.pop();
-    assert!(!kept.is_abandoned());
+    assert!(work.upgrade().is_some());
     uses.pop();
-    assert!(kept.is_abandoned());
+    assert!(work.upgrade().is_none());
+    assert!(matches!(kept.join(Mode::Read), Joined::Refused), "a use waits for an acquisition that was dropped");
+}
+
+/// A poll may wake the task of the last waiting use, and the waker may run that task.
+#[test]
+fn an_acquisition_whose_last_use_leaves_in_a_poll_is_dropped() {
+    let (kept, mut uses, _) = entering(2);
+    let work = acquire_without_end(&kept, move || uses.clear());
+    assert!(!kept.poll_acquisition());
+    assert!(work.upgrade().is_none());
 }
 
 #[test]
