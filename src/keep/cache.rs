@@ -27,27 +27,27 @@ pub(crate) struct Cache {
     idle: Duration,
     /// The newest kept node. New uses join only this node.
     newest: SharedMutex<Option<Arc<KeptNode>>>,
-    /// Whether another contender asked for the last kept READ node before the node had a second use. If so, the next
-    /// read keeps no node.
-    reads_in_vain: Arc<AtomicBool>,
-    writes_in_vain: Arc<AtomicBool>,
+    /// Of READ nodes and of WRITE nodes: whether another contender asked for the last kept node before the node had a second
+    /// use. If so, the next acquisition of that mode keeps no node.
+    in_vain: [Arc<AtomicBool>; 2],
 }
 
 impl Cache {
     pub(crate) fn new(config: &Arc<LockConfig>, idle: Duration) -> Cache {
-        let (reads_in_vain, writes_in_vain) = (Arc::default(), Arc::default());
-        Cache { config: Arc::clone(config), idle, newest: SharedMutex::default(), reads_in_vain, writes_in_vain }
+        Cache { config: Arc::clone(config), idle, newest: SharedMutex::default(), in_vain: Default::default() }
     }
 
-    /// Joins the newest kept node, if the node covers this mode and is still kept.
-    pub(crate) fn join(&self, mode: Mode) -> Joined<KeptUse, PendingUse> {
+    /// Joins the newest kept node, or returns `None` if the use would have to wait.
+    pub(crate) fn join_now(&self, mode: Mode) -> Option<KeptUse> {
         // This code runs millions of times a second. Cloning the `Arc` would make all tasks write to one reference counter.
         let newest = self.newest.read();
         let used = newest.as_ref().and_then(|kept| kept.join_now(mode));
         drop(newest);
-        if let Some(used) = used.filter(|used| used.hold().held_at().is_some()) {
-            return Joined::Runs(used);
-        }
+        used.filter(|used| used.hold().held_at().is_some())
+    }
+
+    /// Joins the newest kept node, if the node covers this mode and is still kept.
+    pub(crate) fn join(&self, mode: Mode) -> Joined<KeptUse, PendingUse> {
         if is_forked() {
             return Joined::Refused;
         }
@@ -96,10 +96,7 @@ impl Cache {
     /// kept in vain, because another contender asked for that node before its second use. The call after a `None`
     /// creates a node again.
     fn new_node(&self, mode: Mode) -> Option<Arc<KeptNode>> {
-        let in_vain = match mode {
-            Mode::Read => &self.reads_in_vain,
-            Mode::Write => &self.writes_in_vain,
-        };
+        let in_vain = &self.in_vain[usize::from(mode == Mode::Write)];
         let keeps = !in_vain.swap(false, Ordering::AcqRel);
         keeps.then(|| KeptNode::new(&self.config, mode, self.idle, in_vain))
     }

@@ -51,21 +51,17 @@ pub(crate) fn join_without_waiting(acquisition: &mut Acquisition, cache: &Cache)
     Ok(None)
 }
 
-/// Waits until a use of a kept node runs. `joined` is the result of [`Cache::join`]. `None` if this acquisition must enter
-/// the queue with a node of its own, because the last node was kept in vain or a write was refused.
+/// Waits until a use of a kept node runs. `None` if this acquisition must enter the queue with a node of its own, because the
+/// last node was kept in vain or a write was refused.
 pub(crate) async fn enter(
     acquisition: &mut Acquisition,
     cache: &Cache,
-    mut joined: Joined<KeptUse, PendingUse>,
     timeout: Option<Duration>,
 ) -> Result<Option<KeptUse>, Error> {
     let began = Instant::now();
     let left = || timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
     loop {
-        if let Joined::Refused = joined {
-            joined = cache.join_or_begin(acquisition.mode, |kept| for_all(acquisition, kept));
-        }
-        let mut waits = match std::mem::replace(&mut joined, Joined::Refused) {
+        let mut waits = match cache.join_or_begin(acquisition.mode, |kept| for_all(acquisition, kept)) {
             Joined::Runs(used) => return Ok(Some(used)),
             Joined::Refused => break,
             Joined::Waits(waits) => waits,

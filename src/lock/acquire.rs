@@ -11,9 +11,8 @@ use crate::call::{self, Late};
 use crate::contend::acquisition::{Acquisition, Options};
 use crate::contend::config::LockConfig;
 use crate::error::error::Error;
-use crate::keep::cache::{Cache, KeptUse, PendingUse};
+use crate::keep::cache::Cache;
 use crate::keep::join;
-use crate::keep::uses::Joined;
 use crate::lock::hold::{GuardHold, ReadGuard, WriteGuard};
 use crate::observe::on_wait::Listener;
 use crate::observe::trace::AcquireTrace;
@@ -85,14 +84,10 @@ impl<G: 'static> Future for Granting<G> {
             ready!(join::poll_budget(context));
             if let Stage::Joining { cache, mut acquisition, guard } = std::mem::replace(&mut self.0, Stage::Over) {
                 let timeout = acquisition.reported(acquisition.options.timeout())?;
-                let joined = match cache.join(acquisition.mode) {
-                    Joined::Runs(used) => {
-                        let held = GuardHold::Kept(join::begin_use(&acquisition, used));
-                        return Poll::Ready(Ok(guard(held)));
-                    }
-                    joined => joined,
-                };
-                let work = async move { join_or_acquire(&cache, &mut acquisition, joined, timeout).await.map(guard) };
+                if let Some(used) = cache.join_now(acquisition.mode) {
+                    return Poll::Ready(Ok(guard(GuardHold::Kept(join::begin_use(&acquisition, used)))));
+                }
+                let work = async move { join_or_acquire(&cache, &mut acquisition, timeout).await.map(guard) };
                 self.0 = Stage::Working(Box::pin(work));
             }
         }
@@ -233,15 +228,13 @@ fn acquire<G: 'static>(lock: Lock, mode: Mode, options: Options, guard: fn(Guard
     Granting(Stage::Working(AcquireTrace::around(span, work)))
 }
 
-/// Waits until a use of a kept node runs, or acquires the lock with a node of its own. `joined` is the result of
-/// [`Cache::join`].
+/// Waits until a use of a kept node runs, or acquires the lock with a node of its own.
 async fn join_or_acquire(
     cache: &Cache,
     acquisition: &mut Acquisition,
-    joined: Joined<KeptUse, PendingUse>,
     timeout: Option<Duration>,
 ) -> Result<GuardHold, Error> {
-    let answer = match join::enter(acquisition, cache, joined, timeout).await {
+    let answer = match join::enter(acquisition, cache, timeout).await {
         Ok(Some(used)) => return Ok(GuardHold::Kept(join::begin_use(acquisition, used))),
         // Boxed, because moving this large future would be most of the cost of a short wait.
         Ok(None) => Box::pin(acquisition.acquire()).await.map(GuardHold::Alone),
