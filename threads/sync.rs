@@ -13,7 +13,7 @@ use std::pin::Pin;
 use shuttle::rand::RngCore;
 pub(crate) use shuttle::sync::{MutexGuard, atomic};
 
-pub(crate) use lock::{Mutex, SharedMutex};
+pub(crate) use lock::Mutex;
 /// These channels are used as they are. Only sessions on a server use them, and no schedule runs such a session.
 pub(crate) use tokio::sync::mpsc;
 
@@ -23,9 +23,9 @@ pub(crate) mod of_process {
 }
 
 mod raw {
-    pub(super) use shuttle::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+    pub(super) use shuttle::sync::MutexGuard;
 
-    pub(super) use super::waits::{Mutex, RwLock};
+    pub(super) use super::waits::Mutex;
 }
 
 /// A map whose iteration order is the same in every run.
@@ -138,8 +138,9 @@ pub(crate) mod watch {
 
     use shuttle::sync::RwLockReadGuard;
 
+    use super::Notify;
     use super::atomic::{AtomicUsize, Ordering};
-    use super::{Notify, SharedMutex};
+    use super::waits::RwLock;
 
     pub(crate) fn channel<T>(value: T) -> (Sender<T>, Receiver<T>) {
         let sender = Sender::new(value);
@@ -149,7 +150,7 @@ pub(crate) mod watch {
 
     #[derive(Debug)]
     struct Channel<T> {
-        state: SharedMutex<State<T>>,
+        state: RwLock<State<T>>,
         changed: Notify,
         receivers: AtomicUsize,
     }
@@ -180,7 +181,7 @@ pub(crate) mod watch {
 
     impl<T> Sender<T> {
         pub(crate) fn new(value: T) -> Sender<T> {
-            let state = SharedMutex::new(State { value, version: 0, is_closed: false });
+            let state = RwLock::new(State { value, version: 0, is_closed: false });
             let channel = Arc::new(Channel { state, changed: Notify::new(), receivers: AtomicUsize::new(0) });
             Sender(Arc::new(Open(channel)))
         }

@@ -7,7 +7,7 @@ use std::fmt::Display;
 use std::panic::{Location, PanicHookInfo, set_hook, take_hook};
 use std::pin::Pin;
 use std::ptr::from_ref;
-use std::sync::{LockResult, Once, TryLockResult};
+use std::sync::{LockResult, Once, PoisonError, TryLockResult};
 use std::task::{Context, Poll};
 
 use shuttle::current::{self, TaskId};
@@ -146,12 +146,12 @@ impl<T> RwLock<T> {
     }
 
     #[track_caller]
-    pub(crate) fn read(&self) -> LockResult<RwLockReadGuard<'_, T>> {
-        taken(from_ref(self) as usize, || self.0.read())
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
+        taken(from_ref(self) as usize, || self.0.read()).unwrap_or_else(PoisonError::into_inner)
     }
 
     #[track_caller]
-    pub(crate) fn write(&self) -> LockResult<RwLockWriteGuard<'_, T>> {
-        taken(from_ref(self) as usize, || self.0.write())
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
+        taken(from_ref(self) as usize, || self.0.write()).unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -18,7 +18,7 @@ use crate::queue::node_name::NodeName;
 use crate::session::lease::Moment;
 use crate::session::request::Loss;
 use crate::session::thread::{FORKED, is_forked};
-use crate::sync::SharedMutex;
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// The nodes that one lock handle keeps between uses.
@@ -26,7 +26,7 @@ pub(crate) struct Cache {
     config: Arc<LockConfig>,
     idle: Duration,
     /// The newest kept node. New uses join only this node.
-    newest: SharedMutex<Option<Arc<KeptNode>>>,
+    newest: Mutex<Option<Arc<KeptNode>>>,
     /// Of READ nodes and of WRITE nodes: whether another contender asked for the last kept node before the node had a second
     /// use. If so, the next acquisition of that mode keeps no node.
     in_vain: [Arc<AtomicBool>; 2],
@@ -34,13 +34,13 @@ pub(crate) struct Cache {
 
 impl Cache {
     pub(crate) fn new(config: &Arc<LockConfig>, idle: Duration) -> Cache {
-        Cache { config: Arc::clone(config), idle, newest: SharedMutex::default(), in_vain: Default::default() }
+        Cache { config: Arc::clone(config), idle, newest: Mutex::default(), in_vain: Default::default() }
     }
 
     /// Joins the newest kept node, or returns `None` if the use would have to wait.
     pub(crate) fn join_now(&self, mode: Mode) -> Option<KeptUse> {
         // This code runs millions of times a second. Cloning the `Arc` would make all tasks write to one reference counter.
-        let newest = self.newest.read();
+        let newest = self.newest.lock();
         let used = newest.as_ref().and_then(|kept| kept.join_now(mode));
         drop(newest);
         used.filter(|used| used.hold().held_at().is_some())
@@ -51,7 +51,7 @@ impl Cache {
         if is_forked() {
             return Joined::Refused;
         }
-        let newest = self.newest.write().clone();
+        let newest = self.newest.lock().clone();
         newest.map_or(Joined::Refused, |kept| kept.join(mode))
     }
 
@@ -68,7 +68,7 @@ impl Cache {
             if is_forked() {
                 return Joined::Refused;
             }
-            let before = self.newest.write().clone();
+            let before = self.newest.lock().clone();
             match before.as_ref().map_or(Joined::Refused, |kept| kept.join(mode)) {
                 Joined::Refused => {}
                 found => return found,
@@ -80,7 +80,7 @@ impl Cache {
             let work = begin(&kept);
             kept.state.lock().work = Some(work);
             let found = kept.join(mode);
-            let mut newest = self.newest.write();
+            let mut newest = self.newest.lock();
             // Another use may have replaced the newest node since `before` was read. If so, the next round of the loop
             // joins the node of that use.
             if newest.as_ref().map(Arc::as_ptr) == before.as_ref().map(Arc::as_ptr) {
@@ -103,7 +103,7 @@ impl Cache {
 
     /// Gives up the newest kept node if it is idle, because an acquisition of this process could not join the node.
     pub(crate) fn let_go(&self) {
-        let newest = self.newest.write().take_if(|kept| kept.is_unused());
+        let newest = self.newest.lock().take_if(|kept| kept.is_unused());
         self.replaced(newest);
     }
 
@@ -115,7 +115,7 @@ impl Cache {
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        let newest = self.newest.write().take();
+        let newest = self.newest.lock().take();
         if let Some(kept) = newest {
             kept.give_up(Why::Closed);
         }

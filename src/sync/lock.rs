@@ -10,7 +10,7 @@
 
 use std::sync::{PoisonError, TryLockError};
 
-use super::raw::{self, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+use super::raw::{self, MutexGuard};
 
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T: ?Sized>(raw::Mutex<T>);
@@ -38,26 +38,5 @@ impl<T: ?Sized> Mutex<T> {
 
     pub(crate) fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A lock for one writer or several readers. It is not called `RwLock`, because that is the name of the library's own
-/// lock.
-#[derive(Debug, Default)]
-pub(crate) struct SharedMutex<T>(raw::RwLock<T>);
-
-impl<T> SharedMutex<T> {
-    pub(crate) const fn new(value: T) -> SharedMutex<T> {
-        SharedMutex(raw::RwLock::new(value))
-    }
-
-    #[track_caller]
-    pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    #[track_caller]
-    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -11,7 +11,7 @@ pub(crate) use std::sync::{MutexGuard, OnceLock, atomic};
 
 pub(crate) use tokio::sync::{Notify, mpsc, watch};
 
-pub(crate) use lock::{Mutex, SharedMutex};
+pub(crate) use lock::Mutex;
 
 /// Types for state that the whole process shares. The test `threads/` does not replace these types, because it runs
 /// several schedules concurrently in one process.
@@ -20,7 +20,7 @@ pub(crate) mod of_process {
 }
 
 mod raw {
-    pub(super) use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+    pub(super) use std::sync::{Mutex, MutexGuard};
 }
 
 /// Returns a random number.
