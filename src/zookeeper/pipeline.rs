@@ -45,23 +45,20 @@ pub(super) struct Pipeline {
 
 /// The present connection of a session, and the requests that wait for one.
 struct Line {
-    link: Connection,
+    /// The ready connection. `None` if there is none, or the session is closed or over.
+    link: Option<Up>,
+    is_closed: bool,
     /// The requests to send on the next connection, by their numbers.
     waiting: BTreeMap<u64, Waiting>,
     /// The number of requests so far. The count is the number of the last one.
     requests: u64,
 }
 
-enum Connection {
-    Up(Arc<zk::Client>, Arc<OnLink>),
-    /// There is no connection, or it is not ready.
-    Down,
-    /// The session is closed or over.
-    Closed,
-}
+/// A connection, and what its requests have shown.
+type Up = (Arc<zk::Client>, Arc<OnLink>);
 
 /// Sends a request that has waited. Without a connection, the session is over, and the request fails.
-type Waiting = Box<dyn FnOnce(&Arc<Pipeline>, Option<(&Arc<zk::Client>, &Arc<OnLink>)>) + Send>;
+type Waiting = Box<dyn FnOnce(&Arc<Pipeline>, Option<&Up>) + Send>;
 
 /// What the requests on one connection have shown.
 #[derive(Default)]
@@ -101,7 +98,7 @@ impl Pipeline {
     /// Returns the pipeline of a session whose first connection is not ready yet.
     pub(super) fn new(store: &Arc<SessionStore>, background: &Arc<BackgroundThread>) -> Pipeline {
         Pipeline {
-            line: Mutex::new(Line { link: Connection::Down, waiting: BTreeMap::new(), requests: 0 }),
+            line: Mutex::new(Line { link: None, is_closed: false, waiting: BTreeMap::new(), requests: 0 }),
             store: Arc::clone(store),
             background: Arc::clone(background),
             wanted: Notify::new(),
@@ -117,31 +114,24 @@ impl Pipeline {
     /// the session is closed.
     pub(super) fn connect(self: &Arc<Self>, client: &Arc<zk::Client>, on_link: &Arc<OnLink>) {
         let mut line = self.line.lock();
-        if matches!(line.link, Connection::Closed) {
+        if line.is_closed {
             return;
         }
+        let up = (Arc::clone(client), Arc::clone(on_link));
         for (_, waiting) in std::mem::take(&mut line.waiting) {
-            waiting(self, Some((client, on_link)));
+            waiting(self, Some(&up));
         }
-        line.link = Connection::Up(Arc::clone(client), Arc::clone(on_link));
+        line.link = Some(up);
     }
 
     /// Lets all requests wait from now on. Returns the client of the connection. If the connection is not lost, dropping
     /// the client would close the session.
     pub(super) fn disconnect(&self) -> Option<Arc<zk::Client>> {
-        let mut line = self.line.lock();
-        match std::mem::replace(&mut line.link, Connection::Down) {
-            Connection::Up(client, _) => Some(client),
-            Connection::Down => None,
-            Connection::Closed => {
-                line.link = Connection::Closed;
-                None
-            }
-        }
+        self.line.lock().link.take().map(|(client, _)| client)
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        matches!(self.line.lock().link, Connection::Closed)
+        self.line.lock().is_closed
     }
 
     /// Returns whether requests wait for a connection.
@@ -153,8 +143,8 @@ impl Pipeline {
     /// with its reply, or after a session timeout.
     pub(super) fn close(self: &Arc<Self>) {
         let mut line = self.line.lock();
-        let (last, waiting) =
-            (std::mem::replace(&mut line.link, Connection::Closed), std::mem::take(&mut line.waiting));
+        line.is_closed = true;
+        let (last, waiting) = (line.link.take(), std::mem::take(&mut line.waiting));
         drop(line);
         for (_, waiting) in waiting {
             waiting(self, None);
@@ -184,12 +174,12 @@ impl Pipeline {
         let send = move |client| send(client).boxed();
         let asked = Asked { number: line.requests, request, send, reply };
         match &line.link {
-            Connection::Up(client, on_link) => asked.send_now(self, client, on_link),
-            Connection::Down => {
+            Some(up) => asked.send_now(self, up),
+            None if line.is_closed => return Box::pin(ready(Err(self.no_client()))),
+            None => {
                 line.wait(asked);
                 self.wanted.notify_one();
             }
-            Connection::Closed => return Box::pin(ready(Err(self.no_client()))),
         }
         drop(line);
         Box::pin(async move { received.await.unwrap_or_else(|_| unknown("the session's thread has ended")) })
@@ -204,7 +194,7 @@ impl Line {
     {
         let number = asked.number;
         let send: Waiting = Box::new(|pipeline, link| match link {
-            Some((client, on_link)) => asked.send_now(pipeline, client, on_link),
+            Some(up) => asked.send_now(pipeline, up),
             None => asked.answer(Err(pipeline.no_client())),
         });
         self.waiting.insert(number, send);
@@ -222,7 +212,7 @@ where
     }
 
     /// Sends the request on this connection. The caller holds the pipeline's mutex.
-    fn send_now(self, pipeline: &Arc<Pipeline>, client: &Arc<zk::Client>, on_link: &Arc<OnLink>) {
+    fn send_now(self, pipeline: &Arc<Pipeline>, (client, on_link): &Up) {
         let sent = pipeline.store.lease().now();
         let is_write = self.request != Request::Read;
         // The client crate panics over some replies that are too short. The panic is caught, and the outcome is
@@ -274,9 +264,9 @@ where
         if is_not_sent && !on_link.is_left() {
             let mut line = pipeline.line.lock();
             match &line.link {
-                Connection::Up(client, on_link) => return self.send_now(pipeline, client, on_link),
-                Connection::Down => return line.wait(self),
-                Connection::Closed => {}
+                Some(up) => return self.send_now(pipeline, up),
+                None if !line.is_closed => return line.wait(self),
+                None => {}
             }
         }
         match self.request {
