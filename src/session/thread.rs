@@ -17,15 +17,12 @@ use std::time::Duration;
 use async_executor::{Executor, FallibleTask};
 use async_io::Timer;
 use futures_util::FutureExt;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use crate::session::lease::{Moment, nanos, since_boot};
 use crate::sync::atomic::Ordering;
-use crate::sync::{Mutex, MutexGuard, of_process};
+use crate::sync::{Mutex, of_process};
 use crate::telemetry::{log, user_thread};
-
-/// How long the thread of the sessions still runs after its last user was dropped, so that sessions can be closed.
-const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Sleeps for `duration` from this call on. The timer fires on any executor.
 pub(crate) fn sleep(duration: Duration) -> impl Future<Output = ()> + Send + use<> {
@@ -76,10 +73,8 @@ pub(crate) fn since_boot_here() -> Moment {
 pub(crate) struct BackgroundThread {
     /// The executor of the thread, which is dropped with its tasks when the thread ends.
     executor: Weak<Executor<'static>>,
-    /// A clone of the sender is a token: after the last user was dropped, the thread goes on for up to one second
-    /// ([`FAREWELL`]) while tokens exist.
-    tenants: mpsc::Sender<()>,
-    sessions: Mutex<BTreeSet<i64>>,
+    /// The ids of the sessions of all clients in this process.
+    pub(crate) sessions: Mutex<BTreeSet<i64>>,
     _stop: oneshot::Sender<()>,
 }
 
@@ -134,24 +129,16 @@ impl BackgroundThread {
 
     fn start() -> io::Result<BackgroundThread> {
         let (stop, stopped) = oneshot::channel::<()>();
-        let (tenants, mut all_gone) = mpsc::channel::<()>(1);
         // The first timer starts the reactor of `async-io`. This timer starts the reactor now, so that a panic of the
         // reactor is caught by the caller of this function and becomes an error.
-        let _started = Timer::after(FAREWELL).now_or_never();
+        let _started = Timer::after(Duration::from_secs(1)).now_or_never();
         let running = Arc::new(Executor::new());
         let executor = Arc::downgrade(&running);
-        let until_stopped = async move {
-            let _dropped = stopped.await;
-            tokio::select! {
-                _ = all_gone.recv() => {}
-                _ = Timer::after(FAREWELL) => {}
-            }
-        };
         thread::Builder::new().name("zk-rwlock".to_owned()).spawn(move || {
             user_thread::mark_library_thread();
-            async_io::block_on(running.run(until_stopped));
+            async_io::block_on(running.run(stopped))
         })?;
-        Ok(BackgroundThread { executor, tenants, sessions: Mutex::default(), _stop: stop })
+        Ok(BackgroundThread { executor, sessions: Mutex::default(), _stop: stop })
     }
 
     /// Runs a task. If the task panics, only this task ends.
@@ -166,18 +153,6 @@ impl BackgroundThread {
         task: impl Future<Output = T> + Send + 'static,
     ) -> Option<FallibleTask<thread::Result<T>>> {
         Some(self.executor.upgrade()?.spawn(Guarded(Some(Box::pin(task)))).fallible())
-    }
-
-    /// Runs a task. After the last user was dropped, the thread waits for the end of the task for up to one second
-    /// ([`FAREWELL`]).
-    pub(crate) fn run(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let tenant = self.tenants.clone();
-        self.spawn(task.map(move |()| drop(tenant)));
-    }
-
-    /// Returns the ids of the sessions of all clients in this process.
-    pub(crate) fn sessions(&self) -> MutexGuard<'_, BTreeSet<i64>> {
-        self.sessions.lock()
     }
 }
 

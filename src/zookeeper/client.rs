@@ -160,7 +160,7 @@ impl ZooKeeperBuilder {
         }
         let background = BackgroundThread::get().map_err(|error| Error::Refused {
             operation: "start the thread for",
-            path: servers.to_string(),
+            path: servers.as_str().to_owned(),
             reason: error.to_string(),
         })?;
         let ensemble = Sessions {
@@ -214,10 +214,10 @@ impl Coordinator for ZooKeeper {
         self.ensemble.closed.send_replace(true);
         let sessions = std::mem::take(&mut *self.ensemble.sessions.lock());
         for session in &sessions {
-            session.ended(Ending::Closed);
+            session.connections.end(Ending::Closed);
         }
         let confirmed = sessions.iter().map(|session| async move {
-            let mut follower = session.follower();
+            let mut follower = session.follower.clone();
             within(session.sleep(session.timeout()), follower.changed()).await
         });
         join_all(confirmed).await;
@@ -269,7 +269,8 @@ impl Drop for Sessions {
             return;
         }
         let sessions = std::mem::take(&mut *self.sessions.lock());
-        let leaving: Vec<_> = sessions.iter().filter(|it| it.lease().is_connected()).map(|it| it.follower()).collect();
+        let connected = sessions.iter().filter(|it| it.lease().is_connected());
+        let leaving: Vec<_> = connected.map(|it| it.follower.clone()).collect();
         drop(sessions);
         if user_thread::is_library_thread() {
             return;
@@ -403,7 +404,7 @@ impl Sessions {
         let mut sessions = self.sessions.lock();
         if *self.closed.borrow() {
             drop(sessions);
-            session.ended(Ending::Closed);
+            session.connections.end(Ending::Closed);
             return Err(Failure::Over(Ending::Closed));
         }
         sessions.push(session);

@@ -15,7 +15,7 @@ use crate::session::contract::{Session, SessionSlot};
 use crate::session::keep_alive::keep_alive;
 use crate::session::lease::Moment;
 use crate::session::request::{
-    self, Contents, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch, parent,
+    self, Contents, Created, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch, parent,
 };
 use crate::session::store::SessionStore;
 use crate::session::thread::{BackgroundThread, sleep};
@@ -40,9 +40,9 @@ const OWN_BYTES_MAX: usize = REQUEST_LIMIT / 2;
 const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
 
 pub(super) struct ZooKeeperSession {
-    connections: Arc<Connections>,
+    pub(super) connections: Arc<Connections>,
     /// A channel whose sender is dropped when the session has no connection any more, and will have none.
-    follower: watch::Receiver<()>,
+    pub(super) follower: watch::Receiver<()>,
     /// The number of bytes of paths of ephemeral nodes that are still free.
     room: Arc<Semaphore>,
     /// Whether the acquisition for which the session was opened has not taken its slot yet.
@@ -66,7 +66,7 @@ impl ZooKeeperSession {
         let ((follows, follower), (leaves, asked)) = (watch::channel(()), mpsc::unbounded_channel());
         let id = client.session_id().0;
         log::mark_sessions_begun();
-        background.sessions().insert(id);
+        background.sessions.lock().insert(id);
         keeper.learn_from_session_id(id);
         let connections = Arc::new(Connections {
             pipeline: Arc::new(Pipeline::new(&store, background)),
@@ -86,7 +86,7 @@ impl ZooKeeperSession {
         let mut served = connections.serve(link, target);
         connections.mark_ready(&mut served, &mut finder.attempts, true);
         let serving = Arc::clone(&connections).run(served, finder, asked);
-        background.run(connections.supervised(serving).map(move |()| drop(follows)));
+        background.spawn(connections.supervised(serving).map(move |()| drop(follows)));
         let session = Arc::new(ZooKeeperSession {
             connections,
             follower,
@@ -153,16 +153,6 @@ impl ZooKeeperSession {
     pub(super) fn mark_used(&self) {
         self.is_fresh.store(false, Ordering::Release);
     }
-
-    /// Returns a channel whose sender is dropped when the session has no connection any more, and will have none.
-    pub(super) fn follower(&self) -> watch::Receiver<()> {
-        self.follower.clone()
-    }
-
-    /// Records that the session is over, and drops the client, which requests the end of the session from the server.
-    pub(super) fn ended(&self, why: Ending) {
-        self.connections.end(why);
-    }
 }
 
 #[async_trait]
@@ -172,7 +162,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn is_own(&self, session: i64) -> bool {
-        self.connections.background.sessions().contains(&session)
+        self.connections.background.sessions.lock().contains(&session)
     }
 
     fn server(&self) -> Option<String> {
@@ -319,7 +309,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn spawn(&self, task: Task) {
-        self.connections.background.run(self.connections.supervised(task));
+        self.connections.background.spawn(self.connections.supervised(task));
     }
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
@@ -329,7 +319,7 @@ impl Session for ZooKeeperSession {
 
 impl Drop for ZooKeeperSession {
     fn drop(&mut self) {
-        self.connections.background.sessions().remove(&self.id());
+        self.connections.background.sessions.lock().remove(&self.id());
         self.pipeline().close();
     }
 }
