@@ -92,7 +92,7 @@ pub(super) async fn new_session(
     keeper: Arc<KeeperMark>,
     lost: Option<Reconnect>,
 ) -> Result<Arc<ZooKeeperSession>, Failure> {
-    let (servers, bound) = (&route.servers, route.options.bound());
+    let (servers, bound) = (route.servers.as_str(), route.options.bound());
     let mut finder = Finder::new(route.clone());
     let opened = async {
         if let Some(lost) = lost {
@@ -118,7 +118,7 @@ pub(super) async fn new_session(
     };
     let (link, target, started) = tokio::select! {
         biased;
-        connected = opened => connected.map_err(|error| connect_failure(error, servers.as_str()))?,
+        connected = opened => connected.map_err(|error| connect_failure(error, servers))?,
         why = reason_at_the_end(&route, bound) => {
             let waited = humantime::format_duration(bound);
             return Err(Failure::Unreachable(format!("no session with {servers} within {waited}: {why}")));

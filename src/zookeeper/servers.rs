@@ -1,6 +1,5 @@
 //! The connect string: its valid forms, its servers and its path.
 
-use std::fmt;
 use std::net::Ipv6Addr;
 
 use crate::error::error::Error;
@@ -86,12 +85,6 @@ impl Servers {
 pub fn each_server(servers: &str) -> Result<Vec<String>, Error> {
     let servers = Servers::parse(servers)?;
     Ok(servers.each.iter().map(|server| format!("{}{}", server.text, servers.root())).collect())
-}
-
-impl fmt::Display for Servers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
 }
 
 impl Server {
