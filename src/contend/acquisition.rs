@@ -485,7 +485,7 @@ impl Acquisition {
             let has_room = async {
                 match &self.permits {
                     Some(request) => request.has_room(&session).await,
-                    None => self.config.check_for_semaphore(&session, &names, None).await.map(|()| true),
+                    None => self.config.check_for_other_use(&session, &names, None).await.map(|()| true),
                 }
             };
             let has_room = call::bounded(&self.config.coordinator, session.timeout(), has_room).await?;

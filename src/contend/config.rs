@@ -8,6 +8,7 @@ use crate::contend::warnings::Warnings;
 use crate::error::error::{Error, PermitsError};
 use crate::observe::lock_paths::LockPaths;
 use crate::queue::dialect::Dialect;
+use crate::queue::metadata::VALUE_TWIN;
 use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::queue::turn;
 use crate::session::contract::{Coordinator, Session};
@@ -47,19 +48,25 @@ impl LockConfig {
         turn::foreign(self.dialect, names).map_or(Ok(()), |node| Err(self.doubt(node)))
     }
 
-    /// Fails if the lock's path belongs to a semaphore, whose node has data. Reads the data only if the stat of the
-    /// node (or, without a stat, the names of its children) does not rule out a semaphore.
-    pub(crate) async fn check_for_semaphore(
+    /// Fails if the lock's path is that of a [`Shared`](crate::Shared) value, whose lock is below it, or of a semaphore, whose
+    /// node has data. Reads the data only if the stat of the node (or, without a stat, the names of its children) does not rule
+    /// out a semaphore.
+    pub(crate) async fn check_for_other_use(
         &self,
         session: &Arc<dyn Session>,
         names: &[String],
         directory: Option<&Stat>,
     ) -> Result<(), Error> {
+        let path = &self.directory;
+        if names.iter().any(|name| name == VALUE_TWIN) {
+            return Err(Error::invalid(format!(
+                "{path} is the path of a value, and the lock of that value is {path}/lock"
+            )));
+        }
         let is_known_to_be_none = || !names.iter().any(|name| name == QUEUE || name == PERMITS);
         if directory.map_or_else(is_known_to_be_none, |stat| !permits::may_be_number(stat.data_length)) {
             return Ok(());
         }
-        let path = &self.directory;
         match retry::data(session, path, false).await {
             Ok(Some((data, _))) if matches!(permits::decode(&data), Ok(Some(_))) => {
                 Err(Error::Permits { path: path.to_string(), reason: PermitsError::NoLock })

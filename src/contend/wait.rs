@@ -105,7 +105,7 @@ impl PendingAcquisition<'_> {
         entry.remove_orphans(&names);
         if !self.waiter.has_waited() {
             if self.permits.is_none() {
-                config.check_for_semaphore(session, &names, names.directory.as_ref()).await?;
+                config.check_for_other_use(session, &names, names.directory.as_ref()).await?;
             }
             meter::entered(self.aim, &config.path_label, names.len().saturating_sub(1));
         }

@@ -66,7 +66,7 @@ use crate::session::request::{Denied, Ending, Failure, Loss, disagreement};
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument or an option is wrong, and nothing was sent. Fix the program or its configuration.
+    /// An argument or an option is wrong, and nothing was changed. Fix the program or its configuration.
     #[error("invalid input: {0}")]
     InvalidInput(String),
 
@@ -420,18 +420,22 @@ fn obstacle(blockers: &Blockers, cut_off: Option<&CutOff>) -> String {
 pub enum PermitsError {
     /// The number was never set. Set it with [`set_permits`](crate::Semaphore::set_permits), or open the semaphore with a
     /// [number](crate::semaphore::SemaphoreBuilder::permits).
-    #[error("cannot be counted: nobody has said yet how many permits it has")]
+    #[error("has no number of permits yet: set it with set_permits, or with zklock permits")]
     Unset,
     /// The node with the number was deleted. Find out who deletes nodes, and set the number again with
     /// [`set_permits`](crate::Semaphore::set_permits).
-    #[error("had {was} permits, and the node that said so is gone: say for all how many it has now")]
+    #[error(
+        "had {was} permits, and the node that said so is gone: set the number with set_permits, or with zklock permits"
+    )]
     Vanished {
         /// The number of permits before the deletion.
         was: u32,
     },
     /// This handle was opened with another number than the ensemble has. Open all handles with the same number or, better,
     /// with none, and change the number with [`set_permits`](crate::Semaphore::set_permits).
-    #[error("has {theirs} permits, and was opened here with {ours}")]
+    #[error(
+        "has {theirs} permits, and was opened here with {ours}: leave the number out, or change it with set_permits or zklock permits"
+    )]
     Other {
         /// The number of permits that this handle was opened with.
         ours: u32,
@@ -440,7 +444,9 @@ pub enum PermitsError {
     },
     /// The request is for more permits than exist, so it could never be granted. Ask for fewer permits, or raise the number with
     /// [`set_permits`](crate::Semaphore::set_permits).
-    #[error("has {permits} permits, and {wanted} are wanted")]
+    #[error(
+        "has {permits} permits, and {wanted} are wanted: ask for fewer, or raise the number with set_permits or zklock permits"
+    )]
     TooFew {
         /// The number of permits in the request.
         wanted: u32,

@@ -169,6 +169,9 @@ impl Now {
 
 const TWIN_SUFFIX: &str = ".twin";
 
+/// The name of the twin of a [`Shared`](crate::Shared) value.
+pub(crate) const VALUE_TWIN: &str = "value.twin";
+
 /// Returns the path of the twin of the persistent node at `path`: a sibling that shows when the node itself was deleted
 /// by mistake.
 ///

@@ -224,7 +224,7 @@ conformance! {
         a_transaction_refuses_paths_inside_the_semaphore,
         a_foreign_node_among_permits_is_an_error,
         an_unreadable_number_of_permits_is_an_error,
-        a_path_of_something_else_gets_no_number,
+        a_path_of_a_value_is_no_lock, a_path_of_something_else_gets_no_number,
         a_refused_user_without_a_number_leaves_no_node,
         first_users_at_once_make_one_semaphore,
         a_semaphore_is_removed_unless_it_is_used,

@@ -84,14 +84,6 @@ impl From<Error> for Exit {
                 Error::PermissionDenied { lacks, .. } if lacks.whom.is_empty() => {
                     format!("{error}: set ZK_AUTH or ZK_SASL")
                 }
-                Error::Permits { path, reason: PermitsError::Other { .. } } => {
-                    format!(
-                        "{error}: zklock permits {path} N changes the number for all, and -j without a number uses the present one"
-                    )
-                }
-                Error::Permits { path, reason: PermitsError::Unset | PermitsError::Vanished { .. } } => {
-                    format!("{error}: set it with zklock permits {path} N")
-                }
                 Error::Permits { path, reason: PermitsError::NoLock } => {
                     format!("{error}: zklock permits {path} --remove")
                 }

@@ -71,7 +71,9 @@ impl Order {
         });
         let command = match (shell, command.is_empty()) {
             (Some(_), false) => return Err(Exit::usage("give -c or a command, not both")),
-            (None, true) => return Err(Exit::usage("the command to run under the lock is missing")),
+            (None, true) => {
+                return Err(Exit::usage("the command to run under the lock is missing: zklock PATH -- COMMAND"));
+            }
             (None, false) => command,
             (Some(line), true) => {
                 let shell = std::env::var_os("SHELL").filter(|shell| !shell.is_empty());

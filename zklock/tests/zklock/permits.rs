@@ -231,14 +231,15 @@ async fn j_without_a_number_uses_the_number_that_is_set() {
     let path = "/zklock/permits/set";
     let unset = run(&["-j", path, "true"]).await;
     assert_eq!(unset.code, Some(65), "{unset:#?}");
-    assert!(unset.stderr.contains(&format!("set it with zklock permits {path} N")), "{unset:#?}");
+    assert!(unset.stderr.contains(&format!("{path} has no number of permits yet: set it")), "{unset:#?}");
     let set = run(&["permits", path, "2"]).await;
     assert_eq!((set.code, &set.stdout[..], &set.stderr[..]), (Some(0), "", ""));
     assert_eq!(run(&["-j", path, "-c", "exit 7"]).await.code, Some(7));
     assert_eq!(run(&["-n", "-j", "--", path, "ls", "/"]).await.code, Some(0));
     let other = run(&["-j", "3", path, "true"]).await;
     assert!(
-        other.code == Some(64) && other.stderr.contains(&format!("zklock permits {path} N changes the number")),
+        other.code == Some(64)
+            && other.stderr.contains("leave the number out, or change it with set_permits or zklock permits"),
         "{other:#?}"
     );
     assert_eq!(run(&["permits", path, "3"]).await.code, Some(0));
