@@ -9,30 +9,14 @@ use crate::error::error::Error;
 use crate::queue::node_name::NodeName;
 use crate::session::node::state::NodeState;
 use crate::session::presence::{is_there, leader_still_has};
-use crate::session::request::{Failure, Kind, Loss, Operation, Stat, parent};
+use crate::session::request::{Failure, Kind, Loss, Operation, parent};
 use crate::session::retry::RetryLimit;
 
-/// The indices of three operations in the transaction of an exchange.
+/// The indices of three operations in the transaction of an exchange: the check of our node, the create, and the write that signals
+/// the hand-off to waiters.
 const OWN_PLACE: usize = 0;
 const NEW_NODE: usize = 2;
 const SIGNAL: usize = 3;
-
-/// The result of sending the exchange once.
-enum Tried {
-    Done(Stat),
-    /// Our node is gone, and our server does not show the new node. `is_done` is true if this try was carried out. An earlier try
-    /// whose reply was lost may have been carried out, too.
-    Unseen {
-        is_done: bool,
-    },
-    /// The new node does not exist, and no request in flight can create it.
-    NotDone(Failure),
-    /// The new node may exist, because the transaction got no reply, or because the read after it failed.
-    Failed(Failure),
-    /// The server refuses the write that signals the hand-off to waiters. The next try deletes our node without that
-    /// write.
-    WithoutSignal,
-}
 
 impl Contender {
     pub(crate) async fn downgrade(&self) -> Result<(), Error> {
@@ -109,71 +93,65 @@ impl Contender {
     ///
     /// # Cancel safety
     /// Dropping the contender removes our node or the node `to`, whichever exists.
-    pub(crate) async fn exchange(&self, to: &str, unchanged: (&str, i32)) -> Result<(), Failure> {
+    pub(crate) async fn exchange(&self, to: &str, (unchanged, version): (&str, i32)) -> Result<(), Failure> {
         let (session, node) = (self.session(), self.node());
         if !node.read(NodeState::has_node) {
             return Err(Failure::NoNode);
         }
+        let from = node.path();
+        let mut operations = vec![
+            Operation::Check { path: from.clone(), version: None },
+            Operation::Check { path: unchanged.to_owned(), version: Some(version) },
+            Operation::Create { path: to.to_owned(), data: self.node_data().to_vec(), kind: Kind::Ephemeral },
+            Operation::Set { path: from.clone(), data: Vec::new(), version: None },
+            Operation::Delete { path: from, version: None },
+        ];
         node.change(|it| it.state.begin_move(Some(to.to_owned())));
         let (mut tries, mut denials, mut may_be_done) = (RetryLimit::LOST_ANSWERS, RetryLimit::DENIALS, false);
         let failure = loop {
-            match self.try_to_exchange(to, unchanged).await {
-                Tried::Done(stat) if stat.ephemeral_owner == session.id() => {
+            let signals = !session.store().is_signal_refused(self.directory());
+            operations.retain(|it| signals || !matches!(it, Operation::Set { .. }));
+            // The server answers the read after the transaction, so the read shows the outcome. The read also returns the czxid of
+            // the new node, which some servers leave out of the reply to a transaction.
+            let (answer, seen) = (session.transact(&operations), session.data(to));
+            match (answer.await, seen.await) {
+                (_, Ok((_, stat))) if stat.ephemeral_owner == session.id() => {
                     node.end_move(|it| it.exchanged(stat.czxid));
                     session.store().unwatched.add(node);
                     return Ok(());
                 }
                 // Another session owns the new node, because the server has replaced our session by a new one.
-                Tried::Done(_) => return Err(Failure::Refused(format!("{to} is of another session"))),
-                Tried::NotDone(failure) => break failure,
-                // The server may lag behind a commit of the new node, so the leader is asked.
-                Tried::Unseen { is_done } => {
-                    may_be_done |= is_done;
-                    if !may_be_done || !leader_still_has(session, to, &mut denials).await? {
-                        node.end_move(NodeState::cancel_move);
-                        node.lose(Loss::Removed);
-                        return Err(Failure::NoNode);
-                    }
-                }
-                Tried::Failed(failure) => {
+                (_, Ok(_)) => return Err(Failure::Refused(format!("{to} is of another session"))),
+                // The new node may exist, because the transaction got no reply, or because the read after it failed.
+                (Err(failure @ (Failure::Unknown(_) | Failure::Over(_))), _) | (_, Err(failure))
+                    if failure != Failure::NoNode =>
+                {
                     may_be_done = true;
                     tries.again(session, failure).await?;
+                    continue;
                 }
-                Tried::WithoutSignal => session.store().record_signal_refused(self.directory()),
+                (Ok(_), _) => may_be_done = true,
+                (Err(Failure::Operation { index, failure }), _) => match (index, *failure) {
+                    (OWN_PLACE, Failure::NoNode) => {}
+                    (NEW_NODE, Failure::NoNode) => break Failure::NoParent(parent(to).to_owned()),
+                    (SIGNAL, Failure::NoAuth(_) | Failure::Refused(_)) if signals => {
+                        session.store().record_signal_refused(self.directory());
+                        continue;
+                    }
+                    (_, failure) => break failure,
+                },
+                (Err(failure), _) => break failure,
+            }
+            // Our node is gone, and our server does not show the new node. This try or one whose reply was lost may have made the new
+            // node, and the server may lag behind, so the leader is asked.
+            if !may_be_done || !leader_still_has(session, to, &mut denials).await? {
+                node.end_move(NodeState::cancel_move);
+                node.lose(Loss::Removed);
+                return Err(Failure::NoNode);
             }
         };
         node.end_move(NodeState::cancel_move);
         session.store().unwatched.add(node);
         Err(failure)
-    }
-
-    async fn try_to_exchange(&self, to: &str, (unchanged, version): (&str, i32)) -> Tried {
-        let (session, from) = (self.session(), self.node().path());
-        let mut operations = vec![
-            Operation::Check { path: from.clone(), version: None },
-            Operation::Check { path: unchanged.to_owned(), version: Some(version) },
-            Operation::Create { path: to.to_owned(), data: self.node_data().to_vec(), kind: Kind::Ephemeral },
-        ];
-        let signals = !session.store().is_signal_refused(self.directory());
-        if signals {
-            operations.push(Operation::Set { path: from.clone(), data: Vec::new(), version: None });
-        }
-        operations.push(Operation::Delete { path: from, version: None });
-        // The server answers the read after the transaction, so the read shows the outcome. The read also returns the czxid of
-        // the new node, which some servers leave out of the reply to a transaction.
-        let (answer, seen) = (session.transact(&operations), session.data(to));
-        match (answer.await, seen.await) {
-            (_, Ok((_, stat))) => Tried::Done(stat),
-            (Ok(_), Err(Failure::NoNode)) => Tried::Unseen { is_done: true },
-            (Err(Failure::Operation { index, failure }), Err(Failure::NoNode)) => match (index, *failure) {
-                (OWN_PLACE, Failure::NoNode) => Tried::Unseen { is_done: false },
-                (NEW_NODE, Failure::NoNode) => Tried::NotDone(Failure::NoParent(parent(to).to_owned())),
-                (SIGNAL, Failure::NoAuth(_) | Failure::Refused(_)) if signals => Tried::WithoutSignal,
-                (_, failure) => Tried::NotDone(failure),
-            },
-            (Err(failure @ (Failure::Unknown(_) | Failure::Over(_))), _) => Tried::Failed(failure),
-            (Err(failure), Err(Failure::NoNode)) => Tried::NotDone(failure),
-            (_, Err(failure)) => Tried::Failed(failure),
-        }
     }
 }
