@@ -74,7 +74,7 @@ impl Cache {
                 found => return found,
             }
             let Some(kept) = self.new_node(mode) else {
-                self.replaced(before);
+                give_up(before, Why::Replaced);
                 return Joined::Refused;
             };
             let work = begin(&kept);
@@ -86,7 +86,7 @@ impl Cache {
             if newest.as_ref().map(Arc::as_ptr) == before.as_ref().map(Arc::as_ptr) {
                 *newest = Some(kept);
                 drop(newest);
-                self.replaced(before);
+                give_up(before, Why::Replaced);
                 return found;
             }
         }
@@ -104,22 +104,20 @@ impl Cache {
     /// Gives up the newest kept node if it is idle, because an acquisition of this process could not join the node.
     pub(crate) fn let_go(&self) {
         let newest = self.newest.lock().take_if(|kept| kept.is_unused());
-        self.replaced(newest);
-    }
-
-    /// Gives up a node that is no longer the newest.
-    fn replaced(&self, kept: Option<Arc<KeptNode>>) {
-        kept.iter().for_each(|kept| kept.give_up(Why::Replaced));
+        give_up(newest, Why::Replaced);
     }
 }
 
 impl Drop for Cache {
     fn drop(&mut self) {
         let newest = self.newest.lock().take();
-        if let Some(kept) = newest {
-            kept.give_up(Why::Closed);
-        }
+        give_up(newest, Why::Closed);
     }
+}
+
+/// Gives up a node that is no longer the newest.
+fn give_up(kept: Option<Arc<KeptNode>>, why: Why) {
+    kept.iter().for_each(|kept| kept.give_up(why));
 }
 
 impl fmt::Debug for Cache {
@@ -131,18 +129,15 @@ impl fmt::Debug for Cache {
 impl KeptNode {
     pub(crate) fn join(self: &Arc<Self>, mode: Mode) -> Joined<KeptUse, PendingUse> {
         let mut state = self.state.lock();
-        match state.uses.join(mode) {
+        let (joined, granted) = (state.uses.join(mode), state.granted.clone());
+        drop(state);
+        match joined {
             Joined::Refused => Joined::Refused,
             Joined::Waits(number) => {
-                drop(state);
                 self.crowded.notify_waiters();
                 Joined::Waits(PendingUse { kept: Arc::clone(self), number, is_over: false })
             }
-            Joined::Runs(number) => {
-                let granted = state.granted.clone();
-                drop(state);
-                self.run(number, granted).map_or(Joined::Refused, Joined::Runs)
-            }
+            Joined::Runs(number) => self.run(number, granted).map_or(Joined::Refused, Joined::Runs),
         }
     }
 

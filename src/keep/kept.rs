@@ -276,12 +276,10 @@ impl KeptNode {
         let (granted, why) = (state.granted.take_if(|_| is_over), state.why);
         let parts = granted.as_ref().map(|_| (state.counted.take(), state.background_task.take()));
         let (uses, used) = (state.uses.count(), state.used);
-        let is_abandoned = state.granted.is_none() && state.uses.is_idle();
-        state.uses.is_closed |= is_abandoned;
-        let abandoned = state.work.take_if(|_| is_abandoned);
+        let dropped = state.work.take_if(|_| is_over);
         drop(state);
         wake(woken);
-        if abandoned.is_some() {
+        if dropped.is_some() {
             self.view.end();
         }
         let hold = Arc::clone(&granted?.hold);

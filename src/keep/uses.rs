@@ -4,7 +4,7 @@
 //!                 closed before the grant: keeps the first write, or the reads at the front, and refuses the others
 //!           +------------------+
 //!           |                  v
-//! new --> Entering        Entering, closed
+//! new --> Entering        Entering, closed -- the last use leaves --> the acquisition is dropped
 //!           |                  |
 //!           | granted          | granted
 //!           v                  v
@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Uses run first come, first served, by the rules of the lock: reads run together, a write runs alone. The node is closed when
-//! another contender asks for the node, or when this process gives the node up. No use joins a closed node, and its waiting uses
-//! are refused. A refused use enters the queue behind the contender that asked.
+//! another contender asks for the node, when this process gives the node up, or when the last use leaves before the grant. No use
+//! joins a closed node, and its waiting uses are refused. A refused use enters the queue behind the contender that asked.
 
 use std::collections::BTreeMap;
 
@@ -160,12 +160,17 @@ impl<W: Clone> Uses<W> {
             Some(place) => drop(self.running.swap_remove(place)),
             None => drop(self.waiting.remove(&number)),
         }
-        if self.is_granted { self.admit() } else { Vec::new() }
+        if self.is_granted {
+            return self.admit();
+        }
+        self.is_closed |= self.is_idle();
+        Vec::new()
     }
 
-    /// Returns whether the node can be given up: it is granted, closed to further uses, and has no use left.
+    /// Returns whether the node can be given up, or its acquisition be dropped: the node is closed to further uses, and has no
+    /// use left.
     pub(crate) fn is_over(&self) -> bool {
-        self.is_closed && self.is_granted && self.is_idle()
+        self.is_closed && self.is_idle()
     }
 
     /// Returns whether no use runs or waits.
