@@ -25,15 +25,15 @@ use crate::telemetry::log::emit;
 use crate::validation;
 
 impl Acquire<WriteGuard> {
-    /// Acquires the lock, and returns [`Work::Due`] with the guard if its work is due: if no contender has
-    /// [recorded](OnceGuard::done) a success within the last `period`, by the ensemble's clock. Otherwise gives the lock back,
-    /// and returns [`Work::Done`] with the record.
+    /// Acquires the lock, and returns [`Work::Due`] with the guard if the work is due. The work is due unless a contender has
+    /// [recorded](OnceGuard::done) a success within the last `period`, by the ensemble's clock. If the work is not due, gives
+    /// the lock back, and returns [`Work::Done`] with the record.
     ///
     /// This is for work that every host starts at the same time, as cron does, and that only one host must do. All
-    /// hosts wait for the lock. The first does the work and records its success; the others then find the record fresh.
-    /// If the first host fails, or dies, the next one gets a guard, and does the work. Choose a `period` somewhat
-    /// shorter than the time from one start to the next, and longer than the difference of the hosts' clocks. The
-    /// `period` counts from the end of the work, so leave room for as long as the work takes.
+    /// hosts wait for the lock. The first host does the work and records the success. The other hosts then get that record.
+    /// If the first host fails, or dies, the next one gets a guard, and does the work. Choose a `period` that is longer than
+    /// the difference of the hosts' clocks, and shorter than the time from one start to the next. The `period` begins at the
+    /// end of the work, so make it shorter by the time that the work may take.
     ///
     /// # The record
     /// The record is an ordinary node beside the lock's directory: `/cron/report.done` for the lock at `/cron/report`.
@@ -43,39 +43,38 @@ impl Acquire<WriteGuard> {
     /// [`RwLock::forget`](crate::RwLock::forget) deletes it.
     ///
     /// A second copy of the record is in the node whose name ends with `.done.twin`. If the record alone is deleted, no
-    /// host does the work again before the period is over. An empty record counts as none, so an operator can make the
+    /// host does the work again before the period is over. An empty node counts as no record, so an operator can create the
     /// node beforehand, with an ACL of its own.
     ///
     /// # Whose clock counts
     /// Only the ensemble's clock counts. The time of the record is compared with the time at which the lock's own node
-    /// was created. The ensemble's leader wrote both. A contender that has waited adds the time of its wait, counted
-    /// from the reply to its create, less a hundredth. So no host's time of day is used, and a wait never makes two
-    /// hosts do the work within one `period`. If another server becomes the leader, and its clock differs, the present
+    /// was created. The ensemble's leader has set both times. A contender that has waited adds the time since the reply to
+    /// its create, less a hundredth in case its own clock is fast. So no host's time of day is used, and a wait never makes
+    /// two hosts do the work within one `period`. If another server becomes the leader, and its clock differs, the present
     /// period is wrong by that difference.
     ///
-    /// A record from the future is fresh if its time is less than a `period` ahead; otherwise it is not. So a clock
-    /// that was set back delays the work by no more than a `period`.
+    /// A record whose time is in the future counts if that time is less than a `period` ahead. A record with a later time
+    /// does not count. So a clock that was set back delays the work by no more than a `period`.
     ///
     /// # With other options and locks
-    /// The dialect does not matter. There is no `once_in` for reads, and the guard has no `downgrade`: nobody else
-    /// holds the lock while the work is done. For work that needs several locks, acquire the
-    /// [`MultiLock`](crate::MultiLock) under this guard.
+    /// Each [dialect](crate::RwLockBuilder::dialect) of the lock can be used. There is no `once_in` for reads, and the guard
+    /// has no `downgrade`, because nobody else may hold the lock while the work is done. For work that needs several locks,
+    /// acquire the [`MultiLock`](crate::MultiLock) under this guard.
     ///
     /// # What it costs
-    /// One read more than the lock itself, after the grant; a second read if there is no record; and one transaction to
-    /// record a success.
+    /// The costs of the lock itself, one read after the grant, and a second read if there is no record. Recording a success
+    /// costs one transaction.
     ///
     /// # Cancel safety
     /// Same as for [`RwLock::write`](crate::RwLock::write).
     ///
     /// # Errors
-    /// The errors of [`RwLock::write`](crate::RwLock::write), and the following. After each of them the lock is given
-    /// back.
+    /// The errors of [`RwLock::write`](crate::RwLock::write), and the following. After an error the lock is given back.
     ///
     /// - [`Error::InvalidInput`] for a period of zero, for a path to which `.done` cannot be added, and for a
-    ///   [kept](crate::RwLockBuilder::keep) lock: an old node shows no present time, and the other hosts would wait
-    ///   until the node is given up.
-    /// - [`Error::ForeignRecord`] if the record's path has something else than a record.
+    ///   [kept](crate::RwLockBuilder::keep) lock. The creation time of a kept node is not the present time, and the other
+    ///   hosts would wait until the node is given up.
+    /// - [`Error::ForeignRecord`] if the node at the record's path is not a record.
     /// - [`Error::RecordVanished`] if somebody has deleted the record, and the work was done within the period.
     /// - [`Error::PermissionDenied`] if the record may not be read.
     ///
@@ -108,7 +107,7 @@ impl Acquire<WriteGuard> {
 
 impl RwLock {
     /// Like [`write`](RwLock::write) with [`once_in`](Acquire::once_in), but does not wait for another contender. If
-    /// the lock is taken, the call fails with [`Error::WouldBlock`], also if the holder does the work.
+    /// the lock is taken, the call fails with [`Error::WouldBlock`], even if the holder is doing this work.
     ///
     /// # Cancel safety
     /// Same as for [`RwLock::try_write`].
@@ -186,12 +185,11 @@ async fn check_if_due(
     let (last, is_there) = match seen.map_err(refused)? {
         RecordNode::Foreign => return Err(Error::ForeignRecord { path }),
         RecordNode::None { is_there: true } => (None, true),
-        // The server shows no record. The record's twin, a second copy, shows whether the record was made and then
-        // deleted.
+        // The server shows no record. The twin, a second copy of the record, shows whether the record was deleted.
         RecordNode::None { is_there: false } => {
             let twin = hold.run(RecordNode::read(session, &metadata::twin_of(&path))).await?;
             let last = if let RecordNode::Done(last, _) = twin.map_err(refused)? { Some(last) } else { None };
-            // The server may lag behind the creation of the record, so the ensemble's leader is asked.
+            // This client's server may not show a new record yet, so the ensemble's leader is asked.
             let is_there = match last {
                 Some(_) => hold.run(presence::is_there(session, &path, None)).await? == Ok(true),
                 None => false,
@@ -211,8 +209,8 @@ async fn check_if_due(
     }
     let at = humantime::format_rfc3339_millis(date(last.at));
     emit!(DEBUG, path = hold.user_path(), host = last.host, %at, "the work is not due: it was done within the period");
-    // The lock is given back in the background. The answer does not need the lock, because the work was done within the
-    // period before the grant, even if the lock is lost now.
+    // The lock is given back in the background. Its loss would not change the result, because the record is older than
+    // the grant.
     drop(guard);
     Ok(Work::Done(last))
 }
@@ -266,8 +264,8 @@ impl OnceGuard {
     /// lock, so no other host does the work until the guard is dropped or [released](Self::release). Another call
     /// records a later success.
     ///
-    /// The record is written only if the lock is still held when the ensemble commits the record. So a holder that was
-    /// cut off, and whose successor does the work again, records nothing late.
+    /// The record is written only if the lock is still held when the ensemble commits the record. So if a holder is cut off
+    /// and its successor does the work again, the first holder cannot write its record later.
     ///
     /// # Cancel safety
     /// If the future is dropped after its first poll, the success may or may not have been recorded.
@@ -302,8 +300,8 @@ impl OnceGuard {
             (self.record(), metadata::record_text(&self.host, self.label.as_deref(), self.fencing_token()));
         let session = self.guard.held.session();
         let (mut in_doubt, mut tries, twin) = (false, RetryLimit::LOST_ANSWERS, metadata::twin_of(&path));
-        // One transaction writes the record and its twin. A twin that may not be created is left out, because an operator may
-        // have made the record alone.
+        // One transaction writes the record and its twin. If this client may not create the twin, only the record is written,
+        // because an operator may have created only the record, with an ACL for this client.
         let (mut is_there, mut has_twin) = (self.had_record, Some(self.had_record));
         loop {
             let transaction = write(self.guard.transaction(), &path, &text, is_there);

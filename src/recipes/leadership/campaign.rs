@@ -122,7 +122,7 @@ impl Candidate {
         next_pause.1 = longest.map(|longest| Instant::now() + random_pause(longest.min(MAX_PAUSE), random()));
     }
 
-    /// Runs health checks until one returns `is_wanted`. Without a health check, the candidate counts as healthy.
+    /// Runs the health check until its result is `is_wanted`. Without a health check, the candidate counts as healthy.
     async fn until_healthy(&self, is_wanted: bool) {
         let Some((interval, check)) = &self.health else {
             match is_wanted {
@@ -130,7 +130,7 @@ impl Candidate {
                 false => return pending().await,
             }
         };
-        // Callers that wait for a failure have just seen a success, so the first check is an interval later.
+        // A caller that waits for a failed check has just seen a successful one, so the next check is an interval later.
         if !is_wanted {
             self.lock.config().coordinator.sleep(*interval).await;
         }
@@ -162,7 +162,7 @@ impl Candidate {
     }
 }
 
-/// A running campaign. Dropping it ends the campaign.
+/// A running campaign, which ends when this is dropped.
 pub(crate) struct Campaign {
     candidate: Arc<Candidate>,
 }
@@ -201,7 +201,7 @@ impl Drop for Campaign {
 /// of `lead` is `Send`, even if the caller's work borrows.
 type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// A term while its work runs. Dropping it ends the term, even if clones of the [`Term`] exist.
+/// A term while its work runs. The term ends when this is dropped, even if clones of the [`Term`] exist.
 pub(crate) struct RunningTerm {
     candidate: Arc<Candidate>,
     pub(crate) term: Term,
@@ -289,14 +289,14 @@ impl Term {
     /// Returns the number of the term. It is higher than the number of every earlier term, of any candidate. It is the
     /// [fencing token](Hold::fencing_token) of the grant.
     ///
-    /// Send the number with every write to another system, and have that system refuse a number lower than the highest
-    /// it has seen. Then a leader that was stopped, or whose packets were late, does no harm.
+    /// Send the number with every write to another system, and let that system refuse a number lower than the highest that
+    /// it has seen. Then a late write of an earlier leader does no harm.
     pub fn number(&self) -> i64 {
         self.fencing_token()
     }
 
     /// Returns whether the term still lasts. The method sends nothing, and returns `false` before another candidate
-    /// leads. [`Hold::is_held`] names the one exception.
+    /// leads, with one exception: see [`Hold::is_held`].
     pub fn is_leader(&self) -> bool {
         self.is_held()
     }
@@ -312,7 +312,7 @@ impl Deref for Term {
 
 const MAX_DOUBLINGS: u32 = 5;
 
-/// The backoff between campaigns. It counts the failed campaigns and the short terms in a row.
+/// The backoff between campaigns: the pause doubles with each failed campaign or short term in a row.
 pub(crate) struct Pauses {
     pause: Duration,
     short: u32,
@@ -323,8 +323,8 @@ impl Pauses {
         Pauses { pause, short: 0 }
     }
 
-    /// Returns the longest pause before the next campaign. `lasted` is the length of the last term, or zero if the campaign
-    /// failed. `is_wanted` is false if the term was lost. Returns `None` after a long term that was not lost.
+    /// Returns the maximum of the random pause before the next campaign. `lasted` is the length of the last term, or zero if
+    /// the campaign failed. `is_wanted` is false if the term was lost. Returns `None` after a long term that was not lost.
     pub(crate) fn after(&mut self, lasted: Duration, is_wanted: bool) -> Option<Duration> {
         let longest = self.pause.saturating_mul(1 << self.short);
         if lasted > longest {

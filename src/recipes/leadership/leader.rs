@@ -66,7 +66,7 @@ impl fmt::Display for Leader {
     }
 }
 
-/// Returns the contender that leads: the first in the queue. If the first contender is a reader, nobody leads.
+/// Returns the leader: the first contender in the queue, if that contender is a writer.
 pub(crate) fn leading(dialect: Dialect, names: &[String]) -> Option<NodeName> {
     let first = turn::turns(dialect, names).into_iter().next();
     first.filter(|(contender, turn)| contender.mode() == Mode::Write && *turn == Turn::Granted).map(|(first, _)| first)
@@ -100,9 +100,9 @@ pub(crate) fn leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
     })
 }
 
-/// Returns the output of `read`, a read of the node of the candidate `it`. Returns `None` if the ensemble's leader no longer has
-/// the node. If this client's server lists it all the same, leaves the server. If the ensemble's leader does not answer within a
-/// session timeout, the node counts as present.
+/// Returns the output of `read`, which reads the node of the candidate `it`. Returns `None` if the ensemble's leader lacks
+/// the node, and connects to another server if this client's server still lists the node. If the ensemble's leader does not
+/// answer within a session timeout, the node counts as present.
 async fn unless_gone<T>(
     session: &Arc<dyn Session>,
     path: &str,
@@ -219,7 +219,7 @@ impl Observer {
         (seen.last.replace(last.clone()) != Some(last)).then_some(update)
     }
 
-    /// Waits until a candidate leads. Also lists the queue in intervals, because the watch's event may be lost.
+    /// Waits until a candidate leads. Also lists the queue now and then, because the watch's event may be lost.
     async fn watch_directory(&self, session: &Arc<dyn Session>) -> Result<(), Failure> {
         let path = &self.config.directory;
         let (names, mut change) = retry::until_known(session, || session.watch_children(path)).await?;
@@ -239,8 +239,8 @@ impl Observer {
         }
     }
 
-    /// Waits until the leader's node is gone. Also asks the ensemble's leader in intervals, because the watch's event may be
-    /// lost. If the server lists a node that the ensemble's leader does not have, leaves the server.
+    /// Waits until the node of the leading candidate is gone. Also asks the ensemble's leader now and then, because the watch's
+    /// event may be lost. If this client's server lists a node that the ensemble's leader lacks, connects to another server.
     async fn watch_leader(&self, session: &Arc<dyn Session>, first: &NodeName) -> Result<(), Failure> {
         let node = format!("{}/{}", self.config.directory, first.as_str());
         let read = retry::watched_data(session, &node);

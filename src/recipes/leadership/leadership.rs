@@ -33,9 +33,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// # Pauses
 /// After a term that was lost, and after a campaign that failed, the candidate waits [a
 /// second](LeadershipBuilder::pause) before it campaigns again. The pause doubles, up to 32 seconds, each time that a
-/// try fails or a term is no longer than the next pause would be. The actual pause is random, between half of that time
-/// and all of it, because several candidates may have lost at once. There is no pause after a long term whose end was
-/// wanted, nor after [`resign`](Self::resign). The same pauses apply when a program calls [`lead`](Self::lead) again.
+/// campaign fails or a term is no longer than the next pause would be. The actual pause is random, between half of that
+/// time and all of it, because several candidates may have failed at once. There is no pause after a longer term that was
+/// not lost, nor after [`resign`](Self::resign). The same pauses apply when a program calls [`lead`](Self::lead) again.
 ///
 /// # Examples
 ///
@@ -81,26 +81,26 @@ impl Leadership {
     ///
     /// `work` is called at the beginning of each term, and returns the future for that term. For an `async move`
     /// closure that owns state there is [`lead_mut`](Self::lead_mut). The future is dropped as soon as the term ends:
-    /// because leadership was lost, because this candidate [resigned](Self::resign) or was stopped, or because it is
-    /// [not healthy](LeadershipBuilder::health) any more. Then the campaign goes on, behind the candidates that wait by
-    /// now.
+    /// because leadership was lost, because this candidate [resigned](Self::resign) or was stopped, or because its
+    /// [health check](LeadershipBuilder::health) failed. Unless it was stopped, the candidate then queues up again, behind
+    /// all waiting candidates.
     ///
     /// If leadership is already lost when the work ends, the output of the work is dropped, and the campaign goes on.
-    /// So an error of the work that the loss has caused does not end the campaign. The clock is read before each poll
-    /// of the work: see [`Hold::run`](crate::Hold::run), also for what the work may have done by then.
+    /// So an error of the work that the loss has caused does not end the campaign. [`Hold::run`](crate::Hold::run) says
+    /// how soon the work is dropped after a loss, and what the work may have done by then.
     ///
     /// When the work ends by itself, with any result, this candidate hands over and leaves the queue. When `lead`
     /// returns, the next candidate leads, if there is one. To campaign again, call `lead` in a loop.
     ///
-    /// A campaign that fails for a temporary reason (the servers are away, the session is over) begins again, after a
+    /// A campaign that fails for a temporary reason (no server is reachable, the session is over) begins again, after a
     /// [pause](Leadership#pauses).
     ///
     /// # Cancel safety
-    /// Dropping the future drops the work, and hands over in the background. So a program can stop that way, too. No
-    /// node and no watch stays behind, as soon as the server can be reached.
+    /// Dropping the future drops the work, and hands over to the next candidate in the background. A program can use this
+    /// to stop. No node and no watch stays behind, as soon as the server can be reached.
     ///
     /// # Errors
-    /// Errors that waiting alone does not fix: [`Error::PermissionDenied`], [`Error::Closed`],
+    /// Errors that another campaign does not fix: [`Error::PermissionDenied`], [`Error::Closed`],
     /// [`Error::ForeignContender`] and so on. [`Error::InvalidInput`] if this candidate campaigns already.
     ///
     /// # Panics
@@ -146,8 +146,8 @@ impl Leadership {
     /// Like [`lead`](Self::lead), for work whose futures borrow from the closure: an `async move` closure that owns
     /// state. The next term goes on with the same state.
     ///
-    /// There are two methods because the compiler does not accept as an `AsyncFnMut` everything that `lead` accepts: a
-    /// type parameter, or a closure that borrows from the function that calls `lead` in a task of its own.
+    /// This method does not replace `lead`, because the compiler accepts less for an `AsyncFnMut`. It refuses work whose
+    /// type is a type parameter, and a closure that borrows from a function which calls the method in a spawned task.
     ///
     /// # Cancel safety
     /// Same as for [`lead`](Self::lead).
@@ -197,8 +197,7 @@ impl Leadership {
     /// Returns the present term, if this candidate leads. Its [number](Term::number) is the fencing token.
     pub fn term(&self) -> Option<Term> {
         let term = self.candidate.status.borrow().term.clone();
-        // The status is not locked here. The filter may find the loss of the term and wake the tasks that end the term, and these
-        // tasks lock the status.
+        // The status must be unlocked here. If `is_leader` finds that the term is lost, it wakes tasks that lock the status.
         term.filter(Term::is_leader)
     }
 
@@ -206,7 +205,7 @@ impl Leadership {
     /// [`lead`](Self::lead) goes on campaigning, behind all waiting candidates. If no candidate waits, this candidate
     /// leads again at once, in another term.
     ///
-    /// Waits until the work was dropped and the lock given back, which needs `lead` to be polled. The work itself may
+    /// Waits until the work was dropped and the lock given back, so `lead` must be polled meanwhile. The work itself may
     /// call `resign`, and is dropped at that point. A candidate that does not lead keeps its place in the queue.
     ///
     /// # Cancel safety
@@ -247,8 +246,8 @@ impl Leadership {
     /// Ends the campaign. This candidate hands over if it leads, or leaves the queue if it waits, and never campaigns
     /// again. Then [`lead`](Self::lead) returns `None`, and later calls of `lead` return `None` at once.
     ///
-    /// Waits until the lock was given back, which needs `lead` to be polled. A program that is asked to end calls
-    /// `stop`, or drops the future of `lead`, before it [closes](crate::ZooKeeper::close) the client.
+    /// Waits until the lock was given back, so `lead` must be polled meanwhile. A program that shuts down should call
+    /// `stop`, or drop the future of `lead`, before it [closes](crate::ZooKeeper::close) the client.
     ///
     /// # Cancel safety
     /// If the future is dropped after its first poll, the campaign still ends.
@@ -271,13 +270,12 @@ impl Leadership {
         let _ended = status.wait_for(|status| !status.is_campaigning).await;
     }
 
-    /// Reads who leads now. Returns `None` if nobody leads. A program that only asks is no candidate.
+    /// Reads who leads now. Returns `None` if nobody leads. A program that only asks does not become a candidate.
     ///
-    /// Costs one listing, and one read together with a check at the ensemble's leader. So a leader that this client's
-    /// server still shows, but the ensemble no longer has, is passed over. Otherwise the answer is what this client's
-    /// server shows. The server may not show a successor yet, and shows a leader that is cut off until the session of
-    /// that leader ends. So send the [term](Leader::term) with each message to the leader, and have the leader refuse
-    /// the number of another term.
+    /// Costs one listing, and one read together with a check at the ensemble's leader. So a leader whose node the ensemble
+    /// no longer has is not returned, even if this client's server still shows the node. The answer may still be out of
+    /// date: the server may not show a successor yet, and a leader that is cut off is returned until its session ends. So
+    /// send the [term](Leader::term) with each message to the leader, and let the leader refuse the number of another term.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -305,10 +303,10 @@ impl Leadership {
 
     /// Returns a stream of the leaders: first the present leader, then each change.
     ///
-    /// Costs four requests for each change. Like [`leader`](Self::leader), the stream passes over a leader that the
-    /// ensemble no longer has. Between changes the stream asks the leader of the ensemble after a session timeout of
-    /// silence, and then less and less often. The stream wakes no candidate. It watches the leader's node or, when
-    /// nobody leads, the directory until the first candidate queues up.
+    /// Costs four requests for each change. Like [`leader`](Self::leader), the stream does not return a leader whose node
+    /// the ensemble no longer has. If no change comes for a session timeout, the stream asks the ensemble's leader whether
+    /// an event was lost, and then asks again less and less often. The stream watches the node of the leading candidate or,
+    /// if nobody leads, the directory until the first candidate queues up. No candidate is woken by the stream.
     ///
     /// # Examples
     ///
@@ -408,8 +406,8 @@ impl LeadershipBuilder {
         self
     }
 
-    /// Sets options of the lock: its host, warnings, and so on. [Keeping](RwLockBuilder::keep) the lock between uses is
-    /// refused, because a leader that resigns hands over.
+    /// Sets options of the lock: its host, warnings, and so on. [`build`](Self::build) refuses a lock that is
+    /// [kept](RwLockBuilder::keep) between uses, because a leader that resigns must hand over.
     ///
     /// # Examples
     ///

@@ -27,8 +27,8 @@ fn lost_error((path, why): (&str, Loss)) -> Error {
     Error::Lost(why).of_one(path)
 }
 
-/// Returns the output of the first future that is ready. If several are ready at one poll, returns the output of the
-/// first of them in the list. Never returns if the list is empty.
+/// Returns the output of the first future that is ready. If several are ready at one poll, the earliest in the list
+/// counts. Never returns if the list is empty.
 async fn first_of<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
     let futures: Vec<_> = futures.map(Box::pin).collect();
     match futures.is_empty() {
@@ -56,7 +56,8 @@ impl MultiGuard {
         MultiGuard { locks: Vec::new(), first_loss: OnceLock::new(), life: DropSignal::default() }
     }
 
-    /// Waits for the grant of the next lock, whose directory is `path`, and adds this lock. Fails if a lock of this guard is lost during the wait.
+    /// Waits for the grant of the next lock, whose directory is `path`, and adds that lock. Fails if a lock of this guard
+    /// is lost during the wait.
     pub(crate) async fn add(
         &mut self,
         path: &str,
@@ -91,8 +92,8 @@ impl MultiGuard {
 
     /// Returns the path of each lock's node, in the order in which the locks were taken.
     ///
-    /// Any client can put a check that these nodes exist into a ZooKeeper transaction: then the transaction is done
-    /// only while all the locks are held.
+    /// Any client can add checks that these nodes exist to a ZooKeeper transaction. The transaction then commits only while
+    /// all the locks are held.
     pub fn node_paths(&self) -> impl Iterator<Item = String> {
         self.locks.iter().map(|held| held.node().path())
     }
@@ -131,8 +132,8 @@ impl MultiGuard {
         self.loss().is_none()
     }
 
-    /// Returns the state of the guard: lost if any of its locks is lost, suspect if any is suspect. Several suspect locks
-    /// give the earliest `until`.
+    /// Returns the state of the guard: lost if any of its locks is lost, suspect if any is suspect. If several locks are
+    /// suspect, the state has the earliest `until` of them.
     pub fn state(&self) -> HoldState {
         match self.loss() {
             Some((_, why)) => HoldState::Lost { why },
@@ -201,8 +202,8 @@ impl MultiGuard {
         self.locks.iter().map(|held| held.session_left()).min().unwrap_or_default()
     }
 
-    /// Waits until one of the locks excludes a contender in its queue. Returns that lock's directory, and the first
-    /// excluded contender there. See [`Hold::contended`](crate::Hold::contended).
+    /// Waits until another contender must wait for one of the locks. Returns that lock's directory, and the first contender
+    /// that must wait there. See [`Hold::contended`](crate::Hold::contended).
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -235,14 +236,14 @@ impl MultiGuard {
         self.run(first_of(each)).await?
     }
 
-    /// Runs `work` while all the locks are held, and drops it as soon as one is lost. See
-    /// [`Hold::run`](crate::Hold::run), also for what `work` may have done by then.
+    /// Runs `work` while all the locks are held, and drops it as soon as one is lost. [`Hold::run`](crate::Hold::run) says
+    /// what `work` may have done by then.
     ///
     /// # Cancel safety
     /// Dropping the future drops `work`.
     ///
     /// # Errors
-    /// [`Error::OneOfMany`] with [`Error::Lost`], also if `work` completed but a lock had been lost by then.
+    /// [`Error::OneOfMany`] with [`Error::Lost`] if a lock is lost before `work` completes.
     ///
     /// # Examples
     ///
@@ -287,8 +288,8 @@ impl MultiGuard {
     pub async fn read_node(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
         validation::check_path(path.as_ref())?;
         let Some(last) = self.locks.last() else { return Ok(None) };
-        // The last lock's node was created last. So the session of that lock sees everything that was written before any of the
-        // locks was granted.
+        // The node of the last lock was created last. So a read on the session of that lock sees everything that was written
+        // before any of the locks was granted.
         self.run(last.data(path.as_ref())).await?.map_err(|error| match (error, self.loss()) {
             (Error::Lost(_), Some(first)) => lost_error(first),
             (lost @ Error::Lost(_), None) => lost.of_one(last.user_path()),
@@ -296,7 +297,7 @@ impl MultiGuard {
         })
     }
 
-    /// Starts a transaction that commits only if all the locks are still held then. See [`Transaction`].
+    /// Starts a transaction that commits only if all the locks are still held at that moment. See [`Transaction`].
     ///
     /// # Examples
     ///
@@ -327,8 +328,8 @@ impl MultiGuard {
     /// background.
     ///
     /// # Errors
-    /// [`Error::OneOfMany`] with a lock that had been lost before. Otherwise with the first lock whose node could not
-    /// be deleted: see [`WriteGuard::release`](crate::WriteGuard::release). All the other locks have been given back.
+    /// [`Error::OneOfMany`] if a lock had been lost before, or if the node of a lock could not be deleted: see
+    /// [`WriteGuard::release`](crate::WriteGuard::release). All the other locks have been given back.
     pub async fn release(mut self) -> Result<(), Error> {
         let loss = self.loss().map(lost_error);
         let locks = mem::take(&mut self.locks);

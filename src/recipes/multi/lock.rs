@@ -58,11 +58,11 @@ pub struct MultiLock {
 impl MultiLock {
     /// Combines these locks, each with its mode. Sends nothing. All the locks must be of one ensemble and below one
     /// path. Their clients may differ, if the connect strings end in the same path and have a server in common. Each
-    /// lock keeps its own options. A [kept](crate::RwLockBuilder::keep) lock is acquired with a node of its own here.
+    /// lock has its own options. The node of a [kept](crate::RwLockBuilder::keep) lock is not reused.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if there are no locks, if a path comes twice, or if the locks are of different ensembles
-    /// or below different paths. Such locks have no order that all their users keep, and no common transaction.
+    /// or below different paths. Locks of different ensembles have no common order, and no common transaction.
     ///
     /// # Examples
     ///
@@ -136,8 +136,8 @@ impl MultiLock {
     /// Acquires all the locks if none of them is taken. Does not wait for any contender. Writes nothing to the ensemble
     /// if a lock is taken.
     ///
-    /// Reads the queues of all the locks at once, and then enters one after the other. If another contender acquires
-    /// one of the locks meanwhile, the call gives back the locks that it has taken. Otherwise works like
+    /// Reads the queues of all the locks at once, and then acquires one lock after the other. If another contender acquires
+    /// one of the locks meanwhile, the call gives back the locks that it has taken, and fails. Otherwise works like
     /// [`RwLock::try_write`].
     ///
     /// # Cancel safety
@@ -171,8 +171,8 @@ impl MultiLock {
     }
 
     async fn try_acquire(&self) -> Result<MultiGuard, Error> {
-        // A node that this process keeps idle between uses (`RwLockBuilder::keep`) would block the `MultiLock`, which
-        // cannot reuse the node. So idle nodes are given up first.
+        // The `MultiLock` cannot reuse a node that this process keeps idle between uses (`RwLockBuilder::keep`), and would
+        // wait for that node. So idle nodes are given up first.
         self.locks.iter().for_each(|(lock, _)| lock.let_go());
         let all: Vec<_> = self.locks.iter().map(|(lock, mode)| acquisition(lock, *mode, Options::default())).collect();
         let mut limit = Duration::MAX;
@@ -182,7 +182,7 @@ impl MultiLock {
         let mut taken = MultiGuard::of_none();
         for mut one in all {
             let (span, path) = (one.begin_trace(), Arc::clone(one.config.user_path()));
-            // The lock was free a moment ago.
+            // `fail_if_taken` has just found the lock free.
             let take = async { one.reported(one.take_now(limit).await) };
             taken.add(&path, span.around(pin!(take))).await?;
         }
@@ -203,7 +203,7 @@ impl MultiLock {
                     Some(Duration::ZERO) => one.reported(Err(Error::late(Duration::ZERO, None))),
                     _ => one.begin_trace().around(pin!(one.acquire())).await,
                 };
-                // This lock could wait only for the rest of the timeout. The error names the timeout of the whole call.
+                // The wait for this lock was limited to the rest of the timeout. The error names the timeout of the whole call.
                 answer.map_err(|error| error.of_the_whole(timeout))
             };
             taken.add(lock.path(), granted).await?;
