@@ -28,7 +28,7 @@ use crate::queue::metadata::{date, line};
 use crate::queue::quoted::quoted;
 use crate::validation::REQUEST_LIMIT;
 
-/// The bytes that are reserved for the parts of a commit's request other than the value: two paths, an ACL, and the frames of the
+/// The bytes of a commit's request that are reserved for everything but the value: two paths, an ACL, and the frames of the
 /// transaction.
 pub(crate) const OVERHEAD: usize = 4096;
 
@@ -87,7 +87,8 @@ impl Form {
         Ok(())
     }
 
-    /// Splits the bytes into the header and the value's own bytes. Fails if this library cannot read them.
+    /// Splits a node's bytes into the header and the encoded value. Fails if there are no bytes, if they are not from this
+    /// library, or if the value has another format or a newer schema.
     pub(crate) fn open<'bytes>(&self, bytes: &'bytes [u8]) -> Result<(Written, &'bytes [u8]), ValueError> {
         if bytes.is_empty() {
             return Err(ValueError::Unset);
@@ -174,8 +175,8 @@ impl Mark {
 pub(crate) struct Envelope {
     pub(crate) format: String,
     pub(crate) written: Written,
-    /// The commit that this commit replaced. A writer that reconnects after the next commit learns from this field that the
-    /// replaced commit was done.
+    /// The commit whose value this one replaced. If the reply to that commit was lost, its writer reads here that the commit
+    /// was carried out.
     pub(crate) after: Option<Mark>,
 }
 
@@ -234,8 +235,8 @@ pub type FormatError = Box<dyn std::error::Error + Send + Sync>;
 /// A format that encodes and decodes values of type `T`. The default is [`Json`](crate::format::Json). To choose
 /// another, see [`Shared::with_format`](crate::Shared::with_format).
 ///
-/// [`decode`](Format::decode) must read the bytes that [`encode`](Format::encode) returns. Before a commit sends
-/// anything, the commit decodes the encoded value. So a value that cannot be decoded never replaces a value that can.
+/// [`decode`](Format::decode) must read the bytes that [`encode`](Format::encode) returns. A commit decodes the encoded
+/// value before it sends anything. So a value that cannot be decoded never replaces a readable one.
 ///
 /// # Examples
 ///
@@ -274,31 +275,30 @@ pub type FormatError = Box<dyn std::error::Error + Send + Sync>;
     note = "with the format `Json` a value needs `serde::Serialize` and `serde::de::DeserializeOwned`; `Raw` is for bytes, such as `Vec<u8>` and `String`"
 )]
 pub trait Format<T>: Send + Sync + 'static {
-    /// Returns the name of the format. The header of each value has the name, which is compared before any value is
-    /// decoded. At most 64 letters, digits, `.`, `_`, `+` and `-`.
+    /// Returns the name of the format: at most 64 letters, digits, `.`, `_`, `+` and `-`. The name is stored in the header
+    /// of each value. A value with another name is not decoded.
     fn name(&self) -> &str;
 
     /// Encodes a value.
     ///
     /// # Errors
-    /// If the format cannot express the value. Then nothing is sent.
+    /// An error if the format cannot express the value. The commit then fails, and sends nothing.
     fn encode(&self, value: &T) -> Result<Vec<u8>, FormatError>;
 
     /// Decodes a value.
     ///
     /// # Errors
-    /// If the bytes are no valid `T`.
+    /// An error if the bytes are no valid `T`.
     fn decode(&self, bytes: &[u8]) -> Result<T, FormatError>;
 }
 
-/// JSON, by serde. People can read the values with `zkCli`, too. Numbers come back exactly, also floating-point
-/// numbers: for that, this library turns on the feature `float_roundtrip` of `serde_json`. JSON has no infinities and
-/// no NaN, and writes `null` for them. An `f64` cannot be read from `null`, so the commit is
-/// [refused](crate::error::ValueError::Unwritable). `Some(f64::NAN)` comes back as `None`, and `Some(None)` also comes
-/// back as `None`.
+/// JSON, by serde. People can read the values with `zkCli`, too. Numbers come back exactly. This also holds for
+/// floating-point numbers, because this library turns on the feature `float_roundtrip` of `serde_json`. JSON has no
+/// infinities and no NaN, so serde writes `null` for them. An `f64` cannot be read from `null`, so the commit is
+/// [refused](crate::error::ValueError::Unwritable). `Some(f64::NAN)` and `Some(None)` come back as `None`.
 ///
-/// A commit checks that the value can be read, and not that the value read is equal. So a value may come back as another one if
-/// its JSON fits several values. `Some(None)` is one example. An enum with `#[serde(untagged)]` comes back as the **first**
+/// A commit checks that the encoded value can be decoded, but not that the result is equal. So a value may come back as another
+/// one if its JSON fits several values, as for `Some(None)`. An enum with `#[serde(untagged)]` comes back as the **first**
 /// variant that its JSON fits, whichever variant was written. The variant may also depend on the value, because an integer of
 /// more than 64 bits is read as a floating-point number. Leave `untagged` out, so that the JSON names the variant, or use
 /// `#[serde(tag = "kind", content = "value")]`.

@@ -20,25 +20,25 @@ use crate::recipes::shared::shared::Shared;
 use crate::recipes::shared::store::{Loaded, Store};
 use crate::session::request::{Failure, Loss};
 
-/// A [`Shared`](crate::Shared) value, held to read. The value does not change while the guard is held. Derefs to the
-/// value.
+/// A [`Shared`](crate::Shared) value, held to read. Derefs to the value, which was read when the lock was granted, and
+/// does not change while the guard is held.
 ///
-/// The value was read once, when the lock was granted. Dropping the guard gives the lock back.
+/// Dropping the guard gives the lock back.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct SharedReadGuard<T> {
     stored: Arc<Stored<T>>,
     guard: ReadGuard,
 }
 
-/// A [`Shared`](crate::Shared) value, held to write: alone. Derefs to a copy of the value. [`commit`](Self::commit)
+/// A [`Shared`](crate::Shared) value, held by one writer alone. Derefs to a copy of the value. [`commit`](Self::commit)
 /// writes the changes of the copy. Dropping the guard without a commit discards them.
 ///
 /// Dropping the guard gives the lock back.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct SharedWriteGuard<T> {
     loaded: Loaded<T>,
-    /// Whether the outcome of this guard's last commit is unknown, because its future was dropped or its outcome was
-    /// not found.
+    /// Whether the outcome of this guard's last commit is unknown, because the future of the commit was dropped, or the
+    /// search for the outcome failed.
     in_doubt: bool,
     label: Option<String>,
     store: Arc<Store<T>>,
@@ -84,8 +84,8 @@ impl<T> SharedReadGuard<T> {
         self.stored.written()
     }
 
-    /// Returns the value alone. The lock is given back in the background. The value is cloned if other reads share it,
-    /// because its lock is [kept](crate::RwLockBuilder::keep).
+    /// Returns the value alone, and gives the lock back in the background. Clones the value if other reads share it, which
+    /// happens when the lock is [kept](crate::RwLockBuilder::keep).
     pub fn into_inner(self) -> T
     where
         T: Clone,
@@ -103,26 +103,25 @@ impl<T> Deref for SharedReadGuard<T> {
 }
 
 impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
-    /// Writes the present value of the copy. One transaction checks that the lock is held and that no client has
-    /// written the value since, and writes all of the value, or nothing. Returns the header of the new value. A guard
+    /// Writes the present value of the copy, and returns the header of the new value. One transaction checks that the lock
+    /// is held and that no other client has written the value meanwhile, and writes all of the value, or nothing. A guard
     /// can commit several times.
     ///
-    /// If the connection breaks before the reply comes, `commit` finds the outcome, and retries if nothing was written.
-    /// So every error but [`Error::OutcomeUnknown`] means that this commit has written nothing. The search takes as
-    /// long as the connection is lost. If the session ends, the search ends when the next session was opened, or could
-    /// not be opened.
+    /// If the connection breaks before the reply comes, `commit` reads the node to find the outcome, and retries if nothing
+    /// was written. So every error but [`Error::OutcomeUnknown`] means that this commit has written nothing. `commit` waits
+    /// until the connection is back. If the session ends, it waits until another session is opened, or cannot be opened.
     ///
     /// # Cancel safety
-    /// The transaction is sent at the first poll. Dropping the future after that does not cancel the transaction: the
-    /// value is then the old one or the new one. Another commit finds out which.
+    /// The transaction is sent at the first poll. Dropping the future after that does not cancel the transaction. The
+    /// value is then the old one or the new one, and another commit finds out which.
     ///
     /// # Errors
     /// - [`Error::Lost`]: the lock is lost. The node holds the old value, or the value of a later holder.
     /// - [`Error::Value`]: the value [cannot be encoded](crate::error::ValueError::Unwritable), or is [too
     ///   large](crate::error::ValueError::TooLarge). The node holds the old value.
     /// - [`Error::TransactionRefused`]: a client without the lock wrote or deleted the node, and its change stays.
-    ///   Release, and acquire again. With [`NoAuth`](crate::coordinator::Failure::NoAuth), the ACL of the node does not
-    ///   let this client write, or, if there is no node yet, the ACL of the node above it.
+    ///   Release, and acquire again. With [`NoAuth`](crate::coordinator::Failure::NoAuth), an ACL does not let this client
+    ///   write the node, or create the missing node.
     /// - [`Error::OutcomeUnknown`]: no server could be reached any more, the client was closed before the reply came,
     ///   or other clients have written several times since. The node holds the old value, or the new one was written.
     ///
@@ -166,8 +165,8 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
         self.loaded.written.as_ref()
     }
 
-    /// Turns the write lock into a read lock, without a gap: see [`WriteGuard::downgrade`]. Uncommitted changes are
-    /// discarded: the value is read again.
+    /// Turns the write lock into a read lock, without a gap: see [`WriteGuard::downgrade`]. Reads the value again, so
+    /// uncommitted changes are discarded.
     ///
     /// # Cancel safety
     /// Dropping the future gives the lock back.
@@ -199,9 +198,9 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// Await the returned builder, with or without options. Waits until every earlier writer has left: see
     /// [`RwLock`](crate::RwLock) for fairness. Costs one request more than the lock.
     ///
-    /// The value is the last writer's, whichever server this client is connected to. The server that grants us the lock
-    /// has seen our node and the release of the earlier writer, and so every commit before it. Later reads of the
-    /// session never show an older state.
+    /// The value is that of the last writer, whichever server this client is connected to. A server that shows this
+    /// client's grant also shows the release of the earlier writer, and so every commit before that release. Later reads
+    /// of the session never show an older state.
     ///
     /// If there is no value yet, the first reader writes the [initial](crate::shared::SharedBuilder::initial) one, once.
     ///
@@ -310,8 +309,8 @@ impl<T: Send + Sync + 'static> Guard for SharedWriteGuard<T> {
 }
 
 impl<T: Send + Sync + 'static> Acquire<SharedWriteGuard<T>> {
-    /// Starts with this value instead of the node's content, even if the node holds no value, or a value that cannot be
-    /// read. A [commit](SharedWriteGuard::commit) then writes it.
+    /// Gives the guard this value instead of the node's content, even if the node holds no value, or a value that cannot be
+    /// read. A [commit](SharedWriteGuard::commit) then writes this value.
     ///
     /// # Examples
     ///
@@ -372,13 +371,12 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// lock back in the background.
     ///
     /// Await the returned builder, with or without options. Waits until every earlier contender has left. Costs as much
-    /// as [`write`](Self::write) and a commit. A write without the lock would cost less, but could change the value
-    /// while a reader holds the lock.
+    /// as [`write`](Self::write) and a commit.
     ///
     /// Nobody else changes the value under the lock, so `change` is usually called once. The update is tried again,
     /// with the present value, if nothing was written because the session ended, or because a client without the lock
     /// wrote the node. So **`change` may be called several times**, and must do nothing but change the value that it is
-    /// given. After 16 tries the error is returned. An update with an unknown outcome is not tried again.
+    /// given. After 16 tries the last error is returned. An update with an unknown outcome is not tried again.
     ///
     /// To read the value before you decide whether to write it, use [`write`](Self::write).
     ///
@@ -443,8 +441,8 @@ async fn update<T: Send + Sync + 'static, R: Send>(
     }
 }
 
-/// Returns whether nothing was written, and another try may succeed. If an operator has removed our node, the update
-/// must not be tried again.
+/// Returns whether nothing was written and another try may succeed. An update is not tried again after an operator has
+/// removed the lock's node, because the operator wanted to stop it.
 fn is_retryable(error: &Error) -> bool {
     match error {
         Error::Lost(loss) | Error::Evicted(loss) => matches!(loss, Loss::SessionOver(_) | Loss::LeaseRanOut),

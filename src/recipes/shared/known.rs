@@ -1,5 +1,5 @@
 //! The copy of a value's node, updated by reads and commits: the newest value, and the events for the streams. The
-//! copy has the bytes of the values. So it contains no user code, and may be dropped on the library's threads.
+//! copy stores the value as bytes, so it may be dropped on the library's threads without running user code.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,13 +19,13 @@ pub enum CopyState {
     /// The connection is lost. A change during that time arrives when the connection is back.
     Disconnected,
     /// The node holds no value now, or cannot be read, or this client's server has missed a change that the ensemble
-    /// has: repair that server. [`Live::get`](crate::shared::Live::get) still returns the last value.
+    /// has. Such a server must be repaired. [`Live::get`](crate::shared::Live::get) still returns the last value.
     Behind(Error),
     /// The coordinator was closed. No more changes will come.
     Over(Error),
 }
 
-/// Writes a text for logs and for the answers of probes, such as `current`, or `behind: ` with the error.
+/// Writes a text for logs and health checks: `current`, or `behind: ` with the error, and so on.
 impl fmt::Display for CopyState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -40,8 +40,8 @@ impl fmt::Display for CopyState {
 
 #[derive(Default)]
 pub(crate) struct Known {
-    /// Whether this process has read or written a value. This tells a deleted value from one that was never written, even if
-    /// another client has deleted the value together with its twin.
+    /// Whether this process has read or written a value. If so, a missing node was deleted, even if its twin (an empty node
+    /// that shows that the value existed) was deleted, too.
     pub(super) was_seen: bool,
     /// The newest content of the node with a valid header.
     pub(crate) newest: Option<Arc<Seen>>,
@@ -51,7 +51,7 @@ pub(crate) struct Known {
     pub(super) vanished: u64,
     /// The number of the last event. Each new value is an event, and so is each new error.
     pub(super) last_event: u64,
-    /// The event number of our last commit, while no read has shown that commit yet. 0 otherwise.
+    /// The event number of our last commit, until a read shows the commit. 0 otherwise.
     own_commit: u64,
     /// The lease of the session that has read the node and watches it.
     pub(super) lease: Option<Arc<Lease>>,
@@ -82,8 +82,7 @@ impl Known {
         }
     }
 
-    /// Returns the first event after the event `seen`. If the newest value and the present error are both later, returns the
-    /// value.
+    /// Returns an event after the event `seen`: the newest value if that is later, or else the present error if that is later.
     pub(crate) fn event_after(&self, seen: u64) -> Option<ValueEvent> {
         let value = self.newest.iter().map(|newest| (newest.event, Ok(Arc::clone(newest))));
         let trouble = self.trouble.iter().map(|(event, error)| (*event, Err(error.clone())));
@@ -112,9 +111,9 @@ impl Known {
     /// Records the content of a read. `synced` is the number of the last event before the server's last sync. Returns
     /// whether anything has changed.
     ///
-    /// The reads of one session never go back, and the first one follows a sync. So a read that is older than the
-    /// newest value means that the ensemble was restored from a backup, and the older value is recorded. After a commit
-    /// of our own since that sync, an older value is ignored, because a lagging server may not show the commit yet.
+    /// The reads of one session never go back in time, and a sync is sent before the first read. So if a read is older than
+    /// the newest value, the ensemble was restored from a backup, and the older value is recorded. An older value is ignored
+    /// after a commit of our own since the last sync, because a lagging server may not show the commit yet.
     pub(super) fn record_read(&mut self, bytes: Vec<u8>, czxid: i64, version: i32, synced: u64) -> bool {
         let cleared = self.trouble.take().is_some();
         self.vanished = 0;
@@ -126,7 +125,7 @@ impl Known {
             }
             self.own_commit = 0;
             // The same value as before is not reported again, unless an error was reported in between. The bytes are compared,
-            // because the reply to a commit has no `mzxid`, which would identify them.
+            // because the reply to a commit does not contain the `mzxid`, which would identify the write.
             if !cleared && (czxid, version, &bytes) == (newest.czxid, newest.version, &newest.bytes) {
                 return false;
             }
@@ -135,8 +134,8 @@ impl Known {
         true
     }
 
-    /// Records a commit of our own. `czxid` is `None` if the holder of the commit's lock created the node. Ignores a commit to a
-    /// node with another czxid than the newest value's, because that node may be the older one after a restore of the ensemble.
+    /// Records a commit of our own. `czxid` is `None` if the committing holder created the node. If the czxid differs from that
+    /// of the newest value, ignores the commit, because after a restore of the ensemble its node may be the older one.
     pub(super) fn record_commit(&mut self, bytes: &[u8], czxid: Option<i64>, version: i32) -> bool {
         let is_before = |newest: &Seen| Some(newest.czxid) == czxid && version.wrapping_sub(newest.version) > 0;
         let Some(czxid) = self.newest.as_ref().filter(|it| is_before(it)).map(|it| it.czxid) else { return false };
@@ -257,7 +256,7 @@ mod tests {
         assert!(known.set_trouble(trouble("a")) && !known.set_trouble(trouble("a")) && known.set_trouble(trouble("b")));
         let seen = known.last_event;
         assert!(matches!(known.event_after(seen - 1), Some((event, Err(_))) if event == seen));
-        // A read of an older value than our own commit clears the error, but the older value is not reported.
+        // A read that is older than our own commit clears the error. The older value is not reported.
         assert!(known.record_read(b"a".to_vec(), 10, 3, 1) && known.event_after(seen).is_none());
         assert!(known.set_trouble(trouble("b")) && known.record_read(b"b".to_vec(), 10, 4, 1));
         assert!(matches!(known.event_after(known.last_event - 1), Some((_, Ok(value))) if value.version == 4));

@@ -1,7 +1,7 @@
 //! The copy of a value in this process: a handle on the newest value, and a stream of all values.
 //!
-//! The caller makes the initial value, and a background task writes it. So a caller that is not polled does not block the writers
-//! of the lock.
+//! The caller encodes the initial value, and a background task writes it under the lock. So a caller that is not polled
+//! does not hold the lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -35,15 +35,15 @@ impl<T: Send + Sync + 'static> Live<T> {
     /// Returns the newest value that has come from the ensemble. Takes no lock, sends nothing and waits for nothing.
     ///
     /// # How old it may be
-    /// While connected, the copy is as old as the server's view, which is usually behind other servers by milliseconds.
-    /// A server that is cut off from its leader gives up after `syncLimit` ticks. While disconnected, the copy is as
-    /// old as the disconnection, however long that lasts, and [`state`](Self::state) says so. The copy catches up after
-    /// the reconnect, even if the session has ended. It goes back to an older value only if the ensemble does, for
-    /// example after a restore from a backup.
+    /// While connected, the copy is as old as the server's view, which is usually behind other servers by milliseconds. A
+    /// server that is cut off from the ensemble's leader drops its clients after `syncLimit` ticks. While disconnected, the
+    /// copy does not change, however long that lasts, and [`state`](Self::state) returns `Disconnected`. After the reconnect
+    /// the copy is updated, even if the session has ended. The copy goes back to an older value only if the ensemble does,
+    /// for example after a restore from a backup.
     ///
-    /// When a commit of this handle, or of a clone, returns, the copy has its value. There are three exceptions: the
-    /// same guard has made the node, the copy has not read the node yet, or the session has ended meanwhile. Then the
-    /// watch brings the value, about a round trip later.
+    /// When a commit of this handle, or of a clone, returns, the copy has the committed value. There are three exceptions:
+    /// the same guard has created the node, the copy has not read the node yet, or the session has ended meanwhile. Then the
+    /// watch delivers the value, about a round trip later.
     ///
     /// If the node is deleted, or holds no valid value, the copy keeps the last value, and `state` and
     /// [`changes`](Self::changes) say why. Only the first call after a change decodes the new bytes.
@@ -94,13 +94,13 @@ impl<T> fmt::Debug for Live<T> {
 }
 
 impl<T: Send + Sync + 'static> Shared<T> {
-    /// Waits for the first value, and returns a copy that always has one. A service that needs its configuration before
-    /// it starts calls this.
+    /// Waits for the first value, and returns a copy that always has one. Use this for a service that needs its
+    /// configuration before it starts.
     ///
     /// Waits until the client is connected and the node has been read. If there is no value yet, and an
     /// [initial](crate::shared::SharedBuilder::initial) one was given, the initial value is written first, under the
     /// read lock. This write waits for a holder of the write lock, so the task that holds the write lock must not await
-    /// this call. The call waits without a limit: bound it with [`timeout`](Call::timeout).
+    /// this call. The call waits without a limit unless it gets a [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -145,7 +145,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// Like [`live`](Self::live), the call takes no lock, so the value may have changed again when it returns. If the
     /// value changes several times between two reads, only the last of these values is seen. `is_wanted` is called once
     /// for each value that is seen. The call waits without a limit, also for the first value and while the connection
-    /// is lost: bound it with [`timeout`](Call::timeout).
+    /// is lost, unless it gets a [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -196,9 +196,9 @@ impl<T: Send + Sync + 'static> Shared<T> {
 ///
 /// An error is yielded once, in three cases: the node holds no value now ([`ValueError`](crate::error::ValueError) says
 /// why), the node cannot be watched now, or this client's only server has missed a change that the ensemble has
-/// ([`Error::Diverged`]). If no value was there from the beginning, the [initial](crate::shared::SharedBuilder::initial)
-/// one comes in place of that error. The next value ends the error state. A lost connection, or the end of a session,
-/// is no error: the watch is set up again, and a missed change is reported then.
+/// ([`Error::Diverged`]). If the node holds no value at the beginning, the
+/// [initial](crate::shared::SharedBuilder::initial) value is written and yielded instead of an error. A lost connection,
+/// or the end of a session, is no error: the watch is set up again, and a missed change is reported then.
 ///
 /// # Examples
 ///
@@ -234,15 +234,14 @@ struct Subscriber<T> {
     known: watch::Receiver<Known>,
     /// Whether the stream has yielded nothing yet.
     is_new: bool,
-    /// The number of the event of the last value, if the node had lost that value before the stream's first item. 0
-    /// otherwise.
+    /// If the node had lost its value before the stream's first item, the event number of that value. 0 otherwise.
     before: u64,
     seen: u64,
-    /// The result of the background write of the initial value, while the node has no value.
+    /// The background write of the initial value, if one runs.
     initial_write: Option<InitialWrite>,
 }
 
-/// Receives the error if the initial value cannot be written. Dropping it stops the write.
+/// Receives the error of the background write of the initial value. Dropping the receiver stops the write.
 type InitialWrite = oneshot::Receiver<Error>;
 
 impl<T: Send + Sync + 'static> Subscriber<T> {
@@ -273,7 +272,7 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
                 None if is_over => return None,
                 None => tokio::select! {
                     biased;
-                    // An error is impossible, because `store` owns the sender.
+                    // `changed` cannot fail, because `store` owns the sender.
                     _ = self.known.changed() => {}
                     Some(answer) = OptionFuture::from(self.initial_write.as_mut()) => {
                         self.initial_write = None;
@@ -291,7 +290,7 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
     /// Starts a background task that writes the initial value. Returns `None` if the user gave no initial value. Dropping the
     /// returned receiver stops the write.
     ///
-    /// Encodes the value here, because it is user code, which must not run on the thread that keeps the sessions alive.
+    /// The caller encodes the value, because user code must not run on the thread that keeps the sessions alive.
     fn start_initial_write(&self) -> Option<InitialWrite> {
         let payload = self.store.payload(&self.store.codec.initial.as_ref()?());
         let ((mut failed, initial_write), node) = (oneshot::channel(), Arc::clone(&self.store.node));
@@ -306,7 +305,7 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
             tokio::select! {
                 biased;
                 () = failed.closed() => {}
-                // Stops the write once the node has a value, because the stream may be polled again much later. The call of
+                // Stops the write once the node has a value, because the stream may not be polled for a long time.
                 // `map(drop)` ends the borrow of the copy before the write is dropped.
                 () = known.wait_for(|known| !known.is_unset_since(before)).map(drop) => {}
                 error = write => drop(failed.send(error)),

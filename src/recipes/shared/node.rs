@@ -15,7 +15,7 @@ use crate::session::presence::{self, PAUSE_MAX};
 use crate::session::request::{Failure, Loss, Stat};
 use crate::session::retry;
 
-/// The path of a value's node, its lock, and the conditions for its bytes.
+/// A value's node: its lock, its path, and the conditions that its bytes must meet.
 pub(crate) struct ValueNode {
     pub(crate) lock: RwLock,
     pub(crate) path: String,
@@ -44,8 +44,8 @@ impl ValueNode {
         Error::Value { path: self.path.clone(), error }
     }
 
-    /// Reads the node's content, which is empty if there is no node. `is_known` says whether a value was seen in the
-    /// node before.
+    /// Reads the node's content, which is empty if there is no node. `is_known` says whether this process has seen a value
+    /// in the node before.
     pub(crate) async fn read(&self, hold: &Contender, is_known: bool) -> Result<(Vec<u8>, Base), Error> {
         let node = hold.data(&self.path).await?;
         let absence = match node {
@@ -130,9 +130,9 @@ impl ValueNode {
         }
     }
 
-    /// Returns the state of the node that our next commit may replace, after a commit of ours with an unknown outcome. The
-    /// result is the present state if our commit made that state, and otherwise `before`, because the next commit must not
-    /// replace a write of another client.
+    /// Returns the state that the next commit may replace, after a commit of this holder with an unknown outcome. If this
+    /// holder made the present state of the node, returns that state. Otherwise returns `before`, so that the next commit
+    /// does not replace a write of another client.
     pub(crate) async fn next_base(&self, hold: &Contender, before: Base) -> Result<Base, Error> {
         if let Some(loss) = hold.detect_loss() {
             return Err(Error::Lost(loss));
@@ -187,8 +187,7 @@ impl Base {
         self.version.is_none() && self.absence.is_gone
     }
 
-    /// Returns whether the node with this czxid was created after the node of this state was deleted. The versions do not show
-    /// that.
+    /// Returns whether the node with this czxid is another node than that of this state, which was deleted.
     pub(crate) fn is_replaced(&self, czxid: i64) -> bool {
         self.czxid.is_some_and(|before| before != czxid)
     }
@@ -203,8 +202,8 @@ struct Commit<'a> {
 }
 
 impl Commit<'_> {
-    /// Writes the bytes if the lock is held and the node is still in the state `base`. After a lost reply, reads the node, and
-    /// writes again if the commit was surely not carried out.
+    /// Writes the bytes if the lock is held and the node is still in the state `base`. If the reply is lost, reads the node,
+    /// and writes again if the commit was certainly not carried out.
     async fn put(self) -> Result<(), Error> {
         let (mut doubt, mut tries) = (None, 0);
         loop {
@@ -214,8 +213,8 @@ impl Commit<'_> {
                 return Err(error);
             }
             tries += 1;
-            // The node is read after a refusal, too, because the refusal may have answered a repetition of a commit that was
-            // carried out.
+            // The node is also read after a refusal of a repeated commit, because the first commit may have changed the
+            // version, and so caused the refusal.
             let (fate, loss) = self.find_out().await.unwrap_or((Fate::Unknown, None));
             let is_repeated = fate == Fate::Undone && loss.is_none() && tries < TRIES;
             if is_unknown && (fate == Fate::Done || is_repeated) {
@@ -227,7 +226,7 @@ impl Commit<'_> {
                 (Fate::Undone, _) if !is_unknown => return Err(error),
                 (Fate::Undone, Some(loss)) => return Err(Error::Lost(loss)),
                 (Fate::Undone, None) if is_repeated => doubt = doubt.or(Some(error)),
-                // Smaller requests get replies, so the size of the commit is taken for the cause of the losses.
+                // The reply to each commit was lost, but the reads were answered. The likely cause is the commit's size.
                 _ => return Err(self.node.fault(ValueError::TooLarge { bytes: self.bytes.len(), limit: None })),
             }
         }
@@ -243,8 +242,8 @@ impl Commit<'_> {
         }
     }
 
-    /// Reads the node, and returns what became of the commit. If the lock is lost, first deletes the lock's node, so that a late
-    /// transaction fails at its check of that node, and also returns the loss. Returns `None` if the delete or the read fails.
+    /// Reads the node, and returns what became of the commit. If the lock is lost, first deletes the lock's node, so that
+    /// the commit cannot take effect later, and also returns the loss. Returns `None` if the delete or the read fails.
     async fn find_out(&self) -> Option<(Fate, Option<Loss>)> {
         let fate = |node: Option<(Vec<u8>, Stat)>| fate_of(node.as_ref(), self.base, self.mark);
         match self.hold.run(retry::data(self.hold.session(), &self.node.path, true)).await {
@@ -261,11 +260,11 @@ impl Commit<'_> {
     }
 }
 
-/// Returns what became of the commit `mark`, which was to replace the state `base`, as the content of the node shows it.
+/// Returns what became of the commit `mark`, which was to replace the state `base`. `node` is the present content.
 fn fate_of(node: Option<&(Vec<u8>, Stat)>, base: Base, mark: Mark) -> Fate {
     let Some((data, stat)) = node else {
-        // If there was no node before the commit, the commit would have created the node, so it was not carried out.
-        // Otherwise another client has deleted the node, before or after the commit.
+        // A commit that was to create the node was not carried out. If the node existed before, another client has deleted
+        // it, before or after the commit.
         return if base.version.is_none() { Fate::Undone } else { Fate::Unknown };
     };
     let envelope = Envelope::open(data).ok().map(|(envelope, _)| envelope);
@@ -278,25 +277,25 @@ fn fate_of(node: Option<&(Vec<u8>, Stat)>, base: Base, mark: Mark) -> Fate {
     }
     // The number of writes since `base`, including a create.
     match stat.version.wrapping_sub(base.version.unwrap_or(-1)) {
-        // With no write since `base`, the commit was not carried out. With one write, that write was another client's,
-        // so the version check refuses the commit.
+        // Without a write, the commit was not carried out. A single write came from another client, so the version check
+        // refuses the commit.
         0 | 1 => Fate::Undone,
-        // The last write names another commit than ours as its predecessor. So the first of the two writes was another client's,
-        // and the version check of our commit fails.
+        // The second write names the commit that it replaced, which is not ours. So the first write came from another
+        // client, and the version check refuses our commit.
         2 if after.is_some() => Fate::Undone,
         _ => Fate::Unknown,
     }
 }
 
-/// Returns whether a node that our server does not show existed before, because this process has seen a value in it or
-/// its twin exists. Asks the ensemble's leader whether the node is gone, because our server may lag behind a create.
+/// Returns whether a node that this client's server does not show existed before. The node did if this process has seen a value
+/// in it, or if its twin exists. Asks the ensemble's leader whether the node is gone, because the server may lag behind.
 pub(crate) async fn absence_of(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Absence, Failure> {
     let has_twin = retry::data(session, &metadata::twin_of(path), false).await?.is_some();
     let is_gone = (is_known || has_twin) && presence::is_there(session, path, None).await == Ok(false);
     Ok(Absence { is_gone, has_twin: is_gone && has_twin })
 }
 
-/// Reads the node after a sync, so the result is at most as old as this call. Repeats the read if its reply is lost.
+/// Reads the node after a sync, so that the result is no older than this call. Repeats the read if its reply is lost.
 pub(crate) async fn read_node(session: &Arc<dyn Session>, path: &str) -> Result<Option<NodeData>, Failure> {
     Ok(retry::data(session, path, true).await?.map(NodeData::of))
 }
@@ -311,7 +310,7 @@ mod tests {
     const OURS: Mark = Mark { token: 7, commit: 1 };
     const OTHERS: Mark = Mark { token: 8, commit: 1 };
 
-    /// Returns the bytes of a value that the commit `by` wrote. The value before it was written by the commit `after`.
+    /// Returns the bytes of a value that the commit `by` wrote. The commit `after` wrote the value before.
     fn value(by: Mark, after: Option<Mark>) -> Vec<u8> {
         let Mark { token, commit } = by;
         let written = Written { host: "h".to_owned(), label: None, token, commit, at: UNIX_EPOCH, schema: 1 };

@@ -17,14 +17,14 @@ use crate::validation;
 ///
 /// [`read`](Self::read) returns a guard that derefs to the value, fresh under the lock. [`write`](Self::write) returns
 /// a guard for changes. [`commit`](crate::shared::SharedWriteGuard::commit) writes the changes, in a transaction that
-/// checks that the lock is held. Changes without a commit are discarded. [`update`](Self::update) does all of that in
-/// one call.
+/// checks that the lock is held. Changes without a commit are discarded. [`update`](Self::update) acquires, changes,
+/// commits and releases in one call.
 ///
 /// [`live`](Self::live) returns a copy in this process, kept fresh by a watch, for hot paths.
 /// [`changes`](Self::changes) returns a stream of the values, and [`wait_for`](Self::wait_for) waits for one of them. A
 /// handle is cheap to clone, and clones share the copy.
 ///
-/// The value is encoded as [`Json`](crate::format::Json), by serde, or in a [`Format`] of your own.
+/// The value is encoded as [`Json`](crate::format::Json), or in a [`Format`] of your own.
 ///
 /// # Where it is kept
 /// Two nodes are below `path`: `lock`, the directory of the lock, and `value`, an ordinary node. The value node begins
@@ -45,17 +45,17 @@ use crate::validation;
 /// {"endpoint":"db-1","password":"secret"}
 /// ```
 ///
-/// The header marks a value of this library. Foreign bytes are an [error](crate::error::ValueError::Foreign), and are
-/// left alone. An empty node counts as one that was never written, so an operator can make it beforehand, with an ACL
-/// of its own.
+/// The header marks a value of this library. Other bytes are an [error](crate::error::ValueError::Foreign), and are not
+/// overwritten. An empty node counts as a node without a value, so an operator can create the node beforehand, with an
+/// ACL of its own.
 ///
 /// Other programs that use the same lock, such as `zklock`, use the path `/billing/database/lock`. A lock at
 /// `/billing/database` would be another lock, and exclude no user of the value.
 ///
-/// A write by a client without the lock is noticed: a commit names the version that it replaces, and is refused. There
-/// is one exception: a node that such a client deletes, makes again, and writes as often as the old node was written.
-/// A client that writes the node in a transaction under the lock takes the path to check from
-/// [`prepare_foreign_transaction`](crate::Hold::prepare_foreign_transaction).
+/// A commit checks the version of the node that it replaces. So the commit is refused if a client without the lock has
+/// written the node meanwhile. There is one exception: that client has deleted the node, created it again, and written
+/// it until the version was the same. If your own transaction writes the node under the lock, take the path to check
+/// from [`prepare_foreign_transaction`](crate::Hold::prepare_foreign_transaction).
 ///
 /// # How large it may be
 /// 1,044,479 bytes, with the header: see [`size_limit`](SharedBuilder::size_limit).
@@ -97,7 +97,7 @@ impl<T> Shared<T>
 where
     T: serde::Serialize + serde::de::DeserializeOwned + Send + Sync + 'static,
 {
-    /// Opens the value at `path`, as JSON. Sends nothing. Missing nodes are made when needed.
+    /// Opens the value at `path`, as JSON. Sends nothing. Missing nodes are created when needed.
     ///
     /// Until a value is [written](crate::Acquire::replacing), reads fail with
     /// [`ValueError::Unset`](crate::error::ValueError::Unset). [`SharedBuilder::initial`] prevents that.
@@ -167,12 +167,13 @@ pub struct SharedBuilder<T> {
 }
 
 impl<T: Send + Sync + 'static> SharedBuilder<T> {
-    /// Sets the initial value. The first client that finds no value writes the initial value, once, under the lock.
-    /// This may be a reader, or a caller of [`live`](Shared::live), [`changes`](Shared::changes) or
-    /// [`wait_for`](Shared::wait_for), and these calls wait for a writer that holds the lock. A write that finds no
-    /// value starts with the initial one. If the value node is deleted later, the initial value is not written again:
-    /// reads fail with [`ValueError::Vanished`](crate::error::ValueError::Vanished), and
-    /// [`replacing`](crate::Acquire::replacing) writes another value. Default: no initial value.
+    /// Sets the initial value. The first client that finds no value writes the initial value, once, under the lock. Readers
+    /// do this, and callers of [`live`](Shared::live), [`changes`](Shared::changes) and [`wait_for`](Shared::wait_for). They
+    /// wait for a writer that holds the lock. A writer that finds no value gets a guard with the initial value.
+    ///
+    /// If the value node is deleted later, the initial value is not written again. Reads then fail with
+    /// [`ValueError::Vanished`](crate::error::ValueError::Vanished), until a writer writes a value with
+    /// [`replacing`](crate::Acquire::replacing). Default: no initial value.
     pub fn initial(mut self, initial: impl Fn() -> T + Send + Sync + 'static) -> Self {
         self.codec.initial = Some(Box::new(initial));
         self
@@ -181,10 +182,9 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     /// Sets options of the lock: host, label, warnings, and whether the lock is [kept](RwLockBuilder::keep) between
     /// uses.
     ///
-    /// Under a kept READ node the value is read once. Until another contender asks for the node, [`read`](Shared::read)
-    /// returns the newest committed value, exactly, without a request and without a wait. In return, each writer asks
-    /// this process, and waits until it has given the lock up. [`live`](Shared::live) blocks no writer, and may be
-    /// older.
+    /// While this process keeps the lock for reads, the first [`read`](Shared::read) reads the value from the ensemble.
+    /// Later reads return the newest committed value without a request and without a wait. A writer must ask this process
+    /// to give the lock up, and waits until that is done. A [`live`](Shared::live) copy blocks no writer, but may be older.
     ///
     /// # Examples
     ///
@@ -209,8 +209,8 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
         self
     }
 
-    /// Sets the schema, a version of the type, which is stored with each value. Raise the schema when programs that
-    /// know only the last one must not change what newer programs have written. Default: 1.
+    /// Sets the schema: the version of the type, which is stored with each value. Raise the schema when older programs must
+    /// not change what newer programs have written. Default: 1.
     ///
     /// A value of a newer schema is a [`ValueError::NewerSchema`](crate::error::ValueError::NewerSchema), and is left
     /// alone. A value of an older schema is passed to [`migrate`](Self::migrate).

@@ -1,7 +1,7 @@
 //! The shared state of a value's handles: reads under the lock, and a copy that a watch keeps fresh.
 //!
-//! The copy stores the bytes as they come from the ensemble. The first caller that asks for the value decodes them. So
-//! the thread that keeps the sessions alive runs no user code.
+//! The copy stores the bytes as they come from the ensemble. The first caller that asks for the value decodes the bytes,
+//! so that the thread that keeps the sessions alive runs no user code.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Weak};
@@ -30,7 +30,7 @@ use crate::sync::{Mutex, OnceLock, watch};
 /// The name of the operation in errors.
 const WATCH: &str = "watch";
 
-/// How often one read writes the initial value at most, if other clients delete the value each time.
+/// How often one read writes the initial value at most, if other clients delete the node each time.
 const MAX_INITIAL_WRITES: u32 = 64;
 
 /// The state that all clones of a [`Shared`](crate::Shared) share.
@@ -59,8 +59,8 @@ struct Decoded<T> {
 /// The value that was read under a kept node: a lock node that this process keeps between uses.
 struct KeptValue<T> {
     value: Arc<Stored<T>>,
-    /// The kept node. A token would not identify the node, because an ensemble that is restored from a backup gives the same
-    /// tokens again.
+    /// The kept node. A fencing token would not identify the node, because an ensemble that is restored from a backup gives the
+    /// same tokens again.
     under: Weak<Node>,
     /// The number of this process's transactions under the node whose replies came before the read.
     writes: usize,
@@ -84,8 +84,8 @@ impl<T> Store<T> {
         self.node.lock.lock.clone()
     }
 
-    /// Returns the value that an earlier read found under the same kept node. Returns `None` if this process has since
-    /// written under the node. No other client can have changed the value, because a write needs the lock.
+    /// Returns the value that an earlier read found under the same kept node. No other client can have changed the value since,
+    /// because a write needs the lock. Returns `None` if this process has written under the node since the read.
     fn kept_value(&self, guard: &ReadGuard) -> Option<Arc<Stored<T>>> {
         let node = guard.held.node();
         let writes = node.settled_writes().filter(|_| guard.is_kept())?;
@@ -134,8 +134,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         }
     }
 
-    /// Returns the value at the start of a write: `instead` if that is given, otherwise the present value, otherwise
-    /// the initial value, which is not in the node yet.
+    /// Returns the value at the start of a write: `instead` if that is given, else the node's value, else the initial value.
     pub(crate) async fn load(&self, hold: &Contender, instead: Option<T>) -> Result<Loaded<T>, Error> {
         let Store { node, codec, .. } = self;
         let is_known = self.known.borrow().was_seen;
@@ -233,11 +232,11 @@ impl<T: Send + Sync + 'static> Store<T> {
         value
     }
 
-    /// Stores a commit of our own in the copy before the watch reports it. `lease` belongs to the session that sent the commit.
+    /// Stores a commit of our own in the copy before the watch reports the commit. `lease` is that of the session that sent it.
     pub(crate) fn record_commit(&self, lease: &Lease, NewValue { bytes, czxid, version, .. }: &NewValue) {
         self.known.send_if_modified(|known| {
             known.was_seen = true;
-            // After the end of the session, the ensemble may have been restored to a state without the commit.
+            // If the session has ended, the ensemble may have been restored to a state without the commit.
             lease.ending().is_none() && known.record_commit(bytes, *czxid, *version)
         });
     }
@@ -251,10 +250,10 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 }
 
-/// Watches a value's node as long as a handle exists. A follower owns no user code (values, and the functions that make
-/// them), because it runs on a thread of the library.
+/// Watches a value's node as long as a handle exists. A follower owns no value and no function of the user, because it
+/// runs on a thread of the library, which must not run user code.
 struct Follower {
-    /// The node, and its coordinator, which the follower does not keep open.
+    /// The node. The reference is weak, so that the follower does not keep the coordinator open.
     node: Weak<ValueNode>,
     path: String,
     /// Whether the user gave an initial value.
@@ -278,16 +277,16 @@ impl Followed for Follower {
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
         let mut look = Recheck::new(session);
-        // The number of the last event before the server was last synced. A later commit of our own may be missing on this
+        // The number of the last event before the last sync of the server. Later commits of our own may be missing on the
         // server.
         let mut synced = self.known.borrow().last_event;
         retry::until_known(session, || session.sync(&self.path)).await?;
-        // `outdated` is the stat of the node that the only server showed when the ensemble's leader no longer had that
-        // version. `denials` limits how often the server may deny a node that the leader has.
+        // `outdated` is a stat that this client's only server still shows although the ensemble's leader has another version.
+        // `denials` limits how often the server may deny a node that the leader has.
         let (mut outdated, mut denials) = (None, RetryLimit::DENIALS);
         loop {
-            // `is_known` is read before the node. Otherwise a commit of this process between the two reads would make a
-            // node look deleted that did not exist yet when it was read.
+            // `is_known` must be read before the node. If this process created the node between the two reads, the node
+            // would otherwise look deleted.
             let is_known = self.known.borrow().was_seen;
             let (mut change, (bytes, stat)) = match retry::watched_data(session, &self.path).await {
                 Ok(answers) => answers,
@@ -306,8 +305,8 @@ impl Followed for Follower {
             if look.wait(&mut change).await? {
                 continue;
             }
-            // The node is read again even if the ensemble's leader has this version: a server may have missed that the
-            // node was deleted and created again with the same version. The leader's reply has synced the server.
+            // The node is read again even if the ensemble's leader has this version, because the server may have missed
+            // that the node was deleted and created again with the same version. The leader's reply has synced the server.
             let known = self.known.borrow().last_event;
             if let Ok(is_there) = presence::is_there(session, &self.path, Some(stat.version)).await {
                 (synced, outdated) = (known, None);
@@ -348,9 +347,9 @@ impl Follower {
         Ok(())
     }
 
-    /// Handles a read that found no node. Returns whether the caller should wait until the node is created. Returns
-    /// `false` if the ensemble's leader has the node: the caller then reads again, because the leader's reply has
-    /// synced the server.
+    /// Handles a read that found no node. Returns `true` if the caller should wait until the node is created. Returns
+    /// `false` if the ensemble's leader has the node. The caller then reads again, because the leader's reply has synced
+    /// the server.
     async fn handle_missing(
         &self,
         session: &Arc<dyn Session>,
@@ -373,10 +372,10 @@ impl Follower {
     }
 }
 
-/// Starts `work` in the background: on the thread of a connected session, or else on the library's thread. The embedded
-/// ensemble has no thread of its own: its sessions run `work` on the thread of the client that wakes it.
+/// Starts `work` in the background: on the thread of a connected session, or else on the library's thread. A session of
+/// the embedded ensemble has no thread, and polls `work` on the thread that wakes it.
 pub(crate) fn start_in_background(coordinator: &Arc<dyn Coordinator>, work: Task) -> Result<(), Error> {
-    // The slot of a connected session is usually ready at the first poll.
+    // `session_slot` is usually ready at the first poll if a session is connected.
     match coordinator.session_slot(0).now_or_never() {
         Some(Ok(session_slot)) => {
             session_slot.session().spawn(work);
