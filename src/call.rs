@@ -1,4 +1,4 @@
-//! [`Call`]: a call that sends requests to the ensemble and waits for no contender; and the limits of its duration.
+//! [`Call`], a call that sends requests to the ensemble and never waits for a contender, and the time limits of calls.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -18,15 +18,15 @@ use crate::session::request::Failure;
 use crate::session::retry::{self, within};
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-/// How long before a call's timeout a client without a connection asks the servers for the reason, so that the timeout error can
-/// name the reason. At most half of the timeout.
+/// A client that is disconnected this long before a call's timeout asks the servers why they accept no connection, so that
+/// the timeout error can say why. If the timeout is shorter than twice this time, the client asks at half of the timeout.
 const REASON_AHEAD: Duration = Duration::from_millis(1_200);
 
-/// The number of slices into which [`in_time_awake`] divides a time limit. A slice that lasts too long shows that the process was
-/// stopped.
+/// The number of slices into which [`in_time_awake`] divides a time limit. A slice that lasts too long shows that the process
+/// was stopped.
 const SLICES: u32 = 8;
 
-/// The number of sessions on which a call is tried, if each session ends during the call.
+/// How many sessions a call may use, one after the other, if each session ends during the call.
 pub(crate) const SESSION_TRIES: usize = 3;
 
 /// A call that has not been sent yet: the future of its answer. Await it, with or without a [`timeout`](Self::timeout).
@@ -37,20 +37,20 @@ pub(crate) const SESSION_TRIES: usize = 3;
 /// and [`Shared::wait_for`](crate::Shared::wait_for), which wait for a value. Nothing is sent before the first poll.
 ///
 /// # How long it takes
-/// With [`timeout`](Self::timeout) the call ends in time in any case. Without, a call that waits for a value has no
-/// limit, and the other calls have this one:
+/// With [`timeout`](Self::timeout) the call always ends in time. Without a timeout, a call that waits for a value may wait
+/// for ever, and every other call has these limits:
 ///
 /// - A step is one request or one batch of requests: up to 256 reads, or all that a `try_` method sends to enter one lock. A
 ///   step that has no answer for one session timeout ends the call with [`Error::Unreachable`], even if the server still
 ///   answers pings.
-/// - If this process was stopped during the step, or the connection is lost at its end, the step gets twice that time for a
-///   fresh session.
+/// - If this process was stopped during the step, or the client is disconnected when that time is over, the step may take two
+///   session timeouts more, in which the client can open a fresh session.
 /// - While the connection is lost, the call first waits until the connection is back or the session has ended. After the end
 ///   of the session it waits for a fresh one, for at most the
 ///   [connect timeout](crate::ZooKeeperBuilder::connect_timeout).
 ///
 /// # Cancel safety
-/// Dropping the call leaves no node and no watch behind, as soon as the server can be reached.
+/// After the call is dropped, its nodes and watches are removed as soon as the server can be reached.
 ///
 /// # Examples
 ///
@@ -73,17 +73,17 @@ pub struct Call<T> {
 
 /// Blocks the thread until a future of this library is done, and returns its output. For programs that are not async.
 ///
-/// [`Acquire`](crate::Acquire) and [`Call`] have a method for this: [`Call::blocking`]. This function is for the `async` methods,
-/// such as [`WriteGuard::release`](crate::WriteGuard::release).
+/// [`Acquire`](crate::Acquire) and [`Call`] have a method for this, as [`Call::blocking`]. This function is for the `async`
+/// methods, such as [`WriteGuard::release`](crate::WriteGuard::release).
 ///
 /// No runtime is needed: sessions live on a thread of the library.
 ///
 /// # Panics
-/// On a thread that runs tasks of a tokio runtime, as the `blocking_lock` of tokio does. A blocked thread of a runtime runs no
-/// other task: if one of these tasks holds the lock, the call would wait for ever. In an `async` function, write `.await` in place
-/// of `.blocking()` or `block_on`. In a function that is not `async`, let
-/// [`spawn_blocking`](https://docs.rs/tokio/latest/tokio/task/fn.spawn_blocking.html) call it: blocking is allowed there. The text
-/// of the panic says so.
+/// On a thread that runs tasks of a tokio runtime, as tokio's own `blocking_lock` does. A blocked thread runs no other task.
+/// If one of these tasks holds the lock, the call would wait for ever. In an `async` function, write `.await` in place of
+/// `.blocking()` or `block_on`. If the function is not `async`, let
+/// [`spawn_blocking`](https://docs.rs/tokio/latest/tokio/task/fn.spawn_blocking.html) call the function: blocking is allowed
+/// there. The text of the panic gives the same advice.
 ///
 /// # Examples
 ///
@@ -105,7 +105,7 @@ pub fn block_on<F: IntoFuture>(future: F) -> F::Output {
 const BLOCKED: &str = "a call that blocks, on a thread that runs tasks of a tokio runtime: write `.await` in place of `.blocking()` or \
                        `block_on(..)`, or make the call in `tokio::task::spawn_blocking(..)`";
 
-/// Returns whether this thread may block. tokio has no call that tells, so this function makes a call of tokio's that panics where
+/// Returns whether this thread may block. Tokio has no function that tells, so this function tries one that panics where
 /// blocking is forbidden.
 fn may_block() -> bool {
     let (sender, receiver) = oneshot::channel();
@@ -188,8 +188,8 @@ pub(crate) async fn in_time<T>(
     in_time_for(timeout.map(|waited| (waited, late(coordinator, waited))), work).await
 }
 
-/// The timeout that a caller gave, and a future that is ready when the timeout expires. The output of the future says since when
-/// and why the client is disconnected then. `None` if the caller gave no timeout.
+/// The timeout that a caller gave, and a future that is ready when the timeout expires. The output of the future says since
+/// when and why the client is disconnected at that moment. The whole is `None` if the caller gave no timeout.
 pub(crate) type Late = Option<(Duration, Pin<Box<dyn Future<Output = Option<CutOff>> + Send>>)>;
 
 /// Returns the result of `work`, or [`Error::Timeout`] if `late` ends first.
@@ -219,8 +219,8 @@ pub(crate) fn late(
     })
 }
 
-/// Returns the result of `work`. Fails with [`Error::Unreachable`] after `limit`, the session timeout; later only if this process
-/// was stopped or the client is disconnected, as in [`in_time_awake`].
+/// Returns the result of `work`, or [`Error::Unreachable`] after `limit`, which is the session timeout. [`in_time_awake`] waits
+/// longer if this process was stopped or the client is disconnected.
 pub(crate) async fn bounded<T>(
     coordinator: &Arc<dyn Coordinator>,
     limit: Duration,
@@ -231,8 +231,8 @@ pub(crate) async fn bounded<T>(
         .unwrap_or_else(|| Err(Error::Unreachable(no_answer(limit))))
 }
 
-/// Repeats the request `ask` until its outcome is known, as [`retry::until_known`] does. Fails if no answer comes for a session
-/// timeout; later only if this process was stopped or the client is disconnected, as in [`in_time_awake`].
+/// Repeats the request `ask` until its outcome is known, as [`retry::until_known`] does. Fails if no answer comes for a
+/// session timeout. [`in_time_awake`] waits longer if this process was stopped or the client is disconnected.
 pub(crate) async fn await_answer<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
@@ -271,16 +271,16 @@ pub(crate) async fn removes(coordinator: &impl Coordinator, path: &str, node: &s
     });
     match removal.await {
         Ok(()) => Ok(true),
-        // If the delete was sent more than once, the node is counted as removed by this call, because an earlier delete whose
-        // reply was lost may have removed it. After a single delete, another client removed the node.
+        // If the only delete finds no node, another client has removed the node. If several were sent, this call counts as the
+        // remover, because an earlier delete whose reply was lost may have removed the node.
         Err(Failure::NoNode) => Ok(tries.into_inner() > 1),
         Err(failure) => Err(fault(failure)),
     }
 }
 
-/// Returns the answer to the request `ask` on a session. If the session has ended, sends the request again on a fresh session, on
-/// at most [`SESSION_TRIES`] sessions. This is safe, because the call has made no node on the old session. An error names the
-/// operation and the path.
+/// Returns the answer to the request `ask` on a session. If the session ends first, sends the request again on a fresh
+/// session, on at most [`SESSION_TRIES`] sessions. This is safe for requests that make no node of the session. An error names
+/// the operation and the path.
 pub(crate) async fn on_a_session<T, F>(
     coordinator: &impl Coordinator,
     (operation, path): (&'static str, &str),
@@ -301,7 +301,7 @@ where
     }
 }
 
-/// Why work on a session has not been done.
+/// Why a piece of work on a session was not done.
 pub(crate) enum NotDone {
     /// A request failed. The work may succeed on another session.
     Failed(Failure),
@@ -310,7 +310,7 @@ pub(crate) enum NotDone {
 }
 
 impl NotDone {
-    /// Splits the two reasons, for [`on_a_session`] and [`await_answer`], which repeat the work after some failures.
+    /// Makes the failure the outer error, because [`on_a_session`] and [`await_answer`] repeat the work after some failures.
     pub(crate) fn split<T>(answer: Result<T, NotDone>) -> Result<Result<T, Error>, Failure> {
         match answer {
             Ok(done) => Ok(Ok(done)),
@@ -334,9 +334,9 @@ impl From<Error> for NotDone {
 
 /// Returns the result of `work`, or `None` after `limit`.
 ///
-/// If this process was stopped during that time, it has not waited for the servers, and its session may have ended. So if a slice
-/// of the wait lasted too long, or if the client is disconnected at the limit, `work` gets twice the limit in addition, which is
-/// enough for a fresh session.
+/// A process that is stopped during that time does not give the servers the whole limit, and its session may end. So if a
+/// slice of the wait lasts too long, or if the client is disconnected at the limit, `work` gets twice the limit in addition,
+/// which is enough for a fresh session.
 async fn in_time_awake<T, S: Future<Output = ()>>(
     limit: Duration,
     sleep: impl Fn(Duration) -> S,
@@ -344,8 +344,8 @@ async fn in_time_awake<T, S: Future<Output = ()>>(
     work: impl Future<Output = T>,
 ) -> Option<T> {
     let (mut work, mut is_late) = (pin!(work), false);
-    // Sleeps in slices, because one sleep hides a stop of the process that ends exactly at the limit: the sleep then ends in
-    // time.
+    // Sleeps in slices, because a single sleep would end on time, and so hide the stop, if the process is stopped in the middle
+    // and goes on exactly at the limit.
     let end = async {
         for slice in [limit / SLICES; SLICES as usize] {
             let began = Instant::now();

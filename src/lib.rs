@@ -1,7 +1,7 @@
 //! One read/write lock for many machines, kept in [Apache ZooKeeper](https://zookeeper.apache.org).
 //!
 //! Many readers or one writer, first come first served. A holder that loses its session knows the loss before another
-//! contender can be granted the lock. If the state you guard is one znode, one process or one database, you need less: a
+//! contender can be granted the lock. For state in one znode, in one process or in one database, you need less: a
 //! conditional set, the `RwLock` of tokio, or the locks of that database.
 //!
 //! ```
@@ -56,15 +56,15 @@
 //! # How a holder knows in time
 //!
 //! ZooKeeper expires a session one session timeout after its leader last heard from the client. The client learns of the
-//! expiry only when it reconnects. A client on a server that is cut off from the leader sees nothing before that: its
-//! connection works, and so do reads of the lock's own node.
+//! expiry only when it reconnects. A client whose server is cut off from the leader notices nothing at first: its
+//! connection works, and reads of the lock's own node succeed.
 //!
 //! So every session has a lease, and a lock counts as held only until the lease ends. The lease usually ends five sixths
-//! of the session timeout after the newest request was *sent* that the leader has surely received. The leader has surely received
-//! a request if its answer came half a tick, and some slack, before another request was sent that a quorum acknowledged.
-//! While a lock is held or waited for, the library sends a read in each fifth of the session timeout, and after it a
-//! check-only transaction, which a quorum acknowledges, so that the read counts. An idle session sends a read in each quarter.
-//! All this runs on a thread of the library.
+//! of the session timeout after the newest request was *sent* that the leader has surely received. The leader has surely
+//! received a request if another request was sent half a `tickTime`, and some slack, after the answer of the first, and a
+//! quorum has acknowledged the second. While a lock is held or waited for, the library sends a read in each fifth of the
+//! session timeout, and after the read a check-only transaction, which a quorum acknowledges. An idle session sends a read
+//! in each quarter. All this runs on a thread of the library.
 //! [`is_held`](Hold::is_held) compares the clock itself, so it is right also in the first call after a stop of the process.
 //!
 //! The lease does not cover two cases. A request that is under way to another system may arrive after the loss of the
@@ -83,7 +83,7 @@
 //! | granted | debug | `path`, `mode`, `sequence`, `token`, and the `kind`: how the turn was proven. `at once`: by a listing before any wait. `look`: by a listing after a wait. `hand-off`: by the predecessor |
 //! | not granted | debug | `path`, `mode`, `error` |
 //! | the reason of each server for [no session](Error::Unreachable), if the servers were asked | debug | `reason` |
-//! | a create whose answer was lost has been found again | info | `path`, `node` |
+//! | the node of a create whose answer was lost is found | info | `path`, `node` |
 //! | work that is done [once in a while](Acquire::once_in) is not due; its success is recorded | debug | `path`; `host` and `at` of the record, or `token` |
 //! | a kept lock is given up | debug | `path`, the `cause` (as in the metrics: `asked`, `idle`, `lost`, `closed`, `replaced`, `unsure`), how many `uses` its node had, `idle_for` |
 //! | a [`Leadership`]'s term begins; it ends | info | `path`, `term`, `data`; `lasted`, and `why`: `done`, `resigned` (or stopped), `unhealthy`, `lost`, or `dropped` with the future of `lead` |
@@ -93,10 +93,10 @@
 //! | a wait takes longer than [`warn_after_waiting`](RwLockBuilder::warn_after_waiting), 30 s by default | warn | `path`, `label`; `mode`, `waited`, `blockers` and `others` that wait as long, or `node` if the turn has come and its future is not polled |
 //! | a hold takes longer than [`warn_after_holding`](RwLockBuilder::warn_after_holding) | warn | `path`, `label`, `node`, `token`, `held` |
 //!
-//! With the feature `metrics` the library counts and measures. The module `metrics` has the table.
+//! With the feature `metrics` the library also records metrics. The module `metrics` lists them.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// The main file of a folder has the folder's name.
+// A folder's main file has the name of the folder, such as `error/error.rs`.
 #![allow(clippy::module_inception)]
 
 mod call;
@@ -138,14 +138,14 @@ pub use crate::telemetry::metrics;
 pub use crate::zookeeper::client::ZooKeeper;
 pub use crate::zookeeper::options::ZooKeeperBuilder;
 
-/// The parts of a [`Hold`]: the changes of its state, the nodes that it reads, the results of its transactions.
+/// What the methods of a [`Hold`] return: the changes of its state, the data of a node, the outcomes of a transaction.
 pub mod hold {
     pub use crate::contend::contender::NodeData;
     pub use crate::observe::changes::Changes;
     pub use crate::session::request::Outcome;
 }
 
-/// The parts of a [`Shared`] value: its builder, its guards, its live copy.
+/// The types that go with a [`Shared`] value: its builder, its guards, its live copy.
 pub mod shared {
     pub use crate::error::value::Written;
     pub use crate::recipes::shared::codec::Stored;
@@ -155,14 +155,14 @@ pub mod shared {
     pub use crate::recipes::shared::shared::SharedBuilder;
 }
 
-/// The parts of a [`Leadership`]: its builder, a term of office, the current leader.
+/// The types that go with a [`Leadership`]: its builder, a term of office, the current leader.
 pub mod leadership {
     pub use crate::recipes::leadership::campaign::Term;
     pub use crate::recipes::leadership::leader::{Leader, LeaderChanges};
     pub use crate::recipes::leadership::leadership::LeadershipBuilder;
 }
 
-/// The parts of a [`Semaphore`]: its builder and its permits.
+/// The types that go with a [`Semaphore`]: its builder and its permits.
 pub mod semaphore {
     pub use crate::recipes::semaphore::{Permit, SemaphoreBuilder};
 }
@@ -173,12 +173,12 @@ pub mod once {
     pub use crate::recipes::once::{OnceGuard, Work};
 }
 
-/// The inside of the lock, for authors of a backend, a tool or a model of it. **Semantic versioning does not cover this
+/// The internals of the lock, for the authors of a backend, a tool or a model. **Semantic versioning does not cover this
 /// module**: it may change in any release.
 ///
 /// A backend is a [`Coordinator`](coordinator::Coordinator), which opens [`Session`](coordinator::Session)s. This crate has
-/// two backends: [`Memory`] and [`ZooKeeper`]. Both keep the contract on [`Session`](coordinator::Session#contract).
-/// `tests/conformance` tests each clause of the contract on both.
+/// two backends: [`Memory`] and [`ZooKeeper`]. Both keep the [contract](coordinator::Session#contract) of a session, each
+/// clause of which `tests/conformance` tests on both.
 ///
 /// [`turn()`](coordinator::turn) decides from the names of the nodes alone whose turn it is. [`Waiter`](coordinator::Waiter) is
 /// the state machine of a waiting contender: it is told what happened, and returns the next step.
@@ -204,7 +204,7 @@ pub mod coordinator {
     pub use crate::zookeeper::servers::each_server;
 }
 
-/// Formats, which encode the value of a [`Shared`].
+/// The formats in which the value of a [`Shared`] can be encoded.
 pub mod format {
     #[cfg(feature = "json")]
     pub use crate::recipes::shared::codec::Json;
@@ -231,8 +231,8 @@ pub mod format {
 /// [migrations]: https://docs.rs/crate/zk-rwlock/latest/source/docs/migrations.md
 /// [serving]: https://docs.rs/crate/zk-rwlock/latest/source/docs/serving.md
 ///
-// The first definition of a link counts. The page's own definitions serve its readers outside rustdoc.
-// The tests run the Rust of the pages, and of the README: see `tests/pages/main.rs`.
+// The page itself defines the same links for readers outside rustdoc. In rustdoc the first definition of a link counts, so
+// the definitions above replace those of the page. `tests/pages/main.rs` runs the examples of the pages and of the README.
 #[cfg(all(doc, not(doctest)))]
 #[doc = include_str!("../docs/pictures.txt")]
 ///

@@ -31,15 +31,15 @@ pub(crate) fn check_directory(path: &str) -> Result<(), Error> {
     Err(Error::invalid(format!("path {} cannot be a lock directory: {problem}", quoted(path))))
 }
 
-/// Why no lock can be at a path for which [`is_zookeepers_own`] is true.
+/// The part of an error that says why no lock can be at a path for which [`is_zookeepers_own`] is true.
 pub(crate) const KEPT_BY_ZOOKEEPER: &str = "ZooKeeper keeps its own nodes in /zookeeper at the root of the servers";
 
-/// Returns whether the path is ZooKeeper's own directory, or lies in it.
+/// Returns whether the path is ZooKeeper's own directory, or lies below it.
 pub(crate) fn is_zookeepers_own(path: &str) -> bool {
     path == "/zookeeper" || is_inside(path, "/zookeeper")
 }
 
-/// Returns whether `path` is `directory` or lies in it.
+/// Returns whether `path` lies below `directory`. `directory` itself does not.
 pub(crate) fn is_inside(path: &str, directory: &str) -> bool {
     path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
 }
@@ -55,8 +55,7 @@ pub(crate) fn malformed(path: &str) -> Option<&'static str> {
     if relative.ends_with('/') {
         return Some("must not end with '/'");
     }
-    // The servers are written in Java, where a character beyond U+FFFF is two surrogates. The servers refuse
-    // surrogates.
+    // The servers refuse surrogates. They are written in Java, where each character beyond U+FFFF is two surrogates.
     if path.chars().any(|c| c.is_control() || ('\u{e000}'..='\u{f8ff}').contains(&c) || c >= '\u{fff0}') {
         return Some("contains a character that ZooKeeper does not allow");
     }
@@ -67,7 +66,7 @@ pub(crate) fn malformed(path: &str) -> Option<&'static str> {
     })
 }
 
-/// Refuses a host that could not be parsed from the name of a node.
+/// Refuses a host with which the name of a node could not be parsed.
 pub(crate) fn check_host(host: &str) -> Result<(), Error> {
     dialect::host_problem(host)
         .map_or(Ok(()), |problem| Err(Error::invalid(format!("host {} {problem}", quoted(host)))))
@@ -90,7 +89,7 @@ pub(crate) fn check_label(label: Option<&str>) -> Result<(), Error> {
     label.map_or(Ok(()), |label| check_said("label", label))
 }
 
-/// Refuses a text as [`check_label`] refuses a label. The error calls the text by `name`.
+/// Refuses a text that is too long or has control characters. The error calls the text `name`, such as "label".
 pub(crate) fn check_said(name: &str, text: &str) -> Result<(), Error> {
     if text.len() > 256 {
         return Err(Error::invalid(format!("{name} of {} bytes; at most 256 are kept", text.len())));
@@ -165,7 +164,8 @@ mod tests {
         let refused = |path: &str| check_directory(path).unwrap_err().to_string();
         assert!(refused("/").ends_with("cannot be a lock directory: a lock needs a path of its own below the root"));
         for path in ["/zookeeper", "/zookeeper/quota"] {
-            // The message is also true where a path ends the connect string, and ZooKeeper keeps nothing below that path.
+            // A path that ends the connect string becomes the client's root, below which ZooKeeper keeps no nodes of its own.
+            // The message must be true there, too.
             let why = "cannot be a lock directory: ZooKeeper keeps its own nodes in /zookeeper at the root of the servers, and no \
                        lock path begins with that name, whatever path ends the connect string";
             assert_eq!(refused(path), format!("invalid input: path {path:?} {why}"));
