@@ -1,11 +1,11 @@
-//! The dialects: the schemes by which this library and others name their contenders, and the rules of those names.
+//! The dialects: the schemes by which this library and others name the nodes of their contenders.
 //!
 //! The native dialect:
 //!
 //! ```text
 //! /locks/config/web-1~k3v9x2ma-READ-0000000007
 //!               host  id       mode sequence
-//! /locks/config/web-1~k3v9x2ma~keep-READ-0000000007     its process may keep the node: waiters ask for it
+//! /locks/config/web-1~k3v9x2ma~keep-READ-0000000007     a node that its process may keep, so waiters ask for it
 //! ```
 //!
 //! Native names are parsed from the right, because a host may itself contain `-WRITE-`.
@@ -14,7 +14,7 @@ use std::fmt;
 
 use crate::queue::mode::{self, Mode, Place};
 
-/// The naming scheme of a lock's nodes. It is this library's own, or the scheme of a library that used the path before.
+/// The naming scheme of a lock's nodes. It is this library's own, or the scheme of another library that uses the path, too.
 ///
 /// A directory has one dialect, and all its contenders use it. In a foreign dialect, this library's contenders look
 /// like contenders of the other library, which needs no change. This library reads the other library's nodes as
@@ -47,7 +47,7 @@ use crate::queue::mode::{self, Mode, Place};
 ///
 /// This library refuses only what it can tell by the names of nodes. kazoo's plain `Lock` has the names of its
 /// `WriteLock` but does not wait for readers. So if there are readers, give `Lock` the argument
-/// `extra_lock_patterns=["__rlock__"]`. `Client::lock` with a filter of its own waits only for the nodes that the
+/// `extra_lock_patterns=["__rlock__"]`. zookeeper-client's `Client::lock` with a filter waits only for the nodes that the
 /// filter lets through. A holder of another library learns late, or not at all, that it has lost its session or its
 /// node. The [token](crate::Hold::fencing_token) protects against such a holder. The token of another library's holder
 /// is the `czxid` of its node, in the same order as ours.
@@ -199,8 +199,8 @@ impl Dialect {
     fn split_mode(self, before: &str) -> Option<(&str, Mode)> {
         let strip = |mode| before.strip_suffix(self.marker(mode)).map(|tag| (tag, mode));
         match self {
-            // In this dialect, only this library makes readers. A mutex waits for all other names with `lock-` and a
-            // number, so those names are writers'.
+            // In this dialect, only this library makes readers. Any other name with `lock-` and a number is that of a mutex,
+            // which is a writer.
             Dialect::CuratorMutex => {
                 strip(Mode::Read).filter(|(tag, _)| is_protection(tag)).or_else(|| strip(Mode::Write))
             }
@@ -225,11 +225,12 @@ impl Dialect {
         Dialect::ALL.into_iter().find(|dialect| dialect.has_marker(name) && dialect.split(name).is_some())
     }
 
-    /// Returns the dialect of a foreign child. A lock of this dialect is not granted while it has a foreign child. The
-    /// result is the dialect in which the child is a contender; or else the dialect whose marker the child has without a
-    /// number behind it, which may be this dialect itself.
+    /// Returns the dialect of a foreign child of a lock's directory. A lock of this dialect is not granted while its directory
+    /// has a foreign child.
     ///
-    /// `None` for this dialect's own contenders, and for children that are ignored.
+    /// The child may be a contender of another dialect. Or it has a marker of a mode, such as `__WRIT__`, without a number
+    /// behind the marker. This function then returns the dialect of the marker, which may be this dialect itself. `None` for
+    /// this dialect's own contenders, and for children that are ignored.
     ///
     /// ```
     /// use zk_rwlock::Dialect;
@@ -239,8 +240,8 @@ impl Dialect {
     /// assert_eq!(Dialect::Native.foreign("config"), None);
     /// ```
     pub fn foreign(self, name: &str) -> Option<Dialect> {
-        // Every contender's name ends with at least nine digits: the server prints ten, or a minus sign and nine. So most other
-        // names are skipped here.
+        // Every contender's name ends with at least nine digits: the server prints ten, or a minus sign and nine. This quick
+        // check skips most other names.
         if !name.as_bytes().last_chunk::<9>().is_some_and(|digits| digits.iter().all(u8::is_ascii_digit))
             || self.split(name).is_some()
         {
@@ -250,9 +251,9 @@ impl Dialect {
         Dialect::of(name).or_else(by_marker)
     }
 
-    /// Returns whether a name has a marker of this dialect, such as `-WRITE-`. The marker of a mutex, `lock-`, is a
-    /// common word, so a name with a letter or digit before `lock-` is excluded. `split` has no such condition, because
-    /// a mutex waits for every name that ends with `lock-` and a number.
+    /// Returns whether a name has a marker of this dialect, such as `-WRITE-`. The marker of a mutex, `lock-`, ends common
+    /// words, such as `block-`. So it does not count after a letter or digit. `split` accepts it even there, because a mutex
+    /// waits for every name that ends with `lock-` and a number.
     fn has_marker(self, name: &str) -> bool {
         let stands_alone = |at: usize| !name[..at].ends_with(|before: char| before.is_alphanumeric());
         match self {
@@ -327,15 +328,14 @@ fn numbers(name: &str) -> [Option<(&str, i64)>; 2] {
     [positive, negative]
 }
 
-/// The end of the tag of a node that its process may keep between uses.
-///
-/// This suffix is in the name instead of the node's data, so that a waiter can ask for the node after one listing.
+/// The end of the tag of a node that its process may keep between uses. The suffix is in the node's name, and not in its
+/// data, so that a listing alone tells a waiter whether to ask for the node.
 pub(crate) const KEEP: &str = "~keep";
 
 const HOST_BYTES: usize = 64;
 
-/// Returns whether a name looks like the name of a node that its process may keep. Reads only the end of the name, to
-/// be fast.
+/// Returns whether a name looks like that of a node that its process may keep. This is fast, because only the end of the
+/// name is read.
 pub(crate) fn may_keep(name: &str) -> bool {
     let before = name.trim_end_matches(|last: char| last.is_ascii_digit() || last == '-');
     before.strip_suffix("-READ").or_else(|| before.strip_suffix("-WRITE")).is_some_and(|tag| tag.ends_with(KEEP))
@@ -356,7 +356,7 @@ fn split_native(name: &str) -> Option<(&str, Place)> {
     well_formed.then_some((tag, Place { mode, sequence }))
 }
 
-/// Parses a sequence number only in the spelling that the server prints (`%010d`), so that each number has one
+/// Parses a sequence number. Accepts only the spelling that the server prints (`%010d`), so that each number has one
 /// spelling.
 fn parse_sequence(digits: &str) -> Option<i64> {
     let sequence: i64 = digits.parse().ok()?;
@@ -365,8 +365,8 @@ fn parse_sequence(digits: &str) -> Option<i64> {
     (printed_by_server && padded).then_some(sequence)
 }
 
-/// Returns the sequence number if the name ends like a native contender's, with ten digits and no sign. Reads only the
-/// end of the name, to be fast.
+/// Returns the sequence number if the name ends like a native contender's, with ten digits and no sign. This is fast,
+/// because only the end of the name is read.
 pub(crate) fn sequence_if_plain(name: &str) -> Option<i64> {
     let (before, digits) = name.as_bytes().split_last_chunk::<10>()?;
     if !(before.ends_with(b"E-") || before.ends_with(b"D-")) {
@@ -388,7 +388,8 @@ pub(crate) fn host_problem(host: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the first `HOST_BYTES` bytes of the machine's name, with each invalid byte replaced by `_`.
+/// Returns the first `HOST_BYTES` bytes of the machine's name, with each invalid byte replaced by `_`. Returns `localhost` if
+/// the machine has no name.
 pub(crate) fn machine_name() -> String {
     let fit = |byte| if is_host_byte(byte) { char::from(byte) } else { '_' };
     let fit: String = system_name().bytes().take(HOST_BYTES).map(fit).collect();

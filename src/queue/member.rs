@@ -22,9 +22,9 @@ pub struct Queue {
     /// The last [success](crate::once::OnceGuard::done) of a job under the lock, if there is a record that this client can
     /// read.
     pub done: Option<Record>,
-    /// The number of permits, if this is the queue of a [`Semaphore`](crate::Semaphore). Then the members that hold are
-    /// the holders of permits, in the order in which they took them. `None` if this is the queue of a lock. Zero in a
-    /// [`Survey`](crate::Survey) if the semaphore's data are not a number: then no permit is granted.
+    /// The number of permits of a [`Semaphore`](crate::Semaphore), whose members that hold are listed in the order in which
+    /// they took their permits. `None` if this is the queue of a lock. Zero in a [`Survey`](crate::Survey) if the semaphore's
+    /// data are not a number, so that no permit is granted.
     pub permits: Option<u32>,
 }
 
@@ -38,7 +38,7 @@ pub struct Member {
     /// The number of permits that the member holds or waits for. `None` in the queue of a lock, and if its node could
     /// not be read.
     pub permits: Option<u32>,
-    /// Whether the member held the lock when the queue was listed.
+    /// Whether the member held the lock, waited or was stuck when the queue was listed.
     pub state: MemberState,
     /// The host that the member reports; empty if it reports none.
     pub host: String,
@@ -46,26 +46,26 @@ pub struct Member {
     pub pid: Option<u32>,
     /// The label that the member reports: what it is doing.
     pub label: Option<String>,
-    /// The id of the member's session. 0 if its node is not ephemeral: such a node outlives the process that created
-    /// it. `None` if its node could not be read.
+    /// The id of the member's session. 0 if the member's node is not ephemeral, and so outlives the process that created
+    /// the node. `None` if the node could not be read.
     pub session: Option<i64>,
     /// When the member queued up, on the ensemble's clock. For a holder of permits, when the permits were granted. The
-    /// ensemble does not record when a lock was granted. `None` if its node could not be read.
+    /// ensemble does not record when a lock was granted. `None` if the member's node could not be read.
     pub since: Option<SystemTime>,
     /// The `czxid` of the member's node: the ensemble-wide number of the transaction that created the node. It is the
-    /// [fencing token](crate::Hold::fencing_token) of its guard, unless the holder has downgraded. `None` if its node
-    /// could not be read.
+    /// [fencing token](crate::Hold::fencing_token) of the holder's guard, unless the holder has downgraded. `None` if the
+    /// node could not be read.
     ///
-    /// No two nodes ever have the same token. [`RwLock::evict`](crate::RwLock::evict) takes it.
+    /// No two nodes ever have the same token. [`RwLock::evict`](crate::RwLock::evict) finds the member by its token.
     pub token: Option<i64>,
-    /// Whether its process may [keep](crate::RwLockBuilder::keep) the node between uses. If such a member
-    /// [holds](MemberState::Holds), texts say that it *keeps* the lock: it uses the lock, or is idle and gives the lock
-    /// up as soon as it is asked to. The queue cannot show which of the two, because uses of a kept node send nothing.
+    /// Whether the member's process may [keep](crate::RwLockBuilder::keep) the node between uses. If such a member
+    /// [holds](MemberState::Holds), texts say that it *keeps* the lock. The process either uses the lock, or is idle and gives
+    /// the lock up as soon as it is asked to. The queue cannot show the difference, because uses of a kept node send nothing.
     pub keeps: bool,
-    /// Whether the member is a candidate of an election ([`Leadership`](crate::Leadership)). If such a member
-    /// [holds](MemberState::Holds), it leads. `false` if its node could not be read.
+    /// Whether the member is a candidate of an election ([`Leadership`](crate::Leadership)). A candidate that
+    /// [holds](MemberState::Holds) is the leader. `false` if the member's node could not be read.
     pub is_candidate: bool,
-    /// Whether the member's session belongs to this process. `false` if its node could not be read.
+    /// Whether the member's session belongs to this process. `false` if the member's node could not be read.
     pub is_own: bool,
     /// The name of the member's node, without the directory.
     pub node: String,
@@ -108,7 +108,7 @@ pub enum MemberState {
     Stuck,
 }
 
-/// Written for people, behind the name of the member: `holds`, `waits behind permits`, `is stuck`.
+/// Prints what people read behind the member's name: `holds`, `waits behind permits`, `is stuck`.
 impl fmt::Display for MemberState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -133,8 +133,8 @@ impl Queue {
 
     /// Returns the number of free permits; `None` if this is the queue of a lock.
     ///
-    /// Zero also if more permits are taken than exist, after [`set_permits`](crate::Semaphore::set_permits) has lowered
-    /// their number.
+    /// The number is zero also if more permits are taken than exist, after
+    /// [`set_permits`](crate::Semaphore::set_permits) has lowered the number of permits.
     pub fn free(&self) -> Option<u32> {
         let taken = self.holders().filter_map(|holder| holder.permits).map(u64::from).sum::<u64>();
         self.permits.map(|all| u32::try_from(u64::from(all).saturating_sub(taken)).unwrap_or(u32::MAX))
@@ -173,8 +173,7 @@ impl fmt::Display for Queue {
     }
 }
 
-/// Returns a number of permits in words.
-/// Writes the process id and the label that a process reports.
+/// Writes the process id and the label, each with a space before it, if there are any.
 pub(crate) fn write_process(f: &mut fmt::Formatter<'_>, pid: Option<u32>, label: Option<&String>) -> fmt::Result {
     let pid = pid.map(|pid| format!(" pid {pid}")).unwrap_or_default();
     let label = label.map(|label| format!(" {}", quoted(label))).unwrap_or_default();
@@ -197,8 +196,8 @@ impl fmt::Display for Member {
                 0 => Duration::from_millis(age.subsec_millis().into()),
                 seconds => Duration::from_secs(seconds),
             };
-            // The time is known when a permit was granted, because the grant creates the permit's node. For a lock, the
-            // ensemble records only when the contender queued up.
+            // `since` is when the member's node was created. The grant of a permit creates the permit's node. A contender of
+            // a lock creates its node when it queues up.
             let is_permit = self.permits.is_some() && self.state == MemberState::Holds;
             let how = if is_permit { "granted" } else { "queued" };
             write!(f, " {how} {} ago", humantime::format_duration(age))?;
@@ -231,8 +230,8 @@ impl fmt::Display for Blockers {
         let named = Vec::from_iter(named("held", false).into_iter().chain(named("kept", true)));
         match (named.as_slice(), self.first.first()) {
             ([], None) => write!(f, "{} ahead", self.ahead),
-            // No contender ahead holds the lock. For example, a reader waits for a writer, and this writer waits for
-            // readers.
+            // None of the blockers holds the lock. For example, a reader waits for a writer, which itself waits for the
+            // readers that hold.
             ([], Some(next)) => write!(f, "behind {next}; {} ahead", self.ahead),
             (holders, _) => write!(f, "{}; {} ahead", holders.join(", "), self.ahead),
         }
@@ -249,7 +248,7 @@ pub struct Progress {
     /// holders, and also readers that a reader need not wait for. Holders of permits do not count, because they have
     /// left the semaphore's queue.
     pub place: usize,
-    /// The number of contenders in the queue, with the waiter itself and those behind it.
+    /// The number of contenders in the queue, including the waiter and the contenders behind the waiter.
     pub length: usize,
     /// The contenders that the waiter waits for.
     pub blockers: Blockers,

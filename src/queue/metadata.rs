@@ -1,5 +1,5 @@
-//! The data that this library writes into nodes: a contender's metadata, and the record of a job's last success. Also
-//! the paths of records, and of [twins](twin_of) of persistent nodes.
+//! The data that this library writes into nodes: a contender's metadata, and the record of a job's last success. This file
+//! also makes the paths of records, and of the [twins](twin_of) of persistent nodes.
 
 use std::fmt::Display;
 use std::net::IpAddr;
@@ -8,17 +8,16 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::queue::dialect::{self, Dialect};
 use crate::queue::node_name::NodeName;
 
-/// The last second before the year 10000, in seconds since 1970: the last that can be printed with a year of four
-/// digits.
+/// The last second before the year 10000, in seconds since 1970. A later time has no date with a year of four digits.
 const LAST_WRITTEN: Duration = Duration::from_secs(253_402_300_799);
 
-/// Returns the nearest time that can be printed as a date. The system's clock may be set to any time.
+/// Returns `at`, or the nearest time that can be printed as a date. A wrong clock may give a time that cannot be printed.
 pub(crate) fn date(at: SystemTime) -> SystemTime {
     at.clamp(UNIX_EPOCH, UNIX_EPOCH + LAST_WRITTEN)
 }
 
-/// A contender's metadata, which the contender writes into its node for people to read. Metadata that were read may
-/// come from any client.
+/// A contender's metadata, which the contender writes into its node for people to read. Do not trust metadata that were
+/// read: any client may have written the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Metadata {
     /// The host of the contender's process. Empty if the data have no host.
@@ -46,8 +45,7 @@ impl Metadata {
         let in_data = data.map(read).unwrap_or_default();
         match (contender.dialect(), data) {
             (Dialect::Native, _) | (_, None) => Metadata { host: contender.host().to_owned(), ..in_data },
-            // Only this library writes a process id. So if there is one, this library has written the other fields as
-            // well.
+            // Only this library writes a process id. So if the data have one, the other fields are ours, too.
             _ if in_data.pid.is_some() => match dialect::host_problem(&in_data.host) {
                 Some(_) => Metadata { host: String::new(), ..in_data },
                 None => in_data,
@@ -62,7 +60,7 @@ pub(crate) fn line(field: &str, value: Option<impl Display>) -> String {
     value.map(|value| format!("{field}={value}\n")).unwrap_or_default()
 }
 
-/// Parses the metadata in a node's data. Ignores all other lines.
+/// Parses the metadata in a node's data. Ignores lines that are none of its fields.
 pub(crate) fn read(data: &[u8]) -> Metadata {
     let text = String::from_utf8_lossy(data);
     let field = |name: &str| text.split('\n').find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
@@ -95,7 +93,7 @@ const RECORD_SUFFIX: &str = ".done";
 /// The beginning of the first line of a job's record. A version number follows.
 const HEADING: &str = "zk-rwlock done ";
 
-/// The assumed limit of clock drift: two clocks that measure the same duration differ by less than one part in 100.
+/// The assumed limit of clock drift: if two clocks measure the same duration, they differ by less than one part in 100.
 const DRIFT: u32 = 100;
 
 /// The last success of a job that runs [once in a while](crate::Acquire::once_in), and the process that did
@@ -115,8 +113,8 @@ pub struct Record {
     pub token: Option<i64>,
 }
 
-/// Returns the path of the record of a job under this lock: a sibling of the lock's directory. So the record stays when
-/// the empty directory is deleted.
+/// Returns the path of the record of a job under this lock. The record is a sibling of the lock's directory, so it stays
+/// when the empty directory is deleted.
 pub(crate) fn record_path(directory: &str) -> String {
     format!("{directory}{RECORD_SUFFIX}")
 }
@@ -157,9 +155,9 @@ impl Now {
 
     /// Returns whether less than `period` lies between `at` and now.
     ///
-    /// If `at` is in the future, the ensemble's clock was set back: a leader with another clock took over. The true age
-    /// is unknown. Then `at` counts as recent only while it is less than `period` ahead. So a small step of the clock
-    /// does no harm, and a large step does not block the job for ever.
+    /// If `at` is in the future, a leader with a slower clock has taken over since, and the true age is unknown. Such a time
+    /// counts as recent only while it is less than `period` ahead. So a small step of the clock does no harm, and a large
+    /// step does not block the job for ever.
     pub(crate) fn is_within(&self, period: Duration, at: SystemTime) -> bool {
         let is_late_enough = at.checked_add(period).is_none_or(|end| end > self.earliest);
         let is_early_enough = self.latest.checked_add(period).is_none_or(|end| at < end);
@@ -169,15 +167,15 @@ impl Now {
 
 const TWIN_SUFFIX: &str = ".twin";
 
-/// The name of the twin of a [`Shared`](crate::Shared) value.
+/// The name of the [twin](twin_of) of a [`Shared`](crate::Shared) value, a node that shows the loss of the value.
 pub(crate) const VALUE_TWIN: &str = "value.twin";
 
-/// Returns the path of the twin of the persistent node at `path`: a sibling that shows when the node itself was deleted
-/// by mistake.
+/// Returns the path of the twin of the persistent node at `path`: a sibling that stays, and so shows the loss, if the node
+/// itself is deleted by mistake.
 ///
 /// Servers before 3.8.7 and 3.9.6 let any client delete a persistent node that has no children (CVE-2026-79993), and an
-/// operator may do so by mistake. Without a twin, a deleted node would look like a node that was never written. So the
-/// first write makes the twin in the same transaction.
+/// operator may delete it by mistake. Without a twin, a deleted node would look like a node that was never written. So the
+/// transaction that writes the node first also creates the twin.
 pub(crate) fn twin_of(path: &str) -> String {
     format!("{path}{TWIN_SUFFIX}")
 }

@@ -19,7 +19,7 @@ pub struct NodeName {
 impl NodeName {
     /// Parses the name of a lock directory's child; `None` if the name is not a contender's.
     ///
-    /// The id is optional, so that nodes of other programs with the same naming scheme take part in the queue.
+    /// The id (`k3v9x2ma` below) is optional, so that other programs which name their nodes like this can join the queue.
     ///
     /// ```
     /// use zk_rwlock::queue::NodeName;
@@ -49,7 +49,7 @@ impl NodeName {
         Some(NodeName::of(name.to_owned(), dialect, tag.len(), place))
     }
 
-    /// Returns a name behind all others, as a contender without a node would get now.
+    /// Returns a name behind all others, for a contender that has no node yet.
     pub(crate) fn newcomer(dialect: Dialect, mode: Mode) -> NodeName {
         NodeName::of(String::new(), dialect, 0, Place { mode, sequence: i64::MAX })
     }
@@ -72,7 +72,7 @@ impl NodeName {
         self.dialect
     }
 
-    /// Returns the host in the name; empty in a dialect whose names have no host.
+    /// Returns the host in the name. The host is empty in a dialect whose names have none.
     pub fn host(&self) -> &str {
         &self.text[..self.host_len]
     }
@@ -89,8 +89,8 @@ impl NodeName {
         (!id.is_empty()).then_some(id)
     }
 
-    /// Returns whether the contender's process may [keep](crate::RwLockBuilder::keep) the node between uses. A holder
-    /// that keeps its node may be idle. Such a holder gives the lock up as soon as another contender asks for it.
+    /// Returns whether the contender's process may [keep](crate::RwLockBuilder::keep) the node between uses. The process
+    /// gives up a node that it keeps, and does not use, as soon as another contender asks for the lock.
     ///
     /// ```
     /// use zk_rwlock::queue::NodeName;
@@ -112,8 +112,8 @@ impl NodeName {
         self.place.sequence
     }
 
-    /// Returns whether the two names may be nodes of one holder. Two nodes of one holder have the same sequence
-    /// number. They exist if a Curator thread that holds the write lock takes the read lock as well.
+    /// Returns whether the two names may be nodes of one holder. A Curator thread that holds the write lock and takes the
+    /// read lock as well has two nodes, with the same sequence number.
     ///
     /// ```
     /// use zk_rwlock::queue::NodeName;
@@ -132,8 +132,8 @@ impl NodeName {
         format!("{}{}{:010}", self.tag(), self.dialect.marker(Mode::Read), self.sequence())
     }
 
-    /// Returns the tag: the part of the name before the marker of the mode, such as `-WRITE-`. If the tag has an id, no
-    /// other acquisition has the same tag.
+    /// Returns the tag: the part of the name before the marker of the mode, such as `-WRITE-`. No two acquisitions have the
+    /// same tag, unless it has no id.
     pub(crate) fn tag(&self) -> &str {
         &self.text[..self.tag_len]
     }
@@ -171,14 +171,15 @@ impl Tag {
         format!("{}{}", self.text, self.dialect.marker(mode))
     }
 
-    /// Returns the name before the server has assigned a sequence number. The name has the number -1, to which [`turn`](crate::queue::turn::turn) never grants the lock.
+    /// Returns the name before the server has assigned a sequence number. The name has the number -1, and
+    /// [`turn`](crate::queue::turn::turn) grants the lock to no negative number.
     pub(crate) fn unnumbered(&self, mode: Mode) -> NodeName {
         NodeName::of(self.prefix(mode), self.dialect, self.len(), Place { mode, sequence: -1 })
     }
 
     /// Returns whether `name` is a node of this acquisition, in either mode.
     pub(crate) fn is_on(&self, name: &str) -> bool {
-        // The prefix is compared first, because thousands of names may be looked at for thousands of tags.
+        // The prefix is compared first, which is fast, because thousands of names may be compared with thousands of tags.
         name.starts_with(&*self.text) && self.dialect.split(name).is_some_and(|(tag, _)| *tag == *self.text)
     }
 }

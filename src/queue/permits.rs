@@ -27,7 +27,7 @@ pub(crate) struct TakenBy<'n> {
     pub(crate) count: u32,
 }
 
-/// Returns the name of a permit holder's node. `owner` is `host~id`, which no other acquisition has.
+/// Returns the name of a permit holder's node. `owner` is the holder's `host~id`, which no other holder has.
 pub(crate) fn name(owner: &str, count: u32) -> String {
     format!("{owner}{MARKER}{count}")
 }
@@ -78,9 +78,9 @@ pub(crate) fn taken(names: &[String]) -> Result<u64, &str> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
     Enough,
-    /// Other holders must give permits back first.
+    /// The request has to wait until other holders have given permits back.
     Short,
-    /// The semaphore has fewer permits in total.
+    /// The semaphore has fewer permits in total than the request needs.
     Never,
 }
 

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 /// The longest text that a message shows whole, in characters. A label of 256 bytes fits.
 const WHOLE: usize = 256;
 
-/// How many characters of a longer text are shown of its beginning, and how many of its end.
+/// A longer text is shown by this many characters of its beginning, and as many of its end.
 const SHOWN: usize = 100;
 
 /// Returns the text in quotation marks, with its control characters escaped. A text that is too long for a message is
@@ -14,7 +14,7 @@ pub(crate) fn quoted(text: &str) -> String {
     format!("{:?}", shortened(text, WHOLE, SHOWN))
 }
 
-/// Returns the text, or, if it has more than `whole` characters, its first and its last `shown` characters.
+/// Returns the text. If the text has more than `whole` characters, returns its first and its last `shown` characters.
 pub(crate) fn shortened(text: &str, whole: usize, shown: usize) -> Cow<'_, str> {
     if text.chars().nth(whole).is_none() {
         return text.into();

@@ -39,8 +39,8 @@ const PIECES: [&[u8]; 26] = [
     b"~keep",
 ];
 
-/// Calls `check` with each sample, and then with randomly changed samples. `FUZZ_SECONDS` sets the duration.
-/// `FUZZ_SEED` repeats a run from the input that failed.
+/// Calls `check` with each sample, and then with randomly changed samples, for `FUZZ_SECONDS` if that variable is set. A
+/// failure prints a `FUZZ_SEED` that makes the next run begin with the input that failed.
 pub(crate) fn fuzz<S: AsRef<[u8]>>(samples: &[S], mut check: impl FnMut(&[u8])) {
     let number = |name: &str| env::var(name).ok().map(|number| number.parse::<u64>().expect("a whole number"));
     let samples: Vec<&[u8]> = samples.iter().map(AsRef::as_ref).collect();

@@ -15,10 +15,10 @@
 //!       AskLeader -- the leader agrees --> Evicted, Stuck or WouldBlock
 //! ```
 //!
-//! A server may lag behind the leader. So a waiter asks the leader before a listing ends its wait. This concerns a listing that
-//! lacks the waiter's own node, that shows the waiter's number twice, or that shows a contender ahead of a waiter that must not
-//! wait. `List` ends the wait at once with `Stuck` if the waiter's number is negative, and with `Foreign` if the queue has a
-//! foreign contender, whose rules may differ.
+//! A server may lag behind the leader. So a waiter asks the leader before it gives up because of a listing that lacks the
+//! waiter's own node, that shows the waiter's number twice, or that shows a contender ahead of a waiter that must not wait.
+//! The leader is not asked in two cases: `List` leads to `Stuck` if the waiter's number is negative, and to `Foreign` if the
+//! queue has a foreign contender, whose rules may differ.
 //!
 //! `contend/wait.rs` carries out the steps. The exhaustive model and the property tests drive the same state machine.
 
@@ -34,23 +34,24 @@ use crate::queue::node_name::NodeName;
 pub enum Turn {
     /// The contender holds the lock: no earlier contender excludes it.
     Granted,
-    /// The contender waits for this contender, its predecessor: the nearest earlier contender that excludes it. The
-    /// next step is to watch the node of the predecessor.
+    /// The contender waits for its predecessor, which has this name. The predecessor is the nearest earlier contender that
+    /// excludes the contender. The next step is to watch its node.
     Behind(NodeName),
     /// The contender has no turn, because its node is not in the queue. The next step is to give up.
     Evicted,
-    /// The contender has no turn, because the node of this name has the same number, or because its number is negative (`None`).
-    /// The next step is to give up.
+    /// The contender has no turn, because the node of this name has the same number. `None` if the contender's number is
+    /// negative instead. The next step is to give up.
     Stuck(Option<String>),
 }
 
 /// Decides the turn of `me` from the names of the lock directory's children.
 ///
 /// Reads the names once, in any order, and ignores the names of nodes that are not contenders. The [dialect](Dialect)
-/// of `me` decides which names are contenders' names. The lock itself looks for contenders of other dialects.
+/// of `me` decides which names are contenders' names. Contenders of other dialects are ignored here. The lock refuses to
+/// grant anything beside them.
 ///
-/// A contender whose number is negative, or shared with another contender, is never granted. ZooKeeper assigns such
-/// numbers at the end of the sequence, where two contenders could otherwise both be the lowest.
+/// A contender whose number is negative, or equal to that of another contender, is never granted the lock. ZooKeeper
+/// assigns such numbers when the sequence numbers are used up.
 ///
 /// ```
 /// use zk_rwlock::queue::NodeName;
@@ -68,8 +69,8 @@ where
     decide(me, queue, |_| {}, |_| false)
 }
 
-/// Returns the result of [`turn`], and the name of a foreign contender if there is one. If so, the turn is meaningless,
-/// because the rules of the foreign contender may differ.
+/// Returns the result of [`turn`], and the name of a [foreign](Dialect::foreign) contender if there is one. The turn is
+/// meaningless beside a foreign contender, whose rules may differ.
 pub(crate) fn turn_among_foreign<'q>(me: &NodeName, queue: &'q [String]) -> (Turn, Option<&'q str>) {
     let mut foreign: Option<&str> = None;
     let note_foreign = |name: &'q String| {
@@ -95,14 +96,14 @@ where
 {
     let (mine, dialect) = (me.place(), me.dialect());
     let mut present = false;
-    // The node of the same number, the first in text order.
+    // Another node with the number of `me`. If there are several, the first in text order.
     let mut rival: Option<String> = None;
     let mut nearest: Option<(i64, I::Item)> = None;
     for child in queue {
         let name = child.as_ref();
-        // If 10,000 contenders arrive together, each reads 10,000 names. So this check reads only the last digits, and skips
-        // each name that cannot be the predecessor, because its number is higher than ours or lower than the number of a
-        // contender in the way that was found before.
+        // If 10,000 contenders arrive together, each reads 10,000 names. So this check reads only the last digits. It skips
+        // each name that cannot be the predecessor, because its number is higher than ours, or lower than the number of the
+        // best candidate so far.
         //
         // No contender of another dialect is skipped, because its name has `_` or `k-` before the digits, and
         // `sequence_if_plain` requires `E-` or `D-`. A malformed name such as `a__WRIT__D-0000000007` may be skipped, but no
@@ -142,8 +143,8 @@ where
 }
 
 /// Returns whether `me`, a writer that waits for readers, has to ask for kept nodes (nodes that their processes keep
-/// between uses). `me` asks only if a reader behind the last earlier writer keeps its node, because that writer itself
-/// asks for the nodes of earlier readers. A node in `closing` does not count, because it is about to be given up.
+/// between uses). Only the kept nodes of readers between the last earlier writer and `me` count, because that writer itself
+/// asks for the nodes before it. A node in `closing` does not count, because its process is about to give it up.
 pub(crate) fn is_reader_kept_before(me: &NodeName, queue: &[String], closing: &[String]) -> bool {
     // `may_keep` comes first, because it rejects most names by their last characters, and a waiter may list 10,000 names.
     let kept = queue.iter().filter(|name| dialect::may_keep(name) && !closing.contains(name));
@@ -164,8 +165,8 @@ pub(crate) fn ahead_of<'q>(me: &NodeName, queue: &'q [String]) -> Vec<&'q str> {
     in_order(me.dialect(), queue, |other| blocks(other, me.place()))
 }
 
-/// Returns the place of `me`, counted from 1, and the number of contenders. Every earlier contender counts, also a
-/// reader that `me` need not wait for.
+/// Returns the place of `me` in the queue, counted from 1, and the number of contenders in the queue. The place counts every
+/// earlier contender, also a reader that `me` need not wait for.
 pub(crate) fn place_of(me: &NodeName, queue: &[String]) -> (usize, usize) {
     let places = queue.iter().filter_map(|child| me.dialect().place(child));
     places.fold((1, 0), |(mine, all), other| (mine + usize::from(other.sequence < me.sequence()), all + 1))
@@ -229,7 +230,7 @@ fn in_order(dialect: Dialect, queue: &[String], wanted: impl Fn(Place) -> bool) 
     chosen.into_iter().map(|(_, child)| child).collect()
 }
 
-/// How many listings may lack the waiter's own node although the leader has it, before the waiter leaves the server.
+/// How many listings of a server may lack the waiter's own node, which the leader has, before the waiter leaves the server.
 const UNLISTED_MAX: u8 = 3;
 
 /// The state machine of one contender that waits. `C` is its [`NodeName`], or a reference to it.
@@ -241,7 +242,7 @@ pub struct Waiter<C> {
     if_taken: IfTaken,
     /// The predecessor that the contender waits for.
     awaited: Option<Predecessor>,
-    /// The predecessor whose node the server has listed, and then said not to exist. `None` after another predecessor.
+    /// The predecessor whose node the server listed, and then said not to exist. `None` once there is another predecessor.
     missing: Option<Arc<str>>,
     /// The number of listings that lacked the contender's own node although the leader had it, up to [`UNLISTED_MAX`].
     unlisted: u8,
@@ -269,12 +270,12 @@ pub struct Predecessor {
     pub mode: Mode,
 }
 
-/// What a listing has shown that would end the wait. The listing may come from a server that lags behind the leader.
+/// What a listing has shown that makes the waiter give up if the leader confirms it. The server may lag behind the leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// The waiter's own node is not in the queue.
     Unlisted {
-        /// Whether to leave the server if the leader has the node, because the server's listings lacked the node before.
+        /// Whether to leave the server if the leader has the node. `true` if too many listings of the server lacked the node.
         leaves: bool,
     },
     /// The node of this name has the number of the waiter's own node.
@@ -306,18 +307,18 @@ pub enum Step {
     Await {
         /// The contender to wait for.
         predecessor: Predecessor,
-        /// Whether to ask, once the watch is set, for every node in the directory that is only kept between uses.
+        /// Whether to ask, once the watch is set, the owners of kept nodes to give up the nodes that they do not use.
         asks: bool,
     },
-    /// Ask the leader again and again until it does not have the predecessor's node. The server lists the node, and has said
-    /// twice that the node does not exist, so it cannot watch the node.
+    /// Ask the leader again and again until it does not have the predecessor's node. The server lists this node, but has said
+    /// twice that the node does not exist, so the server cannot watch the node.
     AwaitAtLeader(Predecessor),
     /// Take the lock.
     Take(Grant),
     /// Give up, because the waiter's own node is not in the queue.
     Evicted,
-    /// Give up, because the node of this name has the number of the waiter's own node, or because this number is negative
-    /// (`None`).
+    /// Give up, because the node of this name has the number of the waiter's own node. `None` if the waiter's number is
+    /// negative instead.
     Stuck(Option<String>),
     /// Give up, because this node belongs to a foreign contender, whose rules may differ.
     Foreign(String),
@@ -328,13 +329,14 @@ pub enum Step {
 /// How a contender learned that its turn had come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Grant {
-    /// From a listing, without a wait for another contender: mostly from the listing that was sent with the contender's create.
+    /// From a listing, without a wait for another contender. This is mostly the listing that was sent with the contender's
+    /// create.
     AtOnce,
     /// From a listing, after a wait.
     Look,
     /// From the hand-off of its predecessor.
     HandOff {
-        /// The name of the predecessor's node, until somebody has confirmed the hand-off. Another client can forge a hand-off.
+        /// The name of the predecessor's node; `None` once the hand-off is confirmed. Another client can forge a hand-off.
         unconfirmed: Option<Arc<str>>,
     },
     /// The contender has joined a node that its process keeps between uses, so it had no turn of its own.
@@ -342,7 +344,7 @@ pub enum Grant {
 }
 
 impl Grant {
-    /// Returns the name of this cause in traces and metrics.
+    /// Returns the word for this value in traces and metrics.
     pub(crate) fn as_str(&self) -> &'static str {
         match self {
             Grant::AtOnce => "at once",
@@ -352,7 +354,7 @@ impl Grant {
         }
     }
 
-    /// Returns the name of the node whose hand-off nobody has confirmed.
+    /// Returns the name of the node whose hand-off is not confirmed yet.
     pub(crate) fn unconfirmed(&self) -> Option<&Arc<str>> {
         if let Grant::HandOff { unconfirmed } = self { unconfirmed.as_ref() } else { None }
     }
@@ -396,8 +398,8 @@ impl<C: Borrow<NodeName>> Waiter<C> {
                     Mode::Write => nearest.keeps() && closing.iter().all(|name| name != nearest.as_str()),
                     Mode::Read => is_reader_kept_before(self.me.borrow(), names, closing),
                 };
-                // One write to the directory asks for every kept node that existed when this waiter's node was created.
-                // So one write is enough.
+                // One write to the directory asks for all kept nodes in it. The nodes ahead of this waiter are older than its
+                // own node, so a second write is never needed.
                 let asks = is_kept && !self.has_asked;
                 self.has_asked |= asks;
                 self.missing.take_if(|missing| **missing != *nearest.as_str());
@@ -429,9 +431,8 @@ impl<C: Borrow<NodeName>> Waiter<C> {
         let Some(predecessor) = self.awaited.take() else { return Step::List };
         let was_missing = self.missing.take().is_some();
         match departure {
-            // In the native dialect, only a writer whose turn had come changes its node, and the same transaction
-            // deletes the node. So no earlier contender is left. In another dialect, any client may have changed the
-            // node for any reason.
+            // In the native dialect, only a writer whose turn had come changes its node, in the transaction that deletes
+            // the node. So no earlier contender is left. In another dialect, any client may change a node for any reason.
             Departure::Signalled if self.hands_off && predecessor.mode == Mode::Write => {
                 Step::Take(Grant::HandOff { unconfirmed: Some(predecessor.name) })
             }

@@ -3,8 +3,8 @@
 use super::*;
 use crate::queue::dialect::Dialect;
 
-/// Makes the names of a queue, numbered from 0, with an `R` or `W` for each contender. Returns the names in reverse
-/// order.
+/// Makes the names of a queue from a text with an `R` or `W` for each contender, numbered from 0. Returns the names in
+/// reverse order.
 fn queue(modes: &str) -> Vec<String> {
     let name_of = |(i, mode)| format!("h~{i}-{}-{i:010}", if mode == 'R' { "READ" } else { "WRITE" });
     let mut names: Vec<String> = modes.chars().enumerate().map(name_of).collect();
@@ -152,7 +152,7 @@ impl Waiter<NodeName> {
         self.listed(&names, &[])
     }
 
-    /// Passes the answer of the leader about the step's claim.
+    /// Answers the claim of `step` as the leader. `differs` says whether the leader contradicts the claim.
     fn hears_of(&mut self, step: Step, differs: bool) -> Step {
         let Step::AskLeader(claim) = step else { panic!("{step:?}") };
         self.leader_answered(claim, differs)
