@@ -1,4 +1,4 @@
-//! [`Acquire`], the builder of an acquisition, for each kind of guard; and its future.
+//! [`Acquire`], the builder of an acquisition of any kind of guard, and [`Granting`], the future of an acquisition.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -44,7 +44,7 @@ pub struct Acquire<G: Guard> {
 
 /// The output of an [`Acquire`]: a guard, or the result of work under a guard. Only types of this library implement it.
 pub trait Guard: Sized + 'static {
-    /// The lock, or the several locks, that the guard is acquired from.
+    /// What the guard is acquired from: one lock, or several locks.
     #[doc(hidden)]
     type Source;
 
@@ -111,7 +111,7 @@ impl<G: Guard> Acquire<G> {
 
     /// Sets the time after which the acquisition gives up its place in the queue and fails with [`Error::Timeout`].
     ///
-    /// The time begins with the first poll. It covers all that the guard needs: each of several locks, and the read of a value.
+    /// The time begins with the first poll. It covers the acquisition of several locks, and the read of a value under the lock.
     /// The error comes in time, also while disconnected. Zero is refused: use a `try_` method, which does not wait.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.options.timeout = Some(timeout);
@@ -129,10 +129,10 @@ impl<G: Guard> Acquire<G> {
     /// not granted immediately. Calls `callback` again when the acquisition finds that the place or these contenders
     /// have changed.
     ///
-    /// The acquisition lists the queue at first, and when its predecessor has left but it has to go on waiting. For this
-    /// callback it also lists the queue once a second, or every (place × length of the queue) milliseconds if that is longer.
-    /// So all waiters with a callback read fewer than 10,000 names a second together. Each call of `callback` also costs one
-    /// read for each contender that it names (at most 8).
+    /// Every acquisition lists the queue when it begins to wait, and when its predecessor has left but another contender is
+    /// still in the way. For this callback it also lists the queue once a second, or every (place × length of the queue)
+    /// milliseconds if that is longer. So all waiters with a callback together read no more than about 10,000 names a second.
+    /// Each call of `callback` also costs one read for each contender that it names (at most 8).
     ///
     /// The acquisition waits while `callback` runs. If `callback` panics, the place in the queue is given up. With several
     /// locks, [`Progress::path`] is the lock that is waited for.
@@ -195,7 +195,8 @@ impl Guard for ReadGuard {
     }
 }
 
-/// A [`RwLock`](crate::RwLock) without its methods, because `rw_lock.rs` imports this file.
+/// The fields of a [`RwLock`](crate::RwLock). They are a type of their own, because `rw_lock.rs` imports this file, and two
+/// files must not import each other.
 #[derive(Clone, Debug)]
 pub struct Lock {
     pub(crate) config: Arc<LockConfig>,
@@ -204,7 +205,7 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Takes the lock if no contender is in the way, or joins a kept node.
+    /// Acquires the lock if no contender is in the way, or joins a node that this process keeps between uses.
     pub(crate) async fn try_acquire(&self, mode: Mode, timeout: Option<Duration>) -> Result<GuardHold, Error> {
         let mut acquisition = Acquisition::new(Arc::clone(&self.config), mode, Options::default());
         if let Some(cache) = &self.cache
@@ -228,7 +229,7 @@ fn acquire<G: 'static>(lock: Lock, mode: Mode, options: Options, guard: fn(Guard
     Granting(Stage::Working(AcquireTrace::around(span, work)))
 }
 
-/// Waits until a use of a kept node runs, or acquires the lock with a node of its own.
+/// Joins a kept node, which may mean waiting for other uses of the node, or acquires the lock with a node of its own.
 async fn join_or_acquire(
     cache: &Cache,
     acquisition: &mut Acquisition,
@@ -240,7 +241,7 @@ async fn join_or_acquire(
         Ok(None) => Box::pin(acquisition.acquire()).await.map(GuardHold::Alone),
         Err(error) => acquisition.reported(Err(error)),
     };
-    // The acquisition may have had only the rest of the timeout. The error names the whole timeout.
+    // The wait for the kept node may have used up a part of the timeout. The error names the whole timeout.
     answer.map_err(|error| error.of_the_whole(timeout))
 }
 
@@ -250,7 +251,8 @@ where
     L: Guard<Source = Lock>,
     F: Future<Output = Result<G, Error>>,
 {
-    // An invalid option counts as no timeout here. The acquisition in the next line then fails because of this option.
+    // If an option is invalid, `timeout` is an error, which counts as no timeout here. The acquisition in the next line fails
+    // because of that option.
     let late = late(&lock, options.timeout().unwrap_or_default());
     let guard = Acquire::<L> { source: lock, options }.await?;
     call::in_time_for(late, rest(guard)).await

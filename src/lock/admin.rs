@@ -16,8 +16,8 @@ use crate::session::retry;
 use crate::sync::OnceLock;
 
 impl LockConfig {
-    /// Reads the queue. Also returns the names of the nodes of the permits that are taken. `permits` is the number of
-    /// permits of a semaphore, and `None` for a lock. With `is_synced`, the queue is not older than this call.
+    /// Reads the queue. Also returns the names of the nodes of a semaphore's permits that are taken. `permits` is the number of
+    /// all permits of a semaphore, and `None` for a lock. With `is_synced`, the queue is not older than this call.
     pub(crate) async fn queue(&self, is_synced: bool, permits: Option<u32>) -> Result<(Queue, Vec<String>), Error> {
         let paths = &self.paths;
         let seen =
@@ -71,7 +71,7 @@ impl LockConfig {
                 }
                 if now.is_some_and(|now| last.get_or_init(|| now.clone()) == now) {
                     match session.transact(&delete).await {
-                        // A later success has replaced the record.
+                        // A later success has replaced the record, which therefore stays.
                         Err(Failure::Operation { failure, .. })
                             if matches!(*failure, Failure::NoNode | Failure::BadVersion) => {}
                         answer => drop(answer?),
@@ -102,8 +102,8 @@ impl LockConfig {
         }
         let path = &self.directory;
         let asked = call::on_a_session(&self.coordinator, ("ask", path), |session| async move {
-            // A server that lags shows an older version of the directory. A write with that version would be refused,
-            // and would notify no process.
+            // Without a sync, a server that lags may show an older version of the directory. The leader would refuse a write
+            // with that version, so no process would be asked.
             call::await_answer(&session, || session.sync(path)).await?;
             match call::await_answer(&session, || directory::ask_as_it_is(&session, path, None)).await {
                 Err(Failure::NoNode) => Ok(()),
@@ -119,8 +119,8 @@ impl RwLock {
     /// record of the [last success](crate::Queue::done) of a job under the lock.
     ///
     /// Costs one listing, one request for each 256 members, and one for the record. The snapshot is as old as the server's view.
-    /// It may show a node that the ensemble no longer has: `zklock check` compares the servers. After a release, the holder
-    /// shows as holding, and its successor as waiting, until the ensemble has removed the node.
+    /// If the server lags, it may show a node that the ensemble no longer has: `zklock check` compares the servers. A holder
+    /// that releases is shown as holding, and its successor as waiting, until the ensemble has removed the holder's node.
     ///
     /// [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with [`timeout`](Call::timeout).
     ///
@@ -151,8 +151,8 @@ impl RwLock {
     /// Removes the member of the queue that has this [token](crate::queue::Member::token), and returns it. `None` if no member
     /// has the token.
     ///
-    /// For operators who have seen in the [`queue`](RwLock::queue) that a member hangs. A holder loses the lock with
-    /// [`Loss::Removed`](crate::Loss::Removed) immediately, but perhaps only after the next contender was granted the
+    /// For operators who have seen in the [`queue`](RwLock::queue) that a member hangs. A holder is notified that it has lost
+    /// the lock, with [`Loss::Removed`](crate::Loss::Removed), but perhaps only after the next contender was granted the
     /// lock. A waiter gets [`Error::Evicted`], and is never granted the lock.
     ///
     /// The call never removes another member, because a token and the name of a node are used only once.
@@ -180,7 +180,7 @@ impl RwLock {
     pub fn evict(&self, token: i64) -> Call<Option<Member>> {
         let config = Arc::clone(self.config());
         Call::in_time(&self.config().coordinator, async move {
-            // With a sync, because a server that lags may not show a member that other clients see already.
+            // `true` syncs the server first, because a server that lags may not show a member that other clients see already.
             config.evict(config.queue(true, None).await?.0, token).await
         })
     }
@@ -188,8 +188,8 @@ impl RwLock {
     /// Deletes the record of the [last success](crate::once::OnceGuard::done) of a job under the lock, and returns the record.
     /// `None` if there was no record. The job is due at the next [`once_in`](crate::Acquire::once_in).
     ///
-    /// Waits for no holder. A job that runs now records its success when it is done. A success that is recorded during the
-    /// call stays.
+    /// Waits for no holder. A job that is running still records its success when it is done. If a success is recorded during
+    /// the call, its record stays.
     ///
     /// # Cancel safety
     /// After the future is dropped the record may have been deleted, or not.
@@ -226,8 +226,8 @@ impl RwLock {
     /// before a `try_` method, which asks nobody.
     ///
     /// Waits until the request is committed, and not until a node is gone: [`queue`](RwLock::queue) shows the nodes that are
-    /// left. The request writes the data of the lock's directory unchanged, so the version of the directory rises by one. It
-    /// reaches the processes that keep the lock when the call begins.
+    /// left. The request writes the data of the lock's directory unchanged, so the version of the directory rises by one. The
+    /// request reaches the processes that keep the lock when the call begins.
     ///
     /// # Cancel safety
     /// After the future is dropped the processes may have been asked, or not.
@@ -261,7 +261,7 @@ impl RwLock {
     }
 }
 
-/// The content of the node at the path of a record of a job's last success.
+/// What was found at the path of a record of a job's last success.
 pub(crate) enum RecordNode {
     /// There is no record. The node is missing, or an operator has created the node without data.
     None { is_there: bool },

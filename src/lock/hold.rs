@@ -17,7 +17,7 @@ use crate::session::request::{HoldState, Loss};
 /// The common part of [`ReadGuard`](crate::ReadGuard), [`WriteGuard`](crate::WriteGuard),
 /// [`Permit`](crate::semaphore::Permit) and a leader's [`Term`](crate::leadership::Term), which deref to this type.
 ///
-/// Below, "the lock" stands for the permits of a semaphore and the term of a leader, too.
+/// In the methods below, "the lock" also means the permits of a semaphore, and the term of a leader.
 pub struct Hold {
     pub(crate) held: GuardHold,
     life: DropSignal,
@@ -28,7 +28,7 @@ impl Hold {
         Hold { held, life: DropSignal::default() }
     }
 
-    /// Returns the hold, and ends the streams of its states.
+    /// Returns the inner hold, and ends the streams that [`changes`](Self::changes) has returned.
     pub(crate) fn into_held(self) -> GuardHold {
         self.held
     }
@@ -99,13 +99,13 @@ impl Hold {
         self.held.lost().await
     }
 
-    /// Returns for how long the ensemble keeps the session at least. Until then no conflicting contender is granted the lock,
-    /// unless somebody removes its node. The time ends one session timeout after the newest request was sent that the leader
-    /// has surely received. Zero after that.
+    /// Returns for how much longer, at least, the ensemble keeps the session. During that time no conflicting contender is
+    /// granted the lock, unless somebody removes this lock's node. The time ends one session timeout after the newest request
+    /// was sent that the leader has surely received. Then this method returns zero.
     ///
-    /// [`ZooKeeperBuilder::stop_margin`](crate::ZooKeeperBuilder::stop_margin), a sixth of the session timeout, is left
-    /// when the lease runs out and [`lost`](Self::lost) answers. Use this time to stop work that cannot be dropped,
-    /// such as another process.
+    /// When the lease runs out, and [`lost`](Self::lost) is ready, the
+    /// [`stop_margin`](crate::ZooKeeperBuilder::stop_margin) is left, which is a sixth of the session timeout by default. Use
+    /// this time to stop work that cannot be dropped, such as another process.
     ///
     /// # Examples
     ///
@@ -125,22 +125,22 @@ impl Hold {
         self.held.session_left()
     }
 
-    /// Waits until this guard keeps a contender out, and returns the first contender that waits for this reason. A
-    /// [`ReadGuard`](crate::ReadGuard) keeps out writers, a [`WriteGuard`](crate::WriteGuard) also readers. Returns
-    /// immediately if a contender already waits for this guard.
+    /// Waits until a contender has to wait because of this guard, and returns the first such contender. Writers have to wait
+    /// for a [`ReadGuard`](crate::ReadGuard), and all contenders for a [`WriteGuard`](crate::WriteGuard). Returns immediately
+    /// if a contender already waits for this guard.
     ///
-    /// Permits keep out a contender that finds too few of them. A contender that takes free permits does not count. For
-    /// permits, each new contender in the queue costs three reads more.
+    /// A contender waits for the holders of permits only if too few permits are free. For permits, each new contender in the
+    /// queue costs three reads more.
     ///
     /// A long piece of work can use this method to make way at a good moment. After this guard is released, a waiting writer
     /// may still have to wait for other readers.
     ///
     /// If the node is [kept](crate::RwLockBuilder::keep), uses of the same process that wait for this guard count, too.
-    /// These uses have no nodes of their own, so the call returns the contender of this guard for them.
+    /// These uses have no nodes of their own, so the call then returns the name of this guard's own node.
     ///
     /// A call costs a listing with a watch on the lock's directory. A writer's guard lists once more when a contender has come.
     /// A reader's guard lists once more when a reader comes or goes, at most 50 times a second. So if there are many readers,
-    /// call this on one of them. Both list again after a long time without an event. Dropping the future ends the watch.
+    /// call this on one of them. Both guards list again after a long time without an event. Dropping the future ends the watch.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -180,8 +180,8 @@ impl Hold {
     /// The clock is read before each poll of the work, and once more when the work is done. So after a stop of the process, the
     /// work is not polled again under a lost lock, and its output is not returned.
     ///
-    /// A poll that has begun runs to the next await point of the work. Requests that the work has sent to other systems go on
-    /// there, hence the [fencing token](Self::fencing_token). After [`Error::Lost`] each
+    /// A poll that has begun runs to the next await point of the work. Other systems still carry out requests that the work
+    /// has sent, so protect them with the [fencing token](Self::fencing_token). After [`Error::Lost`] each
     /// [transaction](Self::transaction) of the work was done entirely or not at all, and none is done after the next contender
     /// is granted the lock.
     ///
@@ -189,7 +189,7 @@ impl Hold {
     /// Dropping the future drops `work`.
     ///
     /// # Errors
-    /// [`Error::Lost`], also if the work was done but the lock had been lost by then. Its output is dropped.
+    /// [`Error::Lost`], also if the lock was lost before the work was done. The output of the work is then dropped.
     ///
     /// # Examples
     ///
@@ -213,16 +213,16 @@ impl Hold {
     /// the transaction that made the lock's node (`czxid`), so it rises even if the lock's directory is deleted and made again.
     /// [`downgrade`](crate::WriteGuard::downgrade) and [`share`](crate::ReadGuard::share) keep it.
     ///
-    /// Guards that use one [kept](crate::RwLockBuilder::keep) node have one token. So tokens rise with each
-    /// node, and not with each use within a process.
+    /// All guards on one [kept](crate::RwLockBuilder::keep) node have the same token. So tokens rise with each node, and not
+    /// with each use within a process.
     pub fn fencing_token(&self) -> i64 {
         self.held.node().token()
     }
 
     /// Returns the path of the lock's node, for logs and tests.
     ///
-    /// Changes nothing. For a transaction of another client, use
-    /// [`prepare_foreign_transaction`](Self::prepare_foreign_transaction).
+    /// If another client needs the path for a transaction, call
+    /// [`prepare_foreign_transaction`](Self::prepare_foreign_transaction) instead.
     pub fn node_path(&self) -> String {
         self.held.node().path()
     }
@@ -231,11 +231,11 @@ impl Hold {
     ///
     /// The client adds a check that this node exists. The ensemble commits such a transaction only while the lock is held.
     ///
-    /// The library cannot know when that transaction is over. So this call marks the node:
+    /// The library cannot know when that transaction is over. So this call marks a node that is
+    /// [kept](crate::RwLockBuilder::keep):
     ///
-    /// - If the lock [keeps](crate::RwLockBuilder::keep) its node and this is a WRITE node, the node is given up after this
-    ///   use. Otherwise the transaction could commit under a later use of the same node.
-    /// - A [`Shared`](crate::Shared) handle that keeps the node reads its value again at each later use of this node.
+    /// - A WRITE node is given up after this use. If it stayed, the transaction could commit under a later use of the node.
+    /// - A [`Shared`](crate::Shared) handle that keeps the node reads its value again at each later use of the node.
     ///
     /// For a transaction on the lock's own session, use [`transaction`](Self::transaction), which needs no path.
     ///
@@ -257,8 +257,8 @@ impl Hold {
 
     /// Reads any node. Returns `None` if the node does not exist.
     ///
-    /// Reads on the session of the lock. So the read sees everything that earlier holders, which excluded this one, wrote to
-    /// ZooKeeper before they released. A read on another connection may not see it.
+    /// The read is sent on the session of the lock. So it sees everything that earlier holders, which excluded this one, wrote
+    /// to ZooKeeper before they released. A read on another connection may miss some of this.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -298,12 +298,12 @@ impl fmt::Debug for Hold {
 }
 
 /// A guard of a lock that is held to read: shared with other readers. Made by [`RwLock::read`](crate::RwLock::read).
-/// It derefs to [`Hold`], with all that holding means.
+/// It derefs to [`Hold`], whose methods all guards have.
 ///
-/// Dropping the guard gives the lock back in the background: from any thread, also outside a runtime and in a panic. A
-/// program that ends right after that should [`release`](Self::release) the guard, or also drop its lock and
-/// coordinator handles. Dropping the last handle waits a moment for the server. If the process exits immediately, the
-/// request is not sent.
+/// Dropping the guard releases the lock in the background. The drop may happen on any thread, also outside a runtime and in
+/// a panic. If the process exits immediately after the drop, the request may not be sent. So a program that is about to end
+/// should [`release`](Self::release) the guard, or drop its lock and coordinator handles, too. Dropping the last handle
+/// waits a moment for the server.
 #[derive(Debug)]
 #[must_use = "if unused, the lock is given back at once"]
 pub struct ReadGuard {
@@ -311,12 +311,12 @@ pub struct ReadGuard {
 }
 
 /// A guard of a lock that is held to write: alone. Made by [`RwLock::write`](crate::RwLock::write). It derefs to
-/// [`Hold`], with all that holding means.
+/// [`Hold`], whose methods all guards have.
 ///
-/// Dropping the guard gives the lock back in the background: from any thread, also outside a runtime and in a panic. A
-/// program that ends right after that should [`release`](Self::release) the guard, or also drop its lock and
-/// coordinator handles. Dropping the last handle waits a moment for the server. If the process exits immediately, the
-/// request is not sent.
+/// Dropping the guard releases the lock in the background. The drop may happen on any thread, also outside a runtime and in
+/// a panic. If the process exits immediately after the drop, the request may not be sent. So a program that is about to end
+/// should [`release`](Self::release) the guard, or drop its lock and coordinator handles, too. Dropping the last handle
+/// waits a moment for the server.
 #[derive(Debug)]
 #[must_use = "if unused, the lock is given back at once"]
 pub struct WriteGuard {
@@ -345,12 +345,12 @@ guard!(ReadGuard);
 guard!(WriteGuard);
 
 impl ReadGuard {
-    /// Returns whether the node is kept between uses.
+    /// Returns whether this process keeps the node between uses.
     pub(crate) fn is_kept(&self) -> bool {
         matches!(self.hold.held, GuardHold::Kept(_))
     }
 
-    /// Returns one more guard on the same node, without queueing. For a read inside a read.
+    /// Returns one more guard on the same node, without queueing. Use this for a read inside a read.
     ///
     /// The node is removed with its last guard. All guards on one node are lost together.
     ///
@@ -370,47 +370,45 @@ impl ReadGuard {
         ReadGuard::new(self.hold.held.share())
     }
 
-    /// Gives the lock back, and returns when its node is surely gone. If several guards share one node, by
-    /// [`share`](ReadGuard::share), only the last release waits for that, and the earlier releases return immediately.
-    /// No release waits if the node is [kept](crate::RwLockBuilder::keep).
+    /// Releases the lock, and returns when its node is surely gone. If several guards [share](ReadGuard::share) the node,
+    /// only the last release waits for that, and the earlier releases return immediately. No release waits if the node is
+    /// [kept](crate::RwLockBuilder::keep).
     ///
     /// # Cancel safety
-    /// Dropping the future gives the lock back in any case. After its first poll, the release goes on in the
-    /// background.
+    /// The lock is released even if the future is dropped. A release that was polled goes on in the background.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the lock had been lost before. [`Error::PermissionDenied`] if the node may not be deleted:
-    /// then it stays, and keeps the lock taken, until its session ends.
+    /// [`Error::Lost`] if the lock had been lost before. [`Error::PermissionDenied`] if this client may not delete the node.
+    /// The node then stays, and the lock stays taken, until the session ends.
     pub async fn release(self) -> Result<(), Error> {
         self.hold.into_held().release().await
     }
 }
 
 impl WriteGuard {
-    /// Gives the lock back, and returns when its node is surely gone, or immediately if the node is
+    /// Releases the lock, and returns when its node is surely gone, or immediately if the node is
     /// [kept](crate::RwLockBuilder::keep).
     ///
     /// # Cancel safety
-    /// Dropping the future gives the lock back in any case. After its first poll, the release goes on in the
-    /// background.
+    /// The lock is released even if the future is dropped. A release that was polled goes on in the background.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the lock had been lost before. [`Error::PermissionDenied`] if the node may not be deleted:
-    /// then it stays, and keeps the lock taken, until its session ends.
+    /// [`Error::Lost`] if the lock had been lost before. [`Error::PermissionDenied`] if this client may not delete the node.
+    /// The node then stays, and the lock stays taken, until the session ends.
     pub async fn release(self) -> Result<(), Error> {
         self.hold.into_held().release().await
     }
 
-    /// Turns the write lock into a read lock, in place and in one transaction. No contender writes in between. Readers
-    /// right behind are let in, and writers behind go on waiting.
+    /// Turns the write lock into a read lock, in place and in one transaction. No other writer can come in between. Readers
+    /// right behind this holder are granted the lock, and the first writer behind goes on waiting.
     ///
     /// The fencing token stays the same.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the lock back.
+    /// Dropping the future releases the lock.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the lock is gone. After any error the lock has been given back.
+    /// [`Error::Lost`] if the lock is gone. After any error the lock has been released.
     ///
     /// # Examples
     ///
@@ -431,7 +429,7 @@ impl WriteGuard {
     }
 }
 
-/// The hold of a guard: a node of its own, or a use of a kept node. Several guards may share it.
+/// What a guard holds: a node of its own, or a use of a node that the process keeps. Several guards may share one hold.
 pub(crate) enum GuardHold {
     Alone(Arc<Contender>),
     Kept(KeptUse),
@@ -451,7 +449,7 @@ impl GuardHold {
     pub(crate) async fn release(self) -> Result<(), Error> {
         match self {
             GuardHold::Alone(hold) => {
-                // Looked for before this share ends, because another guard may then give the hold back.
+                // The loss is read before this share is dropped, because after that another guard may release the node.
                 let loss = hold.detect_loss();
                 match Arc::into_inner(hold) {
                     Some(hold) => hold.give_back().await,

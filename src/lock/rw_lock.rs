@@ -24,17 +24,17 @@ use crate::validation;
 ///
 /// # Fairness
 /// Strictly first come, first served. Readers hold together, but a reader that comes after a waiting writer waits
-/// behind that writer, so writers do not starve. Hence a task that holds a read lock must not wait for another read
-/// lock of the same lock: with a writer queued between the two, all three wait for ever. Use [`ReadGuard::share`] for
-/// that. There is no upgrade from read to write, because two upgrading readers would wait for each other. Release,
+/// behind that writer, so writers do not starve. Hence a task that holds a read lock must not wait for a second read
+/// lock on the same path: with a writer queued between the two, all three wait for ever. Use [`ReadGuard::share`]
+/// instead. There is no upgrade from read to write, because two upgrading readers would wait for each other. Release,
 /// acquire the write lock, and look again: [the guide](crate::guide#from-reading-to-writing) has the pattern.
 ///
 /// Acquisitions that join a node which their process [keeps](RwLockBuilder::keep) do not queue. They join the node only
-/// while no other contender waits for it.
+/// while no other contender waits for the lock.
 ///
-/// The first poll of an acquisition sends the request for a place in the queue. On a path that was never used, and while
-/// disconnected, more polls are needed, because the directory is made first. When the turn of the acquisition comes, all
-/// contenders behind it wait, even if its future is not polled any more. So poll the future to its end, or drop it.
+/// The first poll of an acquisition sends the request for a place in the queue. More polls are needed while the client is
+/// disconnected, and on a path that was never used, whose directory is made first. When the turn of the acquisition comes,
+/// all contenders behind it wait, even if its future is not polled any more. So poll the future to its end, or drop it.
 /// [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) reports an acquisition that is not polled.
 ///
 /// # Examples
@@ -59,8 +59,7 @@ pub struct RwLock {
 }
 
 impl RwLock {
-    /// Opens the lock that is kept in directory `path`. Nothing is sent. The first acquisition makes the directory if
-    /// it is missing.
+    /// Opens the lock in directory `path`. Nothing is sent. The first acquisition makes the directory if it is missing.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if `path` is not an absolute ZooKeeper path, or is the root or in `/zookeeper`.
@@ -167,15 +166,15 @@ impl RwLock {
     /// if the lock is taken.
     ///
     /// Before the call fails, it asks the leader whether the contenders that exclude it still exist, because a server that lags
-    /// may show a node that is gone. If another contender is faster to a lock that looked free, this call has written one node,
-    /// and removed it. [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with
-    /// [`timeout`](Call::timeout).
+    /// may show a node that is gone. If the lock looked free but another contender is faster, the call fails after it has
+    /// written one node and removed that node. [How long the call takes](Call#how-long-it-takes) is bounded by the session
+    /// timeout, and with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// As for [`RwLock::read`].
     ///
     /// # Errors
-    /// [`Error::WouldBlock`], which names the contenders that the call would wait for. Otherwise see [`Error`].
+    /// [`Error::WouldBlock`], which names the contenders that an acquisition would wait for. Otherwise see [`Error`].
     ///
     /// # Examples
     ///
@@ -198,15 +197,15 @@ impl RwLock {
     /// ensemble if the lock is taken.
     ///
     /// Before the call fails, it asks the leader whether the contenders that exclude it still exist, because a server that lags
-    /// may show a node that is gone. If another contender is faster to a lock that looked free, this call has written one node,
-    /// and removed it. [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with
-    /// [`timeout`](Call::timeout).
+    /// may show a node that is gone. If the lock looked free but another contender is faster, the call fails after it has
+    /// written one node and removed that node. [How long the call takes](Call#how-long-it-takes) is bounded by the session
+    /// timeout, and with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// As for [`RwLock::read`].
     ///
     /// # Errors
-    /// [`Error::WouldBlock`], which names the contenders that the call would wait for. Otherwise see [`Error`].
+    /// [`Error::WouldBlock`], which names the contenders that an acquisition would wait for. Otherwise see [`Error`].
     ///
     /// # Examples
     ///
@@ -281,13 +280,14 @@ impl RwLockBuilder {
     /// Logs one warning for an acquisition that has waited this long, and names the contenders that it waits for. Default:
     /// 30 s. `None` turns the warning off.
     ///
-    /// Once the acquisition is in the queue, the warning comes from a background task of the session, so it comes also if the future
-    /// is not polled, as in a runtime that is blocked. If the turn of the acquisition has come and its future is not polled, the
-    /// warning says so. Before that, for example without a session, the future itself logs the warning.
+    /// Once the acquisition is in the queue, a background task of the session logs the warning, so it comes even if the future
+    /// is not polled, as in a runtime that is blocked. If the turn of the acquisition has come and its future is not polled,
+    /// the warning says so. Before the acquisition is in the queue, for example without a session, the future itself logs the
+    /// warning.
     ///
     /// One warning stands for all late acquisitions of this handle and its clones that are in the queue. The warning names the
     /// first of them, and its field `others` has the number of the rest. The next warning comes a second later at the earliest.
-    /// For a use that waits for other uses of a [kept](Self::keep) node, the warning comes up to a quarter later.
+    /// For a use that waits for other uses of a [kept](Self::keep) node, the warning comes late, by up to a quarter of `limit`.
     pub fn warn_after_waiting(mut self, limit: impl Into<Option<Duration>>) -> Self {
         self.warn_waiting = limit.into();
         self
@@ -317,7 +317,7 @@ impl RwLockBuilder {
     /// - In a [`MultiLock`](crate::MultiLock) the time of each lock begins with its own grant, while the next lock is waited for.
     /// - On a [kept](Self::keep) node each use has its own time. The first use that lasts too long loses the node, and all
     ///   uses of the node are lost.
-    /// - A leader whose [term](crate::leadership::Term) lasts so long hands over, and campaigns again after a pause.
+    /// - A leader whose [term](crate::leadership::Term) lasts longer hands over, and campaigns again after a pause.
     /// - The limit holds for this handle and its clones. Other handles have limits of their own.
     ///
     /// Zero is refused.
@@ -356,9 +356,9 @@ impl RwLockBuilder {
     /// - when the node is lost. The lease guards a kept node like any other, so a use never begins under a lost lock.
     ///
     /// A waiting contender asks in one request, whatever its own options are, and needs the permission to write the
-    /// lock's directory. Without that permission, the contender logs this once and waits until the node was idle for
-    /// `idle`, or until this process checks the queue. The process checks the queue each `idle`, but at most every 30 s
-    /// and at least every ten minutes. A `try_` method asks nobody. To take a lock that others keep, use a
+    /// lock's directory. Without that permission, the contender logs this once, and waits until the node was idle for
+    /// `idle`, or until the process that keeps the node checks the queue. That process checks the queue each `idle`, but at
+    /// most every 30 s and at least every ten minutes. A `try_` method asks nobody. To take a lock that others keep, use a
     /// [timeout](Acquire::timeout), or [ask](RwLock::ask) first.
     ///
     /// - Guards that use one node have one [token](crate::Hold::fencing_token), and are [lost](crate::Hold::lost) together.
@@ -403,9 +403,9 @@ impl RwLockBuilder {
     /// Gives all [metrics](crate::metrics) of the lock the label `path`. `label` returns its value, and is called once, here.
     /// Default: only the gauges of waiters and holders have the label, and its value is the path.
     ///
-    /// Each value makes series of its own in the recorder, and stays there. Paths of a fixed set of locks can be their own
-    /// labels. Paths that contain the numbers of orders or the names of tenants have no bound: map them to what they have in
-    /// common.
+    /// For each value the recorder makes time series, which it never drops. The paths of a fixed set of locks can be their own
+    /// labels. If paths contain the numbers of orders or the names of tenants, their number has no bound: map them to what they
+    /// have in common.
     ///
     /// The option creates the lock's counters of losses with zero. Install the recorder before, so that an alert sees the
     /// first loss.
@@ -442,7 +442,7 @@ impl RwLockBuilder {
         Ok(RwLock { lock: Lock { config, cache } })
     }
 
-    /// Returns the handle of a semaphore at this path, whose queue is a lock.
+    /// Returns the configuration of a semaphore at this path. The queue of a semaphore works like that of a lock.
     pub(crate) fn for_semaphore(self) -> Result<LockConfig, Error> {
         if self.idle.is_some() {
             return Err(Error::invalid("keep in a semaphore; permits that nobody uses are given back"));
