@@ -30,7 +30,7 @@ pub(crate) fn temporary_parent(path: &str) -> &str {
 ///
 /// Handles are cheap to clone, and share their sessions.
 ///
-/// A function that takes both backends has a type parameter. A type that stores the client can store an
+/// Use a type parameter in a function that takes either client. A type that stores a client can store an
 /// `Arc<dyn Coordinator>`, which is a client, too:
 ///
 /// ```
@@ -52,11 +52,11 @@ pub(crate) fn temporary_parent(path: &str) -> &str {
 /// # Ok::<(), Error>(())
 /// ```
 ///
-/// Only types of this library implement this trait: its methods are internal, and may change in any release.
+/// Only types of this library can implement this trait. Its methods are internal, and may change in any release.
 #[async_trait]
 pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
-    /// Returns a slot on a session that is connected and alive now, with room for ephemeral nodes whose paths have
-    /// `own_bytes` bytes.
+    /// Returns a slot on a session that is connected and alive now. The slot has room for ephemeral nodes whose paths have
+    /// `own_bytes` bytes together.
     ///
     /// After a session ended, the next call opens a fresh one. While the session is disconnected, the call waits until
     /// the session is back or over.
@@ -70,10 +70,10 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     async fn session_slot(&self, own_bytes: usize) -> Result<SessionSlot, Failure>;
 
-    /// Ends every session, and with each all its nodes. Returns when the ensemble has confirmed the end, or after one
-    /// session timeout without a confirmation.
+    /// Ends every session, so that the ensemble deletes their nodes. Returns when the ensemble has confirmed the end, or
+    /// after one session timeout without a confirmation.
     ///
-    /// Guards of these sessions are lost, waiting acquisitions fail, and new ones are refused.
+    /// Guards on these sessions are lost, waiting acquisitions fail, and new acquisitions are refused.
     #[doc(hidden)]
     async fn close(&self);
 
@@ -88,15 +88,15 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
         ConnectionState::Connected
     }
 
-    /// Returns the names of the ensemble's servers, and the path below which all nodes are, if the backend has them.
-    /// The default implementation has neither.
+    /// Returns the names of the ensemble's servers, and the path below which all nodes are. The default implementation
+    /// returns `None`.
     #[doc(hidden)]
     fn namespace(&self) -> Option<(Vec<String>, String)> {
         None
     }
 }
 
-// A program may choose its ensemble when it runs, with an `Arc<dyn Coordinator>`.
+// With an `Arc<dyn Coordinator>`, a program can choose its backend at run time.
 #[async_trait]
 impl<C: Coordinator + ?Sized> Coordinator for Arc<C> {
     async fn session_slot(&self, own_bytes: usize) -> Result<SessionSlot, Failure> {
@@ -133,8 +133,8 @@ impl SessionSlot {
         SessionSlot { session, _reservation: None }
     }
 
-    /// Returns a slot with a reservation of room for nodes. Dropping the slot drops the reservation, which gives the
-    /// room back.
+    /// Returns a slot that has reserved room for nodes. The room is free again when the slot, and so `reservation`, is
+    /// dropped.
     pub fn with_reservation(session: Arc<dyn Session>, reservation: impl Any + Send + Sync) -> SessionSlot {
         SessionSlot { session, _reservation: Some(Box::new(reservation)) }
     }
@@ -155,9 +155,9 @@ impl SessionSlot {
 /// 4. **Reads may be stale**, but never go back in time. [`Session::sync`] brings them up to date.
 /// 5. **Sequence numbers** of one directory rise with every sequential create, up to the largest number. After that they
 ///    stay there or wrap around.
-/// 6. **Creation ids** (`czxid`) rise ensemble-wide, and are never used twice, not even after the directory is made anew.
+/// 6. **Creation ids** (`czxid`) rise ensemble-wide, and are never used twice, not even after the directory is recreated.
 /// 7. **A transaction** takes effect as a whole or not at all. No client sees a part of its effect.
-/// 8. **A watch** fires once, with the first change after the state that its arming saw. If the node is gone when the
+/// 8. **A watch** fires once, with the first change after the server has armed it. If the node is gone when the
 ///    watch would be armed, the failure is [`Failure::NoNode`], and no watch is left. Events come in the order of the changes,
 ///    before the answer of any later read that shows the changes. If something may have changed while the connection was
 ///    lost, the event after the reconnect is [`Event::LookAgain`](crate::coordinator::Event::LookAgain), or
@@ -166,12 +166,11 @@ impl SessionSlot {
 ///    request with [`Failure::Over`], and never comes back.
 /// 10. **An unknown outcome is never guessed.** [`Failure::Unknown`] says that the request may or may not have been
 ///     carried out. Every other failure says that the request was not carried out.
-/// 11. **The store** ([`Session::store`]) is notified when the session [began](SessionStore::began), of the requests that were
-///     certainly [answered](SessionStore::record_answer) or, by a quorum, [acknowledged](SessionStore::acknowledged), of each loss and return of
-///     the [connection](SessionStore::set_connected), when a handshake is known to have [resumed](SessionStore::resumed) the session,
-///     and of its [end](SessionStore::end).
-/// 12. **A server is left** at [`Session::leave_server`], with the same session. The next connection is to another server,
-///     if one answers.
+/// 11. **The store** ([`Session::store`]) gets a call for each of these events. The session [began](SessionStore::began).
+///     A request was certainly [answered](SessionStore::record_answer), or a quorum has
+///     [acknowledged](SessionStore::acknowledged) it. The [connection](SessionStore::set_connected) was lost or is back. A
+///     handshake has [resumed](SessionStore::resumed) the session. The session is [over](SessionStore::end).
+/// 12. **A server is left** by [`Session::leave_server`]. The session goes on at another server, if one answers.
 /// 13. **Nothing is locked at a call.** The library calls a session while it holds none of its own mutexes. So a session may
 ///     wake tasks, and report to its store, inside a request, and a waker may poll its task there.
 ///
@@ -182,8 +181,8 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Returns the session's id in the ensemble, the same as in `ephemeral_owner`.
     fn id(&self) -> i64;
 
-    /// Returns whether the session with this id belongs to this process, as far as the backend knows. By default,
-    /// whether it is this session.
+    /// Returns whether the session with this id belongs to this process, as far as the backend knows. By default only
+    /// this session does.
     fn is_own(&self, session: i64) -> bool {
         session == self.id()
     }
@@ -193,8 +192,8 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
         self.lease().timeout()
     }
 
-    /// Returns the address of the connected server, for people to read. `None`, as by default, if the address is not
-    /// known.
+    /// Returns the address of the connected server, for people to read. Returns `None` if the address is not known. The
+    /// default implementation returns `None`.
     fn server(&self) -> Option<String> {
         None
     }
@@ -236,14 +235,14 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
         Box::pin(async move { Ok(listed.await?.0) })
     }
 
-    /// As [`Session::children`], with the stat of the node itself at the same moment, if the backend knows the stat.
+    /// Like [`Session::children`]. Also returns the stat of the node itself at the same moment, if the backend knows it.
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)>;
 
     /// Returns a node's data and stat.
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)>;
 
-    /// Returns the data of each of these nodes; `None` for a node that is gone, or that this client may not read. By
-    /// default each node is read by a request of its own.
+    /// Returns the data of each of these nodes, and `None` for a node that is gone, or that this client may not read. The
+    /// default implementation sends one request for each node.
     fn data_of_each(&self, paths: &[String]) -> Reply<Contents> {
         request::each_that_is_there(paths.iter().map(|path| self.data(path)).collect())
     }
@@ -252,16 +251,16 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     fn watch(&self, path: &str) -> Reply<Watch>;
 
     /// Returns the names of a node's children, in no order, and a one-shot watch on them. The watch fires with
-    /// [`Event::Changed`](crate::coordinator::Event::Changed) when the first child comes or goes, and at nothing else
-    /// that happens to a child.
+    /// [`Event::Changed`](crate::coordinator::Event::Changed) when a child is created or deleted, and not when the data of
+    /// a child changes.
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)>;
 
     /// Brings this session's reads up to date with the ensemble.
     ///
-    /// By default it sends a transaction that checks the node at `path` and changes nothing. A failed check serves as
-    /// well. ZooKeeper's own `sync` may be answered by a leader that was deposed and does not know it yet
-    /// ([ZOOKEEPER-1675](https://issues.apache.org/jira/browse/ZOOKEEPER-1675)). A transaction is answered only after a
-    /// quorum has committed it.
+    /// The default implementation sends a transaction that checks the node at `path` and changes nothing. It does not
+    /// matter whether the check fails. A transaction is answered only after a quorum has committed it. ZooKeeper's own
+    /// `sync` may be answered by a leader that was deposed and does not know it yet
+    /// ([ZOOKEEPER-1675](https://issues.apache.org/jira/browse/ZOOKEEPER-1675)).
     fn sync(&self, path: &str) -> Reply<()> {
         let checked = self.transact(&[Operation::Check { path: path.to_owned(), version: None }]);
         Box::pin(async move {
@@ -271,7 +270,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns the rights on a node that go beyond this client's own ACL, in words such as `world:anyone may CREATE,
-    /// DELETE`. Returns none, as by default, where nodes have no ACL.
+    /// DELETE`. The default implementation, for nodes without an ACL, returns none.
     fn wider_rights(&self, _path: &str) -> Reply<Vec<String>> {
         Box::pin(ready(Ok(Vec::new())))
     }
@@ -291,22 +290,20 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
         request::bytes(operations, 0, request::ACL_OF_ANYONE)
     }
 
-    /// Commits all operations or none. If an operation fails, the failure is [`Failure::Operation`].
+    /// Carries out all operations or none. If an operation fails, the failure is [`Failure::Operation`].
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>>;
 
-    /// Leaves the server of the connection with this [number](SessionStore::connection), because the server and the leader
-    /// do not agree about `node`. The session goes on at another server. Returns whether this call has left the server;
-    /// `false` if that connection is lost already.
+    /// Closes the connection with this [number](SessionStore::connection), because its server and the ensemble's leader do
+    /// not agree about `node`. The session goes on at another server. Returns `false` if that connection is lost already.
     ///
-    /// Fails with [`Failure::Diverged`] if no other server is left, as by default. An address is left once in ten minutes.
-    /// The only address is left three times, because there may be several servers behind it.
+    /// Fails with [`Failure::Diverged`] if no other server is left. The default implementation always fails. An address is
+    /// left once in ten minutes. If there is only one address, it is left three times, because several servers may share it.
     fn leave_server(&self, _connection: u64, node: &str) -> Reply<bool> {
         let server = self.server().unwrap_or_else(|| "unknown".to_owned());
         Box::pin(ready(Err(Failure::Diverged { node: node.to_owned(), server })))
     }
 
-    /// Runs `task` in the background until the task ends, even if the session ends first. Does not use the caller's
-    /// runtime.
+    /// Runs `task` in the background, even after the end of the session. Does not use the caller's runtime.
     fn spawn(&self, task: Task);
 
     /// Sleeps on a timer that needs no runtime of the caller.
@@ -348,7 +345,7 @@ impl ConnectionState {
     }
 }
 
-/// A lost connection at the moment when a call timed out, in [`Error::Timeout`](crate::Error::Timeout).
+/// Says that the client was not connected when a call timed out. Part of [`Error::Timeout`](crate::Error::Timeout).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CutOff {
@@ -358,7 +355,7 @@ pub struct CutOff {
     pub why: Option<String>,
 }
 
-/// Written for people: `cut off for 3s 200ms: zk1:2181: Connection refused (os error 111)`.
+/// Writes a text for people, such as `cut off for 3s 200ms: zk1:2181: Connection refused (os error 111)`.
 impl fmt::Display for CutOff {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lasted = Duration::from_millis(u64::try_from(self.lasted.as_millis()).unwrap_or(u64::MAX) / 100 * 100);
@@ -367,7 +364,7 @@ impl fmt::Display for CutOff {
     }
 }
 
-/// Written for logs and the answers of probes: `connecting for 7s: zk1:2181: Connection refused (os error 111)`.
+/// Writes a text for logs and health checks, such as `connecting for 7s: zk1:2181: Connection refused (os error 111)`.
 impl fmt::Display for ConnectionState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -53,7 +53,7 @@ pub(crate) async fn follow(it: &impl Followed) {
                 }
             }
         };
-        // A lost connection or answer is no failure of the target, so such a failure is not reported.
+        // A lost connection or answer says nothing about the target, so it is not reported.
         if !matches!(failure, Failure::Unknown(_) | Failure::Unreachable(_)) {
             it.refused(failure);
         }
@@ -63,7 +63,7 @@ pub(crate) async fn follow(it: &impl Followed) {
 }
 
 /// Waits until the backend has recorded the end of the session, for up to a twentieth of the session timeout. Requests
-/// fail a moment before the end is recorded, and until then the coordinator would return the same session again.
+/// fail a moment before that record is made, and in between the coordinator would return the same session again.
 pub(crate) async fn wait_until_known_to_be_over(session: &Arc<dyn Session>) {
     let _ending = retry::within(session.sleep(session.timeout() / 20), session.until_over()).await;
 }
@@ -79,8 +79,8 @@ pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(
         let (directory, name) = wanted.rsplit_once('/').unwrap_or_default();
         let directory = if directory.is_empty() { "/" } else { directory };
         match retry::until_known(session, || session.watch_children(directory)).await {
-            // The node was created just now, or the server lists the node and yet answers that it does not exist. The
-            // pause keeps the caller from a tight loop.
+            // Either the node was created just now, or the server lists the node and yet answers that it does not exist.
+            // The pause keeps the caller from a tight loop in the second case.
             Ok((names, _)) if names.iter().any(|it| it == name) => {
                 session.sleep(LOOK_PAUSE).await;
                 return Ok(());
@@ -90,8 +90,8 @@ pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(
                 tokio::select! {
                     biased;
                     event = change => unless_over(session, event).await?,
-                    // The leader has the node, although no event has come. The caller tries to read the node from the
-                    // server. If the server still lacks the node, the next check of `look` comes after a longer pause.
+                    // The ensemble's leader has the node, although no event has come. If the server still lacks the node,
+                    // this client connects to another server.
                     () = look.find(path, true) => {
                         let _diverged = presence::leave_if_it_differs(session, path, None).await;
                         wanted = path;

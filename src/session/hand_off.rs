@@ -1,9 +1,9 @@
-//! Hand-offs: releases that waiters take as their grants, where the server refuses them, and the check of each hand-off that
-//! granted the lock to a contender of this process.
+//! Hand-offs, which are releases that waiters take as their grants.
 //!
-//! A holder hands the lock off by one transaction that sets the data of its node and deletes the node. Waiters take the
-//! lock at the event "data changed". A stranger may also have set the data. So a hand-off is confirmed only when no
-//! contender is left whose sequence number is at most the holder's.
+//! A holder hands the lock off by one transaction that sets the data of its node and deletes the node. A waiter takes the
+//! lock at the event "data changed". But that event also comes if a stranger has set the data. So each hand-off that granted
+//! the lock to a contender of this process is checked. The hand-off is confirmed once no contender is left whose sequence
+//! number is at most the holder's.
 
 use std::mem;
 use std::sync::{Arc, Weak};
@@ -20,11 +20,12 @@ use crate::session::retry::{RetryLimit, repeated};
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 
-/// The number of session timeouts for which releases in a directory are plain deletes after a refused signal.
+/// The number of session timeouts for which releases in a directory are plain deletes, after the server has refused the
+/// signal of a release: the write to the data of the node.
 const UNSIGNALLED_FOR: u32 = 60;
 
-/// The most directories in which refused signals are recorded. When this number is reached, the session forgets all of
-/// them.
+/// The maximum number of directories with refused signals that a session records. When this number is reached, all the
+/// records are dropped.
 const UNSIGNALLED_MAX: usize = 1_000;
 
 impl SessionStore {
@@ -44,11 +45,11 @@ impl SessionStore {
         until.is_some_and(|until| self.lease().now() < until)
     }
 
-    /// Requests that keep-alive check the hand-off by the holder whose node was at `path`, because the hand-off has
-    /// granted the lock to `node`. Does nothing if the hand-off is the last one that was confirmed.
+    /// Requests a check, by keep-alive, of the hand-off that has granted the lock to `node`. `path` is the node of the
+    /// holder that released. Does nothing if this hand-off is the last one that was confirmed.
     pub(crate) fn request_check(&self, path: &Arc<str>, node: &Arc<Node>) {
         let mut record = self.record.lock();
-        // A check that has not ended also covers `node`, even if the hand-off is confirmed.
+        // If a check of this hand-off is under way, `node` is added to it, even if the hand-off was confirmed before.
         if record.last_confirmed.as_ref() == Some(path) && !record.hand_offs.contains_key(path) {
             return;
         }
@@ -57,8 +58,8 @@ impl SessionStore {
         self.unwatched.wake.notify_one();
     }
 
-    /// Returns the paths of the hand-offs whose check must start now. Each path is returned once. Forgets a hand-off if
-    /// no contender to which it granted the lock still holds.
+    /// Returns the paths of the hand-offs whose check must start now. Each path is returned once. Drops a hand-off if none
+    /// of the contenders to which it granted the lock still holds the lock.
     pub(super) fn take_unchecked(&self) -> Vec<Arc<str>> {
         let mut record = self.record.lock();
         record.hand_offs.retain(|_, it| it.is_under_check || it.granted.iter().any(|node| node.is_holding()));
@@ -79,8 +80,8 @@ impl SessionStore {
 ///
 /// A deleted node alone does not prove the hand-off. The owner of the node may itself have had a false grant. Or a
 /// stranger has set the data of a writer's node, and a downgrade has replaced that node since. So if a granted
-/// contender still holds a fifth of the session timeout later, this also checks that no contender is left whose
-/// sequence number is at most that of `path`.
+/// contender still holds the lock a fifth of the session timeout later, a second check follows: no contender may be
+/// left whose sequence number is at most that of `path`.
 pub(super) async fn check(session: Weak<dyn Session>, path: Arc<str>) {
     let Some(live) = session.upgrade() else { return };
     let mut survivor = match repeated(&live, RetryLimit::ENDLESS, || live.data(&path)).await {
@@ -105,8 +106,8 @@ pub(super) async fn check(session: Weak<dyn Session>, path: Arc<str>) {
     }
 }
 
-/// Marks these nodes as lost, because waiters took a stranger's write for the hand-off that granted these nodes. `left`
-/// is the contender in front of them that still exists.
+/// Marks these nodes as lost, because the hand-off that granted them the lock was a stranger's write. `left` is a
+/// contender in front of them that still exists.
 pub(crate) fn lose_interfered<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<Node>>) {
     emit!(ERROR, path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
     for node in granted {

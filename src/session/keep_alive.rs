@@ -1,6 +1,6 @@
 //! Keeps one session alive by heartbeats until the session is over. Also watches the nodes that this library created on
-//! the session, starts the checks of hand-offs, and after a reconnect removes the nodes of late creates. A
-//! backend spawns [`keep_alive`] for each session.
+//! the session, and starts the checks of hand-offs. After a reconnect, removes the nodes of late creates (creates that were
+//! carried out after their owner had left). A backend spawns [`keep_alive`] for each session.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -26,10 +26,11 @@ use crate::telemetry::{meter, names};
 /// A watch is armed on each of our nodes between one and two `grace` after the node's creation, so that a shorter hold
 /// costs no watch. A waiter requests the watch on its own node itself, before it waits.
 ///
-/// While the session has nodes, a read touches the session usually every fifth of the session timeout. One settling time later,
-/// a transaction that only checks the nodes lets the read extend the lease. While the session has no node, only the
-/// read is sent, every quarter of the session timeout, so that the answer to the next create makes the lease valid. The
-/// transaction then follows only on a backend whose sessions [are not kept](Session::is_kept_by_reads) by reads alone.
+/// While the session has nodes, a read is sent usually every fifth of the session timeout. One [settling
+/// time](Lease::with_tick_time) later, a transaction follows that only checks the nodes, and whose answer lets the read
+/// extend the lease. While the session has no node, only the read is sent, every quarter of the session timeout. The
+/// answer to the next create then lets the read extend the lease. A backend whose sessions
+/// [are not kept](Session::is_kept_by_reads) by reads alone also gets the transaction.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(store) = session.upgrade().map(|session| Arc::clone(session.store())) else {
         return;
@@ -60,8 +61,8 @@ async fn watch_nodes(session: &Weak<dyn Session>, store: &SessionStore, grace: D
 }
 
 impl SessionStore {
-    /// Records when the renewal of the lease runs next. Returns `false` if the plan is out of date, because the caller
-    /// took the session for idle (`is_idle`) and a node was added since. The caller must then plan again.
+    /// Records when the renewal of the lease runs next. Returns `false` if the caller planned for a session without nodes
+    /// (`is_idle`) and a node was added since. The caller must then plan again.
     fn plan_renewal(&self, at: Moment, is_idle: bool) -> bool {
         let mut record = self.record.lock();
         record.renewal = at;
@@ -86,8 +87,7 @@ impl SessionStore {
 
 async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
     let lease = store.lease();
-    // The handshake that created the session has extended the lease, so the first heartbeat is due after a whole
-    // period.
+    // The handshake that created the session has extended the lease, so the first heartbeat is due one period later.
     let mut due = Moment::MAX;
     let mut is_lapse_reported = true;
     // The connection on which late creates were last looked for. The next connection cancels a search that has not ended.
@@ -98,8 +98,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
             return;
         };
         let left = lease.remaining();
-        // When the lease has run out, this records the loss of every hold and wakes the holders that wait for their
-        // loss.
+        // The lease has run out, so the loss of every hold is recorded, and the tasks that wait for it are woken.
         if left.is_none() && !std::mem::replace(&mut is_lapse_reported, true) {
             store.detect_all_losses();
         }
@@ -109,8 +108,8 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
         let period = if is_idle { lease.idle_period() } else { lease.heartbeat_period() };
         due = due.min(now + period);
         if !lease.is_connected() {
-            // The connection is lost. The reconnect wakes this loop, and the heartbeat is then due immediately. For a session
-            // without nodes, the handshake is touch enough.
+            // The connection is lost. The reconnect wakes this loop, and the heartbeat is then due immediately. A session
+            // without nodes then needs no heartbeat, because the handshake has touched it.
             due = if is_idle { Moment::MAX } else { now };
         } else if due <= now && !lease.is_steady() {
             due = now + period;
@@ -136,8 +135,8 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
         drop(live);
         let mut woken = std::pin::pin!(woken);
         let is_timer_dead = within(pause, &mut woken).await.is_none() && lease.now() < now + nap / 2;
-        // A timer that fires too early belongs to a runtime that has ended. Every further timer would fire too early as
-        // well, so this loop waits for a wake-up instead.
+        // A timer that fires too early belongs to a runtime that has ended. Further timers would also fire too early, so
+        // this loop waits for a wake-up instead.
         if is_timer_dead {
             store.plan_renewal(Moment::MAX, false);
             woken.await;
@@ -145,8 +144,8 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
     }
 }
 
-/// Touches the session by a read, and then lets the read extend the lease, by [`check_own`]. Leaves out the read if a
-/// recent request has touched the session.
+/// Touches the session by a read, and then lets the read extend the lease, by [`check_own`]. The read is left out if
+/// another request has touched the session recently.
 async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     let lease = store.lease();
     let Some(live) = session.upgrade() else { return };
@@ -170,14 +169,13 @@ async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     }
 }
 
-/// Checks that our nodes exist, by transactions that only check. A quorum commits each transaction, which lets earlier
-/// touches extend the lease. Records the loss of a node that is gone.
+/// Checks that our nodes exist, by transactions that change nothing. Since a quorum commits each transaction, its answer
+/// lets earlier touches extend the lease. Records the loss of a node that is gone.
 async fn check_own(session: &Arc<dyn Session>) {
     let store = session.store();
     let to_check = store.to_check();
-    // If no node can be checked, a sync takes the place of the check. No node can be checked while all nodes are being
-    // replaced, or while the session has no node. In the second case, the sync is sent only if reads alone do not keep
-    // the session alive.
+    // If no node can be checked, a sync is sent instead. This happens while all nodes are being replaced, or while the
+    // session has no node. In the second case, the sync is sent only if reads alone do not keep the session alive.
     if to_check.is_empty() && !(store.has_no_nodes() && session.is_kept_by_reads()) {
         drop(session.sync("/").await);
     }

@@ -34,10 +34,10 @@ pub type Moment = Duration;
 
 type Clock = Box<dyn Fn() -> Moment + Send + Sync>;
 
-/// The longest tick that the lease assumes if the backend gives none. 3 s is ZooKeeper's own default of `tickTime`.
+/// The longest tick that the lease assumes if the backend gives no tick time. ZooKeeper's default `tickTime` is 3 s.
 const LONGEST_TICK: Duration = Duration::from_secs(3);
 
-/// The least time that the settling time allows, beyond half a tick, for a ping that reaches the follower late.
+/// The shortest slack in the settling time, for a ping that reaches the follower late.
 const LEAST_SLACK: Duration = Duration::from_millis(100);
 
 const LEAST_MARGIN: Duration = Duration::from_millis(300);
@@ -45,9 +45,9 @@ const LEAST_MARGIN: Duration = Duration::from_millis(300);
 /// The most heartbeats that are sent within one session timeout.
 const MOST_HEARTBEATS: u32 = 20;
 
-/// The divisor of the session timeout that gives the `step` of recorded touches (requests that were answered). Of three
-/// recorded touches in a row, the first and the last were answered at least a `step` apart, so at most about 128
-/// touches are recorded.
+/// The session timeout divided by this number is the `step` of [`Lease::record_answer`]. Of three recorded touches
+/// (requests that were answered) in a row, the first and the last were answered at least a `step` apart. So at most about
+/// 128 touches are recorded.
 const TOUCHES: u32 = 64;
 
 /// A lease on a session: how long the session is surely alive.
@@ -71,8 +71,7 @@ pub struct Lease {
 struct LeaseState {
     /// When the lease ends, on the session's clock. Zero while the lease is invalid, [`Moment::MAX`] in steady mode.
     end: Moment,
-    /// When the newest touch that has extended the lease was sent. A lapse sets `end` to zero, and does not change
-    /// this.
+    /// When the newest touch that has extended the lease was sent. A lapse of the lease does not change this.
     counted: Moment,
     /// The touches of this connection that have not extended the lease yet, the oldest first. A touch extends the lease
     /// once a quorum acknowledges a later operation.
@@ -84,8 +83,8 @@ struct LeaseState {
     answered: Moment,
     /// The time between the sending of the last answered request and its answer.
     lateness: Duration,
-    /// The number of lapses so far. A hold belongs to one epoch, so that a renewal of the lease after a lapse does not
-    /// make the hold valid again.
+    /// The number of times that the lease has run out. A hold belongs to one epoch, so that a later renewal of the lease
+    /// does not make the hold valid again.
     epoch: u64,
     /// Why the session is over, and when this was recorded.
     over: Option<(Ending, Moment)>,
@@ -103,7 +102,7 @@ struct Touch {
 }
 
 impl Lease {
-    /// Returns a lease for a session with this timeout, on a clock that (on Linux) also runs while the machine is
+    /// Returns a lease for a session with this timeout. On Linux, the lease's clock also runs while the machine is
     /// suspended.
     ///
     /// The lease is invalid until [`SessionStore::began`](crate::coordinator::SessionStore::began).
@@ -187,9 +186,8 @@ impl Lease {
     }
 
     /// As [`Lease::record_answer`], for an operation that a quorum has acknowledged. Each recorded touch that was answered
-    /// at least a settling time before `sent` extends the lease, and so does the handshake if it has
-    /// [resumed](Lease::resumed) the session. Returns `true` if this call is the first to find that the lease has run
-    /// out.
+    /// at least a settling time before `sent` extends the lease. A handshake that has [resumed](Lease::resumed) the session
+    /// also extends it. Returns `true` if this call is the first to find that the lease has run out.
     pub(super) fn acknowledged(&self, sent: Moment) -> bool {
         let mut newest = None;
         let mut state = self.state.lock();
@@ -243,8 +241,8 @@ impl Lease {
             return false;
         }
         if !is_connected {
-            // A connection that is lost before it was reported as back has had touches, too. An operation on another
-            // connection says nothing about them.
+            // An operation on another connection cannot let the touches of this connection extend the lease. There may be
+            // such touches even if the connection was lost before it was reported as back.
             state.touches.clear();
             (state.connected_since, state.resumed) = (now, None);
         }
@@ -264,7 +262,7 @@ impl Lease {
         self.state.lock().lost_since
     }
 
-    /// Records the end of the session, and returns `true`, unless an earlier end is recorded.
+    /// Records the end of the session, unless an earlier end is recorded. Returns whether the end was recorded.
     pub(crate) fn end(&self, why: Ending) -> bool {
         let now = self.now();
         let mut state = self.state.lock();
@@ -296,8 +294,8 @@ impl Lease {
     /// Returns how long the ensemble surely keeps the session: until one session timeout after the newest touch that
     /// has extended the lease. Zero after that time, and after the end of the session. `Duration::MAX` in steady mode.
     ///
-    /// This is longer than [`remaining`](Lease::remaining) by the stop margin, the time in which a holder whose lease
-    /// has ended must stop its work.
+    /// This is longer than [`remaining`](Lease::remaining) by the stop margin. A holder whose lease has ended must stop its
+    /// work within the margin.
     pub fn session_left(&self) -> Duration {
         let now = self.now();
         let state = self.state.lock();
@@ -333,7 +331,7 @@ impl Lease {
         self.term().saturating_sub(oldest).saturating_sub(attempt)
     }
 
-    /// Returns the longest time between two touches with which the second touch still extends the lease before it ends.
+    /// Returns the longest time between two touches at which the second one extends the lease before the lease ends.
     fn spare(&self) -> Duration {
         let lateness = self.state.lock().lateness;
         self.term().saturating_sub(self.settling).saturating_sub(lateness * 2)
@@ -341,9 +339,9 @@ impl Lease {
 
     /// Returns whether a node whose create was answered at `entered` can rely on the present lease.
     ///
-    /// A session without nodes is touched only every [`idle_period`](Lease::idle_period). If answers come late, the
-    /// next touch might extend the lease only after its end. The node must then not rely on the lease until the lease
-    /// is extended by a request that was sent after `entered`.
+    /// A session without nodes is touched only every [`idle_period`](Lease::idle_period). If answers come late, the lease
+    /// may end before the next touch extends it. The node can then rely on the lease only after a request that was sent
+    /// after `entered` has extended it.
     pub(crate) fn lasts_from(&self, entered: Moment) -> bool {
         self.is_steady() || self.spare() >= self.idle_period() || self.counts_since(entered)
     }
@@ -359,8 +357,8 @@ impl Lease {
         self.settling
     }
 
-    /// Returns the time since the newest recorded touch of this connection was sent. Without one, returns the time
-    /// since the zero of the lease's clock, which is long enough for a touch to be due.
+    /// Returns the time since the newest recorded touch of this connection was sent. Without a recorded touch, returns the
+    /// time since the zero of the lease's clock, so that a touch is due.
     pub(crate) fn since_touch(&self) -> Duration {
         self.now().saturating_sub(self.state.lock().touches.back().map_or(Duration::ZERO, |touch| touch.sent))
     }
@@ -397,9 +395,8 @@ impl Lease {
         self.validity_at(now).map(|(_, epoch)| epoch)
     }
 
-    /// Returns the present moment if the lease is valid and has been valid since this epoch began. Takes no mutex. On
-    /// `None` the caller must call [`Lease::epoch_at`], because the atomics that this function reads may be older than
-    /// the state.
+    /// Returns the present moment if the lease is valid and has been valid since this epoch began. Takes no mutex. After
+    /// `None` the caller must call [`Lease::epoch_at`], because the atomics may be older than the state.
     pub(crate) fn covered_at(&self, epoch: u64) -> Option<Moment> {
         // The end is read before its epoch, because `publish` stores the epoch before the end. The clock is read last.
         let until = self.valid_until.load(Ordering::Acquire);
@@ -424,8 +421,8 @@ impl Lease {
         (state.over.is_none() && !left.is_zero()).then_some((left, state.epoch))
     }
 
-    /// Returns how long after the sending of a touch the lease ends that the touch extends: one session timeout, less
-    /// the stop margin.
+    /// Returns how long the lease lasts from the sending of the touch that extends it: one session timeout, less the stop
+    /// margin.
     fn term(&self) -> Duration {
         self.timeout.saturating_sub(self.margin)
     }
@@ -461,8 +458,8 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// Returns the time since boot, which goes on while the machine is suspended, as the ensemble's clock does. On Linux
-/// `Instant` stands still during that time.
+/// Returns the time since boot. This clock goes on while the machine is suspended, as the ensemble's clock does, whereas
+/// `Instant` on Linux stands still.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn since_boot() -> Moment {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

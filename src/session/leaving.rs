@@ -1,6 +1,6 @@
-//! The removal of one node of ours, and of orphans of its owner, as a state machine without I/O. Each step of [`Leaving`] but the last awaits an
-//! answer, which leads to the next step. `session/removal.rs` sends the requests, and the exhaustive model
-//! (`tests/models/`) drives the same machine.
+//! The removal of one node of ours, and of the orphans of its owner (nodes that no answer has shown), as a state machine
+//! without I/O. Each step of [`Leaving`] but the last awaits an answer, which leads to the next step. `session/removal.rs`
+//! sends the requests, and the exhaustive model (`tests/models/`) drives the same machine.
 //!
 //! | step | answer | next step |
 //! |---|---|---|
@@ -32,9 +32,9 @@ pub enum Leaving {
     /// A node is being deleted.
     Deleting(Deletion),
     /// All nodes of the owner are being listed, to be deleted next. The listing also finds a node that was created
-    /// although the answer to its create was lost. Before the listing, a sync is sent. The sync takes effect after
-    /// every create that this session sent before, unless a server that was cut off still has such a create. For this
-    /// case, `session/removal.rs::remove_late` lists the nodes again after each reconnect.
+    /// although the answer to its create was lost. A sync is sent before the listing, and takes effect after every create
+    /// that this session sent earlier. Only a server that was cut off may still carry out such a create later, so
+    /// `session/removal.rs::remove_late` lists the nodes again after each reconnect.
     Listing,
     /// The answer to a request was lost. The removal waits for the connection, and then repeats this step.
     Cut(Box<Leaving>),
@@ -42,7 +42,7 @@ pub enum Leaving {
     /// deletion while the directory has a child.
     Restarting,
     /// The removal has ended, with this result. [`Failure::NoNode`] means that the node was gone before the first
-    /// request, or that there was none.
+    /// request, or never existed.
     Gone(Result<(), Failure>),
 }
 
@@ -56,8 +56,8 @@ pub struct Deletion {
     pub signals: bool,
     /// Whether the directory is deleted afterwards, so that its sequence numbers start again at zero.
     pub(super) restarts: bool,
-    /// Whether an earlier delete of this node was sent and its answer lost, so that [`Failure::NoNode`] counts as a
-    /// success.
+    /// Whether the node may be gone already, because the answer to an earlier delete was lost. [`Failure::NoNode`] then
+    /// counts as a success.
     pub(super) is_again: bool,
     /// Whether all nodes of the owner are listed and deleted afterwards, because the answer to an earlier create was
     /// lost.
@@ -97,7 +97,7 @@ impl Leaving {
         Leaving::Deleting(Deletion { path, ..Deletion::default() })
     }
 
-    /// Returns the removal of the node at `path`, which nobody knew of until now.
+    /// Returns the removal of the node at `path`, which a late create has made.
     pub(super) fn delete_late(path: String) -> Leaving {
         Leaving::Deleting(Deletion { path, is_again: true, ..Deletion::default() })
     }
@@ -108,8 +108,8 @@ impl Leaving {
             (Leaving::Coming { lists_after }, Input::Created(created)) => match created {
                 Ok(path) => Leaving::Deleting(Deletion { path, lists_after, ..Deletion::default() }),
                 Err(over @ Failure::Over(_)) => Leaving::Gone(Err(over)),
-                // A faulty server may create the node and yet answer that the directory does not exist. So after
-                // `NoNode`, too, the nodes of the owner are listed.
+                // The owner's nodes are also listed after `NoNode`, because a faulty server may create the node and yet
+                // answer that the directory does not exist.
                 Err(Failure::Unknown(_) | Failure::NoNode) => Leaving::Listing,
                 Err(_) if lists_after => Leaving::Listing,
                 Err(_) => Leaving::Gone(Ok(())),
@@ -148,9 +148,8 @@ impl Deletion {
                 self.is_again = true;
                 (Leaving::Cut(Box::new(Leaving::Deleting(self))), None)
             }
-            // A server that refuses to set the data may still allow a plain delete, and waiters are notified of that as
-            // well. Only a refusal of the write (operation 0), or of the whole request, shows that this session may not
-            // signal in this directory.
+            // A server that refuses to set the data may still allow a plain delete, which also notifies the waiters. Only
+            // a refusal of the write (operation 0), or of the whole request, shows that the write is not allowed.
             Failure::NoAuth(_) | Failure::Refused(_) if self.signals && index == 0 => {
                 self.signals = false;
                 (Leaving::Deleting(self), Some(RemovalReport::SignalRefused))

@@ -24,8 +24,8 @@ const UNDER_WAY_MAX: usize = 4;
 /// with copies of the same names.
 const MANY: usize = 256;
 
-/// The most listings behind one sync. The next sync is sent when these are answered, so that a heartbeat never waits
-/// behind more.
+/// The most listings that are sent after one sync. The next sync is sent when these are answered, so that a heartbeat
+/// never waits for more listings.
 const BEHIND_ONE_SYNC: usize = 128;
 
 /// Lists the children of a directory. The answer shows the children as they are at a moment after this call, at which
@@ -46,8 +46,8 @@ pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> 
 }
 
 impl SessionStore {
-    /// Adds a caller of a listing, and returns the receiver of its answer. If the caller must send a listing now, also
-    /// returns the sender of the answer. The caller then calls [`SessionStore::end_listing`] once the listing is answered.
+    /// Adds a caller of a listing, and returns the receiver of the answer. If the caller must send a listing now, also
+    /// returns the sender of the answer. The caller must then call [`SessionStore::end_listing`] after the answer.
     fn begin_listing(&self, directory: &Arc<str>) -> (watch::Receiver<Listed>, Option<Callers>) {
         let mut record = self.record.lock();
         let listings = record.listings.entry(Arc::clone(directory)).or_default();
@@ -64,8 +64,8 @@ impl SessionStore {
         let mut record = self.record.lock();
         let listings = record.listings.get_mut(directory)?;
         listings.is_large = is_large;
-        // The directory may have become large, so that more listings are under way than its limit allows. The next
-        // listing is sent once fewer are under way.
+        // If the directory has become large, more listings than allowed may be under way. The next listing is then sent
+        // once fewer are under way.
         let next = if listings.under_way <= most(is_large) { listings.next.take() } else { None };
         let next = next.filter(|next| next.receiver_count() > 0);
         if next.is_none() {
@@ -77,8 +77,8 @@ impl SessionStore {
         next
     }
 
-    /// Adds a caller of a listing behind a sync. Also returns whether the caller must start the task that sends the
-    /// listings.
+    /// Adds a caller of a listing that is sent after a sync. Also returns whether the caller must start the task that sends
+    /// such listings.
     fn join_synced(&self, directory: &Arc<str>) -> (watch::Receiver<Listed>, bool) {
         let wanted = &mut self.record.lock().synced_listings;
         let is_first = wanted.is_none();
@@ -86,8 +86,8 @@ impl SessionStore {
         (callers.or_insert_with(|| watch::channel(None).0).subscribe(), is_first)
     }
 
-    /// Returns the next directories to list behind a sync, with their callers. If there are none, the task that sends
-    /// the listings must end. A directory that is not returned yet still takes callers.
+    /// Returns the next directories to list after a sync, with their callers. If there are none, the task that sends the
+    /// listings must end. A directory that was not returned yet can still get more callers.
     fn take_synced(&self) -> Option<Vec<(Arc<str>, Callers)>> {
         let wanted = &mut self.record.lock().synced_listings;
         let taken: Vec<_> = iter::from_fn(|| wanted.as_mut()?.pop_first()).take(BEHIND_ONE_SYNC).collect();
@@ -130,8 +130,8 @@ async fn follow(
         };
         match answer {
             Some(answer) => send(answer),
-            // No answer has come within the session timeout, and perhaps none will ever come. A separate task goes on
-            // waiting for the answer, and the next listing is sent.
+            // No answer has come within the session timeout, and perhaps none will ever come. A separate task waits for
+            // the answer from now on, and the next listing is sent.
             None => session.spawn(Box::pin(async move { send(reply.await) })),
         }
         let Some(waiting) = next else { return };
@@ -139,17 +139,17 @@ async fn follow(
     }
 }
 
-/// Lists the children of a directory behind a sync. The answer shows every write that was committed before this call, at
-/// whichever server. The listing is sent once the session is connected.
+/// Lists the children of a directory after a sync. The answer shows every write that was committed before this call,
+/// through any server. The listing is sent once the session is connected.
 ///
-/// After a reconnect, each of thousands of lost creates must be looked for. One listing serves every caller that called
-/// before it was sent, and one sync serves the listings of many directories.
+/// After a reconnect, thousands of callers may look for the nodes of lost creates. One listing serves every caller that
+/// called before it was sent, and one sync serves the listings of many directories.
 pub(crate) fn list_synced(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Listing> {
     let (answer, is_first) = session.store().join_synced(directory);
     if is_first {
         let on = Arc::clone(session);
         let forget_all = move || {
-            // The callers are dropped after the mutex is released, because their wakers are called.
+            // Dropping the callers calls their wakers, so they are dropped after the mutex is released.
             let _unlocked = on.store().record.lock().synced_listings.take();
         };
         // Nothing is sent before the task runs, so that callers who come together share the sync.
@@ -183,7 +183,7 @@ async fn list_wanted(session: Arc<dyn Session>) {
             join_all(answers).await
         });
         if within(session.sleep(session.timeout()), &mut answers).await.is_none() {
-            // Some of these listings may never be answered, and the next ones must not wait for them.
+            // Some of these listings may never be answered, and the next listings must not wait for them.
             session.spawn(Box::pin(async move { drop(answers.await) }));
         }
     }

@@ -25,7 +25,7 @@ pub(crate) mod state;
 /// Our nodes on which keep-alive has not requested a watch yet.
 #[derive(Default)]
 pub(crate) struct Unwatched {
-    /// The nodes, each with a flag that says whether a call of [`Unwatched::take`] has passed the node over.
+    /// The nodes, each with a flag that says whether a call of [`Unwatched::take`] has left the node in the list.
     nodes: Mutex<Vec<(Arc<Node>, bool)>>,
     /// Wakes the task `watch_nodes`, because there is a new node to watch or a hand-off to check.
     pub(super) wake: Notify,
@@ -42,8 +42,8 @@ impl Unwatched {
         }
     }
 
-    /// Removes and returns the nodes to watch now. Also returns whether other nodes remain. `watch_nodes` calls this once in each
-    /// `grace`.
+    /// Removes and returns the nodes to watch now. Also returns whether other nodes remain. `watch_nodes` calls this once
+    /// in each `grace`.
     ///
     /// A node is watched at the second call after it was added, unless its owner has left it by then, because most nodes are
     /// deleted sooner. With a `grace` of zero, a node is watched at the first call.
@@ -76,28 +76,28 @@ pub(crate) struct Node {
     unsettled: AtomicUsize,
     /// The number of transactions that check this node and were sent.
     writes: AtomicUsize,
-    /// The epoch of the lease in which the node is held, plus 1. Zero if the node is not held, or is lost. As
+    /// The epoch of the lease in which the node is held, plus 1. Zero if the node is not held, or is lost. Like
     /// `first_limit`, this is a copy of the state that is read without the mutex, because a node that is kept between
     /// uses is checked millions of times a second.
     held_in: AtomicU64,
-    /// When a present hold or use first reaches its limit, in nanoseconds on the session's clock.
+    /// When the first of the present holds or uses reaches its limit, in nanoseconds on the session's clock.
     first_limit: AtomicU64,
     lease: Arc<Lease>,
-    /// The list to which the node is added again when a stranger has set its data. That event has used up the node's
-    /// watch.
+    /// The list to which the node is added again after a stranger has set its data, because that event has used up the
+    /// node's watch.
     unwatched: Weak<Unwatched>,
 }
 
 /// The part of a node that its mutex protects.
 ///
-/// The watch on the node is in two places: `NodeState::is_watched` says that nobody needs to request it, and `own` is the
-/// armed watch.
+/// Two fields are about the watch on the node: `NodeState::is_watched` says that the watch need not be requested, and `own` is
+/// the armed watch.
 ///
 /// | event | `is_watched` | `own` |
 /// |---|---|---|
 /// | [`request_watch`](Node::request_watch), by the waiter or keep-alive: [`NodeState::begin_to_watch`] | `true` | |
 /// | [`store_watch`](Node::store_watch): the watch was armed | `true` | `Some` |
-/// | [`store_watch`](Node::store_watch): the watch was not armed ([`NodeState::watch_failed`]), unless the node is gone | `false` | |
+/// | [`store_watch`](Node::store_watch): not armed ([`NodeState::watch_failed`]), but the node is not gone | `false` | |
 /// | [`poll_watch`](Locked::poll_watch): the watch has fired ([`NodeState::heard`]) | `false` | `None` |
 /// | [`end_move`](Node::end_move): a replacement of the node has ended | `false` | `None` |
 pub(crate) struct Locked {
@@ -139,8 +139,8 @@ impl Node {
         })
     }
 
-    /// Changes the state of the node under its mutex, and updates `held_in` and `first_limit`. After the mutex is released, logs and
-    /// counts a lost hold, because subscribers of `tracing` run the user's code.
+    /// Changes the state of the node under its mutex, and updates `held_in` and `first_limit`. A lost hold is logged and
+    /// counted after the mutex is released, because subscribers of `tracing` run user code.
     ///
     /// A value with a destructor (a watch, a reply) must be returned by `change`, and dropped by the caller after the
     /// mutex is released, because its destructor calls the backend. Callers name such a value `_unlocked`.
@@ -251,8 +251,8 @@ impl Node {
         });
     }
 
-    /// Leaves the node, and returns its loss and its removal: see [`NodeState::leave`]. Reports a loss that is not reported yet, and
-    /// wakes the waiting tasks.
+    /// Leaves the node, and returns its loss and its removal: see [`NodeState::leave`]. Reports a loss that was not reported
+    /// yet, and wakes the waiting tasks.
     pub(crate) fn leave(self: &Arc<Self>, may_signal: bool) -> (Option<Loss>, Option<Leaving>) {
         let loss = self.detect_loss();
         let leaving = self.change(|it| it.state.leave(may_signal));
@@ -287,11 +287,11 @@ impl Node {
         self.changed.notify_waiters();
     }
 
-    /// Checks the lease, the limits and the watch for a loss. Records a loss, unless one is
-    /// recorded already, and reports the loss of a hold. Returns the recorded loss. Sends no request.
+    /// Checks the lease, the limits and the watch for a loss. Records a loss, unless one is recorded already, and reports
+    /// the loss of a hold. Returns the recorded loss. Sends no request.
     ///
-    /// This polls the watch on the node. If the watch has fired, this wakes the waiting tasks. A waiter without an
-    /// epoch of the lease gets the current epoch.
+    /// Polls the watch on the node, and wakes the waiting tasks if the watch has fired. If the node waits and relies on no
+    /// epoch of the lease yet, it relies on the current epoch from now on.
     pub(crate) fn detect_loss(self: &Arc<Self>) -> Option<Loss> {
         let (lease, now) = (&self.lease, self.lease.now());
         if now == FORKED {
@@ -336,8 +336,8 @@ impl Node {
                 // The lease or a limit has ended since the call of `look`, so `look` is called again immediately.
                 None if self.is_holding() => {}
                 Some(left) if self.is_holding() && left < Duration::MAX => {
-                    // While the machine is suspended, a timer stands still and the lease does not. One long sleep would
-                    // then end after the lease. So the sleep is divided into slices.
+                    // While the machine is suspended, a timer stands still but the lease goes on, so one long sleep could
+                    // end after the lease. So the sleep is divided into slices.
                     let slice = left.min(self.lease.timeout() / 20);
                     let is_awake = tokio::select! {
                         biased;
@@ -353,7 +353,7 @@ impl Node {
         }
     }
 
-    /// Returns the present moment if the node is held and no loss was found so far. Takes no mutex. On `None` the caller
+    /// Returns the present moment if the node is held and no loss was found so far. Takes no mutex. After `None` the caller
     /// must call [`Node::detect_loss`].
     pub(crate) fn held_at(&self) -> Option<Moment> {
         let now = self.lease.covered_at(self.held_in.load(Ordering::Acquire).checked_sub(1)?)?;
@@ -406,7 +406,7 @@ impl Node {
         }
     }
 
-    /// Records that the leader has no node at `path`. If this node is at `path`, it is lost.
+    /// Records that the ensemble's leader has no node at `path`. If this node is at `path`, it is lost.
     pub(super) fn record_gone_from(&self, path: &str) {
         if self.read(|it| it.standing_path() == Some(path)) {
             self.lose(Loss::Removed);

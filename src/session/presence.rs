@@ -1,4 +1,4 @@
-//! Asks the leader whether certain nodes exist, and decides when a waiter asks again.
+//! Asks the ensemble's leader whether certain nodes exist, and decides when a waiter asks again.
 //!
 //! A crash of a server can lose the event of a watch, and a server can list a node that the ensemble no longer has. So
 //! a task that has received no event for a long time sends transactions that only check nodes and change nothing. The
@@ -26,12 +26,12 @@ const CHECKS_MAX: usize = 1_000;
 /// The most bytes in one transaction. ZooKeeper refuses a request of 1 MiB.
 const BYTES_MAX: usize = 256 * 1024;
 
-/// The number of transactions into which the checks after a failed one are divided. More of these checks may fail, and
-/// each failure costs another transaction.
+/// The number of transactions into which the checks after a failed check are divided. There are several, because more of
+/// these checks may fail, and each failure costs another transaction.
 const PARTS: usize = 16;
 
-/// The most contenders that an error names as the holders of a lock or the contenders in front. Few, because the leader
-/// is asked for each, and the error must be returned in time.
+/// The most contenders that an error names as the holders of a lock or as the contenders in front. The number is small,
+/// because the leader is asked whether each of them exists, and the error must be returned in time.
 pub(crate) const NAMED: usize = 8;
 
 /// The longest pause before a check.
@@ -47,8 +47,8 @@ pub(crate) fn check(path: impl Into<String>, version: Option<i32>) -> Operation 
 }
 
 /// Returns for each check whether it holds at the leader now. Sends transactions until every result is known or cannot
-/// be found out. With [`RetryLimit::once`], sends each check once. If a check then fails, the result of each later check in the same
-/// transaction stays unknown.
+/// be found out. With [`RetryLimit::once`], each check is sent once. If a check then fails, the results of the later
+/// checks in the same transaction stay unknown.
 pub(super) async fn run_checks(session: &Arc<dyn Session>, checks: &[Operation], tries: RetryLimit) -> Vec<Holds> {
     let longest = checks.iter().map(|check| session.request_bytes(slice::from_ref(check))).max();
     let mut results = CheckResults::new(checks.len(), longest.unwrap_or_default());
@@ -92,8 +92,7 @@ impl CheckResults {
         CheckResults { known, open: divided(0..checks, CHECKS_MAX.min(BYTES_MAX / longest.max(1))) }
     }
 
-    /// Sends the checks that are still to be sent, and records their results. Returns `false` if there was none to
-    /// send.
+    /// Sends the checks that are still to be sent, and records their results. Returns `false` if there was nothing to send.
     async fn send_open(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: &RetryLimit) -> bool {
         let parts = self.parts();
         let answers =
@@ -199,10 +198,11 @@ impl<'a> Recheck<'a> {
     }
 }
 
-/// Leaves each server that lists one of these nodes, which the leader is known not to have. Returns whether there was
-/// such a server, even if another caller has left that server first.
+/// Disconnects from each server that lists one of these nodes, which the ensemble's leader does not have. Returns whether
+/// there was such a server, even if another caller has disconnected first.
 ///
-/// A listing is sent after an answer of the leader, which has brought the server up to the leader's state.
+/// The leader's answer that a node is gone has also brought the server up to date. So a server that lists the node
+/// afterwards is wrong.
 pub(crate) async fn leave_if_listed(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -222,8 +222,8 @@ pub(crate) async fn leave_if_listed(
     Ok(has_left)
 }
 
-/// Leaves each server whose answer about a node still differs from the leader's. Called after a check has shown a
-/// change that no watch reported. Returns whether there was such a server, even if another caller has left that server
+/// Disconnects from each server whose answer about a node still differs from the leader's. Called after a check has shown
+/// a change that no watch reported. Returns whether there was such a server, even if another caller has disconnected
 /// first.
 ///
 /// A read from the server is sent between two checks by the leader. The answer to the first check brings the server up
@@ -254,12 +254,12 @@ pub(crate) async fn leave_if_it_differs(
     }
 }
 
-/// Leaves the server of this connection, which does not agree with the leader about the node at `path`. Does nothing if
-/// the connection is lost already, or if another caller has left the server.
+/// Disconnects from the server of this connection, which does not agree with the ensemble's leader about the node at `path`.
+/// Does nothing if the connection is lost already, or if another caller has disconnected.
 pub(crate) async fn leave(session: &Arc<dyn Session>, connection: u64, path: &str) -> Result<(), Failure> {
     let server = session.server().unwrap_or_else(|| "unknown".to_owned());
     let (on, node) = (Arc::clone(session), path.to_owned());
-    // The caller may be dropped at the first event that the next server delivers.
+    // This work is spawned, because the caller may be dropped at the first event that the next server delivers.
     let left = async move {
         let left = on.leave_server(connection, &node).await;
         if matches!(left, Ok(true) | Err(Failure::Diverged { .. })) {
@@ -278,16 +278,15 @@ pub(crate) async fn leave(session: &Arc<dyn Session>, connection: u64, path: &st
     spawn_awaited(session, left, drop).await
 }
 
-/// Returns whether the check holds, by the answer to a transaction with that check alone. `None` if the answer does not
-/// show it.
+/// Returns whether the only check of a transaction holds, as its answer shows. `None` if the answer does not show it.
 fn check_result(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
     let mut results = CheckResults::new(1, 0);
     results.record(&(0..1), answer.map(drop));
     results.known.pop()?.ok()
 }
 
-/// Returns whether the leader has a node although the server has answered that the node does not exist. If so, this
-/// waits until the request to the server may be repeated. If `tries` allows no repetition, the server is left first.
+/// Returns whether the ensemble's leader has a node although the server has answered that the node does not exist. If so,
+/// waits until the request to the server may be repeated. If `tries` allows no repetition, connects to another server.
 pub(crate) async fn leader_still_has(session: &Arc<dyn Session>, path: &str, tries: &mut RetryLimit) -> Holds {
     let connection = session.store().connection();
     match is_there(session, path, None).await {

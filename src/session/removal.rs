@@ -29,8 +29,8 @@ use crate::telemetry::names;
 /// keeps such a request for `syncLimit` ticks, by default 5, and a session timeout is 2 ticks or more.
 const KEPT_FOR: u32 = 10;
 
-/// Removes a node. Sends the first request before it returns, unless the connection is lost. The removal goes on in the background
-/// even if the returned reply is dropped. `creating` is the reply to the node's create, if that reply has not come yet.
+/// Removes a node. Sends the first request before this function returns, unless the connection is lost. The removal goes on in
+/// the background even if the returned reply is dropped. `creating` is the reply to the node's create, if it is still awaited.
 pub(crate) fn remove(
     session: &Arc<dyn Session>,
     node: &Node,
@@ -60,8 +60,7 @@ fn forget_old(expected: &mut VecDeque<(Moment, Arc<str>, Tag)>, now: Moment) {
     }
 }
 
-/// Removes the nodes of late creates. Spawned after each reconnect. Costs a listing of each directory with such creates,
-/// however many there are.
+/// Removes the nodes of late creates. Spawned after each reconnect. Costs one listing of each directory with late creates.
 pub(super) async fn remove_late(session: Arc<dyn Session>) {
     let now = session.lease().now();
     let expected = {
@@ -135,8 +134,8 @@ impl Remover {
                     if !matches!(listed, Err(Failure::Unknown(_) | Failure::Over(_))) {
                         store.expect_late(&self.directory, &self.tag);
                     }
-                    // If the connection broke before the create was recorded as expected, the search after the
-                    // reconnect may have missed the node.
+                    // If the connection broke before `expect_late` was called, the search after the reconnect may have
+                    // missed the node. The listing is then repeated.
                     let is_same = store.connection() == connection;
                     let lost = || Failure::Unknown("the connection broke after the answer".to_owned());
                     Input::Listed(listed.and_then(|names| is_same.then(|| self.own(&names)).ok_or_else(lost)))
@@ -172,7 +171,7 @@ impl Remover {
         {
             return answer;
         }
-        // This request may never be answered, and other removals must not wait for its turn to end.
+        // This request may never be answered, so it must not keep other removals waiting.
         drop(turn);
         deleted.await
     }

@@ -265,7 +265,7 @@ pub struct Denied {
     pub right: &'static str,
     /// The node on which the request needs the right.
     pub node: String,
-    /// Describes the user as which the client is authenticated. Empty without credentials.
+    /// The user as whom the client is authenticated, in words. Empty if the client has no credentials.
     pub whom: String,
 }
 
@@ -335,8 +335,8 @@ pub enum Failure {
     },
 }
 
-/// Returns the message about a server and a leader that do not agree about a node. It blames neither, because the leader
-/// may be the server that has lost the node.
+/// Returns the message about a server and a leader that do not agree about a node. The message does not say which of them
+/// is wrong, because the leader may have lost the node.
 pub(crate) fn disagreement(node: &str, server: &str) -> String {
     format!(
         "{node}: the server {server} and the leader do not agree about it, and no other server is left: zklock check, \
@@ -355,8 +355,8 @@ impl Failure {
 pub(crate) fn is_from_quorum<T>(answer: &Result<T, Failure>) -> bool {
     match answer {
         Ok(_) => true,
-        // The quorum also commits a failed transaction, as an error. But a request that the client crate refuses is not
-        // sent.
+        // The quorum also commits a failed transaction, as an error. But a request that the client crate refuses was
+        // never sent.
         Err(Failure::Operation { failure, .. }) => !matches!(**failure, Failure::Refused(_) | Failure::InvalidAcl),
         Err(_) => false,
     }
@@ -369,8 +369,8 @@ pub enum Loss {
     /// The session is over, and its nodes are deleted or will be.
     #[error("{0}")]
     SessionOver(#[from] Ending),
-    /// The servers may expire the session soon, and then another contender may be granted the lock. Too much time has
-    /// passed since the servers surely heard of the session.
+    /// Too much time has passed since the ensemble certainly heard of the session. The ensemble may soon expire the
+    /// session, and grant the lock to another contender.
     #[error("the lease on the session ran out before a quorum renewed it")]
     LeaseRanOut,
     /// The lock was held for longer than the holder's own [limit](crate::RwLockBuilder::max_hold) allows.
@@ -426,7 +426,8 @@ pub enum HoldState {
     },
 }
 
-/// Written for people: `held`, `lost: the session expired`, `suspect: lost in 2s 300ms unless the connection comes back`.
+/// Writes a text for people: `held`, or for example `lost: the session expired` or `suspect: lost in 2s 300ms unless the
+/// connection comes back`.
 impl fmt::Display for HoldState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

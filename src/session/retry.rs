@@ -28,8 +28,8 @@ impl RetryLimit {
     /// node.
     pub(crate) const DENIALS: RetryLimit = RetryLimit { made: 0, most: 3 };
     /// No limit, for work that must be done, such as the removal of a node. The work ends once an answer comes or the
-    /// session is over. A session that cannot reach the ensemble is over after 1.4 session timeouts at the latest, so a release, which
-    /// waits for such work, ends as well.
+    /// session is over. A session that cannot reach the ensemble is over after 1.4 session timeouts at the latest. So a
+    /// release, which waits for this work, also ends.
     pub(crate) const ENDLESS: RetryLimit = RetryLimit { made: 0, most: u32::MAX };
 
     /// The limit for a request that is sent once.
@@ -55,8 +55,8 @@ impl RetryLimit {
     }
 
     /// Waits until the session is connected, and counts the try. From the fourth try on, also sleeps for 1/50 to 12/50
-    /// of the session timeout, because answers are then probably lost by the server and not with the connection. Fails
-    /// if the session is over.
+    /// of the session timeout, because the cause of so many lost answers is probably the server and not the connection.
+    /// Fails if the session is over.
     pub(crate) async fn pause(&mut self, session: &Arc<dyn Session>) -> Result<(), Failure> {
         session.until_connected().await.map_err(Failure::Over)?;
         self.count();
@@ -85,8 +85,8 @@ where
     F: Future<Output = Result<T, Failure>>,
 {
     loop {
-        // A request that is made without a connection is sent after the reconnect, even if the caller has given up by
-        // then.
+        // The request is made only while the session is connected. Otherwise it would be sent after the reconnect even
+        // if the caller had been dropped by then.
         if !session.lease().is_connected() {
             session.until_connected().await.map_err(Failure::Over)?;
         }
@@ -114,7 +114,7 @@ pub(crate) async fn within<T>(end: impl Future<Output = ()>, work: impl Future<O
     }
 }
 
-/// Sends a read. With `is_synced` it sends a sync before the read, so that the answer shows a state no older than this
+/// Sends a read. With `is_synced`, a sync is sent before the read, so that the answer shows a state no older than this
 /// call.
 pub(crate) fn read<T: 'static>(
     session: &Arc<dyn Session>,
@@ -142,8 +142,8 @@ pub(crate) async fn data(
     }
 }
 
-/// Fails if this client refuses nodes that give other clients wider rights than its own ACL, and this node does. Sends
-/// the request before this function returns.
+/// Fails if this client refuses nodes whose ACL is wider than its own, and this node's ACL is. Sends the request before
+/// this function returns.
 pub(crate) fn check_rights(session: &Arc<dyn Session>, path: &str) -> impl Future<Output = Result<(), Failure>> + Send {
     let mut first = session.refuses_wider_rights().then(|| session.wider_rights(path));
     async move {

@@ -33,7 +33,7 @@ use crate::telemetry::user_thread::guarded;
 pub struct SessionStore {
     lease: Arc<Lease>,
     /// While this mutex is locked, no backend and no waker is called. A node's mutex may be locked while this mutex is
-    /// locked, and never the other way round.
+    /// locked, but not the other way round.
     pub(super) record: Mutex<Record>,
     /// Wakes the task that renews the lease, because the connection has changed, the session is over, or the renewal
     /// must run sooner.
@@ -43,10 +43,11 @@ pub struct SessionStore {
     /// Our nodes on which keep-alive has not requested a watch yet. The list's `wake` also notifies keep-alive of a
     /// hand-off to check.
     pub(crate) unwatched: Arc<Unwatched>,
-    /// The highest zxid of all answers. Not in `record`, because a backend may report it while a mutex of its own is locked.
+    /// The highest zxid of all answers. This is an atomic outside `record`, because a backend may report a zxid while it
+    /// holds a mutex of its own.
     newest_zxid: AtomicI64,
-    /// Limits the removals that are under way after a loss of the connection, so that no heartbeat waits behind
-    /// thousands of removals.
+    /// Limits the removals that are under way after a loss of the connection, so that no heartbeat waits for thousands of
+    /// removals.
     pub(super) late_removals: Semaphore,
 }
 
@@ -58,18 +59,19 @@ pub(super) struct Record {
     nodes_made: u64,
     /// The number of times that the connection was lost.
     connection: u64,
-    /// The lock directories in which the server has refused a signal, and until when this session sends none there.
+    /// The lock directories in which the server has refused the write that signals a release, and until when this session
+    /// sends no such write there.
     pub(super) signals_refused: HashMap<Arc<str>, Moment>,
-    /// The hand-offs to check, by the path of the releasing holder's node.
+    /// The hand-offs (releases that waiters took as their grants) to check, by the path of the releasing holder's node.
     pub(super) hand_offs: HashMap<Arc<str>, HandOff>,
-    /// The last hand-off that was confirmed. If this hand-off grants the lock to another contender later, that grant
+    /// The last hand-off whose check was passed. If the same hand-off grants the lock to another contender later, that grant
     /// needs no check.
     pub(super) last_confirmed: Option<Arc<str>>,
-    /// The nodes that their owner no longer keeps between uses, and deletes after the last use.
+    /// The nodes that this process no longer keeps between uses, and deletes after the last use.
     closing: Vec<Weak<Node>>,
     /// When the renewal of the lease runs next, on the session's clock.
     pub(super) renewal: Moment,
-    /// The directory and the owner of each create that may be carried out late, and until when, the oldest first.
+    /// The creates that may be carried out late, the oldest first: until when, the directory, and the tag of the owner.
     pub(super) late_creates: VecDeque<(Moment, Arc<str>, Tag)>,
     /// The directories that are being listed.
     pub(super) listings: HashMap<Arc<str>, Listings>,
@@ -95,13 +97,13 @@ pub(super) type Callers = watch::Sender<Listed>;
 #[derive(Default)]
 pub(super) struct Listings {
     pub(super) under_way: usize,
-    /// Whether the last answer had so many names that one listing at a time is sent.
+    /// Whether the last answer had so many names that only one listing is sent at a time.
     pub(super) is_large: bool,
     /// The callers that wait for the next listing, which is sent when a listing under way is answered.
     pub(super) next: Option<Callers>,
 }
 
-/// The most removals under way that were requested or repeated after a loss of the connection.
+/// The most removals that are under way at a time after a loss of the connection.
 const LATE_REMOVALS_MAX: usize = 128;
 
 impl SessionStore {
@@ -126,8 +128,8 @@ impl SessionStore {
 
     /// Records that the ensemble created the session, in answer to a handshake sent at `sent` or later.
     pub fn began(&self, sent: Moment) {
-        // Records the loss of every hold if the lease had run out. Otherwise a hold could survive the lapse, because the
-        // same answer may have renewed the lease.
+        // If the lease had run out, the loss of every hold is recorded. Otherwise a hold could survive, because the same
+        // answer may have renewed the lease.
         if self.lease.began(sent) {
             self.detect_all_losses();
         }
@@ -190,7 +192,7 @@ impl SessionStore {
         let _panicked = guarded(|| self.link_changed.notify_waiters());
     }
 
-    /// Records the end of the session, and reports no loss yet: [`SessionStore::end`] must follow.
+    /// Records the end of the session, but reports no loss yet. The caller must then call [`SessionStore::end`].
     pub(crate) fn end_lease(&self, why: Ending) {
         let lost = self.lease.lost_since();
         if self.lease.end(why) {
@@ -259,7 +261,7 @@ impl SessionStore {
     /// Removes a node from this record, because its owner has left it.
     pub(crate) fn forget(&self, node: &Arc<Node>) {
         if !self.lease.is_connected() {
-            // A watch that stayed would be armed again after the reconnect.
+            // If the watch stayed, it would be armed again after the reconnect.
             let _unlocked = node.change(|it| it.own.take());
         }
         self.record.lock().nodes.remove(&node.number);
@@ -279,15 +281,15 @@ impl SessionStore {
         record.nodes.insert(node.number, Arc::clone(node));
         let is_late = record.nodes.len() == 1 && record.renewal > renewed_by;
         drop(record);
-        // The task is woken only if it must be, because a wake-up costs a tenth of the time of a short hold.
+        // The task is woken only if necessary, because a wake-up costs a tenth of the time of a short hold.
         if is_late {
             self.renewal_wake.notify_one();
         }
         self.unwatched.add(node);
     }
 
-    /// Records that this node is no longer kept between uses, and is deleted after its last use. A contender behind the
-    /// node then need not request that the node be given up.
+    /// Records that this node is no longer kept between uses, and is deleted after its last use. A contender that waits for
+    /// the node then need not request that it be given up.
     pub(crate) fn mark_closing(&self, node: &Arc<Node>) {
         let mut record = self.record.lock();
         record.closing.retain(|node| node.strong_count() > 0);
@@ -306,7 +308,7 @@ impl SessionStore {
     /// waits for a change of a node.
     pub(crate) fn detect_all_losses(&self) {
         for node in self.all() {
-            // A loss calls the wakers of callers. A waker that panics must not keep the other nodes from being told.
+            // A loss calls the wakers of callers. If a waker panics, the losses of the other nodes must still be recorded.
             let _panicked = guarded(|| node.detect_loss());
         }
         self.notify_all();
@@ -335,7 +337,7 @@ impl SessionStore {
         self.record.lock().nodes.values().cloned().collect()
     }
 
-    /// Returns the paths of all nodes that stand, as far as this session knows.
+    /// Returns the paths of our nodes that exist, as far as this session knows, and that are not being replaced.
     pub(crate) fn own_paths(&self) -> BTreeSet<String> {
         self.all().iter().filter_map(|node| node.standing_path()).collect()
     }

@@ -29,11 +29,11 @@ pub(crate) fn sleep(duration: Duration) -> impl Future<Output = ()> + Send + use
     Timer::after(duration).map(drop)
 }
 
-/// The background thread of this process, while a user (a client or a session) holds an `Arc` of it.
+/// The background thread of this process. The thread runs while a client or a session has an `Arc` of it.
 static BACKGROUND: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
 
-/// The id of the process that connected first, 0 before that. A child that the process forks lacks the threads of the
-/// client crate and of this library, so the connections in the child would not be served.
+/// The id of the process that has connected, or 0 before the first connect. A forked child lacks the threads of the client
+/// crate and of this library, so connections in the child would not be served.
 static PROCESS: of_process::AtomicU32 = of_process::AtomicU32::new(0);
 
 /// Returns whether this process was forked after its parent had connected. This function reads the clock
@@ -42,13 +42,13 @@ pub(crate) fn is_forked() -> bool {
     since_boot_here() == FORKED
 }
 
-/// The time that [`since_boot_here`] returns in a forked process. It is later than the end of any lease, so every lease
-/// that the fork has copied is invalid in the child.
+/// The time that [`since_boot_here`] returns in a forked process. This time is later than the end of any lease, so every
+/// lease that the fork has copied is invalid in the child.
 pub(crate) const FORKED: Moment = Duration::from_secs(1 << 40);
 
-/// The shortest time between two calls of `std::process::id`, in nanoseconds. The call enters the kernel, and a hold is
-/// checked millions of times a second. A fork usually takes longer than this time, so that the child's first check finds
-/// that the time has passed.
+/// The shortest time between two calls of `std::process::id`, in nanoseconds. The call enters the kernel, which would be slow
+/// for a hold that is checked millions of times a second. A fork usually takes longer than this time, so the child's first
+/// check calls `std::process::id`.
 const FORK_CHECK_EVERY: u64 = 20_000;
 
 /// When `std::process::id` was last called, in nanoseconds since boot.
@@ -87,7 +87,7 @@ impl<F: Future> Future for Guarded<F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(task) = &mut self.0 else { return Poll::Pending };
-        // The user may set a subscriber at any time.
+        // The user may set a `tracing` subscriber at any time, so this is repeated at each poll.
         log::silence_this_thread();
         let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
         polled.map_or_else(|panicked| Poll::Ready(Err(panicked)), |polled| polled.map(Ok))

@@ -1,5 +1,5 @@
-//! The watch on a node of ours: its request, by a contender that waits or by keep-alive, and the repetition of the request.
-//! [`Node`] stores the watch and hears its event.
+//! The request for the watch on a node of ours, by a contender that waits or by keep-alive. [`Node`] stores the watch and
+//! receives its event.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -21,9 +21,9 @@ impl Node {
     /// Sends a request for a watch on this node before this function returns. The returned future stores the watch.
     /// Returns `None` if a watch was requested already, or if no watch is needed.
     ///
-    /// If the server answers that the node does not exist, the future asks the leader for the node. If the leader does
-    /// not have the node either, the hold is lost. If the leader has the node, the future leaves the server. If no other server is
-    /// left, it returns [`Failure::Diverged`], and the hold or the wait goes on.
+    /// If the server answers that the node does not exist, the ensemble's leader is asked. If the leader does not have the
+    /// node either, the hold is lost. If the leader has the node, this client connects to another server. If there is no
+    /// other server, the future returns [`Failure::Diverged`], and the hold or the wait goes on.
     pub(crate) fn request_watch(
         self: &Arc<Self>,
         session: &Arc<dyn Session>,

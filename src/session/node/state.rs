@@ -47,9 +47,9 @@ pub enum Phase {
     Left,
 }
 
-/// The number of creates of one node whose answers may be lost, and the number of those that may find no directory. One
-/// more ends the acquisition. There is a limit because a broken server could lose every answer, and because servers may
-/// delete the empty directory again each time.
+/// How many creates of one node may lose their answers, and how many may find no directory. One more ends the acquisition.
+/// There is a limit because a broken server could lose every answer, and because servers may delete the empty directory
+/// again each time.
 const CREATES_MAX: u8 = 64;
 
 /// The next step of an acquisition that has no node yet.
@@ -57,7 +57,7 @@ const CREATES_MAX: u8 = 64;
 pub enum EntryStep {
     /// Send a create, and a listing after it.
     Create,
-    /// Look for the node that a create may have made. If there is none, create again.
+    /// Look for the node that a create may have made. If there is no such node, create again.
     Recover,
     /// Create the directory, and then create again.
     MakeDirectory,
@@ -167,8 +167,8 @@ pub struct NodeState {
     is_reported: bool,
     /// Whether a watch on this node was requested, and neither failed nor fired since.
     is_watched: bool,
-    /// Whether the owner, while it waited, has asked for every node in this directory that is kept between uses. The keeper of
-    /// this node must know that its own request fires its watch.
+    /// Whether the owner, while it waited, has requested that the nodes kept between uses in this directory be given up. If so,
+    /// an event of the watch on the directory does not show that another contender has requested this.
     pub(crate) asked_itself: bool,
     /// The number of commits of a shared value under this node so far, which is also the id of the last one.
     commits: u32,
@@ -279,7 +279,7 @@ impl NodeState {
         }
     }
 
-    /// Records that the node was not replaced, so that a permit that was to replace it does not exist and never will.
+    /// Records that the node was not replaced. The permit that was to replace it does not exist, and never will.
     pub fn cancel_move(&mut self) {
         self.may_have_orphan |= self.may_be_reader();
         self.unseen = None;
@@ -325,8 +325,8 @@ impl NodeState {
         }
         let node = self.leave(may_signal);
         self.phase = Phase::Left;
-        // The node in the queue is removed first. An exchange that is still on its way then fails, so it cannot create
-        // the permit after the removal of the permit.
+        // The node in the queue is removed first. An exchange that is still under way then fails, so that it cannot create
+        // a permit after the removal of the permit.
         let outside = self.unseen.take().map(Leaving::delete);
         let orphans = std::mem::take(&mut self.may_have_orphan).then_some(Leaving::Listing);
         node.into_iter().chain(outside).chain(orphans).collect()
@@ -344,8 +344,8 @@ impl NodeState {
 
     /// Records the loss that the evidence shows, if there is one, unless an earlier loss is recorded.
     ///
-    /// Must be called before an event of the watch is [recorded](NodeState::heard). After the process was stopped for
-    /// long, the lease has lapsed and the server has also removed the node. The recorded loss must then be the lapse,
+    /// Must be called before an event of the watch is [recorded](NodeState::heard). If the process was stopped for long, the
+    /// lease has run out and the server has removed the node. The end of the lease must then be recorded as the loss,
     /// because it is the cause of the removal.
     pub(crate) fn record_loss(&mut self, evidence: &Evidence) {
         let since = match self.phase {
