@@ -80,27 +80,22 @@ impl Wake for Fires {
     }
 }
 
-/// Events to deliver, and watchers to drop, once the slots are unlocked.
-#[derive(Default)]
-struct Outgoing(Vec<(oneshot::Sender<Event>, Event)>, Vec<Watcher>);
+/// Slots to drop once the others are unlocked, and the events of their waiters.
+type Outgoing = Vec<(Slot, Event)>;
 
-impl Outgoing {
-    fn deliver(self) {
-        for (waiter, event) in self.0 {
+fn send_all(outgoing: Outgoing) {
+    for (slot, event) in outgoing {
+        for waiter in slot.waiters {
             // The waker of the task that waits is the user's code.
-            let _panicked = guarded(|| _ = waiter.send(event));
+            let _panicked = guarded(|| waiter.event.send(event));
         }
-        drop(self.1);
     }
 }
 
 impl Slots {
     /// Removes a slot, and adds its event for each of its waiters.
     fn fire(&mut self, key: &Key, event: Event, to: &mut Outgoing) {
-        if let Some(slot) = self.by_key.remove(key) {
-            to.0.extend(slot.waiters.into_iter().map(|it| (it.event, event)));
-            to.1.extend(slot.watcher);
-        }
+        to.extend(self.by_key.remove(key).map(|slot| (slot, event)));
     }
 
     /// Polls the watcher of a slot. If it has fired, fires the slot.
@@ -154,7 +149,7 @@ impl Watches {
             slots.poll(&key, &self.fired, &mut outgoing);
             drop(slots);
         }
-        outgoing.deliver();
+        send_all(outgoing);
         let mut armed = Armed { watches: Arc::clone(self), key, event };
         Box::pin(async move { (&mut armed.event).await.unwrap_or(Event::Over) })
     }
@@ -171,7 +166,7 @@ impl Watches {
             slots.poll(key, &self.fired, &mut outgoing);
         }
         drop(slots);
-        outgoing.deliver();
+        send_all(outgoing);
     }
 
     /// Drops the watchers of the present connection, which is lost. The watches stay.
@@ -186,9 +181,7 @@ impl Watches {
     /// Ends all watches, because the session is over. Each gets the event [`Event::Over`].
     pub(super) fn end(&self) {
         let slots = std::mem::take(&mut *self.slots.lock());
-        for waiter in slots.by_key.into_values().flat_map(|slot| slot.waiters) {
-            let _panicked = guarded(|| drop(waiter));
-        }
+        send_all(slots.by_key.into_values().map(|slot| (slot, Event::Over)).collect());
     }
 
     pub(super) fn keys(&self) -> Vec<Key> {
@@ -212,8 +205,8 @@ impl Watches {
             Ok((Some(stat), watcher)) => {
                 if let Some(slot) = slots.by_key.get_mut(key) {
                     let now = Seen::by(key.1, &stat);
-                    let changed = slot.waiters.extract_if(.., |waiter| waiter.seen != now);
-                    outgoing.0.extend(changed.map(|waiter| (waiter.event, Event::LookAgain)));
+                    let waiters = slot.waiters.extract_if(.., |waiter| waiter.seen != now).collect();
+                    outgoing.push((Slot { waiters, watcher: None }, Event::LookAgain));
                     if slot.waiters.is_empty() {
                         slots.by_key.remove(key);
                     } else {
@@ -228,7 +221,7 @@ impl Watches {
             Err(_) => slots.fire(key, Event::LookAgain, &mut outgoing),
         }
         drop(slots);
-        outgoing.deliver();
+        send_all(outgoing);
         Ok(())
     }
 }
