@@ -85,7 +85,7 @@ pub fn reconnect_jitter(away: Duration, session_timeout: Duration, random: u64) 
 const GRAINS: u64 = 1 << 20;
 
 /// One address of a server. `None` as the address stands for the server's name, which the client crate looks up itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Target {
     /// The position of the server in the connect string.
     pub server: usize,
@@ -114,7 +114,7 @@ pub enum Failed {
 }
 
 /// The addresses of the servers, and what is known about each.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Attempts {
     session_timeout: Duration,
     limit: Duration,
@@ -134,7 +134,7 @@ pub struct Attempts {
     is_quick_until: Moment,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Known {
     target: Target,
     limit: Duration,
@@ -155,10 +155,7 @@ struct Known {
 impl Attempts {
     /// Returns the state of a client that has tried no address. `limit` is the limit of the first attempt at each.
     pub fn new(session_timeout: Duration, limit: Duration) -> Attempts {
-        let known = Vec::new();
-        let (round, begun, last, stolen) = (1, 0, None, None);
-        let (is_quick_until, may_steal_until) = (Duration::ZERO, Duration::ZERO);
-        Attempts { session_timeout, limit, known, round, begun, last, stolen, may_steal_until, is_quick_until }
+        Attempts { session_timeout, limit, round: 1, ..Attempts::default() }
     }
 
     /// Records the addresses that a look-up of this server has found. Addresses that it has not found are forgotten.
@@ -169,18 +166,10 @@ impl Attempts {
             let target = Target { server, address: *address };
             match self.known.iter_mut().find(|it| it.target == target) {
                 Some(known) => known.is_fresh = true,
-                None => self.known.push(Known {
-                    target,
-                    limit: self.limit,
-                    is_silent: false,
-                    has_failed: false,
-                    is_fresh: true,
-                    tried: 0,
-                    keeps_writes_until: Duration::ZERO,
-                    disagrees_until: Duration::ZERO,
-                    left: 0,
-                    place: random(),
-                }),
+                None => {
+                    let (limit, place) = (self.limit, random());
+                    self.known.push(Known { target, limit, is_fresh: true, place, ..Known::default() });
+                }
             }
         }
     }
