@@ -9,7 +9,7 @@ use crate::queue::dialect::{self, Dialect};
 use crate::queue::node_name::NodeName;
 
 /// The last second before the year 10000, in seconds since 1970. A later time has no date with a year of four digits.
-const LAST_WRITTEN: Duration = Duration::from_secs(253_402_300_799);
+pub(crate) const LAST_WRITTEN: Duration = Duration::from_secs(253_402_300_799);
 
 /// Returns `at`, or the nearest time that can be printed as a date. A wrong clock may give a time that cannot be printed.
 pub(crate) fn date(at: SystemTime) -> SystemTime {

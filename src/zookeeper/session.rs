@@ -99,10 +99,6 @@ impl ZooKeeperSession {
         Ok(session)
     }
 
-    fn pipeline(&self) -> &Arc<Pipeline> {
-        &self.connections.pipeline
-    }
-
     /// Reserves room for ephemeral nodes whose paths have this many bytes. Returns `None` if too little room is free.
     pub(super) fn reserve_slot(self: &Arc<Self>, own_bytes: usize) -> Option<SessionSlot> {
         // The server counts each path with the root in front. A slot has at most two nodes: a contender for permits has
@@ -125,7 +121,7 @@ impl ZooKeeperSession {
         F: Future<Output = Result<T, Failure>> + Send + 'static,
     {
         let (it, path): (_, Arc<str>) = (Arc::clone(&self.connections), path.into());
-        self.pipeline().send(kind, move |client| ask(client, Arc::clone(&it), Arc::clone(&path)))
+        self.connections.pipeline.send(kind, move |client| ask(client, Arc::clone(&it), Arc::clone(&path)))
     }
 
     /// Sends a read that needs the right `READ` on `path`, before this function returns.
@@ -285,7 +281,7 @@ impl Session for ZooKeeperSession {
 
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
         let (it, operations): (_, Arc<[Operation]>) = (Arc::clone(&self.connections), operations.into());
-        self.pipeline().send(Request::Write, move |client| {
+        self.connections.pipeline.send(Request::Write, move |client| {
             let (it, operations, before) = (Arc::clone(&it), Arc::clone(&operations), it.store.newest_zxid());
             async move {
                 let (outcomes, newest) = commit(&client, &operations, &it.rights.acl, &it.whom).await?;
@@ -320,7 +316,7 @@ impl Session for ZooKeeperSession {
 impl Drop for ZooKeeperSession {
     fn drop(&mut self) {
         self.connections.background.sessions.lock().remove(&self.id());
-        self.pipeline().close();
+        self.connections.pipeline.close();
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use zookeeper_client as zk;
 
+use crate::queue::metadata::LAST_WRITTEN;
 use crate::session::request::{Contents, Created, Denied, Ending, Failure, Kind, Operation, Outcome, Stat};
 use crate::zookeeper::security::Acl;
 
@@ -48,8 +49,8 @@ pub(super) async fn commit(
         zk::MultiWriteError::RequestFailed { source } => failure(0, source),
         zk::MultiWriteError::OperationFailed { index, source } => of(index)(source),
     })?;
-    let newest = results.iter().map(zxid).max().unwrap_or_default();
-    Ok((results.into_iter().map(outcome).collect(), newest))
+    let (outcomes, zxids): (_, Vec<_>) = results.into_iter().map(outcome).unzip();
+    Ok((outcomes, zxids.into_iter().max().unwrap_or_default()))
 }
 
 /// Reads the data of several nodes in one request, which is sent in the first poll. `None` for a node that does not
@@ -71,19 +72,13 @@ pub(super) async fn data_of_each(client: &zk::Client, paths: &[String]) -> Resul
     nodes.into_iter().map(node).collect()
 }
 
-fn zxid(result: &zk::MultiWriteResult) -> i64 {
+/// Returns an operation's outcome, and the transaction's id or 0.
+fn outcome(result: zk::MultiWriteResult) -> (Outcome, i64) {
     match result {
-        zk::MultiWriteResult::Create { stat, .. } | zk::MultiWriteResult::SetData { stat } => stat.mzxid,
-        _ => 0,
-    }
-}
-
-fn outcome(result: zk::MultiWriteResult) -> Outcome {
-    match result {
-        zk::MultiWriteResult::Create { .. } => Outcome::Created,
-        zk::MultiWriteResult::SetData { stat } => Outcome::Set { version: stat.version },
-        zk::MultiWriteResult::Delete => Outcome::Deleted,
-        _ => Outcome::Checked,
+        zk::MultiWriteResult::Create { stat, .. } => (Outcome::Created, stat.mzxid),
+        zk::MultiWriteResult::SetData { stat } => (Outcome::Set { version: stat.version }, stat.mzxid),
+        zk::MultiWriteResult::Delete => (Outcome::Deleted, 0),
+        _ => (Outcome::Checked, 0),
     }
 }
 
@@ -139,12 +134,10 @@ pub(super) fn created(path: String, stat: &zk::Stat) -> Created {
     Created { path, czxid: stat.czxid, ctime: time(stat.ctime), ephemeral_owner: stat.ephemeral_owner }
 }
 
-/// The last second of the year 9999, as seconds since 1970. Later times cannot be printed.
-const LAST_SHOWN: Duration = Duration::from_secs(253_402_300_799);
-
-/// Converts a time of the ensemble's clock, in milliseconds since 1970.
+/// Converts a time of the ensemble's clock, in milliseconds since 1970. A later time than can be printed becomes the last
+/// one that can.
 pub(super) fn time(milliseconds: i64) -> SystemTime {
-    UNIX_EPOCH + Duration::from_millis(milliseconds.unsigned_abs()).min(LAST_SHOWN)
+    UNIX_EPOCH + Duration::from_millis(milliseconds.unsigned_abs()).min(LAST_WRITTEN)
 }
 
 /// Maps an error of an attempt to open a session.
