@@ -70,11 +70,10 @@ pub enum Error {
     #[error("invalid input: {0}")]
     InvalidInput(String),
 
-    /// The timeout expired. The acquisition has left the queue. Try again, or look at the contenders that it waited
-    /// for.
+    /// The timeout expired. The acquisition has left the queue. Try again, or look at the contenders that it waited for.
     ///
-    /// A holder that [keeps](crate::queue::Member::keeps) the lock was asked to give it up. So its process still uses the lock,
-    /// unless this client may not write the lock's directory.
+    /// If a holder among them [keeps](crate::queue::Member::keeps) the lock, its process was asked to give the lock up, and so
+    /// still uses the lock. But nobody was asked if this client may not write the lock's directory.
     #[error(
         "not {} within {}: {}",
         if .blockers.ahead > 0 { "granted" } else { "done" },
@@ -84,8 +83,8 @@ pub enum Error {
     Timeout {
         /// The timeout that expired.
         waited: Duration,
-        /// The contenders that the acquisition waited for. If the client was disconnected, they are as in the last
-        /// listing of the queue.
+        /// The contenders that the acquisition waited for. If the client was disconnected, these are the contenders in the
+        /// last listing of the queue.
         blockers: Blockers,
         /// Since when and why the client had no connection at the timeout. `None` if the client was connected.
         cut_off: Option<CutOff>,
@@ -104,16 +103,17 @@ pub enum Error {
     #[error("the lock was lost: {0}")]
     Lost(#[source] Loss),
 
-    /// The place in the queue was lost before the lock was granted. Acquire again if you still want it.
+    /// The place in the queue was lost before the lock was granted. Acquire again if you still want the lock.
     #[error("lost the place in the queue: {0}")]
     Evicted(#[source] Loss),
 
-    /// No server answered in time. Check the network and the ensemble. Nothing is held, and no place in the queue is left. An
-    /// [eviction](crate::RwLock::evict) that was sent may or may not have been carried out.
+    /// No server answered in time. Check the network and the ensemble. The lock is not held, and no place in the queue is
+    /// left. An [eviction](crate::RwLock::evict) that was sent may or may not have been carried out.
     #[error("ZooKeeper cannot be reached: {0}")]
     Unreachable(String),
 
-    /// The client never connects again, because it was closed or the servers refused its credentials. Fix refused credentials.
+    /// The client never connects again: it was closed, the servers refused its credentials, or this process was forked from one
+    /// that had connected. Fix the credentials, or fork before you connect.
     #[error("{0}, and no new one can be opened")]
     Closed(#[source] Ending),
 
@@ -135,10 +135,9 @@ pub enum Error {
         lacks: Box<Denied>,
     },
 
-    /// The servers refuse the [`Acl`](crate::security::Acl) that this client gives to its nodes. After `sasl` or
-    /// `digest`, that is [`Acl::creator`](crate::security::Acl::creator) by default, and the servers have not
-    /// authenticated this client: servers that are not set up for SASL ignore a SASL login. Set the servers up, or fix
-    /// the ACL.
+    /// The servers refuse the [`Acl`](crate::security::Acl) that this client gives to its nodes. A client with `sasl` or
+    /// `digest` gives [`Acl::creator`](crate::security::Acl::creator) by default. The servers refuse it if they have not
+    /// authenticated the client: servers that are not set up for SASL ignore a SASL login. Set the servers up, or fix the ACL.
     #[error(
         "the servers refuse the ACL of this client's nodes, so they may not have authenticated this client: {path}"
     )]
@@ -177,9 +176,9 @@ pub enum Error {
         dialect: Dialect,
     },
 
-    /// A node in the lock's directory has the sequence number of the node that this acquisition made. The servers give each number
-    /// once, so a person or another program has made that node by hand. Nothing is granted beside it, because the numbers do not
-    /// show whose turn it is. Delete the node.
+    /// A node in the lock's directory has the sequence number of the node that this acquisition made. The servers give each
+    /// number once, so a person or another program chose the name of that node. No lock is granted beside it, because the
+    /// numbers do not show whose turn it is. Delete the node.
     #[error(
         "{path}/{node} has the number of the node that the servers made for this acquisition, so it was made by hand: delete it"
     )]
@@ -225,8 +224,8 @@ pub enum Error {
         reason: Failure,
     },
 
-    /// The [value](crate::Shared) behind the lock cannot be read or written. The lock itself works, and the value in the ensemble
-    /// is unchanged.
+    /// The [value](crate::Shared) behind the lock cannot be read or written. The lock itself works, and the value in the
+    /// ensemble is unchanged.
     #[error("{path}: {error}")]
     Value {
         /// The path of the value's node.
@@ -246,8 +245,9 @@ pub enum Error {
         path: String,
     },
 
-    /// The node of a [record](crate::Acquire::once_in) was deleted. Its copy says that the job was done within the period, so the
-    /// job is not due. Find out who deletes nodes. To have the job done again, [forget](crate::RwLock::forget) the record.
+    /// The node of a [record](crate::Acquire::once_in) was deleted. A copy of the record says that the job was done within the
+    /// period, so the job is not due. Find out who deletes nodes. To have the job done again,
+    /// [forget](crate::RwLock::forget) the record.
     #[error(
         "{path} is gone, which recorded what was {last}: it is not due yet; to have it done again, forget the record"
     )]
@@ -259,8 +259,8 @@ pub enum Error {
     },
 
     /// A server does not agree with the ensemble's leader about a node, and no other server is left: each was tried, or the
-    /// others do not answer. `zklock check`, with that node as its path, asks all servers, and says what to do. Nothing is
-    /// held, and no place in the queue is left.
+    /// others do not answer. Run `zklock check` with that node as its path: it asks all servers, and says what to do. The
+    /// lock is not held, and no place in the queue is left.
     #[error("{}", disagreement(.node, .server))]
     Diverged {
         /// The path of the node.
@@ -296,7 +296,7 @@ impl Error {
     pub const DELETE_OWN_NODE: &str = "delete our own node (it stays until its session ends)";
 
     /// The operation of a [`PermissionDenied`](Error::PermissionDenied) that the caller's own [`Acl`](crate::security::Acl)
-    /// causes. The directory is removed again, so no other client finds it.
+    /// causes. The lock's directory that the client made is removed again, so no other client finds it.
     pub const ENTER_OWN_DIRECTORY: &str = "enter the directory that it made (the ACL of this client shuts the client out: allow its own user to read, create and delete)";
 
     /// Returns whether a `try_` method found the lock taken.
@@ -340,7 +340,7 @@ impl Error {
         }
     }
 
-    /// Wraps this error as the error of the lock at `path`, which is one of several locks.
+    /// Wraps this error as the error of the lock at `path`, which is one lock of a [`MultiLock`](crate::MultiLock).
     pub(crate) fn of_one(self, path: &str) -> Error {
         match self {
             // The texts of these two errors name the path already.
@@ -375,7 +375,7 @@ impl Error {
 
     /// Returns the error for an invalid input. A text that repeats a very long input is shortened in the middle.
     pub(crate) fn invalid(problem: impl Into<String>) -> Error {
-        // A text about a path of 1,024 bytes is shown whole.
+        // The limit of 4,000 characters leaves a text about a path of 1,024 bytes whole.
         Error::InvalidInput(shortened(&problem.into(), 4_000, 150).into_owned())
     }
 
@@ -396,7 +396,8 @@ impl Error {
         }
     }
 
-    /// Returns the error of a request under a lock, whose node ends with the session.
+    /// Returns the error of a request under a lock. The end of the session is the loss of the lock, because the lock's node
+    /// ends with the session.
     pub(crate) fn under_lock(failure: Failure, operation: &'static str, path: &str) -> Error {
         match failure {
             Failure::Over(ending) => Error::Lost(Loss::SessionOver(ending)),
@@ -442,8 +443,8 @@ pub enum PermitsError {
         /// The number of permits in the ensemble.
         theirs: u32,
     },
-    /// The request is for more permits than exist, so it could never be granted. Ask for fewer permits, or raise the number with
-    /// [`set_permits`](crate::Semaphore::set_permits).
+    /// The request is for more permits than exist, so it could never be granted. Ask for fewer permits, or raise the number
+    /// with [`set_permits`](crate::Semaphore::set_permits).
     #[error(
         "has {permits} permits, and {wanted} are wanted: ask for fewer, or raise the number with set_permits or zklock permits"
     )]
@@ -468,12 +469,12 @@ pub enum PermitsError {
     /// [`at_existing_node`](crate::semaphore::SemaphoreBuilder::at_existing_node).
     #[error("exists without a number of permits, and may be a lock that is idle now: use another path")]
     EmptyNode,
-    /// The path is used for something else: a job's [record](crate::Acquire::once_in) lies beside it, or it has other nodes below
-    /// it, as a [value](crate::Shared) has. The text names the node. Use another path.
+    /// The path is used for something else: a job's [record](crate::Acquire::once_in) lies beside it, or the path has other
+    /// nodes below it, as a [value](crate::Shared) has. The text names the node. Use another path.
     #[error("is used for something else, of which {0} is a part: use another path")]
     OtherUse(String),
-    /// A node of the semaphore was not written by this library, so the free permits cannot be counted. The text names the node.
-    /// Remove it, or use another path.
+    /// A node of the semaphore was not written by this library, so the free permits cannot be counted. The text names the
+    /// node. Remove that node, or use another path.
     #[error("cannot be counted: {0}")]
     Doubtful(String),
 }

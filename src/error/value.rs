@@ -62,7 +62,7 @@ pub enum ValueError {
         written: Box<Written>,
     },
 
-    /// The value has the format and the schema of this handle, and does not fit its type. Fix the type, or raise the
+    /// The value has the format and the schema of this handle, but does not fit the handle's type. Fix the type, or raise the
     /// [schema](crate::shared::SharedBuilder::schema).
     #[error("it does not fit the type: {problem}; last written by {written}")]
     WrongType {
@@ -72,7 +72,7 @@ pub enum ValueError {
         written: Box<Written>,
     },
 
-    /// The new value cannot be encoded in this format, or decodes to an error. Nothing was sent.
+    /// The new value cannot be encoded in this format, or its encoded form cannot be decoded. Nothing was sent.
     #[error("the new value cannot be written down so that it can be read again: {problem}")]
     Unwritable {
         /// The text of the format's error.
@@ -84,8 +84,8 @@ pub enum ValueError {
     TooLarge {
         /// The size of the value in bytes, including its header.
         bytes: usize,
-        /// The [`size_limit`](crate::shared::SharedBuilder::size_limit): nothing was sent. `None` if the servers closed the
-        /// connection each time the value was sent, and at no other request, because their `jute.maxbuffer` is smaller.
+        /// The [`size_limit`](crate::shared::SharedBuilder::size_limit). The value was larger, and was not sent. `None` if the
+        /// value was sent, and the servers closed the connection each time, because their `jute.maxbuffer` is smaller.
         limit: Option<usize>,
     },
 }
@@ -115,7 +115,7 @@ pub struct Written {
     pub label: Option<String>,
     /// The fencing token of the hold under which the value was written.
     pub token: i64,
-    /// The index of this commit among the commits under that token, from 1.
+    /// The index of this commit, from 1, among the commits under the same token.
     pub commit: u32,
     /// The time on the writer's clock.
     pub at: SystemTime,

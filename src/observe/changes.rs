@@ -29,7 +29,8 @@ pub(crate) type OneHold = (Arc<Node>, Arc<dyn Session>);
 ///
 /// The states of a guard end with [`HoldState::Lost`], or when the guard is released.
 ///
-/// This is also a [`Stream`] of the items of [`next`](Self::next), for the combinators of `futures` and `tokio-stream`.
+/// This type is also a [`Stream`], for the combinators of `futures` and `tokio-stream`. It has the items that
+/// [`next`](Self::next) returns.
 ///
 /// # Examples
 ///
@@ -48,7 +49,7 @@ pub(crate) type OneHold = (Arc<Node>, Arc<dyn Session>);
 /// # Ok::<(), Error>(()) }).unwrap();
 /// ```
 pub struct Changes<T = HoldState> {
-    /// The mutex makes this type `Sync`. No code ever waits for the mutex.
+    /// The mutex is there only to make this type `Sync`. It is never locked, because `poll_next` has `&mut self`.
     items: Mutex<Pin<Box<dyn Stream<Item = T> + Send>>>,
 }
 
@@ -83,8 +84,8 @@ impl<T> fmt::Debug for Changes<T> {
     }
 }
 
-/// A part of a guard. Dropping this part ends the streams of the guard's states. The end of the node cannot end the streams,
-/// because the node outlives the guard if the node is kept or shared.
+/// The part of a guard whose drop ends the streams of the guard's states. The streams cannot wait for the end of the node
+/// instead, because a node that is kept or shared outlives the guard.
 #[derive(Debug, Default)]
 pub(crate) struct DropSignal(OnceLock<watch::Sender<()>>);
 
@@ -97,13 +98,14 @@ impl DropSignal {
             next.map(|next| next.map(|state| (state, Some(state))))
         });
         let mut life = self.0.get_or_init(|| watch::Sender::new(())).subscribe();
-        // Nothing is sent on this channel. `changed` returns an error when the guard, and with it the sender, is
-        // dropped. The error is ignored, because only the end matters.
+        // Nothing is sent on this channel. `changed` returns an error when the guard, and with it the sender, is dropped. This
+        // ends the stream.
         Changes::of(states.take_until(Box::pin(async move { drop(life.changed().await) })))
     }
 }
 
-/// Waits until the combined state of the holds is of another kind than `last`. `None` after a loss or a release.
+/// Waits until the combined state of the holds is of another kind than `last`. Returns `None` if a hold was released, or if
+/// `last` is a loss, which no state can follow.
 async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<HoldState> {
     if matches!(last, Some(HoldState::Lost { .. })) {
         return None;
@@ -121,8 +123,8 @@ async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<Ho
     select_all(changes).await.0
 }
 
-/// Combines the states of several holds. Returns the first loss in the list. If there is none, returns the suspect state that
-/// ends first. `None` for an empty list.
+/// Combines the states of several holds. Returns the first loss in the list, or else the suspect state that ends first, or else
+/// `Held`. `None` for an empty list.
 pub(crate) fn worst_of(states: impl Iterator<Item = HoldState>) -> Option<HoldState> {
     let rank = |state: &HoldState| match state {
         HoldState::Lost { .. } => (0, None::<Instant>),

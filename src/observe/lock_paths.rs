@@ -20,7 +20,7 @@ use crate::session::retry;
 /// The maximum number of nodes that one request reads.
 pub(super) const NODES_A_REQUEST: usize = 256;
 
-/// The maximum number of such requests in flight.
+/// The maximum number of requests in flight while the nodes of a queue are read.
 const REQUESTS_IN_FLIGHT: usize = 4;
 
 /// The directories of a lock or of a semaphore.
@@ -66,8 +66,8 @@ impl LockPaths {
         tokio::try_join!(taken, call::names(session, &self.queue, is_synced))
     }
 
-    /// Reads the nodes of these members, and sends all reads before the first reply is awaited. Returns the members
-    /// with their hosts, labels and tokens.
+    /// Returns the members with what their nodes say, such as their hosts, labels and tokens. Sends all reads before it awaits
+    /// the first reply.
     async fn read(
         &self,
         session: &Arc<dyn Session>,
@@ -76,8 +76,8 @@ impl LockPaths {
     ) -> Result<Vec<Member>, Failure> {
         let paths: Vec<String> = members.iter().map(|member| self.node(member)).collect();
         let nodes = session.data_of_each(&paths).await?;
-        // A member whose node is gone or may not be read is still returned, with the data that are in its name. Without
-        // that member, a held lock could seem to have waiters and no holder.
+        // A member whose node is gone, or may not be read, is still returned, with the data that are in its name. If it were
+        // left out, a held lock could seem to have waiters but no holder.
         let members = members.iter().zip(nodes).map(|(member, node)| match node {
             Some(node) => with_node(member, dialect, session.is_own(node.1.ephemeral_owner), &node),
             None => member.clone(),
@@ -104,8 +104,8 @@ impl LockPaths {
         Ok(Queue { path: self.path.to_string(), dialect, members, done: None, permits })
     }
 
-    /// Returns a contender in the queue as a member. The head of a semaphore's queue waits for permits. The head of a lock's
-    /// queue holds the lock.
+    /// Returns a contender in the queue as a member. A contender whose turn has come holds a lock, but in a semaphore's queue
+    /// such a contender still waits for permits.
     fn queued(&self, contender: &NodeName, turn: &Turn) -> Member {
         let member = member_by_name(contender, turn);
         match self.permits.is_some() && member.state == MemberState::Holds {
@@ -114,8 +114,8 @@ impl LockPaths {
         }
     }
 
-    /// Returns the holders of the permits `taken` and the contenders `ahead`, with only what the names of their nodes
-    /// say.
+    /// Returns as blockers the holders of the permits `taken`, and the contenders `ahead`, with only what the names of their
+    /// nodes say.
     fn in_the_way(&self, dialect: Dialect, taken: &[String], ahead: &[&str], names: &[String]) -> Blockers {
         let ahead_of_us = ahead.iter().filter_map(|name| NodeName::parse_as(name, dialect));
         let waiters = ahead_of_us.map(|it| self.queued(&it, &turn::as_seen(&it, names)));
@@ -134,8 +134,8 @@ impl LockPaths {
         self.progress_beside(&self.taken(session).await, names, me)
     }
 
-    /// Asks the leader for the first of the contenders `ahead`, or, if there are none, for the holders of permits. Returns
-    /// whether some are gone, so that the caller looks again. If the server lists one of these all the same, leaves the server.
+    /// Asks the leader for the first of the contenders `ahead`. If `ahead` is empty, asks for the holders of permits. Returns
+    /// whether some of them are gone, so that the caller lists again. Leaves the server if it still lists one that is gone.
     ///
     /// If the leader does not answer within a session timeout, all count as present.
     pub(crate) async fn are_some_gone(&self, session: &Arc<dyn Session>, ahead: &[&str]) -> Result<bool, Failure> {
@@ -168,8 +168,8 @@ impl LockPaths {
         }
     }
 
-    /// Reads whether a semaphore has room for these permits. Also returns the number of all its permits, `None` if it is not set.
-    /// `None` if this cannot be read.
+    /// Returns the number of all permits of a semaphore, and whether `wanted` of them are free. The number is `None` if it is
+    /// not set. The whole is `None` if it cannot be read.
     pub(crate) async fn room(&self, session: &Arc<dyn Session>, wanted: u32) -> Option<(Option<u32>, bool)> {
         let (names, number) = (session.children(self.permits.as_ref()?), session.data(&self.path));
         let names = names.await.or_else(retry::none_without_directory).ok()?;
@@ -190,7 +190,7 @@ impl LockPaths {
     }
 }
 
-/// Returns the holders of permits, with only what the names of their nodes say. Leaves out every other name.
+/// Returns the holders of permits, with only what the names of their nodes say. Leaves out malformed names.
 fn holders(taken: &[String]) -> impl Iterator<Item = Member> {
     taken.iter().filter_map(|name| {
         let by = permits::parse(name)?;
@@ -232,7 +232,7 @@ fn with_node(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Ve
     }
 }
 
-/// Returns a holder in this process as the only blocker. `note` is the data of its node.
+/// Returns blockers that consist only of `holder`, a holder in this process. `note` is the data of its node.
 pub(crate) fn blocked_by(holder: &NodeName, note: &[u8], token: i64) -> Blockers {
     let Metadata { host, pid, label, .. } = Metadata::of(holder, Some(note));
     let member =

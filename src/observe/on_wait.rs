@@ -1,5 +1,4 @@
-//! The listener that the user sets with [`on_wait`](crate::Acquire::on_wait), and its calls with the progress of a
-//! wait.
+//! Calls the listener that the user sets with [`on_wait`](crate::Acquire::on_wait) with the progress of a wait.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -18,7 +17,7 @@ use crate::sync::Mutex;
 /// The shortest time between two listings of the queue for the listener.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 
-/// The user's function, which is called with each progress.
+/// The user's function, which is called when the progress of the wait changes.
 #[derive(Clone)]
 pub(crate) struct Listener(Arc<Mutex<Box<Callback>>>);
 
@@ -30,7 +29,7 @@ impl Listener {
     }
 }
 
-/// The listener of one waiting acquisition, and the progress of its last call.
+/// The listener of one waiting acquisition, and the progress that it was last called with.
 pub(crate) struct OnWait {
     listener: Listener,
     reported: Option<Progress>,
@@ -41,7 +40,8 @@ impl OnWait {
         OnWait { listener: listener.clone(), reported: None }
     }
 
-    /// Calls the listener at each change in the listings of the acquisition, and in those that this future makes in intervals.
+    /// Calls the listener whenever a listing of the queue shows other progress. The acquisition lists the queue for its own
+    /// purposes, and this future lists it in intervals.
     pub(crate) async fn follow(&mut self, paths: &LockPaths, view: &QueueView) -> Infallible {
         let mut waits = next_listing(view, 0).await;
         loop {
@@ -54,8 +54,8 @@ impl OnWait {
         }
     }
 
-    /// Calls the listener if `seen` differs from the progress of the last call. Before the call, reads the nodes of the
-    /// contenders that the waiter waits for.
+    /// Calls the listener if `seen` differs from the progress of the last call. Reads the nodes of the contenders in the way
+    /// first.
     async fn report_read(&mut self, session: &Arc<dyn Session>, paths: &LockPaths, dialect: Dialect, seen: Progress) {
         if let Some(reported) = self.reported.as_mut().filter(|reported| reported.is_as(&seen)) {
             reported.length = seen.length;
@@ -85,7 +85,7 @@ impl OnWait {
 
     /// Returns the interval between two listings. Each listing returns all names, so waiters further back list less often. The
     /// waiter at place p of n lists n names every p * n milliseconds. All waiters together list 1000 * (1 + 1/2 + ... + 1/n)
-    /// names a second, which is fewer than ten thousand.
+    /// names a second: about 10,000 if n is 12,000.
     fn pause(&self) -> Duration {
         let size = self.reported.as_ref().map_or(0, |reported| reported.place.saturating_mul(reported.length));
         let by_size = Duration::from_millis(u64::try_from(size).unwrap_or(u64::MAX));

@@ -13,14 +13,15 @@ use crate::sync::{Mutex, Notify};
 #[derive(Default)]
 pub(crate) struct QueueView {
     pub(crate) snapshot: Mutex<Option<QueueSnapshot>>,
-    /// Whether a listener hears of each listing. The listing of a semaphore's queue then includes the holders of permits.
+    /// Whether the user set a listener with `on_wait`. If so, the holders of permits are listed with a semaphore's queue.
     pub(crate) has_listener: bool,
-    /// Notified when the leader does not have a contender that was in the way, so that the holders are looked at again.
+    /// Notified when the leader does not have a contender that the last listing showed in the way. The waiter at the head of a
+    /// semaphore's queue then lists the holders of permits again.
     pub(crate) look_again: Notify,
 }
 
 impl QueueView {
-    /// Stores a listing of the queue. Keeps the data of the contenders whose nodes were read since an earlier listing.
+    /// Stores a listing of the queue. A contender whose node was read after an earlier listing keeps the data of its node.
     pub(crate) fn record(&self, session: &Arc<dyn Session>, me: &NodeName, mut seen: Progress) {
         let mut snapshot = self.snapshot.lock();
         let known = snapshot.iter().flat_map(|before| &before.seen.blockers.first).filter(|it| it.token.is_some());
@@ -56,8 +57,8 @@ pub(crate) struct QueueSnapshot {
     pub(crate) listings: usize,
 }
 
-/// Waits until the queue was listed more than `listings` times. This future registers no waker: the caller polls it after
-/// each poll of the acquisition, or the task that polls a shared acquisition wakes all tasks that wait for that acquisition.
+/// Waits until the queue was listed more than `listings` times. This future registers no waker, because it is polled after
+/// each poll of the acquisition that lists: either by the same task, or by tasks that the polling task then wakes.
 pub(crate) async fn next_listing(view: &QueueView, listings: usize) -> QueueSnapshot {
     poll_fn(|_| match &*view.snapshot.lock() {
         Some(snapshot) if snapshot.listings > listings => Poll::Ready(snapshot.clone()),

@@ -19,7 +19,7 @@ use crate::validation;
 /// The maximum number of listings in flight.
 const LISTINGS_IN_FLIGHT: usize = 256;
 
-/// The queues of all locks and semaphores below a prefix that have contenders, or a record of a job.
+/// The queues of all locks and semaphores at and below a path that have contenders, or the record of a job.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Survey {
@@ -33,14 +33,13 @@ pub struct Survey {
 impl Survey {
     /// Looks at every node at and below `prefix`, and reads the queue of each node that has contenders. A
     /// [`Semaphore`](crate::Semaphore) is one queue, with its [permits](Queue::permits). The
-    /// [record](crate::Queue::done) of a job that was done under a lock is read, too. A lock that has one and no contender
+    /// [record](crate::Queue::done) of a job that was done under a lock is read, too. A lock that has a record and no contender
     /// has an empty queue here.
     ///
     /// Costs a listing for each node that is not a contender itself, a request for each 256 members of a queue, and one for
-    /// each 256 records. Each queue is seen in its own [dialect](Dialect); a directory with contenders of several dialects has a
-    /// queue for each.
-    /// [How long it takes](Call#how-long-it-takes) is bounded by the session timeout for each step, and as a whole with
-    /// [`timeout`](Call::timeout).
+    /// each 256 records. Each queue is read in its own [dialect](Dialect). A directory with contenders of several dialects has
+    /// a queue for each dialect. [How long the call takes](Call#how-long-it-takes) is bounded by the session timeout for each
+    /// step, and as a whole with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Only reads.
@@ -110,8 +109,8 @@ impl Survey {
     ) -> Result<(), Failure> {
         let (contenders, mut others): (Vec<_>, Vec<_>) =
             children.into_iter().partition(|name| Dialect::of(name).is_some());
-        // A semaphore is recognized by its directory of permits alone, because servers delete the directory of an empty
-        // queue.
+        // A semaphore is recognized by its directory of permits. Its directory of the queue may be missing, because servers
+        // delete it when it is empty.
         if others.iter().any(|name| name == PERMITS)
             && let Some(queue) = semaphore(session, node).await?
         {
@@ -137,7 +136,7 @@ impl Survey {
         for some in paths.chunks(NODES_A_REQUEST) {
             let nodes = call::await_answer(session, || session.data_of_each(some)).await?;
             let locks = some.iter().filter_map(|path| metadata::lock_of_record(path));
-            // A record that may not be read is left out.
+            // A record that this client may not read is left out.
             records.extend(locks.zip(nodes).filter_map(|(lock, node)| {
                 let (data, stat) = node?;
                 Some((lock, metadata::read_done(&data, stat.mtime)?))
@@ -162,8 +161,8 @@ async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queu
     let queue_paths = LockPaths::of_semaphore(node.into());
     let read = call::await_answer(session, || session.data(node)).await;
     let Some((data, _)) = shown(read)? else { return Ok(None) };
-    // If a directory may not be listed, this function returns `None`, and the survey reports the directory in
-    // `unreadable`.
+    // If this client may not list a directory, this function returns `None`. The survey then looks at the directory as at
+    // any other node, and reports it in `unreadable`.
     let Some((taken, queued)) = shown(queue_paths.names(session, false).await)? else { return Ok(None) };
     let number = match permits::decode(&data) {
         Ok(Some(number)) => number,

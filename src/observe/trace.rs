@@ -1,4 +1,4 @@
-//! The tracing spans and the metrics of acquisitions and holds. They cost almost nothing without a subscriber.
+//! The tracing spans and the metrics of acquisitions and holds. Without a subscriber the spans cost almost nothing.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -18,7 +18,8 @@ use crate::telemetry::names;
 
 type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 
-/// The trace of one acquisition. The spans are in a box, because thousands of waiting acquisitions may have none.
+/// The trace of one acquisition. The spans are in a box, so that thousands of waiting acquisitions without spans take little
+/// memory.
 #[derive(Default)]
 pub(crate) struct AcquireTrace {
     spans: Option<Box<Spans>>,
@@ -33,8 +34,8 @@ struct Spans {
 }
 
 impl AcquireTrace {
-    /// Begins the trace. `is_for_several` says whether this is the acquisition of a kept node, for which several uses
-    /// wait. The metrics count each of these uses instead of the acquisition.
+    /// Begins the trace. `is_for_several` says whether several uses wait for this acquisition of a node that the process will
+    /// keep. The metrics then count each of these uses, and not the acquisition.
     pub(crate) fn begin(
         (path, metrics): (&str, &Arc<PathLabel>),
         aim: Aim,
@@ -58,7 +59,7 @@ impl AcquireTrace {
         }
     }
 
-    /// Polls the work inside the span.
+    /// Returns a future that polls `work` inside the span.
     pub(crate) fn around<G: 'static>(span: OwnSpan, work: Work<G>) -> Work<G> {
         if span.is_none() { work } else { Box::pin(span.around(work)) }
     }
@@ -76,7 +77,7 @@ impl AcquireTrace {
         HoldTrace { span, gauge: GaugeGuard::new(names::HOLDING, Some(aim), Some(node.path_label())), warning: None }
     }
 
-    /// Sets a field of the span: `sequence` once the node is created, `token` at the grant.
+    /// Sets a field of the span of the acquisition, such as `sequence` once the node is created.
     pub(crate) fn record(&self, field: &'static str, number: i64) {
         if let Some(spans) = &self.spans {
             spans.acquire.record(field, number);
@@ -111,7 +112,7 @@ pub(crate) fn not_granted((path, metrics): (&str, &PathLabel), aim: Aim, error: 
 pub(crate) struct HoldTrace {
     span: Option<Box<HoldSpan>>,
     gauge: GaugeGuard,
-    /// The sender that cancels the warning task when dropped.
+    /// Dropping this sender cancels the task that warns of a long hold.
     pub(crate) warning: Option<oneshot::Sender<()>>,
 }
 
