@@ -1,7 +1,7 @@
 //! The clients of an embedded ensemble, and the faults that a test can inject.
 //!
-//! Every request is answered before its call returns. So a test that polls by hand decides every interleaving itself,
-//! without threads or sleeps.
+//! Without faults, every request is answered before its call returns. So a test that polls by hand decides every
+//! interleaving itself, without threads or sleeps.
 
 use std::fmt;
 use std::pin::Pin;
@@ -21,9 +21,9 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// A client of an embedded ensemble: the lock without a server, for tests and examples.
 ///
-/// It keeps the same contract as [`ZooKeeper`](crate::ZooKeeper). A test can do to its session everything that a
-/// network can do: see [`faults`](Self::faults). It needs no runtime. A timeout inside a tokio runtime uses that
-/// runtime's clock, so tokio's paused time works.
+/// A `Memory` keeps the same contract as [`ZooKeeper`](crate::ZooKeeper). With its [`faults`](Self::faults), a test can do to
+/// its session everything that a network can do. It needs no runtime. A timeout inside a tokio runtime uses that runtime's
+/// clock, so tokio's paused time works.
 ///
 /// # Clone
 /// Clones share one session. [`Memory::connect`] returns a client of the same ensemble, as another process would have.
@@ -51,7 +51,7 @@ pub struct Memory {
 
 struct Client {
     ensemble: Arc<Ensemble>,
-    /// The client's session; `None` before the first use. A guard keeps its session open.
+    /// The client's session; `None` before the first use. A session ends when neither a client nor a guard owns it.
     session: Mutex<Option<Arc<MemorySession>>>,
     closed: AtomicBool,
 }
@@ -84,7 +84,7 @@ impl Memory {
         }
     }
 
-    /// Ends this client's session, and with it all nodes of the session. Its guards are lost, waiting acquisitions
+    /// Closes this client for good. Its session ends with all nodes of the session, its guards are lost, waiting acquisitions
     /// fail, and new ones are refused.
     pub async fn close(&self) {
         Coordinator::close(self).await;
@@ -220,7 +220,7 @@ impl Faults {
     /// keeps the session and its nodes until [`expire`](Self::expire): no timeout ends the session. So a release waits for
     /// its reply until [`heal`](Self::heal), also after the loss.
     pub fn cut(&self) {
-        // Opens a session before the first use, so that the first acquisition finds the client cut off.
+        // Opens a session if there is none yet, so that a first acquisition after this call finds the client cut off.
         let _session = self.zk.open();
         self.zk.change(World::cut);
     }
@@ -230,8 +230,8 @@ impl Faults {
         self.zk.change(World::heal);
     }
 
-    /// Executes the next write (create, delete or transaction), but loses its answer. If the client's server
-    /// [lags](Self::lag), the server lacks this write, too.
+    /// Lets the next write (create, delete or transaction) be executed, but its answer be lost. If the client's server
+    /// [lags](Self::lag), the server does not show this write.
     pub fn lose_next_reply(&self) {
         self.with_fault(Fault::Reply);
     }
@@ -243,19 +243,18 @@ impl Faults {
 
     /// Lets this client's server lag behind the other servers: reads show the past, and events are late.
     ///
-    /// A sync of the client, or a write that is answered, brings the server up to that moment. The server lags again
-    /// from there.
+    /// A sync by the client, or a write that is answered, brings the server up to date once. After that, the server lags again.
     pub fn lag(&self) {
         self.zk.change(|world, id, _| world.lag(id));
     }
 
-    /// Lets this client's server execute requests without an answer or an event. The lease starts to run out. If the
-    /// client is then [cut](Self::cut) off, the answers are lost, but the events arrive first.
+    /// Lets this client's server execute requests, but send no answers and no events. The lease starts to run out. If the
+    /// client is then [cut](Self::cut) off, the answers are lost, but the events still arrive.
     pub fn silence(&self) {
         self.zk.change(World::silence);
     }
 
-    /// Ends [`Faults::lag`] and [`Faults::silence`]: late events and answers arrive in their order.
+    /// Ends [`lag`](Self::lag) and [`silence`](Self::silence): late events and answers arrive in their order.
     pub fn catch_up(&self) {
         self.zk.change(World::catch_up);
     }
@@ -266,23 +265,24 @@ impl Faults {
         self.zk.change(|world, id, _| world.forget_watches(id));
     }
 
-    /// Freezes the node at `path` and all nodes below it at this client's server: from now on the server shows them as they are
-    /// now. It reports no events about them, and none about new or deleted siblings of the node. If a frozen node is deleted,
-    /// the node is a ghost, which only this server still has. The client leaves a server that it finds to have a ghost. Then,
-    /// as after a [cut](Self::cut), it is [healed](Self::heal) by another server, which shows the present nodes.
+    /// Freezes the node at `path` and all nodes below it at this client's server. From now on the server shows these nodes as
+    /// they are now. It reports no events about them, and none about new or deleted siblings of the node at `path`. A frozen
+    /// node that is deleted is a ghost, which only this server still has. A client that finds a ghost leaves the server.
+    /// The client is then connected to another server, which shows the present nodes, and so it is after a
+    /// [cut](Self::cut) when its connection is [healed](Self::heal).
     pub fn freeze(&self, path: impl AsRef<str>) {
         self.zk.change(|world, id, _| world.freeze(id, path.as_ref()));
     }
 
-    /// Leaves this client one server. After a [cut](Self::cut) the client is [healed](Self::heal) by the same server, which still
-    /// shows its [frozen](Self::freeze) nodes.
+    /// Gives this client only one server. When the connection is [healed](Self::heal), the client is connected to the same
+    /// server again, which still shows its [frozen](Self::freeze) nodes.
     pub fn keep_server(&self) {
-        // Opens a session before the first use, as for [`cut`](Self::cut).
+        // Opens a session if there is none yet, because the state of the server belongs to a session.
         let _session = self.zk.open();
         self.zk.change(|world, id, _| world.keep_server(id));
     }
 
-    /// Deletes every container that had children and has none now, as a server does once a minute.
+    /// Deletes every container node that had children and has none now, as servers do once a minute.
     pub fn reap_containers(&self) {
         self.zk.client.ensemble.change(World::reap);
     }
@@ -335,10 +335,10 @@ impl Faults {
     /// Restores the ensemble from a backup, like servers that are started from a backup or have lost their disks.
     /// Transaction ids, and with them fencing tokens, continue from the backup. All later changes are lost.
     ///
-    /// All sessions are over, because servers accept no client that has seen a newer transaction than theirs. A real
-    /// client loses what it holds when its lease ends. So before this call, [cut](Self::cut) all clients off and let
-    /// that time pass. The ephemeral nodes of the sessions in the backup exist again. A real ensemble deletes these
-    /// nodes after a session timeout, but here the test has to [remove](Self::remove) them.
+    /// This ends all sessions, because servers accept no client that has seen a newer transaction than theirs. A real client
+    /// loses what it holds only when its lease ends. To test that, [cut](Self::cut) all clients off, and let the leases end,
+    /// before this call. The ephemeral nodes in the backup exist again. A real ensemble deletes them after a session timeout,
+    /// but here the test has to [remove](Self::remove) them.
     ///
     /// # Examples
     ///

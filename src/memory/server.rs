@@ -25,33 +25,33 @@ pub(super) struct Ensemble {
 }
 
 /// A reply or event for a client. Delivered after the world is unlocked, because a woken task may send a request to the
-/// ensemble. The argument is `false` if a reply is lost instead.
+/// ensemble. The argument is `false` if the reply has to be lost. An event arrives in any case.
 pub(super) type Notification = Box<dyn FnOnce(bool) + Send>;
 
-/// A request. Executed immediately, or when the connection of its session is restored.
+/// A request of a session. Executed immediately, or when the connection of the session is restored.
 pub(super) type Job = Box<dyn FnOnce(&mut World, &mut Vec<Notification>) + Send>;
 
-/// The nodes and sessions of an embedded ensemble. Locked for the time of one request.
+/// The nodes and sessions of an embedded ensemble. Each request locks the whole world.
 #[derive(Default)]
 pub(super) struct World {
     pub(super) tree: Arc<Tree>,
     pub(super) zxid: i64,
     pub(super) clock: Clock,
     last_session: i64,
-    /// Sorted, so that each run of a test delivers events in the same order.
+    /// The live sessions by their ids. Sorted, so that each run of a test delivers events in the same order.
     pub(super) sessions: BTreeMap<i64, SessionState>,
-    /// The sessions that watch a key, in pairs of key and session id. May contain a session whose watch has already
+    /// Pairs of a watched key and the id of a session that watches the key. May contain a session whose watch has already
     /// fired. Without this set, an ensemble of 100,000 sessions would go through all sessions for each change.
     watching: BTreeSet<(String, i64)>,
-    /// The sessions with a lagging server. Every change concerns them, because a client may set a watch on a node
-    /// that only its lagging server still has.
+    /// The sessions with a lagging server. Each of them is told of every change, because its client may later set a watch on a
+    /// node that only the lagging server still has.
     lagging: BTreeSet<i64>,
 }
 
 pub(super) struct SessionState {
     store: Arc<SessionStore>,
     pub(super) is_cut: bool,
-    /// Why the ensemble has ended the session, while the client does not know yet.
+    /// Why the ensemble has ended the session, as long as the client does not know. `None` while the session lives.
     ended_as: Option<Ending>,
     /// The nodes that a lagging server shows; `None` if the server does not lag.
     view: Option<Arc<Tree>>,
@@ -68,18 +68,18 @@ pub(super) struct SessionState {
     /// The paths of frozen nodes. Each path has a copy of the frozen node and of the nodes below it, as the server
     /// still shows them.
     frozen: Vec<(String, Tree)>,
-    /// The number of times that the client may leave its only server. `None` if there are other servers.
+    /// How many times more the client may leave its only server. `None` if there are other servers.
     leaves: Option<u32>,
     /// The watches that the server has forgotten. They fire only when the session ends.
     forgotten: Vec<oneshot::Sender<Event>>,
-    /// The key is the path of a node, or its [children key](crate::memory::tree::children_key) for a watch on the
-    /// node's children.
+    /// The watches by their keys. The key is the path of a node, or the node's
+    /// [children key](crate::memory::tree::children_key) for a watch on its children.
     watches: BTreeMap<String, Vec<oneshot::Sender<Event>>>,
     /// The paths of the session's ephemeral nodes.
     owned: BTreeSet<String>,
 }
 
-/// How often a client leaves its only server.
+/// How often a client may leave its only server and come back, until it fails with [`Failure::Diverged`].
 const LEAVES_OF_ONE: u32 = 3;
 
 /// The part of a session's next write that is lost.
@@ -174,8 +174,8 @@ impl World {
         }
         let result = act(self, fired);
         store.record_zxid(self.zxid);
-        // A write whose reply arrives brings a lagging server up to date. After a lost reply, the client may reach
-        // another server next, and that server may still lack the write.
+        // A write whose reply arrives brings a lagging server up to date. A write whose reply is lost does not, because the
+        // client may reach another server next, which may still lack the write.
         if fault == Some(Fault::Reply) {
             return Err(Failure::Unknown("the answer was lost".to_owned()));
         }
@@ -215,7 +215,7 @@ impl World {
         }
     }
 
-    /// Brings a session's lagging server up to date. The server lags again from this state.
+    /// Brings a session's lagging server up to date. After that, the server lags again. Does nothing if it does not lag.
     pub(super) fn update_view(&mut self, session: i64, fired: &mut Vec<Notification>) {
         let tree = Arc::clone(&self.tree);
         let Some(state) = self.sessions.get_mut(&session) else { return };
@@ -258,7 +258,7 @@ impl World {
         fired: &mut Vec<Notification>,
     ) -> Result<Vec<(Outcome, String)>, (usize, Failure)> {
         let zxid = self.zxid + 1;
-        // `make_mut` copies the nodes only while a lagging server or a backup shares them.
+        // `make_mut` copies all nodes, but only if a lagging server or a backup shares them.
         let at = Stamp { zxid, time: self.clock.now() };
         let committed = commit(Arc::make_mut(&mut self.tree), at, session, operations)?;
         self.zxid = zxid;
@@ -295,11 +295,11 @@ impl World {
         self.delete_all(idle, fired);
     }
 
-    /// Ends a session, and deletes its nodes. A connected client is notified now.
+    /// Ends a session, and deletes its nodes. Notifies a connected client now. Other clients are notified when they are healed.
     pub(super) fn expire(&mut self, session: i64, why: Ending, fired: &mut Vec<Notification>) {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.ended_as.get_or_insert(why);
-        // After a close or a failed task, the client knows even without a connection that its session is over.
+        // If the client has closed the session, or one of its tasks has failed, it knows of the end without a connection.
         let is_notified = !state.is_cut || matches!(why, Ending::Closed | Ending::Failed);
         let owned = std::mem::take(&mut state.owned).into_iter().collect();
         if is_notified {
@@ -315,8 +315,8 @@ impl World {
         let Some(mut state) = self.sessions.remove(&session) else { return };
         fired.extend(state.withheld.take().into_iter().flatten());
         let store = Arc::clone(&state.store);
-        // The lease ends now, before the notifications, because another thread may be granted the lock as soon as the
-        // world is unlocked.
+        // The lease ends before the notifications are delivered, because another thread may be granted the lock as soon as
+        // the world is unlocked.
         store.end_lease(why);
         fired.push(Box::new(move |_| store.end(why)));
         for watch in state.forgotten {
@@ -332,7 +332,8 @@ impl World {
         let Some(state) = self.sessions.get_mut(&session).filter(|state| !state.is_cut) else { return };
         state.seen = self.zxid;
         state.is_cut = true;
-        // The loss is reported first, because a task that learns of a lost reply then waits for the connection.
+        // The loss of the connection is reported before the lost replies. So a task that learns of a lost reply waits for the
+        // connection before it asks again.
         fired.extend([state.change_store(|it| it.steady(false)), state.change_store(|it| it.set_connected(false))]);
         let withheld = state.withheld.take().into_iter().flatten();
         fired.extend(withheld.map(|notify| Box::new(move |_| notify(false)) as Notification));
@@ -358,8 +359,8 @@ impl World {
         }
         let tree = self.shown_to(session);
         let Some(state) = self.sessions.get_mut(&session) else { return };
-        // Each watched node that has changed since the cut causes an event. For a node that still exists, this is
-        // `LookAgain` and not `Changed`, because the client was not told of the change itself.
+        // Each watched node that has changed since the cut causes an event. If the node still exists, the event is `LookAgain`
+        // and not `Changed`, as the client has missed the change itself.
         let missed = state.watches.keys().filter_map(|key| {
             let children_of = key.strip_suffix('/');
             match tree.get(children_of.unwrap_or(key)) {
@@ -382,7 +383,7 @@ impl World {
         }
     }
 
-    /// Leaves a session's server for another one, as [`Session::leave_server`](crate::session::contract::Session::leave_server)
+    /// Connects a session to another server, as [`Session::leave_server`](crate::session::contract::Session::leave_server)
     /// says. Returns `None` if no other server is left.
     pub(super) fn leave(&mut self, session: i64, connection: u64, fired: &mut Vec<Notification>) -> Option<bool> {
         let Some(state) = self.sessions.get_mut(&session).filter(|it| !it.is_cut) else { return Some(false) };
@@ -397,15 +398,15 @@ impl World {
         Some(true)
     }
 
-    /// Leaves a session's client one server, to which it always comes back.
+    /// Gives a session's client only one server, to which it always comes back.
     pub(super) fn keep_server(&mut self, session: i64) {
         if let Some(state) = self.sessions.get_mut(&session) {
             state.leaves.get_or_insert(LEAVES_OF_ONE);
         }
     }
 
-    /// Restores all nodes from a backup, and ends all sessions. The ephemeral nodes of the backup's sessions exist
-    /// again, and belong to no live session.
+    /// Restores all nodes from a backup, and ends all sessions. The ephemeral nodes in the backup exist again, but belong to
+    /// no live session.
     pub(super) fn restore(&mut self, backup: &Backup, fired: &mut Vec<Notification>) {
         (self.tree, self.zxid) = (Arc::clone(&backup.tree), backup.zxid);
         let sessions: Vec<i64> = self.sessions.keys().copied().collect();

@@ -34,7 +34,7 @@ pub(super) struct MemorySession {
 impl MemorySession {
     pub(super) fn open(ensemble: &Arc<Ensemble>) -> Arc<MemorySession> {
         let opened = Instant::now();
-        // The clock is never at zero, because a lease whose end is zero counts as expired.
+        // The clock starts above zero, because a lease whose end is at zero counts as expired.
         let clock = move || opened.elapsed() + Duration::from_nanos(1);
         let store = Arc::new(SessionStore::new(Lease::with_clock(SESSION_TIMEOUT, Box::new(clock))));
         store.steady(true);
@@ -155,7 +155,7 @@ impl Session for MemorySession {
 
     fn spawn(&self, task: Task) {
         let (id, ensemble) = (self.id, Arc::downgrade(&self.ensemble));
-        // A client relies on all tasks of its session, so a panic in one ends the session.
+        // A client relies on every task of its session, so a panic of one task ends the session.
         self.ensemble.executor.spawn(Box::pin(retry::on_early_end(task, move || {
             if let Some(ensemble) = ensemble.upgrade() {
                 ensemble.change(|world, fired| world.expire(id, Ending::Failed, fired));
@@ -180,7 +180,7 @@ impl Drop for MemorySession {
     }
 }
 
-/// Returns the names of a node's children, and the node's stat. No stat is known of `/`, which always exists.
+/// Returns the names of a node's children, and the node's stat. The root `/` always exists, and may have no stat.
 fn listed(tree: &Tree, path: &str) -> Result<(Vec<String>, Option<Stat>), Failure> {
     match tree.get(path) {
         None if path != "/" => Err(Failure::NoNode),
@@ -192,7 +192,7 @@ fn listed(tree: &Tree, path: &str) -> Result<(Vec<String>, Option<Stat>), Failur
 /// timer on the real clock.
 pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     if tokio::runtime::Handle::try_current().is_ok() {
-        // `sleep` panics if the runtime has no timers. Tokio has no other way to find that out.
+        // Tokio's `sleep` panics if the runtime has no timers. There is no other way to find that out.
         if let Ok(sleep) = catch_unwind(AssertUnwindSafe(|| Box::pin(tokio::time::sleep(duration)))) {
             return Box::pin(Sleep(sleep));
         }
@@ -200,8 +200,8 @@ pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Sen
     Box::pin(thread::sleep(duration))
 }
 
-/// A timer that elapses when its runtime ends. Tokio's own timer would panic if it were polled after the end of the
-/// runtime. A task may outlive the runtime in which its timer was made.
+/// A timer that elapses when its runtime ends. A task may outlive the runtime in which its timer was made, and tokio's own
+/// timer would panic if it were polled after the end of the runtime.
 struct Sleep(Pin<Box<tokio::time::Sleep>>);
 
 impl Future for Sleep {

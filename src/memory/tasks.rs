@@ -13,11 +13,11 @@ use crate::session::request::Task;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// An executor without a thread of its own: the thread that wakes a task runs the task. So only the calls of a test
-/// cause events in the background.
+/// An executor without a thread of its own: the thread that wakes a task runs the task. So tasks run only during calls that
+/// a test makes.
 #[derive(Default)]
 pub(super) struct Executor {
-    /// Locked by the thread that runs tasks.
+    /// The thread that runs tasks has this mutex locked meanwhile.
     tasks: Mutex<FuturesUnordered<Task>>,
     /// The tasks that were spawned and are not among `tasks` yet.
     spawned: Mutex<Vec<Task>>,
@@ -30,11 +30,11 @@ impl Executor {
         self.run();
     }
 
-    /// Runs the tasks that are ready. If a thread runs tasks already, that thread runs these tasks, too. This may be
-    /// the thread of the caller, because a running task may wake other tasks.
+    /// Runs the tasks that are ready. If a thread is running tasks already, this returns, and that thread runs these tasks,
+    /// too. It may be this very thread, because a running task may wake other tasks.
     ///
     /// # Panics
-    /// If a task panics, after the other tasks have run.
+    /// If a task panics. The other tasks run first.
     fn run(self: &Arc<Self>) {
         let waker = Waker::from(Arc::new(Ready(Arc::downgrade(self))));
         let mut context = Context::from_waker(&waker);
@@ -52,8 +52,8 @@ impl Executor {
                     match catch_unwind(AssertUnwindSafe(&mut poll)) {
                         Ok(Poll::Ready(Some(()))) => {}
                         Ok(_) => break,
-                        // The panic has dropped its task alone. Without another poll, no waker would be registered for
-                        // the other tasks.
+                        // The panic has dropped only the task that panicked. The loop goes on, because only a poll that
+                        // returns pending registers the waker for the other tasks.
                         Err(panic) => panicked = Some(panic),
                     }
                 }

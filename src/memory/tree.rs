@@ -63,11 +63,11 @@ pub(super) struct Committed {
     pub(super) outcomes: Vec<(Outcome, String)>,
     /// The watches to fire, in the order in which a server reports the changes.
     pub(super) changes: Vec<Change>,
-    /// The former state of each changed node, in the order of the operations.
+    /// Each changed node's path and former state, in the order of the operations. `None` if the node did not exist.
     pub(super) before: Vec<(String, Option<Node>)>,
 }
 
-/// Applies all operations or none of them. An error has the index of the operation that failed.
+/// Applies all operations or none of them. An error contains the index of the operation that failed.
 pub(super) fn commit(
     tree: &mut Tree,
     at: Stamp,
@@ -215,7 +215,7 @@ pub(super) fn children_of(tree: &Tree, path: &str) -> Vec<String> {
     inside.filter(|name| !name.contains('/')).map(str::to_owned).collect()
 }
 
-/// This machine's clock with an offset.
+/// The ensemble's clock: that of this machine, set forward and back by a test.
 #[derive(Default)]
 pub(super) struct Clock {
     pub(super) ahead: Duration,
