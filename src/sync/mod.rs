@@ -25,7 +25,6 @@ mod raw {
 
 /// Returns a random number.
 pub(crate) fn random() -> u64 {
-    // Without an answer of the operating system, this hashes the process id with the random keys of the standard
-    // library.
+    // If the operating system gives no random number, the random keys of the standard library hash the process id to one.
     getrandom::u64().unwrap_or_else(|_| RandomState::new().hash_one(std::process::id()))
 }

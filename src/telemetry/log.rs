@@ -1,9 +1,9 @@
 //! The library's own events and spans of `tracing`, and the thread on which the user's subscriber receives them.
 //!
-//! The subscriber may block or panic, and so may a logger of the crate `log`, which receives the events if there is no
-//! subscriber. This must cost no lease, and must not keep a caller from learning of a loss. So the [log
-//! thread](LOG_THREAD) emits the events of library threads, and the events of level INFO and above. Only spans, and
-//! events below INFO, are emitted on a caller's thread.
+//! The subscriber may block or panic. Without a subscriber, a logger of the crate `log` receives the events, and may block
+//! or panic as well. No lease may be lost by this, and a caller must still learn of a loss. So the [log thread](LOG_THREAD)
+//! emits the events of library threads, and the events of level INFO and above. Only spans, and events below INFO, are
+//! emitted on a caller's thread.
 
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
@@ -22,11 +22,11 @@ use crate::sync::of_process::AtomicBool;
 use crate::telemetry::user_thread::{UserThread, guarded, is_library_thread};
 use crate::telemetry::{meter, names};
 
-/// The longest time for which closing or dropping a client waits for the subscriber, and for which the drop of the last
-/// handle waits for the server to end the sessions.
+/// The longest time for which closing or dropping a client waits for the subscriber. The drop of a client's last handle also
+/// waits this long at most for the server to end the sessions.
 pub(crate) const FAREWELL: Duration = Duration::from_millis(250);
 
-/// The most events that wait for the log thread. Further events are counted and dropped.
+/// The maximum number of events that wait for the log thread. Further events are counted and dropped.
 const EVENTS: usize = 4_096;
 
 static LOG_THREAD: UserThread = UserThread::new("zk-rwlock-log");
@@ -36,9 +36,9 @@ static DROPPED: AtomicU64 = AtomicU64::new(0);
 static HAS_SESSIONS: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// On a library thread: the user's span in which the library's events are emitted.
+    /// On a library thread, the user's span in which the log thread has to emit the events of this thread.
     static INSIDE: RefCell<OwnSpan> = const { RefCell::new(OwnSpan(None)) };
-    /// On a library thread: keeps the user's subscriber off the thread.
+    /// On a library thread, the guard that keeps the events of other crates from the user's subscriber.
     static SILENCE: Cell<Option<DefaultGuard>> = const { Cell::new(None) };
 }
 
@@ -48,11 +48,11 @@ pub(crate) fn mark_sessions_begun() {
     HAS_SESSIONS.store(true, Ordering::Relaxed);
 }
 
-/// From now on, the events that other crates emit on this library thread reach no subscriber. Without a subscriber this does
-/// nothing, because `tracing` would then pass no event of this process to the crate `log` any more.
+/// From now on, the events that other crates emit on this library thread reach no subscriber. Does nothing if the process
+/// has no subscriber: setting even an empty one would stop `tracing` from passing events to the crate `log`.
 ///
-/// `tracing` asks a subscriber once whether it wants the events of a place in the code, on the thread that reaches the place
-/// first. If this is such a thread, the events of the place may be unwanted in the whole process.
+/// `tracing` asks a subscriber only once whether it wants the events of a place in the code, on the thread that reaches the
+/// place first. If that thread is silenced, the events of the place may be unwanted in the whole process.
 pub(crate) fn silence_this_thread() {
     let silence = || {
         let has_subscriber = LevelFilter::current() != LevelFilter::OFF;
@@ -62,12 +62,11 @@ pub(crate) fn silence_this_thread() {
 }
 
 /// Waits until the subscriber of `tracing` has received all events of this library so far, at most for `limit`. Returns
-/// whether it has. For a program that ends, and for tests.
+/// whether it has received them. For a program that ends, and for tests.
 ///
 /// Events are emitted by a thread of their own, `zk-rwlock-log`, so that a subscriber that blocks or panics costs no
-/// lock. At most 4,096 events wait for the subscriber; further events are dropped, and their number is logged.
-/// [`ZooKeeper::close`](crate::ZooKeeper::close) waits for up to 250 ms, and so does dropping the last user of a
-/// client.
+/// lock. At most 4,096 events wait for the subscriber. Further events are dropped, and their number is logged.
+/// [`ZooKeeper::close`](crate::ZooKeeper::close), and the drop of the last handle of a client, wait for up to 250 ms.
 pub fn flush_events(limit: Duration) -> bool {
     LOG_THREAD.flush(limit)
 }
@@ -77,7 +76,7 @@ pub(crate) fn is_behind() -> bool {
     LOG_THREAD.waiting() > 0
 }
 
-/// Emits an event. The first argument is the level. The others are those of the macro of `tracing` for this level.
+/// Emits an event. The first argument is the level. The others are those of `tracing`'s own macro, such as `tracing::warn!`.
 macro_rules! emit {
     ($level:ident, $($event:tt)+) => {{
         use tracing::level_filters::LevelFilter;
@@ -91,8 +90,8 @@ macro_rules! emit {
     }};
 }
 
-/// Turns each field of an event into an owned value, one after the other, so that another thread can emit the event.
-/// Emits the event with these values.
+/// Emits an event, perhaps on another thread. To make this possible, turns each field into an owned value first, one field
+/// after the other.
 macro_rules! owned {
     ($level:ident [$($fields:tt)*] $message:literal $(,)?) => {
         $crate::telemetry::log::later(tracing::Level::$level, move || {
@@ -123,12 +122,12 @@ macro_rules! owned {
 }
 pub(crate) use {emit, owned};
 
-/// Returns whether an event of this level on this thread is left to the log thread.
+/// Returns whether the log thread has to emit an event of this level that occurs on this thread.
 pub(crate) fn is_deferred(level: Level) -> bool {
     is_library_thread() || level <= Level::INFO && HAS_SESSIONS.load(Ordering::Relaxed)
 }
 
-/// Calls `emit` on this thread or on the log thread. `emit` emits one event of this level.
+/// Calls `emit`, which emits one event of this level, on this thread or on the log thread.
 pub(crate) fn later(level: Level, emit: impl FnOnce() + Send + 'static) {
     if is_library_thread() {
         event(|| {
@@ -138,8 +137,8 @@ pub(crate) fn later(level: Level, emit: impl FnOnce() + Send + 'static) {
     } else if !is_deferred(level) {
         let _panicked = guarded(emit);
     } else if LevelFilter::current() == LevelFilter::OFF {
-        // Without a subscriber, the log thread must not set one for this event either, because `tracing` would then
-        // never again pass events to the crate `log`.
+        // There is no subscriber, so the log thread must not set one, as it does below. If it did, `tracing` would never again
+        // pass events to the crate `log`.
         event(|| emit);
     } else {
         event(|| {
@@ -166,16 +165,16 @@ fn event<F: FnOnce() + Send + 'static>(make: impl FnOnce() -> F) {
     });
 }
 
-/// A span of the user's subscriber. Any thread may use and drop this value, because a library thread leaves each call
-/// of the subscriber to the log thread. Empty by default.
+/// A span of the user's subscriber, or no span. Any thread may use and drop this value, because the log thread makes the
+/// calls of the subscriber for library threads.
 #[derive(Clone, Default)]
 pub(crate) struct OwnSpan(Option<Arc<Entered>>);
 
 struct Entered(Span);
 
 impl OwnSpan {
-    /// Makes a span, unless this is a library thread, which must not be the first to reach the place of a span: see
-    /// [`silence_this_thread`].
+    /// Makes a span, but none on a library thread. Such a thread must not be the first to reach the place of the span, as
+    /// [`silence_this_thread`] explains.
     pub(crate) fn new(make: impl FnOnce() -> Span) -> OwnSpan {
         if is_library_thread() {
             return OwnSpan::default();
@@ -201,7 +200,7 @@ impl OwnSpan {
         }
     }
 
-    /// Runs `work` in this span, so that the library's events belong to the span.
+    /// Runs `work` in this span, so that the events of the library that occur in it belong to the span.
     pub(crate) fn inside<T>(&self, work: impl FnOnce() -> T) -> T {
         if is_library_thread() {
             let before = INSIDE.replace(self.clone());
@@ -292,7 +291,7 @@ mod tests {
 
     use super::*;
 
-    /// Writes down each event, and blocks in the first until told to go on.
+    /// A subscriber that sends each event to the test, and blocks in the first event until the test lets it go on.
     struct Slow {
         heard: mpsc::Sender<String>,
         go_on: Mutex<Option<mpsc::Receiver<()>>>,
@@ -320,7 +319,7 @@ mod tests {
         fn exit(&self, _: &Id) {}
     }
 
-    /// Runs in a process of its own, because all tests of a process share the log thread.
+    /// This test starts its own process, because all tests of one process share the log thread.
     #[test]
     fn events_beyond_4096_are_dropped_and_counted() {
         const ALONE: &str = "ZK_RWLOCK_TEST_ALONE";
@@ -344,7 +343,7 @@ mod tests {
         }
         go_on.send(()).expect("the subscriber waits");
         assert!(flush_events(Duration::from_secs(60)));
-        // The first of 4,106 events is with the subscriber, and 4,095 wait.
+        // The subscriber blocks in the first of 4,106 events. As this event counts among the 4,096, 4,095 others wait.
         let behind: Vec<_> = hears.try_iter().collect();
         emit!(WARN, "the next");
         assert!(flush_events(Duration::from_secs(60)));
@@ -356,8 +355,7 @@ mod tests {
         assert!(told[4_094].contains("number=4095"), "{}", told[4_094]);
     }
 
-    /// The event is left to the log thread even without a subscriber, because a logger of the crate `log` may block as
-    /// well.
+    /// Even without a subscriber the log thread emits the event, because a logger of the crate `log` may block as well.
     #[test]
     fn without_a_subscriber_a_loss_is_still_logged_later() {
         struct Asked(Cell<u32>);

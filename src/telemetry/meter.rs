@@ -20,7 +20,7 @@ use {
 #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "nothing is measured"))]
 pub(crate) struct PathLabel {
     value: Arc<str>,
-    /// Whether all metrics of the lock have the label, and not only its gauges of waiters and holders.
+    /// Whether all metrics of the lock have the label. If not, only the gauges of waiters and holders have it.
     is_everywhere: bool,
 }
 
@@ -39,7 +39,7 @@ impl PathLabel {
     }
 }
 
-/// Returns the key of a metric with these labels, and with that of the lock's path.
+/// Returns the key of a metric with these labels, and with the label `path` if this metric has that label.
 #[cfg(feature = "metrics")]
 fn key(name: &'static str, path: Option<&PathLabel>, labels: &[(&'static str, &'static str)]) -> Key {
     let has_path = |path: &&PathLabel| path.is_everywhere || name == names::WAITING || name == names::HOLDING;
@@ -61,7 +61,7 @@ struct Raised {
 }
 
 impl GaugeGuard {
-    /// Adds one to the gauge, which has a label for each argument that is given.
+    /// Adds one to the gauge. `aim` becomes the gauge's label `mode`, and `path` its label `path`.
     pub(crate) fn new(gauge: &'static str, aim: Option<Aim>, path: Option<&Arc<PathLabel>>) -> GaugeGuard {
         GaugeGuard(
             #[cfg(feature = "metrics")]
@@ -82,7 +82,7 @@ impl GaugeGuard {
         self.0.iter().for_each(|raised| raised.measure(names::ACQUIRE_WAIT_SECONDS));
     }
 
-    /// Moves the hold from mode `write` to mode `read` in the gauge, after a downgrade.
+    /// Counts the hold in mode `read` instead of mode `write`, after a downgrade.
     pub(crate) fn change_to_read(&mut self) {
         #[cfg(feature = "metrics")]
         if let Some(path) = self.0.as_ref().and_then(|held| held.path.clone()) {
@@ -121,20 +121,20 @@ impl Drop for GaugeGuard {
     }
 }
 
-/// Adds one to a counter. `path` is that of a lock, if the counter is about one.
+/// Adds one to a counter. `path` is the label of the lock that the counter is about, if it is about a lock.
 pub(crate) fn count(name: &'static str, path: Option<&PathLabel>, labels: &[(&'static str, &'static str)]) {
     #[cfg(feature = "metrics")]
     metrics::count(key(name, path, labels));
 }
 
-/// Records the length of a break of a session's connection.
+/// Records for how long a session's connection was lost.
 pub(crate) fn connection_broke_for(length: Duration) {
     #[cfg(feature = "metrics")]
     metrics::measure(key(names::CONNECTION_BREAK_SECONDS, None, &[]), length.as_secs_f64());
 }
 
-/// Records the number of names in the directory at a contender's first listing, without its own. The names of nodes that are
-/// not contenders count, too.
+/// Records the number of other nodes in the directory at a contender's first listing. Nodes that are not contenders count,
+/// too.
 pub(crate) fn entered(aim: Aim, path: &PathLabel, others: usize) {
     #[cfg(feature = "metrics")]
     metrics::measure(key(names::QUEUE_LENGTH, Some(path), &[("mode", label(aim))]), others as f64);

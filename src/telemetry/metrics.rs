@@ -45,9 +45,9 @@ use crate::telemetry::user_thread::{UserThread, guarded};
 // A recorder is the user's code, which may block or panic. So the library only records changes, and a separate thread,
 // which holds no mutex of the library meanwhile, calls the recorder.
 
-/// Describes each metric and its unit to the recorder, and reports the present gauges. Call it once, after the recorder
-/// was installed. It also creates the counters of losses, of disagreements and of dropped events with zero, so that an
-/// alert sees the first one. A lock with [`metrics_by_path`](crate::RwLockBuilder::metrics_by_path) creates its own
+/// Describes each metric and its unit to the recorder, and reports the present gauges. Call this function once, after the
+/// recorder was installed. It also creates the counters of losses, of disagreements and of dropped events with zero, so that
+/// an alert sees the first increase. A lock with [`metrics_by_path`](crate::RwLockBuilder::metrics_by_path) creates its own
 /// counters of losses when it is built.
 ///
 /// The gauges have no unit, because exporters of OpenTelemetry take a plain number for a ratio, and append `_ratio` to
@@ -85,15 +85,15 @@ pub fn describe() {
 /// The values of the label `cause` of [`LOSSES`].
 pub(super) const LOSS_CAUSES: [&str; 5] = ["session-over", "lease-ran-out", "held-too-long", "removed", "interfered"];
 
-/// Creates these counters with zero: Prometheus' `increase()` does not see the first step of a counter that starts at one.
+/// Creates these counters with the value zero. If a counter starts at one, Prometheus' `increase()` misses the first step.
 pub(super) fn start_at_zero(counters: impl IntoIterator<Item = Key>) {
     note(|pending| counters.into_iter().for_each(|key| _ = pending.changes.counts.entry(key).or_default()));
 }
 
-/// How long the thread collects changes before it reports them together.
+/// How long the metrics thread collects changes before it reports them together.
 const COLLECTS_FOR: Duration = Duration::from_millis(20);
 
-/// The most measurements of histograms that wait for the recorder. Further ones are dropped.
+/// The maximum number of measurements of histograms that wait for the recorder. Further ones are dropped.
 const MEASUREMENTS: usize = 100_000;
 
 static METADATA: Metadata<'static> = Metadata::new("zk_rwlock", Level::INFO, None);
@@ -110,7 +110,7 @@ struct Pending {
     changes: Changes,
     /// The value of each gauge that is not zero.
     gauges: BTreeMap<Key, i64>,
-    /// Whether the thread will report the recorded changes.
+    /// Whether the metrics thread is collecting, and so will report the recorded changes without being told.
     is_collecting: bool,
 }
 
@@ -154,8 +154,8 @@ pub(super) fn measure(key: Key, value: f64) {
     note(|pending| pending.changes.measure(key, value));
 }
 
-/// Adds `by` to a gauge. The recorder gets the value of the gauge and not the change, because the recorder may have
-/// been installed after earlier changes.
+/// Adds `by` to a gauge. The recorder is told the new value and not the change, because it may have been installed after
+/// earlier changes.
 pub(super) fn raise(key: Key, by: i64) {
     note(|pending| {
         let value = pending.gauges.get(&key).copied().unwrap_or_default() + by;
@@ -170,8 +170,7 @@ pub(super) fn raise(key: Key, by: i64) {
 /// Waits until the recorder has received everything counted so far. For a program that ends, and for tests.
 ///
 /// Blocks the thread for as long as the recorder takes, and for at least the rest of the 20 ms for which changes are
-/// collected. Must not be called by the recorder itself, which would wait for
-/// its own end.
+/// collected. The recorder itself must not call this function, because it would wait for itself.
 pub fn flush() {
     METRICS_THREAD.flush(Duration::MAX);
 }
@@ -179,7 +178,7 @@ pub fn flush() {
 fn note(what: impl FnOnce(&mut Pending)) {
     let mut pending = PENDING.lock();
     what(&mut pending);
-    // If the thread cannot be started, the changes stay recorded, and the next change tries to start it again.
+    // If the thread cannot be started, the changes stay recorded, and the next call tries to start the thread again.
     pending.is_collecting = pending.is_collecting || METRICS_THREAD.run(collect_and_report);
 }
 

@@ -1,7 +1,6 @@
-//! Threads on which the user's code runs, so that it does not run on the library's threads: subscribers of `tracing`.
-//!
-//! The user's code may block for ever, or panic. A blocked thread of the library would cost a lease. A blocked caller
-//! would not learn of a loss.
+//! Threads on which the user's code runs: subscribers of `tracing`, and recorders of metrics. This code may block for ever,
+//! or panic. If it blocked a thread of the library, a lease could be lost. If it blocked a caller, the caller would not learn
+//! of a loss.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,8 +34,8 @@ pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
 /// A thread for the user's code. It starts with the first piece of work, and runs until the process ends.
 pub(crate) struct UserThread {
     name: &'static str,
-    /// The sender of work to the thread, and the id of the process in which the thread runs. A forked process lacks the
-    /// thread, and starts a thread of its own.
+    /// The sender of work to the thread, and the id of the process that started the thread. A process that is forked from it
+    /// lacks the thread, and so starts its own.
     queue: Mutex<Option<(Sender<Work>, u32)>>,
     waiting: AtomicUsize,
 }
@@ -46,8 +45,8 @@ impl UserThread {
         UserThread { name, queue: Mutex::new(None), waiting: AtomicUsize::new(0) }
     }
 
-    /// Queues `work` behind all earlier work, and returns immediately. Returns `false` if the thread cannot be started,
-    /// so that the work is not run.
+    /// Queues `work` behind all earlier work, and returns immediately. Returns `false` if the thread cannot be started. The
+    /// work is then never run.
     pub(crate) fn run(&'static self, work: impl FnOnce() + Send + 'static) -> bool {
         let mut queue = self.queue.lock();
         let process = std::process::id();
@@ -55,7 +54,7 @@ impl UserThread {
             self.waiting.store(0, Ordering::Relaxed);
             let (give, given) = mpsc::channel();
             let started = thread::Builder::new().name(self.name.to_owned()).spawn(move || self.work_off(&given));
-            // If the thread cannot be started, the next call tries again to start the thread.
+            // If the thread cannot be started, `queue` stays empty, so the next call tries again.
             *queue = started.is_ok().then_some((give, process));
         }
         let Some((queue, _)) = &*queue else {
