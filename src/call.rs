@@ -310,7 +310,8 @@ pub(crate) enum NotDone {
 }
 
 impl NotDone {
-    /// Makes the failure the outer error, because [`on_a_session`] and [`await_answer`] repeat the work after some failures.
+    /// Turns [`NotDone::Failed`] into the outer error. [`on_a_session`] and [`await_answer`] repeat the work after some
+    /// failures, and take anything else for an answer.
     pub(crate) fn split<T>(answer: Result<T, NotDone>) -> Result<Result<T, Error>, Failure> {
         match answer {
             Ok(done) => Ok(Ok(done)),
@@ -334,9 +335,9 @@ impl From<Error> for NotDone {
 
 /// Returns the result of `work`, or `None` after `limit`.
 ///
-/// A process that is stopped during that time does not give the servers the whole limit, and its session may end. So if a
-/// slice of the wait lasts too long, or if the client is disconnected at the limit, `work` gets twice the limit in addition,
-/// which is enough for a fresh session.
+/// If the process is stopped during that time, the servers may have had no time to answer, and the session may have ended.
+/// This is assumed if a slice of the wait lasts too long, or if the client is disconnected at the limit. `work` then gets
+/// twice the limit in addition, which is enough for a fresh session.
 async fn in_time_awake<T, S: Future<Output = ()>>(
     limit: Duration,
     sleep: impl Fn(Duration) -> S,

@@ -96,7 +96,7 @@
 //! With the feature `metrics` the library also records metrics. The module `metrics` lists them.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// A folder's main file has the name of the folder, such as `error/error.rs`.
+// Some files have the name of their folder, such as `error/error.rs`.
 #![allow(clippy::module_inception)]
 
 mod call;

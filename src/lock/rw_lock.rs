@@ -95,7 +95,7 @@ impl RwLock {
         &self.lock.config
     }
 
-    /// Gives up a kept node (a node that the process keeps between uses) that no guard uses.
+    /// Removes the node that this process keeps between uses, if no guard uses it.
     pub(crate) fn let_go(&self) {
         if let Some(cache) = &self.lock.cache {
             cache.let_go();
@@ -403,9 +403,9 @@ impl RwLockBuilder {
     /// Gives all [metrics](crate::metrics) of the lock the label `path`. `label` returns its value, and is called once, here.
     /// Default: only the gauges of waiters and holders have the label, and its value is the path.
     ///
-    /// For each value the recorder makes time series, which it never drops. The paths of a fixed set of locks can be their own
-    /// labels. If paths contain the numbers of orders or the names of tenants, their number has no bound: map them to what they
-    /// have in common.
+    /// For each value the recorder makes time series, and may never drop them. The paths of a fixed set of locks can be their
+    /// own labels. If paths contain the numbers of orders or the names of tenants, their number has no bound: map them to what
+    /// they have in common.
     ///
     /// The option creates the lock's counters of losses with zero. Install the recorder before, so that an alert sees the
     /// first loss.

@@ -206,7 +206,7 @@ impl World {
         }
     }
 
-    /// Makes a session's server forget its present watches.
+    /// Makes a session's server forget all watches that the session has set so far.
     pub(super) fn forget_watches(&mut self, session: i64) {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         for (key, watches) in std::mem::take(&mut state.watches) {

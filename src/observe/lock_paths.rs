@@ -168,8 +168,8 @@ impl LockPaths {
         }
     }
 
-    /// Returns the number of all permits of a semaphore, and whether `wanted` of them are free. The number is `None` if it is
-    /// not set. The whole is `None` if it cannot be read.
+    /// Returns the number of all permits of a semaphore, and whether `wanted` of them are free. If no number is set, returns
+    /// `None` for the number, and whether no permit is taken. Returns `None` if a read fails.
     pub(crate) async fn room(&self, session: &Arc<dyn Session>, wanted: u32) -> Option<(Option<u32>, bool)> {
         let (names, number) = (session.children(self.permits.as_ref()?), session.data(&self.path));
         let names = names.await.or_else(retry::none_without_directory).ok()?;

@@ -54,8 +54,8 @@ impl OnWait {
         }
     }
 
-    /// Calls the listener if `seen` differs from the progress of the last call. Reads the nodes of the contenders in the way
-    /// first.
+    /// Calls the listener if `seen` differs from the progress of the last call. Before that, reads the nodes of the contenders
+    /// that the waiter waits for.
     async fn report_read(&mut self, session: &Arc<dyn Session>, paths: &LockPaths, dialect: Dialect, seen: Progress) {
         if let Some(reported) = self.reported.as_mut().filter(|reported| reported.is_as(&seen)) {
             reported.length = seen.length;

@@ -15,13 +15,13 @@ pub(crate) struct QueueView {
     pub(crate) snapshot: Mutex<Option<QueueSnapshot>>,
     /// Whether the user set a listener with `on_wait`. If so, the holders of permits are listed with a semaphore's queue.
     pub(crate) has_listener: bool,
-    /// Notified when the leader does not have a contender that the last listing showed in the way. The waiter at the head of a
+    /// Notified when the leader does not have a contender that the acquisition waits for. The waiter at the head of a
     /// semaphore's queue then lists the holders of permits again.
     pub(crate) look_again: Notify,
 }
 
 impl QueueView {
-    /// Stores a listing of the queue. A contender whose node was read after an earlier listing keeps the data of its node.
+    /// Stores a listing of the queue. A contender whose node was read after an earlier listing keeps the data that were read.
     pub(crate) fn record(&self, session: &Arc<dyn Session>, me: &NodeName, mut seen: Progress) {
         let mut snapshot = self.snapshot.lock();
         let known = snapshot.iter().flat_map(|before| &before.seen.blockers.first).filter(|it| it.token.is_some());
@@ -40,7 +40,7 @@ impl QueueView {
         drop(snapshot);
     }
 
-    /// Returns the contenders in the way according to the last listing.
+    /// Returns the contenders that the acquisition waits for according to the last listing.
     pub(crate) fn seen_in_the_way(&self) -> Blockers {
         self.snapshot.lock().as_ref().map(|snapshot| snapshot.seen.blockers.clone()).unwrap_or_default()
     }
@@ -51,7 +51,7 @@ impl QueueView {
 pub(crate) struct QueueSnapshot {
     pub(crate) session: Arc<dyn Session>,
     pub(crate) me: NodeName,
-    /// The acquisition's place in the queue, and the contenders in the way.
+    /// The acquisition's place in the queue, and the contenders that it waits for.
     pub(crate) seen: Progress,
     /// How many listings the acquisition has made so far.
     pub(crate) listings: usize,

@@ -110,7 +110,7 @@ impl Survey {
         let (contenders, mut others): (Vec<_>, Vec<_>) =
             children.into_iter().partition(|name| Dialect::of(name).is_some());
         // A semaphore is recognized by its directory of permits. Its directory of the queue may be missing, because servers
-        // delete it when it is empty.
+        // delete that directory when it is empty.
         if others.iter().any(|name| name == PERMITS)
             && let Some(queue) = semaphore(session, node).await?
         {

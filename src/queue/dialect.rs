@@ -160,7 +160,7 @@ impl Dialect {
             return format!("{host}~{}{}", letters_and_digits(random()), if keeps { KEEP } else { "" });
         }
         let (high, low) = (random(), random());
-        // Sets the version to 4 and the variant to 1, because Curator parses this part of a name as a uuid.
+        // Sets the bits of the uuid's version (4) and variant (1), because Curator parses this part of a name as a uuid.
         let (high, low) = ((high & !0xf000) | 0x4000, (low & (u64::MAX >> 2)) | (1 << 63));
         if self == Dialect::Kazoo {
             return format!("{high:016x}{low:016x}");

@@ -60,7 +60,7 @@ pub(crate) fn line(field: &str, value: Option<impl Display>) -> String {
     value.map(|value| format!("{field}={value}\n")).unwrap_or_default()
 }
 
-/// Parses the metadata in a node's data. Ignores lines that are none of its fields.
+/// Parses the metadata in a node's data. Ignores unknown lines.
 pub(crate) fn read(data: &[u8]) -> Metadata {
     let text = String::from_utf8_lossy(data);
     let field = |name: &str| text.split('\n').find_map(|line| line.strip_prefix(name)?.strip_prefix('='));

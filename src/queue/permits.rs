@@ -98,7 +98,7 @@ pub(crate) fn room(number: u32, names: &[String], wanted: u32) -> Result<Room, &
     })
 }
 
-/// Returns the data of a semaphore's node.
+/// Returns the data of the node of a semaphore that has this number of permits.
 pub(crate) fn encode(number: u32) -> Vec<u8> {
     format!("{NUMBER}{number}").into_bytes()
 }

@@ -37,10 +37,10 @@ pub enum Turn {
     /// The contender waits for its predecessor, which has this name. The predecessor is the nearest earlier contender that
     /// excludes the contender. The next step is to watch its node.
     Behind(NodeName),
-    /// The contender has no turn, because its node is not in the queue. The next step is to give up.
+    /// The contender has no turn, because its node is not in the queue. The next step is to stop waiting.
     Evicted,
     /// The contender has no turn, because the node of this name has the same number. `None` if the contender's number is
-    /// negative instead. The next step is to give up.
+    /// negative instead. The next step is to stop waiting.
     Stuck(Option<String>),
 }
 
@@ -177,8 +177,8 @@ pub(crate) fn first_kept_out(me: &NodeName, queue: &[String]) -> Option<NodeName
     first_of_others(me, queue, |other| other.sequence > me.sequence() && other.mode.excludes(me.mode()))
 }
 
-/// Returns the first waiter of a semaphore's queue, where `me` holds permits and has left the queue. The sequence
-/// numbers are not compared, because they restart when the queue's directory is deleted and created again.
+/// Returns the first waiter in a semaphore's queue. `me` holds permits, and so has left the queue. Its sequence number is not
+/// compared, because the numbers restart when the queue's directory is deleted and created again.
 pub(crate) fn first_in_queue(me: &NodeName, queue: &[String]) -> Option<NodeName> {
     first_of_others(me, queue, |_| true)
 }

@@ -1,7 +1,7 @@
 //! The library's own events and spans of `tracing`, and the thread on which the user's subscriber receives them.
 //!
 //! The subscriber may block or panic. Without a subscriber, a logger of the crate `log` receives the events, and may block
-//! or panic as well. No lease may be lost by this, and a caller must still learn of a loss. So the [log thread](LOG_THREAD)
+//! or panic as well. Even then, no lease may be lost, and a caller must learn of a lost lock. So the [log thread](LOG_THREAD)
 //! emits the events of library threads, and the events of level INFO and above. Only spans, and events below INFO, are
 //! emitted on a caller's thread.
 
