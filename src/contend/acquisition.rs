@@ -1,4 +1,4 @@
-//! One acquisition: its options, and its way from the first request until the lock is granted or the acquisition has failed.
+//! One acquisition: its options, and its steps from the first request until the lock is granted or the acquisition has failed.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -33,25 +33,26 @@ use crate::sync::random;
 use crate::telemetry::log::{OwnSpan, emit};
 use crate::validation;
 
-/// How often one acquisition enters the queue again because the sequence numbers of the directory are used up. One further try
+/// How often one acquisition enters the queue again because the sequence numbers of the directory are used up. A single try
 /// may not suffice, because other contenders may delete and recreate the directory at the same time.
 const RESTARTS: u32 = 8;
 
-/// How often an acquisition asks a quorum for its node while the lease stays invalid. The acquisition fails after that. From the
-/// third try on, tries are a twentieth of the session timeout apart, so all tries take about five session timeouts.
+/// How often an acquisition asks a quorum whether its node exists, while the session's lease stays invalid. Then the
+/// acquisition fails. From the third try on, a twentieth of the session timeout passes before each try, so all tries take
+/// about five session timeouts.
 const LEASE_TRIES: u32 = 100;
 
-/// How often a `try_` method looks again because a contender in the way has left. On a busy lock, another contender may
-/// be in the way each time.
+/// How often a `try_` method lists the queue, if a contender that holds the lock or waits for it has left meanwhile. On a
+/// busy lock, each listing may show another contender.
 const LOOKS_MAX: u32 = 3;
 
-/// The longest time before the timeout at which a waiter asks the leader for the contenders in the way. If our server
-/// lists a contender that the leader does not have, the rest of the time suffices for a grant at another server, even
+/// The longest time before the timeout at which a waiter asks the ensemble's leader whether the contenders ahead exist. If
+/// the leader lacks one that this client's server lists, the rest of the time suffices for a grant at another server, even
 /// if commits are slow.
 const ASK_AHEAD: Duration = Duration::from_secs(2);
 
-/// The longest time before the timeout at which a waiter reads the nodes of the contenders in the way, whose hosts and
-/// labels the timeout error names.
+/// The longest time before the timeout at which a waiter reads the nodes of the contenders that it waits for. The timeout
+/// error names their hosts and labels.
 const LOOK_UP_AHEAD: Duration = Duration::from_millis(500);
 
 /// The options of one acquisition.
@@ -76,9 +77,9 @@ impl Options {
     }
 }
 
-/// A function that the acquisition of a kept node (a node that the process keeps between uses) calls once the node exists. The
-/// watch is on the lock's directory, and fires when another contender asks for the node. The argument is `None` if the watch is
-/// not known to be armed.
+/// A function that the acquisition of a kept node (a node that the process keeps between uses) calls once the node exists.
+/// The watch is on the lock's directory, and fires when another contender requests that kept nodes be given up. `None` if
+/// the watch is not known to be armed.
 pub(crate) type OnEntered = Box<dyn Fn(&Contender, Option<Watch>) + Send + Sync>;
 
 /// The answers to the reads that were sent with the create of the node: the listing of the queue (`None` if the reply to the
@@ -93,7 +94,8 @@ pub(crate) struct Acquisition {
     pub(crate) trace: AcquireTrace,
     /// A function to call once the node exists. `None` unless the process may keep the node between uses.
     pub(crate) on_entered: Option<OnEntered>,
-    /// The permits of a semaphore for which the head of the queue exchanges its node. `None` for a lock, whose head holds it.
+    /// The request for permits of a semaphore, or `None` for a lock. The first contender in a semaphore's queue exchanges its
+    /// node for permits, whereas the first contender in a lock's queue holds the lock.
     pub(crate) permits: Option<PermitRequest>,
 }
 
@@ -135,7 +137,7 @@ impl Acquisition {
         let timeout = self.reported(self.options.timeout())?;
         let answer = match (timeout, &self.options.on_wait) {
             (None, None) => self.enter(IfTaken::Wait, None).await,
-            // The steps are boxed, because a waiter's future is as large as its largest step, and few waiters have a timeout or
+            // This step is boxed, because a waiter's future is as large as its largest step, and few waiters have a timeout or
             // a listener.
             (_, listener) => {
                 let in_time = async {
@@ -152,8 +154,8 @@ impl Acquisition {
         self.reported(answer)
     }
 
-    /// Enters the queue. Waits for the lock if it is taken, unless `if_taken` says to give up. Returns the granted
-    /// lock. `view` stores each listing after which the acquisition waits, for the timeout error and the listener.
+    /// Enters the queue, and returns the granted lock. If the lock is taken, waits or fails, as `if_taken` says. Stores each
+    /// listing after which the acquisition waits in `view`, for the timeout error and the listener.
     pub(crate) async fn enter(&self, if_taken: IfTaken, view: Option<&QueueView>) -> Result<Arc<Contender>, Error> {
         if let Some(request) = &self.permits {
             request.check_first().await?;
@@ -175,7 +177,7 @@ impl Acquisition {
             entry: &entry,
             view,
             waiter: Waiter::new(entry.node_name(), self.config.dialect.hands_off(), if_taken),
-            // An acquisition that was warned about before it entered the queue gets no second warning.
+            // If a warning was logged before the acquisition entered the queue, no second one is logged.
             warn_at: due.filter(|due| Instant::now() < *due),
             registered: None,
         };
@@ -199,8 +201,8 @@ impl Acquisition {
         }
     }
 
-    /// Polls `queued` until the acquisition has entered the queue, and warns if that takes long. The caller's task logs
-    /// this warning, because there may be no session yet whose thread could run a background task.
+    /// Polls `queued` until the acquisition has entered the queue, and logs a warning if that takes long. The caller's task
+    /// logs the warning, because there may be no session yet whose thread could run a background task.
     async fn warn_if_slow<G>(&self, mut queued: impl Future<Output = G> + Unpin) -> G {
         let Some(limit) = self.config.warnings.after else { return queued.await };
         if let Some(answer) = retry::within(self.config.coordinator.sleep(limit), &mut queued).await {
@@ -225,8 +227,7 @@ impl Acquisition {
         let (mut tries, mut restarts) = (0, 0);
         loop {
             // The random part of the tag identifies our node even if the reply to the create is lost. Each try uses
-            // another tag, because the create may have been carried out on an earlier session, and no session takes the
-            // node of another session for its own.
+            // another tag, because an earlier try may have created a node that belongs to an earlier session.
             let tag = Tag::new(dialect, dialect.new_tag(&config.host, keeps, random));
             // The session slot reserves room for the paths of the contender's nodes: its place in the queue, and a permit.
             let name = "/".len() + tag.len() + LONGEST_MARKER.len() + "0000000000".len();
@@ -253,7 +254,7 @@ impl Acquisition {
                 Err(NotDone::Failed(Failure::NoAuth(lacks))) if entry.unmake_directory().await => {
                     return Err(Error::shut_out(&config.directory, lacks));
                 }
-                // No create has found the directory, so there was no node that another client could have removed.
+                // Without the directory there was no node of ours, so this is not the removal of a node by another client.
                 Err(NotDone::Failed(failure @ Failure::NoNode)) => {
                     return Err(Error::from_failure(failure, "enter", &config.directory));
                 }
@@ -277,8 +278,8 @@ impl Acquisition {
                     let (listing, is_sent) = listing::list_or_join(entry.session(), entry.directory());
                     let request = self.permits.as_ref().filter(|_| is_sent);
                     early_read = request.map(|request| request.send_early_read(entry));
-                    // The listing is answered after the create. Awaiting the later reply first wakes the task once
-                    // instead of twice.
+                    // The reply to the listing comes after the reply to the create. Awaiting the later one first
+                    // wakes the task once instead of twice.
                     let listing = listing.await;
                     match entry.await_create(&listing).await? {
                         None => {
@@ -299,8 +300,8 @@ impl Acquisition {
                         request.make(entry).await?;
                     }
                     match entry.make_directory(self.config.dialect.keeps_directories()).await {
-                        // A parent that Curator created may be a container, so the server may have deleted the parent. The
-                        // next create finds out.
+                        // A parent that Curator created may be a container, which the server may have deleted meanwhile. The
+                        // next create shows this.
                         Ok(()) | Err(Failure::NoNode) => EntryStep::Create,
                         Err(failure) => return Err(failure.into()),
                     }
@@ -341,15 +342,16 @@ impl Acquisition {
         if let Some(request) = &self.permits {
             let taken = request.take(grant, early_read, entry, wait.waiter.gives_up(), wait.view).await;
             let grant = taken.map_err(|why| request.state.take_error(entry, why))?;
-            // The exchange has just confirmed the place in the queue. So a quorum is asked to confirm the grant only if the
-            // lease is invalid.
+            // A quorum has just committed the exchange. So a quorum is asked to confirm the grant only if the lease is
+            // invalid.
             return match self.hold_if_leased(entry, &grant)? {
                 true => Ok(()),
                 false => self.grant_once_confirmed(entry, grant).await,
             };
         }
-        // A stranger's write uses up the watch on our node. After that, a removal goes unnoticed, so a hand-off is accepted
-        // only once a quorum has shown our node. If the loss of our node is already known, `hold_if_leased` returns it.
+        // A stranger's write uses up the watch on our node, so that a later removal goes unnoticed. A hand-off is then
+        // accepted only once a quorum has shown our node. A loss of our node that is known already is left to
+        // `hold_if_leased`, which returns it.
         let may_miss_removal =
             grant.unconfirmed().is_some() && entry.detect_loss().is_none() && !entry.node().has_own_watch();
         if !may_miss_removal && self.hold_if_leased(entry, &grant)? {
@@ -360,10 +362,10 @@ impl Acquisition {
     }
 
     /// Takes the lock, because no contender ahead excludes us. Returns `false` if the node [cannot rely on
-    /// the lease](crate::session::node::Node::epoch), so that a quorum must be asked first.
+    /// the lease](crate::session::node::Node::epoch). The caller must then ask a quorum first.
     ///
-    /// If this process was cut off or stopped, the decision to take the lock may rest on old replies. Only a valid
-    /// lease ensures that our session, and so our node, still exists.
+    /// If this process was cut off or stopped, the replies that show the grant may be old. Only a valid lease ensures that
+    /// our session, and so our node, still exists.
     fn hold_if_leased(&self, entry: &Contender, grant: &Grant) -> Result<bool, Error> {
         let (session, node) = (entry.session(), entry.node());
         if let Some(loss) = entry.detect_loss() {
@@ -396,7 +398,7 @@ impl Acquisition {
                 return Ok(());
             }
         }
-        // The replies take longer than the lease lasts, or the server does not confirm our session.
+        // Each reply has taken longer than the lease lasts, or the server does not confirm our session.
         Err(Error::Unreachable("the servers' answers come too late for the lease".to_owned()))
     }
 
@@ -432,8 +434,8 @@ impl Acquisition {
         trace
     }
 
-    /// Leaves the queue after `denied`, the error of a missing permission. Returns the error for the user: `denied`, or
-    /// the error that our node may not be deleted either, or the error that our own ACL keeps us out of the directory.
+    /// Leaves the queue after `denied`, the error of a missing permission. Returns the error for the user. This is `denied`,
+    /// unless our node may not be deleted either, or the ACL that this client gave the directory keeps this client out.
     async fn leave_denied(&self, entry: &Contender, denied: Error) -> Error {
         match (entry.leave().1.await, denied) {
             (Err(Failure::NoAuth(lacks)), _) => Error::stays(entry.node().path(), lacks),
@@ -453,8 +455,8 @@ impl Acquisition {
                 tries += 1;
                 let limit = self.fail_if_taken().await?;
                 match self.take_now(limit).await {
-                    // The process was stopped or cut off while its node was in the queue. The session is over or the lease has
-                    // run out, so the node is gone or will be removed. The caller may safely try again.
+                    // The process was stopped or cut off while its node was in the queue. The node is gone or will be removed,
+                    // so it is safe to try again.
                     Err(Error::Evicted(Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired | Ending::Replaced)))
                         if tries < SESSION_TRIES => {}
                     answer => return answer,
@@ -501,13 +503,14 @@ impl Acquisition {
         }
     }
 
-    /// Enters the queue, and takes the lock if no contender is in the way. Waits at most `limit` for replies of the ensemble.
+    /// Enters the queue, and takes the lock unless another contender excludes us. Waits at most `limit` for replies of the
+    /// ensemble.
     pub(crate) async fn take_now(&self, limit: Duration) -> Result<Arc<Contender>, Error> {
         call::bounded(&self.config.coordinator, limit, self.enter(IfTaken::GiveUp, None)).await
     }
 
-    /// Waits for `granted` until the timeout, if there is one. Meanwhile polls `reports`. The error of a timeout names the
-    /// contenders in the way.
+    /// Waits for `granted` until the timeout, if there is one. Meanwhile polls `reports`. The timeout error names the
+    /// contenders that the acquisition waits for.
     pub(crate) async fn within<G>(
         &self,
         timeout: Option<Duration>,
@@ -540,8 +543,8 @@ impl Acquisition {
         }
     }
 
-    /// Asks the leader for the contenders in the way. Leaves the server if the server lists a contender that the leader
-    /// does not have. Returns `false` if the acquisition has not listed the queue yet.
+    /// Asks the ensemble's leader whether the contenders ahead exist. If this client's server lists one that the leader does
+    /// not have, connects to another server. Returns `false` if the acquisition has not listed the queue yet.
     async fn ask_the_leader(&self, view: &QueueView) -> Result<bool, Error> {
         let snapshot = view.snapshot.lock().clone();
         let Some(QueueSnapshot { session, me, .. }) = snapshot else { return Ok(false) };
@@ -553,15 +556,15 @@ impl Acquisition {
         Ok(true)
     }
 
-    /// Waits until the session is connected, and lists the queue. A request without a connection would be sent after
-    /// the reconnect, when this acquisition may have ended.
+    /// Waits until the session is connected, and lists the queue. Without the wait, the request would be sent after the
+    /// reconnect, even if this acquisition had ended by then.
     async fn list_once_connected(&self, session: &Arc<dyn Session>) -> Option<Listing> {
         session.until_connected().await.ok()?;
         listing::list(session, &self.config.directory).await.ok()
     }
 
-    /// Reads the contenders in the way, and stores them with their hosts and labels. If their nodes cannot be read, the
-    /// contenders of the last listing stay.
+    /// Reads the nodes of the contenders ahead, and stores the contenders with their hosts and labels in `view`. If the nodes
+    /// cannot be read, the contenders of the last listing stay.
     async fn look_up(&self, view: &QueueView) {
         let snapshot = view.snapshot.lock().clone();
         if let Some(QueueSnapshot { session, me, .. }) = snapshot

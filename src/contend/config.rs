@@ -31,7 +31,7 @@ pub(crate) struct LockConfig {
     pub(crate) is_election: bool,
     pub(crate) warn_holding: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
-    /// Whether a warning was logged that a server refused a request for kept nodes.
+    /// Whether a warning was logged that a server refused the request to give up kept nodes.
     pub(crate) has_warned_of_ask: Arc<AtomicBool>,
     pub(crate) warnings: Arc<Warnings>,
     pub(crate) path_label: Arc<PathLabel>,
@@ -48,9 +48,9 @@ impl LockConfig {
         turn::foreign(self.dialect, names).map_or(Ok(()), |node| Err(self.doubt(node)))
     }
 
-    /// Fails if the lock's path is that of a [`Shared`](crate::Shared) value, whose lock is below it, or of a semaphore, whose
-    /// node has data. Reads the data only if the stat of the node (or, without a stat, the names of its children) does not rule
-    /// out a semaphore.
+    /// Fails if the lock's path is that of a [`Shared`](crate::Shared) value, which has its lock in a child node, or of a
+    /// semaphore, whose node has data. Reads the data only if the stat of the node does not rule out a semaphore. Without a
+    /// stat, the names of the node's children decide whether to read.
     pub(crate) async fn check_for_other_use(
         &self,
         session: &Arc<dyn Session>,
@@ -71,8 +71,8 @@ impl LockConfig {
             Ok(Some((data, _))) if matches!(permits::decode(&data), Ok(Some(_))) => {
                 Err(Error::Permits { path: path.to_string(), reason: PermitsError::NoLock })
             }
-            // The node is missing, or has other data, or may not be read. A client that may not read the node could not use a
-            // semaphore there either.
+            // The node is missing, or has other data, or may not be read. If this client may not read the node, it could not
+            // use a semaphore there either.
             Ok(_) | Err(Failure::NoAuth(_)) => Ok(()),
             Err(failure) => Err(self.stop(failure)),
         }

@@ -1,4 +1,5 @@
-//! One contender: creates its node, and removes the node when it leaves. The methods that replace the node are in [`exchange`](crate::contend::exchange).
+//! One contender: creates its node, and removes the node when it leaves. The methods that replace the node are in
+//! [`exchange`](crate::contend::exchange).
 
 use std::future::{Future, poll_fn, ready};
 use std::ops::Deref;
@@ -32,8 +33,8 @@ use crate::validation;
 /// The shortest time between two listings while a holder waits for contention: at most 50 listings a second.
 const LISTING_PAUSE: Duration = Duration::from_millis(20);
 
-/// A contender's node, from its create on, and the hold after the grant. Variables of this type are named `entry` until the
-/// grant, and `hold` after it, or `lock` where there are several.
+/// A contender, which owns its node from the create on, and the hold after the grant. Variables of this type are named
+/// `entry` until the grant and `hold` after the grant, or `lock` where there are several.
 ///
 /// Dropping the contender ends the hold and removes the node, even if the reply to the create has not come yet.
 pub(crate) struct Contender {
@@ -72,8 +73,8 @@ impl Contender {
     pub(crate) fn ask_for_node(&self) {
         let (session, now) = (self.session(), self.session().lease().now());
         let connection = session.store().connection();
-        // The watch on the directory is sent before the create of the node. Other contenders see the node only after
-        // its create, so the watch reports every request for the node.
+        // The watch on the directory is requested before the create of the node. Other contenders see the node only
+        // after its create, so the watch reports every request to give up the node.
         let directory_watch = self.keeps.then(|| session.watch(self.directory()));
         let reply = session.create(&self.node.path(), &self.data, Kind::EphemeralSequential);
         let _unlocked = self.node.change(|it| {
@@ -82,15 +83,15 @@ impl Contender {
         });
     }
 
-    /// Returns the watch on the lock's directory that was armed before the create. The watch fires when another contender asks
-    /// for the node. `None` if the watch is not known to be armed.
+    /// Returns the watch on the lock's directory that was armed before the create. The watch fires when another contender
+    /// requests that kept nodes be given up. `None` if the watch is not known to be armed.
     pub(crate) async fn directory_watch(&self) -> Option<Watch> {
         let directory_watch = self.node.change(|it| it.directory_watch.take())?;
         directory_watch.await.ok()
     }
 
-    /// Waits for the reply to [`Contender::ask_for_node`]. Returns `None` once the node is created, and otherwise the
-    /// next step. `listing` is the answer to the listing that was sent after the create.
+    /// Waits for the reply to [`Contender::ask_for_node`]. Returns `None` if the node was created, and otherwise the next
+    /// step. `listing` is the answer to the listing that was sent after the create.
     ///
     /// # Cancel safety
     /// Dropping the future keeps the request. Dropping the contender removes the node that the request creates.
@@ -107,8 +108,8 @@ impl Contender {
             Err(failure) => {
                 let is_own = |name: &String| self.node.tag().is_on(name);
                 let is_listed = listing.as_ref().is_ok_and(|names| names.iter().any(is_own));
-                // The create may still be carried out. The watch on the directory is dropped, because a later create
-                // could not prove that this watch was armed first. The process does not keep a node without the watch.
+                // The watch on the directory is dropped, because it is not known to be armed before the create, which may
+                // still be carried out. The process does not keep a node without the watch.
                 let (step, _unlocked) = self.node.change(|it| {
                     let step = it.state.not_created(failure, is_listed);
                     (step, (it.creating.take(), it.directory_watch.take()))
@@ -133,8 +134,8 @@ impl Contender {
         self.made.lock().push(path.to_owned());
     }
 
-    /// Removes the directories that this contender created, the innermost first. Called if the ACL of these directories
-    /// keeps this client out, because the ACL would keep other clients out, too. Returns whether a directory was
+    /// Removes the directories that this contender created, the innermost first. Called if their ACL, which this client gave
+    /// them, keeps this client out, because the ACL would keep other clients out, too. Returns whether a directory was
     /// removed. ZooKeeper deletes only empty directories, so no other client's node is lost.
     pub(crate) async fn unmake_directory(&self) -> bool {
         let mut is_removed = false;
@@ -147,8 +148,8 @@ impl Contender {
 
     /// Looks for the node after the reply to its create was lost. Returns whether the node exists.
     ///
-    /// A sync precedes the listing, because a lagging server could hide the node. The caller would then create a second
-    /// node, which would wait behind the first node for ever.
+    /// A sync is sent before the listing, because a lagging server might not show the node. The caller would then create a
+    /// second node, which would wait behind the first node for ever.
     pub(crate) async fn recover(&self) -> Result<bool, Failure> {
         let (session, directory, tag) = (self.session(), self.directory(), self.node.tag());
         let names = match until_known(session, || listing::list_synced(session, directory)).await {
@@ -174,8 +175,9 @@ impl Contender {
         Ok(false)
     }
 
-    /// Removes orphans among these children. An orphan is a node that an earlier create of this contender made although
-    /// its reply was lost. The listing must follow a later write of ours, because such a listing shows all orphans.
+    /// Removes the orphans among these children. An orphan is a node that an earlier create of this contender made although
+    /// the reply was lost. The children must have been listed after a later write of ours, because then they contain all
+    /// orphans.
     pub(crate) fn remove_orphans(&self, children: &[String]) {
         for orphan in self.node.read(|it| it.orphans(children)) {
             drop(remove(self.session(), &self.node, Leaving::delete(self.child(&orphan)), None));
@@ -202,8 +204,8 @@ impl Contender {
 
     /// Starts the time limit of the hold, and stores the trace of the hold until the hold ends.
     pub(crate) fn limit_and_trace(&self, trace: HoldTrace) {
-        // Only this hold uses the node, so the limit runs until the node is gone. The returned value is ignored, because nothing
-        // ends the limit earlier.
+        // Only this hold uses the node, so the limit applies until the node is gone. The returned value, with which a use of a
+        // kept node ends its limit, is not needed.
         let now = self.now();
         _ = self.node.change(|it| it.state.limits.begin(now));
         *self.trace.lock() = trace;
@@ -257,9 +259,8 @@ impl Contender {
         (Arc::clone(self.node()), Arc::clone(self.session()))
     }
 
-    /// Checks our own node and `others` at the leader in intervals, until a check fails. Returns the indices in
-    /// `others` of the failed checks, or the loss if our own node is gone. The checks find changes whose events were
-    /// lost.
+    /// Checks our own node and `others` at the ensemble's leader now and then, until a check fails. Returns the indices in
+    /// `others` of the failed checks, or the loss if our own node is gone. The checks find changes whose events were lost.
     pub(crate) async fn find_missed(
         &self,
         recheck: &mut Recheck<'_>,
@@ -274,8 +275,8 @@ impl Contender {
         }
     }
 
-    /// Checks our own node and `others` at the leader once. Returns the indices in `others` of the failed checks, or
-    /// the loss if our own node is gone.
+    /// Checks our own node and `others` at the ensemble's leader once. Returns the indices in `others` of the failed checks,
+    /// or the loss if our own node is gone.
     pub(crate) async fn failing(&self, others: Vec<Operation>) -> Result<Vec<usize>, Loss> {
         let checks = [vec![check(self.node().path(), None)], others].concat();
         let missed = presence::failing(self.session(), &checks).await;
@@ -296,7 +297,7 @@ impl Contender {
         node.map(|node| node.map(NodeData::of)).map_err(|failure| Error::under_lock(failure, "read", path))
     }
 
-    /// Waits until this hold excludes a contender in the queue. Returns the first such contender.
+    /// Waits until a contender in the queue must wait for this hold. Returns the first contender that must.
     pub(crate) async fn contended(&self) -> Result<NodeName, Error> {
         self.run(self.wait_until_contended()).await?
     }
@@ -308,8 +309,8 @@ impl Contender {
             if !self.is_of_semaphore() || self.finds_too_few(&first).await? {
                 return Ok(first);
             }
-            // Enough permits are free, so this contender is about to take its permits, unless its process is stopped. The loop
-            // lists again after a pause, which doubles while the same contender is the first.
+            // Enough permits are free for `first`, which will take them soon, unless its process is stopped. The queue is
+            // listed again after a pause, which doubles while the same contender is the first.
             let session = self.session();
             let first = Some(first.as_str().to_owned());
             pause = if before == first { (2 * pause).min(session.timeout()) } else { LISTING_PAUSE };
@@ -329,8 +330,8 @@ impl Contender {
         loop {
             let (names, mut change) = match retry::until_known(session, || session.watch_children(directory)).await {
                 Ok(seen) => seen,
-                // The servers delete the directory of a semaphore's queue when the directory has been empty for a while. The next
-                // contender creates the directory again.
+                // The servers delete the directory of a semaphore's queue after it was empty for a while. The next contender
+                // creates it again.
                 Err(Failure::NoNode) if self.is_of_semaphore() => match follow::possible(session, directory).await {
                     Ok(()) => continue,
                     Err(_) => return std::future::pending().await,
@@ -351,7 +352,8 @@ impl Contender {
             if recheck.wait(&mut change).await.is_err() {
                 return std::future::pending().await;
             }
-            // Thousands of readers may come and go, and each of them ends a wait. The pause limits the listings to 50 a second.
+            // Each reader that comes or goes ends the wait, and there may be thousands. The pause limits the listings to 50 a
+            // second.
             let since = last_change.map(|last| self.now().saturating_sub(last));
             if let Some(rest) = since.and_then(|since| LISTING_PAUSE.checked_sub(since)) {
                 session.sleep(rest).await;
@@ -377,7 +379,7 @@ impl Contender {
         let (wanted, number, names) =
             retry::until_known(session, read).await.map_err(|failure| self.lost_by(failure, "read"))?;
         let wanted = match wanted {
-            // The contender's node is gone, because the contender took its permits or gave up.
+            // The node of `first` is gone, because that contender took its permits or left.
             Err(Failure::NoNode) => return Ok(false),
             Err(_) => None,
             Ok(wanted) => wanted,
@@ -388,15 +390,15 @@ impl Contender {
     }
 
     /// Leaves the queue or gives up the hold: marks the node as left, ends the trace, removes the node from the session's
-    /// record ([`SessionStore::forget`](crate::session::store::SessionStore::forget)), and deletes the node. Sends the first request
-    /// before it returns. Also returns the loss, if the lock had been lost before.
+    /// record ([`SessionStore::forget`](crate::session::store::SessionStore::forget)), and deletes the node. The first request
+    /// is sent before this method returns. Also returns the loss, if the lock had been lost before.
     pub(crate) fn leave(&self) -> (Option<Loss>, Reply<()>) {
         if self.node().is_forked() {
             let ending = Ending::Forked;
             return (Some(Loss::SessionOver(ending)), Box::pin(ready(Err(Failure::Over(ending)))));
         }
         let (loss, leaving) = self.node.leave(self.may_signal());
-        // The span of the hold ends now, even if the guard lives on or the deletion takes long.
+        // The trace of the hold ends now, even if the guard is dropped later or the deletion takes long.
         let trace = std::mem::take(&mut *self.trace.lock());
         drop(trace);
         self.session().store().forget(&self.node);
@@ -412,7 +414,7 @@ impl Contender {
     /// Gives the lock back: calls [`Contender::leave`], and waits until the node is gone. Returns an error if the
     /// lock had been lost before.
     pub(crate) async fn give_back(&self) -> Result<(), Error> {
-        // The node of a lost lock is deleted, too, because other contenders wait for the node if the session is alive.
+        // The node of a lost lock is also deleted, because the node may still exist, and other contenders would wait for it.
         let (loss, answer) = self.leave();
         match (loss, answer.await) {
             (Some(loss), _) => Err(Error::Lost(loss)),
@@ -433,8 +435,8 @@ impl Contender {
 }
 
 impl Drop for Contender {
-    /// Leaves the node, unless [`Contender::leave`] has left the node already. After that call, only orphans
-    /// remain to be removed, and a permit that no answer has shown.
+    /// Removes all nodes of the contender. After a call of [`Contender::leave`], only orphans are left to be removed, and a
+    /// permit that no answer has shown.
     fn drop(&mut self) {
         let trace = std::mem::take(self.trace.get_mut());
         if self.node.is_forked() {
@@ -452,7 +454,7 @@ impl Drop for Contender {
     }
 }
 
-/// One use of a kept node, under a time limit. Dropping this value ends the use.
+/// One use, under a time limit, of a node that this process keeps between uses. Dropping this value ends the use.
 pub(crate) struct LimitedUse {
     node: Arc<Node>,
     end: LimitEnd,
@@ -464,9 +466,9 @@ impl Drop for LimitedUse {
     }
 }
 
-/// Waits for a loss that leaves the node in place: a hold exceeded its limit, the lease ran out while the session lives on, or
-/// a stranger's write was taken for a hand-off. Then removes the node. A holder over its limit first gets a margin in which to stop
-/// its work. The owner of the node may remove the node earlier.
+/// Waits for a loss after which the node still exists: a hold exceeded its limit, the lease ran out while the session lives
+/// on, or a stranger's write was taken for a hand-off. Then removes the node. A holder that exceeded its limit first gets a
+/// margin in which to stop its work. The owner of the node may remove the node earlier.
 async fn give_up_in_time(node: Arc<Node>, session: Arc<dyn Session>) {
     if matches!(
         node.until_lost(|pause| slept(&session, pause)).await,
@@ -476,8 +478,8 @@ async fn give_up_in_time(node: Arc<Node>, session: Arc<dyn Session>) {
     }
     let slice = session.timeout() / 20;
     while let Some(left) = node.given_up_in().filter(|left| !left.is_zero() && !node.has_left()) {
-        // Sleeps in slices, because timers stand still while the machine is suspended. After a suspension, the removal is late by
-        // one slice at most.
+        // Sleeps in slices, because timers stand still while the machine is suspended. So after a suspension, the removal is
+        // late by one slice at most.
         if !slept(&session, left.min(slice)).await {
             return;
         }
@@ -492,7 +494,7 @@ async fn give_up_in_time(node: Arc<Node>, session: Arc<dyn Session>) {
     }
 }
 
-/// The node answers for its contender: its name, its directory, its loss.
+/// Gives access to the methods of the contender's node: its name, its directory, its loss.
 impl Deref for Contender {
     type Target = Arc<Node>;
 
@@ -504,8 +506,8 @@ impl Deref for Contender {
 /// Polls `work` while `loss` returns `None`. Returns the output of `work` only if `loss` still returns `None` after the
 /// last poll. `lost` wakes the caller at a loss.
 ///
-/// After a pause of the process, the reply that `work` awaits may wake the task before the timer of the lease does. So
-/// `loss`, which reads the clock, is called before each poll of `work`, and once more when `work` is done.
+/// After the process was paused, a reply that `work` awaits may wake the task before `lost` does, although the lease has
+/// run out. So `loss`, which reads the clock, is called before each poll of `work`, and once more when `work` is done.
 pub(crate) async fn while_held<L, F: Future>(
     loss: impl Fn() -> Option<L>,
     lost: impl Future<Output = L>,
@@ -530,8 +532,8 @@ pub(crate) async fn while_held<L, F: Future>(
 pub struct NodeData {
     /// The node's data.
     pub data: Vec<u8>,
-    /// The node's version, which counts the writes to its data. [`Transaction::set_version`](crate::Transaction::set_version)
-    /// takes it.
+    /// The node's version, which counts the writes to its data, for
+    /// [`Transaction::set_version`](crate::Transaction::set_version).
     pub version: i32,
     pub(crate) czxid: i64,
 }

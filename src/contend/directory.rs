@@ -1,5 +1,5 @@
-//! The directory of a lock: its creation, and the ask, a write to the directory by which a waiter requests the nodes that
-//! processes keep between uses.
+//! The directory of a lock: its creation, and the write to its data by which a waiter requests that other processes give up
+//! the nodes that they keep between uses.
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ fn steps(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').skip(1).map(|(at, _)| &path[..at]).chain(Some(path))
 }
 
-/// Creates the lock directory at `path`, and its missing parents as persistent nodes. The path at the end of the connect string is
-/// such a parent. The lock directory is a container, a node that servers delete after it was empty for a while. With `has_to_stay`,
-/// the lock directory is a persistent node. Calls `made` for each directory that was created below the connect string's path.
+/// Creates the lock directory at `path`, and its missing parents as persistent nodes, including the path at the end of the
+/// connect string. The lock directory is a container, which servers delete after it was empty for a while. With
+/// `has_to_stay`, it is a persistent node. Calls `made` for each directory that was created below the connect string's path.
 pub(crate) async fn make(
     session: &Arc<dyn Session>,
     path: &str,
@@ -38,7 +38,7 @@ pub(crate) async fn make(
             Ok(_) => made(step),
             Err(Failure::NodeExists) => {}
             // The parent may exist already, although this client may not create it. So the error is returned only if the next
-            // directory cannot be created because its parent is missing.
+            // create fails because its parent is missing.
             Err(failure @ Failure::NoAuth(_)) if step != path => denied = denied.or(Some(failure)),
             Err(Failure::NoNode) => return Err(denied.unwrap_or(Failure::NoNode)),
             Err(failure) => return Err(failure),
@@ -47,14 +47,14 @@ pub(crate) async fn make(
     Ok(())
 }
 
-/// Asks for every kept node in the directory (every node that a process keeps between uses), by one write to the
-/// directory's data. If `seen` says that the directory has no data, sends the write before it returns.
+/// Requests that processes give up the nodes that they keep between uses in this directory, by one write to the
+/// directory's data. If `seen` says that the directory has no data, the write is sent before this function returns.
 ///
-/// The parameter `seen` is the stat of the directory in the listing that showed a kept node. Before a process creates a node to
-/// keep, it watches the directory. So a write after that listing notifies the process. If another client has written since the
-/// listing, the servers refuse this write because of the directory's version, and no further write is sent.
+/// `seen` is the stat of the directory in the listing that showed a kept node. A process watches the directory before it
+/// creates a node to keep. So a write after that listing notifies the process. If another client has written since the
+/// listing, it has notified the process, and the servers refuse this write because of the directory's version.
 ///
-/// Logs that a server refused the write, unless `has_warned`.
+/// Logs a refusal of the write by a server, unless `has_warned`.
 pub(crate) fn ask(directory: &Arc<str>, has_warned: &Arc<AtomicBool>, session: &Arc<dyn Session>, seen: Option<Stat>) {
     let first = seen.filter(|stat| stat.data_length == 0).map(|stat| set(session, directory, Vec::new(), stat.version));
     let (path, has_warned, session) = (Arc::clone(directory), Arc::clone(has_warned), Arc::clone(session));
@@ -78,8 +78,8 @@ pub(crate) fn ask(directory: &Arc<str>, has_warned: &Arc<AtomicBool>, session: &
     }));
 }
 
-/// Reads the directory's data, and writes the same data again, to fire the watches of the processes that keep nodes.
-/// Writes nothing if the version differs from `seen`.
+/// Reads the directory's data, and writes the same data again, which fires the watches of the processes that keep nodes.
+/// Writes nothing if the directory's version is not `seen`.
 pub(crate) async fn ask_as_it_is(
     session: &Arc<dyn Session>,
     directory: &str,

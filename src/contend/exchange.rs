@@ -1,8 +1,8 @@
-//! The exchange of a contender's node for another node in one transaction: a READ node at a downgrade, or a permit at the head of
-//! a semaphore's queue.
+//! The exchange of a contender's node for another node in one transaction. A downgrade exchanges a WRITE node for a READ
+//! node. The first contender in a semaphore's queue exchanges its node for a permit.
 //!
-//! The transaction fails if our node is gone. The exchange for a permit changes and deletes our node, as a writer's release does,
-//! so its commit is also the hand-off to the next contender.
+//! The transaction fails if our node is gone. The exchange for a permit writes to our node and deletes it, as a writer's
+//! release does. So the next contender takes the exchange as the hand-off of its place.
 
 use crate::contend::contender::Contender;
 use crate::error::error::Error;
@@ -12,8 +12,8 @@ use crate::session::presence::{is_there, leader_still_has};
 use crate::session::request::{Failure, Kind, Loss, Operation, parent};
 use crate::session::retry::RetryLimit;
 
-/// The indices of three operations in the transaction of an exchange: the check of our node, the create, and the write that signals
-/// the hand-off to waiters.
+/// The indices of three operations in the transaction of an exchange: the check of our node, the create of the new node,
+/// and the write that signals the hand-off to waiters.
 const OWN_PLACE: usize = 0;
 const NEW_NODE: usize = 2;
 const SIGNAL: usize = 3;
@@ -46,8 +46,8 @@ impl Contender {
             Operation::Delete { path: from.clone(), version: None },
         ];
         let session = self.session();
-        // From here on, the ensemble may have the WRITE node or the READ node. Dropping this future and the contender removes
-        // whichever of the two exists.
+        // From here on, either the WRITE node or the READ node exists. If this future and the contender are dropped, that node
+        // is removed.
         self.node().change(|it| it.state.begin_move(None));
         let (mut tries, mut may_be_done) = (RetryLimit::LOST_ANSWERS, false);
         loop {
@@ -58,8 +58,8 @@ impl Contender {
                     tries.again(session, failure).await?;
                     continue;
                 }
-                // The READ node exists after a try whose reply was lost. If the leader no longer has the WRITE node, that try
-                // was carried out. Otherwise another client has created the READ node.
+                // The reply to an earlier try was lost, and the READ node exists. If the leader no longer has the WRITE node,
+                // the earlier try was carried out. Otherwise another client has created the READ node.
                 Err(Failure::Operation { failure, .. }) if may_be_done && *failure == Failure::NodeExists => {
                     match is_there(session, &from, None).await {
                         Ok(false) => break,
@@ -69,8 +69,7 @@ impl Contender {
                 }
                 Err(failure) => failure,
             };
-            // After an unknown outcome the node stays marked as moving, because the ensemble may have the WRITE node or
-            // the READ node.
+            // After an unknown outcome the node stays marked as moving, because either of the two nodes may exist.
             if !matches!(failure, Failure::Unknown(_)) {
                 self.node().end_move(NodeState::cancel_move);
             }
@@ -81,8 +80,8 @@ impl Contender {
         Ok(())
     }
 
-    /// Exchanges our node at the head of the queue for the node `to`. Retries until the outcome is known. No other request creates
-    /// a node at `to`. `unchanged` is the path and the version of another node.
+    /// Exchanges our node, the first in the queue, for the node `to`, which no other request creates. Retries until the outcome
+    /// is known. The exchange fails if the node `unchanged` has another version than the given one.
     ///
     /// # Errors
     /// - [`Failure::NoNode`]: our node did not exist any more.
@@ -111,8 +110,8 @@ impl Contender {
         let failure = loop {
             let signals = !session.store().is_signal_refused(self.directory());
             operations.retain(|it| signals || !matches!(it, Operation::Set { .. }));
-            // The server answers the read after the transaction, so the read shows the outcome. The read also returns the czxid of
-            // the new node, which some servers leave out of the reply to a transaction.
+            // The server answers the read after the transaction, so the read shows the outcome. The read also returns the czxid
+            // of the new node, which some servers leave out of the reply to a transaction.
             let (answer, seen) = (session.transact(&operations), session.data(to));
             match (answer.await, seen.await) {
                 (_, Ok((_, stat))) if stat.ephemeral_owner == session.id() => {
@@ -142,8 +141,8 @@ impl Contender {
                 },
                 (Err(failure), _) => break failure,
             }
-            // Our node is gone, and our server does not show the new node. This try or one whose reply was lost may have made the new
-            // node, and the server may lag behind, so the leader is asked.
+            // Our node is gone, and our server does not show the new node. The server may lag behind, and a try whose reply was
+            // lost may have created the new node. So the ensemble's leader is asked.
             if !may_be_done || !leader_still_has(session, to, &mut denials).await? {
                 node.end_move(NodeState::cancel_move);
                 node.lose(Loss::Removed);

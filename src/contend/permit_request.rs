@@ -1,13 +1,13 @@
-//! How the head of a semaphore's queue takes its permits.
+//! How the head of a semaphore's queue (its first contender) takes its permits.
 //!
 //! Only the head of the queue takes permits. So after a contender has become the head, the number of taken permits can
 //! only fall. A read of the state after that moment never shows fewer taken permits than there are when the head takes
-//! its own. Two rules keep this true:
+//! its own. This holds because of two rules:
 //! - The head reads the permits after it has become the head, on the connection whose reply or event showed that it is
 //!   the head. Another server may not show yet the permits that the predecessor took. After a reconnect the head sends
-//!   a sync before the read. A new contender sends an early read right behind its create and its listing. The early
-//!   read is used if the listing shows the contender as the head. It is also used after a reconnect, because no read of
-//!   a session is older than an earlier read of the session.
+//!   a sync before the read. A new contender sends an early read right after its create and its listing. The early read
+//!   is used if the listing shows the contender as the head. It can also be used after a reconnect, because no read of a
+//!   session is older than an earlier read of the session.
 //! - The head gives up its place and takes its permits in one transaction. The ensemble refuses the transaction if the
 //!   place is gone, or if the number of permits has changed.
 
@@ -38,12 +38,13 @@ pub(crate) struct PermitRequest {
     pub(crate) count: u32,
 }
 
-/// The early read of the permits. It is sent right behind the create of the node in the queue, before the contender
+/// The early read of the permits. It is sent right after the create of the node in the queue, before the contender
 /// knows its place.
 pub(crate) struct EarlyRead {
     names: Reply<Vec<String>>,
     number: Reply<(Vec<u8>, Stat)>,
-    /// The children of the semaphore's own node. Not listed (`None`) if an earlier listing showed no lock at the path.
+    /// The children of the semaphore's own node. `None` if they are not listed, because an earlier listing showed no lock
+    /// at the path.
     children: Option<Reply<Vec<String>>>,
 }
 
@@ -84,26 +85,26 @@ impl PermitRequest {
         checked.await?
     }
 
-    /// Makes the semaphore's node, before the acquisition makes the directory of the queue below it. Fails if a node at the
-    /// path must not become a semaphore.
+    /// Creates the semaphore's node, before the acquisition creates the directory of the queue below that node. Fails if
+    /// there is a node at the path that must not become a semaphore.
     pub(crate) async fn make(&self, entry: &Contender) -> Result<(), NotDone> {
         let node = retry::data(entry.session(), self.state.config.user_path(), true).await?;
         self.state.agree(entry.session(), node, Some(entry)).await.map(drop)
     }
 
-    /// Sends the early read. An early read that was sent before this acquisition's listing of the queue would be too old for a
-    /// decision.
+    /// Sends the early read. The caller must have sent its listing of the queue before, because a read that is older than the
+    /// listing may be older than the moment at which the contender became the head.
     pub(crate) fn send_early_read(&self, entry: &Contender) -> EarlyRead {
         let (session, path) = (entry.session(), self.state.config.user_path());
         let (names, number) = (session.children(&self.state.taken), session.data(path));
-        // The children are listed after the read of the number of permits. A listing without a lock is no proof if the
-        // number was written later.
+        // The children are listed after the read of the number of permits, because a lock may still come to the path before the
+        // number is written.
         let has_no_lock = self.state.has_no_lock.load(Ordering::Acquire);
         EarlyRead { names, number, children: (!has_no_lock).then(|| session.children(path)) }
     }
 
-    /// Returns whether the head of the queue could take the permits now; `true` if that cannot be read. Fails if the request can
-    /// never be granted.
+    /// Returns whether enough permits are free for this request, or `true` if the permits cannot be read. Fails if the request
+    /// can never be granted.
     pub(crate) async fn has_room(&self, session: &Arc<dyn Session>) -> Result<bool, Error> {
         let room = self.state.config.paths.room(session, self.count).await;
         let Some((number, has_room)) = room else { return Ok(true) };
@@ -114,7 +115,7 @@ impl PermitRequest {
         Ok(has_room)
     }
 
-    /// Awaits the early read. `None` if it was not sent or not answered. Refused if the request can never be granted.
+    /// Awaits the early read. Returns `None` if it was not sent or not answered. Fails if the request can never be granted.
     pub(crate) async fn await_read(
         &self,
         entry: &Contender,
@@ -138,8 +139,8 @@ impl PermitRequest {
     }
 
     /// Exchanges the node of the head of the queue for the permits. Returns the grant, which the exchange has confirmed. Waits
-    /// until the permits are free, unless `gives_up`. `early_read` is the early read, if the contender was the head in the
-    /// listing that was sent right before it.
+    /// until the permits are free, unless `gives_up`. `early_read` is given if the listing that was sent right before the early
+    /// read showed the contender as the head.
     pub(crate) async fn take(
         &self,
         mut grant: Grant,
@@ -193,10 +194,10 @@ struct View<'a> {
     number: Option<(u32, i32, Watch)>,
     /// The watch on the directory of the permits. `None` until the first read.
     names: Option<Watch>,
-    /// The path of the node whose hand-off made this contender the head, until [`View::confirm_signal`] confirms the hand-off.
-    /// Another client can forge a hand-off.
+    /// The path of the node whose hand-off made this contender the head, until [`View::confirm_signal`] confirms the hand-off,
+    /// because another client can forge a hand-off.
     signal: Option<Arc<str>>,
-    /// The version of the semaphore's node that the ensemble's leader refused last.
+    /// The version of the semaphore's node that the ensemble's leader refused at the last try.
     refused: Option<i32>,
     /// How often the server replied that the directory of the permits is missing, although a create failed because the
     /// directory exists.
@@ -205,7 +206,7 @@ struct View<'a> {
 
 impl<'a> View<'a> {
     fn new(state: &'a SemaphoreState, entry: &'a Contender, grant: &mut Grant) -> View<'a> {
-        // The view confirms the hand-off before the exchange, so the grant needs no other check.
+        // `View` confirms the hand-off before the exchange, so the hand-off is taken out of the grant.
         let signal = match grant {
             Grant::HandOff { unconfirmed } => unconfirmed.take().map(|name| entry.child(&name).into()),
             _ => None,
@@ -222,7 +223,8 @@ impl<'a> View<'a> {
         let to = format!("{taken}/{}", permits::name(&entry.node().tag().to_string(), count));
         match entry.exchange(&to, (config.user_path(), version)).await {
             Ok(()) => return Ok(true),
-            // The version of a node only rises, so a server that shows a version after the leader has refused it is wrong.
+            // The leader has refused this version before, and the version of a node only rises. So the server that still shows
+            // it is wrong.
             Err(Failure::BadVersion) if self.refused.replace(version) == Some(version) => {
                 presence::leave(session, self.connection, config.user_path()).await?;
             }
@@ -230,7 +232,7 @@ impl<'a> View<'a> {
             Err(Failure::NoParent(_)) => make_directory(session, taken, &mut self.rounds).await?,
             Err(failure) => return Err(failure.into()),
         }
-        // The number of permits may have changed although the watch has not fired yet. So the next round reads the number again.
+        // The number of permits may have changed although the watch has not fired yet. So the next round reads it again.
         self.number = None;
         Ok(false)
     }
@@ -255,8 +257,8 @@ impl<'a> View<'a> {
     }
 
     /// Lists the permit nodes, and reads the semaphore's own node unless it is watched. Returns `None` if the caller must read
-    /// again: the connection was lost meanwhile, so a server that lags behind may have replied, or the directory was missing, or
-    /// the hand-off is not confirmed.
+    /// again, for one of three reasons. The connection was lost meanwhile, so that a lagging server may have replied. The
+    /// directory was missing. Or the hand-off is not confirmed.
     async fn try_read(
         &mut self,
         session: &Arc<dyn Session>,
@@ -293,11 +295,10 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Confirms that the predecessor sent the hand-off signal. If the predecessor has a permit among `names`, the
-    /// signal is true, because only the head takes permits. Otherwise the predecessor may have released its permits
-    /// already, or another client forged the signal. Therefore the ensemble's leader is asked for the contenders that
-    /// `queue` lists up to the predecessor. If one of them still exists, the signal is forged, and this contender loses
-    /// its place.
+    /// Confirms that the predecessor sent the hand-off signal. If the predecessor has a permit among `names`, the signal
+    /// is true, because only the head takes permits. If not, either the predecessor has released its permits already, or
+    /// another client has forged the signal. So the ensemble's leader is asked whether the contenders that `queue` lists
+    /// up to the predecessor exist. If one of them does, the signal is forged, and this contender loses its place.
     ///
     /// `queue` is a listing of the queue that was sent before the listing `names`. Returns `false` if the decision
     /// needs `queue` and `queue` is `None`. The caller's next read then lists the queue, too.
@@ -312,14 +313,15 @@ impl<'a> View<'a> {
             return Err(Failure::NoNode);
         }
         self.signal = None;
-        // A server that has listed one of them may not have shown the permits that it took, so the permits are read again.
+        // A lagging server that still lists one of these contenders may not show its permits either, so the permits are read
+        // again.
         let gone = shown.iter().filter_map(|path| path.rsplit('/').next()).map(str::to_owned).collect();
         presence::leave_if_listed(self.entry.session(), self.entry.directory(), gone).await?;
         Ok(shown.is_empty())
     }
 
-    /// Stores the holders in `queue_view`, and waits until permits may have been released since the read `now`, or the number of
-    /// permits may have changed.
+    /// Stores the holders in `queue_view`, and waits until a permit may have been released since the read `now`, or the number
+    /// of permits may have changed.
     async fn wait_for_change(&mut self, now: &SeenPermits, queue_view: Option<&QueueView>) -> Result<(), NotDone> {
         let (session, path, me) = (self.entry.session(), self.state.config.user_path(), &*self.entry.node_name());
         if let Some(view) = queue_view {
@@ -330,7 +332,7 @@ impl<'a> View<'a> {
         }
         if self.number.is_none() {
             let (watch, (_, stat)) = retry::watched_data(session, path).await?;
-            // If the node has changed since the read `now`, the caller reads again.
+            // `None`, after which the caller reads again, if the node has changed since the read `now`.
             self.number = (stat.version == now.version).then_some((now.number, stat.version, watch));
         }
         let (Some((_, _, number)), Some(names)) = (&mut self.number, &mut self.names) else { return Ok(()) };
@@ -343,7 +345,7 @@ impl<'a> View<'a> {
         let look_again = queue_view.map(|view| Box::pin(view.look_again.notified()));
         tokio::select! {
             biased;
-            // The session is over. The caller ends the acquisition with the loss of its own node.
+            // At the end of the session this waits, because the caller then ends the acquisition with the loss of its node.
             event = number => if event == Event::Over { pending().await } else { self.number = None },
             event = names => if event == Event::Over { pending().await } else { self.names = None },
             missed = self.entry.find_missed(&mut recheck, checks) => {

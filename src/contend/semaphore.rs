@@ -1,12 +1,12 @@
-//! The state that all clones of a semaphore's handle share: its paths, the number of its permits, and whether its path is known
-//! to have no lock.
+//! The state that all clones of a semaphore's handle share: its paths, the number of its permits, and whether its path is
+//! known to have no lock.
 //!
 //! One path cannot be both a lock and a semaphore. Each side writes before it reads. A contender of the lock creates its node,
-//! and then reads whether the path has a number of permits. A semaphore writes its number, and then lists the lock's nodes. If
-//! both start at the same time, at least one side sees the other.
+//! and then reads whether the path has a number of permits. A semaphore writes its number, and then lists the lock's nodes.
+//! If both start at the same time, at least one side sees the other.
 //!
-//! A lock that is idle leaves an empty node, or none. So a semaphore's node is created together with its number, and a number is
-//! written to a node without one only if the node is known to be a semaphore's.
+//! While nobody uses a lock, its path has an empty node or none. So a semaphore's node is created together with its number.
+//! The number is written to an existing node without a number only if that node is known to be a semaphore's.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,8 +34,8 @@ pub(crate) const TAKE: &str = "take a permit of";
 /// How often the create of the semaphore's node is tried, if its parents are deleted meanwhile.
 const CREATES: u32 = 64;
 
-/// How often the semaphore's path is listed, and the pause between two listings, before a contender of a lock at this path causes
-/// an error. A contender that is about to leave is gone by then.
+/// How often the semaphore's path is listed, and the pause between two listings, before a contender of a lock at this path
+/// causes an error. A contender that is about to leave is gone by then.
 const LISTINGS: u32 = 4;
 const LISTING_PAUSE: Duration = Duration::from_millis(100);
 
@@ -46,9 +46,9 @@ pub struct SemaphoreState {
     pub(crate) number: Mutex<KnownNumber>,
     /// The directory of the permit nodes.
     pub(crate) taken: Arc<str>,
-    /// Whether a listing after the write of the number of permits showed no lock at the path. A contender of a lock
-    /// that comes after that listing reads the number of permits, and leaves. `false` again when this handle
-    /// finds no number, because somebody has deleted it.
+    /// Whether a listing after the write of the number of permits showed no lock at the path. A contender of a lock that
+    /// comes after that listing finds the number of permits, and leaves. Set to `false` again when this handle finds no
+    /// number, because somebody has deleted it.
     pub(crate) has_no_lock: AtomicBool,
     /// Whether the user allows a number of permits in an empty node that exists already.
     pub(crate) at_existing_node: bool,
@@ -56,8 +56,8 @@ pub struct SemaphoreState {
 
 impl SemaphoreState {
     /// Fails if contenders of a lock are at the path. `children` is a listing of the path, if the caller has one. A
-    /// contender of a lock leaves as soon as it finds a semaphore. So the error needs a node that stays for several
-    /// listings.
+    /// contender of a lock leaves as soon as it finds a semaphore. So this fails only if the contender's node stays for
+    /// several listings.
     async fn check_for_lock(
         &self,
         session: &Arc<dyn Session>,
@@ -80,8 +80,8 @@ impl SemaphoreState {
         Ok(())
     }
 
-    /// Fails if contenders of a lock are at the path. Lists only until one listing showed no lock. Must be called after
-    /// the number of permits was written.
+    /// Fails if contenders of a lock are at the path. Must be called after the number of permits was written. Once a listing
+    /// has shown no lock, later calls send no listing.
     pub(crate) async fn ensure_no_lock(
         &self,
         session: &Arc<dyn Session>,
@@ -118,7 +118,7 @@ impl SemaphoreState {
         self.permits_error(PermitsError::TooFew { wanted, permits })
     }
 
-    /// Returns the error of an acquisition in the queue. The loss of its node precedes a failed request.
+    /// Returns the error of an acquisition in the queue. If its node is lost, the loss is returned, and not `why`.
     pub(crate) fn take_error(&self, entry: &Contender, why: NotDone) -> Error {
         match why {
             NotDone::Refused(error) => error,
@@ -193,8 +193,8 @@ pub(crate) enum Twin {
 }
 
 impl SemaphoreState {
-    /// Returns the number of permits in the semaphore's node, and the node's version. Writes the number that this handle
-    /// knows if the node has none. `node` is a read of the semaphore's node. If the node is missing, `maker` creates it,
+    /// Returns the number of permits in the semaphore's node, and the node's version. If the node has no number, writes the
+    /// number that this handle knows. `node` is a read of the semaphore's node. If the node is missing, `maker` creates it,
     /// together with the number. Without a maker, a missing node is the failure [`Failure::NoNode`].
     pub(crate) async fn agree(
         &self,
@@ -216,8 +216,8 @@ impl SemaphoreState {
             let version = node.as_ref().map(|(_, stat)| stat.version);
             match (self.known(), self.read_twin(session).await?) {
                 (known, Twin::Number(was)) if known != Some(was) => {
-                    // Our server may lag behind the write of the number of permits, and another client may have changed
-                    // the number since. So the ensemble's leader is asked.
+                    // Our server may not show the number of permits that another client has written. So the ensemble's
+                    // leader is asked.
                     if presence::is_there(session, &**path, version).await? == version.is_some() {
                         return Err(self.permits_error(PermitsError::Vanished { was }).into());
                     }
@@ -234,9 +234,9 @@ impl SemaphoreState {
         }
     }
 
-    /// Writes the number of permits to the semaphore's node, or creates the node with this number if `node`, the caller's
-    /// read, shows none. Returns the version of the node after that. `None` if another client, or an earlier try of ours,
-    /// has changed the node or its twin. Fails if the node must not get a number.
+    /// Writes the number of permits to the semaphore's node, or creates the node with this number. `node` is the caller's
+    /// read of the node. Returns the new version of the node, or `None` if another client, or an earlier try of ours, has
+    /// changed the node or its twin. Fails if the node must not get a number.
     pub(crate) async fn write(
         &self,
         session: &Arc<dyn Session>,
@@ -247,7 +247,7 @@ impl SemaphoreState {
     ) -> Result<Option<i32>, NotDone> {
         let is_unset = node.is_none_or(|(data, _)| permits::decode(data) == Ok(None));
         if is_unset {
-            // Until the number is written, a lock may come, although an earlier listing showed none.
+            // Until the number is written, contenders of a lock may come, although an earlier listing showed no lock.
             self.has_no_lock.store(false, Ordering::Release);
         }
         let (path, data) = (self.config.user_path().to_string(), permits::encode(number));
@@ -263,13 +263,13 @@ impl SemaphoreState {
             }
             Some((_, stat)) => {
                 if is_unset {
-                    // A number of permits at the path of a lock would keep the lock's users out.
+                    // If this is the path of a lock, the number of permits would keep the lock's users out.
                     self.check_for_lock(session, None).await?;
                     self.check_for_other_use(session, twin).await?;
                 }
                 let mut writes = vec![Operation::Set { path, data, version: Some(stat.version) }, second];
-                // The node may be a container, as the directory of an idle lock is, and no answer of a server shows whether it is
-                // one. Servers would delete a container without a child, together with the number.
+                // The node may be a container, which no answer of a server shows. Servers delete a container without a child,
+                // and the number with it. So the directory of the permits is created as a child.
                 if retry::data(session, &self.taken, false).await?.is_none() {
                     let (path, data) = (self.taken.to_string(), Vec::new());
                     writes.push(Operation::Create { path, data, kind: Kind::Persistent });
@@ -284,10 +284,11 @@ impl SemaphoreState {
         Ok(is_written.then_some(version))
     }
 
-    /// Carries out these writes in one transaction, of which the first writes the semaphore's node or creates it with its number, so
-    /// that no client ever sees a new node without a number. First creates the missing parents of a new node. Leaves out each of the
-    /// other writes that this client may not make, because an operator may have made the node without the other nodes. Returns
-    /// `false` if another client has changed, created or deleted one of the nodes. `maker` records each node that was created.
+    /// Carries out these writes in one transaction. The first of them writes the semaphore's node, or creates it with its
+    /// number, so that no client sees a new node without a number. Before that, creates the missing parents of a new node.
+    /// Leaves out other writes that this client may not make, because an operator may have created the semaphore's node
+    /// alone. Returns `false` if another client has changed, created or deleted one of the nodes. `maker` records each node
+    /// that was created.
     async fn put(
         &self,
         session: &Arc<dyn Session>,
@@ -317,8 +318,8 @@ impl SemaphoreState {
         Err(Failure::NoNode.into())
     }
 
-    /// Fails if the semaphore's node, which has no number of permits, is or may be used for something else. A node whose twin has a
-    /// number is a semaphore's node that lost its number.
+    /// Fails if the semaphore's node, which has no number of permits, is or may be used for something else. If the twin has a
+    /// number, the node is known to be a semaphore's, and its number was deleted.
     async fn check_for_other_use(&self, session: &Arc<dyn Session>, twin: Twin) -> Result<(), NotDone> {
         if matches!(twin, Twin::Number(_)) {
             return Ok(());
@@ -335,8 +336,7 @@ impl SemaphoreState {
         Err(self.permits_error(reason).into())
     }
 
-    /// Fails if the record of a job, or its twin, lies beside the path, because the path then belongs to the job's
-    /// lock.
+    /// Fails if the node of a job's record, or its twin, exists beside the path. The path then belongs to the job's lock.
     async fn check_for_record(&self, session: &Arc<dyn Session>) -> Result<(), NotDone> {
         let record = metadata::record_path(self.config.user_path());
         for path in [record.clone(), metadata::twin_of(&record)] {
@@ -362,7 +362,7 @@ impl SemaphoreState {
     }
 
     /// Counts in `rounds` how often this client's server and the ensemble's leader disagreed about the node `path`. The
-    /// first disagreement may be due to a change at this moment. After a later one, the server is left, or a pause follows.
+    /// first disagreement may be due to a change at that moment. After each later one, connects to another server, or waits.
     pub(crate) async fn before_next_round(
         session: &Arc<dyn Session>,
         path: &str,

@@ -19,8 +19,8 @@ use crate::validation::{self, REQUEST_LIMIT};
 ///
 /// Made by [`Hold::transaction`](crate::Hold::transaction), and by
 /// [`MultiGuard::transaction`](crate::MultiGuard::transaction), which checks each of its locks. Nothing is sent before
-/// [`commit`](Transaction::commit). Then all operations take effect, or none does. This protection alone needs no
-/// clock: the ensemble orders the check of the lock's node, your operations and the requests of every other contender.
+/// [`commit`](Transaction::commit). Then all operations take effect, or none does. This protection does not depend on
+/// any clock, because the ensemble orders the transaction and the requests of every other contender.
 ///
 /// # Examples
 ///
@@ -42,7 +42,7 @@ pub struct Transaction<'guard> {
     is_of_several: bool,
     operations: Vec<Operation>,
     size_limit: usize,
-    /// Whether a lost answer ends the commit, because the caller looks for the outcome.
+    /// Whether a lost answer ends the commit, because the caller itself looks for the outcome.
     is_sent_once: bool,
 }
 
@@ -77,8 +77,8 @@ impl<'guard> Transaction<'guard> {
         self.with(Operation::Create { path: path.as_ref().to_owned(), data: data.into(), kind: Kind::Persistent })
     }
 
-    /// Creates a node that is deleted when this process's session ends. Do not create thousands of them, because an
-    /// ensemble whose `jute.maxbuffer` is less than the paths of all of them may not start again
+    /// Creates a node that is deleted when this process's session ends. Do not create thousands of such nodes. If their paths
+    /// together are longer than the servers' `jute.maxbuffer`, the ensemble may not start again
     /// ([ZOOKEEPER-4306](https://issues.apache.org/jira/browse/ZOOKEEPER-4306)).
     pub fn create_ephemeral(self, path: impl AsRef<str>, data: impl Into<Vec<u8>>) -> Self {
         self.with(Operation::Create { path: path.as_ref().to_owned(), data: data.into(), kind: Kind::Ephemeral })
@@ -128,31 +128,32 @@ impl<'guard> Transaction<'guard> {
     ///
     /// Without operations, this asks the ensemble whether the lock is still held, and changes nothing.
     ///
-    /// If the lock is lost while the answer is on its way, the answer is still returned: the ensemble carried the operations out
-    /// while the lock was held.
+    /// If the lock is lost before the answer comes, the answer is still returned, because the ensemble carried out the
+    /// operations while the lock was held.
     ///
     /// # Lost answers
     /// If the connection breaks before the answer comes, the library looks for evidence of the outcome on the next connection:
     /// - A transaction of checks alone is sent again.
-    /// - If a node is unchanged that the transaction changes, nothing was done, and the transaction is sent again. That needs a
-    ///   node that existed before and whose version is given ([`set_version`](Self::set_version),
-    ///   [`delete_version`](Self::delete_version)), or that the transaction creates or deletes.
-    /// - Under write locks alone: if a node has the next version and the data that the transaction sets, or was created as the
-    ///   transaction creates it, everything was done.
+    /// - If a node that the transaction changes is unchanged, nothing was done, and the transaction is sent again. This works
+    ///   for a node that existed before and whose version is given ([`set_version`](Self::set_version),
+    ///   [`delete_version`](Self::delete_version)), and for a node that the transaction creates or deletes.
+    /// - If all locks are write locks, and a node has the next version and the data that the transaction sets, or was created
+    ///   as the transaction creates it, everything was done.
     ///
-    /// So give versions. If nothing shows the outcome, the result is [`Error::OutcomeUnknown`]. Writes without the lock by other
-    /// clients may cause that. A client that writes the very same data at that moment is taken for this transaction.
+    /// So give versions where you can. If nothing shows the outcome, for example because a client without the lock wrote to
+    /// the nodes, the result is [`Error::OutcomeUnknown`]. If that client wrote the very same data, its write counts as this
+    /// transaction's.
     ///
     /// # Cancel safety
-    /// The transaction is sent at the first poll. Dropping the future after that does not take it back.
+    /// The transaction is sent at the first poll. Dropping the future after that does not cancel the transaction.
     ///
     /// # Errors
     /// - [`Error::Lost`]: the lock is lost, and nothing was changed.
     /// - [`Error::TransactionRefused`]: an operation could not be carried out, and nothing was changed.
-    /// - [`Error::OutcomeUnknown`]: the connection broke, or the client was closed, before the answer came, and nothing shows the
-    ///   outcome. Everything was done, or nothing.
-    /// - [`Error::InvalidInput`]: a path is invalid, or lies inside the lock's own directory, where a write would look
-    ///   like a hand-off. Or the request exceeds its [limit](Self::size_limit), and a server would close the
+    /// - [`Error::OutcomeUnknown`]: the connection broke, or the client was closed, before the answer came, and nothing shows
+    ///   the outcome. Either everything was done, or nothing.
+    /// - [`Error::InvalidInput`]: a path is invalid, or lies inside the lock's own directory, where a write would look like
+    ///   a release to waiters. Or the request exceeds its [limit](Self::size_limit), so that a server would close the
     ///   connection. Nothing was sent.
     pub async fn commit(self) -> Result<Vec<Outcome>, Error> {
         let Transaction { locks, is_of_several, operations: wanted, size_limit, is_sent_once } = self;
@@ -166,7 +167,7 @@ impl<'guard> Transaction<'guard> {
         if let Some((lock, loss)) = locks.iter().find_map(|lock| Some((lock, lock.detect_loss()?))) {
             return Err(lost(lock, loss));
         }
-        // A check sees the nodes of all sessions, so one session can check the nodes of several sessions.
+        // The session of the last lock sends the transaction. It can also check nodes that other sessions have created.
         let Some(last) = locks.last() else {
             return Err(Error::invalid("a transaction under no lock"));
         };
@@ -174,17 +175,16 @@ impl<'guard> Transaction<'guard> {
         let mut operations: Vec<_> = locks.iter().map(check_node).collect();
         let checks = operations.len();
         operations.extend(wanted);
-        // `begin_write` counts an unsettled write on each node until the reply comes. If a write stays unsettled, the
-        // next use of a kept node takes another node, because the write may still be carried out. A write also stays
-        // unsettled if another session than the node's own sends the transaction, because the requests of two sessions
-        // have no common order.
+        // `begin_write` counts an unsettled write on each node until the reply comes. While a write is unsettled, it may
+        // still be carried out, so a node that is kept between uses is not used again. The write also stays unsettled on
+        // the nodes of other sessions than the sending one, because the requests of two sessions have no common order.
         let session = last.session();
         let bytes = session.request_bytes(&operations);
         if bytes > size_limit {
             return Err(Error::invalid(format!("a transaction of {bytes} bytes; at most {size_limit} may be sent")));
         }
         locks.iter().for_each(|lock| lock.node().begin_write());
-        // The end of a leader's term may have given the lock back before `begin_write`. The transaction is then not sent.
+        // The transaction is not sent if a leader's term ended, and gave the lock back, before `begin_write`.
         if let Some(lock) = locks.iter().find(|lock| lock.node().has_left()) {
             locks.iter().for_each(|lock| lock.node().settle_write());
             return Err(lost(lock, Loss::GivenBack));
@@ -244,8 +244,8 @@ fn check_target(path: &str, directory: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// How often a transaction is sent at most. The limit ends the retries of a transaction that is too large for the
-/// server, which closes the connection each time.
+/// How often a transaction is sent at most. There is a limit because a server closes the connection each time that it gets
+/// a transaction that is too large.
 pub(crate) const TRIES: u32 = 4;
 
 /// A transaction whose reply may be lost, and the search for its outcome.
@@ -270,7 +270,7 @@ pub(crate) enum Fate {
 
 impl<'a> Doubt<'a> {
     /// Sends the transaction, and returns its outcome. If the reply is lost, looks for the outcome on the next connection, and
-    /// sends the transaction again if it was surely not carried out. Ends when a lock is lost.
+    /// sends the transaction again if it was certainly not carried out. Ends when a lock is lost.
     async fn settled(&self) -> Result<Vec<Outcome>, Failure> {
         let answer = self.session.transact(self.operations);
         self.read_what_is_made();
@@ -281,8 +281,8 @@ impl<'a> Doubt<'a> {
         let lost = select_all(self.locks.iter().map(|lock| Box::pin(lock.lost())));
         let find_out = async {
             let (mut answer, mut tries) = (answer.clone(), 1);
-            // The nodes are read after a refusal, too, because a transaction that seemed undone may have been carried
-            // out late.
+            // The nodes are also read after a refusal of a retry, because an earlier try may have been carried out late, and
+            // may be the cause of the refusal.
             while let Err(failure) = &answer {
                 let (is_unknown, nodes) = (matches!(failure, Failure::Unknown(_)), self.read_nodes().await?);
                 match self.fate(&nodes) {
@@ -301,9 +301,9 @@ impl<'a> Doubt<'a> {
         found.await.ok().flatten().unwrap_or(answer)
     }
 
-    /// Sends a read of a node that the transaction creates, right behind the transaction, and drops the reply of the
-    /// read. This reply raises the session's newest known zxid to that of the create, which the reply to the
-    /// transaction lacks. Without the read, a later transaction would take the node for newer than itself.
+    /// Sends a read of a node that the transaction creates, right after the transaction, and drops the reply of the read.
+    /// The reply contains the zxid of the create, which the reply to the transaction lacks, and the session records it as
+    /// its newest known zxid. Without the read, a later transaction would take the node for newer than itself.
     fn read_what_is_made(&self) {
         let is_made = |operation: &&Operation| matches!(operation, Operation::Create { .. });
         let create = self.changes().filter(is_made).find(|create| self.is_changed_once(create.path()));
@@ -314,16 +314,15 @@ impl<'a> Doubt<'a> {
 
     /// Reads the nodes that the transaction changes, and sends a check of the locks before these reads. The answers are
     /// final for a transaction whose reply was lost, because servers refuse a request that the session sent to another
-    /// server before the reconnect. The one exception is a request at a server that was stopped or cut off, to which
-    /// the session comes back: see the top of `session/removal.rs`. `None` if the session is over, a lock is lost, or a
-    /// read fails.
+    /// server before the reconnect. There is one exception, if the session comes back to a server that was stopped or cut
+    /// off: see the top of `session/removal.rs`. Returns `None` if the session is over, a lock is lost, or a read fails.
     async fn read_nodes(&self) -> Option<Contents> {
         let session = self.session;
         let paths: Vec<String> = self.changes().map(|operation| operation.path().to_owned()).collect();
         let checks = self.locks.len().min(self.operations.len());
         session.until_connected().await.ok()?;
         let look = || {
-            // The check needs a quorum, so the reads behind it are up to date.
+            // A quorum commits the check, so the reads after it are up to date.
             let (held, nodes) = (session.transact(&self.operations[..checks]), session.data_of_each(&paths));
             async move { held.await.and(nodes.await) }
         };
@@ -378,8 +377,8 @@ impl<'a> Doubt<'a> {
     }
 }
 
-/// Returns the fate of a transaction, as one node shows it. `operation` is the only operation on that node. `newest` is
-/// the newest zxid that was known before the transaction was sent.
+/// Returns what one node shows about the outcome of a transaction. `operation` is the only operation on that node.
+/// `newest` is the newest zxid that was known before the transaction was sent.
 fn shown_by(operation: &Operation, node: Option<&(Vec<u8>, Stat)>, newest: i64, session: i64, is_alone: bool) -> Fate {
     // A missing node does not show whether this transaction or another client deleted it.
     let Some((now, stat)) = node else { return Fate::Unknown };

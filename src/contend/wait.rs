@@ -1,4 +1,4 @@
-//! The wait for the turn. The state machine [`Waiter`] decides the steps, and this module sends the requests.
+//! The wait of a contender for its turn. The state machine [`Waiter`] decides the steps, and this module sends the requests.
 
 use std::sync::Arc;
 
@@ -31,24 +31,24 @@ pub(crate) struct PendingAcquisition<'a> {
     pub(crate) label: Option<&'a str>,
     pub(crate) trace: &'a AcquireTrace,
     pub(crate) entry: &'a Contender,
-    /// Where each listing is stored after which the contender waits. `None` if nothing needs the listings.
+    /// Stores each listing after which the contender waits. `None` if the listings are not needed.
     pub(crate) view: Option<&'a QueueView>,
-    /// The decisions of the contender.
+    /// Decides the next step of the wait.
     pub(crate) waiter: Waiter<Arc<NodeName>>,
-    /// When a warning about the acquisition is due. `None` if there is to be no warning, or the acquisition is in the list of
-    /// those to warn of.
+    /// When a warning about the acquisition is due. `None` if there is to be no warning, or if the acquisition is in the list
+    /// [`Warnings`](crate::contend::warnings::Warnings) already.
     pub(crate) warn_at: Option<Instant>,
     pub(crate) registered: Option<Registered>,
 }
 
 impl PendingAcquisition<'_> {
     /// Carries out the decisions of [`Waiter`](crate::queue::turn::Waiter) until our turn has come. `first` is the reply to the
-    /// listing that was sent with the create. `None` if the reply to the create was lost.
+    /// listing that was sent with the create, or `None` if the reply to the create was lost.
     ///
-    /// Also returns the early read of the target, if the turn has come by the listing that was sent right before it.
+    /// Also returns the early read of a semaphore's permits, if the listing that was sent right before it has shown our turn.
     ///
-    /// The long steps are in boxed futures of their own, because each value in this future takes memory in each of
-    /// thousands of waiters.
+    /// The long steps are in boxed futures of their own, because there may be thousands of waiters, and each value in this
+    /// future takes memory in each of them.
     pub(crate) async fn wait_for_turn(
         &mut self,
         (mut first, sent): (Option<Result<Listing, Failure>>, Option<EarlyRead>),
@@ -94,7 +94,7 @@ impl PendingAcquisition<'_> {
         }
     }
 
-    /// Lists the queue, unless `reply` is an answer already. Returns the next step and the listing.
+    /// Lists the queue, unless the answer is given as `reply`. Returns the next step and the listing.
     async fn list(&mut self, reply: Option<Result<Listing, Failure>>) -> Result<(Step, Listing), Error> {
         let (entry, session, config) = (self.entry, self.entry.session(), self.config);
         let reply = match reply {
@@ -115,8 +115,8 @@ impl PendingAcquisition<'_> {
         Ok((step, names))
     }
 
-    /// Asks the leader about what the listing `names` has shown. Returns whether the leader contradicts the listing. If our
-    /// server goes on contradicting the leader, leaves the server.
+    /// Asks the ensemble's leader whether `claim`, which the listing `names` has shown, is true. Returns whether it is false.
+    /// If this client's server goes on contradicting the leader, connects to another server.
     async fn leader_differs(&self, claim: &Claim, names: Option<&Listing>) -> Result<bool, Error> {
         let (entry, session, config) = (self.entry, self.entry.session(), self.config);
         let differs = match claim {
@@ -126,8 +126,8 @@ impl PendingAcquisition<'_> {
                 let mut tries = if *leaves { RetryLimit::once() } else { RetryLimit::DENIALS };
                 presence::leader_still_has(session, &entry.node().path(), &mut tries).await
             }
-            // A server may still list a node of a deleted directory. That server shows a sequence number twice once the
-            // new directory gives the same number.
+            // A server may still list a node of a deleted directory. Once a node of the new directory gets the same
+            // sequence number, that server shows the number twice.
             Claim::Rival(rival) => presence::leave_if_listed(session, entry.directory(), vec![rival.clone()]).await,
             Claim::Ahead => {
                 let me = entry.node_name();
@@ -148,7 +148,7 @@ impl PendingAcquisition<'_> {
         Error::WouldBlock { blockers }
     }
 
-    /// Reports that the contender begins to wait, and the contenders in the way in the listing `names`.
+    /// Reports that the contender begins to wait, and the contenders in the listing `names` that it waits for.
     async fn report(&mut self, names: Option<Listing>) {
         self.warn_if_long();
         let (Some(names), Some(view)) = (names, self.view) else { return };
@@ -169,20 +169,20 @@ impl PendingAcquisition<'_> {
         self.registered = Some(self.config.warnings.enter(due, WarningEntry { session, node, label, span, permits }));
     }
 
-    /// Returns the error of a contender that has no turn any more.
+    /// Returns the error of a contender whose node is lost.
     fn evicted(&self) -> Error {
         self.config.evicted(self.entry.detect_loss().unwrap_or(Loss::Removed))
     }
 
-    /// Watches our own node and the predecessor's node. If `asks`, also [asks](ask) for every kept node in the directory.
-    /// Sends all requests before the first reply is awaited. Returns the watch on the predecessor's node.
+    /// Watches our own node and the predecessor's node. If `asks`, also [requests](ask) that kept nodes in the directory be
+    /// given up. Sends all requests before the first reply is awaited. Returns the watch on the predecessor's node.
     ///
     /// Events come in the order of the changes. Our own watch is armed first, so a removal of our node is seen before a
-    /// later release by the predecessor. The predecessor's watch is armed before the request for kept nodes, so the
-    /// watch fires when the predecessor's node is given up.
+    /// later release by the predecessor. The predecessor's watch is armed before the request about kept nodes, so that the
+    /// watch fires if the predecessor's node is given up.
     async fn arm(&self, predecessor: &str, asks: bool, directory: Option<Stat>) -> Result<Watch, Failure> {
         let (session, node) = (self.entry.session(), self.entry.node());
-        // A task of its own stores our watch, because a check at the leader may end this wait before the reply, and the watch
+        // A separate task stores our watch, because a check at the leader may end this wait before the reply, and the watch
         // must be stored even then.
         let own = node.request_watch(session).map(|stored| spawn_awaited(session, stored, drop));
         let watch = session.watch(&self.entry.child(predecessor));
@@ -191,7 +191,8 @@ impl PendingAcquisition<'_> {
             node.change(|it| it.state.asked_itself = true);
             ask(&config.directory, &config.has_warned_of_ask, session, directory);
         }
-        // The predecessor's watch is answered last. Awaiting the later reply first wakes the task once instead of twice.
+        // The reply about the predecessor's watch comes last. Awaiting the later reply first wakes the task once instead of
+        // twice.
         let watch = watch.await;
         if let Some(own) = own {
             match own.await {
@@ -203,8 +204,8 @@ impl PendingAcquisition<'_> {
         watch
     }
 
-    /// Waits until the predecessor's node changes or goes. `watch` says how to [arm](PendingAcquisition::arm) the watch on the node. `None` if only the leader is asked for
-    /// the node.
+    /// Waits until the predecessor's node changes or is deleted. `watch` says how to [arm](PendingAcquisition::arm) the watch
+    /// on the node. With `None` there is no watch, and only the ensemble's leader is asked now and then.
     async fn departure(
         &self,
         predecessor: &Arc<str>,
@@ -226,7 +227,8 @@ impl PendingAcquisition<'_> {
         mut asks: bool,
         directory: Option<Box<Stat>>,
     ) -> Result<Departure, Error> {
-        // If a reply is lost, the watches are requested again. A task of its own repeats the request for kept nodes.
+        // If a reply is lost, the watches are requested again. The request about kept nodes is not, because a separate task
+        // repeats it.
         let arm = || self.arm(predecessor, std::mem::take(&mut asks), directory.as_deref().copied());
         // The future is boxed, because the future that arms the watch is larger than the watch, and thousands of
         // waiters await their watches.
@@ -238,13 +240,13 @@ impl PendingAcquisition<'_> {
         Ok(match watch.await {
             Event::Changed => Departure::Signalled,
             Event::Deleted | Event::LookAgain => Departure::ListAgain,
-            // The session is over. The caller ends the acquisition with the loss of our own node.
+            // At the end of the session this waits, because the caller then ends the acquisition with the loss of our node.
             Event::Over => std::future::pending().await,
         })
     }
 
-    /// Checks our node and the predecessor's node at the leader in intervals, until one of the two nodes is gone. The
-    /// checks find a departure whose event was lost. Checks at once unless the predecessor's node `is_watched`.
+    /// Checks our node and the predecessor's node at the ensemble's leader now and then, until one of the two is gone. The
+    /// checks find a deletion whose event was lost. The first check is sent at once if the predecessor's node is not watched.
     async fn check_in_intervals(&self, predecessor: &Arc<str>, is_watched: bool) -> Result<Departure, Error> {
         let (mut recheck, mut is_due) = (Recheck::new(self.entry.session()), !is_watched);
         loop {
@@ -258,8 +260,8 @@ impl PendingAcquisition<'_> {
         }
     }
 
-    /// Checks our node and the predecessor's node at the leader once. Returns whether the predecessor's node is gone.
-    /// If the server still lists that node, leaves the server.
+    /// Checks our node and the predecessor's node at the ensemble's leader once. Returns whether the predecessor's node is
+    /// gone. If this client's server still lists that node, connects to another server.
     async fn is_gone_at_leader(&self, predecessor: &Arc<str>) -> Result<bool, Error> {
         let (entry, config) = (self.entry, self.config);
         let failing = entry.failing(vec![check(entry.child(predecessor), None)]).await;

@@ -24,7 +24,7 @@ pub(crate) const WARN_AFTER: Duration = Duration::from_secs(30);
 /// The shortest time between two warnings of one background task.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The longest time for which the nodes of the contenders in the way are read for a warning.
+/// The longest time that a warning waits for the names of the contenders that block the acquisition.
 const LOOK_UP: Duration = Duration::from_millis(500);
 
 /// The waiting acquisitions of one lock handle that have no warning yet. One background task logs the warnings about all of
@@ -65,15 +65,15 @@ impl Warnings {
     /// Adds a waiting acquisition, about which a warning is due at `due`. Starts the warning task if none runs. Dropping the
     /// returned value removes the acquisition.
     ///
-    /// A background task logs the warning, because the acquisition's own future may not be polled. If the future is not
-    /// polled when the acquisition's turn comes, all contenders behind the acquisition wait.
+    /// A background task logs the warning, because the acquisition's own future may not be polled any more. The warning is
+    /// then important, because all contenders behind the acquisition wait for it once its turn has come.
     pub(crate) fn enter(self: &Arc<Self>, due: Instant, waiter: WarningEntry) -> Registered {
         let session = Arc::clone(&waiter.session);
         let mut table = self.table.lock();
         let key = (due, table.next);
         table.next += 1;
         table.waiting.insert(key, waiter);
-        // If the task has ended, because the runtime of its timer has shut down, the receiver of its sender is closed.
+        // The task may have ended before, because the runtime of its timer has shut down. The sender is then closed.
         let has_task = table.warning_task.as_ref().is_some_and(|task| !task.is_closed());
         drop(table);
         if !has_task {
@@ -164,8 +164,8 @@ impl WarningEntry {
 
 /// Warns about the slow acquisitions of one lock handle. Ends when there is no acquisition to warn of.
 async fn warn_of_slow(warnings: Weak<Warnings>) -> Option<()> {
-    // While the task sleeps, it holds only a weak pointer to the contender. If a timer ends too early, its runtime has
-    // shut down, so the task ends, too.
+    // While the task sleeps, it has only a weak pointer to `Warnings`. If a timer ends too early, its runtime has shut
+    // down, so the task ends, too.
     let sleep = async |time: Duration| {
         let (begun, timer) = (Instant::now(), warnings.upgrade()?.coordinator.sleep(time));
         timer.await;

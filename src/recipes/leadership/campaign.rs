@@ -225,8 +225,8 @@ impl RunningTerm {
         })
     }
 
-    /// Runs the work of the term, and drops it if the term ends first. Then gives the lock back. Returns the output of the work,
-    /// or `None` if the work was dropped.
+    /// Runs the work of the term, and drops it if the term ends first. Then gives the lock back. Returns the output of the
+    /// work, or `None` if the work was dropped.
     pub(crate) async fn run<F: Future>(self, work: F) -> Result<Option<F::Output>, Error> {
         let term = self.term.clone();
         let loss = || term.guard.held.detect_loss().map(|_| TermEnd::Lost);

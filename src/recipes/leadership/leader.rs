@@ -164,8 +164,8 @@ impl Followed for Observer {
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
         let path = &self.config.directory;
-        // This server may lag behind the server whose reply led to the last item of the stream. Without a sync, the stream could
-        // go back to an earlier leader.
+        // This server may lag behind the server whose reply led to the last item of the stream. Without a sync, the stream
+        // could go back to an earlier leader.
         if self.seen.lock().last.is_some() {
             retry::until_known(session, || session.sync(path)).await?;
         }

@@ -158,7 +158,7 @@ fn requests_of_an_old_connection_make_nothing_count() {
     stage.advance(ms(1));
     stage.lease.set_connected(false);
     stage.lease.set_connected(true);
-    // An operation that was sent before the connection was lost, and whose answer is reported afterwards.
+    // This operation was sent before the connection was lost, and its answer is reported only now.
     stage.lease.acknowledged(sent);
     stage.lease.record_answer(sent);
     stage.advance(SETTLING);

@@ -107,8 +107,8 @@ async fn an_unanswered_listing_delays_others_one_timeout() {
     assert_eq!(Directory::new(256, ms(10_000)).listed(1, 5).await, [0, 0, 0, 0, 6_000]);
 }
 
-/// Lists each of `directories` directories behind a sync, with `callers` callers each. Returns when the syncs and the listings were
-/// sent.
+/// Lists each of `directories` directories after a sync, with `callers` callers each. Returns when the syncs and the
+/// listings were sent.
 async fn listed_synced(takes: Duration, directories: usize, callers: usize) -> (Vec<u128>, Vec<u128>) {
     let directory = Directory::new(1, takes);
     let session = directory.session();
