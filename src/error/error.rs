@@ -91,8 +91,8 @@ pub enum Error {
     },
 
     /// A `try_` method found the lock taken, or another contender was faster. Go on with other work. A holder that
-    /// [keeps](crate::queue::Member::keeps) the lock may be idle, because a `try_` method does not [ask](crate::RwLock::ask) for
-    /// the lock. The error also says that a semaphore that was to be [removed](crate::Semaphore::remove) is in use.
+    /// [keeps](crate::queue::Member::keeps) the lock may be idle, because a `try_` method does not [ask](crate::RwLock::ask)
+    /// for the lock. The error also says that a semaphore that was to be [removed](crate::Semaphore::remove) is in use.
     #[error("would block: {blockers}")]
     WouldBlock {
         /// The contenders that an acquisition would have waited for.
@@ -136,8 +136,9 @@ pub enum Error {
     },
 
     /// The servers refuse the [`Acl`](crate::security::Acl) that this client gives to its nodes. A client with `sasl` or
-    /// `digest` gives [`Acl::creator`](crate::security::Acl::creator) by default. The servers refuse it if they have not
-    /// authenticated the client: servers that are not set up for SASL ignore a SASL login. Set the servers up, or fix the ACL.
+    /// `digest` gives [`Acl::creator`](crate::security::Acl::creator) by default. The servers refuse that ACL if they have
+    /// not authenticated the client: servers that are not set up for SASL ignore a SASL login. Set the servers up, or fix the
+    /// ACL.
     #[error(
         "the servers refuse the ACL of this client's nodes, so they may not have authenticated this client: {path}"
     )]
@@ -161,7 +162,7 @@ pub enum Error {
         path: String,
     },
 
-    /// A contender in the lock's directory may follow another rule than this lock, so the names do not show whose turn it is.
+    /// A contender in the lock's directory may follow other rules than this lock, so the names do not show whose turn it is.
     /// Open the lock in the other [dialect](Dialect), or use another path.
     #[error("{path} is also used by others: {node} is {}; nothing is granted beside it", .dialect.describe(*.speaks))]
     ForeignContender {
@@ -343,7 +344,7 @@ impl Error {
     /// Wraps this error as the error of the lock at `path`, which is one lock of a [`MultiLock`](crate::MultiLock).
     pub(crate) fn of_one(self, path: &str) -> Error {
         match self {
-            // The texts of these two errors name the path already.
+            // An invalid input is wrong for every lock, so no path is named. The other error names its path already.
             Error::InvalidInput(_) | Error::OneOfMany { .. } => self,
             error => Error::OneOfMany { path: path.to_owned(), error: Box::new(error) },
         }

@@ -118,8 +118,8 @@ impl RwLock {
     /// Reads the queue. The answer has each member in order, with its state, its age and its predecessor, and the
     /// record of the [last success](crate::Queue::done) of a job under the lock.
     ///
-    /// Costs one listing, one request for each 256 members, and one for the record. The snapshot is as old as the server's view.
-    /// If the server lags, it may show a node that the ensemble no longer has: `zklock check` compares the servers. A holder
+    /// Costs one listing, one request for each 256 members, and one for the record. The snapshot is as old as the server's
+    /// view. A server that lags may show a node that the ensemble no longer has: `zklock check` compares the servers. A holder
     /// that releases is shown as holding, and its successor as waiting, until the ensemble has removed the holder's node.
     ///
     /// [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with [`timeout`](Call::timeout).

@@ -1,4 +1,4 @@
-//! [`Hold`], which all guards have in common, the guards of one lock, and [`GuardHold`], which a guard owns.
+//! The guards of one lock, and [`Hold`], the part that all guards have in common. [`GuardHold`] is what a guard owns.
 
 use std::fmt;
 use std::future::Future;
@@ -208,8 +208,8 @@ impl Hold {
 
     /// Returns the fencing token: a number that is higher than the token of each earlier holder that excluded this one.
     ///
-    /// Send it along with every write to another system, and have that system refuse a number lower than the
-    /// highest it has seen. Then a holder that was stopped, or whose packets were late, does no harm. The token is the id of
+    /// Send the token along with every write to another system, and have that system refuse a token lower than the highest
+    /// that it has seen. Then a holder that was stopped, or whose packets were late, does no harm. The token is the id of
     /// the transaction that made the lock's node (`czxid`), so it rises even if the lock's directory is deleted and made again.
     /// [`downgrade`](crate::WriteGuard::downgrade) and [`share`](crate::ReadGuard::share) keep it.
     ///

@@ -218,7 +218,7 @@ impl Faults {
 
     /// Cuts the connection: requests wait, events are not delivered, and the lease starts to run out. The ensemble
     /// keeps the session and its nodes until [`expire`](Self::expire): no timeout ends the session. So a release waits for
-    /// its reply until [`heal`](Self::heal), also after the loss.
+    /// its reply until [`heal`](Self::heal), even if the lock was lost meanwhile.
     pub fn cut(&self) {
         // Opens a session if there is none yet, so that a first acquisition after this call finds the client cut off.
         let _session = self.zk.open();
@@ -267,9 +267,9 @@ impl Faults {
 
     /// Freezes the node at `path` and all nodes below it at this client's server. From now on the server shows these nodes as
     /// they are now. It reports no events about them, and none about new or deleted siblings of the node at `path`. A frozen
-    /// node that is deleted is a ghost, which only this server still has. A client that finds a ghost leaves the server.
-    /// The client is then connected to another server, which shows the present nodes, and so it is after a
-    /// [cut](Self::cut) when its connection is [healed](Self::heal).
+    /// node that is deleted is a ghost, which only this server still has. A client that finds a ghost leaves the
+    /// server for another one, which shows the present nodes. After a [cut](Self::cut), [`heal`](Self::heal) also connects the
+    /// client to another server.
     pub fn freeze(&self, path: impl AsRef<str>) {
         self.zk.change(|world, id, _| world.freeze(id, path.as_ref()));
     }

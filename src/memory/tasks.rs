@@ -17,7 +17,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 /// a test makes.
 #[derive(Default)]
 pub(super) struct Executor {
-    /// The thread that runs tasks has this mutex locked meanwhile.
+    /// The thread that runs the tasks holds this mutex meanwhile.
     tasks: Mutex<FuturesUnordered<Task>>,
     /// The tasks that were spawned and are not among `tasks` yet.
     spawned: Mutex<Vec<Task>>,

@@ -18,7 +18,7 @@ use crate::session::request::HoldState;
 use crate::session::retry;
 use crate::sync::{Mutex, OnceLock, watch};
 
-/// A node and its session, for a task or a stream that must not own the handle of the node.
+/// A node and its session. A task or stream that observes a hold owns this pair, which does not keep the lock held.
 pub(crate) type OneHold = (Arc<Node>, Arc<dyn Session>);
 
 /// A stream of changes in their order: the [`HoldState`] of a guard, [who leads](crate::leadership::LeaderChanges), or

@@ -167,7 +167,7 @@ impl Now {
 
 const TWIN_SUFFIX: &str = ".twin";
 
-/// The name of the [twin](twin_of) of a [`Shared`](crate::Shared) value, a node that shows the loss of the value.
+/// The name of the [twin](twin_of) of a [`Shared`](crate::Shared) value, a node that shows if the value was deleted.
 pub(crate) const VALUE_TWIN: &str = "value.twin";
 
 /// Returns the path of the twin of the persistent node at `path`: a sibling that stays, and so shows the loss, if the node

@@ -133,7 +133,7 @@ impl NodeName {
     }
 
     /// Returns the tag: the part of the name before the marker of the mode, such as `-WRITE-`. No two acquisitions have the
-    /// same tag, unless it has no id.
+    /// same tag, unless the tag has no id.
     pub(crate) fn tag(&self) -> &str {
         &self.text[..self.tag_len]
     }

@@ -27,7 +27,7 @@ pub const KEPT_NODES: &str = "zk_rwlock_kept_nodes";
 pub const KEPT_GIVEN_UP: &str = "zk_rwlock_kept_given_up_total";
 /// The number of creates whose answer was lost and whose node was found.
 pub const RECOVERIES: &str = "zk_rwlock_recoveries_total";
-/// The number of heartbeats that were due to renew a lease.
+/// The number of times that a heartbeat was due. A heartbeat renews the lease of a session.
 pub const HEARTBEATS: &str = "zk_rwlock_heartbeats_total";
 /// The number of nodes whose removal is not confirmed yet.
 pub const REMOVALS_PENDING: &str = "zk_rwlock_removals_pending";
