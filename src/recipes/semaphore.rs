@@ -34,12 +34,12 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 ///
 /// # The number
 /// The ensemble stores the number in the data of the semaphore's node: `permits=10`. Set the number once, with
-/// [`set_permits`](Self::set_permits) or `zklock permits`, and leave it out of the programs that take permits. If the
-/// ensemble has no number, a handle that was opened with a number writes it. A handle that was opened with another
-/// number gets [`Error::Permits`] at its first use.
+/// [`set_permits`](Self::set_permits) or `zklock permits`, and open the handles without a number. If the ensemble has no
+/// number yet, a handle that was opened with a number writes it. If the ensemble has another number, that handle gets
+/// [`Error::Permits`] at its first use.
 ///
-/// [`set_permits`](Self::set_permits) changes the number for all. Handles that have read the old number use the new one
-/// from then on, and waiting acquisitions notice the change. No holder loses its permits.
+/// [`set_permits`](Self::set_permits) changes the number for all clients. Handles that have read the old number use the
+/// new one from then on, and waiting acquisitions notice the change. No holder loses its permits.
 ///
 /// # Fairness
 /// Permits are granted strictly first come, first served. An acquisition of several permits blocks all acquisitions
@@ -50,13 +50,13 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 /// behind it wait for it, even if its future is not polled any more. So poll the future to its end, or drop it.
 ///
 /// # Deadlocks
-/// A task that holds permits and waits for more can wait for itself, or for other tasks that do the same. Acquire all
-/// permits at once, with [`acquire_many`](Self::acquire_many).
+/// A task that holds permits and waits for more may wait for ever, for its own permits or for those of a task that does
+/// the same. Acquire all permits at once, with [`acquire_many`](Self::acquire_many).
 ///
 /// # Nodes
-/// The semaphore has two directories below its path. `queue` is the directory of a lock. The holder of that lock is the
-/// next to take permits. `permits` has an ephemeral node for each holder. Acquiring a free permit costs two round
-/// trips. A released permit wakes one waiter, however many wait.
+/// The semaphore has two directories below its path. `queue` is the directory of a lock, whose holder is the next to
+/// take permits. `permits` has an ephemeral node for each holder. Acquiring a free permit costs two round trips. A
+/// released permit wakes one waiter, however many wait.
 ///
 /// # Examples
 ///
@@ -82,8 +82,8 @@ pub struct Semaphore {
 }
 
 impl Semaphore {
-    /// Opens the semaphore at `path`, with this number of permits. Sends nothing. The first acquisition makes the nodes
-    /// if they are missing.
+    /// Opens the semaphore at `path`, with this number of permits. Sends nothing. The first acquisition creates the missing
+    /// nodes.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if `path` is not an absolute ZooKeeper path, or is the root or in `/zookeeper`, or if
@@ -114,8 +114,8 @@ impl Semaphore {
 
     /// Acquires a permit.
     ///
-    /// Await the returned builder, with or without options. Waits until all earlier acquisitions have got their
-    /// permits, and one permit is free. See [`Semaphore`] for fairness.
+    /// Await the returned builder, with or without options. Waits until all earlier acquisitions have their permits, and
+    /// one permit is free. See [fairness](Semaphore#fairness).
     ///
     /// # Cancel safety
     /// Dropping the future at any point gives up the place in the queue, and a permit if one was just taken. No node
@@ -145,15 +145,15 @@ impl Semaphore {
 
     /// Acquires several permits at once: all or none.
     ///
-    /// Works like [`acquire`](Self::acquire). An acquisition that waits for several permits blocks all acquisitions
-    /// behind it. It takes no permit before all of them are free.
+    /// Works like [`acquire`](Self::acquire). An acquisition of several permits takes none before all of them are free.
+    /// Meanwhile it blocks all acquisitions behind it.
     ///
     /// # Cancel safety
     /// Same as for [`acquire`](Self::acquire).
     ///
     /// # Errors
     /// [`Error::Permits`] if the semaphore has fewer permits. If this handle was opened with a lower number, nothing is
-    /// sent. If the number falls below a waiting request, the acquisition fails once it is the first in the queue.
+    /// sent. If the number is lowered during the wait, the acquisition fails once it is the first in the queue.
     /// [`Error::InvalidInput`] if `permits` is zero. Otherwise the errors of [`acquire`](Self::acquire).
     ///
     /// # Examples
@@ -178,9 +178,9 @@ impl Semaphore {
     /// Acquires a permit if one is free and nobody waits. Does not wait for any contender. Writes nothing to the
     /// ensemble if no permit is free.
     ///
-    /// Before the call fails, it asks the leader whether the contenders in the way are still there. If another
-    /// contender takes the permit first, this call has written one node, and removed it. [How long it
-    /// takes](Call#how-long-it-takes) is bounded by the session timeout, and with [`timeout`](Call::timeout).
+    /// Before the call fails, it asks the ensemble's leader whether the contenders that it would wait for still exist. If
+    /// another contender takes the permit at the same time, this call creates one node, removes it, and fails. [How long the
+    /// call takes](Call#how-long-it-takes) is limited by the session timeout, or by [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Same as for [`acquire`](Self::acquire).
@@ -261,10 +261,11 @@ impl SemaphoreBuilder {
         self
     }
 
-    /// Allows this handle to write the number of permits to an empty node that exists already: for an operator who made the node
-    /// with an ACL of its own. Without this option such a node is refused with
-    /// [`PermitsError::EmptyNode`](crate::error::PermitsError::EmptyNode), because it may be the directory of a lock that is idle now:
-    /// the number would keep the lock's users out. A node of a semaphore, and a path without a node, need no such option.
+    /// Allows this handle to write the number of permits to an empty node that exists already, which an operator may have
+    /// created with an ACL of its own. Without this option, an empty node is the error
+    /// [`PermitsError::EmptyNode`](crate::error::PermitsError::EmptyNode), because it may be the directory of a lock that
+    /// nobody uses now, and the number would keep the lock's users out. A semaphore's node, or a path without a node, does not
+    /// need this option.
     ///
     /// # Examples
     ///
@@ -292,8 +293,8 @@ impl SemaphoreBuilder {
         self
     }
 
-    /// Sets options of the queue: host, label and warnings. [Keeping](RwLockBuilder::keep) permits between uses is
-    /// refused, and so is another [dialect](RwLockBuilder::dialect).
+    /// Sets options of the queue: host, label and warnings. [`build`](Self::build) refuses to [keep](RwLockBuilder::keep)
+    /// permits between uses, and to use another [dialect](RwLockBuilder::dialect).
     ///
     /// # Examples
     ///
@@ -332,9 +333,9 @@ impl SemaphoreBuilder {
 /// One permit of a [`Semaphore`](crate::Semaphore), or several that were acquired together. Made by
 /// [`Semaphore::acquire`](crate::Semaphore::acquire).
 ///
-/// Derefs to [`Hold`], with everything a holder can do. Other permits are held at the same time, so a resource cannot
-/// refuse every lower [fencing token](Hold::fencing_token). The resource can remember every token that it has seen, or
-/// compare only the tokens that use the same slot of the resource.
+/// Derefs to [`Hold`], with everything a holder can do. Holders of other permits use the resource at the same time, so the
+/// resource must not refuse every lower [fencing token](Hold::fencing_token). If the resource has numbered slots, one for
+/// each holder, it can compare the tokens of the same slot.
 ///
 /// Dropping the permit gives it back in the background: from any thread, also outside a runtime and in a panic. A
 /// program that ends right after that should [`release`](Self::release) the permit: see
@@ -382,16 +383,16 @@ impl Semaphore {
     /// Reads the holders of permits, in the order in which they took them, and the waiters, in the order of their
     /// arrival.
     ///
-    /// Costs two listings, one read of the number, and one request for each 256 members. The snapshot may be as old as
-    /// the server's view. [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with
+    /// Costs two listings, one read of the number, and one request for each 256 members. The result may be as old as the
+    /// server's view. [How long the call takes](Call#how-long-it-takes) is limited by the session timeout, or by
     /// [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Only reads.
     ///
     /// # Errors
-    /// [`Error::Permits`] if the path has something else than a semaphore. [`Error::Unreachable`] if no server answers
-    /// in time, or session after session ends. Otherwise see [`Error`].
+    /// [`Error::Permits`] if the path is used for something else than a semaphore. [`Error::Unreachable`] if no server
+    /// answers in time, or if each new session ends before the answer. Otherwise see [`Error`].
     ///
     /// # Examples
     ///
@@ -441,7 +442,7 @@ impl Semaphore {
     pub fn evict(&self, token: i64) -> Call<Option<Member>> {
         let state = Arc::clone(&self.state);
         Call::in_time(&self.state.config.coordinator, async move {
-            // The listing is synced, because a lagging server may not show yet a member that other clients see.
+            // A sync is sent before the listing, because a lagging server may not show the member yet.
             state.config.evict(queue(&state, true).await?, token).await
         })
     }
@@ -452,30 +453,30 @@ impl Semaphore {
     /// Only reads.
     ///
     /// # Errors
-    /// [`Error::Permits`] if the path has something else than a semaphore. Otherwise see [`Error`].
+    /// [`Error::Permits`] if the path is used for something else than a semaphore. Otherwise see [`Error`].
     pub fn permits(&self) -> Call<Option<u32>> {
         let state = Arc::clone(&self.state);
         let work = async move { number(&state, "read the permits of", false).await };
         Call::in_time(&self.state.config.coordinator, work)
     }
 
-    /// Changes the number of permits, for all. Makes the semaphore's node if it is missing. A path that is used for something else is
-    /// refused: a lock, a job's record, a value, and without [`at_existing_node`](SemaphoreBuilder::at_existing_node) also an empty
-    /// node, which may be a lock that is idle now.
+    /// Changes the number of permits, for all clients. Creates the semaphore's node if it is missing. Fails if the path is used
+    /// for a lock, a job's record or a value. Without [`at_existing_node`](SemaphoreBuilder::at_existing_node) also fails if
+    /// the path has an empty node, which may be that of a lock that nobody uses now.
     ///
-    /// No holder loses its permits. If more permits are held than the new number, none is granted until enough are
-    /// given back. Waiting acquisitions use the new number. A request for more permits than exist fails with
-    /// [`Error::Permits`] once it is the first in the queue. From now on programs must open the semaphore with the new
-    /// number. Handles that were used before go on.
+    /// No holder loses its permits. If more permits are held than the new number, none is granted until enough are given
+    /// back. Waiting acquisitions use the new number. A request for more permits than the new number fails with
+    /// [`Error::Permits`] once it is the first in the queue. From now on, a program that opens the semaphore with a number
+    /// must give the new one. Handles that were used before need not be opened again.
     ///
     /// # Cancel safety
     /// If the future is dropped, the number may or may not have been changed.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] for zero. [`Error::Permits`] if the path is or may be used for something else, or if the node's data
-    /// is no number of permits, and no permit was ever taken there. [`Error::PermissionDenied`] if this client may not write the semaphore's node. After
-    /// [`Error::Unreachable`], [`Error::Timeout`] and [`Error::OutcomeUnknown`] the number may or may not have been
-    /// changed. Otherwise see [`Error`].
+    /// [`Error::InvalidInput`] for zero. [`Error::Permits`] if the path is or may be used for something else, or if the
+    /// node's data is no number of permits and no permit was ever taken there. [`Error::PermissionDenied`] if this client may
+    /// not write the semaphore's node. After [`Error::Unreachable`], [`Error::Timeout`] and [`Error::OutcomeUnknown`] the
+    /// number may or may not have been changed. Otherwise see [`Error`].
     ///
     /// # Examples
     ///
@@ -498,19 +499,19 @@ impl Semaphore {
         Call::in_time(&self.state.config.coordinator, async move { set(&state, permits).await })
     }
 
-    /// Removes the semaphore, if nobody holds or waits for a permit: deletes its node, its two directories and the copy of its
-    /// number, in one transaction. Afterwards the path can be used for a lock. Returns the number of permits that the semaphore
-    /// had, or `None` if no semaphore is there.
+    /// Removes the semaphore, if nobody holds or waits for a permit. One transaction deletes its node, its two directories and
+    /// the copy of its number. Afterwards the path can be used for a lock. Returns the number of permits that the semaphore
+    /// had, or `None` if there is no semaphore.
     ///
-    /// If there are other nodes below the semaphore's node, that node stays, without a number. A handle that has seen or was given
-    /// a number makes the semaphore again at its next acquisition. This handle and its clones forget the number.
+    /// If there are other nodes below the semaphore's node, that node stays, without a number. Another handle that knows a
+    /// number creates the semaphore again at its next acquisition. This handle and its clones forget the number.
     ///
     /// # Cancel safety
     /// If the future is dropped, the semaphore may or may not have been removed.
     ///
     /// # Errors
-    /// [`Error::WouldBlock`], which names the holders and the waiters: nothing was removed. [`Error::Permits`] if the path has
-    /// something else than a semaphore. [`Error::PermissionDenied`] if this client may not delete one of the nodes. After
+    /// [`Error::WouldBlock`], which names the holders and the waiters, if there are any. [`Error::Permits`] if the path is used
+    /// for something else than a semaphore. [`Error::PermissionDenied`] if this client may not delete one of the nodes. After
     /// [`Error::Unreachable`], [`Error::Timeout`] and [`Error::OutcomeUnknown`] the semaphore may or may not have been removed.
     /// Otherwise see [`Error`].
     ///
@@ -535,7 +536,7 @@ impl Semaphore {
     }
 }
 
-/// Reads the queue. If `is_synced`, the result is at most as old as this call.
+/// Reads the queue. If `is_synced`, the result is no older than this call.
 async fn queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> {
     let number = number(state, "read the queue of", is_synced).await?.or(state.known());
     let (queue, taken) = state.config.queue(is_synced, number).await?;
@@ -545,7 +546,7 @@ async fn queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> 
     number.map(|_| queue).ok_or_else(|| state.permits_error(PermitsError::Unset))
 }
 
-/// Returns the result of `work` on a session. Fails if no answer comes for a session timeout.
+/// Returns the result of `work` on a session. Fails if `work` takes longer than a session timeout.
 async fn on_a_session<T, F>(
     state: &SemaphoreState,
     operation: &'static str,
@@ -581,7 +582,7 @@ async fn try_to_set(state: &SemaphoreState, session: Arc<dyn Session>, permits: 
     loop {
         let node = retry::data(session, path, true).await?;
         let twin = state.read_twin(session).await?;
-        // A node without permits and without a valid number of permits may hold the data of another program.
+        // If the data is no number, and there is no directory of permits, the node may belong to another program.
         if let Some((data, _)) = &node
             && let Err(error) = state.parse_number(data)
             && retry::data(session, &state.taken, false).await?.is_none()
@@ -595,7 +596,7 @@ async fn try_to_set(state: &SemaphoreState, session: Arc<dyn Session>, permits: 
     }
 }
 
-/// How often the removal of a semaphore is tried, if its nodes change meanwhile.
+/// How often the removal of a semaphore is tried, if its nodes change during each try.
 const REMOVALS: u32 = 64;
 
 async fn remove(state: &SemaphoreState) -> Result<Option<u32>, Error> {
@@ -622,7 +623,7 @@ async fn remove(state: &SemaphoreState) -> Result<Option<u32>, Error> {
 }
 
 /// Removes the semaphore's nodes. Returns the number of permits in the node or in its twin, and whether the nodes are
-/// gone. The nodes stay if somebody holds or waits for permits, or if a node was created, changed or deleted meanwhile.
+/// gone. The nodes stay if somebody holds or waits for permits, or if another client has changed one of them meanwhile.
 async fn try_to_remove(state: &SemaphoreState, session: Arc<dyn Session>) -> Result<(Option<u32>, bool), NotDone> {
     let (session, path) = (&session, state.config.user_path());
     let node = retry::data(session, path, true).await?;
