@@ -51,7 +51,8 @@
 //! | what to do about an error | [`Error`] |
 //!
 //! Pages: [a guide](guide), task by task; [what is promised, and what is not](guarantees);
-//! [who can take a lock away](security); [what it costs](cost); [how to operate it](operating); [coming from Curator, kazoo, etcd or flock](coming_from).
+//! [who can take a lock away](security); [what it costs](cost); [how to operate it](operating);
+//! [coming from Curator, kazoo, etcd or flock](coming_from).
 //!
 //! # How a holder knows in time
 //!

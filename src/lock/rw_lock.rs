@@ -313,7 +313,7 @@ impl RwLockBuilder {
     /// holder is notified before the next contender is granted the lock. Requests to other systems may still be under way.
     /// The [fencing token](crate::Hold::fencing_token) protects against them.
     ///
-    /// - The time begins with the grant. A [downgrade](WriteGuard::downgrade) or a [share](ReadGuard::share) does not restart it.
+    /// - The time begins with the grant. A [downgrade](WriteGuard::downgrade) or [share](ReadGuard::share) does not restart it.
     /// - In a [`MultiLock`](crate::MultiLock) the time of each lock begins with its own grant, also while the next lock is
     ///   waited for.
     /// - On a [kept](Self::keep) node each use has its own time. The first use that lasts too long loses the node, and all

@@ -379,7 +379,8 @@ impl<C: Borrow<NodeName>> Waiter<C> {
     }
 
     /// Returns the next step after the directory was listed, as [`Step::List`] requires. `names` are the names in the
-    /// directory, in any order. The waiter need not ask for the nodes in `closing`, because their processes are about to give them up.
+    /// directory, in any order. The waiter need not ask for the nodes in `closing`, because their processes are about to give
+    /// them up.
     pub fn listed(&mut self, names: &[String], closing: &[String]) -> Step {
         let (turn, foreign) = turn_among_foreign(self.me.borrow(), names);
         match (turn, foreign) {
