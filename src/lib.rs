@@ -80,7 +80,7 @@
 //! | what | level | fields |
 //! |---|---|---|
 //! | span `acquire`: from asking until granted, refused or dropped | debug | `path`, `mode`, `label`, and as they become known `sequence`, `token`, `waited` |
-//! | span `hold`: until its release begins or its guard is dropped; follows from `acquire`, inside the caller's span. A downgrade ends the writer's span, and a reader's span follows from it | debug | `path`, `mode`, `sequence`, `token`, `label`, `held` |
+//! | span `hold`: from the grant until the release begins or the guard is dropped. It follows from `acquire`, and is inside the caller's span. A downgrade ends the writer's span, and a reader's span follows from that one | debug | `path`, `mode`, `sequence`, `token`, `label`, `held` |
 //! | granted | debug | `path`, `mode`, `sequence`, `token`, and the `kind`: how the turn was proven. `at once`: by a listing before any wait. `look`: by a listing after a wait. `hand-off`: by the predecessor |
 //! | not granted | debug | `path`, `mode`, `error` |
 //! | the reason of each server for [no session](Error::Unreachable), if the servers were asked | debug | `reason` |
@@ -90,7 +90,7 @@
 //! | a [`Leadership`]'s term begins; it ends | info | `path`, `term`, `data`; `lasted`, and `why`: `done`, `resigned` (or stopped), `unhealthy`, `lost`, or `dropped` with the future of `lead` |
 //! | the health check of a candidate fails; it succeeds again | warn; info | `path`, `data`; for how long it was `unhealthy` |
 //! | the connection is lost while a lock is held; it is back in time | warn; info | `node`, `left` |
-//! | a held lock was lost, also if no caller looks | warn | `node`, `cause` |
+//! | a held lock was lost, even if no caller has noticed | warn | `node`, `cause` |
 //! | a wait takes longer than [`warn_after_waiting`](RwLockBuilder::warn_after_waiting), 30 s by default | warn | `path`, `label`; `mode`, `waited`, `blockers` and `others` that wait as long, or `node` if the turn has come and its future is not polled |
 //! | a hold takes longer than [`warn_after_holding`](RwLockBuilder::warn_after_holding) | warn | `path`, `label`, `node`, `token`, `held` |
 //!

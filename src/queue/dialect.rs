@@ -43,9 +43,9 @@ use crate::queue::mode::{self, Mode, Place};
 ///
 /// A contender that already holds the lock continues to hold it, without a warning. Not every contender lists the
 /// queue: in the native dialect a writer hands over to the waiter behind it, and uses of a
-/// [kept](crate::RwLockBuilder::keep) node join it. The next contender that queues up lists the queue, and fails.
+/// [kept](crate::RwLockBuilder::keep) node join that node. The next contender that queues up lists the queue, and fails.
 ///
-/// This library refuses only what it can tell by the names of nodes. kazoo's plain `Lock` has the names of its
+/// This library refuses only contenders that it can recognize by their nodes' names. kazoo's plain `Lock` has the names of its
 /// `WriteLock` but does not wait for readers. So if there are readers, give `Lock` the argument
 /// `extra_lock_patterns=["__rlock__"]`. zookeeper-client's `Client::lock` with a filter waits only for the nodes that the
 /// filter lets through. A holder of another library learns late, or not at all, that it has lost its session or its
@@ -54,30 +54,30 @@ use crate::queue::mode::{self, Mode, Place};
 ///
 /// # What else differs from the native dialect
 /// - **Hand-off**: a client that may write to nodes, as Curator's `Revoker` does, could forge the signal by which a
-///   writer hands over to the next. So a writer's release is a plain delete, a change of a node's data only makes a
-///   waiter list again, and a hand-off costs a listing. A request to revoke has no effect: use
+///   writer hands over to the next contender. So a writer's release is a plain delete, and the next contender has to list the
+///   queue. A change of a node's data only makes a waiter list again, so a `Revoker`'s request has no effect: use
 ///   [`contended`](crate::Hold::contended).
 /// - **Downgrade** works in place: readers and writers of each library treat the new node as a reader's. A thread of
-///   Curator that reads under its own write lock has two nodes of one number: readers wait for the writer's node,
-///   writers for both.
+///   Curator that reads under its own write lock has two nodes of one number. Readers wait for its writer's node, and writers
+///   wait for both nodes.
 /// - **Host and label** are in the node's data, because the names have no room for them.
 ///   [`Member::host`](crate::queue::Member::host) is the host in the data, and may be empty. The identifier that kazoo writes
 ///   is shown as the label. kazoo's `contenders()` shows our metadata as the identifier.
-/// - **Identity**: a uuid takes the place of host and id. If a create gets no reply, this library finds the node by its
-///   uuid.
+/// - **Identity**: a uuid takes the place of host and id. If the reply to a create is lost, this library finds the node by
+///   the uuid.
 /// - **[`evict`](crate::RwLock::evict)** removes the node of any library's contender. Only this library's contenders
 ///   notice: a waiter of Curator or kazoo queues up again at the end, and a holder continues. So stop that process
 ///   first.
 /// - **The directory**: kazoo makes persistent directories and never checks again that they exist. So in kazoo's
 ///   dialect this library makes persistent directories, too. A directory that exists keeps its kind. The server deletes
-///   an empty container: then kazoo's lock objects fail, and so does `Client::lock` without `with_ancestor_options`.
+///   an empty container node. kazoo's lock objects then fail, and so does `Client::lock` without `with_ancestor_options`.
 ///   From number 1073741824 on, this library deletes an empty directory of any kind to restart the numbers, but not in
-///   kazoo's dialect. When the numbers are used up, this library lets no contender enter, in any dialect. The other
+///   kazoo's dialect. When the numbers are nearly used up, this library lets no contender enter, in any dialect. The other
 ///   libraries continue, and past 2147483647 their contenders no longer exclude each other.
-/// - **Access**: the waiters of each library, also of this one, read the node that they wait for. If an
+/// - **Access**: the waiters of every library, including this one, read the node that they wait for. If an
 ///   [`acl`](crate::ZooKeeperBuilder::acl) does not let a contender read that node, the contender fails instead of
 ///   waiting.
-/// - **[`keep`](crate::RwLockBuilder::keep)** is refused, because contenders of other libraries do not ask.
+/// - **[`keep`](crate::RwLockBuilder::keep)** is refused, because contenders of other libraries do not ask for kept nodes.
 /// - [`MultiLock`](crate::MultiLock), guarded transactions, tokens and the detection of a loss are as in the native
 ///   dialect.
 ///
