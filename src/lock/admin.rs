@@ -16,8 +16,8 @@ use crate::session::retry;
 use crate::sync::OnceLock;
 
 impl LockConfig {
-    /// Reads the queue. Also returns the names of the nodes of a semaphore's permits that are taken. `permits` is the number of
-    /// all permits of a semaphore, and `None` for a lock. With `is_synced`, the queue is not older than this call.
+    /// Reads the queue. For a semaphore, also returns the names of the nodes of its holders, and `permits` is the number of all
+    /// its permits. `None` for a lock. With `is_synced`, the queue is not older than this call.
     pub(crate) async fn queue(&self, is_synced: bool, permits: Option<u32>) -> Result<(Queue, Vec<String>), Error> {
         let paths = &self.paths;
         let seen =
