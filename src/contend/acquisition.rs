@@ -254,7 +254,7 @@ impl Acquisition {
                 Err(NotDone::Failed(Failure::NoAuth(lacks))) if entry.unmake_directory().await => {
                     return Err(Error::shut_out(&config.directory, lacks));
                 }
-                // Without the directory there was no node of ours, so this is not the removal of a node by another client.
+                // No create has found the directory. So there was no node of ours that another client could have removed.
                 Err(NotDone::Failed(failure @ Failure::NoNode)) => {
                     return Err(Error::from_failure(failure, "enter", &config.directory));
                 }

@@ -46,7 +46,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 /// behind it until it has its permits, even if enough permits for the later acquisitions are free. So nobody starves.
 ///
 /// An acquisition that was polled once has asked for its place in the queue, and soon has it. On a path that was never
-/// used, the acquisition must be polled on, because the directory is made first. When its turn comes, all acquisitions
+/// used, the acquisition must be polled again, because the directory is created first. When its turn comes, all acquisitions
 /// behind it wait for it, even if its future is not polled any more. So poll the future to its end, or drop it.
 ///
 /// # Deadlocks
@@ -337,8 +337,8 @@ impl SemaphoreBuilder {
 /// resource must not refuse every lower [fencing token](Hold::fencing_token). If the resource has numbered slots, one for
 /// each holder, it can compare the tokens of the same slot.
 ///
-/// Dropping the permit gives it back in the background: from any thread, also outside a runtime and in a panic. A
-/// program that ends right after that should [`release`](Self::release) the permit: see
+/// Dropping the permit gives it back in the background. The permit may be dropped on any thread, also outside a runtime
+/// and in a panic. Before a program ends, it should [`release`](Self::release) the permit: see
 /// [`WriteGuard`](crate::WriteGuard).
 #[derive(Debug)]
 #[must_use = "if unused, the permits are given back at once"]

@@ -223,8 +223,8 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Deletes a node.
     fn delete(&self, path: &str) -> Reply<()>;
 
-    /// Creates the node `/`, below which the backend has all nodes, if another client has deleted it. By default, `/` cannot
-    /// be deleted.
+    /// Creates the node `/`, below which the backend has all nodes, if another client has deleted it. The default
+    /// implementation does nothing, for a backend whose `/` cannot be deleted.
     fn make_root(&self) -> Reply<()> {
         Box::pin(ready(Ok(())))
     }

@@ -30,7 +30,7 @@ const UNSIGNALLED_MAX: usize = 1_000;
 
 impl SessionStore {
     /// Records that the server has refused to let this session set the data of its own node in this directory. For a
-    /// while, releases there are plain deletes. The next signal after that shows whether the server still refuses it.
+    /// while, releases there are plain deletes. A later release tries again whether the server accepts the write.
     pub(crate) fn record_signal_refused(&self, directory: &Arc<str>) {
         let until = self.lease().now().saturating_add(UNSIGNALLED_FOR * self.lease().timeout());
         let mut record = self.record.lock();

@@ -27,8 +27,8 @@ use crate::telemetry::{meter, names};
 /// costs no watch. A waiter requests the watch on its own node itself, before it waits.
 ///
 /// While the session has nodes, a read is sent usually every fifth of the session timeout. One [settling
-/// time](Lease::with_tick_time) later, a transaction follows that only checks the nodes, and whose answer lets the read
-/// extend the lease. While the session has no node, only the read is sent, every quarter of the session timeout. The
+/// time](crate::coordinator::Lease::with_tick_time) later, a transaction follows that only checks the nodes. Its answer
+/// lets the read extend the lease. While the session has no node, only the read is sent, every quarter of the timeout. The
 /// answer to the next create then lets the read extend the lease. A backend whose sessions
 /// [are not kept](Session::is_kept_by_reads) by reads alone also gets the transaction.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {

@@ -1,4 +1,4 @@
-//! The removal of one node of ours, and of the orphans of its owner (nodes that no answer has shown), as a state machine
+//! The removal of one of our nodes, and of the orphans of its owner (nodes that no answer has shown), as a state machine
 //! without I/O. Each step of [`Leaving`] but the last awaits an answer, which leads to the next step. `session/removal.rs`
 //! sends the requests, and the exhaustive model (`tests/models/`) drives the same machine.
 //!

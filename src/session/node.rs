@@ -60,7 +60,7 @@ impl Unwatched {
     }
 }
 
-/// One node of ours, from before its create until its owner has left it.
+/// One node that this library has created, from before the create until the owner has left the node.
 pub(crate) struct Node {
     /// An id that no other node of the session has.
     pub(super) number: u64,
@@ -69,10 +69,10 @@ pub(crate) struct Node {
     tag: Tag,
     path_label: Arc<PathLabel>,
     locked: Mutex<Locked>,
-    /// Notified at a loss, at an event of the watch, when the owner leaves, and at news of the session.
+    /// Notified at a loss, at an event of the watch, when the owner leaves, and when the session's connection or lease changes.
     pub(super) changed: Notify,
-    /// The number of transactions that check this node, were sent, and may still take effect. A path that was given to
-    /// the caller counts as such a transaction for ever, because the caller may send one at any time.
+    /// The number of transactions that check this node, were sent, and may still take effect. A call of
+    /// [`Node::prepare_foreign_transaction`] counts for ever, because the caller may send its transaction at any time.
     unsettled: AtomicUsize,
     /// The number of transactions that check this node and were sent.
     writes: AtomicUsize,

@@ -110,7 +110,7 @@ pub(crate) fn log_failure(answer: Result<(), Failure>) {
     }
 }
 
-/// A removal under way: the session that sends the requests, and the tag by which a listing shows our nodes.
+/// Carries out one removal, by requests of this session. The owner's nodes are known by the tag in their names.
 struct Remover {
     session: Arc<dyn Session>,
     directory: Arc<str>,

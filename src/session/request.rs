@@ -43,11 +43,11 @@ pub type Contents = Vec<Option<(Vec<u8>, Stat)>>;
 pub enum Kind {
     /// Stays until deleted.
     Persistent,
-    /// Stays until deleted, or until the ensemble reaps it some time after its last child has gone.
+    /// Stays until deleted. The ensemble deletes the node itself some time after the deletion of its last child.
     Container,
-    /// Deleted with its session.
+    /// Deleted at the end of the session that created it.
     Ephemeral,
-    /// Deleted with its session. The ensemble appends a rising sequence number to the name.
+    /// Deleted at the end of the session that created it. The ensemble appends a rising sequence number to the name.
     EphemeralSequential,
 }
 
@@ -217,7 +217,7 @@ pub type Watch = Pin<Box<dyn Future<Output = Event> + Send>>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum Ending {
-    /// The ensemble expired the session, or was not reached for longer than the session timeout.
+    /// The ensemble expired the session, or could not be reached for longer than the session timeout.
     #[error("the session expired")]
     Expired,
     /// This process closed the session.

@@ -170,7 +170,7 @@ pub(crate) fn none_without_directory(failure: Failure) -> Result<Vec<String>, Fa
 }
 
 /// Polls the work once on the calling thread, and spawns the rest on the thread of the sessions. So the work goes on
-/// even if the caller is never polled again. The spawned task is polled anew, so no wake-up of the first poll is lost.
+/// even if the caller is never polled again. The spawned task is polled at once, so no wake-up of the first poll is lost.
 pub(crate) fn begin(session: &Arc<dyn Session>, work: impl Future<Output = ()> + Send + 'static) {
     let mut task: Task = Box::pin(work);
     if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {

@@ -75,11 +75,11 @@ pub(super) struct Record {
     pub(super) late_creates: VecDeque<(Moment, Arc<str>, Tag)>,
     /// The directories that are being listed.
     pub(super) listings: HashMap<Arc<str>, Listings>,
-    /// The callers of listings behind a sync, by directory. `None` while no task sends such listings.
+    /// The callers of listings that are sent after a sync, by directory. `None` while no task sends such listings.
     pub(super) synced_listings: Option<BTreeMap<Arc<str>, Callers>>,
 }
 
-/// A hand-off to check.
+/// A hand-off to check: a release that waiters of this process took as their grants.
 #[derive(Default)]
 pub(super) struct HandOff {
     /// Our nodes to which the hand-off granted the lock. There may be thousands of readers.

@@ -162,7 +162,7 @@ impl Candidate {
     }
 }
 
-/// A running campaign, which ends when this is dropped.
+/// A running campaign, which ends when this value is dropped.
 pub(crate) struct Campaign {
     candidate: Arc<Candidate>,
 }
@@ -201,7 +201,7 @@ impl Drop for Campaign {
 /// of `lead` is `Send`, even if the caller's work borrows.
 type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// A term while its work runs. The term ends when this is dropped, even if clones of the [`Term`] exist.
+/// A term while its work runs. The term ends when this value is dropped, even if clones of the [`Term`] exist.
 pub(crate) struct RunningTerm {
     candidate: Arc<Candidate>,
     pub(crate) term: Term,

@@ -61,7 +61,7 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// Opens the leadership at the directory `path`. Sends nothing. Missing directories are made when needed.
+    /// Opens the leadership at the directory `path`. Sends nothing. Missing directories are created when needed.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if [`RwLock::new`] would refuse the path.

@@ -40,8 +40,8 @@ async fn first_of<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
 /// Several locks, held together. Made by [`MultiLock::lock`](crate::MultiLock::lock).
 ///
 /// The guard is lost as soon as any of its locks is. The other locks stay taken until the guard is
-/// [released](Self::release) or dropped. Dropping the guard gives the locks back from the last to the first, in the
-/// background: from any thread, also outside a runtime and in a panic. A program that ends right after that should
+/// [released](Self::release) or dropped. Dropping the guard gives the locks back in the background, from the last to the
+/// first. The guard may be dropped on any thread, also outside a runtime and in a panic. Before a program ends, it should
 /// [`release`](Self::release) the guard: see [`WriteGuard`](crate::WriteGuard).
 #[must_use = "if unused, the locks are given back at once"]
 pub struct MultiGuard {

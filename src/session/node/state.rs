@@ -1,6 +1,6 @@
-//! The state of one node of ours, from before its create until its owner leaves it. The state has no I/O, mutex or
-//! clock. [`Node`](crate::session::node::Node) keeps it behind a mutex, and the exhaustive model
-//! (`tests/models/`) drives it.
+//! The state of one node that this library has created, from before the create until the owner leaves the node. The
+//! state has no I/O, mutex or clock. [`Node`](crate::session::node::Node) keeps it behind a mutex, and the exhaustive
+//! model (`tests/models/`) drives it.
 //!
 //! | phase | event | next phase |
 //! |---|---|---|
@@ -14,9 +14,9 @@
 //! | `Moving` | the node was replaced, or surely not | the phase before it |
 //! | any | the owner gives the node back, or is dropped | `Left` |
 //!
-//! A lost node keeps its phase. The first reason of its loss is recorded and stays: the session is over; the lease had a
-//! gap since the grant (for a waiter: since the lease was first valid); the hold exceeded its limit; the node was removed;
-//! a stranger forged the grant. The owner of a lost node still leaves the node, so that it is deleted in case it exists.
+//! A node is lost if the session is over, if the lease has run out since the grant (for a waiter: since the lease was
+//! first valid), if the hold exceeded its limit, if the node was removed, or if a stranger forged the grant. The first of
+//! these losses is recorded, and the phase stays. The owner still leaves the node, so that it is deleted if it exists.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -137,7 +137,7 @@ impl Limits {
     }
 }
 
-/// The state of one node of ours.
+/// The state of one node that this library has created.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NodeState {
     phase: Phase,

@@ -1,4 +1,4 @@
-//! Tests of the checks that are sent, of their results, and of the pauses.
+//! Tests of the checks at the ensemble's leader, of their results, and of the pauses between them.
 
 use super::*;
 
