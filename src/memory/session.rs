@@ -1,11 +1,11 @@
 //! A session of an embedded ensemble, which implements the contract of [`Session`].
 
 use std::fmt;
-use std::future::ready;
+use std::future::{poll_fn, ready};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -193,24 +193,14 @@ fn listed(tree: &Tree, path: &str) -> Result<(Vec<String>, Option<Stat>), Failur
 pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     if tokio::runtime::Handle::try_current().is_ok() {
         // Tokio's `sleep` panics if the runtime has no timers. There is no other way to find that out.
-        if let Ok(sleep) = catch_unwind(AssertUnwindSafe(|| Box::pin(tokio::time::sleep(duration)))) {
-            return Box::pin(Sleep(sleep));
+        if let Ok(mut sleep) = catch_unwind(AssertUnwindSafe(|| Box::pin(tokio::time::sleep(duration)))) {
+            // A task may outlive the runtime in which its timer was made, and tokio's own timer would panic if it were polled after
+            // the end of the runtime. This timer elapses then.
+            return Box::pin(poll_fn(move |context| match sleep.is_elapsed() {
+                true => Poll::Ready(()),
+                false => catch_unwind(AssertUnwindSafe(|| sleep.as_mut().poll(context))).unwrap_or(Poll::Ready(())),
+            }));
         }
     }
     Box::pin(thread::sleep(duration))
-}
-
-/// A timer that elapses when its runtime ends. A task may outlive the runtime in which its timer was made, and tokio's own
-/// timer would panic if it were polled after the end of the runtime.
-struct Sleep(Pin<Box<tokio::time::Sleep>>);
-
-impl Future for Sleep {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if self.0.is_elapsed() {
-            return Poll::Ready(());
-        }
-        catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context))).unwrap_or(Poll::Ready(()))
-    }
 }
