@@ -256,7 +256,7 @@ pub(crate) async fn names(
     is_synced: bool,
 ) -> Result<Vec<String>, Failure> {
     let listing = await_answer(session, || retry::read(session, directory, is_synced, |it, path| it.children(path)));
-    listing.await.or_else(retry::none_without_directory)
+    listing.await.or_else(retry::none_without_node)
 }
 
 /// Deletes a node of the lock or semaphore at `path`. Returns whether this call has removed the node.

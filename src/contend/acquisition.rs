@@ -324,11 +324,8 @@ impl Acquisition {
             return Ok(false);
         }
         let is_passing = |name: &String| NodeName::parse_as(name, dialect).is_some_and(|other| is_used_up(&other));
-        match retry::until_known(entry.session(), || entry.list()).await {
-            Ok(names) => Ok(names.iter().all(is_passing)),
-            Err(Failure::NoNode) => Ok(true),
-            Err(failure) => Err(self.config.stop(failure)),
-        }
+        let names = retry::until_known(entry.session(), || entry.list()).await.or_else(retry::none_without_node);
+        names.map(|names| names.iter().all(is_passing)).map_err(|failure| self.config.stop(failure))
     }
 
     /// After the wait, takes the lock, or exchanges the node for the permits of a semaphore.

@@ -152,10 +152,8 @@ impl Contender {
     /// second node, which would wait behind the first node for ever.
     pub(crate) async fn recover(&self) -> Result<bool, Failure> {
         let (session, directory, tag) = (self.session(), self.directory(), self.node.tag());
-        let names = match until_known(session, || listing::list_synced(session, directory)).await {
-            Err(Failure::NoNode) => return Ok(false),
-            names => names?,
-        };
+        let listed = until_known(session, || listing::list_synced(session, directory)).await;
+        let names = listed.or_else(retry::none_without_node)?;
         for child in names.iter().filter(|name| tag.is_on(name)) {
             let path = self.child(child);
             match until_known(session, || session.data(&path)).await {

@@ -105,10 +105,8 @@ impl LockConfig {
             // Without a sync, a server that lags may show an older version of the directory. The leader would refuse a write
             // with that version, so no process would be asked.
             call::await_answer(&session, || session.sync(path)).await?;
-            match call::await_answer(&session, || directory::ask_as_it_is(&session, path, None)).await {
-                Err(Failure::NoNode) => Ok(()),
-                answer => answer,
-            }
+            let asked = call::await_answer(&session, || directory::ask_as_it_is(&session, path, None)).await;
+            asked.or_else(retry::none_without_node)
         });
         asked.await
     }

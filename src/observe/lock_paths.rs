@@ -172,7 +172,7 @@ impl LockPaths {
     /// `None` for the number, and whether no permit is taken. Returns `None` if a read fails.
     pub(crate) async fn room(&self, session: &Arc<dyn Session>, wanted: u32) -> Option<(Option<u32>, bool)> {
         let (names, number) = (session.children(self.permits.as_ref()?), session.data(&self.path));
-        let names = names.await.or_else(retry::none_without_directory).ok()?;
+        let names = names.await.or_else(retry::none_without_node).ok()?;
         let number = match number.await {
             Ok((data, _)) => permits::decode(&data).ok()?,
             Err(Failure::NoNode) => None,

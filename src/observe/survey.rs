@@ -14,6 +14,7 @@ use crate::queue::metadata;
 use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::request::{Failure, shown};
+use crate::session::retry;
 use crate::validation;
 
 /// The maximum number of listings in flight.
@@ -78,10 +79,7 @@ impl Survey {
             for some in level.chunks(LISTINGS_IN_FLIGHT) {
                 // `None` for a node whose children may not be listed.
                 let list = |node: &String| {
-                    session.children(node).map(|listed| match listed {
-                        Err(Failure::NoNode) => Ok(Some(Vec::new())),
-                        listed => shown(listed),
-                    })
+                    session.children(node).map(|listed| shown(listed.or_else(retry::none_without_node)))
                 };
                 let listings = call::await_answer(&session, || try_join_all(some.iter().map(list))).await?;
                 for (node, children) in some.iter().zip(listings) {

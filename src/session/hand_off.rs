@@ -16,7 +16,7 @@ use crate::session::listing;
 use crate::session::node::Node;
 use crate::session::presence;
 use crate::session::request::{Failure, Loss};
-use crate::session::retry::{RetryLimit, repeated};
+use crate::session::retry::{RetryLimit, none_without_node, repeated};
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 
@@ -118,10 +118,8 @@ pub(crate) fn lose_interfered<'n>(path: &str, left: &str, granted: impl IntoIter
 /// Returns a contender that still exists and whose sequence number is at most that of the node at `path`.
 async fn survivor_up_to(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
     let directory = Arc::from(path.rsplit_once('/').unwrap_or_default().0);
-    let names = match repeated(session, RetryLimit::ENDLESS, || listing::list(session, &directory)).await {
-        Err(Failure::NoNode) => return Ok(None),
-        names => names?,
-    };
+    let listed = repeated(session, RetryLimit::ENDLESS, || listing::list(session, &directory)).await;
+    let names = listed.or_else(none_without_node)?;
     presence::first_there(session, &up_to(&names, path)).await
 }
 

@@ -82,6 +82,7 @@ pub struct Stat {
 }
 
 /// The names of a directory's children.
+#[derive(Default)]
 pub(crate) struct Children {
     pub(super) names: Vec<String>,
     /// The stat of the directory at the moment of the listing, if the backend gives it.

@@ -135,11 +135,8 @@ pub(crate) async fn data(
     path: &str,
     is_synced: bool,
 ) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
-    match until_known(session, || read(session, path, is_synced, |it, path| it.data(path))).await {
-        Ok(node) => Ok(Some(node)),
-        Err(Failure::NoNode) => Ok(None),
-        Err(failure) => Err(failure),
-    }
+    let node = until_known(session, || read(session, path, is_synced, |it, path| it.data(path))).await;
+    node.map(Some).or_else(none_without_node)
 }
 
 /// Fails if this client refuses nodes whose ACL is wider than its own, and this node's ACL is. Sends the request before
@@ -165,8 +162,9 @@ pub(crate) async fn watched_data(session: &Arc<dyn Session>, path: &str) -> Resu
     until_known(session, request).await
 }
 
-pub(crate) fn none_without_directory(failure: Failure) -> Result<Vec<String>, Failure> {
-    if failure == Failure::NoNode { Ok(Vec::new()) } else { Err(failure) }
+/// Turns the failure "the node does not exist" into the answer without a node: no names, no data.
+pub(crate) fn none_without_node<T: Default>(failure: Failure) -> Result<T, Failure> {
+    if failure == Failure::NoNode { Ok(T::default()) } else { Err(failure) }
 }
 
 /// Polls the work once on the calling thread, and spawns the rest on the thread of the sessions. So the work goes on
