@@ -336,11 +336,7 @@ impl Contender {
                 },
                 Err(failure) => return Err(self.lost_by(failure, "watch")),
             };
-            let first = match self.is_of_semaphore() {
-                true => turn::first_in_queue(&self.node_name(), &names),
-                false => turn::first_kept_out(&self.node_name(), &names),
-            };
-            if let Some(first) = first {
+            if let Some(first) = turn::first_kept_out(&self.node_name(), &names, self.is_of_semaphore()) {
                 return Ok(first);
             }
             // The listing is dropped early, because a long listing would take memory during the wait for the watch.

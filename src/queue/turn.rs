@@ -172,22 +172,14 @@ pub(crate) fn place_of(me: &NodeName, queue: &[String]) -> (usize, usize) {
     places.fold((1, 0), |(mine, all), other| (mine + usize::from(other.sequence < me.sequence()), all + 1))
 }
 
-/// Returns the first waiter that `me`, a holder, excludes.
-pub(crate) fn first_kept_out(me: &NodeName, queue: &[String]) -> Option<NodeName> {
-    first_of_others(me, queue, |other| other.sequence > me.sequence() && other.mode.excludes(me.mode()))
-}
-
-/// Returns the first waiter in a semaphore's queue. `me` holds permits, and so has left the queue. Its sequence number is not
-/// compared, because the numbers restart when the queue's directory is deleted and created again.
-pub(crate) fn first_in_queue(me: &NodeName, queue: &[String]) -> Option<NodeName> {
-    first_of_others(me, queue, |_| true)
-}
-
-/// Returns the first contender for which `is_wanted` is true and whose tag differs from the tag of `me`. A node with
-/// the same tag comes from a create of `me` whose reply was lost, so the node is no waiter.
-fn first_of_others(me: &NodeName, queue: &[String], is_wanted: impl Fn(Place) -> bool) -> Option<NodeName> {
-    let wanted = in_order(me.dialect(), queue, is_wanted);
-    wanted.into_iter().filter_map(|name| NodeName::parse_as(name, me.dialect())).find(|it| it.tag() != me.tag())
+/// Returns the first waiter that `me`, a holder, excludes. If `me` has left the queue for its permits, any contender in the queue is
+/// such a waiter. The sequence numbers then say nothing, because they restart when the queue's directory is deleted and created again.
+///
+/// A node with the tag of `me` comes from a create of `me` whose reply was lost, so the node is no waiter.
+pub(crate) fn first_kept_out(me: &NodeName, queue: &[String], has_left: bool) -> Option<NodeName> {
+    let is_kept_out = |other: Place| has_left || other.sequence > me.sequence() && other.mode.excludes(me.mode());
+    let kept_out = in_order(me.dialect(), queue, is_kept_out);
+    kept_out.into_iter().filter_map(|name| NodeName::parse_as(name, me.dialect())).find(|it| it.tag() != me.tag())
 }
 
 /// Returns all contenders in the order of arrival, each with its turn as [`as_seen`] decides it, in one pass.

@@ -94,15 +94,15 @@ fn contenders_ahead_are_listed_in_order_of_arrival() {
 #[test]
 fn a_holder_keeps_out_later_contenders_that_it_excludes() {
     let queue = queue("RRWRW");
-    let first = |name| first_kept_out(&NodeName::parse(name).unwrap(), &queue).map(|it| it.sequence());
+    let first = |name| first_kept_out(&NodeName::parse(name).unwrap(), &queue, false).map(|it| it.sequence());
     assert_eq!(first("h~0-READ-0000000000"), Some(2));
     assert_eq!(first("h~2-WRITE-0000000002"), Some(3));
     assert_eq!(first("h~3-READ-0000000003"), Some(4));
     assert_eq!(first("h~4-WRITE-0000000004"), None);
     let own = ["h~0-WRITE-0000000000", "h~0-WRITE-0000000001"].map(str::to_owned);
-    assert_eq!(first_kept_out(&NodeName::parse(&own[0]).unwrap(), &own), None);
+    assert_eq!(first_kept_out(&NodeName::parse(&own[0]).unwrap(), &own, false), None);
     let tied = ["h~0-READ-0000000005", "h~1-WRITE-0000000005", "h~2-WRITE-0000000006"].map(str::to_owned);
-    let kept_out = first_kept_out(&NodeName::parse(&tied[0]).unwrap(), &tied);
+    let kept_out = first_kept_out(&NodeName::parse(&tied[0]).unwrap(), &tied, false);
     assert_eq!(kept_out.unwrap().as_str(), tied[2], "a node of the same number is not later");
 }
 
