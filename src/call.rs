@@ -302,11 +302,13 @@ where
 }
 
 /// Why a piece of work on a session was not done.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 pub(crate) enum NotDone {
     /// A request failed. The work may succeed on another session.
-    Failed(Failure),
+    Failed(#[from] Failure),
     /// The answers of the ensemble do not allow the work.
-    Refused(Error),
+    Refused(#[from] Error),
 }
 
 impl NotDone {
@@ -318,18 +320,6 @@ impl NotDone {
             Err(NotDone::Refused(error)) => Ok(Err(error)),
             Err(NotDone::Failed(failure)) => Err(failure),
         }
-    }
-}
-
-impl From<Failure> for NotDone {
-    fn from(failure: Failure) -> NotDone {
-        NotDone::Failed(failure)
-    }
-}
-
-impl From<Error> for NotDone {
-    fn from(error: Error) -> NotDone {
-        NotDone::Refused(error)
     }
 }
 
