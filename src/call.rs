@@ -1,6 +1,5 @@
 //! [`Call`], a call that sends requests to the ensemble and never waits for a contender, and the time limits of calls.
 
-use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::panic;
 use std::pin::{Pin, pin};
@@ -17,6 +16,7 @@ use crate::session::follow::wait_until_known_to_be_over;
 use crate::session::request::Failure;
 use crate::session::retry::{self, within};
 use crate::sync::atomic::{AtomicU32, Ordering};
+use crate::telemetry::debug::debug;
 
 /// A client that is disconnected this long before a call's timeout asks the servers why they accept no connection, so that
 /// the timeout error can say why. If the timeout is shorter than twice this time, the client asks at half of the timeout.
@@ -173,11 +173,7 @@ impl<T> Future for Call<T> {
     }
 }
 
-impl<T> fmt::Debug for Call<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Call").field("timeout", &self.timeout).finish_non_exhaustive()
-    }
-}
+debug!(Call<T> as "Call" for [T], |it| timeout: it.timeout);
 
 /// Returns the result of `work`, or [`Error::Timeout`] after the caller's timeout.
 pub(crate) async fn in_time<T>(

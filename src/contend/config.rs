@@ -1,6 +1,5 @@
 //! The paths and the options of a lock, and the errors of its acquisitions.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +14,7 @@ use crate::session::contract::{Coordinator, Session};
 use crate::session::request::{Ending, Failure, Loss, Stat};
 use crate::session::retry;
 use crate::sync::atomic::AtomicBool;
+use crate::telemetry::debug::debug;
 use crate::telemetry::meter::PathLabel;
 
 /// The paths and the options of a lock, and the list of its waiting acquisitions. All clones of a lock share it.
@@ -114,8 +114,4 @@ impl LockConfig {
     }
 }
 
-impl fmt::Debug for LockConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockConfig").field("path", self.user_path()).field("host", &self.host).finish_non_exhaustive()
-    }
-}
+debug!(LockConfig as "LockConfig", |it| path: it.user_path(), host: it.host);

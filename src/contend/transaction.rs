@@ -1,7 +1,6 @@
 //! Transactions that are committed only while locks are held, and the search for the outcome of a transaction whose reply was
 //! lost.
 
-use std::fmt;
 use std::sync::Arc;
 
 use futures_util::future::select_all;
@@ -13,6 +12,7 @@ use crate::queue::quoted::quoted;
 use crate::session::contract::Session;
 use crate::session::request::{Contents, Failure, Kind, Loss, Operation, Outcome, Stat, parent};
 use crate::session::retry;
+use crate::telemetry::debug::debug;
 use crate::validation::{self, REQUEST_LIMIT};
 
 /// Operations on any nodes, committed in one ZooKeeper transaction with a check that the lock is still held.
@@ -227,11 +227,7 @@ fn refused(operation: Option<&Operation>, index: usize, failure: Failure) -> Err
     Error::TransactionRefused { index, path, reason }
 }
 
-impl fmt::Debug for Transaction<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Transaction").field("operations", &self.operations).finish_non_exhaustive()
-    }
-}
+debug!(Transaction<'_> as "Transaction", |it| operations: it.operations);
 
 fn check_target(path: &str, directory: &str) -> Result<(), Error> {
     validation::check_path(path)?;

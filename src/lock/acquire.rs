@@ -1,6 +1,5 @@
 //! [`Acquire`], the builder of an acquisition of any kind of guard, and [`Granting`], the future of an acquisition.
 
-use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,6 +17,7 @@ use crate::observe::on_wait::Listener;
 use crate::observe::trace::AcquireTrace;
 use crate::queue::member::Progress;
 use crate::queue::mode::Mode;
+use crate::telemetry::debug::debug;
 
 /// An acquisition that has not started. Await it, or set options first.
 ///
@@ -98,11 +98,7 @@ impl<G: 'static> Future for Granting<G> {
     }
 }
 
-impl<G> fmt::Debug for Granting<G> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Granting").finish_non_exhaustive()
-    }
-}
+debug!(Granting<G> as "Granting" for [G], |_it|);
 
 impl<G: Guard> Acquire<G> {
     pub(crate) fn new(source: G::Source) -> Acquire<G> {
@@ -173,11 +169,7 @@ impl<G: Guard> IntoFuture for Acquire<G> {
     }
 }
 
-impl<G: Guard> fmt::Debug for Acquire<G> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Acquire").field("options", &self.options).finish_non_exhaustive()
-    }
-}
+debug!(Acquire<G> as "Acquire" for [G: Guard], |it| options: it.options);
 
 impl Guard for WriteGuard {
     type Source = Lock;

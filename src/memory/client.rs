@@ -3,7 +3,6 @@
 //! Without faults, every request is answered before its call returns. So a test that polls by hand decides every
 //! interleaving itself, without threads or sleeps.
 
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +17,7 @@ use crate::session::keep_alive::keep_alive;
 use crate::session::request::{Ending, Failure};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::telemetry::debug::debug;
 
 /// A client of an embedded ensemble: the lock without a server, for tests and examples.
 ///
@@ -140,11 +140,7 @@ impl Memory {
     }
 }
 
-impl fmt::Debug for Memory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Memory").field("session", &self.session_id()).finish_non_exhaustive()
-    }
-}
+debug!(Memory as "Memory", |it| session: it.session_id());
 
 #[async_trait]
 impl Coordinator for Memory {

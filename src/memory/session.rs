@@ -1,6 +1,5 @@
 //! A session of an embedded ensemble, which implements the contract of [`Session`].
 
-use std::fmt;
 use std::future::{poll_fn, ready};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -21,6 +20,7 @@ use crate::session::retry;
 use crate::session::store::SessionStore;
 use crate::session::thread;
 use crate::sync::atomic::Ordering;
+use crate::telemetry::debug::debug;
 
 /// The timeout of every session of an embedded ensemble.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -168,11 +168,7 @@ impl Session for MemorySession {
     }
 }
 
-impl fmt::Debug for MemorySession {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemorySession").field("id", &self.id).field("lease", self.store.lease()).finish_non_exhaustive()
-    }
-}
+debug!(MemorySession as "MemorySession", |it| id: it.id, lease: it.store.lease());
 
 impl Drop for MemorySession {
     fn drop(&mut self) {

@@ -1,11 +1,11 @@
 //! The nodes of an embedded ensemble, its transactions, and its clock.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::session::request::{Event, Failure, Kind, Operation, Outcome, Stat};
+use crate::telemetry::debug::debug;
 
 /// The nodes by their paths.
 pub(super) type Tree = BTreeMap<String, Node>;
@@ -41,11 +41,7 @@ pub struct Backup {
     pub(super) zxid: i64,
 }
 
-impl fmt::Debug for Backup {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Backup").finish_non_exhaustive()
-    }
-}
+debug!(Backup as "Backup", |_it|);
 
 /// A transaction's id, and its time on the ensemble's clock.
 #[derive(Clone, Copy)]

@@ -1,7 +1,6 @@
 //! Calls the listener that the user sets with [`on_wait`](crate::Acquire::on_wait) with the progress of a wait.
 
 use std::convert::Infallible;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use crate::queue::node_name::NodeName;
 use crate::session::contract::Session;
 use crate::session::listing;
 use crate::sync::Mutex;
+use crate::telemetry::debug::debug;
 
 /// The shortest time between two listings of the queue for the listener.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -93,8 +93,4 @@ impl OnWait {
     }
 }
 
-impl fmt::Debug for Listener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Listener").finish_non_exhaustive()
-    }
-}
+debug!(Listener as "Listener", |_it|);

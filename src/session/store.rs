@@ -4,7 +4,6 @@
 //! `removal.rs`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fmt;
 use std::sync::{Arc, Weak};
 
 use tokio::sync::Semaphore;
@@ -16,6 +15,7 @@ use crate::session::node::{Node, Unwatched};
 use crate::session::request::{Created, Ending, Failure, Listing};
 use crate::sync::atomic::{AtomicI64, Ordering};
 use crate::sync::{HashMap, Mutex, Notify, watch};
+use crate::telemetry::debug::debug;
 use crate::telemetry::log::emit;
 use crate::telemetry::meter::{self, PathLabel};
 use crate::telemetry::names;
@@ -351,11 +351,7 @@ impl SessionStore {
     }
 }
 
-impl fmt::Debug for SessionStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SessionStore").field("lease", &self.lease).finish_non_exhaustive()
-    }
-}
+debug!(SessionStore as "SessionStore", |it| lease: it.lease);
 
 #[cfg(test)]
 mod tests;

@@ -11,6 +11,7 @@ use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 use crate::recipes::leadership::campaign::{Candidate, Check, Term};
 use crate::recipes::leadership::leader::{self, Leader, LeaderChanges};
 use crate::session::contract::Coordinator;
+use crate::telemetry::debug::debug;
 use crate::validation;
 
 /// The default of the first pause before a candidate campaigns again.
@@ -448,9 +449,4 @@ impl LeadershipBuilder {
     }
 }
 
-impl fmt::Debug for LeadershipBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("LeadershipBuilder");
-        debug.field("lock", &self.lock).field("pause", &self.pause).finish_non_exhaustive()
-    }
-}
+debug!(LeadershipBuilder as "LeadershipBuilder", |it| lock: it.lock, pause: it.pause);

@@ -3,7 +3,6 @@
 //! The caller encodes the initial value, and a background task writes it under the lock. So a caller that is not polled
 //! does not hold the lock.
 
-use std::fmt;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
@@ -20,6 +19,7 @@ use crate::recipes::shared::known::{CopyState, Known};
 use crate::recipes::shared::shared::Shared;
 use crate::recipes::shared::store::{self, Store};
 use crate::sync::watch;
+use crate::telemetry::debug::debug;
 
 /// A copy of a [`Shared`] value in this process, kept fresh by a watch. [`get`](Self::get) always has a value. Made by
 /// [`Shared::live`].
@@ -87,11 +87,7 @@ impl<T> Clone for Live<T> {
     }
 }
 
-impl<T> fmt::Debug for Live<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Live").field("path", &self.store.node.path).finish_non_exhaustive()
-    }
-}
+debug!(Live<T> as "Live" for [T], |it| path: it.store.node.path);
 
 impl<T: Send + Sync + 'static> Shared<T> {
     /// Waits for the first value, and returns a copy that always has one. Use this for a service that needs its

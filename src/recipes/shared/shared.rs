@@ -1,6 +1,5 @@
 //! The handle of a value in a znode, behind the lock, and its builder.
 
-use std::fmt;
 use std::sync::Arc;
 
 use crate::error::error::Error;
@@ -11,6 +10,7 @@ use crate::recipes::shared::codec::{Codec, Form, Format, FormatError};
 use crate::recipes::shared::node::ValueNode;
 use crate::recipes::shared::store::Store;
 use crate::session::contract::Coordinator;
+use crate::telemetry::debug::debug;
 use crate::validation;
 
 /// A value that many machines share behind a read/write lock, as many tasks share a `tokio::sync::RwLock<T>`.
@@ -148,14 +148,7 @@ impl<T> Clone for Shared<T> {
     }
 }
 
-impl<T> fmt::Debug for Shared<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared")
-            .field("path", &self.store.node.path)
-            .field("schema", &self.store.node.form.schema)
-            .finish_non_exhaustive()
-    }
-}
+debug!(Shared<T> as "Shared" for [T], |it| path: it.store.node.path, schema: it.store.node.form.schema);
 
 /// The options of a [`Shared`]. Made by [`Shared::builder`] and [`Shared::with_format`].
 #[must_use = "nothing is opened before `build`"]
@@ -279,11 +272,4 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     }
 }
 
-impl<T> fmt::Debug for SharedBuilder<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedBuilder")
-            .field("lock", &self.lock)
-            .field("schema", &self.form.schema)
-            .finish_non_exhaustive()
-    }
-}
+debug!(SharedBuilder<T> as "SharedBuilder" for [T], |it| lock: it.lock, schema: it.form.schema);
