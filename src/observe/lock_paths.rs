@@ -114,15 +114,6 @@ impl LockPaths {
         }
     }
 
-    /// Returns as blockers the holders of the permits `taken`, and the contenders `ahead`, with only what the names of their
-    /// nodes say.
-    fn in_the_way(&self, dialect: Dialect, taken: &[String], ahead: &[&str], names: &[String]) -> Blockers {
-        let ahead_of_us = ahead.iter().filter_map(|name| NodeName::parse_as(name, dialect));
-        let waiters = ahead_of_us.map(|it| self.queued(&it, &turn::as_seen(&it, names)));
-        let first = holders(taken).chain(waiters).take(NAMED).collect();
-        Blockers { ahead: taken.len() + ahead.len(), first }
-    }
-
     /// Reads the contenders that `me` waits for. `names` are the names in the queue.
     pub(crate) async fn blockers(&self, session: &Arc<dyn Session>, names: &[String], me: &NodeName) -> Blockers {
         let seen = self.progress(session, names, me).await.blockers;
@@ -154,7 +145,11 @@ impl LockPaths {
     /// nothing.
     pub(crate) fn progress_beside(&self, taken: &[String], names: &[String], me: &NodeName) -> Progress {
         let (place, length) = turn::place_of(me, names);
-        let blockers = self.in_the_way(me.dialect(), taken, &turn::ahead_of(me, names), names);
+        let ahead = turn::ahead_of(me, names);
+        let ahead_of_us = ahead.iter().filter_map(|name| NodeName::parse_as(name, me.dialect()));
+        let waiters = ahead_of_us.map(|it| self.queued(&it, &turn::as_seen(&it, names)));
+        let first = holders(taken).chain(waiters).take(NAMED).collect();
+        let blockers = Blockers { ahead: taken.len() + ahead.len(), first };
         Progress { path: Arc::clone(&self.path), place, length, blockers }
     }
 
@@ -173,11 +168,8 @@ impl LockPaths {
     pub(crate) async fn room(&self, session: &Arc<dyn Session>, wanted: u32) -> Option<(Option<u32>, bool)> {
         let (names, number) = (session.children(self.permits.as_ref()?), session.data(&self.path));
         let names = names.await.or_else(retry::none_without_node).ok()?;
-        let number = match number.await {
-            Ok((data, _)) => permits::decode(&data).ok()?,
-            Err(Failure::NoNode) => None,
-            Err(_) => return None,
-        };
+        let number = number.await.map(Some).or_else(retry::none_without_node).ok()?;
+        let number = number.map_or(Ok(None), |(data, _)| permits::decode(&data)).ok()?;
         let has_room = |number| permits::room(number, &names, wanted) == Ok(Room::Enough);
         Some((number, number.map_or(names.is_empty(), has_room)))
     }
