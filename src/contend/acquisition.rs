@@ -161,7 +161,8 @@ impl Acquisition {
             request.check_first().await?;
         }
         let began = Instant::now();
-        // The step is boxed, because a waiter's future is as large as its largest step, and this step is short.
+        // This step is boxed, because a waiter's future is as large as its largest step, and most of its time is spent in
+        // later steps.
         let (entry, first) = Box::pin(async { self.warn_if_slow(pin!(self.queue_up())).await }).await?;
         if let Some(on_entered) = &self.on_entered {
             on_entered(&entry, entry.directory_watch().await);

@@ -94,7 +94,7 @@ impl Contender {
     /// step. `listing` is the answer to the listing that was sent after the create.
     ///
     /// # Cancel safety
-    /// Dropping the future keeps the request. Dropping the contender removes the node that the request creates.
+    /// Dropping the future does not cancel the create. Dropping the contender removes the node that the create makes.
     pub(crate) async fn await_create(&self, listing: &Result<Listing, Failure>) -> Result<Option<EntryStep>, Failure> {
         let answer = poll_fn(|context| {
             self.node.change(|it| match &mut it.creating {
@@ -434,7 +434,7 @@ impl Drop for Contender {
     fn drop(&mut self) {
         let trace = std::mem::take(self.trace.get_mut());
         if self.node.is_forked() {
-            // The end of a trace needs mutexes.
+            // Ending the trace would need mutexes that a thread of the parent process may have held at the fork.
             return std::mem::forget(trace);
         }
         // The trace of the hold ends before the node is removed.
@@ -488,7 +488,7 @@ async fn give_up_in_time(node: Arc<Node>, session: Arc<dyn Session>) {
     }
 }
 
-/// Gives access to the methods of the contender's node: its name, its directory, its loss.
+/// Derefs to the contender's node, for the node's name, directory and loss.
 impl Deref for Contender {
     type Target = Arc<Node>;
 

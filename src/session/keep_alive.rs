@@ -98,7 +98,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
             return;
         };
         let left = lease.remaining();
-        // The lease has run out, so the loss of every hold is recorded, and the tasks that wait for it are woken.
+        // If the lease has run out, the loss of every hold is recorded, and the tasks that wait for it are woken.
         if left.is_none() && !std::mem::replace(&mut is_lapse_reported, true) {
             store.detect_all_losses();
         }

@@ -226,8 +226,8 @@ pub(crate) async fn leave_if_listed(
 /// a change that no watch reported. Returns whether there was such a server, even if another caller has disconnected
 /// first.
 ///
-/// A read from the server is sent between two checks by the leader. The answer to the first check brings the server up
-/// to the leader's state. So if both checks agree and the read differs, the server is wrong.
+/// A read, which the server answers, is sent between two checks, which the leader answers. The answer to the first check
+/// brings the server up to the leader's state. So if both checks agree and the read differs, the server is wrong.
 pub(crate) async fn leave_if_it_differs(
     session: &Arc<dyn Session>,
     path: &str,

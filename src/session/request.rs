@@ -12,9 +12,9 @@ use futures_util::FutureExt;
 use futures_util::future::try_join_all;
 use thiserror::Error;
 
-/// The answer to a request that was sent, or that will be sent without the caller's help.
+/// The answer to a request that was sent, or that will be sent even if the reply is not polled.
 ///
-/// Dropping the reply does not take the request back.
+/// Dropping the reply does not cancel the request.
 pub type Reply<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
 /// Turns the failures "the node does not exist" and "this client may not read the node" into `None`.
