@@ -123,7 +123,7 @@ impl Semaphore {
     ///
     /// # Errors
     /// [`Error::Permits`] if the semaphore has another number of permits than this handle was opened with.
-    /// [`Error::Timeout`], which names the holders, only if a [`timeout`](Acquire::timeout) was given. Otherwise see
+    /// [`Error::Timeout`], which names the holders, only if a [`timeout`](Acquire::timeout) was given. For other errors see
     /// [`Error`].
     ///
     /// # Examples
@@ -154,7 +154,7 @@ impl Semaphore {
     /// # Errors
     /// [`Error::Permits`] if the semaphore has fewer permits. If this handle was opened with a lower number, nothing is
     /// sent. If the number is lowered during the wait, the acquisition fails once it is the first in the queue.
-    /// [`Error::InvalidInput`] if `permits` is zero. Otherwise the errors of [`acquire`](Self::acquire).
+    /// [`Error::InvalidInput`] if `permits` is zero. The other errors are those of [`acquire`](Self::acquire).
     ///
     /// # Examples
     ///
@@ -186,7 +186,7 @@ impl Semaphore {
     /// Same as for [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// [`Error::WouldBlock`], which names the holders and the waiters. Otherwise the errors of
+    /// [`Error::WouldBlock`], which names the holders and the waiters. The other errors are those of
     /// [`acquire`](Self::acquire).
     ///
     /// # Examples
@@ -206,7 +206,7 @@ impl Semaphore {
         self.try_acquire_many(1)
     }
 
-    /// Acquires several permits at once, all or none, if they are free and nobody waits. Otherwise works like
+    /// Acquires several permits at once, all or none, if they are free and nobody waits. In all other respects, works like
     /// [`try_acquire`](Self::try_acquire).
     ///
     /// # Cancel safety
@@ -392,7 +392,7 @@ impl Semaphore {
     ///
     /// # Errors
     /// [`Error::Permits`] if the path is used for something else than a semaphore. [`Error::Unreachable`] if no server
-    /// answers in time, or if each new session ends before the answer. Otherwise see [`Error`].
+    /// answers in time, or if each new session ends before the answer. For other errors see [`Error`].
     ///
     /// # Examples
     ///
@@ -425,7 +425,7 @@ impl Semaphore {
     ///
     /// # Errors
     /// [`Error::PermissionDenied`] if this client may not remove the node. After [`Error::Unreachable`] and
-    /// [`Error::Timeout`] the member may or may not have been removed. Otherwise see [`Error`].
+    /// [`Error::Timeout`] the member may or may not have been removed. For other errors see [`Error`].
     ///
     /// # Examples
     ///
@@ -453,7 +453,7 @@ impl Semaphore {
     /// Only reads.
     ///
     /// # Errors
-    /// [`Error::Permits`] if the path is used for something else than a semaphore. Otherwise see [`Error`].
+    /// [`Error::Permits`] if the path is used for something else than a semaphore. For other errors see [`Error`].
     pub fn permits(&self) -> Call<Option<u32>> {
         let state = Arc::clone(&self.state);
         let work = async move { number(&state, "read the permits of", false).await };
@@ -476,7 +476,7 @@ impl Semaphore {
     /// [`Error::InvalidInput`] for zero. [`Error::Permits`] if the path is or may be used for something else, or if the
     /// node's data is no number of permits and no permit was ever taken there. [`Error::PermissionDenied`] if this client may
     /// not write the semaphore's node. After [`Error::Unreachable`], [`Error::Timeout`] and [`Error::OutcomeUnknown`] the
-    /// number may or may not have been changed. Otherwise see [`Error`].
+    /// number may or may not have been changed. For other errors see [`Error`].
     ///
     /// # Examples
     ///
@@ -513,7 +513,7 @@ impl Semaphore {
     /// [`Error::WouldBlock`], which names the holders and the waiters, if there are any. [`Error::Permits`] if the path is used
     /// for something else than a semaphore. [`Error::PermissionDenied`] if this client may not delete one of the nodes. After
     /// [`Error::Unreachable`], [`Error::Timeout`] and [`Error::OutcomeUnknown`] the semaphore may or may not have been removed.
-    /// Otherwise see [`Error`].
+    /// For other errors see [`Error`].
     ///
     /// # Examples
     ///

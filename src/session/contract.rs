@@ -153,7 +153,7 @@ impl SessionSlot {
 /// 2. **One order.** A session's requests take effect, and are answered, in the order of the calls.
 /// 3. **Own writes are seen.** A read sent after a write of this session sees that write, and everything before it.
 /// 4. **Reads may be stale**, but never go back in time. [`Session::sync`] brings them up to date.
-/// 5. **Sequence numbers** of one directory rise with every sequential create, up to the largest number. After that they
+/// 5. **Sequence numbers** of one directory rise with every sequential create, up to the largest number. Then they
 ///    stay there or wrap around.
 /// 6. **Creation ids** (`czxid`) rise ensemble-wide, and are never used twice, not even after the directory is recreated.
 /// 7. **A transaction** takes effect as a whole or not at all. No client sees a part of its effect.

@@ -8,7 +8,7 @@
 //! A follower notes which sessions send it requests. The follower reports these sessions to the leader in its answer to
 //! the leader's ping, every half tick. The leader hears of a session only by these reports, and by a handshake that
 //! creates or resumes the session. The leader does not hear of a session by a request that a follower forwards.
-//! Therefore:
+//! So these rules decide how long the lease lasts:
 //! - A *touch* is the sending of a request that was answered.
 //! - A touch *counts*, that is, extends the lease, once a quorum acknowledges an operation that was sent a [settling
 //!   time](Lease::with_tick_time) after the touch's answer came, on the same connection. In between, the follower has

@@ -45,7 +45,7 @@ async fn first_of<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
 /// [`release`](Self::release) the guard: see [`WriteGuard`](crate::WriteGuard).
 #[must_use = "if unused, the locks are given back at once"]
 pub struct MultiGuard {
-    /// The locks in the order of their paths, in which they were acquired. Not empty in a complete guard.
+    /// The locks in the order of their paths, in which they were acquired. A complete guard has at least one lock.
     locks: Vec<Arc<Contender>>,
     first_loss: OnceLock<(String, Loss)>,
     life: DropSignal,

@@ -137,15 +137,15 @@ impl MultiLock {
     /// if a lock is taken.
     ///
     /// Reads the queues of all the locks at once, and then acquires one lock after the other. If another contender acquires
-    /// one of the locks meanwhile, the call gives back the locks that it has taken, and fails. Otherwise works like
-    /// [`RwLock::try_write`].
+    /// one of the locks meanwhile, the call gives back the locks that it has taken, and fails. In all other respects, works
+    /// like [`RwLock::try_write`].
     ///
     /// # Cancel safety
     /// Same as for [`MultiLock::lock`].
     ///
     /// # Errors
     /// [`Error::OneOfMany`] with the first lock that is taken and [`Error::WouldBlock`], which names the contenders
-    /// that the call would wait for. Otherwise the errors of [`MultiLock::lock`].
+    /// that the call would wait for. The other errors are those of [`MultiLock::lock`].
     ///
     /// # Examples
     ///

@@ -264,7 +264,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// Same as for [`RwLock::try_read`](crate::RwLock::try_read).
     ///
     /// # Errors
-    /// [`Error::WouldBlock`], which names the contenders that the call would wait for. Otherwise the errors of
+    /// [`Error::WouldBlock`], which names the contenders that the call would wait for. The other errors are those of
     /// [`Shared::read`].
     pub fn try_read(&self) -> Call<SharedReadGuard<T>> {
         let Shared { store } = self.clone();
@@ -280,7 +280,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// Same as for [`RwLock::try_write`](crate::RwLock::try_write).
     ///
     /// # Errors
-    /// [`Error::WouldBlock`], which names the contenders that the call would wait for. Otherwise the errors of
+    /// [`Error::WouldBlock`], which names the contenders that the call would wait for. The other errors are those of
     /// [`Shared::read`].
     pub fn try_write(&self) -> Call<SharedWriteGuard<T>> {
         let Shared { store } = self.clone();
