@@ -5,11 +5,11 @@
 //! the connection without an answer, which ends the session.
 //!
 //! A lost answer alone proves nothing, because each break of a connection loses answers. So a session counts a feature
-//! as lacking only after an answer that says so, or after the servers have closed two of its connections over a request
-//! for the feature, with no other answer to such a request in between. The second connection must have worked before:
-//! it has answered a read ([`Ability::test`]). Both breaks may still be chance. So the verdict lasts for one session,
-//! and the next session asks again. Only ClickHouse Keeper would end that session over the request, so ClickHouse
-//! Keeper is recognized for the whole client.
+//! as lacking if an answer says so. Without such an answer, the servers must have closed two connections of the session
+//! over requests for the feature, with no other answer to such a request in between, and the second connection must have
+//! answered a read first ([`Ability::test`]). Both breaks may still be chance, so the next session tries the feature
+//! again. ClickHouse Keeper would end that session over the request, so the whole client notes once that its servers are
+//! ClickHouse Keeper ([`KeeperMark`]).
 
 use std::error::Error;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::log::emit;
 
-/// Whether the servers of a client are ClickHouse Keeper. Shared by all sessions of the client.
+/// Whether the servers of a client are ClickHouse Keeper. All sessions of the client share this value.
 #[derive(Debug, Default)]
 pub(crate) struct KeeperMark(AtomicBool);
 
@@ -52,7 +52,7 @@ impl KeeperMark {
     }
 }
 
-/// The features that some servers lack. For each, whether the servers of one session have it.
+/// Whether the servers of one session have the features that some servers lack.
 #[derive(Debug)]
 pub(crate) struct Abilities {
     pub(crate) keeper: Arc<KeeperMark>,
@@ -76,7 +76,8 @@ impl Abilities {
         !self.keeper.is_set() && !self.containers.is_lacking()
     }
 
-    /// Every version of ClickHouse Keeper that can host a lock has this request.
+    /// Does not ask whether the servers are ClickHouse Keeper, because every version of it that can host a lock has the
+    /// request.
     pub(crate) fn has_several_reads(&self) -> bool {
         !self.several_reads.is_lacking()
     }
@@ -103,9 +104,9 @@ impl Ability {
         *self.verdict.lock() == Verdict::Lacking
     }
 
-    /// Called before each request for the feature. If the request before it was lost with another connection, this
-    /// reads a node, and fails if the present connection does not answer either. The end of such a connection says
-    /// nothing about the feature.
+    /// Tests this connection before a request for the feature. If an earlier such request was lost with another
+    /// connection, reads a node, and fails if the read is not answered. The end of a connection that answers nothing
+    /// would say nothing about the feature.
     pub(crate) async fn test(&self, connection: u64, client: &zk::Client) -> Result<(), Failure> {
         let verdict = *self.verdict.lock();
         if verdict.is_open_on(connection) {
@@ -116,8 +117,8 @@ impl Ability {
     }
 
     /// Records what the answer to a request shows about this feature, and maps an error of the answer to a failure. If
-    /// the answer says that the servers lack the feature, the failure is `Unknown`, so that the caller sends another
-    /// request. `connection` is the connection on which the request was sent.
+    /// the answer says that the servers lack the feature, the failure is `Unknown`, so that the caller tries again, and
+    /// then without the feature. `connection` is the connection on which the request was sent.
     pub(crate) fn known<T>(
         &self,
         connection: u64,
@@ -152,7 +153,7 @@ enum Verdict {
 }
 
 impl Verdict {
-    /// Returns whether no other connection was closed over a request for the feature.
+    /// Returns whether no connection but this one was closed over a request for the feature.
     fn is_open_on(self, connection: u64) -> bool {
         !matches!(self, Verdict::ClosedOn(earlier) if earlier != connection)
     }
@@ -221,7 +222,6 @@ mod tests {
     /// The client crate makes this answer itself, so the answer shows nothing about the servers.
     const NOTHING: Answer = Err(zk::Error::Timeout);
 
-    /// Returns the verdict after these answers.
     fn after(answers: &[(Answer, u64)]) -> Verdict {
         answers.iter().fold(Verdict::Open, |verdict, (answer, connection)| verdict.after(answer, *connection))
     }
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_says_so_is_believed_at_once() {
-        // During an upgrade, the ensemble also has servers of the older version.
+        // During an upgrade, a server of the older version may answer after one of the newer version.
         assert_eq!(after(&[(DONE, 0), (UNIMPLEMENTED, 0)]), Verdict::Lacking);
         assert_eq!(after(&[(UNIMPLEMENTED, 0), (CLOSED, 0), (NOTHING, 1)]), Verdict::Lacking);
     }

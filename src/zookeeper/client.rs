@@ -1,4 +1,4 @@
-//! The client of a ZooKeeper ensemble. It owns its sessions, and decides when to open a new session.
+//! The client of a ZooKeeper ensemble. The client owns its sessions, and decides when to open a new one.
 
 use std::fmt;
 use std::future::Future;
@@ -29,13 +29,13 @@ use crate::zookeeper::session::ZooKeeperSession;
 
 /// A client of a ZooKeeper ensemble.
 ///
-/// Its sessions run on a thread of their own. When a session expires, its guards and waiters are lost, and the next
-/// acquisition opens a new session.
+/// The sessions of a client run on a thread of the library. When a session expires, its guards are lost, its waiting
+/// acquisitions fail, and the next acquisition opens a new session.
 ///
 /// # Clone
 /// Clones share their sessions. When the last clone and the last guard are dropped, the sessions are closed. That drop
-/// waits up to 250 ms for the server. [`ZooKeeper::close`] returns when the server has confirmed the end of the
-/// sessions.
+/// waits up to 250 ms for the server to end the sessions. [`ZooKeeper::close`] returns when the server has confirmed
+/// their end.
 ///
 /// # Examples
 ///
@@ -92,14 +92,14 @@ impl ZooKeeper {
     ///
     /// The call returns immediately. While connected, the call sends no request. A client has a session from the moment
     /// it is made. If the client has several sessions, the call returns the state of the oldest live one, because the
-    /// next acquisition will likely use that session. Between sessions the state is
-    /// [`Connecting`](ConnectionState::Connecting), since the last session lost its connection.
+    /// next acquisition will likely use that session. Between two sessions the state is
+    /// [`Connecting`](ConnectionState::Connecting), from the moment at which the last session lost its connection.
     ///
-    /// While not connected, a call has two effects, in the background and at most once a second. It replaces a session
-    /// that is over by a new one, as an acquisition would do. And it probes each server, on a connection of its own, for
-    /// the [reason](ConnectionState::Connecting::why). So the first results may lack the reason.
+    /// While not connected, a call has two effects, in the background and at most once a second. The call replaces a
+    /// session that is over by a new one, as an acquisition would do. The call also probes each server, on a new
+    /// connection, for the [reason](ConnectionState::Connecting::why). So the first results may lack the reason.
     ///
-    /// `Connected` says nothing about a lock. A guard's [`state`](crate::Hold::state) does.
+    /// `Connected` does not say whether a lock is held. A guard's [`state`](crate::Hold::state) says that.
     ///
     /// # Examples
     ///
@@ -134,8 +134,8 @@ impl ZooKeeper {
         sessions.iter().find(|session| session.lease().ending().is_none()).map(|session| session.timeout())
     }
 
-    /// Ends every session, and with it all nodes of the session. Returns when the server has confirmed the end, or after
-    /// one session timeout without a confirmation.
+    /// Ends every session, which deletes all nodes of the sessions. Returns when the server has confirmed the end, or
+    /// after one session timeout without a confirmation.
     ///
     /// Guards are lost, waiting acquisitions fail, and new ones are refused with [`Error::Closed`].
     ///
@@ -285,8 +285,8 @@ impl Drop for Sessions {
 }
 
 impl Sessions {
-    /// Returns why no session may be used: the client was closed, or this is a forked process. The sessions belong to its parent
-    /// then, which goes on using them.
+    /// Returns why no session may be used: the client was closed, or this process was forked. In a forked process, the
+    /// sessions belong to the parent process, which goes on using them.
     fn closed_as(&self) -> Option<Ending> {
         let closed = || self.closed.borrow().then_some(Ending::Closed);
         if is_forked() { Some(Ending::Forked) } else { closed() }
@@ -338,8 +338,8 @@ impl Sessions {
 
     /// Returns a slot on a session, or else the attempt to open a session, which the caller awaits.
     ///
-    /// The attempt runs in a task of its own. So a caller that is not polled does not delay other callers, and callers
-    /// that give up leave only one attempt behind.
+    /// The attempt runs in a task of its own. So a caller that is not polled does not delay other callers, and any number
+    /// of callers that are dropped leave only one attempt behind.
     fn slot_or_opening(self: &Arc<Self>, own_bytes: usize) -> Result<SessionSlot, Opening> {
         let mut opening = self.opening.lock();
         // `opening` is locked here. An attempt adds its session before it clears `opening`, so a session that has just
@@ -347,8 +347,8 @@ impl Sessions {
         if let Some(session_slot) = self.reuse_session(own_bytes) {
             return Ok(session_slot);
         }
-        // If the sender of the result is gone, the task of the attempt has ended without a result. No caller waits for
-        // such an attempt.
+        // If the sender of the result is gone, the task of the attempt has ended without a result. This call then begins a
+        // new attempt.
         if let Some(opening) = opening.as_ref().filter(|opening| opening.has_changed().is_ok()) {
             return Err(opening.clone());
         }

@@ -21,22 +21,22 @@ use crate::zookeeper::probe::reason;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::connect_failure;
 
-/// The longest time before the end of `connect` at which the servers are probed for the reason of its failure. A slow
-/// server may need so long to answer a probe.
+/// How long before its time limit, at most, `connect` begins to probe the servers for the reason of its failure. A slow
+/// server may need this long to answer a probe.
 const PROBE_AHEAD: Duration = Duration::from_secs(3);
 
 /// When a lost session may be replaced.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reconnect {
-    /// When the last request of the lost session that was answered was sent.
+    /// When the last answered request of the lost session was sent.
     answered: Moment,
     /// When the first attempt to open a new session may start.
     due: Moment,
 }
 
 impl Reconnect {
-    /// Returns when a session that expired, or that a server replaced, may be replaced by a new one. `None` if the
-    /// session is not over, or is over for another reason.
+    /// Returns when a new session may replace the session of this lease. `None` unless that session has expired or a
+    /// server has replaced it.
     pub(super) fn after(lease: &Lease) -> Option<Reconnect> {
         let is_lost = matches!(lease.ending(), Some(Ending::Expired | Ending::Replaced));
         let (answered, ended) = lease.away().filter(|_| is_lost)?;
@@ -57,10 +57,11 @@ impl Reconnect {
     }
 }
 
-/// Opens a session: tries address after address until the future is dropped. Also returns the address, and a moment before the handshake of the session was sent.
+/// Opens a session: tries one address after another until a server gives a session. Also returns the address, and a
+/// moment before the handshake of the session was sent.
 ///
-/// If the session replaces a lost one, a random pause follows each round of attempts. Otherwise all clients of an
-/// ensemble would come back within a second.
+/// If the session replaces a lost one, a random pause follows each round of attempts, so that not all clients of an
+/// ensemble come back within a second.
 async fn open(finder: &mut Finder, lost: Option<Reconnect>) -> Result<(Link, Target, Moment), zk::Error> {
     finder.look_up_all();
     loop {
@@ -110,8 +111,8 @@ pub(super) async fn new_session(
                 ?requested,
                 "the server grants a shorter session timeout than requested: ask for no more, or raise its maxSessionTimeout"
             );
-            // The limit of a connection's silence depends on the session timeout, and the crate takes it before it connects.
-            // So the client connects again with options for the granted timeout.
+            // The crate takes the limit of a connection's silence before it connects, and this limit depends on the session
+            // timeout. So the client connects again with options for the granted timeout.
             let Route { servers, options } = finder.route.clone();
             finder = Finder::new(Route { servers, options: options.granted(timeout) });
         }

@@ -2,13 +2,13 @@
 //! I/O, clock or mutex. Its methods take times, answers and looked-up addresses.
 //!
 //! One attempt is under way at a time. A *round* ends when a connection is ready, or when each address was tried once.
-//! The rules, of which the first that applies wins:
-//! 1. A session that an abandoned handshake of our own may have taken to another connection goes back to the same address
-//!    at once. A server that reads such a handshake late takes the session, and another server then ends the connection
-//!    on which we write, without an answer (`SessionMoved`, ZOOKEEPER-710).
-//! 2. An address whose server may still carry out our unanswered writes is avoided for ten session timeouts. After a
-//!    stop, such a server carries out what its socket has kept, when the session comes back to it.
-//! 3. An address whose server disagrees with its leader is left once in ten minutes, and avoided for as long.
+//! The first of these rules that applies decides:
+//! 1. If the handshake of an abandoned connection may have moved the session away, the client goes back to the same
+//!    address at once. A server that reads such a handshake late takes over the session. The server to which the client
+//!    writes then closes the connection without an answer (`SessionMoved`, ZOOKEEPER-710).
+//! 2. An address whose server may still carry out our unanswered writes is avoided for ten session timeouts. A server that
+//!    goes on after a stop carries out the writes that its socket has kept, once the session is back on that server.
+//! 3. A server that disagrees with its leader is left once in ten minutes, and its address is avoided for that time.
 //! 4. Each address is tried once before any is tried twice.
 //! 5. Addresses that did not answer last time come last.
 //!
@@ -23,7 +23,7 @@ use std::time::Duration;
 /// A moment on the session's clock.
 type Moment = Duration;
 
-/// The session timeout from which on an attempt is shorter than two fifths of it.
+/// From this session timeout on, the limit of an attempt is shorter than two fifths of the session timeout.
 const LONG: Duration = Duration::from_secs(3);
 
 /// The shortest limit of an attempt with a long session timeout. A shorter limit would mistake an ordinary pause of a
@@ -33,10 +33,10 @@ const QUICKEST: Duration = Duration::from_millis(350);
 /// For how many session timeouts a server with unanswered writes is avoided.
 const KEEPS_WRITES_FOR: u32 = 10;
 
-/// For how long a server is avoided that disagrees with its leader.
+/// For how long a server that disagrees with its leader is avoided.
 const DISAGREES_FOR: Duration = Duration::from_secs(600);
 
-/// How often the only address is left within that time.
+/// How often a client that knows only one address leaves its server within [`DISAGREES_FOR`].
 const LEAVES_OF_ONE: u32 = 3;
 
 /// The most attempts in one session timeout after the first round.
@@ -51,7 +51,7 @@ pub fn attempt_limit(session_timeout: Duration) -> Duration {
 /// lock.
 ///
 /// A connection survives a server's pause of half of this limit: see `docs/upstream/read-timeout.patch`. The client
-/// crate notices that the limit has passed late, by up to an eighth of the limit.
+/// crate may notice only an eighth of the limit later that the limit has passed.
 pub(crate) fn silence_limit(session_timeout: Duration, rides_out: Duration) -> Duration {
     let attempt = attempt_limit(session_timeout);
     let longest = if session_timeout < LONG { attempt } else { session_timeout / 3 };
@@ -67,8 +67,8 @@ const PART: u32 = 4;
 /// Returns a client's random pause before it replaces a lost session ("full jitter"): up to a quarter of `away`, the
 /// time since the last answer, and at most half a session timeout.
 ///
-/// A switch or an outage of the ensemble cuts off many clients together, and they lose their sessions together. They
-/// reach the ensemble again at the same moment, and each requests a session, a place in each queue, and watches.
+/// A failed network switch or an outage of the ensemble cuts off many clients together, and they lose their sessions
+/// together. Later all reach the ensemble at the same moment, and each requests a session, places in queues, and watches.
 /// 100,000 such clients would keep the ensemble busy for many seconds, while all other clients wait for their answers.
 /// So each client pauses for a random time before it reconnects. The longer the client was cut off, the longer the
 /// pause may be. On average the pause is an eighth of the outage. A short break costs no pause, because the session
@@ -93,7 +93,7 @@ pub struct Target {
     pub address: Option<SocketAddr>,
 }
 
-/// What comes next.
+/// What the client does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Try this address, for at most this long.
@@ -125,12 +125,12 @@ pub struct Attempts {
     begun: usize,
     /// When the last attempt began.
     last: Option<Moment>,
-    /// The address to which a stolen session goes back.
+    /// The address to which the client goes back, because an abandoned handshake has moved the session away from there.
     stolen: Option<Target>,
-    /// Until when a server may read a handshake that was given up.
+    /// Until when a server may still read the handshake of an abandoned connection.
     may_steal_until: Moment,
-    /// Until when each attempt has the same limit. A lease may last until then, and a break that ends during a long
-    /// attempt would be noticed too late.
+    /// Until when the limits of attempts do not grow. A lease may last until then, and during a long attempt the client
+    /// would notice the end of a break too late.
     is_quick_until: Moment,
 }
 
@@ -146,20 +146,20 @@ struct Known {
     tried: u64,
     keeps_writes_until: Moment,
     disagrees_until: Moment,
-    /// How often the server was left before that moment, because it disagrees with its leader.
+    /// How often the server was left because it disagrees with its leader. Counts from zero again after `disagrees_until`.
     left: u32,
-    /// The place in the order, which differs from client to client.
+    /// The place of the address in the order of attempts, which differs from client to client.
     place: u64,
 }
 
 impl Attempts {
-    /// Returns the state of a client that has tried no address. `limit` is the limit of the first attempt at each.
+    /// Returns the state of a client that has tried no address. `limit` is the limit of the first attempt at each address.
     pub fn new(session_timeout: Duration, limit: Duration) -> Attempts {
         Attempts { session_timeout, limit, round: 1, ..Attempts::default() }
     }
 
-    /// Records the addresses that a look-up of this server has found. Addresses that it has not found are forgotten.
-    /// `random` decides the place of a new address in the order.
+    /// Records the addresses that a look-up of this server has found. Its other addresses are forgotten. `random` decides
+    /// the place of a new address in the order of attempts.
     pub fn learn(&mut self, server: usize, addresses: &[Option<SocketAddr>], mut random: impl FnMut() -> u64) {
         self.known.retain(|it| it.target.server != server || addresses.contains(&it.target.address));
         for address in addresses {
@@ -199,7 +199,7 @@ impl Attempts {
         Next::Attempt(known.target, known.limit)
     }
 
-    /// Records that the client has paused between two rounds, so that the next one needs no pauses.
+    /// Records that the client has paused between two rounds. The attempts of the next round then need no pauses.
     pub fn rested(&mut self) {
         self.begun = 0;
         self.last = None;
@@ -210,7 +210,7 @@ impl Attempts {
         self.known.iter().all(|it| it.tried == self.round)
     }
 
-    /// Compares two known addresses, of which the smaller is tried first.
+    /// Compares the known addresses with these two indexes. The smaller address is tried first.
     fn compare(&self, a: usize, b: usize, now: Moment) -> Ordering {
         let key = |index: usize| {
             let it = &self.known[index];
@@ -233,8 +233,8 @@ impl Attempts {
         self.known.iter_mut().find(|it| it.target == target)
     }
 
-    /// Returns whether this address was looked up since the last loss, so that what its server says of the session is
-    /// believed.
+    /// Returns whether a look-up has found this address since the connection was lost. Only then is the server at this
+    /// address believed when it says that the session is over.
     pub fn is_fresh(&self, target: Target) -> bool {
         self.known.iter().any(|it| it.target == target && it.is_fresh)
     }
@@ -266,14 +266,14 @@ impl Attempts {
     }
 
     /// Records that the connection to this address was lost. `keeps_writes` says whether writes were sent there and not
-    /// answered, and `broke` whether the connection was ended, and not only silent.
+    /// answered. `broke` says whether the connection broke. If not, the client has given it up.
     pub fn lost(&mut self, target: Target, now: Moment, keeps_writes: bool, broke: bool) {
         let is_stolen = keeps_writes && broke && now < std::mem::take(&mut self.may_steal_until);
         for known in &mut self.known {
-            // Without an address, the client crate looks the name up at each attempt.
+            // A target without an address stays fresh, because the client crate looks its name up at each attempt.
             (known.has_failed, known.is_fresh) = (false, known.target.address.is_none());
         }
-        // The stop margin is at least a hundredth of the session timeout, so a lease lasts for less than one.
+        // The stop margin is at least a hundredth of the session timeout, so a lease is shorter than a session timeout.
         self.is_quick_until = now + self.session_timeout;
         let until = now + self.session_timeout * KEEPS_WRITES_FOR;
         if let Some(known) = self.find(target).filter(|_| keeps_writes && !is_stolen) {

@@ -2,7 +2,7 @@
 //! one when a connection is lost. [`Attempts`] decides where and when.
 //!
 //! A new connection is *ready* once a quorum has answered a transaction on it, and the session's watches are armed again.
-//! Until then the requests of the session wait, so nothing stale is read, and no answer overtakes an event.
+//! Until then the requests of the session wait, so no read is stale, and no answer comes before an earlier event.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -38,10 +38,10 @@ use crate::zookeeper::servers::Servers;
 use crate::zookeeper::translate::{self, commit};
 use crate::zookeeper::watches::{Kind, Watches};
 
-/// The most reads under way that arm watches again, so that no heartbeat waits behind more.
+/// How many reads that arm watches again are sent together. A heartbeat never waits behind more of these reads.
 const ARMED_AT_ONCE: usize = 256;
 
-/// The servers of a client, as a connection needs them.
+/// The servers of a client, and the options of the connections to them.
 #[derive(Clone)]
 pub(super) struct Route {
     pub(super) servers: Servers,
@@ -55,12 +55,13 @@ impl Route {
         target.address.map_or_else(of_name, |address| address.to_string()) + self.servers.root()
     }
 
-    /// Returns an attempt's server, for people to read.
+    /// Returns the address of an attempt's server, for logs and errors.
     pub(super) fn name(&self, target: Target) -> String {
         target.address.map_or_else(|| self.servers.each[target.server].address(), |address| address.to_string())
     }
 
-    /// Connects to this address, for at most `limit`. With a session, the connection resumes the session.
+    /// Connects to this address. `None` if no answer comes within `limit`. If `session` is given, the connection resumes
+    /// that session.
     pub(super) async fn open(
         &self,
         target: Target,
@@ -76,7 +77,8 @@ impl Route {
         let sockets = crate::zookeeper::sockets::Sockets::before();
         let began = since_boot();
         let opened = within(sleep(limit), Link::open(connector, &server, self.options.is_encrypted())).await;
-        // The crate has about the same limit, and its errors do not say that the limit has passed.
+        // The crate has about the same limit, and its errors do not say whether that limit has passed. So these two errors
+        // count as silence if most of the limit has passed.
         let is_late = since_boot().saturating_sub(began) >= limit.min(self.options.session_timeout * 3 / 5) * 7 / 8;
         let opened = opened.filter(|it| !is_late || !matches!(it, Err(zk::Error::NoHosts | zk::Error::Timeout)));
         let outcome = match &opened {
@@ -119,7 +121,7 @@ impl Finder {
         (0..self.is_under_way.len()).for_each(|server| self.look_up(server, Duration::ZERO));
     }
 
-    /// Begins to look up a server after a pause, unless that is under way.
+    /// Begins to look up a server after a pause, unless a look-up of this server is under way.
     fn look_up(&mut self, server: usize, pause: Duration) {
         if std::mem::replace(&mut self.is_under_way[server], true) {
             return;
@@ -130,7 +132,7 @@ impl Finder {
             if !pause.is_zero() {
                 sleep(pause).await;
             }
-            // The client crate looks the name up itself, because the handshake of TLS or Kerberos needs it.
+            // The client crate gets the name and looks it up itself, because the handshake of TLS or Kerberos needs the name.
             let found = if needs_name {
                 Ok(vec![None])
             } else {
@@ -203,14 +205,14 @@ pub(super) struct Connections {
     pub(super) root_bytes: usize,
     /// The session's id and password.
     pub(super) session: zk::SessionInfo,
-    /// The session timeout that was granted first.
+    /// The session timeout that the first connection was granted.
     pub(super) granted: Duration,
     /// The address of the server that the session is connected to; `None` without a connection.
     pub(super) server: Mutex<Option<String>>,
     pub(super) leaves: mpsc::UnboundedSender<LeaveRequest>,
 }
 
-/// A request to leave a server, which disagrees with its leader.
+/// A request to leave a server that disagrees with its leader.
 pub(super) struct LeaveRequest {
     /// The number of the connection that is to be left.
     pub(super) connection: u64,
@@ -220,7 +222,7 @@ pub(super) struct LeaveRequest {
     pub(super) answer: oneshot::Sender<Result<bool, Failure>>,
 }
 
-/// A connection that is being served.
+/// A connection whose task runs on the library's thread.
 pub(super) struct Served {
     target: Target,
     /// The client, until the connection is ready. After that, the pipeline has the client.
@@ -248,7 +250,8 @@ impl Served {
 }
 
 impl Drop for Served {
-    /// Gives the connection up. The task is dropped first, so that it does not close the session.
+    /// Abandons the connection. The task is dropped before the client, because a running task would close the session once
+    /// the last client is dropped.
     fn drop(&mut self) {
         self.on_link.end(true);
         discard(self.task.take());
@@ -273,7 +276,7 @@ impl Connections {
                     Some(why) => why,
                     None => continue,
                 },
-                // The connection of an idle session gets ready with the first request.
+                // The connection of an idle session is made ready only when the session's first request is made.
                 () = self.pipeline.wanted.notified(), if served.unready.is_some() => {
                     match self.get_ready(&served).await {
                         Ok(()) => {
@@ -290,7 +293,7 @@ impl Connections {
                 break ending;
             }
             let (server, session, lost_at) = (self.route.name(served.target), self.id(), since_boot());
-            // A connection that nobody has used may be lost again and again.
+            // The loss of an unused connection is not logged at INFO, because such a connection may be lost again and again.
             if served.unready.is_none() && !self.pipeline.is_closed() {
                 is_told_lost = true;
                 emit!(INFO, session, server, %why, "the connection is lost");
@@ -326,10 +329,10 @@ impl Connections {
 
     /// Records that the session is over, and drops the client, which requests the end of the session from the server.
     pub(super) fn end(&self, why: Ending) {
-        // The store's session ends first, so that the guards are lost before the server gives their locks to other
+        // The store records the end first, so that the guards are lost before the server gives their locks to other
         // contenders.
         self.store.end(why);
-        // Only ClickHouse Keeper replaces a session on a reconnect, so its missing features are marked.
+        // Only ClickHouse Keeper replaces a session on a reconnect, so the servers must be ClickHouse Keeper.
         if why == Ending::Replaced {
             self.abilities.keeper.set();
         }
@@ -337,8 +340,8 @@ impl Connections {
         self.watches.end();
     }
 
-    /// Ends the session because a new transaction has an id that is not higher than an earlier one. So the ensemble has
-    /// gone back to an earlier state, in which other holders may stand.
+    /// Ends the session because the id of a new transaction is not higher than an earlier id. So the ensemble has gone back
+    /// to an earlier state, in which other contenders may hold this session's locks.
     pub(super) fn end_as_gone_back(&self) -> Failure {
         emit!(ERROR, session = self.id(), "the ensemble has gone back to an earlier state");
         self.end(Ending::Expired);
@@ -378,7 +381,7 @@ impl Connections {
         sleep(self.granted).await;
     }
 
-    /// Begins to serve a connection.
+    /// Starts the task of a connection.
     pub(super) fn serve(self: &Arc<Self>, link: Link, target: Target) -> Served {
         let (ending, end) = watch::channel(None);
         let (client, on_link) = (Arc::clone(&link.client), Arc::new(OnLink::default()));
@@ -396,7 +399,7 @@ impl Connections {
         Served { target, unready: Some(client), on_link, end, task }
     }
 
-    /// Records that the connection is lost, before any request or watch of it fails.
+    /// Records that the connection is lost. The callers do so before any request or watch of the connection fails.
     fn mark_lost(&self) {
         let client = self.pipeline.disconnect();
         self.watches.disarm();
@@ -405,16 +408,17 @@ impl Connections {
         discard(client);
     }
 
-    /// Gives a connection up. The loss is recorded first.
+    /// Records that a connection is lost, and then abandons it.
     fn give_up(&self, served: Served) {
         self.mark_lost();
         drop(served);
     }
 
-    /// Lets the session use this connection. [`Connections::arm`] has delivered the events of the loss by now. So the
-    /// requests that have waited are sent next, and then the tasks that wait for a connection are woken.
+    /// Lets the session use this connection. By now, [`Connections::arm`] has delivered the events that were missed. So
+    /// the requests that have waited are sent next, and then the tasks that wait for a connection are woken.
     ///
-    /// A connection of an idle session that is not ready is kept for the first request.
+    /// If `is_ready` is `false`, the session is idle. [`Connections::run`] then makes the connection ready at the first
+    /// request.
     pub(super) fn mark_ready(&self, served: &mut Served, attempts: &mut Attempts, is_ready: bool) {
         *self.server.lock() = Some(self.route.name(served.target));
         if is_ready {
@@ -426,8 +430,8 @@ impl Connections {
         self.store.set_connected(true);
     }
 
-    /// Answers a request to leave a server. Leaves the server if the connection is still this one, and if there may be
-    /// another server. Writes under way get some time to end.
+    /// Answers a request to leave a server. Leaves the server if the request is about the present connection, and if
+    /// there may be another server. Writes under way get some time to end.
     async fn leave(&self, asked: LeaveRequest, served: &mut Served, attempts: &mut Attempts) -> Option<LinkEnd> {
         let LeaveRequest { connection, node, answer } = asked;
         if connection != self.store.connection() {
@@ -438,8 +442,8 @@ impl Connections {
             let _unheard = answer.send(Err(Failure::Diverged { node, server: self.route.name(served.target) }));
             return None;
         }
-        // From here on, requests wait for the next connection. So the next server gets each request that is made after
-        // the answer to this one.
+        // From here on, requests wait for the next connection. So each request that is made after this answer goes to the
+        // next server.
         let client = self.pipeline.disconnect();
         let _unheard = answer.send(Ok(true));
         served.unready = served.unready.take().or(client);
@@ -455,7 +459,7 @@ impl Connections {
         })
     }
 
-    /// Tries until a connection has resumed the session and is ready.
+    /// Tries one address after another until a connection has resumed the session. Fails if the session is over.
     async fn resume(self: &Arc<Self>, finder: &mut Finder) -> Result<Served, Ending> {
         finder.look_up_all();
         loop {
@@ -493,8 +497,9 @@ impl Connections {
         }
     }
 
-    /// Decides what becomes of a connection whose handshake has succeeded. Returns whether the connection is ready;
-    /// `false` for the connection of an idle session. The handshake counts once [`Connections::check`] is acknowledged.
+    /// Decides whether to use a connection whose handshake has succeeded. Returns whether the connection is ready, which
+    /// the connection of an idle session need not be. The handshake extends the lease only after
+    /// [`Connections::ask_quorum`] has succeeded.
     async fn accept(&self, served: &Served, handshake: Moment) -> Result<bool, LinkEnd> {
         let Some(client) = &served.unready else { return Err(LinkEnd::Lost) };
         if client.session_id().0 != self.session.id().0 {
@@ -516,8 +521,8 @@ impl Connections {
         self.get_ready(served).await.map(|()| true)
     }
 
-    /// Checks a connection by a transaction, and arms all watches again. Ends the session if its watches cannot be armed
-    /// for long, because the reply to a read may break each connection, and the session would stay unusable for ever.
+    /// Checks a connection by a transaction, and arms all watches again. If the watches cannot be armed for long, returns
+    /// that the session is over. One reply may break every connection, and then the session would be unusable for ever.
     async fn get_ready(&self, served: &Served) -> Result<(), LinkEnd> {
         if self.pipeline.is_closed() {
             return Err(LinkEnd::Over(Ending::Closed));
@@ -568,8 +573,8 @@ impl Connections {
         let mut checked = lease.now();
         let (keys, own, gone) = (self.watches.keys(), self.store.own_paths(), Mutex::new(None));
         for some in keys.chunks(ARMED_AT_ONCE) {
-            // On a slow link, the reads may take so long that a heartbeat would be late. So this loop sends a check
-            // between them.
+            // On a slow link, the reads may take so long that a heartbeat would be late. So this loop renews the lease
+            // between the reads.
             if lease.now().saturating_sub(checked) > lease.heartbeat_period() {
                 checked = lease.now();
                 self.ask_quorum(client).await?;
@@ -611,11 +616,11 @@ impl Connections {
         }
     }
 
-    /// Fails if the ensemble has gone back to an earlier state, which may be why our node at `path` is gone. Then nodes
-    /// that this session has deleted may stand again, and would block others for as long as the session lives.
+    /// Fails if the ensemble has gone back to an earlier state, which may be why our node at `path` is gone. In that state,
+    /// nodes that this session has deleted may exist, and would block other contenders as long as the session lives.
     ///
-    /// Makes a node for a moment, because only a new node shows where the ensemble's transaction ids are. The directory
-    /// of the node that is gone may be gone, too.
+    /// Creates and deletes a node, because only a new node shows the present transaction id of the ensemble. If the
+    /// directory of the missing node is gone, too, uses the nearest directory above.
     async fn check_for_restore(&self, client: &zk::Client, path: &str) -> Result<(), LinkEnd> {
         let newest = self.store.newest_zxid();
         let mut directory = contract::temporary_parent(path);

@@ -16,7 +16,7 @@ use crate::session::request::Ending;
 use crate::sync::Mutex;
 use crate::telemetry::user_thread::guarded;
 
-/// A connection with a session, whose task does not run yet. Dropping it abandons the connection.
+/// A connection with a session. The task of the connection does not run yet. Dropping this value abandons the connection.
 pub(super) struct Link {
     pub(super) client: Arc<zk::Client>,
     task: Pin<Box<dyn Future<Output = ()> + Send>>,
@@ -36,7 +36,7 @@ pub(super) enum LinkEnd {
     /// The server was silent for too long.
     #[error("the server did not answer")]
     Silent,
-    /// The session is over. [`Ending::Closed`] says that the server has confirmed it.
+    /// The session is over. [`Ending::Closed`] says that the server has confirmed the close of the session.
     #[error("{0}")]
     Over(Ending),
 }
@@ -88,14 +88,15 @@ impl Link {
                 (_, zk::SessionState::Closed) => LinkEnd::Over(Ending::Closed),
                 _ => LinkEnd::Lost,
             };
-            // The end is recorded before the waiting requests fail, and the task is dropped after that.
+            // `end` runs before the crate's task is dropped, and so before the requests under way fail.
             end.take().into_iter().for_each(|end| end(why));
             Poll::Ready(())
         })
     }
 }
 
-/// Drops a client or a task of the client crate. Its destructor may panic after a panic of the crate.
+/// Drops a client or a task of the client crate. Catches a panic of the destructor, which is possible after a panic of the
+/// crate.
 pub(super) fn discard<T>(it: T) {
     let _panicked = guarded(|| drop(it));
 }

@@ -1,8 +1,8 @@
-//! Look-ups of host names. Callers of one name share its look-ups in the whole process.
+//! Look-ups of host names. All callers in the process that need the same name share its look-ups.
 //!
-//! A look-up cannot be stopped, and occupies a thread until the name service answers, which can take half a minute. A
-//! query that is lost in a break is sent again by the system after 5 s only. So a second and a third look-up of the
-//! same name begin while the first is not answered.
+//! A look-up cannot be stopped, and occupies a thread until the name service answers, which can take half a minute. If the
+//! network loses a query, the system repeats the query only after 5 s. So a second and a third look-up of the same name
+//! begin while the first is not answered.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,7 +24,7 @@ type Found = Result<Vec<SocketAddr>, String>;
 #[derive(Default)]
 struct UnderWay {
     count: u32,
-    /// When the last look-up began, and the answer of that look-up or of an earlier one.
+    /// When the last look-up began, and the channel for the answer of the look-up that ends first.
     last: Option<(Moment, watch::Sender<Option<Found>>)>,
 }
 
@@ -52,8 +52,8 @@ async fn shared(of: &str, patience: Duration, look_up: fn(&str) -> Found) -> Fou
     }
 }
 
-/// Returns the answer of the look-ups of this name. Begins a look-up if none awaits its answer, or if the last one
-/// began `patience` ago and fewer than [`MOST`] are under way.
+/// Returns the channel for the answer of the look-ups of this name. Begins a look-up if none is unanswered, or if the
+/// last one began `patience` ago and fewer than [`MOST`] are under way.
 fn begin(of: &str, patience: Duration, look_up: fn(&str) -> Found) -> watch::Receiver<Option<Found>> {
     let (mut all, now) = (UNDER_WAY.lock(), since_boot());
     let name = all.entry(of.to_owned()).or_default();
@@ -151,7 +151,7 @@ mod tests {
     async fn at_most_three_look_ups_of_a_name_are_under_way() {
         static LOOKUPS: AtomicUsize = AtomicUsize::new(0);
         static ENDED: Mutex<bool> = Mutex::new(false);
-        // The first look-up hangs until the end of the test, and so do the others.
+        // Every look-up hangs until the end of the test.
         let look_up: fn(&str) -> Found = |_| {
             LOOKUPS.fetch_add(1, Ordering::SeqCst);
             while !*ENDED.lock() {

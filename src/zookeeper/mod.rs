@@ -2,8 +2,8 @@
 //!
 //! This library implements the session, and the crate implements the connection. Each connection is a client of the
 //! crate for one server ([`link`]). This library decides where and when to connect ([`connection`]), resumes the
-//! session on the next connection ([`connections`]), lets the requests wait meanwhile ([`pipeline`]), and arms the
-//! watches again ([`watches`]).
+//! session on the next connection ([`connections`]), lets requests wait while there is no connection ([`pipeline`]), and
+//! arms the watches again ([`watches`]).
 //!
 //! The backend works around these limits of the crate. `docs/upstream/` has patches for some of them.
 //! - The crate sends a request only in the first poll of its future. So each future is polled once in the call that
@@ -14,7 +14,7 @@
 //! - Some replies that are too short make the crate panic ([`pipeline`], [`link`]).
 //! - A one-shot watcher panics when its connection's task is gone. So a watcher is not polled once its connection is lost
 //!   ([`watches`]).
-//! - Persistent watchers are lost on a reconnect, and are not used (`persistent-watches.patch`).
+//! - The crate loses persistent watchers on a reconnect. So this backend uses none (`persistent-watches.patch`).
 //! - The crate accepts a connect string with encrypted and unencrypted servers, and panics over a server name that TLS
 //!   cannot verify. This backend refuses both before the crate gets the string ([`options`]).
 //! - The crate reports the reason for a failed attempt to connect or TLS handshake only in its log. So each server is

@@ -81,10 +81,10 @@ impl ZooKeeperBuilder {
     /// After a holder crashes, its lock is free after this long. A holder that is cut off reports the loss [before
     /// that](Self::stop_margin).
     ///
-    /// The servers bound the timeout: 2 to 20 ticks, so 4 to 40 s at a tick of 2 s, and 6 to 60 s at the 3 s of servers
-    /// without `tickTime`. If they grant less than requested, the client logs a warning, and goes on as if it had requested what
-    /// they grant. Give all servers the same bounds. If a server grants less on a reconnect than another server did at first,
-    /// the session ends, and its locks are lost.
+    /// The servers bound the timeout to 2 to 20 ticks. That is 4 to 40 s with a tick of 2 s, and 6 to 60 s with a tick of 3 s,
+    /// which servers without `tickTime` have. If the servers grant less than requested, the client logs a warning, and goes
+    /// on as if it had requested what they grant. Give all servers the same bounds. If a server grants less on a reconnect
+    /// than another server did at first, the session ends, and its locks are lost.
     pub fn session_timeout(mut self, timeout: Duration) -> Self {
         self.session_timeout = timeout;
         self
@@ -114,9 +114,9 @@ impl ZooKeeperBuilder {
     }
 
     /// Sets the time between the moment at which a holder that is cut off reports the loss, and the moment at which the
-    /// ensemble may give the lock to another contender. Work can stop in this time. The margin also covers clocks that
-    /// run at different speeds. Default: a sixth of the session timeout, but at least 300 ms and at most a quarter. A
-    /// margin must be at least a hundredth of the session timeout, and leave enough time to renew the lease.
+    /// ensemble may give the lock to another contender. In this time the holder can stop its work. The margin also covers
+    /// clocks that run at different speeds. Default: a sixth of the session timeout, but at least 300 ms and at most a
+    /// quarter. A margin must be at least a hundredth of the session timeout, and leave enough time to renew the lease.
     ///
     /// The margin is shorter in proportion where the servers grant a shorter timeout. With a longer margin than the
     /// default, heartbeats are sent more often, up to 20 in a session timeout. So the margin shortens the breaks that a
@@ -145,7 +145,7 @@ impl ZooKeeperBuilder {
     }
 
     /// Leaves it to the first acquisition to create the path at the end of the connect string. By default, `connect`
-    /// creates the path if it is missing. For a program that may only look at locks.
+    /// creates the path if it is missing. Call this in a program that may only look at locks.
     pub fn make_root_on_demand(mut self) -> Self {
         self.makes_root_at_once = false;
         self
@@ -372,8 +372,8 @@ impl ZooKeeperBuilder {
         self.is_encrypted() || self.credentials().any(Credentials::needs_names)
     }
 
-    /// Returns a connector for one attempt to connect, which may take this long. A connection then ends after
-    /// [`silence`](Self::silence), or after the limit of a longer attempt, because the crate has one limit for both.
+    /// Returns a connector for one attempt to connect, which may take this long. The crate has one limit for the attempt and
+    /// for the silence of the connection. So the connector gets the longer of `attempt` and [`silence`](Self::silence).
     pub(super) fn connector(&self, attempt: Duration) -> zk::Connector {
         let mut connector = zk::Client::connector().with_session_timeout(self.session_timeout).with_fail_eagerly();
         // Above three fifths of the session timeout, the crate would take its default of two fifths.

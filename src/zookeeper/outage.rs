@@ -1,4 +1,4 @@
-//! The time during which a client has no session: its beginning, and the latest reason.
+//! The outage of a client, which is the time without a connected session: when it began, and the latest reason for it.
 //!
 //! When a program requests the reason, the servers are [probed](crate::zookeeper::probe) in the background.
 
@@ -61,7 +61,7 @@ impl Outage {
     /// Records a failed attempt to open a session.
     pub(super) fn failed(&self, failure: &Failure) {
         match failure {
-            // `Unreachable` says only that no server answered. It is no reason from a server.
+            // `Unreachable` says only that no server answered, and gives no reason.
             Failure::Unreachable(message) => self.refused(message.clone(), false),
             Failure::Refused(message) => self.refused(message.clone(), true),
             other => self.refused(other.to_string(), true),

@@ -50,7 +50,7 @@ struct Line {
     is_closed: bool,
     /// The requests to send on the next connection, by their numbers.
     waiting: BTreeMap<u64, Waiting>,
-    /// The number of requests so far. The count is the number of the last one.
+    /// The number of requests so far, which is also the number of the last request.
     requests: u64,
 }
 
@@ -66,8 +66,8 @@ pub(super) struct OnLink {
     /// The number of writes that may still be carried out.
     writes: AtomicUsize,
     /// Set at the end of the connection. `false` if the connection has ended by itself, so that it is known which
-    /// requests were not sent. `true` if the library has given the connection up, so that lost requests may have been
-    /// sent.
+    /// requests were not sent. `true` if the library has given the connection up or the client crate has panicked, so
+    /// that lost requests may have been sent.
     is_left: OnceLock<bool>,
 }
 
@@ -139,8 +139,8 @@ impl Pipeline {
         !self.line.lock().waiting.is_empty()
     }
 
-    /// Drops the client. The session is closed when every request under way has dropped its clone of the client, too,
-    /// with its reply, or after a session timeout.
+    /// Drops the client. The session is closed when every request under way has been answered, or after a session timeout,
+    /// because each request owns a clone of the client until then.
     pub(super) fn close(self: &Arc<Self>) {
         let mut line = self.line.lock();
         line.is_closed = true;
@@ -155,7 +155,7 @@ impl Pipeline {
     }
 
     /// Sends a request before this function returns, and reports the reply to the lease. Without a connection, the
-    /// request waits for the next one. `send` is called again if the request was certainly not sent.
+    /// request waits for the next connection. `send` is called again if the request was certainly not sent.
     pub(super) fn send<T, F>(
         self: &Arc<Self>,
         request: Request,
@@ -207,7 +207,7 @@ where
     S: Fn(Arc<zk::Client>) -> BoxFuture<'static, Result<T, Failure>> + Send + 'static,
 {
     fn answer(self, answer: Result<T, Failure>) {
-        // The waker of the task that waits is the user's code.
+        // The answer wakes the caller's task. The waker is the user's code, and may panic.
         let _panicked = guarded(|| drop(self.reply.send(answer)));
     }
 
@@ -221,7 +221,7 @@ where
         // The client crate sends the request in this first poll.
         let at_once = answer.poll_unpin(&mut Context::from_waker(Waker::noop()));
         if let Poll::Ready(answer) = at_once {
-            // A task delivers the answer, because the pipeline is locked here, and the waker of the task that waits
+            // A task delivers the answer, because the pipeline is locked here, and the waker of the caller's task
             // might send a request.
             let answer = answer.unwrap_or_else(|_| unknown("the answer is malformed"));
             return pipeline.background.spawn(async move { self.answer(answer) });

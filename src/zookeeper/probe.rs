@@ -2,8 +2,8 @@
 //!
 //! The client crate reports the reason of a failed attempt to connect only in its log. So a probe tests each server
 //! step by step: is its name known, does its port accept connections, does the TLS handshake succeed, and what does the
-//! server answer to the four-letter word `srvr`? Every server answers `srvr`, if only to say that it is disabled, and
-//! opens no session for it. No server is probed while a session is connected.
+//! server answer to the four-letter word `srvr`? A server opens no session for `srvr`, and answers even if the word is
+//! disabled. No server is probed while a session is connected.
 
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ use crate::zookeeper::servers::{Server, Servers};
 pub(super) const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
 /// The least time that a server gets to close the new connection before the probe goes on. A server that has reached
-/// its limit of connections closes the connection. Also the pause after which an answer is taken as complete.
+/// its limit of connections closes it. An answer also counts as complete if no byte has followed for this time.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
 /// The time after which the probe sends an end of line after `srvr`, because a peer that reads lines does not answer
@@ -160,7 +160,7 @@ async fn send_srvr(line: &mut dyn Line, answer: &mut Vec<u8>) -> io::Result<()> 
     Ok(())
 }
 
-/// As [`within`], until a moment.
+/// Returns the result of `work`, or `None` at the deadline.
 async fn until<T>(deadline: Instant, work: impl Future<Output = T>) -> Option<T> {
     within(sleep(deadline.saturating_duration_since(Instant::now())), work).await
 }

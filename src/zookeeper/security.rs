@@ -153,9 +153,9 @@ impl Sasl {
     /// The password itself is never sent, but MD5 protects it badly from eavesdroppers, and the rest of the connection
     /// is not protected. Use TLS as well.
     ///
-    /// A name or a password with characters beyond ASCII that are all in ISO 8859-1, such as `päß`, is refused by
-    /// [`connect`](crate::ZooKeeperBuilder::connect), because servers hash it otherwise than this client. In other
-    /// scripts, such as Cyrillic, both are accepted.
+    /// [`connect`](crate::ZooKeeperBuilder::connect) refuses a name or a password with characters beyond ASCII that are all
+    /// in ISO 8859-1, such as `päß`, because servers hash such a text differently from this client. Names and passwords in
+    /// other scripts, such as Cyrillic, are accepted.
     #[cfg(feature = "sasl-digest-md5")]
     #[cfg_attr(docsrs, doc(cfg(feature = "sasl-digest-md5")))]
     pub fn digest_md5(user: &str, password: &str) -> Sasl {
@@ -270,7 +270,7 @@ impl Credentials {
 }
 
 /// Returns why the name or the password is refused, if it has a character that people do not see. Such a character
-/// usually comes from a file, and makes another user of its name or password.
+/// usually comes from a file, and servers would take the name or password for another one.
 fn unseen(user: &str, password: &str) -> Option<String> {
     let is_unseen = |c: char| c.is_control() || c == '\u{feff}';
     let whose = [("name", user), ("password", password)].into_iter().find(|(_, text)| text.contains(is_unseen));

@@ -135,7 +135,7 @@ fn scheme_of(server: &str) -> Option<&'static str> {
     [CLEAR, ENCRYPTED].into_iter().find(|scheme| server.starts_with(scheme))
 }
 
-/// Returns the scheme of a server, as in `http://zk1`, if a connect string has no such scheme.
+/// Returns the scheme of a server, such as `http://`, if no connect string can have that scheme.
 fn unknown_scheme(server: &str) -> Option<&str> {
     let (scheme, _) = server.split_once("://").filter(|_| scheme_of(server).is_none())?;
     let is_scheme = !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));

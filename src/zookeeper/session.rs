@@ -35,7 +35,7 @@ use crate::zookeeper::watches;
 /// a server cannot start again if its log has a request that is larger than the server accepts (ZOOKEEPER-4306).
 const OWN_BYTES_MAX: usize = REQUEST_LIMIT / 2;
 
-/// The library watches a node of ours from between this age and twice this age on: see [`keep_alive`]. Most nodes of short
+/// [`keep_alive`] begins to watch a node of ours when the node is between this age and twice this age. Most nodes of short
 /// holds are gone by then and cost no watch. No measurement of this value is on record.
 const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
 
@@ -339,7 +339,7 @@ async fn make_root(client: Arc<zk::Client>, it: Arc<Connections>) -> Result<(), 
     while above != "/" && matches!(whole.check_stat(above).await, Ok(None)) {
         above = parent(above);
     }
-    // Other errors name paths below the root, so this one says that the path is outside.
+    // Other errors name paths below the root. So this error says that its path is not below the root.
     let above = format!("{above} (the connect string's {root} is missing)");
     Err(it.failure(error, ("CREATE", &above)))
 }

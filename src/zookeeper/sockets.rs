@@ -2,7 +2,7 @@
 //!
 //! Without the option, a small request waits until the previous one is acknowledged (Nagle's algorithm), which takes a
 //! round trip. So two requests that are sent together would cost two round trips. The client crate neither sets the
-//! option nor exposes its sockets. With `docs/upstream/nodelay.patch`, this file need not set the option.
+//! option nor exposes its sockets. `docs/upstream/nodelay.patch` makes the crate set the option, and this file unnecessary.
 //!
 //! A system gives a new socket the lowest number that is free. So this module compares the sockets at and around that
 //! number before and after the crate has connected, and sets the option on the new one only. If the socket is not
@@ -15,7 +15,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use nix::sys::socket::sockopt::TcpNoDelay;
 use nix::sys::socket::{SockaddrStorage, getpeername, setsockopt};
 
-/// How many numbers below and above the lowest free one are looked at. Other threads may open and close files.
+/// How many numbers below and above the lowest free one are looked at, because other threads may open and close files.
 const BELOW: RawFd = 32;
 const ABOVE: RawFd = 96;
 
@@ -46,7 +46,7 @@ fn around(lowest: RawFd) -> impl Iterator<Item = (RawFd, SocketAddr)> {
     ((lowest - BELOW).max(0)..lowest + ABOVE).filter_map(|number| Some((number, peer_of(number)?)))
 }
 
-/// Returns an IPv4-mapped IPv6 address as IPv4, and an address without a scope.
+/// Returns the address without its scope, and an IPv4-mapped IPv6 address as an IPv4 address.
 fn canonical(peer: SocketAddr) -> SocketAddr {
     SocketAddr::new(peer.ip().to_canonical(), peer.port())
 }

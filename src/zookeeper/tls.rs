@@ -146,7 +146,7 @@ pub(crate) fn check_host(host: &str) -> Result<(), Error> {
     }
 }
 
-/// Forms of a PEM text that this library cannot use: a text in the file, what it is, and what to do.
+/// The forms of a PEM text that this library cannot use: a text that shows the form, and the advice for the user.
 const UNUSABLE: [(&str, &str); 8] = [
     ("-----BEGIN ENCRYPTED PRIVATE KEY-----", ENCRYPTED_KEY),
     ("Proc-Type: 4,ENCRYPTED", ENCRYPTED_KEY),
@@ -174,10 +174,9 @@ const USABLE_KEYS: &str = "it is none of the keys that TLS takes here: RSA from 
      and Ed25519. `openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out NEW` makes one, for which an authority has to \
      sign a new certificate";
 
-/// Returns what to do about a certificate that a handshake or a check of a key refuses, if the error shows that it was
-/// made in a wrong form.
+/// Returns what to do about a certificate or key that was refused, if the error shows that it was made in a wrong form.
 pub(super) fn cure(error: &rustls::Error) -> Option<&'static str> {
-    // These errors come from another crate, which is named only in their text.
+    // The types of these errors belong to another crate, so the errors are recognized by their text.
     let text = error.to_string();
     let is = |name: &str| text.contains(name);
     if is("CaUsedAsEndEntity") {

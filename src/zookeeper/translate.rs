@@ -72,7 +72,7 @@ pub(super) async fn data_of_each(client: &zk::Client, paths: &[String]) -> Resul
     nodes.into_iter().map(node).collect()
 }
 
-/// Returns an operation's outcome, and the transaction's id or 0.
+/// Returns the outcome of an operation, and the transaction's id, or 0 if the result does not show the id.
 fn outcome(result: zk::MultiWriteResult) -> (Outcome, i64) {
     match result {
         zk::MultiWriteResult::Create { stat, .. } => (Outcome::Created, stat.mzxid),
@@ -110,8 +110,8 @@ pub(super) fn failure(error: zk::Error, (right, node): (&'static str, &str), who
         | zk::Error::MarshallingError
         | zk::Error::Unimplemented
         | zk::Error::ReconfigDisabled => Failure::Refused(error.to_string()),
-        // These are the crate's words for a request that was dropped with its queue. By then, the crate's
-        // `Depot::error` has answered each request that was sent.
+        // The crate uses these words for a request that was dropped with its queue. By then, the crate's
+        // `Depot::error` has answered each request that was sent, so this request was not sent.
         zk::Error::UnexpectedError(words) if words.starts_with("BUG: ") && words.ends_with("but got none") => {
             Failure::Unknown(NOT_SENT.to_owned())
         }
@@ -134,8 +134,8 @@ pub(super) fn created(path: String, stat: &zk::Stat) -> Created {
     Created { path, czxid: stat.czxid, ctime: time(stat.ctime), ephemeral_owner: stat.ephemeral_owner }
 }
 
-/// Converts a time of the ensemble's clock, in milliseconds since 1970. A later time than can be printed becomes the last
-/// one that can.
+/// Converts a time of the ensemble's clock, in milliseconds since 1970. A time too late to be printed becomes the latest
+/// time that can be printed.
 pub(super) fn time(milliseconds: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(milliseconds.unsigned_abs()).min(LAST_WRITTEN)
 }
@@ -152,7 +152,7 @@ pub(super) fn connect_failure(error: zk::Error, servers: &str) -> Failure {
     }
 }
 
-/// The outcome of a request that the client crate still had in its queue when the connection broke. Certainly not sent.
+/// The outcome of a request that the client crate still had in its queue when the connection broke, and so had not sent.
 const NOT_SENT: &str = "the connection broke before the request was sent";
 
 /// Returns whether the request was certainly not sent, unless the library itself has given its connection up.

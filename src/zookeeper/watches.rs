@@ -3,10 +3,10 @@
 //!
 //! The client crate has a watcher for each watch that was armed on a connection. These watchers are polled on the
 //! library's thread only, right after the crate has received something ([`Watches::deliver`]), so an event is delivered
-//! before any later answer. They are dropped, and not polled, once their connection is lost ([`Watches::disarm`]),
-//! because they would panic.
+//! before any later answer. Once their connection is lost, the watchers are dropped ([`Watches::disarm`]), because a poll
+//! would panic.
 //!
-//! What the read after a reconnect finds is never [`Event::Changed`]. Waiters take that event for the release of the
+//! The read after a reconnect never causes the event [`Event::Changed`]. Waiters take that event for the release of the
 //! lock, and a stat that differs does not prove a release.
 
 use std::pin::Pin;
@@ -55,7 +55,7 @@ pub(super) struct Watches {
 #[derive(Default)]
 struct Slots {
     by_key: HashMap<Key, Slot>,
-    /// How often the watches were disarmed. A watcher of an earlier connection must not be polled.
+    /// How often the watches were disarmed. By this number a watcher of an earlier connection is recognized, and not polled.
     disarmed: u64,
 }
 
@@ -80,25 +80,25 @@ impl Wake for Fires {
     }
 }
 
-/// Slots to drop once the others are unlocked, and the events of their waiters.
+/// Removed slots, and the events of their waiters. The slots are dropped only after [`Slots`] is unlocked.
 type Outgoing = Vec<(Slot, Event)>;
 
 fn send_all(outgoing: Outgoing) {
     for (slot, event) in outgoing {
         for waiter in slot.waiters {
-            // The waker of the task that waits is the user's code.
+            // The event wakes the waiter's task. The waker is the user's code, and may panic.
             let _panicked = guarded(|| waiter.event.send(event));
         }
     }
 }
 
 impl Slots {
-    /// Removes a slot, and adds its event for each of its waiters.
+    /// Removes a slot, and adds it to `to` with the event for its waiters.
     fn fire(&mut self, key: &Key, event: Event, to: &mut Outgoing) {
         to.extend(self.by_key.remove(key).map(|slot| (slot, event)));
     }
 
-    /// Polls the watcher of a slot. If it has fired, fires the slot.
+    /// Polls the watcher of a slot. If the watcher has fired, fires the slot.
     fn poll(&mut self, key: &Key, fired: &Arc<Mutex<Vec<Key>>>, to: &mut Outgoing) {
         let Some(slot) = self.by_key.get_mut(key) else { return };
         let Some(watcher) = &mut slot.watcher else { return };
@@ -121,7 +121,7 @@ fn translate(event: zk::EventType) -> Option<Event> {
 }
 
 impl Watches {
-    /// Returns a number of the present connection.
+    /// Returns the number of the present connection.
     pub(super) fn connection(&self) -> u64 {
         self.slots.lock().disarmed
     }
@@ -192,8 +192,8 @@ impl Watches {
         self.slots.lock().by_key.is_empty()
     }
 
-    /// Records the answer to the read that arms a slot again: the stat of the node, and the crate's watcher. Fails if
-    /// the answer does not show the node's state.
+    /// Records the answer to the read that arms a slot again: the stat of the node, if the node exists, and the crate's
+    /// watcher. Fails if the answer does not show whether the node exists.
     pub(super) fn arm(
         &self,
         key: &Key,

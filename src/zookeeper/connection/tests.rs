@@ -27,7 +27,7 @@ fn of(servers: usize) -> Attempts {
     attempts
 }
 
-/// Returns the server of the next attempt, and how long it may take. Waits for a pause.
+/// Returns the server of the next attempt, and how long the attempt may take. Moves `now` to the end of a pause.
 fn next(attempts: &mut Attempts, now: &mut Moment) -> (usize, Duration) {
     loop {
         match attempts.next(*now) {
@@ -82,7 +82,7 @@ fn only_the_first_round_has_no_pauses() {
     assert_eq!(now, before, "a ready connection begins a new first round");
 }
 
-/// A server that accepts each handshake, and then ends the connection, makes nothing ready.
+/// A connection that the server closes right after each handshake never becomes ready.
 #[test]
 fn a_connection_that_never_gets_ready_does_not_end_a_round() {
     let (mut attempts, mut now) = (of(1), SECOND);
@@ -204,7 +204,7 @@ fn an_address_that_is_no_longer_found_is_forgotten() {
     assert_eq!(next(&mut attempts, &mut now).0, 1);
 }
 
-/// Random histories: attempts are far enough apart, and none waits for ever while an address is known.
+/// Checks in random histories that attempts are far enough apart, and that none waits for ever while an address is known.
 #[test]
 fn random_histories_keep_the_rules() {
     let mut seed = 1_u64;
