@@ -64,7 +64,7 @@ impl Cache {
         begin: impl Fn(&Arc<KeptNode>) -> Work,
     ) -> Joined<KeptUse, PendingUse> {
         loop {
-            // No thread would grant a use.
+            // A forked process has no thread that would grant a use.
             if is_forked() {
                 return Joined::Refused;
             }
@@ -163,8 +163,8 @@ impl KeptNode {
     }
 }
 
-/// A running use of a kept node, or one of several shares of it. Dropping the last share ends the use. If the node is closed to
-/// further uses, the node is given up when its last use ends.
+/// A running use of a kept node, or one of several shares of the use. Dropping the last share ends the use. If the node is
+/// closed to further uses, the node is given up when its last use ends.
 pub(crate) struct KeptUse {
     granted: Arc<Granted>,
     number: u64,
@@ -195,8 +195,7 @@ impl KeptUse {
     }
 
     /// Waits until this use excludes another contender or another use of this process, and returns the contender. A
-    /// waiting use of this process has no contender of its own. For such a use, the contender of the kept node is
-    /// returned.
+    /// waiting use of this process has no contender of its own, so the contender of the kept node stands for it.
     pub(crate) async fn contended(&self) -> Result<NodeName, Error> {
         let kept = Arc::downgrade(&self.granted.kept);
         tokio::select! {
@@ -212,7 +211,7 @@ impl KeptUse {
         self.trace = trace.is_recorded().then(|| Arc::new(trace));
     }
 
-    /// Returns another share of the use, for another guard.
+    /// Returns a further share of the use, for a further guard.
     pub(crate) fn share(&self) -> KeptUse {
         self.granted.kept.state.lock().uses.share(self.number);
         let mut share = KeptUse::new(Arc::clone(&self.granted), self.number);
@@ -228,7 +227,7 @@ impl KeptUse {
         }
         let now = now(self.hold());
         if now == FORKED {
-            // The ends of a trace and of a limit need mutexes.
+            // Dropping a trace or a limit would lock mutexes, which the parent's threads may have held during the fork.
             std::mem::forget((self.trace.take(), self.limit.take()));
             return None;
         }
@@ -282,7 +281,7 @@ impl PendingUse {
     /// Waits until the use runs. `None` if the node is closed to further uses.
     ///
     /// # Cancel safety
-    /// Nothing is lost by dropping the future.
+    /// If the future is dropped, the use still waits, and the next call goes on.
     pub(crate) async fn wait(&mut self) -> Result<Option<KeptUse>, Error> {
         poll_fn(|context| self.poll(context)).await
     }

@@ -30,8 +30,8 @@ pub(crate) fn poll_budget(context: &mut Context<'_>) -> Poll<()> {
     if !uses.is_multiple_of(4) { Poll::Ready(()) } else { pin!(tokio::task::consume_budget()).poll(context) }
 }
 
-/// Joins the newest kept node for an attempt, which must not wait. `None` if the attempt must enter the queue with a node of its
-/// own.
+/// Joins the newest kept node for an attempt (a call of a `try_` method, which must not wait). `None` if the attempt must enter
+/// the queue with a node of its own.
 pub(crate) fn join_without_waiting(acquisition: &mut Acquisition, cache: &Cache) -> Result<Option<KeptUse>, Error> {
     match cache.join(acquisition.mode) {
         Joined::Runs(used) => {
@@ -45,14 +45,14 @@ pub(crate) fn join_without_waiting(acquisition: &mut Acquisition, cache: &Cache)
             // Another use is acquiring the node, and may have to wait. This attempt must not wait, so it enters the queue
             // with a node of its own.
         }
-        // An idle kept node of this process would be in the way of the attempt.
+        // An idle kept node of this process would block the attempt.
         Joined::Refused => cache.let_go(),
     }
     Ok(None)
 }
 
-/// Waits until a use of a kept node runs. `None` if this acquisition must enter the queue with a node of its own, because the
-/// last node was kept in vain or a write was refused.
+/// Waits until a use of a kept node runs. `None` if this acquisition must enter the queue with a node of its own: another
+/// contender asked for the last kept node before that node had a second use, or this acquisition is a write that was refused.
 pub(crate) async fn enter(
     acquisition: &mut Acquisition,
     cache: &Cache,
@@ -96,7 +96,7 @@ async fn wait_in_time(
         let Some(mut on_wait) = acquisition.options.on_wait.as_ref().map(OnWait::new) else { return pending().await };
         tokio::select! {
             biased;
-            // Registers no waker, because the waker of the acquisition of the node wakes all waiting uses.
+            // This future registers no waker, because the waker of the node's acquisition wakes the tasks of all waiting uses.
             () = poll_fn(|_| if kept.hold().is_some() { Poll::Ready(()) } else { Poll::Pending }) => {}
             never = on_wait.follow(&acquisition.config.paths, &kept.view) => match never {},
         }
@@ -105,7 +105,7 @@ async fn wait_in_time(
         pending().await
     };
     match acquisition.within(left, &kept.view, reports, waits.wait()).await {
-        // After the grant of the node, the use waits for other uses of this process.
+        // After the grant of the node, the use has waited for other uses of this process, whose node the error then names.
         Err(Error::Timeout { waited, cut_off, .. }) if kept.hold().is_some() => {
             Err(Error::Timeout { waited, blockers: kept.as_blockers(), cut_off })
         }

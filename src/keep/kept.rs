@@ -46,14 +46,14 @@ pub(crate) struct KeptNode {
     pub(super) error: OnceLock<Error>,
     /// The last listing of the queue by the acquisition. Timeout errors name the contenders of this listing.
     pub(super) view: Arc<QueueView>,
-    /// Notified when a use begins to wait. In an `Arc` of its own, so that a task can await it without keeping the node.
+    /// Notified when a use begins to wait. The `Arc` lets a task await a notification without owning the node.
     pub(super) crowded: Arc<Notify>,
 }
 
 pub(super) struct KeptState {
     pub(super) uses: Uses<Waker>,
-    /// The acquisition, until it ends. `None` while a use polls the acquisition: the state is not locked then, because the poll
-    /// may wake another use, and this use may be polled on the same thread.
+    /// The acquisition, until it ends. `None` while a use polls the acquisition, so that the state is not locked during the
+    /// poll: the poll may wake another use, and that use may be polled on the same thread.
     pub(super) work: Option<Work>,
     /// Set by a use that did not find `work`. The use that polls the acquisition then polls it again.
     is_wanted: bool,
@@ -243,7 +243,7 @@ impl KeptNode {
     pub(super) async fn wait_until_crowded(kept: &Weak<KeptNode>) {
         let Some(crowded) = kept.upgrade().map(|kept| Arc::clone(&kept.crowded)) else { return };
         loop {
-            // Registered before the check, so that a use that begins to wait in between is not missed.
+            // This future is made before the check, so that a use that begins to wait after the check is not missed.
             let crowded = crowded.notified();
             if kept.upgrade().is_none_or(|kept| !kept.state.lock().uses.waiting.is_empty()) {
                 return;
@@ -264,15 +264,15 @@ impl KeptNode {
         self.settle(state, woken)
     }
 
-    /// Unlocks the state, and after that wakes these uses. If no use is left and no use can join, counts and logs that the node is
-    /// given up, and returns its hold. With an idle time of zero, no use can join once no use is left. Before the grant, the
-    /// acquisition is then dropped.
+    /// Unlocks the state, and after that wakes these uses. If no use is left and no use can join, counts and logs that the
+    /// node is given up, and returns its hold. Before the grant, drops the acquisition instead. With an idle time of zero,
+    /// no use can join a granted node once no use is left.
     pub(super) fn settle(&self, mut state: MutexGuard<'_, KeptState>, mut woken: Vec<Waker>) -> Option<Arc<Contender>> {
         if self.idle.is_zero() && state.granted.is_some() && state.uses.is_idle() {
             woken.extend(state.close(Why::Idle));
         }
         let is_over = state.uses.is_over();
-        // These parts are dropped after the unlock, because the drop wakes the background task and may end the hold.
+        // These values are dropped after the unlock, because the drop wakes the background task and may end the hold.
         let (granted, why) = (state.granted.take_if(|_| is_over), state.why);
         let parts = granted.as_ref().map(|_| (state.counted.take(), state.background_task.take()));
         let (uses, used) = (state.uses.count(), state.used);
@@ -314,7 +314,7 @@ impl KeptNode {
                 event = watch => match event {
                     // The data of the directory changes only when a contender asks for the kept nodes.
                     Event::Changed | Event::LookAgain => Why::Asked,
-                    // The directory was deleted. Servers delete only empty directories, so our node is gone, too.
+                    // Servers delete only empty directories. So if the directory is deleted, our node is gone.
                     Event::Deleted | Event::Over => Why::Lost,
                 },
                 _ = node.until_lost(|pause| retry::slept(&session, pause)) => Why::Lost,
@@ -370,8 +370,8 @@ const IDLE_PAUSE: Duration = Duration::from_millis(10);
 /// reported by the watch.
 const QUEUE_PAUSES: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 
-/// The number of checks within the time after which a warning is due. A warning is logged if the same use is the first to wait
-/// at one check more in a row.
+/// The number of checks within the time after which a warning is due. A warning is logged at the next check if the same use was
+/// the first waiting use at all of these checks, and still is.
 const CHECKS: u32 = 4;
 
 /// Waits until the node was idle for its idle time. Returns early if the session or the node is gone.

@@ -73,7 +73,7 @@ impl<W: Clone> Uses<W> {
         Joined::Waits(number)
     }
 
-    /// Adds a use of this mode if the use can run now, and returns its id. Otherwise returns `None`.
+    /// Adds a use of this mode and returns its id, if the use can run now.
     pub(crate) fn join_now(&mut self, mode: Mode) -> Option<u64> {
         let covers = !self.is_closed && (mode == Mode::Read || self.mode == Mode::Write);
         let admits = self.is_granted && self.waiting.is_empty() && admits(&self.running, mode);
@@ -112,8 +112,8 @@ impl<W: Clone> Uses<W> {
     /// wakers of the refused uses.
     pub(crate) fn close(&mut self) -> Vec<W> {
         self.is_closed = true;
-        // Before the grant, the reads at the front of the queue stay, or else the first write, so that the acquired node has a
-        // use. After the grant, no waiting use stays.
+        // Before the grant, the reads that wait first stay, or else the first write, so that the acquired node has a use.
+        // After the grant, no waiting use stays.
         let reads = self.waiting.values().take_while(|it| it.mode == Mode::Read).count();
         let keep = if self.is_granted { 0 } else { reads.max(1) };
         let refused = self.waiting.keys().copied().nth(keep);

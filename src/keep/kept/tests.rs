@@ -65,7 +65,7 @@ fn an_acquisition_without_a_waiting_use_is_dropped() {
     assert!(matches!(kept.join(Mode::Read), Joined::Refused), "a use waits for an acquisition that was dropped");
 }
 
-/// A poll may wake the task of the last waiting use, and the waker may run that task.
+/// A poll of the acquisition may wake the task of the last waiting use, and the waker may run that task, which drops the use.
 #[test]
 fn an_acquisition_whose_last_use_leaves_in_a_poll_is_dropped() {
     let (kept, mut uses, _) = entering(2);
@@ -107,8 +107,8 @@ async fn the_warning_task_does_not_own_the_node() {
     assert!(seen.upgrade().is_none());
 }
 
-/// The session's thread uses the kept node, which must not own the last pointer to the client: dropping that pointer waits for
-/// the server, and the session's thread must not wait.
+/// The library's thread uses the kept node. So the node must not own the last pointer to the client, because dropping that
+/// pointer waits for the server, and the library's thread must not wait.
 #[test]
 fn a_kept_node_does_not_own_the_client() {
     let lock = RwLock::new(&Memory::new(), "/a").unwrap();

@@ -128,8 +128,7 @@ impl Sequence {
     /// Compares the state of each use with its state before the step. Exactly the uses whose state changed must have been woken.
     fn compare(&mut self, step: Step, before: &[Use], woken: &[u64]) {
         let mut uses = self.uses.clone();
-        // If another contender asks for the node before the grant, the reads at the front stay, or else the first
-        // write.
+        // If the node is closed before the grant, the reads that wait first stay, or else the first write.
         let stay = before.iter().take_while(|it| it.mode == Mode::Read).count().max(1);
         let stays = |it: &Use| before.iter().take(stay).any(|other| other.number == it.number);
         let refusable = |it: &Use| match step {
