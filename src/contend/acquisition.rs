@@ -46,13 +46,13 @@ const LEASE_TRIES: u32 = 100;
 /// busy lock, each listing may show another contender.
 const LOOKS_MAX: u32 = 3;
 
-/// The longest time before the timeout at which a waiter asks the ensemble's leader whether the contenders ahead exist. If
+/// How long before its timeout, at most, a waiter asks the ensemble's leader whether the contenders ahead exist. If
 /// the leader lacks one that this client's server lists, the rest of the time suffices for a grant at another server, even
 /// if commits are slow.
 const ASK_AHEAD: Duration = Duration::from_secs(2);
 
-/// The longest time before the timeout at which a waiter reads the nodes of the contenders that it waits for. The timeout
-/// error names their hosts and labels.
+/// How long before its timeout, at most, a waiter reads the nodes of the contenders that it waits for. The timeout error
+/// names their hosts and labels.
 const LOOK_UP_AHEAD: Duration = Duration::from_millis(500);
 
 /// The options of one acquisition.

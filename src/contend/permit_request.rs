@@ -332,7 +332,7 @@ impl<'a> View<'a> {
         }
         if self.number.is_none() {
             let (watch, (_, stat)) = retry::watched_data(session, path).await?;
-            // `None`, after which the caller reads again, if the node has changed since the read `now`.
+            // If the node has changed since the read `now`, `number` stays `None`, and the caller reads again.
             self.number = (stat.version == now.version).then_some((now.number, stat.version, watch));
         }
         let (Some((_, _, number)), Some(names)) = (&mut self.number, &mut self.names) else { return Ok(()) };
@@ -345,7 +345,7 @@ impl<'a> View<'a> {
         let look_again = queue_view.map(|view| Box::pin(view.look_again.notified()));
         tokio::select! {
             biased;
-            // At the end of the session this waits, because the caller then ends the acquisition with the loss of its node.
+            // At the end of the session this call never returns. The caller ends the acquisition with the loss of its node.
             event = number => if event == Event::Over { pending().await } else { self.number = None },
             event = names => if event == Event::Over { pending().await } else { self.names = None },
             missed = self.entry.find_missed(&mut recheck, checks) => {

@@ -240,7 +240,7 @@ impl PendingAcquisition<'_> {
         Ok(match watch.await {
             Event::Changed => Departure::Signalled,
             Event::Deleted | Event::LookAgain => Departure::ListAgain,
-            // At the end of the session this waits, because the caller then ends the acquisition with the loss of our node.
+            // At the end of the session this call never returns. The caller ends the acquisition with the loss of our node.
             Event::Over => std::future::pending().await,
         })
     }

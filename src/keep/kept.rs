@@ -34,8 +34,8 @@ pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Arc<Contender>, Error>
 
 /// A kept node, from the start of its acquisition. Its uses follow one another or run at the same time.
 pub(crate) struct KeptNode {
-    /// Weak, because a task on the session's thread uses this type. Dropping the last lock handle closes the client and waits for
-    /// the server, which must not happen on that thread.
+    /// Weak, because a task on the library's thread uses this type. Dropping the last lock handle closes the client and waits
+    /// for the server, which must not happen on that thread.
     config: Weak<LockConfig>,
     warn_waiting: Option<Duration>,
     pub(super) idle: Duration,
@@ -167,7 +167,7 @@ impl KeptNode {
             let mut state = self.state.lock();
             state.work = Some(work);
             let is_wanted = state.is_wanted;
-            // The last waiting use may have left during the poll.
+            // If the last waiting use has left during the poll, this call drops the acquisition.
             drop(self.settle(state, Vec::new()));
             if !is_wanted {
                 return false;

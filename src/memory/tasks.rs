@@ -17,7 +17,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 /// a test makes.
 #[derive(Default)]
 pub(super) struct Executor {
-    /// The thread that runs the tasks holds this mutex meanwhile.
+    /// The thread that runs the tasks holds this mutex while it does so.
     tasks: Mutex<FuturesUnordered<Task>>,
     /// The tasks that were spawned and are not among `tasks` yet.
     spawned: Mutex<Vec<Task>>,
@@ -30,8 +30,8 @@ impl Executor {
         self.run();
     }
 
-    /// Runs the tasks that are ready. If a thread is running tasks already, this returns, and that thread runs these tasks,
-    /// too. It may be this very thread, because a running task may wake other tasks.
+    /// Runs the tasks that are ready. If a thread is running tasks already, returns, and that thread runs these tasks, too.
+    /// The running thread may be the caller's own, because a running task may wake other tasks.
     ///
     /// # Panics
     /// If a task panics. The other tasks run first.

@@ -185,9 +185,9 @@ impl Lease {
         }
     }
 
-    /// As [`Lease::record_answer`], for an operation that a quorum has acknowledged. Each recorded touch that was answered
-    /// at least a settling time before `sent` extends the lease. A handshake that has [resumed](Lease::resumed) the session
-    /// also extends it. Returns `true` if this call is the first to find that the lease has run out.
+    /// Does the same as [`Lease::record_answer`], for an operation that a quorum has acknowledged. In addition, each recorded
+    /// touch that was answered at least a settling time before `sent` extends the lease, and so does a handshake that has
+    /// [resumed](Lease::resumed) the session. Returns `true` if this call is the first to find that the lease has run out.
     pub(super) fn acknowledged(&self, sent: Moment) -> bool {
         let mut newest = None;
         let mut state = self.state.lock();
@@ -390,7 +390,7 @@ impl Lease {
         self.epoch_at(self.now())
     }
 
-    /// As [`Lease::epoch`], where `now` is the present moment.
+    /// Does the same as [`Lease::epoch`], where `now` is the present moment.
     pub(crate) fn epoch_at(&self, now: Moment) -> Option<u64> {
         self.validity_at(now).map(|(_, epoch)| epoch)
     }

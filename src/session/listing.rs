@@ -34,7 +34,7 @@ pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Li
     list_or_join(session, directory).0
 }
 
-/// As [`list`]. Also returns whether the request was sent now. If not, it is sent later.
+/// Does the same as [`list`]. Also returns whether the request was sent now. If not, it is sent later.
 pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> (Reply<Listing>, bool) {
     let (answer, first) = session.store().begin_listing(directory);
     let is_sent = first.is_some();

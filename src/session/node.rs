@@ -260,7 +260,8 @@ impl Node {
         (loss, leaving)
     }
 
-    /// As [`leave`](Node::leave), in any phase: see [`NodeState::end`]. Also returns the reply to the create.
+    /// Leaves the node as [`leave`](Node::leave) does, but in any phase ([`NodeState::end`]). Also returns the reply to the
+    /// create.
     pub(crate) fn end(self: &Arc<Self>, may_signal: bool) -> (Vec<Leaving>, Option<Reply<Created>>) {
         if !self.has_left() {
             self.detect_loss();

@@ -75,7 +75,7 @@ where
     repeated(session, RetryLimit::LOST_ANSWERS, request).await
 }
 
-/// As [`until_known`], with another limit.
+/// Does the same as [`until_known`], with another limit.
 pub(crate) async fn repeated<T, F>(
     session: &Arc<dyn Session>,
     mut tries: RetryLimit,

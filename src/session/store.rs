@@ -140,7 +140,7 @@ impl SessionStore {
         self.lease.record_answer(sent);
     }
 
-    /// As [`SessionStore::record_answer`], for an operation that a quorum has acknowledged.
+    /// Records an answer as [`SessionStore::record_answer`] does, for an operation that a quorum has acknowledged.
     pub fn acknowledged(&self, sent: Moment) {
         if self.lease.acknowledged(sent) {
             self.detect_all_losses();

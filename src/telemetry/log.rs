@@ -62,7 +62,7 @@ pub(crate) fn silence_this_thread() {
 }
 
 /// Waits until the subscriber of `tracing` has received all events of this library so far, at most for `limit`. Returns
-/// whether it has received them. For a program that ends, and for tests.
+/// whether it has received them. Call this before a program ends, and in tests.
 ///
 /// Events are emitted by a thread of their own, `zk-rwlock-log`, so that a subscriber that blocks or panics costs no
 /// lock. At most 4,096 events wait for the subscriber. Further events are dropped, and their number is logged.

@@ -167,7 +167,7 @@ pub(super) fn raise(key: Key, by: i64) {
     });
 }
 
-/// Waits until the recorder has received everything counted so far. For a program that ends, and for tests.
+/// Waits until the recorder has received everything counted so far. Call this before a program ends, and in tests.
 ///
 /// Blocks the thread for as long as the recorder takes, and for at least the rest of the 20 ms for which changes are
 /// collected. The recorder itself must not call this function, because it would wait for itself.

@@ -43,7 +43,7 @@ pub(super) struct ZooKeeperSession {
     pub(super) connections: Arc<Connections>,
     /// A channel whose sender is dropped when the session has no connection any more, and will have none.
     pub(super) follower: watch::Receiver<()>,
-    /// The number of bytes of paths of ephemeral nodes that are still free.
+    /// For how many more bytes of paths of ephemeral nodes the session has room.
     room: Arc<Semaphore>,
     /// Whether the acquisition for which the session was opened has not taken its slot yet.
     is_fresh: AtomicBool,

@@ -287,8 +287,8 @@ fn fate_of(node: Option<&(Vec<u8>, Stat)>, base: Base, mark: Mark) -> Fate {
     }
 }
 
-/// Returns whether a node that this client's server does not show existed before. The node did if this process has seen a value
-/// in it, or if its twin exists. Asks the ensemble's leader whether the node is gone, because the server may lag behind.
+/// Returns whether a node that this client's server does not show has existed. It has if this process has seen a value in the
+/// node, or if the node's twin exists. Asks the ensemble's leader whether the node is gone, because the server may lag behind.
 pub(crate) async fn absence_of(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Absence, Failure> {
     let has_twin = retry::data(session, &metadata::twin_of(path), false).await?.is_some();
     let is_gone = (is_known || has_twin) && presence::is_there(session, path, None).await == Ok(false);
