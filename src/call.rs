@@ -146,7 +146,7 @@ impl<T: Send + 'static> Call<T> {
     /// Blocks the thread until the answer has come, and returns it. Needs no runtime.
     ///
     /// # Errors
-    /// As when awaited.
+    /// The same errors as when the call is awaited.
     ///
     /// # Panics
     /// On a thread that runs tasks of a tokio runtime: write `.await` there. See [`block_on`].

@@ -56,8 +56,8 @@ impl Cache {
     }
 
     /// Joins the newest kept node, or begins to acquire a new node with `begin`. Refuses the use in a forked process.
-    /// Also refuses a use that needs a new node if the last node of this mode was kept in vain, because another
-    /// contender asked for that node before its second use.
+    /// Also refuses a use that needs a new node if another contender asked for the last node of this mode before that
+    /// node had a second use.
     pub(crate) fn join_or_begin(
         &self,
         mode: Mode,
@@ -92,9 +92,8 @@ impl Cache {
         }
     }
 
-    /// Creates a kept node of this mode, without an acquisition yet. Returns `None` if the last node of this mode was
-    /// kept in vain, because another contender asked for that node before its second use. The call after a `None`
-    /// creates a node again.
+    /// Creates a kept node of this mode, without an acquisition yet. Returns `None` if another contender asked for the
+    /// last node of this mode before that node had a second use. The call after a `None` creates a node again.
     fn new_node(&self, mode: Mode) -> Option<Arc<KeptNode>> {
         let in_vain = &self.in_vain[usize::from(mode == Mode::Write)];
         let keeps = !in_vain.swap(false, Ordering::AcqRel);

@@ -208,8 +208,8 @@ impl KeptNode {
         drop(self.settle(state, woken));
     }
 
-    /// Handles another contender's request for the node: records whether the node was kept in vain. Does nothing if the
-    /// node is closed already.
+    /// Handles another contender's request for the node: records in `in_vain` whether the request came before the node's
+    /// second use. Does nothing if the node is closed already.
     fn handle_ask(&self) {
         let state = self.state.lock();
         if !state.uses.is_closed {
@@ -326,7 +326,7 @@ impl KeptNode {
             if let Some(kept) = kept.upgrade() {
                 // The acquisition of a kept node asks for all kept nodes while it waits, and this request fires our own watch,
                 // too. So after a request of our own, the event does not prove that another contender has asked. The node is
-                // then given up, but does not count as kept in vain.
+                // then given up, but `in_vain` stays as it is.
                 if why == Why::Asked && !node.read(|it| it.asked_itself) {
                     kept.handle_ask();
                 }

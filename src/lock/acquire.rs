@@ -125,8 +125,8 @@ impl<G: Guard> Acquire<G> {
     /// not granted immediately. Calls `callback` again when the acquisition finds that the place or these contenders
     /// have changed.
     ///
-    /// Every acquisition lists the queue when it begins to wait, and when its predecessor has left but another contender is
-    /// still in the way. For this callback it also lists the queue once a second, or every (place × length of the queue)
+    /// Every acquisition lists the queue when it begins to wait, and when its predecessor has left but another contender
+    /// still blocks it. For this callback it also lists the queue once a second, or every (place × length of the queue)
     /// milliseconds if that is longer. So all waiters with a callback together read no more than about 10,000 names a second.
     /// Each call of `callback` also costs one read for each contender that it names (at most 8).
     ///
@@ -150,7 +150,7 @@ impl<G: Guard> Acquire<G> {
     /// Blocks the thread until the guard is granted, and returns it. Needs no runtime.
     ///
     /// # Errors
-    /// As when awaited.
+    /// The same errors as when the acquisition is awaited.
     ///
     /// # Panics
     /// On a thread that runs tasks of a tokio runtime: write `.await` there. See [`block_on`](crate::block_on).
@@ -197,7 +197,7 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Acquires the lock if no contender is in the way, or joins a node that this process keeps between uses.
+    /// Acquires the lock if no contender blocks this acquisition, or joins a node that this process keeps between uses.
     pub(crate) async fn try_acquire(&self, mode: Mode, timeout: Option<Duration>) -> Result<GuardHold, Error> {
         let mut acquisition = Acquisition::new(Arc::clone(&self.config), mode, Options::default());
         if let Some(cache) = &self.cache

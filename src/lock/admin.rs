@@ -149,7 +149,7 @@ impl RwLock {
     /// Removes the member of the queue that has this [token](crate::queue::Member::token), and returns it. `None` if no member
     /// has the token.
     ///
-    /// For operators who have seen in the [`queue`](RwLock::queue) that a member hangs. A holder is notified that it has lost
+    /// Call this if the [`queue`](RwLock::queue) shows a member that hangs. A holder is notified that it has lost
     /// the lock, with [`Loss::Removed`](crate::Loss::Removed), but perhaps only after the next contender was granted the
     /// lock. A waiter gets [`Error::Evicted`], and is never granted the lock.
     ///

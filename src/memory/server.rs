@@ -240,7 +240,7 @@ impl World {
     fn notify_all(&mut self, changes: &[Change], fired: &mut Vec<Notification>) {
         let of_key = |key: &String| self.watching.range((key.clone(), i64::MIN)..=(key.clone(), i64::MAX));
         let watch = changes.iter().flat_map(|(key, _)| of_key(key)).map(|(_, session)| session);
-        // Sorted and without duplicates.
+        // A `BTreeSet` is sorted and has no duplicates, so each session is notified once, and in the same order in each run.
         let concerned: BTreeSet<i64> = watch.chain(&self.lagging).copied().collect();
         for session in concerned {
             let Some(state) = self.sessions.get_mut(&session) else { continue };

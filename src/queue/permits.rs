@@ -88,7 +88,7 @@ pub(crate) enum Room {
 /// exist.
 ///
 /// # Errors
-/// As for [`taken`].
+/// The errors of [`taken`].
 pub(crate) fn room(number: u32, names: &[String], wanted: u32) -> Result<Room, &str> {
     let taken = taken(names)?;
     Ok(match wanted {

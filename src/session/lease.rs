@@ -185,8 +185,8 @@ impl Lease {
         }
     }
 
-    /// Does the same as [`Lease::record_answer`], for an operation that a quorum has acknowledged. In addition, each recorded
-    /// touch that was answered at least a settling time before `sent` extends the lease, and so does a handshake that has
+    /// Does the same as [`Lease::record_answer`], for an operation that a quorum has acknowledged. In addition, extends the
+    /// lease by each recorded touch that was answered at least a settling time before `sent`, and by a handshake that has
     /// [resumed](Lease::resumed) the session. Returns `true` if this call is the first to find that the lease has run out.
     pub(super) fn acknowledged(&self, sent: Moment) -> bool {
         let mut newest = None;

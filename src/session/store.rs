@@ -33,7 +33,7 @@ use crate::telemetry::user_thread::guarded;
 pub struct SessionStore {
     lease: Arc<Lease>,
     /// While this mutex is locked, no backend and no waker is called. A node's mutex may be locked while this mutex is
-    /// locked, but not the other way round.
+    /// locked. This mutex must not be locked while a node's mutex is locked.
     pub(super) record: Mutex<Record>,
     /// Wakes the task that renews the lease, because the connection has changed, the session is over, or the renewal
     /// must run sooner.

@@ -150,7 +150,7 @@ impl ZooKeeperBuilder {
     /// Connects. See [`ZooKeeper::connect`].
     ///
     /// # Errors
-    /// As for [`ZooKeeper::connect`], and [`Error::InvalidInput`] for an invalid option.
+    /// The errors of [`ZooKeeper::connect`], and [`Error::InvalidInput`] for an invalid option.
     pub async fn connect(self, servers: impl AsRef<str>) -> Result<ZooKeeper, Error> {
         self.check()?;
         let servers = Servers::parse(servers.as_ref())?;

@@ -152,8 +152,8 @@ impl ZooKeeperBuilder {
     }
 
     /// Authenticates with ZooKeeper's `digest` scheme. Unless an [`acl`](Self::acl) is given, only the same user may
-    /// then touch the nodes that are made. No server refuses a password. A wrong password makes another user. Cannot be
-    /// combined with `sasl`.
+    /// then touch the nodes that are made. No server refuses a password: with a wrong password, the client counts as another
+    /// user. Cannot be combined with `sasl`.
     ///
     /// The password is sent as it is, and again on each reconnect. So encrypt the connection, with
     #[cfg_attr(feature = "tls", doc = "[`tls`](Self::tls).")]

@@ -230,8 +230,8 @@ impl Credentials {
     /// Describes the user, without a secret.
     pub(super) fn whom(&self) -> String {
         match self {
-            // The description does not say that the password is right, because no server refuses one: a wrong password
-            // makes another user.
+            // The description does not say that the password is right, because no server refuses a wrong password. The
+            // client then counts as another user.
             Credentials::Digest { user, .. } => format!("digest user {} with the password given", quoted(user)),
             #[cfg(feature = "sasl-digest-md5")]
             Credentials::DigestMd5 { user, .. } => format!("SASL user {}", quoted(user)),

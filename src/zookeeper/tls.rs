@@ -91,7 +91,7 @@ impl Tls {
     /// Replaces the client's certificate for later connections. Open connections stay, with their sessions and locks.
     ///
     /// # Errors
-    /// As for [`identity_pem`](Tls::identity_pem). The old certificate then stays.
+    /// The errors of [`identity_pem`](Tls::identity_pem). After an error, the old certificate stays.
     pub fn renew_identity_pem(&self, certificate: &str, key: &str) -> Result<(), Error> {
         let (identity, own) = identity(certificate, key)?;
         self.own.lock().identity = Some(own);
@@ -102,7 +102,7 @@ impl Tls {
     /// Replaces the trusted authorities for later connections.
     ///
     /// # Errors
-    /// As for [`from_ca_pem`](Tls::from_ca_pem). The old authorities then stay.
+    /// The errors of [`from_ca_pem`](Tls::from_ca_pem). After an error, the old authorities stay.
     pub fn renew_ca_pem(&self, pem: &str) -> Result<(), Error> {
         let (ca, verifier) = ca(pem)?;
         self.own.lock().verifier = verifier;

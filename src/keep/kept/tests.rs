@@ -12,8 +12,8 @@ use crate::session::contract::Coordinator;
 
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Creates a kept node whose acquisition has not ended, with this many waiting uses. Also returns the flag that says
-/// whether the node was kept in vain.
+/// Creates a kept node whose acquisition has not ended, with this many waiting uses. Also returns its flag `in_vain`: whether
+/// another contender asked for the node before its second use.
 fn entering(uses: usize) -> (Arc<KeptNode>, Vec<Joined<KeptUse, PendingUse>>, Arc<AtomicBool>) {
     let (lock, in_vain) = (RwLock::new(&Memory::new(), "/a").unwrap(), Arc::default());
     let kept = KeptNode::new(lock.config(), Mode::Read, IDLE, &in_vain);
