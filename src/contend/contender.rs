@@ -83,7 +83,7 @@ impl Contender {
         });
     }
 
-    /// Returns the watch on the lock's directory that was armed before the create. The watch fires when another contender
+    /// Takes the watch on the lock's directory that was armed before the create. The watch fires when another contender
     /// requests that kept nodes be given up. `None` if the watch is not known to be armed.
     pub(crate) async fn directory_watch(&self) -> Option<Watch> {
         let directory_watch = self.node.change(|it| it.directory_watch.take())?;

@@ -216,7 +216,7 @@ impl SemaphoreState {
             let version = node.as_ref().map(|(_, stat)| stat.version);
             match (self.known(), self.read_twin(session).await?) {
                 (known, Twin::Number(was)) if known != Some(was) => {
-                    // Our server may not show the number of permits that another client has written. So the ensemble's
+                    // Our server may not yet show the number of permits that another client has written. So the ensemble's
                     // leader is asked.
                     if presence::is_there(session, &**path, version).await? == version.is_some() {
                         return Err(self.permits_error(PermitsError::Vanished { was }).into());

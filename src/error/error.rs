@@ -293,7 +293,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// The operation of a [`PermissionDenied`](Error::PermissionDenied) that leaves a node behind.
+    /// The operation in a [`PermissionDenied`](Error::PermissionDenied) that says that this client may not delete its own node.
+    /// The node then stays until its session ends.
     pub const DELETE_OWN_NODE: &str = "delete our own node (it stays until its session ends)";
 
     /// The operation of a [`PermissionDenied`](Error::PermissionDenied) that the caller's own [`Acl`](crate::security::Acl)
@@ -376,7 +377,7 @@ impl Error {
 
     /// Returns the error for an invalid input. A text that repeats a very long input is shortened in the middle.
     pub(crate) fn invalid(problem: impl Into<String>) -> Error {
-        // The limit of 4,000 characters leaves a text about a path of 1,024 bytes whole.
+        // A text about the longest path, of 1,024 bytes, has fewer than 4,000 characters, and is not shortened.
         Error::InvalidInput(shortened(&problem.into(), 4_000, 150).into_owned())
     }
 

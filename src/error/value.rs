@@ -84,8 +84,8 @@ pub enum ValueError {
     TooLarge {
         /// The size of the value in bytes, including its header.
         bytes: usize,
-        /// The [`size_limit`](crate::shared::SharedBuilder::size_limit). The value was larger, and was not sent. `None` if the
-        /// value was sent, and the servers closed the connection each time, because their `jute.maxbuffer` is smaller.
+        /// The [`size_limit`](crate::shared::SharedBuilder::size_limit). A value above this limit is not sent. `None` if the
+        /// value was sent, and the servers closed the connection each time, because it exceeds their `jute.maxbuffer`.
         limit: Option<usize>,
     },
 }

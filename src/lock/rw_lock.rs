@@ -351,15 +351,15 @@ impl RwLockBuilder {
     /// the node covers is granted immediately: a READ node covers reads, a WRITE node covers writes and reads. The uses
     /// of one node follow the rules of the lock among themselves, first come first served. The node is given up
     ///
-    /// - when another contender asks for the lock: immediately if the node is idle, or else after the uses that run. No
-    ///   use joins the node after that. A later acquisition queues up behind the contender that asked;
+    /// - when another contender asks for the lock: immediately if the node is idle, or else after the uses that run. Once
+    ///   a contender has asked, no further use joins the node, and a later acquisition queues up behind that contender;
     /// - when the node was idle for `idle`, and when the last clone of the handle is dropped;
     /// - when the node is lost. The lease guards a kept node like any other, so a use never begins under a lost lock.
     ///
     /// A waiting contender asks in one request, whatever its own options are, and needs the permission to write the
     /// lock's directory. Without that permission, the contender logs this once, and waits until the node was idle for
-    /// `idle`, or until the process that keeps the node checks the queue. That process checks the queue each `idle`, but at
-    /// most every 30 s and at least every ten minutes. A `try_` method asks nobody. To take a lock that others keep, use a
+    /// `idle`, or until the process that keeps the node checks the queue. That process checks the queue at
+    /// intervals of `idle`, but of 30 s at least and of ten minutes at most. A `try_` method asks nobody. To take a lock that others keep, use a
     /// [timeout](Acquire::timeout), or [ask](RwLock::ask) first.
     ///
     /// - Guards that use one node have one [token](crate::Hold::fencing_token), and are [lost](crate::Hold::lost) together.

@@ -423,7 +423,7 @@ impl World {
         }
     }
 
-    /// Ends the lag and the silence of a session's server.
+    /// Lets a session's server show the newest state, and answer the requests that it has received while it was silent.
     pub(super) fn catch_up(&mut self, session: i64, fired: &mut Vec<Notification>) {
         self.update_view(session, fired);
         self.lagging.remove(&session);

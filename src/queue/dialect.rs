@@ -360,7 +360,7 @@ fn split_native(name: &str) -> Option<(&str, Place)> {
 /// spelling.
 fn parse_sequence(digits: &str) -> Option<i64> {
     let sequence: i64 = digits.parse().ok()?;
-    let printed_by_server = digits.len() >= 10 && !digits.starts_with('+');
+    let printed_by_server = digits.len() >= 10 && !digits.starts_with('+') && digits != "-000000000";
     let padded = digits.len() == 10 || !digits.trim_start_matches('-').starts_with('0');
     (printed_by_server && padded).then_some(sequence)
 }

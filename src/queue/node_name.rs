@@ -233,7 +233,13 @@ mod tests {
         for name in ["h~keep-READ-0000000001x", "h~~keep-READ-0000000001", "h~a~keep~keep-READ-0000000001"] {
             foreign(name);
         }
-        for name in ["h~-READ-0000000001", "h~a~b-READ-0000000001", "a b-READ-0000000001", "h-READ-+000000001"] {
+        for name in [
+            "h~-READ-0000000001",
+            "h~a~b-READ-0000000001",
+            "a b-READ-0000000001",
+            "h-READ-+000000001",
+            "h-READ--000000000",
+        ] {
             foreign(name);
         }
         for name in ["h-read-0000000001", "h-READ-0000000001 ", "é-READ-0000000001", "h-WRITE-99999999999999999999"] {

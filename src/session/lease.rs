@@ -185,9 +185,10 @@ impl Lease {
         }
     }
 
-    /// Does the same as [`Lease::record_answer`], for an operation that a quorum has acknowledged. In addition, extends the
-    /// lease by each recorded touch that was answered at least a settling time before `sent`, and by a handshake that has
-    /// [resumed](Lease::resumed) the session. Returns `true` if this call is the first to find that the lease has run out.
+    /// Does the same as [`Lease::record_answer`], for an operation that was sent at `sent` and that a quorum has
+    /// acknowledged. In addition, counts the lease from the newest recorded touch that was answered at least a settling time before
+    /// `sent`, or from a handshake that has [resumed](Lease::resumed) the session, if that is newer. Returns `true` if this
+    /// call is the first to find that the lease has run out.
     pub(super) fn acknowledged(&self, sent: Moment) -> bool {
         let mut newest = None;
         let mut state = self.state.lock();
@@ -375,7 +376,7 @@ impl Lease {
         self.state.lock().answered
     }
 
-    /// Returns whether the lease was extended by a request that was sent at this moment or later.
+    /// Returns whether the lease was extended by a request that was sent at `moment` or later.
     pub(crate) fn counts_since(&self, moment: Moment) -> bool {
         self.state.lock().counted >= moment
     }

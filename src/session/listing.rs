@@ -59,7 +59,8 @@ impl SessionStore {
         (listings.next.get_or_insert_with(|| watch::channel(None).0).subscribe(), None)
     }
 
-    /// Records the answer to a listing. If the next listing must be sent now, returns the sender of its answer.
+    /// Records that a listing was answered, and whether the directory is large. If the next listing must be sent now, returns
+    /// the channel to the callers that wait for its answer.
     fn end_listing(&self, directory: &Arc<str>, is_large: bool) -> Option<Callers> {
         let mut record = self.record.lock();
         let listings = record.listings.get_mut(directory)?;

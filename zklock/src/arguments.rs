@@ -75,7 +75,7 @@ impl Arguments {
         let beginnings: Vec<_> = words.iter().map(|word| beginning_if_too_long(word)).collect();
         if beginnings.iter().any(Option::is_some) {
             // clap compares an unknown option with every known one, which takes seconds for a very long option. This call makes
-            // clap refuse the option by its beginning. A long argument of the command is not refused.
+            // clap refuse the option by its beginning. clap accepts a long argument of the command that zklock runs, and any value.
             let either = |(word, beginning): (&OsString, Option<OsString>)| beginning.unwrap_or_else(|| word.clone());
             Arguments::read(words.iter().zip(beginnings).map(either).collect())?;
         }
@@ -310,8 +310,8 @@ pub(crate) enum Task {
     /// Draw the lines of `zklock watch --json`: who waited, who held, and when.
     ///
     /// The picture is SVG. A contender has a row, with its mode, host, label and token. Waiting is light and holding is dark.
-    /// The bar of a write is high, and the bar of a read is low. Hover over a row for its times. A watcher sees neither why a
-    /// holder left nor the gap of a hand-off. A grey bar covers the time in which the watcher was cut off.
+    /// The bar of a write is high, and the bar of a read is low. Hover over a row for its times. `watch` sees neither why a
+    /// holder left nor the moment between a release and the next grant. A grey bar covers the time in which `watch` was cut off.
     Timeline(Timeline),
     /// Ask the processes that only keep a lock to give it up.
     ///
@@ -419,7 +419,7 @@ fn time(text: &str) -> Result<SystemTime, String> {
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock ask [OPTIONS] PATH")]
 pub(crate) struct Ask {
-    /// The lock. The client needs the rights READ and WRITE on its directory.
+    /// The lock. The client needs the rights READ and WRITE on the lock's directory.
     #[arg(value_name = "PATH")]
     pub(crate) path: String,
 }
@@ -465,7 +465,7 @@ pub(crate) struct Break {
     #[arg(value_name = "PATH")]
     pub(crate) path: String,
 
-    /// The token of the holder or waiter to remove: see `zklock ls`. No token is ever used twice.
+    /// The token of the holder or waiter to remove: see `zklock ls`. No two nodes ever have the same token.
     #[arg(value_name = "TOKEN", value_parser = token)]
     pub(crate) token: i64,
 

@@ -229,7 +229,7 @@ pub(crate) fn shorten_in_the_middle(text: &str, most: usize) -> String {
 /// The mark for the part that is left out.
 const MORE: char = '…';
 
-/// Returns as much of the beginning as fits into `most` columns. The whole text is measured each time, because some
+/// Returns as much of the beginning as fits into `most` columns. Measures each possible beginning as a whole, because some
 /// characters are wider together than alone.
 fn beginning(text: &str, most: usize) -> &str {
     let ends = text.char_indices().take(STACKED.saturating_mul(most)).map(|(at, character)| at + character.len_utf8());

@@ -162,7 +162,7 @@ mod tests {
         Error::Unreachable(reason.to_owned())
     }
 
-    /// Returns a copy after one read from a synced server.
+    /// Returns the [`Known`] of a process that has read the value once, from a synced server.
     fn known_at(czxid: i64, version: i32) -> Known {
         let mut known = Known::default();
         assert!(known.record_read(b"a".to_vec(), czxid, version, 0));

@@ -230,7 +230,7 @@ struct Subscriber<T> {
     known: watch::Receiver<Known>,
     /// Whether the stream has yielded nothing yet.
     is_new: bool,
-    /// If the node had lost its value before the stream's first item, the event number of that value. 0 otherwise.
+    /// The event number of the node's last value, if the node had lost that value before the stream's first item. 0 otherwise.
     before: u64,
     seen: u64,
     /// The background write of the initial value, if one runs.

@@ -221,7 +221,7 @@ fn renewals_in_time_keep_the_epoch() {
     assert_eq!(stage.lease.epoch(), Some(epoch));
 }
 
-/// No call updates the lease after its end, so only the clock shows that the lease has run out.
+/// In this test nothing is called when the lease ends, so only the clock shows that it has run out.
 #[test]
 fn the_atomics_agree_with_the_locked_state() {
     let stage = Stage::begun();

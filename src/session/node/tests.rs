@@ -39,7 +39,7 @@ fn held_at_is_none_once_the_node_is_lost_or_left() {
     }
 }
 
-/// A waker that checks the node when it is called, as an executor does that polls the task inside `wake`.
+/// A waker that checks the node inside `wake`, like an executor that polls the task there.
 struct Looks {
     node: Arc<Node>,
     has_seen: AtomicBool,

@@ -178,7 +178,7 @@ fn options_of(command: &Command, current: &str) -> Vec<Completion> {
     candidates
 }
 
-/// Returns the subcommands that are not hidden.
+/// Returns the subcommands that begin with `current` and are not hidden.
 fn tasks(program: &Command, current: &str) -> Vec<Completion> {
     let shown = program.get_subcommands().filter(|task| !task.is_hide_set() && task.get_name().starts_with(current));
     let about = |task: &Command| task.get_about().map(|about| first_sentence(&about.to_string())).unwrap_or_default();

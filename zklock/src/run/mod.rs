@@ -494,10 +494,10 @@ fn grace(wanted: Duration, left: Duration) -> (Duration, Duration) {
 
 /// Ends the command: TERM, the grace, KILL. Returns how the command ended.
 ///
-/// ZooKeeper lets no other contender have the lock for one session timeout after it last heard of this session. The
-/// lease ends when a quarter of this time is left, and KILL is sent when a sixth of that quarter is left. There is no
-/// grace if another contender may already have the lock. The grace is the whole `--grace` if this contender's node was
-/// removed on purpose.
+/// ZooKeeper grants the lock to no other contender until one session timeout after it last heard of this session. KILL follows
+/// TERM after `--grace`, but at the latest when a sixth of the time that was left at TERM remains. No time is left, and so
+/// KILL is sent at once, if another contender may already have the lock. Somebody who removes this contender's node on
+/// purpose accepts that: the grace is then the whole `--grace`.
 async fn stop(guard: &AnyGuard, run: &Run, mut child: Child, typed: &mut Option<Signal>) -> &'static str {
     let how = end(guard, run, &mut child).await;
     let reaped = child.reap();

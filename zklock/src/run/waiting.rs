@@ -108,7 +108,7 @@ fn name(member: &Member, level: usize) -> String {
     words.join(" ")
 }
 
-/// Returns the host, without its domain and shortened if it is wider than `longest`.
+/// Returns the host. If it is wider than `longest`, its domain is left out, and the rest is shortened as far as needed.
 fn host(member: &Member, longest: usize) -> String {
     let host = escape_controls(&member.host);
     match width(&host) > longest {

@@ -28,8 +28,8 @@ const STEPS: [u64; 22] = [
 /// A day in milliseconds.
 const DAY: u64 = 86_400_000;
 
-/// Waiting is light and holding is dark, so that a print shows the difference. The bar of a write is high, that of a read is
-/// low.
+/// The style sheet of the picture. Waiting is light and holding is dark, so that they differ in a print without colours, too. The
+/// bar of a write is high, and the bar of a read is low.
 const STYLE: &str = include_str!("style.css");
 
 /// The time axis of the picture.
