@@ -1,4 +1,5 @@
-//! [`Acquire`], the builder of an acquisition of any kind of guard, and [`Granting`], the future of an acquisition.
+//! [`Acquire`], the builder of an acquisition of any kind of guard; [`Granting`], the future of an acquisition; and the methods
+//! of [`RwLock`] that acquire it.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -6,13 +7,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use crate::call::{self, Late};
+use crate::call::{self, Call, Late};
 use crate::contend::acquisition::{Acquisition, Options};
-use crate::contend::config::LockConfig;
 use crate::error::error::Error;
 use crate::keep::cache::Cache;
 use crate::keep::join;
 use crate::lock::hold::{GuardHold, ReadGuard, WriteGuard};
+use crate::lock::rw_lock::RwLock;
 use crate::observe::on_wait::Listener;
 use crate::observe::trace::AcquireTrace;
 use crate::queue::member::Progress;
@@ -172,31 +173,140 @@ impl<G: Guard> IntoFuture for Acquire<G> {
 debug!(Acquire<G> as "Acquire" for [G: Guard], |it| options: it.options);
 
 impl Guard for WriteGuard {
-    type Source = Lock;
+    type Source = RwLock;
 
-    fn acquire(lock: Lock, options: Options) -> Granting<WriteGuard> {
+    fn acquire(lock: RwLock, options: Options) -> Granting<WriteGuard> {
         acquire(lock, Mode::Write, options, WriteGuard::new)
     }
 }
 
 impl Guard for ReadGuard {
-    type Source = Lock;
+    type Source = RwLock;
 
-    fn acquire(lock: Lock, options: Options) -> Granting<ReadGuard> {
+    fn acquire(lock: RwLock, options: Options) -> Granting<ReadGuard> {
         acquire(lock, Mode::Read, options, ReadGuard::new)
     }
 }
 
-/// The fields of a [`RwLock`](crate::RwLock). They are a type of their own, because `rw_lock.rs` imports this file, and two
-/// files must not import each other.
-#[derive(Clone, Debug)]
-pub struct Lock {
-    pub(crate) config: Arc<LockConfig>,
-    /// The cache of kept nodes. `None` unless the user set `keep`.
-    pub(crate) cache: Option<Arc<Cache>>,
-}
+impl RwLock {
+    /// Acquires the lock to read: shared with other readers.
+    ///
+    /// Await the returned builder, with or without options. Waits until every earlier writer has left. See [`RwLock`]
+    /// for fairness.
+    ///
+    /// # Cancel safety
+    /// Dropping the future at any point gives up the place in the queue. The node and its watches are removed as soon as the
+    /// server can be reached.
+    ///
+    /// # Errors
+    /// See [`Error`]; [`Error::Timeout`] only if a [`timeout`](Acquire::timeout) was given.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let guard = lock.read().timeout(Duration::from_secs(5)).label("reload").await?;
+    /// assert!(guard.is_held());
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn read(&self) -> Acquire<ReadGuard> {
+        Acquire::new(self.clone())
+    }
 
-impl Lock {
+    /// Acquires the lock to write: alone.
+    ///
+    /// Await the returned builder, with or without options. Waits until every earlier contender has left. See
+    /// [`RwLock`] for fairness.
+    ///
+    /// # Cancel safety
+    /// As for [`RwLock::read`].
+    ///
+    /// # Errors
+    /// See [`Error`]; [`Error::Timeout`] only if a [`timeout`](Acquire::timeout) was given.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # tokio::time::pause();
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let held = lock.write().label("migrate v42").await?;
+    /// let late = lock.write().timeout(Duration::from_millis(10)).await.unwrap_err();
+    /// assert!(late.to_string().contains("migrate v42"), "{late}");
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn write(&self) -> Acquire<WriteGuard> {
+        Acquire::new(self.clone())
+    }
+
+    /// Acquires the lock to read if no writer holds it or waits for it. Does not wait. Writes nothing to the ensemble
+    /// if the lock is taken.
+    ///
+    /// Before the call fails, it asks the leader whether the contenders that exclude it still exist, because a server that lags
+    /// may show a node that is gone. If the lock looked free but another contender is faster, the call fails after it has
+    /// written one node and removed that node. [How long the call takes](Call#how-long-it-takes) is bounded by the session
+    /// timeout, and with [`timeout`](Call::timeout).
+    ///
+    /// # Cancel safety
+    /// As for [`RwLock::read`].
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`], which names the contenders that an acquisition would wait for. Otherwise see [`Error`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let writer = lock.write().await?;
+    /// assert!(lock.try_read().await.unwrap_err().is_would_block());
+    /// writer.release().await?;
+    /// let reader = lock.try_read().await?;
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn try_read(&self) -> Call<ReadGuard> {
+        let lock = self.clone();
+        Call::new(|timeout| async move { lock.try_acquire(Mode::Read, timeout).await.map(ReadGuard::new) })
+    }
+
+    /// Acquires the lock to write if no contender holds it or waits for it. Does not wait. Writes nothing to the
+    /// ensemble if the lock is taken.
+    ///
+    /// Before the call fails, it asks the leader whether the contenders that exclude it still exist, because a server that lags
+    /// may show a node that is gone. If the lock looked free but another contender is faster, the call fails after it has
+    /// written one node and removed that node. [How long the call takes](Call#how-long-it-takes) is bounded by the session
+    /// timeout, and with [`timeout`](Call::timeout).
+    ///
+    /// # Cancel safety
+    /// As for [`RwLock::read`].
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`], which names the contenders that an acquisition would wait for. Otherwise see [`Error`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/partition-7")?;
+    /// match lock.try_write().await {
+    ///     Ok(guard) => { /* work on the partition */ }
+    ///     Err(error) if error.is_would_block() => { /* another process does */ }
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn try_write(&self) -> Call<WriteGuard> {
+        let lock = self.clone();
+        Call::new(|timeout| async move { lock.try_acquire(Mode::Write, timeout).await.map(WriteGuard::new) })
+    }
+
     /// Acquires the lock if no contender blocks this acquisition, or joins a node that this process keeps between uses.
     pub(crate) async fn try_acquire(&self, mode: Mode, timeout: Option<Duration>) -> Result<GuardHold, Error> {
         let mut acquisition = Acquisition::new(Arc::clone(&self.config), mode, Options::default());
@@ -210,7 +320,7 @@ impl Lock {
 }
 
 /// Acquires the lock, with a node of its own or with a node that this process keeps between uses.
-fn acquire<G: 'static>(lock: Lock, mode: Mode, options: Options, guard: fn(GuardHold) -> G) -> Granting<G> {
+fn acquire<G: 'static>(lock: RwLock, mode: Mode, options: Options, guard: fn(GuardHold) -> G) -> Granting<G> {
     let mut acquisition = Acquisition::new(lock.config, mode, options);
     let span = acquisition.begin_trace();
     if let Some(cache) = lock.cache {
@@ -238,9 +348,9 @@ async fn join_or_acquire(
 }
 
 /// Acquires the lock, and then runs `rest` within what is left of the timeout.
-pub(crate) async fn acquire_and<L, G, F>(lock: Lock, options: Options, rest: impl FnOnce(L) -> F) -> Result<G, Error>
+pub(crate) async fn acquire_and<L, G, F>(lock: RwLock, options: Options, rest: impl FnOnce(L) -> F) -> Result<G, Error>
 where
-    L: Guard<Source = Lock>,
+    L: Guard<Source = RwLock>,
     F: Future<Output = Result<G, Error>>,
 {
     // If an option is invalid, `timeout` is an error, which counts as no timeout here. The acquisition in the next line fails
@@ -252,7 +362,7 @@ where
 
 /// Acquires the lock without waiting for a contender, and then runs `rest` within what is left of the timeout.
 pub(crate) async fn try_acquire<L, G, F>(
-    lock: Lock,
+    lock: RwLock,
     mode: Mode,
     timeout: Option<Duration>,
     guard: fn(GuardHold) -> L,
@@ -267,6 +377,6 @@ where
     call::in_time_for(late, call::bounded(&lock.config.coordinator, limit, rest(guard(held)))).await
 }
 
-fn late(lock: &Lock, timeout: Option<Duration>) -> Late {
+fn late(lock: &RwLock, timeout: Option<Duration>) -> Late {
     timeout.map(|timeout| (timeout, call::late(&lock.config.coordinator, timeout)))
 }

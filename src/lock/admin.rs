@@ -142,8 +142,8 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn queue(&self) -> Call<Queue> {
-        let config = Arc::clone(self.config());
-        Call::in_time(&self.config().coordinator, async move { config.queue_and_record().await })
+        let config = Arc::clone(&self.config);
+        Call::in_time(&self.config.coordinator, async move { config.queue_and_record().await })
     }
 
     /// Removes the member of the queue that has this [token](crate::queue::Member::token), and returns it. `None` if no member
@@ -176,8 +176,8 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn evict(&self, token: i64) -> Call<Option<Member>> {
-        let config = Arc::clone(self.config());
-        Call::in_time(&self.config().coordinator, async move {
+        let config = Arc::clone(&self.config);
+        Call::in_time(&self.config.coordinator, async move {
             // `true` syncs the server first, because a server that lags may not show a member that other clients see already.
             config.evict(config.queue(true, None).await?.0, token).await
         })
@@ -213,8 +213,8 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn forget(&self) -> Call<Option<Record>> {
-        let config = Arc::clone(self.config());
-        Call::in_time(&self.config().coordinator, async move { config.forget().await })
+        let config = Arc::clone(&self.config);
+        Call::in_time(&self.config.coordinator, async move { config.forget().await })
     }
 
     /// Asks every process that only [keeps](crate::RwLockBuilder::keep) the lock to give it up: immediately if its node
@@ -254,8 +254,8 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn ask(&self) -> Call<()> {
-        let config = Arc::clone(self.config());
-        Call::in_time(&self.config().coordinator, async move { config.ask().await })
+        let config = Arc::clone(&self.config);
+        Call::in_time(&self.config.coordinator, async move { config.ask().await })
     }
 }
 

@@ -1,18 +1,14 @@
-//! [`RwLock`] and its builder.
+//! [`RwLock`] and its builder. The methods that acquire the lock are in `acquire.rs`, and the calls for operators in `admin.rs`.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::call::Call;
 use crate::contend::config::LockConfig;
 use crate::contend::warnings::{WARN_AFTER, Warnings};
 use crate::error::error::Error;
 use crate::keep::cache::Cache;
-use crate::lock::acquire::{Acquire, Lock};
-use crate::lock::hold::{ReadGuard, WriteGuard};
 use crate::observe::lock_paths::LockPaths;
 use crate::queue::dialect::{Dialect, machine_name};
-use crate::queue::mode::Mode;
 use crate::session::contract::Coordinator;
 use crate::telemetry::meter::PathLabel;
 use crate::validation;
@@ -20,14 +16,15 @@ use crate::validation;
 /// One read/write lock, shared by all processes that open the same path of the same ensemble.
 ///
 /// A handle is cheap to clone, and holds no lock itself. Each acquisition gives a guard. Dropping or
-/// [releasing](WriteGuard::release) the guard releases the lock.
+/// [releasing](crate::WriteGuard::release) the guard releases the lock.
 ///
 /// # Fairness
 /// Strictly first come, first served. Readers hold together, but a reader that comes after a waiting writer waits
 /// behind that writer, so writers do not starve. Hence a task that holds a read lock must not wait for a second read
-/// lock on the same path: with a writer queued between the two, all three wait for ever. Use [`ReadGuard::share`]
-/// instead. There is no upgrade from read to write, because two upgrading readers would wait for each other. Release,
-/// acquire the write lock, and look again: [the guide](crate::guide#from-reading-to-writing) has the pattern.
+/// lock on the same path: with a writer queued between the two, all three wait for ever. Use
+/// [`ReadGuard::share`](crate::ReadGuard::share) instead. There is no upgrade from read to write, because two upgrading
+/// readers would wait for each other. Release, acquire the write lock, and look again:
+/// [the guide](crate::guide#from-reading-to-writing) has the pattern.
 ///
 /// Acquisitions that join a node which their process [keeps](RwLockBuilder::keep) do not queue. They join the node only
 /// while no other contender waits for the lock.
@@ -55,7 +52,9 @@ use crate::validation;
 /// ```
 #[derive(Clone, Debug)]
 pub struct RwLock {
-    pub(crate) lock: Lock,
+    pub(crate) config: Arc<LockConfig>,
+    /// The cache of kept nodes. `None` unless the user set `keep`.
+    pub(crate) cache: Option<Arc<Cache>>,
 }
 
 impl RwLock {
@@ -91,138 +90,16 @@ impl RwLock {
         }
     }
 
-    pub(crate) fn config(&self) -> &Arc<LockConfig> {
-        &self.lock.config
-    }
-
     /// Removes the node that this process keeps between uses, if no guard uses it.
     pub(crate) fn let_go(&self) {
-        if let Some(cache) = &self.lock.cache {
+        if let Some(cache) = &self.cache {
             cache.let_go();
         }
     }
 
     /// Returns the path of the lock's directory.
     pub fn path(&self) -> &str {
-        &self.config().directory
-    }
-
-    /// Acquires the lock to read: shared with other readers.
-    ///
-    /// Await the returned builder, with or without options. Waits until every earlier writer has left. See [`RwLock`]
-    /// for fairness.
-    ///
-    /// # Cancel safety
-    /// Dropping the future at any point gives up the place in the queue. The node and its watches are removed as soon as the
-    /// server can be reached.
-    ///
-    /// # Errors
-    /// See [`Error`]; [`Error::Timeout`] only if a [`timeout`](Acquire::timeout) was given.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use zk_rwlock::{Error, Memory, RwLock};
-    /// # tokio_test::block_on(async {
-    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
-    /// let guard = lock.read().timeout(Duration::from_secs(5)).label("reload").await?;
-    /// assert!(guard.is_held());
-    /// # Ok::<(), Error>(()) }).unwrap();
-    /// ```
-    pub fn read(&self) -> Acquire<ReadGuard> {
-        Acquire::new(self.lock.clone())
-    }
-
-    /// Acquires the lock to write: alone.
-    ///
-    /// Await the returned builder, with or without options. Waits until every earlier contender has left. See
-    /// [`RwLock`] for fairness.
-    ///
-    /// # Cancel safety
-    /// As for [`RwLock::read`].
-    ///
-    /// # Errors
-    /// See [`Error`]; [`Error::Timeout`] only if a [`timeout`](Acquire::timeout) was given.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use zk_rwlock::{Error, Memory, RwLock};
-    /// # tokio_test::block_on(async {
-    /// # tokio::time::pause();
-    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
-    /// let held = lock.write().label("migrate v42").await?;
-    /// let late = lock.write().timeout(Duration::from_millis(10)).await.unwrap_err();
-    /// assert!(late.to_string().contains("migrate v42"), "{late}");
-    /// # Ok::<(), Error>(()) }).unwrap();
-    /// ```
-    pub fn write(&self) -> Acquire<WriteGuard> {
-        Acquire::new(self.lock.clone())
-    }
-
-    /// Acquires the lock to read if no writer holds it or waits for it. Does not wait. Writes nothing to the ensemble
-    /// if the lock is taken.
-    ///
-    /// Before the call fails, it asks the leader whether the contenders that exclude it still exist, because a server that lags
-    /// may show a node that is gone. If the lock looked free but another contender is faster, the call fails after it has
-    /// written one node and removed that node. [How long the call takes](Call#how-long-it-takes) is bounded by the session
-    /// timeout, and with [`timeout`](Call::timeout).
-    ///
-    /// # Cancel safety
-    /// As for [`RwLock::read`].
-    ///
-    /// # Errors
-    /// [`Error::WouldBlock`], which names the contenders that an acquisition would wait for. Otherwise see [`Error`].
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use zk_rwlock::{Error, Memory, RwLock};
-    /// # tokio_test::block_on(async {
-    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
-    /// let writer = lock.write().await?;
-    /// assert!(lock.try_read().await.unwrap_err().is_would_block());
-    /// writer.release().await?;
-    /// let reader = lock.try_read().await?;
-    /// # Ok::<(), Error>(()) }).unwrap();
-    /// ```
-    pub fn try_read(&self) -> Call<ReadGuard> {
-        let lock = self.lock.clone();
-        Call::new(|timeout| async move { lock.try_acquire(Mode::Read, timeout).await.map(ReadGuard::new) })
-    }
-
-    /// Acquires the lock to write if no contender holds it or waits for it. Does not wait. Writes nothing to the
-    /// ensemble if the lock is taken.
-    ///
-    /// Before the call fails, it asks the leader whether the contenders that exclude it still exist, because a server that lags
-    /// may show a node that is gone. If the lock looked free but another contender is faster, the call fails after it has
-    /// written one node and removed that node. [How long the call takes](Call#how-long-it-takes) is bounded by the session
-    /// timeout, and with [`timeout`](Call::timeout).
-    ///
-    /// # Cancel safety
-    /// As for [`RwLock::read`].
-    ///
-    /// # Errors
-    /// [`Error::WouldBlock`], which names the contenders that an acquisition would wait for. Otherwise see [`Error`].
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use zk_rwlock::{Error, Memory, RwLock};
-    /// # tokio_test::block_on(async {
-    /// # let lock = RwLock::new(&Memory::new(), "/locks/partition-7")?;
-    /// match lock.try_write().await {
-    ///     Ok(guard) => { /* work on the partition */ }
-    ///     Err(error) if error.is_would_block() => { /* another process does */ }
-    ///     Err(error) => return Err(error),
-    /// }
-    /// # Ok::<(), Error>(()) }).unwrap();
-    /// ```
-    pub fn try_write(&self) -> Call<WriteGuard> {
-        let lock = self.lock.clone();
-        Call::new(|timeout| async move { lock.try_acquire(Mode::Write, timeout).await.map(WriteGuard::new) })
+        &self.config.directory
     }
 }
 
@@ -313,7 +190,8 @@ impl RwLockBuilder {
     /// holder is notified before the next contender is granted the lock. Requests to other systems may still be under way.
     /// The [fencing token](crate::Hold::fencing_token) protects against them.
     ///
-    /// - The time begins with the grant. A [downgrade](WriteGuard::downgrade) or [share](ReadGuard::share) does not restart it.
+    /// - The time begins with the grant. A [downgrade](crate::WriteGuard::downgrade) or [share](crate::ReadGuard::share) does
+    ///   not restart it.
     /// - In a [`MultiLock`](crate::MultiLock) the time of each lock begins with its own grant, also while the next lock is
     ///   waited for.
     /// - On a [kept](Self::keep) node each use has its own time. The first use that lasts too long loses the node, and all
@@ -359,13 +237,13 @@ impl RwLockBuilder {
     /// A waiting contender asks in one request, whatever its own options are, and needs the permission to write the
     /// lock's directory. Without that permission, the contender logs this once, and waits until the node was idle for
     /// `idle`, or until the process that keeps the node checks the queue. That process checks the queue at
-    /// intervals of `idle`, but of 30 s at least and of ten minutes at most. A `try_` method asks nobody. To take a lock that others keep, use a
-    /// [timeout](Acquire::timeout), or [ask](RwLock::ask) first.
+    /// intervals of `idle`, but of 30 s at least and of ten minutes at most. A `try_` method asks nobody. To take a lock that
+    /// others keep, use a [timeout](crate::Acquire::timeout), or [ask](RwLock::ask) first.
     ///
     /// - Guards that use one node have one [token](crate::Hold::fencing_token), and are [lost](crate::Hold::lost) together.
-    /// - [`release`](ReadGuard::release) waits for nothing while the node is kept.
-    /// - [`downgrade`](WriteGuard::downgrade) turns the kept node into a READ node, which stays kept.
-    /// - The queue shows the [label](Acquire::label) of the acquisition that made the node.
+    /// - [`release`](crate::ReadGuard::release) waits for nothing while the node is kept.
+    /// - [`downgrade`](crate::WriteGuard::downgrade) turns the kept node into a READ node, which stays kept.
+    /// - The queue shows the [label](crate::Acquire::label) of the acquisition that made the node.
     /// - A WRITE node is given up after a use that has called
     ///   [`prepare_foreign_transaction`](crate::Hold::prepare_foreign_transaction).
     /// - If a contender asks for a kept node before the second use of the node, the next acquisition keeps no node.
@@ -440,7 +318,7 @@ impl RwLockBuilder {
         let idle = self.idle;
         let config = Arc::new(self.config(LockPaths::of_lock)?);
         let cache = idle.map(|idle| Arc::new(Cache::new(&config, idle)));
-        Ok(RwLock { lock: Lock { config, cache } })
+        Ok(RwLock { config, cache })
     }
 
     /// Returns the configuration of a semaphore at this path. The queue of a semaphore works like that of a lock.

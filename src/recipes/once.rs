@@ -10,7 +10,7 @@ use crate::contend::acquisition::Options;
 use crate::contend::config::LockConfig;
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
-use crate::lock::acquire::{self, Acquire, Granting, Guard, Lock};
+use crate::lock::acquire::{self, Acquire, Granting, Guard};
 use crate::lock::admin::RecordNode;
 use crate::lock::hold::WriteGuard;
 use crate::lock::rw_lock::RwLock;
@@ -131,7 +131,7 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn try_once_in(&self, period: Duration) -> Call<Work> {
-        let lock = self.lock.clone();
+        let lock = self.clone();
         Call::new(move |timeout| async move {
             check_period(&lock, period)?;
             let config = Arc::clone(&lock.config);
@@ -144,7 +144,7 @@ impl RwLock {
 }
 
 impl Guard for Work {
-    type Source = (Lock, Duration);
+    type Source = (RwLock, Duration);
 
     fn acquire((lock, period): Self::Source, options: Options) -> Granting<Work> {
         Granting::by(async move {
@@ -158,7 +158,7 @@ impl Guard for Work {
 }
 
 /// Fails if the options do not fit `once_in`.
-fn check_period(Lock { config, cache }: &Lock, period: Duration) -> Result<(), Error> {
+fn check_period(RwLock { config, cache }: &RwLock, period: Duration) -> Result<(), Error> {
     if period.is_zero() {
         return Err(Error::invalid("the period of once_in is zero"));
     }

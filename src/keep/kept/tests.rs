@@ -16,7 +16,7 @@ const IDLE: Duration = Duration::from_secs(1);
 /// another contender asked for the node before its second use.
 fn entering(uses: usize) -> (Arc<KeptNode>, Vec<Joined<KeptUse, PendingUse>>, Arc<AtomicBool>) {
     let (lock, in_vain) = (RwLock::new(&Memory::new(), "/a").unwrap(), Arc::default());
-    let kept = KeptNode::new(lock.config(), Mode::Read, IDLE, &in_vain);
+    let kept = KeptNode::new(&lock.config, Mode::Read, IDLE, &in_vain);
     let uses = (0..uses).map(|_| kept.join(Mode::Read)).collect();
     (kept, uses, in_vain)
 }
@@ -112,8 +112,8 @@ async fn the_warning_task_does_not_own_the_node() {
 #[test]
 fn a_kept_node_does_not_own_the_client() {
     let lock = RwLock::new(&Memory::new(), "/a").unwrap();
-    let (config, in_vain) = (Arc::downgrade(lock.config()), Arc::default());
-    let kept = KeptNode::new(lock.config(), Mode::Read, IDLE, &in_vain);
+    let (config, in_vain) = (Arc::downgrade(&lock.config), Arc::default());
+    let kept = KeptNode::new(&lock.config, Mode::Read, IDLE, &in_vain);
     drop(lock);
     assert!(config.upgrade().is_none());
     drop(kept);

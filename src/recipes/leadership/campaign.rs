@@ -106,7 +106,7 @@ impl Candidate {
     async fn wait_for_pause(&self) {
         let until = self.next_pause.lock().1;
         if let Some(until) = until.filter(|until| *until > Instant::now()) {
-            self.lock.config().coordinator.sleep(until.saturating_duration_since(Instant::now())).await;
+            self.lock.config.coordinator.sleep(until.saturating_duration_since(Instant::now())).await;
         }
     }
 
@@ -132,16 +132,16 @@ impl Candidate {
         };
         // A caller that waits for a failed check has just seen a successful one, so the next check is an interval later.
         if !is_wanted {
-            self.lock.config().coordinator.sleep(*interval).await;
+            self.lock.config.coordinator.sleep(*interval).await;
         }
         while self.is_healthy(*interval, check).await != is_wanted {
-            self.lock.config().coordinator.sleep(*interval).await;
+            self.lock.config.coordinator.sleep(*interval).await;
         }
     }
 
     /// Runs the health check. A check that takes longer than `interval` counts as failed.
     async fn is_healthy(&self, interval: Duration, check: &Check) -> bool {
-        let is_healthy = retry::within(self.lock.config().coordinator.sleep(interval), check()).await.unwrap_or(false);
+        let is_healthy = retry::within(self.lock.config.coordinator.sleep(interval), check()).await.unwrap_or(false);
         let mut unhealthy_since = self.unhealthy_since.lock();
         let before = *unhealthy_since;
         *unhealthy_since = (!is_healthy).then(|| before.unwrap_or_else(Instant::now));
@@ -158,7 +158,7 @@ impl Candidate {
     }
 
     fn data(&self) -> Option<String> {
-        self.lock.config().label.clone()
+        self.lock.config.label.clone()
     }
 }
 

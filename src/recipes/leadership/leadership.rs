@@ -299,7 +299,7 @@ impl Leadership {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn leader(&self) -> Call<Option<Leader>> {
-        leader::leader(self.candidate.lock.config())
+        leader::leader(&self.candidate.lock.config)
     }
 
     /// Returns a stream of the leaders: first the present leader, then each change.
@@ -332,7 +332,7 @@ impl Leadership {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn changes(&self) -> LeaderChanges {
-        leader::changes(self.candidate.lock.config())
+        leader::changes(&self.candidate.lock.config)
     }
 
     /// Returns the lock, for its queue and for operators.
@@ -442,7 +442,7 @@ impl LeadershipBuilder {
             self.lock = self.lock.label(data);
         }
         let lock = self.lock.build()?;
-        if lock.lock.cache.is_some() {
+        if lock.cache.is_some() {
             return Err(Error::invalid("a leadership cannot use keep, because a leader that resigns hands over"));
         }
         Ok(Leadership { candidate: Arc::new(Candidate::new(lock, self.health, self.pause)) })

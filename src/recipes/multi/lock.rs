@@ -91,7 +91,7 @@ impl MultiLock {
         let Some((first, _)) = locks.first() else {
             return Err(Error::invalid("a MultiLock needs at least one lock"));
         };
-        let coordinator = Arc::clone(&first.config().coordinator);
+        let coordinator = Arc::clone(&first.config.coordinator);
         Ok(MultiLock { locks: locks.into(), coordinator })
     }
 
@@ -213,12 +213,12 @@ impl MultiLock {
 }
 
 fn acquisition(lock: &RwLock, mode: Mode, options: Options) -> Acquisition {
-    Acquisition::new(Arc::clone(lock.config()), mode, options)
+    Acquisition::new(Arc::clone(&lock.config), mode, options)
 }
 
 /// Fails if the two locks are certainly of different ensembles or below different paths.
 fn check_for_one_place(one: &RwLock, other: &RwLock) -> Result<(), Error> {
-    let namespace = |lock: &RwLock| lock.config().coordinator.namespace();
+    let namespace = |lock: &RwLock| lock.config.coordinator.namespace();
     let (Some((servers, root)), Some((others, other_root))) = (namespace(one), namespace(other)) else { return Ok(()) };
     let refused = |problem: String| {
         let (one, other) = (quoted(one.path()), quoted(other.path()));

@@ -269,7 +269,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     pub fn try_read(&self) -> Call<SharedReadGuard<T>> {
         let Shared { store } = self.clone();
         Call::new(|timeout| {
-            acquire::try_acquire(store.lock(), Mode::Read, timeout, ReadGuard::new, |it| read(store, it))
+            acquire::try_acquire(store.node.lock.clone(), Mode::Read, timeout, ReadGuard::new, |it| read(store, it))
         })
     }
 
@@ -285,7 +285,9 @@ impl<T: Send + Sync + 'static> Shared<T> {
     pub fn try_write(&self) -> Call<SharedWriteGuard<T>> {
         let Shared { store } = self.clone();
         Call::new(|timeout| {
-            acquire::try_acquire(store.lock(), Mode::Write, timeout, WriteGuard::new, |it| write(store, None, None, it))
+            acquire::try_acquire(store.node.lock.clone(), Mode::Write, timeout, WriteGuard::new, |it| {
+                write(store, None, None, it)
+            })
         })
     }
 }
@@ -294,7 +296,7 @@ impl<T: Send + Sync + 'static> Guard for SharedReadGuard<T> {
     type Source = Shared<T>;
 
     fn acquire(Shared { store }: Shared<T>, options: Options) -> Granting<SharedReadGuard<T>> {
-        Granting::by(acquire::acquire_and(store.lock(), options, |guard| read(store, guard)))
+        Granting::by(acquire::acquire_and(store.node.lock.clone(), options, |guard| read(store, guard)))
     }
 }
 
@@ -304,7 +306,9 @@ impl<T: Send + Sync + 'static> Guard for SharedWriteGuard<T> {
 
     fn acquire((Shared { store }, instead): Self::Source, options: Options) -> Granting<SharedWriteGuard<T>> {
         let label = options.label.clone();
-        Granting::by(acquire::acquire_and(store.lock(), options, |guard| write(store, instead, label, guard)))
+        Granting::by(acquire::acquire_and(store.node.lock.clone(), options, |guard| {
+            write(store, instead, label, guard)
+        }))
     }
 }
 

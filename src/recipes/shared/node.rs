@@ -33,11 +33,11 @@ pub(crate) struct NewValue {
 
 impl ValueNode {
     pub(crate) fn coordinator(&self) -> &Arc<dyn Coordinator> {
-        &self.lock.config().coordinator
+        &self.lock.config.coordinator
     }
 
     pub(crate) fn label(&self) -> &Option<String> {
-        &self.lock.config().label
+        &self.lock.config.label
     }
 
     pub(crate) fn fault(&self, error: ValueError) -> Error {
@@ -63,7 +63,7 @@ impl ValueNode {
         label: &Option<String>,
         base: Base,
     ) -> Result<NewValue, Error> {
-        let (node, config) = (hold.node(), self.lock.config());
+        let (node, config) = (hold.node(), &self.lock.config);
         let written = Written {
             host: config.host.clone(),
             label: label.clone(),

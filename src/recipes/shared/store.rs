@@ -12,7 +12,6 @@ use tokio::sync::oneshot;
 use crate::contend::contender::Contender;
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
-use crate::lock::acquire::Lock;
 use crate::lock::hold::ReadGuard;
 use crate::recipes::shared::codec::{Codec, Envelope, Stored};
 use crate::recipes::shared::known::{CopyState, Known, Seen};
@@ -78,10 +77,6 @@ impl<T> Store<T> {
         let (stop_follower, known) = (OnceLock::new(), Arc::new(watch::Sender::new(Known::default())));
         let (decoded, kept) = (Mutex::new(Decoded { event: 0, value: None, last_good: None }), Mutex::new(None));
         Arc::new(Store { stop_follower, known, decoded, kept, codec, node: Arc::new(node) })
-    }
-
-    pub(crate) fn lock(&self) -> Lock {
-        self.node.lock.lock.clone()
     }
 
     /// Returns the value that an earlier read found under the same kept node. No other client can have changed the value since,
