@@ -55,7 +55,7 @@ pub(crate) fn malformed(path: &str) -> Option<&'static str> {
     if relative.ends_with('/') {
         return Some("must not end with '/'");
     }
-    // The servers refuse surrogates. They are written in Java, where each character beyond U+FFFF is two surrogates.
+    // The servers are written in Java, where each character beyond U+FFFF is two surrogates, and they refuse surrogates.
     if path.chars().any(|c| c.is_control() || ('\u{e000}'..='\u{f8ff}').contains(&c) || c >= '\u{fff0}') {
         return Some("contains a character that ZooKeeper does not allow");
     }
@@ -66,7 +66,7 @@ pub(crate) fn malformed(path: &str) -> Option<&'static str> {
     })
 }
 
-/// Refuses a host with which the name of a node could not be parsed.
+/// Refuses a host name that would make the names of nodes that contain it unparseable.
 pub(crate) fn check_host(host: &str) -> Result<(), Error> {
     dialect::host_problem(host)
         .map_or(Ok(()), |problem| Err(Error::invalid(format!("host {} {problem}", quoted(host)))))
@@ -164,8 +164,8 @@ mod tests {
         let refused = |path: &str| check_directory(path).unwrap_err().to_string();
         assert!(refused("/").ends_with("cannot be a lock directory: a lock needs a path of its own below the root"));
         for path in ["/zookeeper", "/zookeeper/quota"] {
-            // A path that ends the connect string becomes the client's root, below which ZooKeeper keeps no nodes of its own.
-            // The message must be true there, too.
+            // A path at the end of the connect string becomes the client's root, and below that root ZooKeeper keeps no nodes
+            // of its own. The message must be true for a client with such a root, too.
             let why = "cannot be a lock directory: ZooKeeper keeps its own nodes in /zookeeper at the root of the servers, and no \
                        lock path begins with that name, whatever path ends the connect string";
             assert_eq!(refused(path), format!("invalid input: path {path:?} {why}"));

@@ -75,7 +75,7 @@ where
     repeated(session, RetryLimit::LOST_ANSWERS, request).await
 }
 
-/// Does the same as [`until_known`], with another limit.
+/// Sends the request, and repeats it while its outcome is unknown, up to the limit `tries`.
 pub(crate) async fn repeated<T, F>(
     session: &Arc<dyn Session>,
     mut tries: RetryLimit,
@@ -139,8 +139,8 @@ pub(crate) async fn data(
     node.map(Some).or_else(none_without_node)
 }
 
-/// Fails if this client refuses nodes whose ACL is wider than its own, and this node's ACL is. Sends the request before
-/// this function returns.
+/// Fails if the node's ACL is wider than this client's own ACL, and this client refuses such nodes. The request for the ACL
+/// is sent before this function returns.
 pub(crate) fn check_rights(session: &Arc<dyn Session>, path: &str) -> impl Future<Output = Result<(), Failure>> + Send {
     let mut first = session.refuses_wider_rights().then(|| session.wider_rights(path));
     async move {
@@ -168,7 +168,8 @@ pub(crate) fn none_without_node<T: Default>(failure: Failure) -> Result<T, Failu
 }
 
 /// Polls the work once on the calling thread, and spawns the rest on the thread of the sessions. So the work goes on
-/// even if the caller is never polled again. The spawned task is polled at once, so no wake-up of the first poll is lost.
+/// even if the caller is never polled again. The waker of the first poll does nothing, but the spawned task is polled at
+/// once, so no wake-up is lost.
 pub(crate) fn begin(session: &Arc<dyn Session>, work: impl Future<Output = ()> + Send + 'static) {
     let mut task: Task = Box::pin(work);
     if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {

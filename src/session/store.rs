@@ -1,7 +1,7 @@
 //! The record of one session: the lease, the connection, and our nodes on the session. The backend reports events to
-//! the record. Contenders and keep-alive read and change the record. The methods of [`SessionStore`] about hand-offs,
-//! the renewal of the lease, shared listings and late creates are in `hand_off.rs`, `keep_alive.rs`, `listing.rs` and
-//! `removal.rs`.
+//! the record. Contenders and the task `keep_alive` read and change the record. The methods of [`SessionStore`] about
+//! hand-offs, the renewal of the lease, shared listings and late creates are in `hand_off.rs`, `keep_alive.rs`,
+//! `listing.rs` and `removal.rs`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Weak};
@@ -40,14 +40,14 @@ pub struct SessionStore {
     pub(super) renewal_wake: Notify,
     /// Notified when the connection is lost or back, and when the session is over.
     link_changed: Notify,
-    /// Our nodes on which keep-alive has not requested a watch yet. The list's `wake` also notifies keep-alive of a
-    /// hand-off to check.
+    /// Our nodes on which the task `keep_alive` has not requested a watch yet. The list's `wake` also tells that task of
+    /// a hand-off to check.
     pub(crate) unwatched: Arc<Unwatched>,
     /// The highest zxid of all answers. This is an atomic outside `record`, because a backend may report a zxid while it
     /// holds a mutex of its own.
     newest_zxid: AtomicI64,
-    /// Limits the removals that are under way after a loss of the connection, so that no heartbeat waits for thousands of
-    /// removals.
+    /// Limits the removals of nodes that are under way after a loss of the connection, so that no heartbeat waits for
+    /// thousands of removals.
     pub(super) late_removals: Semaphore,
 }
 
@@ -55,7 +55,7 @@ pub struct SessionStore {
 #[derive(Default)]
 pub(super) struct Record {
     pub(super) nodes: HashMap<u64, Arc<Node>>,
-    /// How many nodes this record has returned so far. The count is the id of the last one.
+    /// How many nodes [`SessionStore::new_node`] has made. This is also the number of the newest node.
     nodes_made: u64,
     /// The number of times that the connection was lost.
     connection: u64,
@@ -71,7 +71,8 @@ pub(super) struct Record {
     closing: Vec<Weak<Node>>,
     /// When the renewal of the lease runs next, on the session's clock.
     pub(super) renewal: Moment,
-    /// The creates that may be carried out late, the oldest first: until when, the directory, and the tag of the owner.
+    /// The creates that the ensemble may carry out after their owner has left, the oldest first. Each has the moment until
+    /// which it is expected, the directory, and the owner's tag.
     pub(super) late_creates: VecDeque<(Moment, Arc<str>, Tag)>,
     /// The directories that are being listed.
     pub(super) listings: HashMap<Arc<str>, Listings>,
@@ -82,7 +83,7 @@ pub(super) struct Record {
 /// A hand-off to check: a release that waiters of this process took as their grants.
 #[derive(Default)]
 pub(super) struct HandOff {
-    /// Our nodes to which the hand-off granted the lock. There may be thousands of readers.
+    /// Our nodes to which the hand-off granted the lock: one writer, or perhaps thousands of readers.
     pub(super) granted: Vec<Arc<Node>>,
     pub(super) is_under_check: bool,
 }
@@ -93,7 +94,7 @@ pub(super) type Listed = Option<Result<Listing, Failure>>;
 /// The sender of one listing's answer to all callers of that listing.
 pub(super) type Callers = watch::Sender<Listed>;
 
-/// The listings of one directory under way.
+/// The listings of one directory that are sent and not answered yet, and the callers of the next one.
 #[derive(Default)]
 pub(super) struct Listings {
     pub(super) under_way: usize,
@@ -103,7 +104,7 @@ pub(super) struct Listings {
     pub(super) next: Option<Callers>,
 }
 
-/// The most removals that are under way at a time after a loss of the connection.
+/// The most removals of nodes that are under way at a time after a loss of the connection.
 const LATE_REMOVALS_MAX: usize = 128;
 
 impl SessionStore {
@@ -128,8 +129,8 @@ impl SessionStore {
 
     /// Records that the ensemble created the session, in answer to a handshake sent at `sent` or later.
     pub fn began(&self, sent: Moment) {
-        // If the lease had run out, the loss of every hold is recorded. Otherwise a hold could survive, because the same
-        // answer may have renewed the lease.
+        // The lease had run out before this answer. The answer may have renewed it, so a later check could find the lease
+        // valid and miss the loss of a hold. So the loss of every hold is recorded now.
         if self.lease.began(sent) {
             self.detect_all_losses();
         }
@@ -261,7 +262,7 @@ impl SessionStore {
     /// Removes a node from this record, because its owner has left it.
     pub(crate) fn forget(&self, node: &Arc<Node>) {
         if !self.lease.is_connected() {
-            // If the watch stayed, it would be armed again after the reconnect.
+            // Drops the watch on the node. If the watch stayed, it would be armed again after the reconnect.
             let _unlocked = node.change(|it| it.own.take());
         }
         self.record.lock().nodes.remove(&node.number);
@@ -273,15 +274,15 @@ impl SessionStore {
         self.record.lock().connection
     }
 
-    /// Adds a created node, until [`SessionStore::forget`]. If the node is the session's first, and the next renewal of
-    /// the lease would be too late for it, also wakes the task that renews the lease.
+    /// Adds a created node, which stays until [`SessionStore::forget`]. If the session has no other node, and the next
+    /// renewal of the lease would be too late for this node, also wakes the task that renews the lease.
     pub(super) fn add(&self, node: &Arc<Node>) {
         let renewed_by = self.lease.now() + self.lease.heartbeat_period();
         let mut record = self.record.lock();
         record.nodes.insert(node.number, Arc::clone(node));
         let is_late = record.nodes.len() == 1 && record.renewal > renewed_by;
         drop(record);
-        // The task is woken only if necessary, because a wake-up costs a tenth of the time of a short hold.
+        // The renewing task is woken only if necessary, because a wake-up costs a tenth of the time of a short hold.
         if is_late {
             self.renewal_wake.notify_one();
         }
@@ -304,8 +305,8 @@ impl SessionStore {
         closing.into_iter().filter_map(name).collect()
     }
 
-    /// Calls [`Node::detect_loss`] on each node, which records and reports a loss. Then wakes every task that
-    /// waits for a change of a node.
+    /// Calls [`Node::detect_loss`] on each node, which records and reports a loss if there is one. Then wakes every task
+    /// that waits for a change of a node.
     pub(crate) fn detect_all_losses(&self) {
         for node in self.all() {
             // A loss calls the wakers of callers. If a waker panics, the losses of the other nodes must still be recorded.
@@ -314,7 +315,7 @@ impl SessionStore {
         self.notify_all();
     }
 
-    /// Logs, for each node that is held, that the connection was lost or is back.
+    /// Logs, for each node that is still held, that the connection is lost (`false`) or back (`true`).
     pub(crate) fn log_link(&self, is_connected: bool) {
         for node in self.all().into_iter().filter(|node| node.is_holding() && node.detect_loss().is_none()) {
             let (node, left) = (node.path(), self.lease.remaining().unwrap_or_default());

@@ -1,8 +1,8 @@
 //! The thread that serves the sessions. It runs their tasks (heartbeats, removals), reads the sockets of the client crate
 //! and fires timers, so that no answer has to switch threads.
 //!
-//! Because of this thread, a program that blocks its own runtime, or has none, loses no lock and leaves no node behind.
-//! The thread calls the wakers of callers' tasks, which must return soon, as on any executor.
+//! Because of this thread, a program that blocks its own runtime, or has none, loses no lock, and the nodes of its dropped
+//! guards are still deleted. The thread calls the wakers of callers' tasks, which must return soon, as on any executor.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -87,7 +87,7 @@ impl<F: Future> Future for Guarded<F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(task) = &mut self.0 else { return Poll::Pending };
-        // The user may set a `tracing` subscriber at any time, so this is repeated at each poll.
+        // The thread is silenced again at each poll, because the user may set a `tracing` subscriber at any time.
         log::silence_this_thread();
         let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
         polled.map_or_else(|panicked| Poll::Ready(Err(panicked)), |polled| polled.map(Ok))
@@ -146,8 +146,8 @@ impl BackgroundThread {
         self.begin(task).into_iter().for_each(FallibleTask::detach);
     }
 
-    /// Runs a task until it ends or the returned handle is dropped. The handle returns the output of the task or its
-    /// panic, and `None` if the thread has ended.
+    /// Runs a task until it ends or the returned handle is dropped. Returns `None` if the thread has already ended. The
+    /// handle is a future: it returns the task's output or panic, or `None` if the thread ends before the task.
     pub(crate) fn begin<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,

@@ -22,8 +22,8 @@ impl Node {
     /// Returns `None` if a watch was requested already, or if no watch is needed.
     ///
     /// If the server answers that the node does not exist, the ensemble's leader is asked. If the leader does not have the
-    /// node either, the hold is lost. If the leader has the node, this client connects to another server. If there is no
-    /// other server, the future returns [`Failure::Diverged`], and the hold or the wait goes on.
+    /// node either, the hold or the wait is lost. If the leader has the node, this client connects to another server. If
+    /// there is no other server, the future returns [`Failure::Diverged`], and the hold or the wait goes on.
     pub(crate) fn request_watch(
         self: &Arc<Self>,
         session: &Arc<dyn Session>,
@@ -38,7 +38,8 @@ impl Node {
     }
 }
 
-/// Returns the watch on a node. `watch` is the answer to a request for the watch, sent on the connection with this number.
+/// Returns the watch on a node. `watch` is the awaited answer to a request for that watch, which was sent on the connection
+/// number `connection`. If only the leader has the node, requests the watch again from another server.
 async fn armed(
     session: &Arc<dyn Session>,
     path: &str,

@@ -25,6 +25,7 @@ mod raw {
 
 /// Returns a random number.
 pub(crate) fn random() -> u64 {
-    // If the operating system gives no random number, uses a hash of the process id with the standard library's random keys.
+    // If the operating system gives no random number, the result is a hash of the process id with the standard library's
+    // random keys.
     getrandom::u64().unwrap_or_else(|_| RandomState::new().hash_one(std::process::id()))
 }

@@ -1,6 +1,7 @@
 //! The `Debug` of types that show some of their fields, for logs.
 
-/// Implements `Debug` for a type of this name. `it` stands for the value in the expressions of the fields.
+/// Implements `Debug` for `$type`, which prints the name `$name` and these fields. In the expressions of the fields, `$it`
+/// stands for the value.
 macro_rules! debug {
     ($type:ty as $name:literal $(for [$($parameter:tt)+])?, |$it:ident| $($field:ident: $value:expr),*) => {
         impl$(<$($parameter)+>)? std::fmt::Debug for $type {

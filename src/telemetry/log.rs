@@ -2,8 +2,8 @@
 //!
 //! The subscriber may block or panic. Without a subscriber, a logger of the crate `log` receives the events, and may block
 //! or panic as well. Even then, no lease may be lost, and a caller must learn of a lost lock. So the [log thread](LOG_THREAD)
-//! emits the events of library threads, and the events of level INFO and above. Only spans, and events below INFO, are
-//! emitted on a caller's thread.
+//! emits the events of library threads and, once the process has opened a session, all events of level INFO and above. A
+//! caller's thread emits only spans, events below INFO, and the events before the first session.
 
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
@@ -62,7 +62,7 @@ pub(crate) fn silence_this_thread() {
 }
 
 /// Waits until the subscriber of `tracing` has received all events of this library so far, at most for `limit`. Returns
-/// whether it has received them. Call this before a program ends, and in tests.
+/// whether the subscriber has received them. Call this before a program ends, and in tests.
 ///
 /// Events are emitted by a thread of their own, `zk-rwlock-log`, so that a subscriber that blocks or panics costs no
 /// lock. At most 4,096 events wait for the subscriber. Further events are dropped, and their number is logged.
@@ -90,8 +90,8 @@ macro_rules! emit {
     }};
 }
 
-/// Emits an event, perhaps on another thread. To make this possible, turns each field into an owned value first, one field
-/// after the other.
+/// Emits an event, perhaps on another thread. Another thread cannot borrow the values of the fields, so each step of this
+/// macro turns one field into an owned value.
 macro_rules! owned {
     ($level:ident [$($fields:tt)*] $message:literal $(,)?) => {
         $crate::telemetry::log::later(tracing::Level::$level, move || {
@@ -137,8 +137,8 @@ pub(crate) fn later(level: Level, emit: impl FnOnce() + Send + 'static) {
     } else if !is_deferred(level) {
         let _panicked = guarded(emit);
     } else if LevelFilter::current() == LevelFilter::OFF {
-        // There is no subscriber, so the log thread must not set one, as it does below. If it did, `tracing` would never again
-        // pass events to the crate `log`.
+        // There is no subscriber. Unlike in the next branch, the log thread must not set one for this event: after that,
+        // `tracing` would never again pass events to the crate `log`.
         event(|| emit);
     } else {
         event(|| {
@@ -165,15 +165,15 @@ fn event<F: FnOnce() + Send + 'static>(make: impl FnOnce() -> F) {
     });
 }
 
-/// A span of the user's subscriber, or no span. Any thread may use and drop this value, because the log thread makes the
-/// calls of the subscriber for library threads.
+/// A span of the user's subscriber, or no span. Any thread may use and drop this value: on a library thread, each call of
+/// the subscriber is left to the log thread.
 #[derive(Clone, Default)]
 pub(crate) struct OwnSpan(Option<Arc<Entered>>);
 
 struct Entered(Span);
 
 impl OwnSpan {
-    /// Makes a span, but none on a library thread. Such a thread must not be the first to reach the place of the span, as
+    /// Makes a span, but none on a library thread. A library thread must not be the first thread that makes this span, as
     /// [`silence_this_thread`] explains.
     pub(crate) fn new(make: impl FnOnce() -> Span) -> OwnSpan {
         if is_library_thread() {

@@ -42,13 +42,13 @@ use crate::sync::Mutex;
 pub use crate::telemetry::names::*;
 use crate::telemetry::user_thread::{UserThread, guarded};
 
-// A recorder is the user's code, which may block or panic. So the library only records changes, and a separate thread,
-// which holds no mutex of the library meanwhile, calls the recorder.
+// A recorder is the user's code, which may block or panic. So the library's other threads only note the changes, and a
+// separate thread calls the recorder. That thread holds no mutex of the library during the call.
 
-/// Describes each metric and its unit to the recorder, and reports the present gauges. Call this function once, after the
-/// recorder was installed. It also creates the counters of losses, of disagreements and of dropped events with zero, so that
-/// an alert sees the first increase. A lock with [`metrics_by_path`](crate::RwLockBuilder::metrics_by_path) creates its own
-/// counters of losses when it is built.
+/// Describes each metric and its unit to the recorder, and reports the present values of the gauges. Call this function once,
+/// after the recorder was installed. This function also creates the counters of losses, of disagreements and of dropped events
+/// with the value zero, so that an alert sees the first increase. A lock with
+/// [`metrics_by_path`](crate::RwLockBuilder::metrics_by_path) creates its own counters of losses when the lock is built.
 ///
 /// The gauges have no unit, because exporters of OpenTelemetry take a plain number for a ratio, and append `_ratio` to
 /// the name.
@@ -110,7 +110,7 @@ struct Pending {
     changes: Changes,
     /// The value of each gauge that is not zero.
     gauges: BTreeMap<Key, i64>,
-    /// Whether the metrics thread is collecting, and so will report the recorded changes without being told.
+    /// Whether the metrics thread is collecting changes. If so, it will report a new change without another wake-up.
     is_collecting: bool,
 }
 
@@ -211,7 +211,7 @@ mod tests {
         for _ in 0..1_000 {
             count(Key::from_static_name(NAME));
         }
-        // A report of other tests' counts may be under way.
+        // The thread has one piece of work for these counts, and perhaps another one for counts of other tests.
         assert!(METRICS_THREAD.waiting() <= 2);
         flush();
         assert_eq!(PENDING.lock().changes.counts.get(&Key::from_static_name(NAME)), None, "all counts were reported");

@@ -21,7 +21,7 @@ pub const WOULD_BLOCK: &str = "zk_rwlock_would_block_total";
 pub const TIMEOUTS: &str = "zk_rwlock_timeouts_total";
 /// The number of held nodes that were lost.
 pub const LOSSES: &str = "zk_rwlock_losses_total";
-/// The number of nodes that their process keeps between uses now.
+/// The number of nodes that this process now keeps between uses.
 pub const KEPT_NODES: &str = "zk_rwlock_kept_nodes";
 /// The number of nodes that were kept between uses and then given up.
 pub const KEPT_GIVEN_UP: &str = "zk_rwlock_kept_given_up_total";

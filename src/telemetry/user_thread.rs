@@ -34,7 +34,7 @@ pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
 /// A thread for the user's code. It starts with the first piece of work, and runs until the process ends.
 pub(crate) struct UserThread {
     name: &'static str,
-    /// The sender of work to the thread, and the id of the process that started the thread. A process that is forked from it
+    /// The sender of work to the thread, and the id of the process that started the thread. A forked child of that process
     /// lacks the thread, and so starts its own.
     queue: Mutex<Option<(Sender<Work>, u32)>>,
     waiting: AtomicUsize,
