@@ -14,7 +14,7 @@ pub(crate) const USAGE: u8 = 64;
 pub(crate) const IN_THE_WAY: u8 = 65;
 /// `EX_UNAVAILABLE`: no server can be reached.
 pub(crate) const UNAVAILABLE: u8 = 69;
-/// `EX_SOFTWARE`: a server does not agree with the ensemble's leader about a node, and no other server is left.
+/// `EX_SOFTWARE`: a server does not agree with the ensemble's leader about a node, and there is no other server to use.
 pub(crate) const DIVERGED: u8 = 70;
 /// `EX_OSERR`: the system lacks a resource, such as a thread, or refuses to register a signal handler.
 pub(crate) const SYSTEM: u8 = 71;

@@ -11,7 +11,7 @@ use crate::output::{self, escape_controls};
 use crate::place::{self, Place};
 use crate::show::table;
 
-/// Asks processes that keep an idle lock to give the lock up.
+/// Asks the processes that keep this lock without using it to give it up.
 pub(crate) async fn ask(which: &Ask, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&which.path, connection).await?;
     connect::lock(&zk, &which.path, connection)?.ask().await?;
@@ -66,7 +66,7 @@ async fn remove(semaphore: &Semaphore) -> Result<u8, Exit> {
     }
 }
 
-/// Removes the contender with the given token, after the user has confirmed it. The library checks the token again at the
+/// Removes the contender with the given token, after the user or `--yes` has confirmed the removal. The library checks the token again at the
 /// moment of the removal, so the time that the user takes to confirm does not matter.
 pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&which.path, connection).await?;

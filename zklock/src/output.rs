@@ -47,7 +47,8 @@ pub(crate) fn say_within(limit: Duration, words: &str) {
     wait_for(limit, format!("zklock: {words}\n"));
 }
 
-/// A text to print, and a sender. The printer drops the sender after printing, and this ends the wait of [`wait_for`].
+/// A text to print, and a sender. The printing thread drops the sender after it has printed the text. That ends the wait
+/// of [`wait_for`].
 type Text = (String, Option<Sender<Infallible>>);
 
 /// The channel to the thread that prints. The first message starts the thread. `None` if the system could not start the
@@ -70,7 +71,7 @@ pub(crate) fn finish() {
 pub(crate) fn wait_for(limit: Duration, text: String) {
     let (sender, printed) = mpsc::channel();
     enqueue((text, Some(sender)));
-    // Nothing is ever sent. This call returns when the printer drops the sender, or after `limit`.
+    // Nothing is ever sent. This call returns when the printing thread drops the sender, or after `limit`.
     let _ = printed.recv_timeout(limit);
 }
 
@@ -256,7 +257,7 @@ pub(crate) fn to_the_millisecond(time: Duration) -> String {
     humantime::format_duration(whole).to_string()
 }
 
-/// Breaks a line between words into lines of `most` columns. A longer word stays whole, because it may be a path that a
+/// Breaks a line between words into lines of at most `most` columns. A longer word stays whole, because it may be a path that a
 /// user copies. Continuation lines are indented by two more columns.
 pub(crate) fn wrapped(line: &str, most: Option<usize>) -> String {
     let Some(most) = most.filter(|most| width(line) > *most) else { return line.to_owned() };

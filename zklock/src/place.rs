@@ -43,8 +43,8 @@ impl Place {
         }
     }
 
-    /// Finds the contender with this token. At a semaphore's path there may also be contenders for a lock, created by
-    /// clients of older versions.
+    /// Finds the contender with this token. At a semaphore's path the contenders for a lock are searched, too, because
+    /// clients of older versions may have created some there.
     pub(crate) async fn find(&self, token: i64) -> Result<Option<Member>, Error> {
         let among = |queue: Queue| queue.members.into_iter().find(|member| member.token == Some(token));
         match self {
@@ -58,7 +58,7 @@ impl Place {
         }
     }
 
-    /// Removes the contender with this token, which [`Place::find`] finds. Returns the removed contender, if any.
+    /// Removes the contender that [`Place::find`] finds for this token. Returns the removed contender, if any.
     pub(crate) async fn evict(&self, token: i64) -> Result<Option<Member>, Error> {
         match self {
             Place::Semaphore(semaphore) => semaphore.evict(token).await,

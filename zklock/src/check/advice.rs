@@ -34,7 +34,8 @@ pub(crate) type Shown<V> = Option<V>;
 /// The advice to the operator. It names servers by their index in the list of all servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Advice {
-    /// Delete the data of these servers, one server after the other. Each then copies the leader's data.
+    /// Delete the data of these servers, one server after the other. Each server copies the
+    /// leader's data when it starts again.
     Renew(BTreeSet<usize>),
     /// Restart this server, because it is the leader and contradicts a majority.
     Restart(usize),
@@ -42,8 +43,8 @@ pub(crate) enum Advice {
     Nothing(&'static str),
 }
 
-/// Returns the advice about one node from its state on each server. `is_whole` says whether `servers` are all servers
-/// of the ensemble.
+/// Returns the advice about one node from its state on each server. `is_whole` says whether all servers of the ensemble
+/// are in `servers` and were read.
 pub(crate) fn advice<V: Ord>(servers: &[(Role, Shown<V>)], is_whole: bool) -> Advice {
     if !is_whole {
         return Advice::Nothing("not all servers of the ensemble were looked at");

@@ -20,8 +20,8 @@ struct Disagreement<'s> {
     what: String,
 }
 
-/// Returns for each server its role and the state of the node: the version, or missing. The state is `None` if the
-/// server did not show the same state in all three looks, which are three reads of all nodes, one after the other.
+/// Returns for each server its role and the node's version there (`Some(None)` if the server shows no such node). The
+/// version is `None` if it was not the same in all three looks. A look is one read of all nodes.
 fn shown(servers: &[ServerReport], node: &str) -> Vec<(Role, Option<Option<i32>>)> {
     let steady = |server: &ServerReport| match &server.looks[..] {
         [first, rest @ ..] if rest.len() == 2 && rest.iter().all(|look| look.get(node) == first.get(node)) => {
@@ -62,7 +62,7 @@ fn disagreements(servers: &[ServerReport]) -> Vec<Disagreement<'_>> {
     reported
 }
 
-/// Returns the oddities of the nodes about which the servers disagree, each with its advice.
+/// Returns an oddity for each node about which the servers disagree. Its text ends with the advice to the operator.
 pub(crate) fn diverged(servers: &[ServerReport], members: &Members) -> Vec<Odd> {
     with_advice(servers, &disagreements(servers), is_whole(servers, members))
 }
@@ -87,7 +87,7 @@ pub(crate) enum Members {
     Unknown,
 }
 
-/// Reads the list of servers from the first server that answered all three looks (reads of all nodes).
+/// Asks the first server that answered all three looks (reads of all nodes) for the ids of the ensemble's servers.
 pub(crate) async fn members(servers: &[ServerReport], options: &ZooKeeperBuilder) -> Members {
     let Some(server) = servers.iter().find(|server| server.looks.len() == 3) else { return Members::Unknown };
     let asked = async {
@@ -130,7 +130,7 @@ fn is_whole(servers: &[ServerReport], members: &Members) -> bool {
     }
 }
 
-/// How many servers were looked at, and how many the ensemble has.
+/// The number of servers that were looked at, and the number of servers in the ensemble.
 pub(crate) struct Seen {
     named: usize,
     pub(crate) looked_at: usize,

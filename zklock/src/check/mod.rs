@@ -117,8 +117,9 @@ impl Nodes {
         nodes.filter(|(_, stat)| stat.ephemeral_owner != 0).collect()
     }
 
-    /// Returns the paths that are read on every server: the directories of the queue and of the permits, the node at
-    /// `path`, the record of the last run under `--once-in`, and the value if the lock guards a `Shared` value.
+    /// Returns the paths that are read on every server: the directory of the lock (or those of a semaphore's queue and
+    /// permits), the node at `path`, the record of the last run under `--once-in`, and the value if the lock guards a
+    /// `Shared` value.
     fn places(&self, path: &str) -> Places {
         let directories = match self.semaphore {
             None => vec![path.to_owned()],
@@ -138,9 +139,9 @@ impl Nodes {
     }
 }
 
-/// Returns an oddity for each node whose ACL gives more rights than the ACL that this client would set. The nodes are
-/// directories, and nodes with data, such as a record or the number of a semaphore's permits. A node whose ACL cannot
-/// be read is left out.
+/// Returns an oddity for each node of `places` whose ACL gives more rights than the ACL that this client would set. The
+/// nodes are directories, and nodes with data, such as a record or the number of a semaphore's permits. A node whose ACL
+/// cannot be read is left out.
 async fn wider_acls(zk: &ZooKeeper, places: Places) -> Result<Vec<Odd>, Exit> {
     let mut odd = Vec::new();
     let with_data = places.nodes.into_iter().filter(|node| !places.directories.contains(node)).collect::<Vec<_>>();
@@ -223,7 +224,7 @@ fn fault(failure: Failure, path: &str) -> Exit {
     }
 }
 
-/// Reads every node in the directory, also the nodes that are no contenders, which the library's queue leaves out.
+/// Reads every node in the directory. The library's own queue would leave out the nodes that are no contenders.
 async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<ShownNode>, Exit> {
     let session_slot = zk.session_slot(0).await.map_err(|failure| fault(failure, path))?;
     let session = session_slot.session();
@@ -233,7 +234,7 @@ async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<ShownNode>, Exit> {
     };
     let mut nodes = Vec::with_capacity(names.len());
     for some in names.chunks(READS_IN_FLIGHT) {
-        // All requests are sent before the first reply is awaited, so they take one round trip.
+        // All requests of the chunk are sent before the first reply is awaited, so they take one round trip.
         let replies: Vec<_> = some.iter().map(|name| session.data(&format!("{path}/{name}"))).collect();
         for (name, reply) in some.iter().zip(replies) {
             match connect::answered(session, reply).await {

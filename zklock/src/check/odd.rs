@@ -15,7 +15,8 @@ pub(crate) struct Odd {
     pub(crate) what: String,
 }
 
-/// A node of the directory. Its `Stat` is `None` if this client may not read the node.
+/// The name and the `Stat` of a node in the directory of a lock or of a semaphore. The `Stat` is `None` if this client
+/// may not read the node.
 pub(crate) type ShownNode = (String, Option<Stat>);
 
 /// Returns the oddities of these nodes in the order of the nodes. The oddity of the sequence counter is the last.

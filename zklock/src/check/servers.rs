@@ -20,8 +20,8 @@ use crate::output::escape_controls;
 /// left out.
 const DEFAULT_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long to wait before the third look (the third read of all nodes), if the second look found ghosts. A ghost is
-/// the node of a session that is over. The node of a session that has just ended may stay for a moment.
+/// How long to wait before the third look (the third read of all nodes), if the second look found ghosts. A ghost is a
+/// node that stays although its session is over. The wait gives the node of a session that has just ended time to go.
 const LEAVING: Duration = Duration::from_secs(1);
 
 /// Releases of ZooKeeper that can lose nodes, or keep deleted nodes, in an ensemble: the first affected release, the
@@ -52,8 +52,8 @@ const VULNERABILITIES: [([u32; 3], [u32; 3], &str); 10] = [
 /// ZooKeeper's own page about its vulnerabilities.
 pub(crate) const SECURITY_PAGE: &str = "https://zookeeper.apache.org/security.html";
 
-/// The nodes that a server shows at one moment, and their versions. A node that is only listed in its directory has the
-/// version 0 here.
+/// The nodes that a server shows in one read of all nodes, and their versions. A node that was only listed with its
+/// directory, and not read itself, has the version 0 here.
 pub(crate) type Look = BTreeMap<String, i32>;
 
 /// The state of one server, as zklock has read it.
@@ -64,7 +64,7 @@ pub(crate) struct ServerReport {
     pub(crate) mode: Option<String>,
     /// The id of the session that the server gave to zklock.
     pub(crate) session: Option<i64>,
-    /// The nodes that the server showed in each of the three looks, in order.
+    /// The nodes that the server showed in each of the three looks (reads of all nodes). Empty if a look failed.
     pub(crate) looks: Vec<Look>,
     /// The ids of the sessions that the server knows. `None` if the server does not answer `dump`.
     pub(crate) sessions: Option<BTreeSet<i64>>,
@@ -76,13 +76,13 @@ pub(crate) struct ServerReport {
 pub(crate) struct Places {
     /// Directories whose children are listed.
     pub(crate) directories: Vec<String>,
-    /// Persistent nodes, which may be missing.
+    /// Persistent nodes whose versions are read. Any of them may be missing.
     pub(crate) nodes: Vec<String>,
 }
 
-/// Reads `places` on every server three times. Each of these three looks begins when all servers have answered the look
-/// before, and after the server has caught up with the leader (sync). `nodes` are the ephemeral nodes that may be
-/// ghosts: nodes of sessions that are over.
+/// Reads `places` on every server three times. Each of these three reads is called a look. A look begins when all servers
+/// have answered the look before. In each look, a server first catches up with the leader (`sync`). `nodes` are the
+/// ephemeral nodes that may be ghosts: nodes of sessions that are over.
 pub(crate) async fn look(
     nodes: &BTreeMap<String, Stat>,
     places: &Places,
@@ -102,7 +102,8 @@ pub(crate) async fn look(
             }
         }
         if round == 0 {
-            // The dump comes after the first look, so that it has the sessions of all nodes that the look found.
+            // `dump` lists the sessions. It comes after the first look, so that it lists the sessions of all nodes of that
+            // look.
             let dumps = join_all(names.iter().map(|name| word(name, "dump", options, connection))).await;
             for (server, dump) in servers.iter_mut().zip(dumps) {
                 server.sessions = dump.ok().as_deref().and_then(sessions);
@@ -164,7 +165,7 @@ async fn ask(name: &str, options: &ZooKeeperBuilder, connection: &Connection) ->
     }
 }
 
-/// Returns the text after `begins` in the line that starts with it, from an answer to a four-letter word.
+/// Returns the rest of the line that starts with `begins`. `said` is a server's answer to a command such as `srvr`.
 fn line(said: &str, begins: &str) -> Option<String> {
     said.lines().find_map(|line| line.strip_prefix(begins)).map(|rest| escape_controls(rest.trim()))
 }

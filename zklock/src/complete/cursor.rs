@@ -16,7 +16,7 @@ pub(crate) struct Completion {
 }
 
 impl Completion {
-    /// Puts the option before its value, as in `--dialect=kazoo`.
+    /// Puts `option` before the candidate, which is its value, as in `--dialect=kazoo`.
     fn after(self, option: &str) -> Completion {
         Completion { word: format!("{option}={}", self.word), ..self }
     }
@@ -27,7 +27,7 @@ impl Completion {
 pub(crate) enum ExpectedWord {
     Nothing,
     Words(Vec<Completion>),
-    /// One of these words, or a path in the ensemble. `options` are the options on the line that say how to connect.
+    /// One of `words`, or a path in the ensemble. `options` are the options on the line that say how to connect.
     Path {
         words: Vec<Completion>,
         options: Vec<OsString>,
@@ -39,8 +39,8 @@ pub(crate) enum ExpectedWord {
     Command(usize),
 }
 
-/// Returns the kind of the last word, at whose end the cursor is. The first word is the program itself. `program` must
-/// be built (`clap::Command::build`).
+/// Returns the kind of word that can stand at the cursor, which is at the end of the last of `words`. The first word is
+/// the name of the program. `program` must be built (`clap::Command::build`).
 pub(crate) fn expected(program: &Command, words: &[String]) -> ExpectedWord {
     let Some((current, before)) = words.split_last() else { return ExpectedWord::Nothing };
     let (mut task, mut options) = (None, Vec::new());

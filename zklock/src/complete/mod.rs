@@ -39,7 +39,7 @@ use crate::connect::{self, connect_by};
 use crate::exit::Exit;
 use crate::output::{self, escape_controls};
 
-/// The longest wait for the ensemble. The user waits at the prompt meanwhile.
+/// The longest wait for the ensemble. It is short, because the user waits at the prompt meanwhile.
 const TIME_LIMIT: Duration = Duration::from_secs(1);
 
 /// If more paths than this are offered, zklock does not look up which of them have children, because each look-up is a
@@ -115,12 +115,13 @@ fn answer_text(words: &[Completion], typed: Option<&TypedWord>) -> String {
     words.iter().filter_map(line).fold("words\n".to_owned(), |text, line| text + &line)
 }
 
-/// Returns the paths in the ensemble that begin with `current`. A path ends with a slash if there are locks below it.
+/// Returns the paths in the ensemble that begin with `current`. A path ends with a slash if there are locks below it,
+/// unless there are more than [`LOOKED_INTO`] paths.
 async fn paths(current: &str, connection: &Connection) -> Vec<Completion> {
     let Some((directory, _)) = (if current.is_empty() { "/" } else { current }).rsplit_once('/') else {
         return Vec::new();
     };
-    // No lock can be below an invalid path.
+    // No lock can be below an invalid path, so the servers are not asked.
     if !directory.is_empty() && RwLock::new(&Memory::new(), directory).is_err() {
         return Vec::new();
     }
@@ -138,7 +139,8 @@ async fn paths(current: &str, connection: &Connection) -> Vec<Completion> {
     paths.into_iter().map(|word| Completion { word, meaning: String::new() }).collect()
 }
 
-/// Returns the locks and directories of locks directly below this directory. An empty `directory` means the root.
+/// Returns the locks and directories of locks directly below this directory, except `/zookeeper`, which is the servers'
+/// own. An empty `directory` means the root.
 async fn below(session: &Arc<dyn Session>, directory: &str) -> BTreeSet<String> {
     let root = if directory.is_empty() { "/" } else { directory };
     let children = session.children(root).await.unwrap_or_default();

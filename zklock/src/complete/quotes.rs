@@ -36,8 +36,8 @@ impl TypedWord {
         let mut escaped = String::with_capacity(rest.len());
         for character in rest.chars() {
             match (self.quote, character) {
-                // In double quotes bash expands `!` to an earlier line, even after a backslash. So the text leaves the
-                // quotes for the `!`.
+                // In double quotes bash expands `!` to an earlier line, even after a backslash. So the text closes the
+                // quotes before the `!` and opens them again after it.
                 (Quote::Double, '!') => escaped.push_str("\"\\!\""),
                 (Quote::Double, '\\' | '"' | '$' | '`') => escaped.extend(['\\', character]),
                 (Quote::Single, '\'') => escaped.push_str("'\\''"),
@@ -102,8 +102,8 @@ fn read(word: &str) -> (String, Quote, usize) {
 }
 
 /// Returns the character that an escape in `$'..'` stands for, and the length of the escape without its backslash.
-/// `\xHH`, which [`TypedWord::completed`] writes, stands for the character with that code, and any other character for
-/// itself.
+/// `\xHH`, which [`TypedWord::completed`] writes, stands for the character with the hexadecimal code HH. Any other
+/// character after the backslash stands for itself.
 fn escape(after: &str) -> (Option<char>, usize) {
     let code = after.strip_prefix('x').and_then(|digits| digits.get(..2));
     match code.and_then(|digits| u8::from_str_radix(digits, 16).ok()).filter(u8::is_ascii) {
@@ -174,7 +174,7 @@ mod tests {
             ("$'/c/", "/c/", r#"/c/$(x) \x27"`\x5c\x21é"#),
             ("/c/\"$(", "$(", r#"\$(x) '\"\`\\"\!"é"#),
             ("\"/c/\"", "\"/c/\"", r#"/c/\$\(x\)\ \'\"\`\\\!é"#),
-            // Some completion frameworks report the open quote as part of the replaced text.
+            // Some frameworks for completion in bash report the open quote as part of the replaced text.
             ("'/c/", "'/c/", r#"/c/$(x) '\''"`\!é"#),
             ("nothing/c/", "another", r#"/c/\$\(x\)\ \'\"\`\\\!é"#),
         ] {
@@ -182,7 +182,7 @@ mod tests {
         }
         assert_eq!(TypedWord::new("--zk=a", "a").completed("--zk=ab").as_deref(), Some("ab"));
         assert_eq!(TypedWord::new("/a", "").completed("/b"), None);
-        // The inserted text has a closing quote, because bash does not add one.
+        // bash adds no closing quote after an inserted text that ends with a quote, so the text has its own.
         assert_eq!(TypedWord::new("'/", "/").completed("/it'").as_deref(), Some(r"/it'\'''"));
         assert_eq!(TypedWord::new("\"/", "/").completed("/it\"").as_deref(), Some(r#"/it\"""#));
         assert_eq!(TypedWord::new("\"/", "/").completed("/it!").as_deref(), Some(r#"/it"\!"""#));

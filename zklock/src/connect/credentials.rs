@@ -1,4 +1,5 @@
-//! Reads users and passwords from an option, a variable or a file, and names the variables to hide from the command.
+//! Reads users and passwords from an option, a variable or a file, and names the variables to hide from the command
+//! that zklock runs.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,7 +8,7 @@ use std::path::Path;
 use crate::connect::settings::{Given, line};
 use crate::exit::Exit;
 
-/// The variables that the command does not get without `--keep-credentials`.
+/// The environment variables that the command run by zklock gets only with `--keep-credentials`.
 pub(crate) const VARIABLES: [&str; 6] =
     ["ZK_AUTH", "ZK_AUTH_FILE", "ZK_SASL", "ZK_SASL_FILE", "ZK_TLS_CERT", "ZK_TLS_KEY"];
 
@@ -17,7 +18,8 @@ const MOST: u64 = 1 << 16;
 /// The two settings that can give user and password: the text itself, and the name of a file with the text.
 pub(crate) type Either = (Option<Given>, Option<Given>);
 
-/// Returns user and password, from the text or from the only line of the file. No error message contains them.
+/// Returns user and password from the text or from the only line of the file, or `None` if neither is given. No error
+/// message contains the user or the password.
 ///
 /// # Errors
 /// Fails if text and file are both given, if the file cannot be read, or if the text is not exactly one line,

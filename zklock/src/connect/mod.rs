@@ -39,7 +39,7 @@ pub(crate) async fn connect_with_options(
     path: &str,
     connection: &Connection,
 ) -> Result<(ZooKeeper, ZooKeeperBuilder), Exit> {
-    // The root is no lock, but `ls --tree /` lists the locks below it.
+    // The root `/` is no lock, but it is accepted here, because `ls --tree /` lists the locks below it.
     if path != "/" {
         RwLock::new(&Memory::new(), path)?;
     }
@@ -47,7 +47,6 @@ pub(crate) async fn connect_with_options(
     Ok((connect_visibly(&options, connection).await?, options))
 }
 
-/// Connects with these options.
 pub(crate) async fn connect_by(options: &ZooKeeperBuilder, connection: &Connection) -> Result<ZooKeeper, Exit> {
     options.clone().connect(hosts(connection)?).await.map_err(|error| exit_for(error, connection))
 }
@@ -80,7 +79,7 @@ async fn show_connecting(servers: &str, options: &ZooKeeperBuilder) -> Infallibl
                 None => format!("connecting for {waited} to {}", escape_controls(servers)),
             }]);
         };
-        // The probe may take a second, so the line is drawn before and after it.
+        // `why_no_session` may take a second, so the status line is drawn before and after it.
         draw(&mut line, why.as_deref());
         why = why_no_session(servers, options, SECOND).await.ok();
         draw(&mut line, why.as_deref());
@@ -93,10 +92,11 @@ pub(crate) fn hosts(connection: &Connection) -> Result<String, Exit> {
     hosts.as_ref().map_or(Ok(DEFAULT_HOSTS), Given::text).map(str::to_owned)
 }
 
-/// Returns the options for connections that give up if no server is reached within `limit`. Reads the files of the
-/// options, so call this once: a pipe can be read only once.
+/// Returns the options for connections that give up if no server is reached within `limit`. Reads the files that
+/// the options name. Call this once, because such a file may be a pipe, which can be read only once.
 pub(crate) fn options(limit: Duration, connection: &Connection) -> Result<ZooKeeperBuilder, Exit> {
-    // The root node is created when it is first needed, because a command that only reads must create nothing.
+    // The chroot of the connect string is created when it is first needed, because a subcommand that only reads must
+    // create nothing.
     let mut builder = with_time_to_stop(connection.session_timeout).connect_timeout(limit).make_root_on_demand();
     if let Some(tick) = settings::TICK_TIME.given(connection.tick_time.as_ref()) {
         builder = builder.tick_time(tick_time(tick.text()?).map_err(|problem| tick.wrong(problem))?);
@@ -125,8 +125,8 @@ fn tick_time(text: &str) -> Result<Duration, String> {
 }
 
 /// Sets the stop margin, by which a lease ends before the session can expire, to a quarter of the session timeout. The
-/// command has this time to stop after a loss. `docs/zklock.md` promises that a disconnection of 0.4 of the session
-/// timeout costs no lock. With a larger margin, this promise would need several heartbeats a second.
+/// command that zklock runs has this time to stop after a loss of the lock. `docs/zklock.md` promises that a
+/// disconnection of 0.4 of the session timeout costs no lock. With a larger margin, this promise would need several heartbeats a second.
 fn with_time_to_stop(session_timeout: Duration) -> ZooKeeperBuilder {
     let builder = ZooKeeper::builder().session_timeout(session_timeout);
     if session_timeout.is_zero() { builder } else { builder.stop_margin(session_timeout / 4) }

@@ -56,7 +56,7 @@ impl Reaped {
         self.ends_by.or(late).map_or(self.code, end_by)
     }
 
-    /// Returns how zklock ends if a signal comes after the command has ended.
+    /// Returns this outcome, changed so that zklock ends by `signal`, which came after the command had ended.
     pub(crate) fn then_ended_by(self, signal: Signal) -> Reaped {
         Reaped { ends_by: Some(signal), ..self }
     }
@@ -292,7 +292,8 @@ impl Child {
         let ended_by_ours = signal.filter(|signal| self.passed_on.contains(signal));
         // A command that handles TERM ends with an exit code. So every end after a TERM counts as caused by the TERM.
         let is_cut_short = ended_by_ours.is_some() || self.passed_on.contains(&Signal::TERM.as_raw());
-        // After a key, zklock ends by the key's signal as flock(1) does, unless the command has failed for another reason.
+        // After Ctrl-C or Ctrl-\, zklock ends as the key's signal ends flock(1), unless the command has failed for another
+        // reason.
         let typed_to_us = self.witness_among_us.take().and_then(Witness::ends).flatten();
         let ends_by_key = typed.or(typed_to_us).filter(|key| [0, exit::by_signal(key.as_raw())].contains(&code));
         let ends_by = ends_by_key.or((ended_by_ours == Some(Signal::INT.as_raw())).then_some(Signal::INT));

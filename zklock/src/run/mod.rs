@@ -49,12 +49,12 @@ const TICK: Duration = Duration::from_millis(10);
 /// The longest time for which zklock waits, after a loss of the lock, until the client knows why it reaches no server.
 const REASON: Duration = Duration::from_millis(500);
 
-/// The longest search, after a wait that was too long, for a circle of processes that wait for each other.
+/// The time limit of [`circle()`], the search for a circle of processes that wait for each other after `-w` has run out.
 const CIRCLE: Duration = Duration::from_secs(2);
 
 const KILLED: &str = "the command was killed";
 
-/// How often zklock reads the clock while it waits. A late tick means that zklock, or the machine, was stopped.
+/// The time between two readings of the clock while zklock waits. If a reading is late, zklock or the machine was stopped.
 const BEAT: Duration = Duration::from_millis(500);
 
 /// The suffix of an error message if the lock was lost because zklock, or the machine, was stopped.
@@ -343,7 +343,8 @@ async fn cut_off(why: Loss, zk: &ZooKeeper) -> String {
     String::new()
 }
 
-/// Runs the command until it ends or the lock is lost. Sets `typed` to [`Reaped::typed`], also after a loss.
+/// Runs the command until it ends or the lock is lost. In both cases, sets `typed` to the signal of the key (Ctrl-C, Ctrl-\)
+/// that was typed meanwhile ([`Reaped::typed`]).
 async fn hold(
     guard: &AnyGuard,
     run: &Run,
@@ -420,7 +421,8 @@ async fn hold(
     }
 }
 
-/// With `--once-in`, records that the command has succeeded. A signal ends the wait for the reply, and then zklock.
+/// With `--once-in`, records that the command has succeeded. A signal ends the wait for the servers' reply. zklock
+/// then ends by this signal.
 ///
 /// # Errors
 /// Fails if the success is not recorded, or if the outcome is unknown. Without the record the next host runs the
@@ -444,7 +446,7 @@ async fn record(guard: &AnyGuard, run: &Run, reaped: Reaped, signals: &mut Signa
             let unknown = "a signal came before ZooKeeper confirmed the record in";
             let problem = format!("the command has succeeded, but {unknown} {}: without the record the command is run again", once.record());
             say(&readable(&problem));
-            // The signal also shortens the wait for the reply to the release.
+            // The signal is put back, so that it also shortens the wait for the reply to the release.
             signals.put_back(signal);
             return Ok(reaped.then_ended_by(signal));
         }
@@ -494,10 +496,10 @@ fn grace(wanted: Duration, left: Duration) -> (Duration, Duration) {
 
 /// Ends the command: TERM, the grace, KILL. Returns how the command ended.
 ///
-/// ZooKeeper grants the lock to no other contender until one session timeout after it last heard of this session. KILL follows
-/// TERM after `--grace`, but at the latest when a sixth of the time that was left at TERM remains. No time is left, and so
-/// KILL is sent at once, if another contender may already have the lock. Somebody who removes this contender's node on
-/// purpose accepts that: the grace is then the whole `--grace`.
+/// No other contender gets the lock until one session timeout after ZooKeeper last heard of this session. KILL follows TERM
+/// after `--grace`, but at the latest when a sixth of the time that was left at TERM remains. If another contender may
+/// already have the lock, no time is left, and KILL is sent at once. The only exception is a node that somebody has removed
+/// on purpose: KILL then follows after the whole `--grace`.
 async fn stop(guard: &AnyGuard, run: &Run, mut child: Child, typed: &mut Option<Signal>) -> &'static str {
     let how = end(guard, run, &mut child).await;
     let reaped = child.reap();
@@ -514,7 +516,7 @@ async fn end(guard: &AnyGuard, run: &Run, child: &mut Child) -> &'static str {
     let started = Instant::now();
     if !grace.is_zero() {
         child.signal(Signal::TERM);
-        // A stopped command could not react to TERM.
+        // CONT follows, because a stopped command does not react to TERM.
         child.signal(Signal::CONT);
         // The loop reads the clock in short steps, because timers stand still while the machine is suspended, but the
         // session can still expire.
@@ -539,8 +541,8 @@ async fn end(guard: &AnyGuard, run: &Run, child: &mut Child) -> &'static str {
     "the command could not be ended, and has ended by itself"
 }
 
-/// Waits until the remaining processes of the command's group have ended by the signal that ended the command. Kills
-/// them after the grace, or immediately if the lock is lost or another signal comes.
+/// Waits until the remaining processes of the command's group have ended, too. They got the signal that ended the command.
+/// Kills them after the grace, or immediately if the lock is lost or another signal comes.
 async fn end_rest(group: Pid, guard: &AnyGuard, run: &Run, signals: &mut Signals) {
     let ended = async || {
         let mut pause = TICK;

@@ -1,8 +1,8 @@
 //! Delivers the signals that zklock receives as a stream. The stream leaves out SIGCHLD.
 //!
 //! zklock may be started with blocked signals, because a program inherits the signal mask of the program that starts it.
-//! zklock unblocks them, because otherwise they could not end it. The command is started with the mask that zklock was
-//! started with, because [`std::process::Command`] leaves the mask as it is.
+//! zklock unblocks them, because otherwise they could not end it. zklock sets the inherited mask again while it starts the
+//! command, so that the command inherits the same mask.
 
 #[cfg(target_os = "linux")]
 use std::thread;
@@ -17,8 +17,8 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::exit::{self, Exit};
 
-/// Signals that zklock handles only while a command runs. All other signals that can be caught are passed on to a
-/// running command. Without a running command they end zklock, after it has left the queue.
+/// Signals that zklock listens to only while a command runs, and that never end zklock. The signals that it always listens
+/// to are passed on to a running command. Without a running command they end zklock, after it has left the queue.
 const OTHERS: [Signal; 6] = [Signal::WINCH, Signal::URG, Signal::TSTP, Signal::TTIN, Signal::TTOU, Signal::CONT];
 
 /// Signals that end a process by default, except [`FAULTS`] and the real-time signals. PIPE is missing, because
@@ -76,8 +76,8 @@ impl Signals {
         // The signals are unblocked after their handlers are set, because one of them may already be pending.
         let unblocked = SigSet::empty().thread_swap_mask(SigmaskHow::SIG_SETMASK);
         signals.before = unblocked.map_err(|error| cannot_listen(&error))?;
-        // These signals are blocked only if there is a stage, which is the process that becomes the command and unblocks
-        // them first. Without the stage the command would inherit the blocked signals.
+        // The signals of `FAULTS` are blocked only if there is a stage, which is the process that becomes the command and
+        // unblocks them first. Without the stage the command would inherit the blocked signals.
         if has_stage {
             signals.add_faults()?;
         }
@@ -101,7 +101,7 @@ impl Signals {
         mask.extend(&SigSet::thread_get_mask()?);
         let ours = mask.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
         let spawned = spawn();
-        // This cannot fail, because the mask was that of this thread.
+        // Setting the mask back cannot fail, because this thread had the same mask before.
         let _ = ours.thread_set_mask();
         spawned
     }
@@ -185,7 +185,7 @@ impl Signals {
     }
 }
 
-/// Unblocks all signals. This is for the tasks that start no command.
+/// Unblocks all signals. Only the subcommands call this function, because they start no command.
 pub(crate) fn unblock_all() {
     // The error is ignored: it means that the signals stay as they are.
     let _ = SigSet::empty().thread_set_mask();

@@ -20,9 +20,9 @@ const LONGEST: [usize; 9] = [usize::MAX, 20, 16, 16, 11, 11, 11, 8, 8];
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Shows the holders for as long as this future is polled. `places` has this contender's place in the queue, and
-/// changes when the place or the holders change. Dropping the future removes the live line. Without a live line, a wait
-/// of less than a second prints nothing. Otherwise cron would send a mail with the text, or the text would appear
-/// between the output of other programs.
+/// changes when the place or the holders change. Dropping the future removes the line that is redrawn in place. If
+/// there can be no such line, a wait of less than a second prints nothing. Otherwise cron would send a mail with the text,
+/// or the text would appear between the output of other programs.
 pub(crate) async fn show(waits_at: &Place, what: &str, mut places: watch::Receiver<usize>) {
     let mut line = StatusLine::default();
     let started = Instant::now();

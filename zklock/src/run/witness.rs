@@ -14,7 +14,7 @@
 //!   But a zklock within the command also passes a key on in this way. It sends SIGURG with the signal, so that the
 //!   witness recognizes it. SIGURG has no effect on a process that does not handle it.
 //!
-//! If the command does not have the terminal, another witness listens in zklock's own group. It tells zklock whether a
+//! If the command does not have the terminal, another witness listens in zklock's own group. This one tells zklock whether a
 //! SIGINT was typed, and so reached the script that started zklock, or was sent to zklock alone.
 //!
 //! No key is missed, because the kernel sends the signal to all processes of the group before the end of any of them can
@@ -64,7 +64,7 @@ mod on_linux {
     /// How long zklock waits for the end of the witness before it kills the witness.
     const PATIENCE: Duration = Duration::from_secs(1);
 
-    /// What the witness writes as soon as it listens. No signal has this number.
+    /// The byte that the witness writes as soon as it listens. No signal has this number.
     const LISTENS: u8 = 0;
 
     /// The first argument of the witness, before the id of its parent. It cannot be the path of a lock, which begins
@@ -108,8 +108,8 @@ mod on_linux {
             Some(Witness { pid, stdin, ended })
         }
 
-        /// Ends the witness. Returns the signal of the key that was typed last, or `None` if the witness has not
-        /// listened.
+        /// Ends the witness. Returns the signal of the key that was typed last (`Some(None)` if no key was typed), or
+        /// `None` if the witness has not listened.
         pub(crate) fn ends(self) -> Option<Option<Signal>> {
             // The witness may have been stopped together with the command.
             let _ = kill_process(self.pid, Signal::CONT);
@@ -126,7 +126,8 @@ mod on_linux {
         }
     }
 
-    /// Bears witness until standard input ends, and returns `true`, if this process was started as the witness.
+    /// Returns `false` unless this process was started as the witness. The witness reports the typed keys until its
+    /// standard input ends, and then returns `true`.
     pub(crate) fn bear() -> bool {
         let words: Vec<_> = std::env::args_os().skip(1).collect();
         let is_parent = |pid: &str| getppid().is_some_and(|parent| parent.as_raw_nonzero().to_string() == pid);
@@ -175,7 +176,7 @@ mod on_linux {
                 false if code == SI_KERNEL => return Some(signal),
                 false => self.sent = Some((signal, sender)),
             }
-            // SIGURG may come after the other signal, because a lower number is read first.
+            // SIGURG may be read after the signal of the key, because pending signals are read in the order of their numbers.
             let (signal, _) = self.sent.filter(|(_, sender)| self.urges == Some(*sender))?;
             *self = Heard::default();
             Some(signal)
