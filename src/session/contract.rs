@@ -17,9 +17,9 @@ use crate::session::request::{
 };
 use crate::session::store::SessionStore;
 
-/// Returns the directory in which the owner of the node at `path` creates a temporary node. For a permit this is the
-/// parent of the directory of permits, because a node with another name among the permits would make every count of the
-/// permits fail.
+/// Returns the directory in which the owner of the node at `path` creates a temporary node. If the node is a permit of
+/// a semaphore, this is the parent of the directory of permits. Among the permits, a node with another name would make
+/// every count of the permits fail.
 pub(crate) fn temporary_parent(path: &str) -> &str {
     let (directory, name) = path.rsplit_once('/').unwrap_or_default();
     if permits_of(name).is_some() { request::parent(directory) } else { directory }
@@ -70,8 +70,8 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     async fn session_slot(&self, own_bytes: usize) -> Result<SessionSlot, Failure>;
 
-    /// Ends every session, so that the ensemble deletes their nodes. Returns when the ensemble has confirmed the end, or
-    /// after one session timeout without a confirmation.
+    /// Ends every session, so that the ensemble deletes the nodes of these sessions. Returns when the ensemble has
+    /// confirmed the end, or after one session timeout without a confirmation.
     ///
     /// Guards on these sessions are lost, waiting acquisitions fail, and new acquisitions are refused.
     #[doc(hidden)]
@@ -88,8 +88,8 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
         ConnectionState::Connected
     }
 
-    /// Returns the names of the ensemble's servers, and the path below which all nodes are. The default implementation
-    /// returns `None`.
+    /// Returns the names of the ensemble's servers, and the path below which all nodes of this client are. The default
+    /// implementation returns `None`.
     #[doc(hidden)]
     fn namespace(&self) -> Option<(Vec<String>, String)> {
         None
@@ -120,7 +120,7 @@ impl<C: Coordinator + ?Sized> Coordinator for Arc<C> {
     }
 }
 
-/// A slot on a session. While the slot lives, room for its nodes stays reserved.
+/// A slot on a session. While the slot lives, the room that was reserved for its nodes stays reserved.
 #[derive(Debug)]
 pub struct SessionSlot {
     session: Arc<dyn Session>,
@@ -181,8 +181,8 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Returns the session's id in the ensemble, the same as in `ephemeral_owner`.
     fn id(&self) -> i64;
 
-    /// Returns whether the session with this id belongs to this process, as far as the backend knows. By default only
-    /// this session does.
+    /// Returns whether the session with this id belongs to this process, as far as the backend knows. The default
+    /// implementation knows no session but this one.
     fn is_own(&self, session: i64) -> bool {
         session == self.id()
     }
@@ -223,8 +223,8 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Deletes a node.
     fn delete(&self, path: &str) -> Reply<()>;
 
-    /// Creates the node `/`, below which the backend has all nodes, if another client has deleted it. The default
-    /// implementation does nothing, for a backend whose `/` cannot be deleted.
+    /// Creates this client's root, which the library names `/`, if another client has deleted it. The default
+    /// implementation does nothing, for a backend whose root cannot be deleted.
     fn make_root(&self) -> Reply<()> {
         Box::pin(ready(Ok(())))
     }
@@ -257,9 +257,9 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
 
     /// Brings this session's reads up to date with the ensemble.
     ///
-    /// The default implementation sends a transaction that checks the node at `path` and changes nothing. It does not
-    /// matter whether the check fails. A transaction is answered only after a quorum has committed it. ZooKeeper's own
-    /// `sync` may be answered by a leader that was deposed and does not know it yet
+    /// The default implementation sends a transaction that checks the node at `path` and changes nothing. A transaction
+    /// is answered only after a quorum has committed it, even if the check fails. ZooKeeper's own `sync` is not used,
+    /// because a leader that was deposed and does not know it yet may answer it
     /// ([ZOOKEEPER-1675](https://issues.apache.org/jira/browse/ZOOKEEPER-1675)).
     fn sync(&self, path: &str) -> Reply<()> {
         let checked = self.transact(&[Operation::Check { path: path.to_owned(), version: None }]);
@@ -296,8 +296,8 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Closes the connection with this [number](SessionStore::connection), because its server and the ensemble's leader do
     /// not agree about `node`. The session goes on at another server. Returns `false` if that connection is lost already.
     ///
-    /// Fails with [`Failure::Diverged`] if no other server is left. The default implementation always fails. An address is
-    /// left once in ten minutes. If there is only one address, it is left three times, because several servers may share it.
+    /// Fails with [`Failure::Diverged`] if no other server is left. The default implementation always fails. A ZooKeeper client
+    /// leaves each address once in ten minutes, but an only address three times, because several servers may share it.
     fn leave_server(&self, _connection: u64, node: &str) -> Reply<bool> {
         let server = self.server().unwrap_or_else(|| "unknown".to_owned());
         Box::pin(ready(Err(Failure::Diverged { node: node.to_owned(), server })))

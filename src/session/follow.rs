@@ -1,5 +1,5 @@
-//! Watches a node for as long as the client is open, on one session after another ([`follow`]), for the copies of
-//! shared values and the observers of elections. [`possible`] waits for a node that does not exist yet.
+//! Watches a node for as long as the client is open, on one session after another ([`follow`]). Copies of shared values
+//! and observers of elections use this. [`possible`] waits for a node that does not exist yet.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -11,7 +11,7 @@ use crate::session::presence::{self, Recheck, unless_over};
 use crate::session::request::Failure;
 use crate::session::retry;
 
-/// The pause between a failed request and the next try to watch the target.
+/// The pause between a failed request and the next try to watch the node.
 pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 
 /// The node or directory that [`follow`] watches.
@@ -22,8 +22,8 @@ pub(crate) trait Followed: Sync {
     /// Watches the target on one session until a request fails.
     fn watch(&self, session: &Arc<dyn Session>) -> impl Future<Output = Result<Infallible, Failure>> + Send;
 
-    /// Reports a failure of a request, or of [`Coordinator::session_slot`]. After [`Failure::Over`], [`follow`] does
-    /// not try again.
+    /// Reports a failure of a request, or of [`Coordinator::session_slot`]. A lost connection or answer is not
+    /// reported. After [`Failure::Over`], [`follow`] does not try again.
     fn refused(&self, failure: Failure);
 }
 
@@ -63,7 +63,7 @@ pub(crate) async fn follow(it: &impl Followed) {
 }
 
 /// Waits until the backend has recorded the end of the session, for up to a twentieth of the session timeout. Requests
-/// fail a moment before that record is made, and in between the coordinator would return the same session again.
+/// fail a moment before the end is recorded. Until then, the coordinator would return the same session again.
 pub(crate) async fn wait_until_known_to_be_over(session: &Arc<dyn Session>) {
     let _ending = retry::within(session.sleep(session.timeout() / 20), session.until_over()).await;
 }

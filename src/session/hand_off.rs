@@ -1,9 +1,9 @@
-//! Hand-offs, which are releases that waiters take as their grants.
+//! A hand-off is a release that a waiter takes as its grant.
 //!
-//! A holder hands the lock off by one transaction that sets the data of its node and deletes the node. A waiter takes the
-//! lock at the event "data changed". But that event also comes if a stranger has set the data. So each hand-off that granted
-//! the lock to a contender of this process is checked. The hand-off is confirmed once no contender is left whose sequence
-//! number is at most the holder's.
+//! A holder hands the lock off by one transaction that sets the data of its node and deletes the node. A waiter takes
+//! the lock at the event "data changed". But that event also comes if a stranger (a client that does not own the node)
+//! has set the data. So each hand-off that granted the lock to a contender of this process is checked. The hand-off is
+//! confirmed once no contender is left whose sequence number is at most that of the holder that released.
 
 use std::mem;
 use std::sync::{Arc, Weak};
@@ -20,8 +20,8 @@ use crate::session::retry::{RetryLimit, none_without_node, repeated};
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 
-/// The number of session timeouts for which releases in a directory are plain deletes, after the server has refused the
-/// signal of a release: the write to the data of the node.
+/// After a server has refused the signal of a release (the write to the data of the node), releases in that directory
+/// are plain deletes for this number of session timeouts.
 const UNSIGNALLED_FOR: u32 = 60;
 
 /// The maximum number of directories with refused signals that a session records. When this number is reached, all the
@@ -49,7 +49,7 @@ impl SessionStore {
     /// holder that released. Does nothing if this hand-off is the last one that was confirmed.
     pub(crate) fn request_check(&self, path: &Arc<str>, node: &Arc<Node>) {
         let mut record = self.record.lock();
-        // If a check of this hand-off is under way, `node` is added to it, even if the hand-off was confirmed before.
+        // If a check of this hand-off is under way, `node` is added to the check, even if the hand-off was confirmed before.
         if record.last_confirmed.as_ref() == Some(path) && !record.hand_offs.contains_key(path) {
             return;
         }

@@ -1,5 +1,5 @@
-//! The copy of a value's node, updated by reads and commits: the newest value, and the events for the streams. The
-//! copy stores the value as bytes, so it may be dropped on the library's threads without running user code.
+//! What this process knows of a shared value's node: the newest value, and numbered events for the streams of values. Reads
+//! and commits update this copy. It stores the value as bytes, so the library's threads can drop it without running user code.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::error::error::Error;
 use crate::error::value::ValueError;
 use crate::session::lease::Lease;
 
-/// How fresh the copy of a value is. Returned by [`Live::state`](crate::shared::Live::state).
+/// How fresh this process's copy of a shared value is. Returned by [`Live::state`](crate::shared::Live::state).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum CopyState {
@@ -21,7 +21,7 @@ pub enum CopyState {
     /// The node holds no value now, or cannot be read, or this client's server has missed a change that the ensemble
     /// has. Such a server must be repaired. [`Live::get`](crate::shared::Live::get) still returns the last value.
     Behind(Error),
-    /// The coordinator was closed. No more changes will come.
+    /// The coordinator was closed, or no longer works, as the error says. No more changes will come.
     Over(Error),
 }
 
@@ -40,12 +40,12 @@ impl fmt::Display for CopyState {
 
 #[derive(Default)]
 pub(crate) struct Known {
-    /// Whether this process has read or written a value. If so, a missing node was deleted, even if its twin (an empty node
-    /// that shows that the value existed) was deleted, too.
+    /// Whether this process has read or written a value. If so, a node that is missing now was deleted. This holds even
+    /// if its twin (an empty node that shows that the value existed) is missing, too.
     pub(super) was_seen: bool,
     /// The newest content of the node with a valid header.
     pub(crate) newest: Option<Arc<Seen>>,
-    /// The present error, with its event number. `None` while the node's content is a value.
+    /// The last error, with its event number. `None` once a value was read or committed after the error.
     pub(super) trouble: Option<(u64, Error)>,
     /// The event number of the newest value, if a later read found no value in the node. 0 otherwise.
     pub(super) vanished: u64,
@@ -82,7 +82,8 @@ impl Known {
         }
     }
 
-    /// Returns an event after the event `seen`: the newest value if that is later, or else the present error if that is later.
+    /// Returns the newest value if its event came after `seen`. Otherwise returns the present error if its event came
+    /// after `seen`.
     pub(crate) fn event_after(&self, seen: u64) -> Option<ValueEvent> {
         let value = self.newest.iter().map(|newest| (newest.event, Ok(Arc::clone(newest))));
         let trouble = self.trouble.iter().map(|(event, error)| (*event, Err(error.clone())));
@@ -111,9 +112,10 @@ impl Known {
     /// Records the content of a read. `synced` is the number of the last event before the server's last sync. Returns
     /// whether anything has changed.
     ///
-    /// The reads of one session never go back in time, and a sync is sent before the first read. So if a read is older than
-    /// the newest value, the ensemble was restored from a backup, and the older value is recorded. An older value is ignored
-    /// after a commit of our own since the last sync, because a lagging server may not show the commit yet.
+    /// The reads of one session never go back in time, and a sync is sent before the first read. So if a read is older
+    /// than the newest value, the ensemble was restored from a backup, and the older value is recorded. There is one
+    /// exception: if this process has committed since the last sync, an older read is ignored, because a lagging server
+    /// may not show the commit yet.
     pub(super) fn record_read(&mut self, bytes: Vec<u8>, czxid: i64, version: i32, synced: u64) -> bool {
         let cleared = self.trouble.take().is_some();
         self.vanished = 0;
@@ -134,8 +136,9 @@ impl Known {
         true
     }
 
-    /// Records a commit of our own. `czxid` is `None` if the committing holder created the node. If the czxid differs from that
-    /// of the newest value, ignores the commit, because after a restore of the ensemble its node may be the older one.
+    /// Records a commit of this process. `czxid` is `None` if the committing holder created the node. Ignores the
+    /// commit unless the newest value has the same czxid and a lower version. With another czxid, the commit's node may
+    /// be the older one, from before a restore of the ensemble.
     pub(super) fn record_commit(&mut self, bytes: &[u8], czxid: Option<i64>, version: i32) -> bool {
         let is_before = |newest: &Seen| Some(newest.czxid) == czxid && version.wrapping_sub(newest.version) > 0;
         let Some(czxid) = self.newest.as_ref().filter(|it| is_before(it)).map(|it| it.czxid) else { return false };

@@ -1,7 +1,7 @@
-//! The copy of a value in this process: a handle on the newest value, and a stream of all values.
+//! [`Live`], a copy of a shared value in this process, and [`ValueChanges`], a stream of the values.
 //!
-//! The caller encodes the initial value, and a background task writes it under the lock. So a caller that is not polled
-//! does not hold the lock.
+//! If the node has no value, the caller encodes the initial value, and a background task writes it under the lock. The
+//! caller's future does not hold the lock, so a caller that stops polling blocks no other client.
 
 use std::sync::Arc;
 
@@ -24,10 +24,10 @@ use crate::telemetry::debug::debug;
 /// A copy of a [`Shared`] value in this process, kept fresh by a watch. [`get`](Self::get) always has a value. Made by
 /// [`Shared::live`].
 ///
-/// The watch lasts as long as the handle. A handle is cheap to clone, and clones share the copy.
+/// The node is watched until all handles of the value are dropped. A handle is cheap to clone, and clones share the copy.
 pub struct Live<T> {
     store: Arc<Store<T>>,
-    /// The first value. `get` returns it only if the copy has no value, which cannot happen after the first value has come.
+    /// The first value that came. `get` falls back to this value if the copy has none, which should not happen.
     first: Arc<Stored<T>>,
 }
 
@@ -41,9 +41,9 @@ impl<T: Send + Sync + 'static> Live<T> {
     /// the copy is updated, even if the session has ended. The copy goes back to an older value only if the ensemble does,
     /// for example after a restore from a backup.
     ///
-    /// When a commit of this handle, or of a clone, returns, the copy has the committed value. There are three exceptions:
-    /// the same guard has created the node, the copy has not read the node yet, or the session has ended meanwhile. Then the
-    /// watch delivers the value, about a round trip later.
+    /// When a commit by a [`Shared`] returns, the copies of that handle and of its clones have the committed value.
+    /// There are three exceptions: the same guard has created the node, the copy has not read the node yet, or the
+    /// session has ended meanwhile. In these cases the watch delivers the value, about a round trip later.
     ///
     /// If the node is deleted, or holds no valid value, the copy keeps the last value, and `state` and
     /// [`changes`](Self::changes) say why. Only the first call after a change decodes the new bytes.
@@ -75,7 +75,7 @@ impl<T: Send + Sync + 'static> Live<T> {
         self.store.state()
     }
 
-    /// Returns a stream of the values: first the present one, then each new one. See [`ValueChanges`].
+    /// Returns a stream of the values: first the present one, then each new one that is read. See [`ValueChanges`].
     pub fn changes(&self) -> ValueChanges<T> {
         changes(&self.store)
     }
@@ -129,7 +129,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
         })
     }
 
-    /// Returns a stream of the values: first the present one, then each new one. If there is no value, the
+    /// Returns a stream of the values: first the present one, then each new one that is read. If there is no value, the
     /// [initial](crate::shared::SharedBuilder::initial) one is written, and comes first. See [`ValueChanges`].
     pub fn changes(&self) -> ValueChanges<T> {
         changes(&self.store)
@@ -138,18 +138,18 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// Waits until `is_wanted` returns `true` for the value, and returns that value. Returns at once if the present
     /// value is wanted.
     ///
-    /// Like [`live`](Self::live), the call takes no lock, so the value may have changed again when it returns. If the
-    /// value changes several times between two reads, only the last of these values is seen. `is_wanted` is called once
-    /// for each value that is seen. The call waits without a limit, also for the first value and while the connection
-    /// is lost, unless it gets a [`timeout`](Call::timeout).
+    /// The value is read without the lock, so it may have changed again when the call returns. If the value changes
+    /// several times between two reads, only the last of these values is seen. `is_wanted` is called once for each
+    /// value that is seen. The call waits without a limit, also for the first value and while the connection is lost,
+    /// unless it gets a [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
     ///
     /// # Errors
-    /// [`Error::Value`] if the node holds no value of this library. If the node is empty or missing, the call goes on
-    /// waiting. [`Error::PermissionDenied`] if the node may not be read. [`Error::Closed`] if the coordinator is
-    /// closed.
+    /// [`Error::Value`] if the node holds bytes that are no value of this library. An empty or missing node is no
+    /// error: the call waits until it has a value. [`Error::PermissionDenied`] if the node may not be read.
+    /// [`Error::Closed`] if the coordinator is closed.
     ///
     /// # Examples
     ///
@@ -187,8 +187,8 @@ impl<T: Send + Sync + 'static> Shared<T> {
 /// A stream of the values of a [`Shared`](crate::Shared). Made by [`Shared::changes`](crate::Shared::changes). The
 /// watch lasts as long as the stream.
 ///
-/// The first call of [`next`](Changes::next) returns the present value, as soon as it has come. The stream ends once
-/// the coordinator is closed.
+/// The first call of [`next`](Changes::next) returns the present value, as soon as it has come. If the value changes
+/// several times between two reads, only the last value comes. The stream ends once the coordinator is closed.
 ///
 /// An error is yielded once, in three cases: the node holds no value now ([`ValueError`](crate::error::ValueError) says
 /// why), the node cannot be watched now, or this client's only server has missed a change that the ensemble has
@@ -224,7 +224,7 @@ fn changes<T: Send + Sync + 'static>(store: &Arc<Store<T>>) -> ValueChanges<T> {
     }))
 }
 
-/// One stream of values, and its position in the events of the copy.
+/// The state of one stream of values. `seen` is its position among the numbered events of the copy ([`Known`]).
 struct Subscriber<T> {
     store: Arc<Store<T>>,
     known: watch::Receiver<Known>,
@@ -251,7 +251,7 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
                 (known.event_after(self.seen), known.is_unset_since(self.before), known.over.is_some())
             };
             if !is_unset {
-                // The node has a value now, or foreign bytes. Dropping the receiver stops the write of the initial value.
+                // The node is not known to lack a value. Dropping the receiver stops the write of the initial value.
                 self.initial_write = None;
             }
             self.seen = event.as_ref().map_or(self.seen, |(number, _)| *number);
@@ -274,7 +274,7 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
                         self.initial_write = None;
                         match answer {
                             Ok(error) => return Some(Err(error)),
-                            // The background write has ended because it saw a value, and the value is gone again.
+                            // The background write has ended because the node had a value. Now that value is gone again.
                             Err(_) => self.initial_write = self.start_initial_write(),
                         }
                     }
@@ -301,8 +301,8 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
             tokio::select! {
                 biased;
                 () = failed.closed() => {}
-                // Stops the write once the node has a value, because the stream may not be polled for a long time.
-                // `map(drop)` ends the borrow of the copy before the write is dropped.
+                // Stops the write once the node has a value. The stream cannot do this, because it may not be polled
+                // for a long time. `map(drop)` ends the borrow of the copy before the write is dropped.
                 () = known.wait_for(|known| !known.is_unset_since(before)).map(drop) => {}
                 error = write => drop(failed.send(error)),
             }

@@ -1,4 +1,5 @@
-//! The value's node: reads and writes under the lock, and the search for the outcome of a commit whose reply was lost.
+//! The node that stores a shared value: reads and writes under the lock, and the search for the outcome of a commit
+//! whose reply was lost.
 
 use std::sync::Arc;
 
@@ -44,8 +45,8 @@ impl ValueNode {
         Error::Value { path: self.path.clone(), error }
     }
 
-    /// Reads the node's content, which is empty if there is no node. `is_known` says whether this process has seen a value
-    /// in the node before.
+    /// Reads the node's content, which is empty if there is no node, and the node's state, which the next commit
+    /// replaces. `is_known` says whether this process has seen a value in the node before.
     pub(crate) async fn read(&self, hold: &Contender, is_known: bool) -> Result<(Vec<u8>, Base), Error> {
         let node = hold.data(&self.path).await?;
         let absence = match node {
@@ -100,9 +101,9 @@ impl ValueNode {
         }
     }
 
-    /// Writes the initial value under the read lock whenever the node has no value, until the caller drops this future. The
-    /// pauses between the tries grow, because the caller's server may never show the value. Returns only an error that no retry
-    /// can fix.
+    /// Writes the initial value under the read lock whenever the node has no value. Goes on until the caller drops this
+    /// future. The caller's server may never show the value, so the pauses between the tries grow. Returns only an
+    /// error that no retry can fix.
     pub(crate) async fn write_initial_until_seen(&self, payload: &[u8]) -> Error {
         let mut pause = PAUSE;
         loop {
@@ -130,9 +131,9 @@ impl ValueNode {
         }
     }
 
-    /// Returns the state that the next commit may replace, after a commit of this holder with an unknown outcome. If this
-    /// holder made the present state of the node, returns that state. Otherwise returns `before`, so that the next commit
-    /// does not replace a write of another client.
+    /// After a commit whose outcome is unknown, returns the state that this holder's next commit may replace. This is the
+    /// node's present state if this holder wrote it, or else `before`, so that the next commit does not replace a write
+    /// of another client. Fails if the lock is lost, or if another client has deleted the node and created it again.
     pub(crate) async fn next_base(&self, hold: &Contender, before: Base) -> Result<Base, Error> {
         if let Some(loss) = hold.detect_loss() {
             return Err(Error::Lost(loss));
@@ -168,7 +169,7 @@ pub(crate) struct Base {
 pub(crate) struct Absence {
     /// Whether the node existed before, and was deleted.
     pub(crate) is_gone: bool,
-    /// Whether the twin of the node still exists.
+    /// Whether the node is gone and its twin still exists: an empty node that shows that the value existed.
     has_twin: bool,
 }
 
@@ -187,7 +188,7 @@ impl Base {
         self.version.is_none() && self.absence.is_gone
     }
 
-    /// Returns whether the node with this czxid is another node than that of this state, which was deleted.
+    /// Returns whether a node with this czxid is another node than the one in this state, which was then deleted.
     pub(crate) fn is_replaced(&self, czxid: i64) -> bool {
         self.czxid.is_some_and(|before| before != czxid)
     }
@@ -242,8 +243,8 @@ impl Commit<'_> {
         }
     }
 
-    /// Reads the node, and returns what became of the commit. If the lock is lost, first deletes the lock's node, so that
-    /// the commit cannot take effect later, and also returns the loss. Returns `None` if the delete or the read fails.
+    /// Reads the node, and returns what became of the commit. If the lock is lost, first deletes this holder's lock node, so
+    /// that the commit cannot take effect later, and also returns the loss. Returns `None` if the delete or the read fails.
     async fn find_out(&self) -> Option<(Fate, Option<Loss>)> {
         let fate = |node: Option<(Vec<u8>, Stat)>| fate_of(node.as_ref(), self.base, self.mark);
         match self.hold.run(retry::data(self.hold.session(), &self.node.path, true)).await {
@@ -263,8 +264,8 @@ impl Commit<'_> {
 /// Returns what became of the commit `mark`, which was to replace the state `base`. `node` is the present content.
 fn fate_of(node: Option<&(Vec<u8>, Stat)>, base: Base, mark: Mark) -> Fate {
     let Some((data, stat)) = node else {
-        // A commit that was to create the node was not carried out. If the node existed before, another client has deleted
-        // it, before or after the commit.
+        // If the commit was to create the node, it was not carried out. If the node existed before the commit, another
+        // client has deleted it, and whether that was before or after the commit is unknown.
         return if base.version.is_none() { Fate::Undone } else { Fate::Unknown };
     };
     let envelope = Envelope::open(data).ok().map(|(envelope, _)| envelope);
@@ -277,8 +278,8 @@ fn fate_of(node: Option<&(Vec<u8>, Stat)>, base: Base, mark: Mark) -> Fate {
     }
     // The number of writes since `base`, including a create.
     match stat.version.wrapping_sub(base.version.unwrap_or(-1)) {
-        // Without a write, the commit was not carried out. A single write came from another client, so the version check
-        // refuses the commit.
+        // If there was no write, the commit was not carried out. If there was one write, it came from another client,
+        // because the value has not our mark. So the version check refuses the commit.
         0 | 1 => Fate::Undone,
         // The second write names the commit that it replaced, which is not ours. So the first write came from another
         // client, and the version check refuses our commit.
@@ -287,8 +288,9 @@ fn fate_of(node: Option<&(Vec<u8>, Stat)>, base: Base, mark: Mark) -> Fate {
     }
 }
 
-/// Returns whether a node that this client's server does not show has existed. It has if this process has seen a value in the
-/// node, or if the node's twin exists. Asks the ensemble's leader whether the node is gone, because the server may lag behind.
+/// Returns whether a node that this client's server does not show was deleted. It existed if this process has seen a
+/// value in it (`is_known`), or if its twin exists. Asks the ensemble's leader whether the node is gone, because the
+/// server may lag behind.
 pub(crate) async fn absence_of(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Absence, Failure> {
     let has_twin = retry::data(session, &metadata::twin_of(path), false).await?.is_some();
     let is_gone = (is_known || has_twin) && presence::is_there(session, path, None).await == Ok(false);
@@ -310,7 +312,7 @@ mod tests {
     const OURS: Mark = Mark { token: 7, commit: 1 };
     const OTHERS: Mark = Mark { token: 8, commit: 1 };
 
-    /// Returns the bytes of a value that the commit `by` wrote. The commit `after` wrote the value before.
+    /// Returns the bytes of a value that the commit `by` wrote. The commit `after` wrote the previous value.
     fn value(by: Mark, after: Option<Mark>) -> Vec<u8> {
         let Mark { token, commit } = by;
         let written = Written { host: "h".to_owned(), label: None, token, commit, at: UNIX_EPOCH, schema: 1 };

@@ -1,4 +1,4 @@
-//! The handle of a value in a znode, behind the lock, and its builder.
+//! [`Shared`], the handle of a value that is stored in a znode and protected by a lock, and its builder.
 
 use std::sync::Arc;
 
@@ -160,9 +160,9 @@ pub struct SharedBuilder<T> {
 }
 
 impl<T: Send + Sync + 'static> SharedBuilder<T> {
-    /// Sets the initial value. The first client that finds no value writes the initial value, once, under the lock. Readers
-    /// do this, and callers of [`live`](Shared::live), [`changes`](Shared::changes) and [`wait_for`](Shared::wait_for). They
-    /// wait for a writer that holds the lock. A writer that finds no value gets a guard with the initial value.
+    /// Sets the initial value. The first reader that finds no value writes the initial value, once, under the lock. A caller
+    /// of [`live`](Shared::live), [`changes`](Shared::changes) or [`wait_for`](Shared::wait_for) also counts as a reader
+    /// here, and waits for a writer that holds the lock. A writer that finds no value gets a guard with the initial value.
     ///
     /// If the value node is deleted later, the initial value is not written again. Reads then fail with
     /// [`ValueError::Vanished`](crate::error::ValueError::Vanished), until a writer writes a value with
@@ -212,11 +212,11 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
         self
     }
 
-    /// Sets a function that converts a value of an older schema. The function gets that schema, and the bytes as the
-    /// format wrote them. Without the function such a value is a
+    /// Sets a function that converts a value of an older schema. The function gets the number of the older schema, and
+    /// the bytes as the format wrote them. Without the function, reading a value of an older schema fails with
     /// [`ValueError::OlderSchema`](crate::error::ValueError::OlderSchema).
     ///
-    /// Reading such a value changes nothing in the ensemble. The next commit writes the value in the new schema, which
+    /// Converting a value changes nothing in the ensemble. The next commit writes the value in the new schema, which
     /// older programs cannot read.
     ///
     /// # Examples

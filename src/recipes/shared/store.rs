@@ -26,18 +26,18 @@ use crate::session::retry::{self, RetryLimit};
 use crate::session::thread::BackgroundThread;
 use crate::sync::{Mutex, OnceLock, watch};
 
-/// The name of the operation in errors.
+/// The name of the follower's operation in errors.
 const WATCH: &str = "watch";
 
-/// How often one read writes the initial value at most, if other clients delete the node each time.
+/// The most tries of one read to write the initial value. A try is repeated if another client changes or deletes the node.
 const MAX_INITIAL_WRITES: u32 = 64;
 
 /// The state that all clones of a [`Shared`](crate::Shared) share.
 pub(crate) struct Store<T> {
-    /// Stops the follower of the node when dropped. This field stands first, so it is dropped first, and the follower's watch
-    /// and session slot are released before the coordinator.
+    /// Dropping this sender stops the [`Follower`] of the node. The field stands first, so it is dropped first, and the
+    /// follower's watch and session slot are released before the coordinator.
     stop_follower: OnceLock<oneshot::Sender<()>>,
-    /// The copy of the node, which the follower shares.
+    /// The copy of the node. The follower updates the copy, and shares it.
     pub(super) known: Arc<watch::Sender<Known>>,
     decoded: Mutex<Decoded<T>>,
     kept: Mutex<Option<KeptValue<T>>>,
@@ -49,7 +49,7 @@ pub(crate) struct Store<T> {
 struct Decoded<T> {
     /// The number of the newest event whose value was decoded. 0 at first.
     event: u64,
-    /// The value of this event, or the error.
+    /// The value of this event, or the error of its decoding.
     value: Option<Result<Arc<Stored<T>>, Error>>,
     /// The newest value that could be decoded.
     last_good: Option<Arc<Stored<T>>>,
@@ -61,7 +61,7 @@ struct KeptValue<T> {
     /// The kept node. A fencing token would not identify the node, because an ensemble that is restored from a backup gives the
     /// same tokens again.
     under: Weak<Node>,
-    /// The number of this process's transactions under the node whose replies came before the read.
+    /// The number of transactions under the node that this process had sent before the read. Each had an outcome by then.
     writes: usize,
 }
 
@@ -79,8 +79,9 @@ impl<T> Store<T> {
         Arc::new(Store { stop_follower, known, decoded, kept, codec, node: Arc::new(node) })
     }
 
-    /// Returns the value that an earlier read found under the same kept node. No other client can have changed the value since,
-    /// because a write needs the lock. Returns `None` if this process has written under the node since the read.
+    /// Returns the value that an earlier read found under the same kept node. No other client can have changed the
+    /// value since, because a write needs the lock. Returns `None` if there is no such value, or if this process has
+    /// written since that read.
     fn kept_value(&self, guard: &ReadGuard) -> Option<Arc<Stored<T>>> {
         let node = guard.held.node();
         let writes = node.settled_writes().filter(|_| guard.is_kept())?;
@@ -100,8 +101,8 @@ impl<T> Store<T> {
 }
 
 impl<T: Send + Sync + 'static> Store<T> {
-    /// Reads the value under the lock. While the process keeps its lock node, later reads return the value of the first
-    /// read without a request, until this process writes under the node.
+    /// Reads the value under the lock, and writes the initial value if there is none. While the process keeps its lock
+    /// node, later reads return the value of the first read without a request, until this process writes under the node.
     pub(crate) async fn read_under(&self, guard: &ReadGuard) -> Result<Arc<Stored<T>>, Error> {
         if let Some(value) = self.kept_value(guard) {
             return Ok(value);
@@ -165,7 +166,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         self.codec.payload(value).map_err(|error| self.node.fault(error))
     }
 
-    /// Returns the newest value that has come from the ensemble.
+    /// Returns the newest value that has come from the ensemble and could be decoded.
     pub(crate) fn latest(&self) -> Option<Arc<Stored<T>>> {
         self.follow();
         let newest = self.known.borrow().newest.clone()?;
@@ -189,7 +190,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         }
     }
 
-    /// Starts to follow the node. Does nothing if this store follows the node already.
+    /// Starts the [`Follower`] of the node, unless it was started before.
     pub(crate) fn follow(&self) {
         self.stop_follower.get_or_init(|| {
             let (node, path) = (Arc::downgrade(&self.node), self.node.path.clone());
@@ -227,7 +228,8 @@ impl<T: Send + Sync + 'static> Store<T> {
         value
     }
 
-    /// Stores a commit of our own in the copy before the watch reports the commit. `lease` is that of the session that sent it.
+    /// Stores a commit of this process in the copy, before the watch reports it. `lease` belongs to the session that
+    /// sent the commit.
     pub(crate) fn record_commit(&self, lease: &Lease, NewValue { bytes, czxid, version, .. }: &NewValue) {
         self.known.send_if_modified(|known| {
             known.was_seen = true;
@@ -245,8 +247,8 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 }
 
-/// Watches a value's node as long as a handle exists. A follower owns no value and no function of the user, because it
-/// runs on a thread of the library, which must not run user code.
+/// A background task that watches a value's node as long as a handle of the value exists. A follower owns no value and
+/// no function of the user, because it runs on a thread of the library, which must not run user code.
 struct Follower {
     /// The node. The reference is weak, so that the follower does not keep the coordinator open.
     node: Weak<ValueNode>,
@@ -272,16 +274,16 @@ impl Followed for Follower {
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
         let mut look = Recheck::new(session);
-        // The number of the last event before the last sync of the server. Later commits of our own may be missing on the
-        // server.
+        // The number of the last event before the last sync of the server. The server may not show a commit of this
+        // process with a later number yet.
         let mut synced = self.known.borrow().last_event;
         retry::until_known(session, || session.sync(&self.path)).await?;
         // `outdated` is a stat that this client's only server still shows although the ensemble's leader has another version.
         // `denials` limits how often the server may deny a node that the leader has.
         let (mut outdated, mut denials) = (None, RetryLimit::DENIALS);
         loop {
-            // `is_known` must be read before the node. If this process created the node between the two reads, the node
-            // would otherwise look deleted.
+            // `is_known` must be read before the node. With the other order, if this process created the node between
+            // the two reads, the node would look deleted.
             let is_known = self.known.borrow().was_seen;
             let (mut change, (bytes, stat)) = match retry::watched_data(session, &self.path).await {
                 Ok(answers) => answers,
@@ -401,7 +403,7 @@ mod tests {
         Error::Unreachable(reason.to_owned())
     }
 
-    /// Returns a copy without a follower.
+    /// Returns a store whose follower is never started.
     fn copy() -> Arc<Store<String>> {
         let lock = RwLock::new(&Memory::new(), "/lock").expect("valid");
         let node = ValueNode { lock, path: "/value".to_owned(), form: Form::new("raw") };

@@ -1,4 +1,4 @@
-//! Tests of the hand-offs of a session, without a backend. The tests of a check under way are in `keep_alive/tests.rs`.
+//! Tests of the hand-offs of a session, without a backend. The tests of the requests of a check are in `keep_alive/tests.rs`.
 
 use std::time::Duration;
 
