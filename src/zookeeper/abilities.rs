@@ -8,8 +8,8 @@
 //! as lacking if an answer says so. Without such an answer, the servers must have closed two connections of the session
 //! over requests for the feature, with no other answer to such a request in between, and the second connection must have
 //! answered a read first ([`Ability::test`]). Both breaks may still be chance, so the next session tries the feature
-//! again. ClickHouse Keeper would end that session over the request, so the whole client notes once that its servers are
-//! ClickHouse Keeper ([`KeeperMark`]).
+//! again. On ClickHouse Keeper the next try would end the next session, too. So the whole client notes once that its
+//! servers are ClickHouse Keeper ([`KeeperMark`]).
 
 use std::error::Error;
 use std::sync::Arc;
@@ -76,8 +76,8 @@ impl Abilities {
         !self.keeper.is_set() && !self.containers.is_lacking()
     }
 
-    /// Does not ask whether the servers are ClickHouse Keeper, because every version of it that can host a lock has the
-    /// request.
+    /// Returns whether the servers may have the request that reads several nodes. The [`KeeperMark`] does not matter here,
+    /// because every version of ClickHouse Keeper that can host a lock has this request.
     pub(crate) fn has_several_reads(&self) -> bool {
         !self.several_reads.is_lacking()
     }
@@ -153,7 +153,8 @@ enum Verdict {
 }
 
 impl Verdict {
-    /// Returns whether no connection but this one was closed over a request for the feature.
+    /// Returns whether a request for the feature may be sent on this connection without a test of the connection. `false`
+    /// if the last thing shown is that the servers closed another connection over such a request.
     fn is_open_on(self, connection: u64) -> bool {
         !matches!(self, Verdict::ClosedOn(earlier) if earlier != connection)
     }

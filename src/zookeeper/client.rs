@@ -263,8 +263,8 @@ impl Drop for Sessions {
     /// session, and the session is closed when its last removal is done.
     fn drop(&mut self) {
         if is_forked() {
-            // The sessions belong to the parent process. They are not dropped, because the parent's threads may have
-            // held their mutexes during the fork.
+            // The sessions belong to the parent process. They are not dropped, because a thread of the parent may have
+            // held a mutex of a session during the fork, and the drop would wait for that mutex for ever.
             std::mem::forget(std::mem::take(&mut *self.sessions.lock()));
             return;
         }
@@ -293,7 +293,7 @@ impl Sessions {
     }
 
     /// Returns a slot on the first live session that has room. Also drops each session that is over, and reports the
-    /// end of the oldest of them to [`Outage`]. Of the live sessions, keeps the oldest and those that have a user.
+    /// end of the oldest of these to [`Outage`]. Of the live sessions, keeps the oldest and those that are in use.
     fn reuse_session(&self, own_bytes: usize) -> Option<SessionSlot> {
         let mut sessions = self.sessions.lock();
         let over: Vec<_> = sessions.extract_if(.., |session| session.lease().ending().is_some()).collect();
@@ -314,7 +314,8 @@ impl Sessions {
         session_slot
     }
 
-    /// Returns the state of the session that the next acquisition will use.
+    /// Returns the state of the session that the next acquisition will use. If the session is not connected, also probes
+    /// the servers for the reason, at most once a second, and opens a new session if the session is over.
     fn state(self: &Arc<Self>) -> ConnectionState {
         if self.closed_as().is_some() {
             return ConnectionState::Closed;
@@ -375,7 +376,7 @@ impl Sessions {
     /// Waits until this client is closed or dropped. The future does not keep the client alive.
     fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut closed = self.closed.subscribe();
-        // Drops the result inside the block, because the result holds the internal lock of the channel.
+        // The result of `wait_for` is dropped inside this block, because the result holds the internal lock of the channel.
         async move { drop(closed.wait_for(|closed| *closed).await) }
     }
 

@@ -21,8 +21,8 @@ use crate::zookeeper::probe::reason;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::connect_failure;
 
-/// How long before its time limit, at most, `connect` begins to probe the servers for the reason of its failure. A slow
-/// server may need this long to answer a probe.
+/// The time before the end of its time limit at which `connect` begins to probe the servers for the reason why there is no
+/// session. With a limit below 6 s, it begins at half the limit. A slow server may need 3 s to answer a probe.
 const PROBE_AHEAD: Duration = Duration::from_secs(3);
 
 /// When a lost session may be replaced.
@@ -111,8 +111,8 @@ pub(super) async fn new_session(
                 ?requested,
                 "the server grants a shorter session timeout than requested: ask for no more, or raise its maxSessionTimeout"
             );
-            // The crate takes the limit of a connection's silence before it connects, and this limit depends on the session
-            // timeout. So the client connects again with options for the granted timeout.
+            // The crate must be given the limit of a connection's silence before it connects. This limit depends on the
+            // session timeout. So the client connects again with options for the granted timeout.
             let Route { servers, options } = finder.route.clone();
             finder = Finder::new(Route { servers, options: options.granted(timeout) });
         }

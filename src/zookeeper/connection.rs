@@ -186,7 +186,8 @@ impl Attempts {
             return Next::Pause(Duration::MAX);
         };
         let is_again = self.known[first].tried == self.round;
-        // A look-up may find other addresses each time, so the number of attempts counts, too.
+        // An address is also paced if as many attempts have begun as addresses are known. Otherwise a name that resolves to
+        // new addresses at each look-up would cause attempts without a pause.
         let is_paced = is_again || self.begun >= self.known.len();
         let due = self.last.filter(|_| is_paced).map(|last| last + self.session_timeout / MOST_ATTEMPTS);
         if let Some(pause) = due.and_then(|due| due.checked_sub(now)).filter(|pause| !pause.is_zero()) {
@@ -205,7 +206,7 @@ impl Attempts {
         self.last = None;
     }
 
-    /// Returns whether each known address was tried in this round.
+    /// Returns whether each known address was tried in the present round.
     pub fn is_round_over(&self) -> bool {
         self.known.iter().all(|it| it.tried == self.round)
     }
@@ -273,7 +274,7 @@ impl Attempts {
             // A target without an address stays fresh, because the client crate looks its name up at each attempt.
             (known.has_failed, known.is_fresh) = (false, known.target.address.is_none());
         }
-        // The stop margin is at least a hundredth of the session timeout, so a lease is shorter than a session timeout.
+        // A lease ends within a session timeout, because it is shorter than the session timeout by the stop margin.
         self.is_quick_until = now + self.session_timeout;
         let until = now + self.session_timeout * KEEPS_WRITES_FOR;
         if let Some(known) = self.find(target).filter(|_| keeps_writes && !is_stolen) {

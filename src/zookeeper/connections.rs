@@ -242,7 +242,7 @@ impl Served {
         ended.ok().and_then(|end| *end).unwrap_or(LinkEnd::Lost)
     }
 
-    /// Closes the session on this connection: drops the client, and waits for the server's answer.
+    /// Closes the session on this connection: drops the client, and waits up to `limit` for the server's answer.
     async fn close(mut self, limit: Duration) {
         discard(self.unready.take());
         let _ended = within(sleep(limit), self.ended()).await;
@@ -364,8 +364,9 @@ impl Connections {
         translate::failure(error, needs, &self.whom)
     }
 
-    /// Waits until no server has answered for seven fifths of the session timeout, and for a random time, up to an eighth,
-    /// so that the clients of an ensemble do not take their sessions for expired all at once.
+    /// Waits until no server has answered for seven fifths of the session timeout plus a random time of up to an eighth of
+    /// the session timeout. The random time keeps the clients of an ensemble from taking their sessions for expired all at
+    /// once.
     async fn silent_for_long(&self) {
         let (lease, spread) = (self.store.lease(), reconnect_jitter(self.granted / 2, self.granted, random()));
         while let Some(left) = (lease.answered_at() + self.granted * 7 / 5 + spread).checked_sub(lease.now()) {
@@ -399,7 +400,7 @@ impl Connections {
         Served { target, unready: Some(client), on_link, end, task }
     }
 
-    /// Records that the connection is lost. The callers do so before any request or watch of the connection fails.
+    /// Records that the connection is lost. Called before any request or watch of the lost connection fails.
     fn mark_lost(&self) {
         let client = self.pipeline.disconnect();
         self.watches.disarm();
@@ -414,11 +415,11 @@ impl Connections {
         drop(served);
     }
 
-    /// Lets the session use this connection. By now, [`Connections::arm`] has delivered the events that were missed. So
-    /// the requests that have waited are sent next, and then the tasks that wait for a connection are woken.
+    /// Lets the session use this connection: sends the requests that have waited, and then wakes the tasks that wait for a
+    /// connection. On a reconnect, [`Connections::arm`] has delivered the missed events before.
     ///
-    /// If `is_ready` is `false`, the session is idle. [`Connections::run`] then makes the connection ready at the first
-    /// request.
+    /// If `is_ready` is `false`, the session is idle: no request waits, and no watch is to be armed. [`Connections::run`]
+    /// then makes the connection ready at the first request.
     pub(super) fn mark_ready(&self, served: &mut Served, attempts: &mut Attempts, is_ready: bool) {
         *self.server.lock() = Some(self.route.name(served.target));
         if is_ready {
@@ -442,8 +443,8 @@ impl Connections {
             let _unheard = answer.send(Err(Failure::Diverged { node, server: self.route.name(served.target) }));
             return None;
         }
-        // From here on, requests wait for the next connection. So each request that is made after this answer goes to the
-        // next server.
+        // From here on, requests wait for the next connection. So each request that the caller makes after `Ok(true)` goes
+        // to the next server.
         let client = self.pipeline.disconnect();
         let _unheard = answer.send(Ok(true));
         served.unready = served.unready.take().or(client);
@@ -467,7 +468,8 @@ impl Connections {
             let why = match opened {
                 None => Failed::Silent,
                 Some(Err(zk::Error::AuthFailed)) if finder.attempts.is_fresh(target) => return Err(Ending::AuthFailed),
-                // An address of an earlier look-up may belong to another ensemble by now.
+                // Only a fresh address is believed, because an address of an earlier look-up may belong to another ensemble
+                // by now.
                 Some(Err(zk::Error::SessionExpired)) if finder.attempts.is_fresh(target) => {
                     return Err(Ending::Expired);
                 }
@@ -521,8 +523,9 @@ impl Connections {
         self.get_ready(served).await.map(|()| true)
     }
 
-    /// Checks a connection by a transaction, and arms all watches again. If the watches cannot be armed for long, returns
-    /// that the session is over. One reply may break every connection, and then the session would be unusable for ever.
+    /// Checks a connection by a transaction, and arms all watches again. If the watches cannot be armed for seven fifths of
+    /// the session timeout, returns that the session is over. Without this end, a session could be unusable for ever, because
+    /// the reply to one watch may break every connection.
     async fn get_ready(&self, served: &Served) -> Result<(), LinkEnd> {
         if self.pipeline.is_closed() {
             return Err(LinkEnd::Over(Ending::Closed));
@@ -619,8 +622,8 @@ impl Connections {
     /// Fails if the ensemble has gone back to an earlier state, which may be why our node at `path` is gone. In that state,
     /// nodes that this session has deleted may exist, and would block other contenders as long as the session lives.
     ///
-    /// Creates and deletes a node, because only a new node shows the present transaction id of the ensemble. If the
-    /// directory of the missing node is gone, too, uses the nearest directory above.
+    /// This check creates and deletes a node, because only a new node shows the present transaction id of the ensemble. If
+    /// the directory of the missing node is gone, too, the check uses the nearest directory above that exists.
     async fn check_for_restore(&self, client: &zk::Client, path: &str) -> Result<(), LinkEnd> {
         let newest = self.store.newest_zxid();
         let mut directory = contract::temporary_parent(path);

@@ -67,14 +67,14 @@ impl Link {
     }
 
     /// Returns a future that serves the connection until the connection ends. `after_poll` is called whenever the crate
-    /// may have received something, and `end` at the end, before the crate's task is dropped.
+    /// may have received something. `end` is called when the connection has ended, before the crate's task is dropped.
     pub(super) fn serve(
         self,
         mut after_poll: impl FnMut() + Send + 'static,
         end: impl FnOnce(LinkEnd) + Send + 'static,
     ) -> impl Future<Output = ()> + Send {
         let states = self.client.state_watcher();
-        // The client is not kept, because dropping the last client closes the session.
+        // The returned future keeps no clone of the client, because the session is closed when the last clone is dropped.
         let (mut task, mut end) = (self.task, Some(end));
         poll_fn(move |context| {
             // The crate panics over some replies that are too short. Such a connection is lost.

@@ -34,7 +34,7 @@ const MOST: u32 = 3;
 static UNDER_WAY: Mutex<BTreeMap<String, UnderWay>> = Mutex::new(BTreeMap::new());
 
 /// Returns the addresses of a `host:port`, or an error message. Another look-up of the name begins whenever none has
-/// answered for `patience`.
+/// answered for `patience`, with up to [`MOST`] under way.
 pub(super) async fn addresses(of: &str, patience: Duration) -> Found {
     shared(of, patience, |of| Ok(of.to_socket_addrs().map_err(|error| error.to_string())?.collect())).await
 }

@@ -126,9 +126,9 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Sets how long a connection may be silent before a new one replaces it. Default: a third of the session timeout,
-    /// or somewhat less where only [shorter breaks](Self::tick_time) cost no lock; two fifths of a session timeout of
-    /// less than 3 s. At most half the session timeout.
+    /// Sets how long a connection may be silent before a new one replaces it: at most half the session timeout. Default: a
+    /// third of the session timeout, or two fifths of a session timeout below 3 s. The default is somewhat less where only
+    /// [shorter breaks](Self::tick_time) cost no lock.
     ///
     /// A server that pauses for half of this, to collect garbage or to flush its log, costs nothing. A longer pause may
     /// cost the connection, and a transaction that is under way its outcome
@@ -199,9 +199,9 @@ impl ZooKeeperBuilder {
     /// directory was made by another client, and clients that this client does not trust could take the lock. The error
     /// lists the rights. By default such a directory is used as it is, and `zklock check` reports it.
     ///
-    /// Each acquisition reads the ACL of its directory, in the same round trip. An acquisition of permits also reads
-    /// the ACLs of the semaphore's node and of its permits, in two more round trips. A node that was made in a refused
-    /// directory is removed immediately.
+    /// Each acquisition reads the ACL of its directory, in the round trip that creates its node. An acquisition of permits
+    /// also reads the ACLs of the semaphore's node and of its permits, in two more round trips. A node that was made in a
+    /// refused directory is removed immediately.
     pub fn refuse_wider_acl(mut self) -> Self {
         self.refuses_wider_acl = true;
         self
@@ -231,7 +231,7 @@ impl ZooKeeperBuilder {
             return Err(Error::invalid("an ACL without permissions"));
         }
         self.credentials().try_for_each(Credentials::check)?;
-        // A server without SASL ignores the SASL login. If both logins were allowed, nodes would then belong to the
+        // A server without SASL ignores the SASL login. So with both logins, the nodes on such a server would belong to the
         // digest user.
         if self.credentials().count() > 1 {
             return Err(Error::invalid("digest together with SASL: a client is one user"));
@@ -291,9 +291,9 @@ impl ZooKeeperBuilder {
     /// begins.
     pub(super) fn rides_out(&self, lease: &Lease) -> Duration {
         let (silence, rides_out) = (self.silence(), lease.rides_out(self.attempt()));
-        // A silent connection is given up after at most 9/8 of the limit of its silence. If that is longer than the
-        // break, a new attempt to connect comes too late. So the limit of the silence then takes the place of the limit
-        // of an attempt.
+        // A silent connection is given up after at most 9/8 of the limit of its silence. If these 9/8 are longer than the
+        // break, the new attempt to connect comes too late. So the longest break is then computed with the limit of the
+        // silence in place of the limit of an attempt.
         if rides_out >= silence * 9 / 8 { rides_out } else { lease.rides_out(silence) }
     }
 

@@ -15,13 +15,14 @@ use crate::zookeeper::probe::{PROBE_LIMIT, reason};
 /// The least time between the end of a probe and the next probe.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The state of an outage: the time without a session, or without a connection of the session.
+/// What is known about an outage, which is the time without a session, or without a connection of the session.
 #[derive(Default)]
 pub(super) struct Outage(Mutex<OutageState>);
 
 #[derive(Default)]
 struct OutageState {
-    /// When the last session lost its connection, and when a new session may replace it. `None` while a session exists.
+    /// When the last session lost its connection, and when a new session may replace that session. `None` while a session
+    /// exists.
     lost: Option<(Instant, Option<Reconnect>)>,
     refusal: Option<Refusal>,
     is_probing: bool,

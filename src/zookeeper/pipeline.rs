@@ -39,7 +39,7 @@ pub(super) struct Pipeline {
     background: Arc<BackgroundThread>,
     /// Notified when a request begins to wait for a connection, and when the session is closed.
     pub(super) wanted: Notify,
-    /// Whether the session is closed. Each request under way has a receiver.
+    /// Tells each request under way, which has a receiver, that the session is closed.
     closed: watch::Sender<bool>,
 }
 
@@ -57,7 +57,8 @@ struct Line {
 /// A connection, and what its requests have shown.
 type Up = (Arc<zk::Client>, Arc<OnLink>);
 
-/// Sends a request that has waited. Without a connection, the session is over, and the request fails.
+/// Sends a request that has waited, on the given connection. `None` in place of a connection means that the session is
+/// closed or over, and lets the request fail.
 type Waiting = Box<dyn FnOnce(&Arc<Pipeline>, Option<&Up>) + Send>;
 
 /// What the requests on one connection have shown.
@@ -139,8 +140,8 @@ impl Pipeline {
         !self.line.lock().waiting.is_empty()
     }
 
-    /// Drops the client. The session is closed when every request under way has been answered, or after a session timeout,
-    /// because each request owns a clone of the client until then.
+    /// Drops the client, and fails the requests that wait. Each request under way owns a clone of the client until the
+    /// request is answered, for a session timeout at most. When the last clone is dropped, the session is closed.
     pub(super) fn close(self: &Arc<Self>) {
         let mut line = self.line.lock();
         line.is_closed = true;
@@ -236,7 +237,8 @@ where
         // A task drives the reply's future, because the caller may never poll it. The future owns a clone of the
         // client, which keeps the session open.
         background.spawn(async move {
-            // After a session timeout, a close no longer waits for the answer.
+            // If the session is closed, the request is abandoned one session timeout later, because it keeps the session
+            // open.
             let abandoned = async {
                 drop(closed.wait_for(|it| *it).await);
                 sleep(pipeline.store.lease().timeout()).await;

@@ -24,7 +24,7 @@ use crate::zookeeper::servers::{Server, Servers};
 pub(super) const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
 /// The least time that a server gets to close the new connection before the probe goes on. A server that has reached
-/// its limit of connections closes it. An answer also counts as complete if no byte has followed for this time.
+/// its limit of connections closes every new one. An answer also counts as complete if no byte has followed for this time.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
 /// The time after which the probe sends an end of line after `srvr`, because a peer that reads lines does not answer
@@ -51,7 +51,7 @@ pub(super) struct Reason {
 
 /// Probes all servers at the same time for the reason why they give no session. Takes at most `limit`.
 pub(super) async fn reason(route: &Route, limit: Duration) -> Reason {
-    // An hour is longer than any limit that a caller gives, and the sum does not overflow.
+    // A limit above an hour counts as an hour, so that the sum does not overflow.
     let deadline = Instant::now() + limit.min(Duration::from_secs(3600));
     let servers = &route.servers.each;
     let probes = servers.iter().map(|server| probe_one(server, &route.options, deadline));
@@ -116,8 +116,8 @@ async fn probe_one(server: &Server, options: &ZooKeeperBuilder, deadline: Instan
         Err(error) => return Err(error.to_string()),
     };
 
-    // If the server has reached its limit of connections, its close arrives one round trip after the connect, which
-    // took a round trip itself.
+    // If the server has reached its limit of connections, its close arrives one round trip after the connect. The connect
+    // took a round trip itself, so the probe waits for twice that time.
     let at_once = deadline.min(Instant::now() + AT_ONCE.max(2 * began.elapsed()));
     let mut answer = Vec::with_capacity(ENOUGH);
     match until(at_once, receive(&mut stream, &mut answer)).await {

@@ -127,7 +127,7 @@ impl Permissions {
     pub const DELETE: Permissions = Permissions(zk::Permission::DELETE);
     /// To change the node's ACL.
     pub const ADMIN: Permissions = Permissions(zk::Permission::ADMIN);
-    /// All of these permissions.
+    /// All five permissions.
     pub const ALL: Permissions = Permissions(zk::Permission::ALL);
 }
 
@@ -230,8 +230,8 @@ impl Credentials {
     /// Describes the user, without a secret.
     pub(super) fn whom(&self) -> String {
         match self {
-            // The description does not say that the password is right, because no server refuses a wrong password. The
-            // client then counts as another user.
+            // The description does not say that the password is right, because no server refuses a wrong password. With a
+            // wrong password, the client counts as another user.
             Credentials::Digest { user, .. } => format!("digest user {} with the password given", quoted(user)),
             #[cfg(feature = "sasl-digest-md5")]
             Credentials::DigestMd5 { user, .. } => format!("SASL user {}", quoted(user)),
@@ -282,9 +282,9 @@ fn unseen(user: &str, password: &str) -> Option<String> {
     })
 }
 
-/// Returns why a server would refuse the name or the password although it is right, if that is so. A server hashes a
-/// text in ISO 8859-1 if the text is wholly in that character set (RFC 2831, section 2.1.2.1), and the client crate
-/// hashes every text in UTF-8.
+/// Returns the reason if a server would refuse the name or the password even if it is right. A server hashes a text in
+/// ISO 8859-1 if the text is wholly in that character set (RFC 2831, section 2.1.2.1), but the client crate hashes every
+/// text in UTF-8.
 #[cfg(feature = "sasl-digest-md5")]
 fn hashed_otherwise(user: &str, password: &str) -> Option<String> {
     let differs = |text: &str| !text.is_ascii() && text.chars().all(|c| c <= '\u{ff}');

@@ -37,8 +37,8 @@ pub(super) struct Server {
 }
 
 impl Servers {
-    /// Parses a connect string. This is stricter than the client crate, which would accept `::::` as a host, and try to
-    /// resolve it until its timeout.
+    /// Parses a connect string. This parser is stricter than the client crate's, which would accept `::::` as a host, so
+    /// that the crate would try to resolve that host until its timeout.
     pub(super) fn parse(text: &str) -> Result<Servers, Error> {
         let last = text.rfind(',').map_or(0, |comma| comma + 1);
         let address = last + scheme_of(&text[last..]).map_or(0, str::len);
@@ -78,7 +78,7 @@ impl Servers {
     }
 }
 
-/// Returns a connect string for each server of this one, with the same root.
+/// Returns one connect string for each server in the connect string `servers`, with the same root.
 ///
 /// # Errors
 /// [`Error::InvalidInput`] if `servers` is not a connect string.

@@ -339,7 +339,7 @@ async fn make_root(client: Arc<zk::Client>, it: Arc<Connections>) -> Result<(), 
     while above != "/" && matches!(whole.check_stat(above).await, Ok(None)) {
         above = parent(above);
     }
-    // Other errors name paths below the root. So this error says that its path is not below the root.
+    // Other errors name paths below the root. This error names a path above it, so it also says what the root is.
     let above = format!("{above} (the connect string's {root} is missing)");
     Err(it.failure(error, ("CREATE", &above)))
 }

@@ -32,7 +32,8 @@ impl Sockets {
         Sockets { lowest, before: around(lowest).collect() }
     }
 
-    /// Sets the option on the sockets to this address, or to this port of any address, that were not there before.
+    /// Sets the option on the new sockets, which were not there before, and returns their number. Only sockets to this
+    /// address count, or without an address, sockets to this port.
     pub(super) fn set_nodelay(&self, address: Option<SocketAddr>, port: u16) -> usize {
         let is_new = |it: &(RawFd, SocketAddr)| !self.before.contains(it);
         let is_to =

@@ -155,7 +155,8 @@ pub(super) fn connect_failure(error: zk::Error, servers: &str) -> Failure {
 /// The outcome of a request that the client crate still had in its queue when the connection broke, and so had not sent.
 const NOT_SENT: &str = "the connection broke before the request was sent";
 
-/// Returns whether the request was certainly not sent, unless the library itself has given its connection up.
+/// Returns whether the request of this failure was certainly not sent. Does not hold if the library itself has given the
+/// request's connection up.
 pub(super) fn is_not_sent(failure: &Failure) -> bool {
     matches!(failure, Failure::Unknown(words) if words == NOT_SENT)
 }

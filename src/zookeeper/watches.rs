@@ -126,7 +126,7 @@ impl Watches {
         self.slots.lock().disarmed
     }
 
-    /// Adds a watch that was armed on this connection by a read with this stat.
+    /// Adds a watch that a read with this stat has armed, on the connection number `connection`.
     pub(super) fn add(
         self: &Arc<Self>,
         key: Key,

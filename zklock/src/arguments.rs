@@ -75,7 +75,8 @@ impl Arguments {
         let beginnings: Vec<_> = words.iter().map(|word| beginning_if_too_long(word)).collect();
         if beginnings.iter().any(Option::is_some) {
             // clap compares an unknown option with every known one, which takes seconds for a very long option. This call makes
-            // clap refuse the option by its beginning. clap accepts a long argument of the command that zklock runs, and any value.
+            // clap refuse such an option by its beginning. If the long word is a value or belongs to the command that zklock
+            // runs, clap refuses nothing here, and the whole words are parsed below.
             let either = |(word, beginning): (&OsString, Option<OsString>)| beginning.unwrap_or_else(|| word.clone());
             Arguments::read(words.iter().zip(beginnings).map(either).collect())?;
         }
@@ -95,7 +96,7 @@ impl Arguments {
     }
 }
 
-/// No option of zklock is this long, in characters.
+/// A length in characters that no option of zklock has.
 const TOO_LONG: usize = 64;
 
 /// Returns the first [`TOO_LONG`] characters of a word that looks like an option, and is longer than each option of zklock.
@@ -108,7 +109,8 @@ fn beginning_if_too_long(word: &OsStr) -> Option<OsString> {
 /// Options of flock(1) that zklock does not have.
 const OF_FLOCK: [&str; 5] = ["-F", "--no-fork", "-u", "--unlock", "--fcntl"];
 
-/// Removes clap's tip to pass an unknown option after `--`, where zklock would read the option as the lock's path.
+/// Removes clap's tip to pass an unknown option after `--`, where zklock would read the option as the lock's path. For an
+/// option of flock(1), says instead why zklock does not have the option.
 fn without_misleading_tip(mut error: clap::Error) -> clap::Error {
     if error.kind() == ErrorKind::UnknownArgument {
         error.remove(ContextKind::Suggested);
@@ -495,8 +497,8 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let numbers = || text.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
     let time = match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
-        // Long texts and long numbers are refused before humantime parses them, because humantime panics over some sums of
-        // more than 2^64 s.
+        // Long texts, and long numbers beside other numbers, are refused before humantime parses them, because humantime
+        // panics over some sums of more than 2^64 s.
         Err(_) if text.len() > 64 || (numbers().count() > 1 && numbers().any(|digits| digits.len() > 9)) => None,
         Err(_) => humantime::parse_duration(text).ok(),
     };

@@ -37,7 +37,7 @@ fn next(attempts: &mut Attempts, now: &mut Moment) -> (usize, Duration) {
     }
 }
 
-/// Lets the next attempts fail, and returns their servers.
+/// Lets the next `times` attempts fail, and returns their servers.
 fn fail(attempts: &mut Attempts, now: &mut Moment, why: Failed, times: usize) -> Vec<usize> {
     let one = |_| {
         let (server, _) = next(attempts, now);
@@ -82,7 +82,7 @@ fn only_the_first_round_has_no_pauses() {
     assert_eq!(now, before, "a ready connection begins a new first round");
 }
 
-/// A connection that the server closes right after each handshake never becomes ready.
+/// In this test the server closes each connection right after the handshake, so no connection becomes ready.
 #[test]
 fn a_connection_that_never_gets_ready_does_not_end_a_round() {
     let (mut attempts, mut now) = (of(1), SECOND);
