@@ -66,8 +66,8 @@ async fn remove(semaphore: &Semaphore) -> Result<u8, Exit> {
     }
 }
 
-/// Removes the contender with the given token, after the user or `--yes` has confirmed the removal. The library checks the token again at the
-/// moment of the removal, so the time that the user takes to confirm does not matter.
+/// Removes the contender with the given token, after the user or `--yes` has confirmed the removal. The library checks the
+/// token again at the moment of the removal, so the time that the user takes to confirm does not matter.
 pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&which.path, connection).await?;
     let place = Place::whatever(&zk, &which.path, connection.dialect)?;

@@ -9,7 +9,7 @@ use crate::terminal;
 /// The columns that a terminal takes to show a typed Ctrl-C or Ctrl-Z, as `^C` or `^Z`.
 const TYPED: usize = 2;
 
-/// The longest wait until the live line is removed. The wait has a limit, because a terminal that is stopped (Ctrl-S)
+/// The longest wait until the status line is removed. The wait has a limit, because a terminal that is stopped (Ctrl-S)
 /// prints nothing.
 const TAKEN_BACK: Duration = Duration::from_millis(200);
 
@@ -43,7 +43,7 @@ impl Drop for StatusLine {
         // The line is removed only in the foreground. If zklock is in the background, another text, such as a prompt,
         // is in the place of the line and would be erased.
         if self.is_drawn && StatusLine::is_possible() {
-            // zklock waits until the line is gone, because the command writes next.
+            // zklock waits until the line is gone, because the command that it runs may write next.
             output::wait_for(TAKEN_BACK, "\r\x1b[K".to_owned());
         }
     }

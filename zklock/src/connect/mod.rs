@@ -126,7 +126,8 @@ fn tick_time(text: &str) -> Result<Duration, String> {
 
 /// Sets the stop margin, by which a lease ends before the session can expire, to a quarter of the session timeout. The
 /// command that zklock runs has this time to stop after a loss of the lock. `docs/zklock.md` promises that a
-/// disconnection of 0.4 of the session timeout costs no lock. With a larger margin, this promise would need several heartbeats a second.
+/// disconnection of 0.4 of the session timeout costs no lock. With a larger margin, this promise would need several
+/// heartbeats a second.
 fn with_time_to_stop(session_timeout: Duration) -> ZooKeeperBuilder {
     let builder = ZooKeeper::builder().session_timeout(session_timeout);
     if session_timeout.is_zero() { builder } else { builder.stop_margin(session_timeout / 4) }

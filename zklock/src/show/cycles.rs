@@ -14,7 +14,7 @@ use zk_rwlock::queue::{Member, MemberState};
 
 use crate::run::child::Stat;
 
-/// A process, identified as in the members of queues.
+/// A process. Its host and process id identify it, as they do in the members of queues.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Process {
     host: String,
@@ -92,7 +92,7 @@ fn waits<'a>(locks: &'a [Lock<'a>]) -> BTreeMap<&'a Process, Vec<&'a Lock<'a>>> 
 
 impl Lock<'_> {
     /// Returns the locks. Semaphores with several permits are left out, because a waiter needs only one of the holders to
-    /// leave, and so closes no circle.
+    /// leave, and so closes no circle. A `zklock` above a waiter that holds a lock counts as the waiter.
     fn all(queues: &[Queue]) -> Vec<Lock<'_>> {
         let queues = queues.iter().filter(|queue| queue.permits.is_none_or(|all| all == 1));
         let mut locks: Vec<Lock<'_>> = queues.map(Lock::of).collect();
@@ -146,7 +146,7 @@ fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Finds the shortest circle through `start` by a breadth-first search. It visits the holders of each lock once,
+/// Finds the shortest circle through `start` by a breadth-first search. The search visits the holders of each lock once,
 /// however many processes wait for the lock.
 fn shortest(waits: &BTreeMap<&Process, Vec<&Lock<'_>>>, start: &Process) -> Option<Vec<Edge>> {
     let edge = |who: &Process, lock: &Lock<'_>, holder: &Process| Edge {

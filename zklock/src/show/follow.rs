@@ -1,7 +1,7 @@
-//! Follows the queue of a lock or semaphore by watches: each change that ZooKeeper tells becomes a line.
+//! Follows the queue of a lock or semaphore by ZooKeeper's watches, and prints a line for each reported change.
 //!
-//! A watch is armed before the queue is read, so no change is missed. If the queue changes several times before it is read,
-//! one line stands for several changes, and says for how many.
+//! A watch is armed (set) before the queue is read, so no change is missed. If the queue changes several times before it is
+//! read, one line stands for several changes, and says for how many.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -66,7 +66,7 @@ pub(crate) async fn in_lines(zk: &ZooKeeper, order: &WatchOrder, connection: &Co
     }
 }
 
-/// Looks for locks below the paths again and again, and sends all that have a contender or a record.
+/// Looks for locks below the paths again and again, and sends each lock that has a contender or a record.
 async fn search(zk: &ZooKeeper, order: &WatchOrder, found: UnboundedSender<Followed>) -> Result<(), Exit> {
     let mut is_first = true;
     loop {
@@ -85,17 +85,17 @@ async fn search(zk: &ZooKeeper, order: &WatchOrder, found: UnboundedSender<Follo
     }
 }
 
-/// Prints a line when the connection breaks, and when it is back.
+/// Notices when the connection breaks and when it is back. With `--json`, prints a line for each path in both cases.
 struct Breaks<'z> {
     zk: &'z ZooKeeper,
     order: &'z WatchOrder,
     was_connected: Cell<bool>,
-    /// When a line was last printed.
+    /// When a break or the return of the connection was last noticed.
     told: Cell<Option<Instant>>,
 }
 
 impl Breaks<'_> {
-    /// Prints a line if the connection broke or came back since the last call.
+    /// With `--json`, prints a line for each path if the connection broke or came back since the last call.
     fn tell(&self) -> Result<(), Exit> {
         let state = self.zk.state();
         let is_connected = state == ConnectionState::Connected;
@@ -109,7 +109,8 @@ impl Breaks<'_> {
         self.print(is_connected, why)
     }
 
-    /// Prints the lines of a break that was too short to be seen in the client's state, but is known from a later event.
+    /// With `--json`, prints the lines of a break and of its end, if the break was too short to be seen in the client's
+    /// state. The event of a watch has told of such a break.
     fn tell_of_short(&self) -> Result<(), Exit> {
         if self.was_connected.get() && self.told.get().is_none_or(|told| told.elapsed() > SECOND) {
             self.print(false, None)?;
@@ -127,7 +128,7 @@ impl Breaks<'_> {
         Ok(())
     }
 
-    /// Prints each break, until standard output has no reader any more.
+    /// Calls [`Breaks::tell`] again and again, until standard output has no reader any more.
     async fn keep_telling(&self) -> Result<(), Exit> {
         while output::is_read() {
             self.tell()?;
@@ -185,7 +186,7 @@ async fn follow(breaks: &Breaks<'_>, (path, dialect): &Followed) -> Result<(), E
     }
 }
 
-/// A queue as one look showed it.
+/// What one look at a queue showed. A look arms the watches, and then reads the queue.
 struct Seen {
     queue: Queue,
     /// The names that the directory showed when its watch was armed, before the queue was read. `None` if there was no
@@ -198,7 +199,7 @@ struct Seen {
 impl Seen {
     fn after(before: Option<&Seen>, queue: Queue, shown: Option<BTreeSet<String>>) -> Seen {
         let newest = queue.members.iter().filter_map(|member| sequence(member, &queue)).max();
-        // After a directory was deleted and created again, its numbers begin at 0.
+        // When a deleted directory is created again, its sequence numbers begin at 0 again.
         let empty = if shown.is_none() { Some(-1) } else { before.and_then(|before| before.newest) };
         Seen { queue, shown, newest: newest.or(empty) }
     }
@@ -245,7 +246,7 @@ struct Change {
 }
 
 impl Change {
-    /// Compares two looks. `has_fired` says whether the watch has told of a change of the directory.
+    /// Compares two looks. `has_fired` says whether the watch on the directory has reported a change.
     fn between(before: &Seen, now: &mut Seen, has_fired: bool) -> Change {
         let holds = |member: &Member| member.state == MemberState::Holds;
         let earlier: HashMap<_, _> = before.queue.members.iter().map(|it| (&it.node, holds(it))).collect();
@@ -261,7 +262,7 @@ impl Change {
         let given = before.newest.zip(now.newest).map_or(0, |(before, now)| usize::try_from(now - before).unwrap_or(0));
         let mut unseen =
             given.saturating_sub(came.iter().filter(|member| sequence(member, &now.queue).is_some()).count());
-        // The watch told of a change of the directory, but the directory shows the same nodes as when the watch was armed. A
+        // The watch reported a change of the directory, but the directory shows the same nodes as when the watch was armed. A
         // contender has come and left since the earlier look, because that look showed these nodes, too.
         if has_fired && came.is_empty() && went.is_empty() && before.shown == now.shown && before.is_as_shown() {
             unseen = 1;
@@ -330,7 +331,8 @@ impl Watches {
         let Ok(session_slot) = zk.session_slot(0).await else { return };
         let session = session_slot.session();
         self.arm_all(session, self.wanted.clone()).await;
-        // A node above the directory may be created between two requests, so the directory is tried again, once for each node.
+        // A node above the directory may be created between two requests. So the watch on the directory is tried again,
+        // once for each node of the path.
         for _ in 0..self.path.matches('/').count() {
             if self.armed.contains_key(&self.wanted[0]) {
                 break;

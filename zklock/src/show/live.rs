@@ -30,7 +30,7 @@ pub(crate) const SILENCE: Duration = Duration::from_secs(3);
 /// The last second of the year 9999, in seconds since 1970. RFC 3339 has no later times.
 const LAST_WRITTEN: Duration = Duration::from_secs(253_402_300_799);
 
-/// Shows the queues until a signal ends zklock.
+/// Shows the queues until a signal ends zklock, or until standard output has no reader or is no longer zklock's terminal.
 pub(crate) async fn watch(watch: &WatchOrder, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&watch.paths[0], connection).await?;
     for path in &watch.paths[1..] {
@@ -50,7 +50,7 @@ struct Screen {
     is_overview: bool,
     seen: Option<Vec<Queue>>,
     history: History,
-    /// Why the first answers, "free", may mislead ([`doubts`]).
+    /// The messages of [`doubts`], which say why the answer "free" may mislead.
     doubts: Vec<String>,
     /// When the request that waits for an answer was sent. `None` if no request waits.
     unanswered: Option<Instant>,
@@ -70,7 +70,7 @@ async fn on_a_screen(zk: &ZooKeeper, watch: &WatchOrder, dialect: Dialect) -> Re
         doubts: Vec::new(),
         unanswered: None,
         resized: signals::stream(SignalKind::window_change())?,
-        // `fg` sends SIGCONT. Then the screen is redrawn immediately.
+        // The shell's `fg` sends SIGCONT. When zklock receives it, zklock redraws the screen immediately.
         continued: signals::stream(SignalKind::from_raw(RawSignal::CONT.as_raw()))?,
         is_ours: terminal::is_background(io::stdout()).is_some(),
     };

@@ -80,7 +80,7 @@ async fn doubt(zk: &ZooKeeper, queue: &Queue) -> Option<String> {
     }
 }
 
-/// Returns the names in the directory of a free lock that are no contenders.
+/// Returns the names of the nodes in the queue's directory that are no contenders.
 async fn other_nodes(zk: &ZooKeeper, queue: &Queue) -> Vec<String> {
     let mut names = connect::ask(zk, |session| session.children(&queue.path)).await.unwrap_or_default();
     names.retain(|name| NodeName::parse_as(name, queue.dialect).is_none());

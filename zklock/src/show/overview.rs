@@ -10,17 +10,17 @@ use crate::output::{escape_controls, rounded, shorten};
 use crate::show::layout::{self, Column, Cut};
 use crate::show::table;
 
-/// The number of looks at a queue whose lengths a sparkline shows.
+/// A sparkline shows the number of waiters in each of this many last reads of a queue.
 const LOOKS: usize = 20;
 
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// What earlier looks at the queues have shown.
+/// What earlier reads of the queues have shown.
 #[derive(Default)]
 pub(crate) struct History {
     /// When a holder was first seen to hold, by the lock's path and the holder's node.
     held_since: HashMap<(String, String), Instant>,
-    /// The numbers of waiters at the last looks, by the lock's path.
+    /// The numbers of waiters in the last [`LOOKS`] reads, by the lock's path.
     waiting: BTreeMap<String, Vec<usize>>,
 }
 
@@ -44,7 +44,7 @@ impl History {
         });
     }
 
-    /// Returns for how long the queue has been held without a gap, as far as was seen, by the holder that was seen first.
+    /// Returns how long ago the first of the present holders was first seen to hold.
     fn held_for(&self, queue: &Queue, now: Instant) -> Option<Duration> {
         let since = |holder: &Member| self.held_since.get(&(queue.path.clone(), holder.node.clone())).copied();
         queue.holders().filter_map(since).min().map(|since| now.saturating_duration_since(since))
@@ -102,8 +102,8 @@ fn longest_wait(queue: &Queue) -> Option<Duration> {
     waiters(queue).filter_map(|member| member.since).min().map(table::age)
 }
 
-/// Returns how many permits are free, the first holder, and how many more holders there are. Returns "free" for a
-/// lock without holders.
+/// Returns how many permits are free, the first holder, and how many more holders there are. A lock without
+/// holders is "free", or "free, with a record".
 fn holder(queue: &Queue) -> String {
     let (mut holders, permits) = (queue.holders(), table::free(queue));
     let first = match (holders.next(), &permits, &queue.done) {

@@ -74,7 +74,8 @@ fn lines(queue: &Queue, most: Option<usize>, colourful: bool) -> Vec<String> {
     layout::lines(columns(queue), most).into_iter().zip(colours).map(painted).collect()
 }
 
-/// Returns the tables of all queues of a survey, each under its path.
+/// Returns the tables of all queues of a survey, each under its path. Lines about unreadable paths and about circles of
+/// waiting processes follow.
 pub(crate) fn tables(survey: &Survey, prefix: &str, columns: Option<usize>, colourful: bool) -> String {
     let line = |text: String| wrapped(&text, columns) + "\n";
     let heading = |queue: &Queue| match queue.dialect {
@@ -144,7 +145,7 @@ pub(crate) fn entered(member: &Member) -> Option<String> {
     Some(format!("{how} {} ago", rounded(age(member.since?))))
 }
 
-/// Returns how long ago this was. The clocks of two machines differ, so a time in the future counts as now.
+/// Returns how long ago `since` was. The clocks of two machines differ, so a time in the future counts as now.
 pub(crate) fn age(since: SystemTime) -> Duration {
     SystemTime::now().duration_since(since).unwrap_or_default()
 }
@@ -177,8 +178,8 @@ fn host(member: &Member) -> String {
     if member.host.is_empty() { "-".to_owned() } else { escape_controls(&member.host) }
 }
 
-/// Returns for each member what it waits for, and a shorter text for narrow terminals: the place and host of its
-/// predecessor, the holders of permits, or a predecessor that has left.
+/// Returns for each member what it waits for: the place and host of its predecessor, the holders of permits, or a
+/// predecessor that has left. The second text for each member is shorter, for narrow terminals.
 fn behind(queue: &Queue) -> Vec<[String; 2]> {
     let words = |(member, ahead): (&Member, Option<usize>)| match (ahead, &member.state) {
         (Some(ahead), _) => [format!("{ahead} {}", host(&queue.members[ahead - 1])), ahead.to_string()],
@@ -191,7 +192,8 @@ fn behind(queue: &Queue) -> Vec<[String; 2]> {
     queue.members.iter().zip(places_ahead(queue)).map(words).collect()
 }
 
-/// Returns the place of each member's predecessor. `None` if the predecessor has left since the queue was listed.
+/// Returns the place of each member's predecessor. `None` if the member does not wait, or if the predecessor has left since
+/// the queue was listed.
 fn places_ahead(queue: &Queue) -> Vec<Option<usize>> {
     let places: HashMap<&str, usize> = queue.members.iter().map(|member| &member.node[..]).zip(1..).collect();
     let ahead = |member: &Member| match &member.state {
@@ -258,7 +260,7 @@ mod tests {
             next
         });
         let mut queue = block_on(lock.queue().into_future()).expect("the ensemble answers");
-        // The ages differ from one rendering to the next.
+        // The times are removed, because the ages that a table shows differ from one rendering to the next.
         queue.members.iter_mut().for_each(|member| member.since = None);
         queue
     }

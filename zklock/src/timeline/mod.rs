@@ -31,8 +31,8 @@ pub(crate) fn timeline(order: &Timeline) -> Result<u8, Exit> {
     Ok(0)
 }
 
-/// Reads the lines of one watcher. Refuses too many rows as soon as there are too many, so that a long file needs little
-/// memory.
+/// Reads the lines of one watcher (a `zklock watch --json`). Refuses too many rows as soon as there are too many, so that a
+/// long file needs little memory.
 fn read(name: &str, mut lines: impl BufRead, order: &Timeline, picture: &mut Picture<'_>) -> Result<(), Exit> {
     let (mut watcher, mut text, mut number) = (Watcher::default(), String::new(), 0);
     loop {
@@ -44,7 +44,8 @@ fn read(name: &str, mut lines: impl BufRead, order: &Timeline, picture: &mut Pic
             Ok(_) => match serde_json::from_str::<Line<'_>>(&text) {
                 Ok(line) => {
                     picture.take(&mut watcher, &line);
-                    // Before `--from` there may be rows of contenders that will leave before `--from`. Such rows are not drawn.
+                    // Too many rows before `--from` are no error, because those of contenders that leave before `--from` are
+                    // not drawn.
                     if picture.count > ROWS_MAX && order.from.is_none_or(|from| line.at >= from) {
                         let [begin, end] = [picture.times().0, line.at].map(humantime::format_rfc3339_millis);
                         return Err(Exit::usage(format!(
@@ -53,7 +54,7 @@ fn read(name: &str, mut lines: impl BufRead, order: &Timeline, picture: &mut Pic
                         )));
                     }
                 }
-                // The watcher was killed while it wrote the last line.
+                // An incomplete last line is ignored: the watcher was killed while it wrote the line.
                 Err(error) if error.is_eof() && !text.ends_with('\n') => return Ok(()),
                 Err(error) => {
                     let why = format!("{name}: line {number} is no line of zklock watch --json: {error}");

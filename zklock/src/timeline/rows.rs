@@ -1,4 +1,5 @@
-//! Collects when each contender queued up, was granted the lock and left, as watchers saw it.
+//! Collects when each contender queued up, was granted the lock and left, as watchers saw it. A watcher is a
+//! `zklock watch --json`.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -53,7 +54,7 @@ fn maybe_time<'d, D: Deserializer<'d>>(from: D) -> Result<Option<SystemTime>, D:
     text.map(|text| humantime::parse_rfc3339(&text).map_err(serde::de::Error::custom)).transpose()
 }
 
-/// A contender.
+/// A row of the picture, which shows one contender.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) mode: String,
@@ -69,7 +70,7 @@ pub(crate) struct Row {
     /// When the contender was first seen to be gone.
     pub(crate) went: Option<SystemTime>,
     /// The number of other nodes of the session that were gone at the same time. `None` if a node of the session
-    /// stayed.
+    /// stayed, or if the session is unknown.
     pub(crate) went_with: Option<usize>,
 }
 
@@ -101,7 +102,7 @@ impl Row {
     }
 }
 
-/// A time in which a watcher was cut off.
+/// A time in which a watcher (`zklock watch --json`) was not connected, so that it saw no changes at `path`.
 #[derive(Clone, Debug)]
 pub(crate) struct Break {
     pub(crate) path: String,
@@ -109,12 +110,12 @@ pub(crate) struct Break {
     pub(crate) to: Option<SystemTime>,
 }
 
-/// The queues as a watcher saw them last.
+/// The queues as one watcher (a `zklock watch --json`) saw them last.
 #[derive(Default)]
 pub(crate) struct Watcher {
-    /// The nodes of each path.
+    /// The nodes of the contenders, by path.
     there: HashMap<String, HashSet<String>>,
-    /// The breaks without an end, by their index in the picture.
+    /// The index in [`Picture::breaks`] of the break that has no end yet, by path.
     cut_off: HashMap<String, usize>,
 }
 
@@ -136,7 +137,8 @@ impl<'o> Picture<'o> {
         Picture { order, paths: BTreeMap::new(), breaks: Vec::new(), count: 0, last: SystemTime::UNIX_EPOCH }
     }
 
-    /// Adds a line of a watcher. Leaves out what is outside of the times and the path that `order` selects.
+    /// Adds a line of a watcher. Leaves out contenders outside of the times and the path that `order` selects, but no
+    /// breaks.
     pub(crate) fn take(&mut self, watcher: &mut Watcher, line: &Line<'_>) {
         let path = line.path.to_string();
         self.last = self.last.max(line.at);
@@ -172,8 +174,8 @@ impl<'o> Picture<'o> {
         for seen in &line.members {
             if !there.contains(&*seen.node) {
                 there.insert(seen.node.to_string());
-                // When a contender gets its permits, a node for the permits takes the place of the contender's node in the
-                // queue.
+                // When a contender gets its permits, a node for the permits replaces the contender's node in the queue. Both
+                // nodes share one row.
                 let before = gone.iter().find(|node| is_one_contender(node, &seen.node));
                 if let Some(row) = before.and_then(|node| rows.remove(node)) {
                     rows.insert(seen.node.to_string(), Row { went: None, went_with: None, ..row });

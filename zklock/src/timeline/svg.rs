@@ -9,7 +9,7 @@ use crate::place::is_at_or_below;
 use crate::timeline::rows::{Break, Picture, Row};
 
 const WIDTH: f64 = 1200.0;
-/// The width of the texts on the left.
+/// The width of the texts on the left of the picture.
 const NAMES: f64 = 330.0;
 /// The room on the right, where the last mark's text ends.
 const RIGHT: f64 = 40.0;
@@ -28,8 +28,8 @@ const STEPS: [u64; 22] = [
 /// A day in milliseconds.
 const DAY: u64 = 86_400_000;
 
-/// The style sheet of the picture. Waiting is light and holding is dark, so that they differ in a print without colours, too. The
-/// bar of a write is high, and the bar of a read is low.
+/// The style sheet of the picture. The bar of a waiting contender is light and that of a holder is dark, so that the two
+/// differ in a print without colours, too.
 const STYLE: &str = include_str!("style.css");
 
 /// The time axis of the picture.
@@ -69,11 +69,11 @@ impl Axis {
     }
 }
 
-/// Returns the text of the picture.
+/// Returns the picture as the text of an SVG file.
 pub(crate) fn drawn(picture: &Picture<'_>) -> String {
     let axis = Axis::of(picture);
     let mut paths: Vec<_> = picture.paths.iter().filter(|(_, rows)| !rows.is_empty()).collect();
-    // The longest wait comes first.
+    // The path with the longest wait comes first.
     paths.sort_by_key(|(_, rows)| Reverse(rows.values().map(|row| row.waited(axis.to())).max()));
     let height = TOP + ROW * (picture.count + paths.len() + 1) as f64;
     // Without a height, a browser would shrink the picture until all rows fit into the window.
@@ -182,7 +182,7 @@ fn draw(svg: &mut String, axis: &Axis, row: &Row, y: f64) {
     svg.push_str("</g>\n");
 }
 
-/// Returns the path of a cross.
+/// Returns the data of an SVG path that draws a cross around this point.
 fn cross(x: f64, y: f64) -> String {
     let (left, right, top, bottom) = (x - 4.0, x + 4.0, y - 4.0, y + 4.0);
     format!("M{left:.1} {top:.1}L{right:.1} {bottom:.1}M{left:.1} {bottom:.1}L{right:.1} {top:.1}")
@@ -248,7 +248,7 @@ fn told(row: &Row) -> String {
     told
 }
 
-/// Returns the time of day, with milliseconds if the picture is short.
+/// Returns the time of day: with milliseconds if the picture is short, and with the date if it covers a day or more.
 fn time_of_day(at: SystemTime, length: Duration) -> String {
     let written = humantime::format_rfc3339_millis(at).to_string();
     let (day, time) = written.trim_end_matches('Z').split_once('T').unwrap_or_default();
@@ -259,7 +259,7 @@ fn time_of_day(at: SystemTime, length: Duration) -> String {
     }
 }
 
-/// Escapes the characters that have a meaning in XML, and leaves out those that XML forbids.
+/// Escapes the characters that have a meaning in XML, and replaces those that XML forbids by U+FFFD.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
