@@ -191,12 +191,12 @@ impl Guard for ReadGuard {
 impl RwLock {
     /// Acquires the lock to read: shared with other readers.
     ///
-    /// Await the returned builder, with or without options. Waits until every earlier writer has left. See [`RwLock`]
-    /// for fairness.
+    /// Await the returned builder, with or without options. The acquisition waits until every earlier writer has left. See
+    /// [`RwLock`] for fairness.
     ///
     /// # Cancel safety
-    /// Dropping the future at any point gives up the place in the queue. The node and its watches are removed as soon as the
-    /// server can be reached.
+    /// Dropping the future at any point gives up the place in the queue. The acquisition's node and watches are removed as soon
+    /// as the server can be reached.
     ///
     /// # Errors
     /// See [`Error`]; [`Error::Timeout`] only if a [`timeout`](Acquire::timeout) was given.
@@ -218,8 +218,8 @@ impl RwLock {
 
     /// Acquires the lock to write: alone.
     ///
-    /// Await the returned builder, with or without options. Waits until every earlier contender has left. See
-    /// [`RwLock`] for fairness.
+    /// Await the returned builder, with or without options. The acquisition waits until every earlier contender has left.
+    /// See [`RwLock`] for fairness.
     ///
     /// # Cancel safety
     /// As for [`RwLock::read`].

@@ -19,11 +19,11 @@ use crate::validation;
 /// [releasing](crate::WriteGuard::release) the guard releases the lock.
 ///
 /// # Fairness
-/// Strictly first come, first served. Readers hold together, but a reader that comes after a waiting writer waits
-/// behind that writer, so writers do not starve. Hence a task that holds a read lock must not wait for a second read
-/// lock on the same path: with a writer queued between the two, all three wait for ever. Use
+/// The lock is granted strictly first come, first served. Readers hold together, but a reader that comes after a
+/// waiting writer waits behind that writer, so writers do not starve. Hence a task that holds a read lock must not wait
+/// for a second read lock on the same path: with a writer queued between the two, all three wait for ever. Use
 /// [`ReadGuard::share`](crate::ReadGuard::share) instead. There is no upgrade from read to write, because two upgrading
-/// readers would wait for each other. Release, acquire the write lock, and look again:
+/// readers would wait for each other. Release the read lock, acquire the write lock, and read again what the lock guards:
 /// [the guide](crate::guide#from-reading-to-writing) has the pattern.
 ///
 /// Acquisitions that join a node which their process [keeps](RwLockBuilder::keep) do not queue. They join the node only
@@ -123,7 +123,7 @@ pub struct RwLockBuilder {
 impl RwLockBuilder {
     /// Sets the host in the names of the nodes of this process. Default: the name of the machine.
     ///
-    /// Letters, digits, `.`, `_` and `-`, at most 64 bytes.
+    /// The host may contain letters, digits, `.`, `_` and `-`, and has at most 64 bytes.
     pub fn host(mut self, host: impl Into<String>) -> Self {
         self.host = Some(host.into());
         self
@@ -173,7 +173,7 @@ impl RwLockBuilder {
     /// Logs one warning for a lock that has been held this long, with the label of the holder. Default: never, because some
     /// locks are held for the life of a process, and because the option costs a timer for each hold.
     ///
-    /// A downgrade does not end a hold.
+    /// A [downgrade](crate::WriteGuard::downgrade) does not restart the time.
     pub fn warn_after_holding(mut self, limit: Duration) -> Self {
         self.warn_holding = Some(limit);
         self
@@ -185,10 +185,11 @@ impl RwLockBuilder {
     ///
     /// After `limit`, [`is_held`](crate::Hold::is_held) returns `false`, [`lost`](crate::Hold::lost) is ready,
     /// [`run`](crate::Hold::run) drops its work, and no [transaction](crate::Hold::transaction) is sent. A thread of the
-    /// library removes the node when the guard is dropped, and at the latest after the
-    /// [`stop_margin`](crate::ZooKeeperBuilder::stop_margin), also if the guard was lost before for another reason. So the
-    /// holder is notified before the next contender is granted the lock. Requests to other systems may still be under way.
-    /// The [fencing token](crate::Hold::fencing_token) protects against them.
+    /// library removes the node when the guard is dropped, but at the latest one
+    /// [`stop_margin`](crate::ZooKeeperBuilder::stop_margin) after the library has noticed that `limit` has passed. The thread
+    /// does so also if the guard was lost earlier for another reason. Because of the margin, the holder is notified before the
+    /// next contender is granted the lock. Requests of the holder to other systems may still be under way. The
+    /// [fencing token](crate::Hold::fencing_token) protects against them.
     ///
     /// - The time begins with the grant. A [downgrade](crate::WriteGuard::downgrade) or [share](crate::ReadGuard::share) does
     ///   not restart it.
@@ -236,9 +237,9 @@ impl RwLockBuilder {
     ///
     /// A waiting contender asks in one request, whatever its own options are, and needs the permission to write the
     /// lock's directory. Without that permission, the contender logs this once, and waits until the node was idle for
-    /// `idle`, or until the process that keeps the node checks the queue. That process checks the queue at
-    /// intervals of `idle`, but of 30 s at least and of ten minutes at most. A `try_` method asks nobody. To take a lock that
-    /// others keep, use a [timeout](crate::Acquire::timeout), or [ask](RwLock::ask) first.
+    /// `idle`, or until the process that keeps the node checks the queue. The interval of these checks is `idle`, but an
+    /// `idle` below 30 s counts as 30 s here, and one above ten minutes as ten minutes. A `try_` method asks nobody. To
+    /// take a lock that others keep, use a [timeout](crate::Acquire::timeout), or [ask](RwLock::ask) first.
     ///
     /// - Guards that use one node have one [token](crate::Hold::fencing_token), and are [lost](crate::Hold::lost) together.
     /// - [`release`](crate::ReadGuard::release) waits for nothing while the node is kept.
@@ -279,15 +280,16 @@ impl RwLockBuilder {
         self
     }
 
-    /// Gives all [metrics](crate::metrics) of the lock the label `path`. `label` returns its value, and is called once, here.
-    /// Default: only the gauges of waiters and holders have the label, and its value is the path.
+    /// Adds the label `path` to all [metrics](crate::metrics) of the lock. The function `label` makes the label's value from
+    /// the path of the lock, and is called once, by this method. Default: only the gauges of waiters and holders have the label
+    /// `path`, and its value is the path of the lock.
     ///
-    /// For each value the recorder makes time series, and may never drop them. The paths of a fixed set of locks can be their
-    /// own labels. If paths contain the numbers of orders or the names of tenants, their number has no bound: map them to what
-    /// they have in common.
+    /// For each value the recorder makes time series, and may never drop them. With a fixed set of locks, `label` can return
+    /// the path itself. If paths contain the numbers of orders or the names of tenants, the number of paths has no bound. Then
+    /// let `label` return what these paths have in common.
     ///
-    /// The option creates the lock's counters of losses with zero. Install the recorder before, so that an alert sees the
-    /// first loss.
+    /// With this option, [`build`](Self::build) creates the lock's counters of losses with the value zero, so that an alert
+    /// sees the first loss. Install the recorder before that.
     ///
     /// # Examples
     ///

@@ -19,14 +19,15 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::debug::debug;
 
-/// A client of an embedded ensemble: the lock without a server, for tests and examples.
+/// A client of an embedded ensemble, which is a part of this process. With it, tests and examples need no server.
 ///
-/// A `Memory` keeps the same contract as [`ZooKeeper`](crate::ZooKeeper). With its [`faults`](Self::faults), a test can do to
-/// its session everything that a network can do. It needs no runtime. A timeout inside a tokio runtime uses that runtime's
-/// clock, so tokio's paused time works.
+/// A `Memory` keeps the same contract as [`ZooKeeper`](crate::ZooKeeper). With the [`faults`](Self::faults) of a client, a test
+/// can do to the client's session everything that a network can do. A `Memory` needs no runtime. A timeout inside a tokio
+/// runtime uses that runtime's clock, so tokio's paused time works.
 ///
 /// # Clone
-/// Clones share one session. [`Memory::connect`] returns a client of the same ensemble, as another process would have.
+/// Clones share one session. [`Memory::connect`] returns a client of the same ensemble with a session of its own, as another
+/// process would have.
 ///
 /// # Examples
 ///
@@ -72,7 +73,7 @@ impl Memory {
         Memory { client: Arc::new(Client { ensemble, session: Mutex::new(None), closed: AtomicBool::new(false) }) }
     }
 
-    /// Returns whether this client is connected. A client that is [cut](crate::memory::Faults::cut) off is not.
+    /// Returns the state of this client's connection. A client that is [cut](crate::memory::Faults::cut) off is connecting.
     pub fn state(&self) -> ConnectionState {
         if self.client.closed.load(Ordering::Acquire) {
             return ConnectionState::Closed;
@@ -84,8 +85,8 @@ impl Memory {
         }
     }
 
-    /// Closes this client for good. Its session ends with all nodes of the session, its guards are lost, waiting acquisitions
-    /// fail, and new ones are refused.
+    /// Closes this client for good. The client's session ends, and the session's nodes are deleted. The client's guards are
+    /// lost, its waiting acquisitions fail, and new acquisitions are refused.
     pub async fn close(&self) {
         Coordinator::close(self).await;
     }
@@ -226,8 +227,8 @@ impl Faults {
         self.zk.change(World::heal);
     }
 
-    /// Lets the next write (create, delete or transaction) be executed, but its answer be lost. If the client's server
-    /// [lags](Self::lag), the server does not show this write.
+    /// Loses the answer to the next write (create, delete or transaction). The ensemble executes the write. If the client's
+    /// server [lags](Self::lag), that server does not show the write.
     pub fn lose_next_reply(&self) {
         self.with_fault(Fault::Reply);
     }
@@ -255,17 +256,17 @@ impl Faults {
         self.zk.change(World::catch_up);
     }
 
-    /// Lets this client's server forget all present watches, like a server that has lost its newest state. The
-    /// forgotten watches report no change any more.
+    /// Lets this client's server forget all watches that the client has set so far, like a server that has lost its newest
+    /// state. The forgotten watches report no change any more.
     pub fn forget_watches(&self) {
         self.zk.change(|world, id, _| world.forget_watches(id));
     }
 
     /// Freezes the node at `path` and all nodes below it at this client's server. From now on the server shows these nodes as
-    /// they are now. It reports no events about them, and none about new or deleted siblings of the node at `path`. A frozen
-    /// node that is deleted is a ghost, which only this server still has. A client that finds a ghost leaves the
-    /// server for another one, which shows the present nodes. After a [cut](Self::cut), [`heal`](Self::heal) also connects the
-    /// client to another server.
+    /// they are now. It reports no events about them, and none about new or deleted siblings of the node at `path`. If the
+    /// ensemble deletes a frozen node, the node becomes a ghost, which only this server still has. A client that finds a
+    /// ghost leaves the server for another one, which shows the present nodes. After a [cut](Self::cut),
+    /// [`heal`](Self::heal) also connects the client to another server.
     pub fn freeze(&self, path: impl AsRef<str>) {
         self.zk.change(|world, id, _| world.freeze(id, path.as_ref()));
     }
@@ -294,8 +295,8 @@ impl Faults {
     }
 
     /// Sets the ensemble's clock forward. The clock gives the times at which nodes were created and their data were
-    /// set. Sessions are not affected. For tests of [`Acquire::once_in`](crate::Acquire::once_in), which then need not
-    /// wait.
+    /// set. Sessions are not affected. With this method, tests of [`Acquire::once_in`](crate::Acquire::once_in) need not
+    /// wait until a period is over.
     ///
     /// # Examples
     ///
@@ -331,10 +332,10 @@ impl Faults {
     /// Restores the ensemble from a backup, like servers that are started from a backup or have lost their disks.
     /// Transaction ids, and with them fencing tokens, continue from the backup. All later changes are lost.
     ///
-    /// This ends all sessions, because servers accept no client that has seen a newer transaction than theirs. A real client
-    /// loses what it holds only when its lease ends. To test that, [cut](Self::cut) all clients off, and let the leases end,
-    /// before this call. The ephemeral nodes in the backup exist again. A real ensemble deletes them after a session timeout,
-    /// but here the test has to [remove](Self::remove) them.
+    /// The restore ends all sessions, because servers accept no client that has seen a newer transaction than they have. A
+    /// client of a real ensemble loses what it holds only when its lease ends. To test that, [cut](Self::cut) all clients off,
+    /// and let the leases end, before this call. The ephemeral nodes in the backup exist again. A real ensemble deletes them
+    /// after a session timeout, but here the test has to [remove](Self::remove) them.
     ///
     /// # Examples
     ///

@@ -24,8 +24,8 @@ pub(super) struct Ensemble {
     pub(super) requests: AtomicU64,
 }
 
-/// A reply or event for a client. Delivered after the world is unlocked, because a woken task may send a request to the
-/// ensemble. The argument is `false` if the reply has to be lost. An event arrives in any case.
+/// A function that delivers a reply or an event to a client. It is called after the world is unlocked, because a woken task may
+/// send a request to the ensemble. Its argument is `false` if a reply has to be lost. An event arrives in any case.
 pub(super) type Notification = Box<dyn FnOnce(bool) + Send>;
 
 /// A request of a session. Executed immediately, or when the connection of the session is restored.
@@ -79,7 +79,7 @@ pub(super) struct SessionState {
     owned: BTreeSet<String>,
 }
 
-/// How often a client may leave its only server and come back, until it fails with [`Failure::Diverged`].
+/// How often a client may leave its only server and come back. The next attempt to leave fails with [`Failure::Diverged`].
 const LEAVES_OF_ONE: u32 = 3;
 
 /// The part of a session's next write that is lost.
@@ -295,7 +295,8 @@ impl World {
         self.delete_all(idle, fired);
     }
 
-    /// Ends a session, and deletes its nodes. Notifies a connected client now. Other clients are notified when they are healed.
+    /// Ends a session, and deletes its nodes. Notifies the session's client now, unless the client is cut off and has not ended
+    /// the session itself. Such a client is notified when its connection is healed.
     pub(super) fn expire(&mut self, session: i64, why: Ending, fired: &mut Vec<Notification>) {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.ended_as.get_or_insert(why);

@@ -190,8 +190,8 @@ pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Sen
     if tokio::runtime::Handle::try_current().is_ok() {
         // Tokio's `sleep` panics if the runtime has no timers. There is no other way to find that out.
         if let Ok(mut sleep) = catch_unwind(AssertUnwindSafe(|| Box::pin(tokio::time::sleep(duration)))) {
-            // A task may outlive the runtime in which its timer was made, and tokio's own timer would panic if it were polled after
-            // the end of the runtime. In that case this timer elapses.
+            // A task may outlive the runtime in which its timer was made. Tokio's own timer panics if it is polled after the
+            // end of its runtime. The timer that is returned here elapses instead.
             return Box::pin(poll_fn(move |context| match sleep.is_elapsed() {
                 true => Poll::Ready(()),
                 false => catch_unwind(AssertUnwindSafe(|| sleep.as_mut().poll(context))).unwrap_or(Poll::Ready(())),

@@ -46,8 +46,8 @@ impl Executor {
             while self.is_woken.swap(false, Ordering::SeqCst) {
                 tasks.extend(std::mem::take(&mut *self.spawned.lock()));
                 loop {
-                    // This thread may be in the poll of a tokio task whose budget is used up. Without `unconstrained`,
-                    // each poll here would then yield and wake this task again without end.
+                    // This thread may be in the poll of a tokio task that has used up its cooperative budget. Without
+                    // `unconstrained`, each poll here would then yield and wake the executor again, without end.
                     let mut poll = || pin!(unconstrained(tasks.next())).poll(&mut context);
                     match catch_unwind(AssertUnwindSafe(&mut poll)) {
                         Ok(Poll::Ready(Some(()))) => {}

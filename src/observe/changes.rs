@@ -18,7 +18,8 @@ use crate::session::request::HoldState;
 use crate::session::retry;
 use crate::sync::{Mutex, OnceLock, watch};
 
-/// A node and its session. A task or stream that observes a hold owns this pair, which does not keep the lock held.
+/// The node of a hold, and its session. A task or stream that observes the hold owns this pair. Owning the pair does not keep
+/// the lock held.
 pub(crate) type OneHold = (Arc<Node>, Arc<dyn Session>);
 
 /// A stream of changes in their order: the [`HoldState`] of a guard, [who leads](crate::leadership::LeaderChanges), or
@@ -84,8 +85,8 @@ impl<T> fmt::Debug for Changes<T> {
     }
 }
 
-/// The part of a guard whose drop ends the streams of the guard's states. The streams cannot wait for the end of the node
-/// instead, because a node that is kept or shared outlives the guard.
+/// A part of a guard. When the guard is dropped, this part ends the streams of the guard's states. The streams cannot wait for
+/// the end of the node instead, because a node that is kept or shared outlives the guard.
 #[derive(Debug, Default)]
 pub(crate) struct DropSignal(OnceLock<watch::Sender<()>>);
 

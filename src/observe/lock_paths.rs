@@ -66,8 +66,8 @@ impl LockPaths {
         tokio::try_join!(taken, call::names(session, &self.queue, is_synced))
     }
 
-    /// Returns the members with what their nodes say, such as their hosts, labels and tokens. Sends all reads before it awaits
-    /// the first reply.
+    /// Reads the nodes of the members, and returns the members with the data of their nodes, such as labels and tokens. Sends
+    /// all reads before it awaits the first reply.
     async fn read(
         &self,
         session: &Arc<dyn Session>,
@@ -120,15 +120,17 @@ impl LockPaths {
         self.read_in_time(session, me.dialect(), seen).await
     }
 
-    /// Returns the progress of `me` according to `names`, the names in the queue. Lists the permits, and reads no other node.
+    /// Returns the progress of `me` according to `names`, the names in the queue. Lists the permit nodes of a semaphore, but
+    /// does not read the data of any node.
     pub(crate) async fn progress(&self, session: &Arc<dyn Session>, names: &[String], me: &NodeName) -> Progress {
         self.progress_beside(&self.taken(session).await, names, me)
     }
 
-    /// Asks the leader for the first of the contenders `ahead`. If `ahead` is empty, asks for the holders of permits. Returns
-    /// whether some of them are gone, so that the caller lists again. Leaves the server if it still lists one that is gone.
+    /// Asks the leader whether the first contenders of `ahead` still exist. If `ahead` is empty, asks for the holders of a
+    /// semaphore's permits instead. Returns whether some of them are gone, so that the caller lists the queue again. If this
+    /// client's server still lists a node that is gone, connects to another server.
     ///
-    /// If the leader does not answer within a session timeout, all count as present.
+    /// If the leader does not answer within a session timeout, all these contenders count as present.
     pub(crate) async fn are_some_gone(&self, session: &Arc<dyn Session>, ahead: &[&str]) -> Result<bool, Failure> {
         let (directory, names) = match (&self.permits, ahead) {
             (Some(permits), []) => (permits, self.taken(session).await),

@@ -1,4 +1,4 @@
-//! Calls the listener that the user sets with [`on_wait`](crate::Acquire::on_wait) with the progress of a wait.
+//! Reports the progress of a wait to the user's listener, which [`on_wait`](crate::Acquire::on_wait) sets.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -84,8 +84,8 @@ impl OnWait {
     }
 
     /// Returns the interval between two listings. Each listing returns all names, so waiters further back list less often. The
-    /// waiter at place p of n lists n names every p * n milliseconds. All waiters together list 1000 * (1 + 1/2 + ... + 1/n)
-    /// names a second: about 10,000 if n is 12,000.
+    /// waiter at place p of n lists n names every p * n milliseconds, but at most once a second. So all waiters together list
+    /// at most 1000 * (1 + 1/2 + ... + 1/n) names a second: about 10,000 if n is 12,000.
     fn pause(&self) -> Duration {
         let size = self.reported.as_ref().map_or(0, |reported| reported.place.saturating_mul(reported.length));
         let by_size = Duration::from_millis(u64::try_from(size).unwrap_or(u64::MAX));

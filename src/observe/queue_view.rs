@@ -57,8 +57,8 @@ pub(crate) struct QueueSnapshot {
     pub(crate) listings: usize,
 }
 
-/// Waits until the queue was listed more than `listings` times. This future registers no waker, because it is polled after
-/// each poll of the acquisition that lists: either by the same task, or by tasks that the polling task then wakes.
+/// Waits until the acquisition has listed the queue more than `listings` times. This future registers no waker, because it is
+/// polled after each poll of that acquisition: by the same task, or by a task that the acquisition's task then wakes.
 pub(crate) async fn next_listing(view: &QueueView, listings: usize) -> QueueSnapshot {
     poll_fn(|_| match &*view.snapshot.lock() {
         Some(snapshot) if snapshot.listings > listings => Poll::Ready(snapshot.clone()),

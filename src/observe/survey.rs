@@ -20,7 +20,8 @@ use crate::validation;
 /// The maximum number of listings in flight.
 const LISTINGS_IN_FLIGHT: usize = 256;
 
-/// The queues of all locks and semaphores at and below a path that have contenders, or the record of a job.
+/// The queues of the locks and semaphores at and below a path. A lock or semaphore is left out if it has no contenders and no
+/// record of a job.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Survey {
@@ -77,7 +78,7 @@ impl Survey {
         while !level.is_empty() {
             let mut below = Vec::new();
             for some in level.chunks(LISTINGS_IN_FLIGHT) {
-                // `None` for a node whose children may not be listed.
+                // The closure returns `None` for a node whose children may not be listed.
                 let list = |node: &String| {
                     session.children(node).map(|listed| shown(listed.or_else(retry::none_without_node)))
                 };

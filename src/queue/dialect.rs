@@ -35,11 +35,12 @@ use crate::queue::mode::{self, Mode, Place};
 /// kazoo a contender among Curator's, so that all three share one path.
 ///
 /// # Doubt
-/// A node may be a contender of another dialect, or have the marker of a mode in this dialect, such as `-WRITE-`,
-/// without a sequence number behind it. The rules of such a node may differ from ours. So an acquisition that lists the
-/// queue while the node is there fails with [`Error::ForeignContender`](crate::Error::ForeignContender), which names
-/// the node and its dialect. The acquisition leaves no node behind. [`queue`](crate::RwLock::queue) and
-/// [`evict`](crate::RwLock::evict) fail in the same way. All other children are ignored in every dialect.
+/// A node may be a contender of another dialect. Or its name has a marker of Curator or kazoo, such as `__WRIT__`, and ends
+/// with digits that are not a sequence number behind the marker. The rules of such a node may differ from ours. So an
+/// acquisition that lists the queue while the node is there fails with
+/// [`Error::ForeignContender`](crate::Error::ForeignContender), which names the node and its dialect. The acquisition leaves
+/// no node of its own in the queue. [`queue`](crate::RwLock::queue) and [`evict`](crate::RwLock::evict) fail in the same
+/// way. All other children are ignored in every dialect.
 ///
 /// A contender that already holds the lock continues to hold it, without a warning. Not every contender lists the
 /// queue: in the native dialect a writer hands over to the waiter behind it, and uses of a
@@ -120,7 +121,7 @@ pub enum Dialect {
     /// The dialect of kazoo's `ReadLock` and `WriteLock`.
     ///
     /// Both locks treat every child as a contender whose name ends with `__lock__` or `__rlock__` and ten digits, with any
-    /// text before that. They compare the digits.
+    /// text before the marker. They sort the contenders by the digits.
     Kazoo,
 }
 
@@ -228,9 +229,10 @@ impl Dialect {
     /// Returns the dialect of a foreign child of a lock's directory. A lock of this dialect is not granted while its directory
     /// has a foreign child.
     ///
-    /// The child may be a contender of another dialect. Or it has a marker of a mode, such as `__WRIT__`, without a number
-    /// behind the marker. This function then returns the dialect of the marker, which may be this dialect itself. `None` for
-    /// this dialect's own contenders, and for children that are ignored.
+    /// The child may be a contender of another dialect. Or its name has a marker of Curator or kazoo, such as `__WRIT__`, and
+    /// ends with digits that are not a sequence number behind the marker. For such a name this function returns the dialect
+    /// of the marker, which may be this dialect itself. `None` for this dialect's own contenders, and for children that are
+    /// ignored.
     ///
     /// ```
     /// use zk_rwlock::Dialect;
@@ -240,8 +242,8 @@ impl Dialect {
     /// assert_eq!(Dialect::Native.foreign("config"), None);
     /// ```
     pub fn foreign(self, name: &str) -> Option<Dialect> {
-        // Every contender's name ends with at least nine digits: the server prints ten, or a minus sign and nine. This quick
-        // check skips most other names.
+        // Every contender's name ends with at least nine digits: the server prints ten, or a minus sign and nine or ten. This
+        // quick check skips most other names.
         if !name.as_bytes().last_chunk::<9>().is_some_and(|digits| digits.iter().all(u8::is_ascii_digit))
             || self.split(name).is_some()
         {
@@ -251,9 +253,9 @@ impl Dialect {
         Dialect::of(name).or_else(by_marker)
     }
 
-    /// Returns whether a name has a marker of this dialect, such as `-WRITE-`. The marker of a mutex, `lock-`, ends common
-    /// words, such as `block-`. So it does not count after a letter or digit. `split` accepts it even there, because a mutex
-    /// waits for every name that ends with `lock-` and a number.
+    /// Returns whether a name has a marker of this dialect, such as `__WRIT__`. In the native dialect, only a contender's name
+    /// counts. The marker of a mutex, `lock-`, ends common words, such as `block-`. So `lock-` does not count after a letter or
+    /// digit. But `split` accepts `lock-` even there, because a mutex waits for every name that ends with `lock-` and a number.
     fn has_marker(self, name: &str) -> bool {
         let stands_alone = |at: usize| !name[..at].ends_with(|before: char| before.is_alphanumeric());
         match self {
@@ -284,7 +286,7 @@ impl Dialect {
         self == Dialect::Curator && one.mode != other.mode && (0..mode::REFUSED_FROM).contains(&one.sequence)
     }
 
-    /// Returns the id in a tag: the part that differs between acquisitions.
+    /// Returns the id in a tag of another library's dialect: the part that differs between acquisitions.
     pub(crate) fn id(tag: &str) -> &str {
         if is_protection(tag) { &tag[PROTECTED.len()..tag.len() - 1] } else { tag }
     }

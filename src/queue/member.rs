@@ -9,22 +9,22 @@ use crate::queue::metadata::{Record, date};
 use crate::queue::mode::Mode;
 use crate::queue::quoted::quoted;
 
-/// A snapshot of a lock's queue, in the order of arrival. Its `Display` prints one line for each member.
+/// A snapshot of the queue of a lock or semaphore. Its `Display` prints a line for the path, one for each member, and one for
+/// the record of a job.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Queue {
-    /// The lock's directory.
+    /// The path of the lock or semaphore.
     pub path: String,
     /// The dialect of the contenders' names.
     pub dialect: Dialect,
-    /// All contenders, in the order of arrival.
+    /// All contenders, in the order of arrival. A semaphore's holders come first, in the order of their grants.
     pub members: Vec<Member>,
     /// The last [success](crate::once::OnceGuard::done) of a job under the lock, if there is a record that this client can
     /// read.
     pub done: Option<Record>,
-    /// The number of permits of a [`Semaphore`](crate::Semaphore), whose members that hold are listed in the order in which
-    /// they took their permits. `None` if this is the queue of a lock. Zero in a [`Survey`](crate::Survey) if the semaphore's
-    /// data are not a number, so that no permit is granted.
+    /// The number of permits of a [`Semaphore`](crate::Semaphore). `None` if this is the queue of a lock. Zero in a
+    /// [`Survey`](crate::Survey) if the data of the semaphore's node are not a number, so that no permit is granted.
     pub permits: Option<u32>,
 }
 
@@ -35,8 +35,8 @@ pub struct Member {
     /// The mode in which the member holds or awaits the lock. [`Mode::Write`] for a semaphore's member, because waiters
     /// for permits are served one by one.
     pub mode: Mode,
-    /// The number of permits that the member holds or waits for. `None` in the queue of a lock, and if its node could
-    /// not be read.
+    /// The number of permits that the member holds or waits for. `None` in the queue of a lock, and for a waiter whose node
+    /// could not be read.
     pub permits: Option<u32>,
     /// Whether the member held the lock, waited or was stuck when the queue was listed.
     pub state: MemberState,

@@ -40,7 +40,7 @@ impl Metadata {
         format!("host={}\n{pid}since={since}\n{permits}{candidate}{label}", self.host).into_bytes()
     }
 
-    /// Returns a contender's metadata, from the name and, if the node could be read, from its data.
+    /// Returns a contender's metadata, from the name of its node, and from the node's `data` if the node could be read.
     pub(crate) fn of(contender: &NodeName, data: Option<&[u8]>) -> Metadata {
         let in_data = data.map(read).unwrap_or_default();
         match (contender.dialect(), data) {
@@ -153,11 +153,11 @@ impl Now {
         Now { earliest: then.checked_add(least).unwrap_or(then), latest: then.checked_add(most).unwrap_or(then) }
     }
 
-    /// Returns whether less than `period` lies between `at` and now.
+    /// Returns whether less than `period` may lie between `at` and now, whichever of the two is earlier.
     ///
-    /// If `at` is in the future, a leader with a slower clock has taken over since, and the true age is unknown. Such a time
-    /// counts as recent only while it is less than `period` ahead. So a small step of the clock does no harm, and a large
-    /// step does not block the job for ever.
+    /// If `at` is in the future, a leader with a slower clock has taken over since, and the true age of `at` is unknown. A time
+    /// in the future counts as recent only while it is less than `period` ahead. So a small step of the clock does no harm, and
+    /// a large step does not block the job for ever.
     pub(crate) fn is_within(&self, period: Duration, at: SystemTime) -> bool {
         let is_late_enough = at.checked_add(period).is_none_or(|end| end > self.earliest);
         let is_early_enough = self.latest.checked_add(period).is_none_or(|end| at < end);
@@ -167,7 +167,8 @@ impl Now {
 
 const TWIN_SUFFIX: &str = ".twin";
 
-/// The name of the [twin](twin_of) of a [`Shared`](crate::Shared) value, a node that shows if the value was deleted.
+/// The name of the [twin](twin_of) of a [`Shared`](crate::Shared) value. The twin is a node that shows whether the value's node
+/// was deleted.
 pub(crate) const VALUE_TWIN: &str = "value.twin";
 
 /// Returns the path of the twin of the persistent node at `path`: a sibling that stays, and so shows the loss, if the node

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 /// The longest text that a message shows whole, in characters. A label of 256 bytes fits.
 const WHOLE: usize = 256;
 
-/// A longer text is shown by this many characters of its beginning, and as many of its end.
+/// The number of characters that a message shows of the beginning, and of the end, of a text longer than `WHOLE`.
 const SHOWN: usize = 100;
 
 /// Returns the text in quotation marks, with its control characters escaped. A text that is too long for a message is

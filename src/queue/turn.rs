@@ -35,7 +35,7 @@ pub enum Turn {
     /// The contender holds the lock: no earlier contender excludes it.
     Granted,
     /// The contender waits for its predecessor, which has this name. The predecessor is the nearest earlier contender that
-    /// excludes the contender. The next step is to watch its node.
+    /// excludes the contender. The next step is to watch the predecessor's node.
     Behind(NodeName),
     /// The contender has no turn, because its node is not in the queue. The next step is to stop waiting.
     Evicted,
@@ -47,8 +47,8 @@ pub enum Turn {
 /// Decides the turn of `me` from the names of the lock directory's children.
 ///
 /// Reads the names once, in any order, and ignores the names of nodes that are not contenders. The [dialect](Dialect)
-/// of `me` decides which names are contenders' names. Contenders of other dialects are ignored here. The lock refuses to
-/// grant anything beside them.
+/// of `me` decides which names are contenders' names. This function ignores contenders of other dialects. An acquisition
+/// that lists such a contender fails.
 ///
 /// A contender whose number is negative, or equal to that of another contender, is never granted the lock. ZooKeeper
 /// assigns such numbers when the sequence numbers are used up.
@@ -172,8 +172,9 @@ pub(crate) fn place_of(me: &NodeName, queue: &[String]) -> (usize, usize) {
     places.fold((1, 0), |(mine, all), other| (mine + usize::from(other.sequence < me.sequence()), all + 1))
 }
 
-/// Returns the first waiter that `me`, a holder, excludes. If `me` has left the queue for its permits, any contender in the queue is
-/// such a waiter. The sequence numbers then say nothing, because they restart when the queue's directory is deleted and created again.
+/// Returns the first waiter that `me`, a holder, excludes. If `has_left`, `me` has left the queue of a semaphore for its
+/// permits, and any contender in the queue counts as such a waiter. Their sequence numbers are not compared with that of `me`,
+/// because the numbers restart when the queue's directory is deleted and created again.
 ///
 /// A node with the tag of `me` comes from a create of `me` whose reply was lost, so the node is no waiter.
 pub(crate) fn first_kept_out(me: &NodeName, queue: &[String], has_left: bool) -> Option<NodeName> {
@@ -321,14 +322,15 @@ pub enum Step {
 /// How a contender learned that its turn had come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Grant {
-    /// From a listing, without a wait for another contender. This is mostly the listing that was sent with the contender's
+    /// From a listing, without a wait for another contender. Usually, that listing was sent together with the contender's
     /// create.
     AtOnce,
     /// From a listing, after a wait.
     Look,
     /// From the hand-off of its predecessor.
     HandOff {
-        /// The name of the predecessor's node; `None` once the hand-off is confirmed. Another client can forge a hand-off.
+        /// The name of the predecessor's node; `None` once the hand-off is confirmed. It has to be confirmed, because another
+        /// client can forge a hand-off.
         unconfirmed: Option<Arc<str>>,
     },
     /// The contender has joined a node that its process keeps between uses, so it had no turn of its own.
