@@ -29,8 +29,8 @@ use crate::telemetry::{meter, names};
 /// While the session has nodes, a read is sent usually every fifth of the session timeout. One [settling
 /// time](crate::coordinator::Lease::with_tick_time) later, a transaction follows that only checks the nodes. Its answer
 /// lets the read extend the lease. While the session has no node, only the read is sent, every quarter of the timeout. The
-/// answer to the next create then lets the read extend the lease. A backend whose sessions
-/// [are not kept](Session::is_kept_by_reads) by reads alone also gets the transaction.
+/// answer to the next create then lets the read extend the lease. There is one exception: a session that reads alone
+/// [do not keep alive](Session::is_kept_by_reads) always gets the transaction, too.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(store) = session.upgrade().map(|session| Arc::clone(session.store())) else {
         return;
@@ -74,8 +74,8 @@ impl SessionStore {
     fn to_check(&self) -> Vec<(Arc<Node>, String)> {
         let record = self.record.lock();
         let standing = |node: &Arc<Node>| Some((Arc::clone(node), node.standing_path()?));
-        // Only nodes that are held and not lost are checked together: a transaction fails at the first missing node, and
-        // does not show whether the nodes after it exist.
+        // Only nodes that are held and not lost are checked together, because a transaction fails at the first missing
+        // node, and does not show whether the nodes after it exist.
         let holding = record.nodes.values().filter(|node| node.is_held());
         let mut chosen: Vec<_> = holding.filter_map(standing).collect();
         if chosen.is_empty() {
@@ -90,7 +90,8 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
     // The handshake that created the session has extended the lease, so the first heartbeat is due one period later.
     let mut due = Moment::MAX;
     let mut is_lapse_reported = true;
-    // The connection on which late creates were last looked for. The next connection cancels a search that has not ended.
+    // The connection on which nodes of late creates were last searched for, and the handle of that search. The search
+    // is cancelled when the next one starts.
     let mut swept = (store.connection(), None);
     loop {
         let woken = store.renewal_wake.notified();
@@ -98,7 +99,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
             return;
         };
         let left = lease.remaining();
-        // If the lease has run out, the loss of every hold is recorded, and the tasks that wait for it are woken.
+        // Once the lease has run out, the loss of every hold is recorded, and the tasks that wait for a loss are woken.
         if left.is_none() && !std::mem::replace(&mut is_lapse_reported, true) {
             store.detect_all_losses();
         }
@@ -169,8 +170,8 @@ async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     }
 }
 
-/// Checks that our nodes exist, by transactions that change nothing. Since a quorum commits each transaction, its answer
-/// lets earlier touches extend the lease. Records the loss of a node that is gone.
+/// Checks that the nodes of `to_check` exist, by transactions that change nothing. Since a quorum commits each
+/// transaction, its answer lets earlier touches extend the lease. Records the loss of a node that is gone.
 async fn check_own(session: &Arc<dyn Session>) {
     let store = session.store();
     let to_check = store.to_check();

@@ -37,7 +37,7 @@ type Clock = Box<dyn Fn() -> Moment + Send + Sync>;
 /// The longest tick that the lease assumes if the backend gives no tick time. ZooKeeper's default `tickTime` is 3 s.
 const LONGEST_TICK: Duration = Duration::from_secs(3);
 
-/// The shortest slack in the settling time, for a ping that reaches the follower late.
+/// The least slack that is added to the settling time, because a ping may reach the follower late.
 const LEAST_SLACK: Duration = Duration::from_millis(100);
 
 const LEAST_MARGIN: Duration = Duration::from_millis(300);
@@ -90,8 +90,8 @@ struct LeaseState {
     over: Option<(Ending, Moment)>,
     /// When the connection was lost. `None` while the session is connected, and never `None` once the session is over.
     lost_since: Option<Instant>,
-    /// When the handshake that resumed the session on the present connection was sent, until the handshake extends the
-    /// lease.
+    /// When the handshake that resumed the session on the present connection was sent. `None` once this handshake has
+    /// extended the lease.
     resumed: Option<Moment>,
 }
 
@@ -154,14 +154,14 @@ impl Lease {
         (self.clock)()
     }
 
-    /// Records that the ensemble created the session, in answer to a handshake that was sent at `sent` or later.
-    /// Returns `true` if this call is the first to find that the lease has run out.
+    /// Records that the ensemble created the session, in answer to a handshake that was sent at `sent` or later, and so
+    /// begins the lease. Returns `true` if this call is the first to find that the lease has run out.
     pub(super) fn began(&self, sent: Moment) -> bool {
         self.state.lock().answered = sent;
         self.count_touch(sent)
     }
 
-    /// Records the answer to a request that was sent at `sent`.
+    /// Records the answer to a request that was sent at `sent`. Ignores a request of an earlier connection.
     pub(super) fn record_answer(&self, sent: Moment) {
         let now = self.now();
         let step = self.timeout / TOUCHES;
@@ -186,9 +186,9 @@ impl Lease {
     }
 
     /// Does the same as [`Lease::record_answer`], for an operation that was sent at `sent` and that a quorum has
-    /// acknowledged. In addition, counts the lease from the newest recorded touch that was answered at least a settling time before
-    /// `sent`, or from a handshake that has [resumed](Lease::resumed) the session, if that is newer. Returns `true` if this
-    /// call is the first to find that the lease has run out.
+    /// acknowledged. Also extends the lease from the newest recorded touch that was answered at least a settling time
+    /// before `sent`, or from a handshake that has [resumed](Lease::resumed) the session if it was sent later. Returns
+    /// `true` if this call is the first to find that the lease has run out.
     pub(super) fn acknowledged(&self, sent: Moment) -> bool {
         let mut newest = None;
         let mut state = self.state.lock();
@@ -242,8 +242,8 @@ impl Lease {
             return false;
         }
         if !is_connected {
-            // An operation on another connection cannot let the touches of this connection extend the lease. There may be
-            // such touches even if the connection was lost before it was reported as back.
+            // No touch of this connection may extend the lease through an operation on a later connection. Answers may
+            // have come even on a connection that was never reported as back, so the touches are always dropped.
             state.touches.clear();
             (state.connected_since, state.resumed) = (now, None);
         }
@@ -325,8 +325,8 @@ impl Lease {
         self.timeout / 4
     }
 
-    /// Returns how long a connection may be lost, at any time, without the loss of a hold, if the attempt to reconnect
-    /// takes at most `attempt`. Zero if a hold may be lost even without a lost connection.
+    /// Returns how long the connection may be lost, even at the worst moment, without the loss of a hold. The attempt
+    /// to reconnect takes at most `attempt` more. Zero if even the shortest break may cost a hold.
     pub(crate) fn rides_out(&self, attempt: Duration) -> Duration {
         let oldest = self.heartbeat_period() + self.settling;
         self.term().saturating_sub(oldest).saturating_sub(attempt)

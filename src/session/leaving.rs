@@ -1,6 +1,6 @@
-//! The removal of one of our nodes, and of the orphans of its owner (nodes that no answer has shown), as a state machine
-//! without I/O. Each step of [`Leaving`] but the last awaits an answer, which leads to the next step. `session/removal.rs`
-//! sends the requests, and the exhaustive model (`tests/models/`) drives the same machine.
+//! The removal of a node that this library has created, and of its owner's orphans (nodes that no answer has shown), as
+//! a state machine without I/O. Each step of [`Leaving`] but the last awaits an answer, which leads to the next step.
+//! `session/removal.rs` sends the requests, and the exhaustive model (`tests/models/`) drives the same machine.
 //!
 //! | step | answer | next step |
 //! |---|---|---|
@@ -36,7 +36,7 @@ pub enum Leaving {
     /// that this session sent earlier. Only a server that was cut off may still carry out such a create later, so
     /// `session/removal.rs::remove_late` lists the nodes again after each reconnect.
     Listing,
-    /// The answer to a request was lost. The removal waits for the connection, and then repeats this step.
+    /// The answer to a request was lost. The removal waits for the connection, and then repeats the step in the box.
     Cut(Box<Leaving>),
     /// The directory is being deleted, so that its sequence numbers start again at zero. The server refuses the
     /// deletion while the directory has a child.
@@ -97,7 +97,7 @@ impl Leaving {
         Leaving::Deleting(Deletion { path, ..Deletion::default() })
     }
 
-    /// Returns the removal of the node at `path`, which a late create has made.
+    /// Returns the removal of the node at `path`. A late create (carried out after its owner had left) has made this node.
     pub(super) fn delete_late(path: String) -> Leaving {
         Leaving::Deleting(Deletion { path, is_again: true, ..Deletion::default() })
     }

@@ -24,8 +24,8 @@ const UNDER_WAY_MAX: usize = 4;
 /// with copies of the same names.
 const MANY: usize = 256;
 
-/// The most listings that are sent after one sync. The next sync is sent when these are answered, so that a heartbeat
-/// never waits for more listings.
+/// The most listings that are sent after one sync. The next sync is sent when these listings are answered, so that a
+/// heartbeat waits behind no more than these.
 const BEHIND_ONE_SYNC: usize = 128;
 
 /// Lists the children of a directory. The answer shows the children as they are at a moment after this call, at which
@@ -150,7 +150,7 @@ pub(crate) fn list_synced(session: &Arc<dyn Session>, directory: &Arc<str>) -> R
     if is_first {
         let on = Arc::clone(session);
         let forget_all = move || {
-            // Dropping the callers calls their wakers, so they are dropped after the mutex is released.
+            // These senders are dropped after the mutex is released, because dropping them calls the wakers of the callers.
             let _unlocked = on.store().record.lock().synced_listings.take();
         };
         // Nothing is sent before the task runs, so that callers who come together share the sync.

@@ -37,7 +37,7 @@ const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// The stop margin of a lease of 6 s.
+/// The stop margin for a session timeout of 6 s.
 const MARGIN: Duration = ms(1_000);
 
 /// The settling time: half a tick of 2 s, plus an eighth of the tick.
@@ -49,7 +49,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// Returns a session of 6 s that begins now, and its clock in milliseconds.
+    /// Returns the lease of a session that begins now and has a timeout of 6 s, and its clock in milliseconds.
     fn begun() -> Stage {
         let stage = Stage::before_the_session();
         stage.lease.began(stage.lease.now());
@@ -140,7 +140,7 @@ fn the_newest_touch_that_is_old_enough_counts() {
     let newest = stage.lease.now() + stage.lease.remaining().unwrap() + MARGIN - ms(6_000);
     assert!(newest <= old_enough && newest + ms(6_000) / TOUCHES >= old_enough, "{newest:?} of {old_enough:?}");
     assert!(stage.lease.state.lock().touches.len() <= TOUCHES as usize + 2);
-    // One operation lets all earlier touches extend the lease, up to the last of them.
+    // One operation lets all touches before it extend the lease, so the newest of them counts.
     let last = *touches.last().unwrap();
     stage.advance(SETTLING);
     stage.write();
@@ -221,7 +221,7 @@ fn renewals_in_time_keep_the_epoch() {
     assert_eq!(stage.lease.epoch(), Some(epoch));
 }
 
-/// In this test nothing is called when the lease ends, so only the clock shows that it has run out.
+/// In this test no method is called when the lease ends, so only the clock shows that the lease has run out.
 #[test]
 fn the_atomics_agree_with_the_locked_state() {
     let stage = Stage::begun();
@@ -404,7 +404,7 @@ fn the_lease_clock_advances_with_the_standard_clock() {
     assert!(first > Duration::ZERO && since_boot() - first >= passed);
 }
 
-/// The servers keep the session for 6 s by their clock. The holder's clock is slower, and shows less time by then.
+/// The servers keep the session for 6 s by their clock. In this time the holder's slow clock advances by `passed` only.
 #[test]
 fn a_clock_may_be_slow_by_at_most_the_stop_margin() {
     for (passed, is_borne) in [(ms(6_000), true), (ms(6_000) - MARGIN, true), (ms(6_000) - MARGIN - ms(1), false)] {

@@ -5,7 +5,7 @@
 //! | phase | event | next phase |
 //! |---|---|---|
 //! | `Absent` | the create was sent | `Coming` |
-//! | | the node of a lost answer was found | `Waiting` |
+//! | | a node whose create had no answer was found | `Waiting` |
 //! | `Coming` | the create failed, or its answer was lost | `Absent`, with the next [`EntryStep`] |
 //! | | the node was created | `Waiting` |
 //! | `Waiting` | the lock was granted | `Holding` |
@@ -47,9 +47,9 @@ pub enum Phase {
     Left,
 }
 
-/// How many creates of one node may lose their answers, and how many may find no directory. One more ends the acquisition.
-/// There is a limit because a broken server could lose every answer, and because servers may delete the empty directory
-/// again each time.
+/// How many creates of one node may lose their answers, and how many may find no directory. One more ends the
+/// acquisition. There is a limit because a broken server could lose every answer, and because servers may delete the
+/// empty directory again before every create.
 const CREATES_MAX: u8 = 64;
 
 /// The next step of an acquisition that has no node yet.
@@ -279,7 +279,7 @@ impl NodeState {
         }
     }
 
-    /// Records that the node was not replaced. The permit that was to replace it does not exist, and never will.
+    /// Records that the node was not replaced. A permit that was to replace it does not exist, and never will.
     pub fn cancel_move(&mut self) {
         self.may_have_orphan |= self.may_be_reader();
         self.unseen = None;
@@ -451,8 +451,8 @@ impl NodeState {
     }
 
     /// Returns the orphans among these names: other nodes of this owner, which exist if the answer to a create was
-    /// lost. The caller must have listed the names after a later write of this session, so that they contain every
-    /// orphan.
+    /// lost. The caller must have listed the names after a write that this session sent later than that create, so that
+    /// they contain every orphan. Returns none if there may be no orphan, or if this owner has no node now.
     pub fn orphans(&self, names: &[String]) -> Vec<String> {
         let (looks, me) = (self.may_have_orphan && self.has_node(), &self.name);
         let has_our_tag = |name: &str| me.dialect().split(name).is_some_and(|(tag, _)| tag == me.tag());

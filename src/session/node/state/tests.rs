@@ -51,7 +51,7 @@ fn holding() -> NodeState {
     record
 }
 
-/// Returns one node in each phase, in the order of [`Phase`].
+/// Returns a node in each phase, in the order of [`Phase`], and for `Moving` two: a waiter and a holder.
 fn of_each_phase() -> Vec<NodeState> {
     let (mut coming, mut moving, mut changing, mut left) = (absent(Mode::Write), waiting(), holding(), holding());
     coming.create_sent(NOW, 0);
