@@ -1,6 +1,6 @@
-//! One node that this library has created (a node of ours): its [state](NodeState) behind a mutex, its watch, and the
-//! tasks that wait for its changes. A contender changes the state. Keep-alive, or a contender that waits, watches the node:
-//! `watch.rs` has the method [`request_watch`](Node::request_watch), because it needs the session.
+//! One node that this library has created (a node of ours): its [state](NodeState) behind a mutex, its watch, and the tasks
+//! that wait for its changes. A contender changes the state. The node is watched by the task `keep_alive`, or by a contender
+//! that waits. They call [`request_watch`](Node::request_watch), which is in `watch.rs`, because it needs the session.
 
 use std::future::Future;
 use std::sync::{Arc, Weak};
@@ -83,8 +83,8 @@ pub(crate) struct Node {
     /// When the first of the present holds or uses reaches its limit, in nanoseconds on the session's clock.
     first_limit: AtomicU64,
     lease: Arc<Lease>,
-    /// The list to which the node is added again after a stranger has set its data, because that event has used up the
-    /// node's watch.
+    /// The list to which the node is added again after an event that has used up its watch, although the node may still
+    /// exist: its data was set, or the connection was lost.
     unwatched: Weak<Unwatched>,
 }
 
@@ -198,8 +198,8 @@ impl Node {
         self.lease.epoch().filter(|_| self.lease.lasts_from(entered))
     }
 
-    /// Returns the path for a transaction of the caller's own. The caller may send the transaction at any time, so the
-    /// node counts from now on as one with a write that may still take effect.
+    /// Returns the node's path, for the caller to check in a transaction of its own. The caller may send the
+    /// transaction at any time, so from now on the node counts as one with a write that may still take effect.
     pub(crate) fn prepare_foreign_transaction(&self) -> String {
         self.begin_write();
         self.path()
@@ -368,8 +368,8 @@ impl Node {
         (!left.is_zero()).then_some(left)
     }
 
-    /// Returns the time until the node is given up because of a limit, or `None` if no present hold, and no present use
-    /// of a node kept between uses, has a limit.
+    /// Returns the time until the node is given up because of the limit of a hold or use. `None` if no present hold or use
+    /// has a limit, and none was found to have exceeded its limit.
     pub(crate) fn given_up_in(&self) -> Option<Duration> {
         self.read(|it| it.limits.given_up_in(self.lease.now(), self.lease.margin()))
     }
@@ -379,8 +379,8 @@ impl Node {
         self.read(|it| it.standing_path().map(str::to_owned))
     }
 
-    /// Wakes the waiting tasks after an event of the watch. If only the node's data has changed, also lets keep-alive
-    /// watch the node again. The caller must not hold the mutex of the state.
+    /// Wakes the waiting tasks after an event of the watch. If the node may still exist (its data was set, or the
+    /// connection was lost), also lets keep-alive watch it again. The caller must not hold the mutex of the state.
     fn handle_event(self: &Arc<Self>, event: Option<Event>) {
         let Some(event) = event else { return };
         self.changed.notify_waiters();

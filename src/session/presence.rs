@@ -26,15 +26,15 @@ const CHECKS_MAX: usize = 1_000;
 /// The most bytes in one transaction. ZooKeeper refuses a request of 1 MiB.
 const BYTES_MAX: usize = 256 * 1024;
 
-/// The number of transactions into which the checks after a failed check are divided. There are several, because more of
-/// these checks may fail, and each failure costs another transaction.
+/// The number of transactions into which the checks after a failed check are divided. There are several, because
+/// further ones of these checks may fail, and each failure costs another transaction.
 const PARTS: usize = 16;
 
 /// The most contenders that an error names as the holders of a lock or as the contenders in front. The number is small,
 /// because the leader is asked whether each of them exists, and the error must be returned in time.
 pub(crate) const NAMED: usize = 8;
 
-/// The longest pause before a check.
+/// The longest pause before a check, unless the session timeout is longer.
 pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(600);
 
 /// Whether a check holds, that is, whether the leader has the node, with the given version if there is one. A failure
@@ -46,9 +46,9 @@ pub(crate) fn check(path: impl Into<String>, version: Option<i32>) -> Operation 
     Operation::Check { path: path.into(), version }
 }
 
-/// Returns for each check whether it holds at the leader now. Sends transactions until every result is known or cannot
-/// be found out. With [`RetryLimit::once`], each check is sent once. If a check then fails, the results of the later
-/// checks in the same transaction stay unknown.
+/// Returns for each check whether it holds at the leader now. Sends transactions until each result is known or cannot
+/// be found out. With [`RetryLimit::once`], however, each check is sent at most once. If a check then fails, the
+/// results of the later checks in its transaction stay unknown.
 pub(super) async fn run_checks(session: &Arc<dyn Session>, checks: &[Operation], tries: RetryLimit) -> Vec<Holds> {
     let longest = checks.iter().map(|check| session.request_bytes(slice::from_ref(check))).max();
     let mut results = CheckResults::new(checks.len(), longest.unwrap_or_default());
@@ -56,7 +56,7 @@ pub(super) async fn run_checks(session: &Arc<dyn Session>, checks: &[Operation],
     results.known
 }
 
-/// Returns the indices of the checks that are known not to hold.
+/// Returns the indices of the checks that surely do not hold. A check whose result is unknown is left out.
 pub(crate) async fn failing(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<usize> {
     let known = run_checks(session, checks, RetryLimit::LOST_ANSWERS).await.into_iter().enumerate();
     known.filter(|(_, holds)| *holds == Ok(false)).map(|(index, _)| index).collect()

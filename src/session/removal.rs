@@ -1,5 +1,5 @@
-//! The removal of one of our nodes. The state machine [`Leaving`] decides the steps, and this module sends the request of
-//! each step.
+//! The removal of a node that this library has created. The state machine [`Leaving`] decides the steps, and this
+//! module sends the request of each step.
 //!
 //! A late create is a lost create that may be carried out after its owner has looked for its node and left. Servers
 //! refuse the requests that a session sent to another server before. But a server that was stopped or cut off may still
@@ -110,7 +110,7 @@ pub(crate) fn log_failure(answer: Result<(), Failure>) {
     }
 }
 
-/// Carries out one removal, by requests of this session. The owner's nodes are known by the tag in their names.
+/// Carries out one removal, by requests of this session. The owner's nodes are those with its `tag` in their names.
 struct Remover {
     session: Arc<dyn Session>,
     directory: Arc<str>,
@@ -176,7 +176,7 @@ impl Remover {
         deleted.await
     }
 
-    /// Returns the paths of this contender's nodes among these names.
+    /// Returns the paths of the owner's nodes among these names.
     fn own(&self, names: &[String]) -> Vec<String> {
         let own = names.iter().filter(|name| self.tag.is_on(name));
         own.map(|name| format!("{}/{name}", self.directory)).collect()

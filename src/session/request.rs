@@ -17,7 +17,7 @@ use thiserror::Error;
 /// Dropping the reply does not cancel the request.
 pub type Reply<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
-/// Turns the failures "the node does not exist" and "this client may not read the node" into `None`.
+/// Returns `Ok(None)` for the failures "the node does not exist" and "this client may not read the node".
 pub(crate) fn shown<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
     match answer {
         Ok(it) => Ok(Some(it)),
@@ -266,7 +266,7 @@ pub struct Denied {
     pub right: &'static str,
     /// The node on which the request needs the right.
     pub node: String,
-    /// The user as whom the client is authenticated, in words. Empty if the client has no credentials.
+    /// The user as whom the client is authenticated, for people to read. Empty if the client has no credentials.
     pub whom: String,
 }
 
@@ -384,7 +384,7 @@ pub enum Loss {
     /// term has ended.
     #[error("the lock was given back")]
     GivenBack,
-    /// A stranger wrote to a lock node while its owner still held, and waiters took the write for a hand-off.
+    /// A stranger wrote to a lock node while its owner still held the lock, and waiters took the write for a hand-off.
     ///
     /// The library detects the false grant after a few milliseconds. If a holder releases before that, the next holder
     /// also has a false grant. The library detects the second one after a fifth of the session timeout, if the rightful

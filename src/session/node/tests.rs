@@ -83,7 +83,7 @@ fn a_removal_after_a_lapse_counts_as_the_lapse() {
     }
 }
 
-/// Answers are so late that the lease of an idle session may end before the next touch extends it.
+/// In this test, answers come so late that the lease of an idle session may end before the next touch extends it.
 #[test]
 fn a_node_does_not_rely_on_a_lease_that_may_end_too_soon() {
     let (store, clock) = SessionStore::begun(Duration::from_secs(6));
@@ -163,7 +163,7 @@ fn a_hold_is_suspect_while_its_connection_is_lost() {
     assert_eq!(node.hold_state(), HoldState::Lost { why });
 }
 
-/// The caller may use the node's path in a transaction at any time, so the outcome of the writes is never known.
+/// After `prepare_foreign_transaction` the caller may send a transaction at any time, so the writes are never settled.
 #[test]
 fn writes_are_settled_once_each_has_an_outcome() {
     let (node, _store) = holding();
@@ -199,7 +199,7 @@ async fn slept(pause: Duration) -> bool {
     true
 }
 
-/// Returns a held node on a session of 6 s, and a function that ends its lease.
+/// Returns a held node on a session with a timeout of 6 s, and a function that ends the session's lease.
 fn expiring() -> (Arc<Node>, impl Fn()) {
     let (store, clock) = SessionStore::begun(Duration::from_secs(6));
     let node = store.enter("/lock/node".to_owned());

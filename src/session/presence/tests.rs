@@ -74,7 +74,7 @@ fn transactions_stay_below_256_kib() {
     }
 }
 
-/// The cases: all nodes exist, none exists, and one of a thousand does not.
+/// The cases: all of 1,000 nodes exist, none of 17, all but one of 1,000, and none of 1,000.
 #[test]
 fn each_failing_check_costs_one_more_transaction() {
     let (_, rounds, transactions) = run_all(CHECKS_MAX, &|_| None);
