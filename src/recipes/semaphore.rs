@@ -29,11 +29,11 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 /// permits at once than the semaphore has.
 ///
 /// A handle is cheap to clone, and holds nothing by itself. Each acquisition returns a [`Permit`], for one permit or
-/// for several. Dropping or [releasing](Permit::release) the [`Permit`] gives them back. If a process dies, its permits
-/// are free one session timeout later.
+/// for several. Dropping or [releasing](Permit::release) the [`Permit`] gives its permits back. If a process dies, its
+/// permits are free one session timeout later.
 ///
 /// # The number
-/// The ensemble stores the number in the data of the semaphore's node: `permits=10`. Set the number once, with
+/// The ensemble stores the number of permits in the data of the semaphore's node: `permits=10`. Set the number once, with
 /// [`set_permits`](Self::set_permits) or `zklock permits`, and open the handles without a number. If the ensemble has no
 /// number yet, a handle that was opened with a number writes it. If the ensemble has another number, that handle gets
 /// [`Error::Permits`] at its first use.
@@ -114,12 +114,12 @@ impl Semaphore {
 
     /// Acquires a permit.
     ///
-    /// Await the returned builder, with or without options. Waits until all earlier acquisitions have their permits, and
-    /// one permit is free. See [fairness](Semaphore#fairness).
+    /// Await the returned builder, with or without options. The acquisition waits until all earlier acquisitions have their
+    /// permits, and one permit is free. See [fairness](Semaphore#fairness).
     ///
     /// # Cancel safety
-    /// Dropping the future at any point gives up the place in the queue, and a permit if one was just taken. No node
-    /// and no watch stays behind, as soon as the server can be reached.
+    /// Dropping the future at any point gives up the place in the queue, and a permit if one was just taken. The
+    /// acquisition's nodes and watches are removed as soon as the server can be reached.
     ///
     /// # Errors
     /// [`Error::Permits`] if the semaphore has another number of permits than this handle was opened with.
@@ -251,11 +251,12 @@ pub struct SemaphoreBuilder {
 }
 
 impl SemaphoreBuilder {
-    /// Sets the number of permits, if the ensemble has none yet. It is better to leave this option out, and to set the
-    /// number once with [`set_permits`](Semaphore::set_permits): see [`Semaphore`](Semaphore#the-number).
+    /// Sets the number of permits. This handle writes the number to the ensemble if the ensemble has no number yet. If the
+    /// ensemble has another number, acquisitions fail. So it is better to leave this option out, and to set the number once
+    /// with [`set_permits`](Semaphore::set_permits): see [`Semaphore`](Semaphore#the-number).
     ///
-    /// Default: the ensemble's number. If the ensemble has none, acquisitions fail with [`Error::Permits`]. Zero is
-    /// refused.
+    /// Default: the number that the ensemble has. If the ensemble has no number, acquisitions fail with [`Error::Permits`].
+    /// Zero is refused.
     pub fn permits(mut self, permits: u32) -> Self {
         self.permits = Some(permits);
         self
@@ -380,7 +381,7 @@ impl Deref for Permit {
 }
 
 impl Semaphore {
-    /// Reads the holders of permits, in the order in which they took them, and the waiters, in the order of their
+    /// Reads the holders of permits, in the order in which they took their permits, and the waiters, in the order of their
     /// arrival.
     ///
     /// Costs two listings, one read of the number, and one request for each 256 members. The result may be as old as the
@@ -417,8 +418,8 @@ impl Semaphore {
     /// Removes the holder or waiter that has this [token](crate::queue::Member::token), and returns it. If no member
     /// has the token, returns `None` and changes nothing.
     ///
-    /// Works like [`RwLock::evict`](crate::RwLock::evict). A holder is notified at once, but perhaps only after its
-    /// permits were granted to another contender.
+    /// Works like [`RwLock::evict`](crate::RwLock::evict). The removed holder is notified, but another contender may be
+    /// granted the permits before the notification arrives.
     ///
     /// # Cancel safety
     /// If the future is dropped, the member may or may not have been removed.
@@ -500,8 +501,8 @@ impl Semaphore {
     }
 
     /// Removes the semaphore, if nobody holds or waits for a permit. One transaction deletes its node, its two directories and
-    /// the copy of its number. Afterwards the path can be used for a lock. Returns the number of permits that the semaphore
-    /// had, or `None` if there is no semaphore.
+    /// the sibling node that has a copy of the number. Afterwards the path can be used for a lock. Returns the number of
+    /// permits that the semaphore had, or `None` if there is no semaphore.
     ///
     /// If there are other nodes below the semaphore's node, that node stays, without a number. Another handle that knows a
     /// number creates the semaphore again at its next acquisition. This handle and its clones forget the number.

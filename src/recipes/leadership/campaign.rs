@@ -324,7 +324,7 @@ impl Pauses {
     }
 
     /// Returns the maximum of the random pause before the next campaign. `lasted` is the length of the last term, or zero if
-    /// the campaign failed. `is_wanted` is false if the term was lost. Returns `None` after a long term that was not lost.
+    /// the campaign failed. `is_wanted` is false if the lock was lost. Returns `None` after a long term that was not lost.
     pub(crate) fn after(&mut self, lasted: Duration, is_wanted: bool) -> Option<Duration> {
         let longest = self.pause.saturating_mul(1 << self.short);
         if lasted > longest {

@@ -66,7 +66,7 @@ impl fmt::Display for Leader {
     }
 }
 
-/// Returns the leader: the first contender in the queue, if that contender is a writer.
+/// Returns the leader: the first contender in the queue, if that contender is a writer and the lock is granted to it.
 pub(crate) fn leading(dialect: Dialect, names: &[String]) -> Option<NodeName> {
     let first = turn::turns(dialect, names).into_iter().next();
     first.filter(|(contender, turn)| contender.mode() == Mode::Write && *turn == Turn::Granted).map(|(first, _)| first)
@@ -164,8 +164,8 @@ impl Followed for Observer {
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
         let path = &self.config.directory;
-        // This server may lag behind the server whose reply led to the last item of the stream. Without a sync, the stream
-        // could go back to an earlier leader.
+        // This session's server may lag behind the server whose reply led to the last item of the stream. Without a sync, the
+        // stream could go back to an earlier leader.
         if self.seen.lock().last.is_some() {
             retry::until_known(session, || session.sync(path)).await?;
         }
@@ -193,8 +193,8 @@ impl Followed for Observer {
             match waited {
                 // The leader, or the first candidate, may have changed. The next round of the loop lists the queue.
                 Ok(()) => {}
-                // The leader's node was deleted between the listing and the watch, or the server wrongly says that it
-                // was.
+                // The leader's node was deleted between the listing and the watch, or the server wrongly says that the
+                // node does not exist.
                 Err(Failure::NoNode) => {
                     if let Some(it) = first {
                         presence::leader_still_has(session, &format!("{path}/{}", it.as_str()), &mut denials).await?;

@@ -97,8 +97,8 @@ impl Leadership {
     /// [pause](Leadership#pauses).
     ///
     /// # Cancel safety
-    /// Dropping the future drops the work, and hands over to the next candidate in the background. A program can use this
-    /// to stop. No node and no watch stays behind, as soon as the server can be reached.
+    /// Dropping the future drops the work, and hands over to the next candidate in the background. A program can stop in
+    /// this way. The candidate's node and watches are removed as soon as the server can be reached.
     ///
     /// # Errors
     /// Errors that another campaign does not fix: [`Error::PermissionDenied`], [`Error::Closed`],
@@ -147,8 +147,8 @@ impl Leadership {
     /// Like [`lead`](Self::lead), for work whose futures borrow from the closure: an `async move` closure that owns
     /// state. The next term goes on with the same state.
     ///
-    /// This method does not replace `lead`, because the compiler accepts less for an `AsyncFnMut`. It refuses work whose
-    /// type is a type parameter, and a closure that borrows from a function which calls the method in a spawned task.
+    /// This method does not replace `lead`, because the compiler accepts less for an `AsyncFnMut`. The compiler refuses work
+    /// whose type is a type parameter, and a closure that borrows from a function which calls the method in a spawned task.
     ///
     /// # Cancel safety
     /// Same as for [`lead`](Self::lead).

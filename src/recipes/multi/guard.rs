@@ -297,7 +297,7 @@ impl MultiGuard {
         })
     }
 
-    /// Starts a transaction that commits only if all the locks are still held at that moment. See [`Transaction`].
+    /// Starts a transaction. The ensemble commits it only if all the locks are still held at the commit. See [`Transaction`].
     ///
     /// # Examples
     ///

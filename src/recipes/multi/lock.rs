@@ -102,12 +102,12 @@ impl MultiLock {
 
     /// Acquires all the locks.
     ///
-    /// Await the returned builder, with or without options. Waits for one lock after the other, in their
+    /// Await the returned builder, with or without options. The acquisition waits for one lock after the other, in their
     /// [order](MultiLock#order).
     ///
     /// # Cancel safety
-    /// Dropping the future at any point gives back the locks taken so far, and the place in the queue of the next one.
-    /// No node and no watch stays behind, as soon as the server can be reached.
+    /// Dropping the future at any point gives back the locks taken so far, and the place in the queue of the next lock.
+    /// The nodes and watches of the acquisition are removed as soon as the server can be reached.
     ///
     /// # Errors
     /// [`Error::OneOfMany`] says which lock failed, and why. [`Error::Timeout`] only if a [`timeout`](Acquire::timeout)
@@ -190,7 +190,7 @@ impl MultiLock {
     }
 
     async fn acquire(&self, options: Options) -> Result<MultiGuard, Error> {
-        // An invalid option counts as no timeout here. The first acquisition then fails because of this option.
+        // If an option is invalid, the timeout does not matter, because the first acquisition fails because of that option.
         let timeout = options.timeout().unwrap_or_default();
         let begun = Instant::now();
         let mut taken = MultiGuard::of_none();
@@ -203,7 +203,8 @@ impl MultiLock {
                     Some(Duration::ZERO) => one.reported(Err(Error::late(Duration::ZERO, None))),
                     _ => one.begin_trace().around(pin!(one.acquire())).await,
                 };
-                // The wait for this lock was limited to the rest of the timeout. The error names the timeout of the whole call.
+                // The wait for this lock was limited to the rest of the timeout. But the error names the timeout of the whole
+                // call.
                 answer.map_err(|error| error.of_the_whole(timeout))
             };
             taken.add(lock.path(), granted).await?;

@@ -62,7 +62,7 @@ impl<T> Deref for Stored<T> {
     }
 }
 
-/// The conditions that the bytes of a value must meet, for any type of the value.
+/// The conditions that the bytes of a value must meet, whatever the type of the value.
 pub(crate) struct Form {
     /// The name of the format, from one call of the user's code. The name is stored, because the thread that keeps the
     /// sessions alive compares it with the header of each value, and must not run user code.
@@ -88,7 +88,7 @@ impl Form {
     }
 
     /// Splits a node's bytes into the header and the encoded value. Fails if there are no bytes, if they are not from this
-    /// library, or if the value has another format or a newer schema.
+    /// library, if the value has a newer schema, or if it has the same schema in another format.
     pub(crate) fn open<'bytes>(&self, bytes: &'bytes [u8]) -> Result<(Written, &'bytes [u8]), ValueError> {
         if bytes.is_empty() {
             return Err(ValueError::Unset);
@@ -175,8 +175,8 @@ impl Mark {
 pub(crate) struct Envelope {
     pub(crate) format: String,
     pub(crate) written: Written,
-    /// The commit whose value this one replaced. If the reply to that commit was lost, its writer reads here that the commit
-    /// was carried out.
+    /// The earlier commit whose value was replaced by this value. If the reply to the earlier commit was lost, this field tells
+    /// the writer of the earlier commit that it was carried out.
     pub(crate) after: Option<Mark>,
 }
 
@@ -276,7 +276,7 @@ pub type FormatError = Box<dyn std::error::Error + Send + Sync>;
 )]
 pub trait Format<T>: Send + Sync + 'static {
     /// Returns the name of the format: at most 64 letters, digits, `.`, `_`, `+` and `-`. The name is stored in the header
-    /// of each value. A value with another name is not decoded.
+    /// of each value. A value whose header has another name is not decoded, unless it has an older schema and is migrated.
     fn name(&self) -> &str;
 
     /// Encodes a value.

@@ -103,17 +103,18 @@ impl<T> Deref for SharedReadGuard<T> {
 }
 
 impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
-    /// Writes the present value of the copy, and returns the header of the new value. One transaction checks that the lock
-    /// is held and that no other client has written the value meanwhile, and writes all of the value, or nothing. A guard
-    /// can commit several times.
+    /// Writes the guard's copy of the value to the node, and returns the header of the new value. One transaction checks that
+    /// the lock is held, checks that no other client has written the node since this guard read or wrote it, and writes the
+    /// whole value. If a check fails, nothing is written. A guard can commit several times.
     ///
-    /// If the connection breaks before the reply comes, `commit` reads the node to find the outcome, and retries if nothing
-    /// was written. So every error but [`Error::OutcomeUnknown`] means that this commit has written nothing. `commit` waits
-    /// until the connection is back. If the session ends, it waits until another session is opened, or cannot be opened.
+    /// If the connection breaks before the reply comes, `commit` waits until the connection is back. If the session ends,
+    /// `commit` waits until another session is opened, or cannot be opened. Then `commit` reads the node to find the outcome,
+    /// and retries if nothing was written. So every error but [`Error::OutcomeUnknown`] means that this commit has written
+    /// nothing.
     ///
     /// # Cancel safety
-    /// The transaction is sent at the first poll. Dropping the future after that does not cancel the transaction. The
-    /// value is then the old one or the new one, and another commit finds out which.
+    /// The transaction is sent at the first poll. Dropping the future after that does not cancel the transaction. The node
+    /// then has the old value or the new one. The next commit of this guard first finds out which.
     ///
     /// # Errors
     /// - [`Error::Lost`]: the lock is lost. The node holds the old value, or the value of a later holder.
@@ -195,14 +196,15 @@ impl<T> DerefMut for SharedWriteGuard<T> {
 impl<T: Send + Sync + 'static> Shared<T> {
     /// Acquires the lock to read, and reads the value. The value does not change while the guard is held.
     ///
-    /// Await the returned builder, with or without options. Waits until every earlier writer has left: see
-    /// [`RwLock`](crate::RwLock) for fairness. Costs one request more than the lock.
+    /// Await the returned builder, with or without options. The acquisition waits until every earlier writer has left: see
+    /// [`RwLock`](crate::RwLock) for fairness. It costs one request more than an acquisition of the lock alone.
     ///
     /// The value is that of the last writer, whichever server this client is connected to. A server that shows this
     /// client's grant also shows the release of the earlier writer, and so every commit before that release. Later reads
     /// of the session never show an older state.
     ///
-    /// If there is no value yet, the first reader writes the [initial](crate::shared::SharedBuilder::initial) one, once.
+    /// If there is no value yet, the first reader writes the [initial value](crate::shared::SharedBuilder::initial), if the
+    /// handle has one.
     ///
     /// # Cancel safety
     /// Same as for [`RwLock::read`](crate::RwLock::read).
@@ -229,9 +231,10 @@ impl<T: Send + Sync + 'static> Shared<T> {
         Acquire::new(self.clone())
     }
 
-    /// Acquires the lock to write, and reads the value. The guard can change and [commit](SharedWriteGuard::commit) it.
+    /// Acquires the lock to write, and reads the value. The guard can change the value and
+    /// [commit](SharedWriteGuard::commit) the change.
     ///
-    /// Await the returned builder, with or without options. Waits until every earlier contender has left.
+    /// Await the returned builder, with or without options. The acquisition waits until every earlier contender has left.
     ///
     /// # Cancel safety
     /// Same as for [`RwLock::write`](crate::RwLock::write).
@@ -374,8 +377,8 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// Changes the value in one call: acquires the lock to write, reads the value, calls `change`, commits, and gives the
     /// lock back in the background.
     ///
-    /// Await the returned builder, with or without options. Waits until every earlier contender has left. Costs as much
-    /// as [`write`](Self::write) and a commit.
+    /// Await the returned builder, with or without options. The update waits until every earlier contender has left, and
+    /// costs as much as [`write`](Self::write) and a commit.
     ///
     /// Nobody else changes the value under the lock, so `change` is usually called once. The update is tried again,
     /// with the present value, if nothing was written because the session ended, or because a client without the lock
@@ -446,7 +449,7 @@ async fn update<T: Send + Sync + 'static, R: Send>(
 }
 
 /// Returns whether nothing was written and another try may succeed. An update is not tried again after an operator has
-/// removed the lock's node, because the operator wanted to stop it.
+/// removed the lock's node, because the operator wanted to stop the update.
 fn is_retryable(error: &Error) -> bool {
     match error {
         Error::Lost(loss) | Error::Evicted(loss) => matches!(loss, Loss::SessionOver(_) | Loss::LeaseRanOut),
