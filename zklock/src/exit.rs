@@ -4,8 +4,8 @@ use zk_rwlock::error::Ending;
 use zk_rwlock::error::PermitsError;
 use zk_rwlock::{Error, Loss};
 
-/// The negative answer: the lock was not granted (`-n`, `-w`), `check` found an oddity, or `break` or `forget` found
-/// nothing to remove.
+/// The negative answer: the lock was not granted (`-n`, `-w`), `check` found an oddity, `break`, `forget` or
+/// `permits --remove` found nothing to remove, or the user did not confirm `break`.
 pub(crate) const NEGATIVE: u8 = 1;
 /// `EX_USAGE` of sysexits.h: the command line is wrong.
 pub(crate) const USAGE: u8 = 64;

@@ -17,7 +17,8 @@ pub(crate) fn show() {
     let _ = tracing::subscriber::set_global_default(Log { started: Instant::now() });
 }
 
-/// A subscriber that prints each event of the library on a line. It ignores spans, because their fields are also in the events.
+/// A subscriber that prints each event of the library on a line, except events of the level TRACE. It ignores spans, because
+/// their fields are also in the events.
 struct Log {
     started: Instant,
 }

@@ -43,7 +43,7 @@ pub(crate) async fn permits(which: &SetPermits, connection: &Connection) -> Resu
     }
     let semaphore = builder.build()?;
     let Some(number) = which.number else { return remove(&semaphore).await };
-    // If the path is a lock in use, setting the number would turn the path into a semaphore.
+    // zklock refuses the path of a lock in use, because the number of permits would turn the path into a semaphore.
     if !connect::lock(&zk, &which.path, connection)?.queue().await?.members.is_empty() {
         return Err(Exit::new(exit::IN_THE_WAY, format!("{} is a lock, and the lock is in use", which.path)));
     }

@@ -198,7 +198,7 @@ pub(crate) fn width(text: &str) -> usize {
     text.width()
 }
 
-/// The maximal number of characters for each column. Some characters take no column, so without this limit a text of
+/// The maximal number of characters of a shortened text for each column. Some characters take no column, so without this limit a text of
 /// few columns could have very many characters.
 const STACKED: usize = 4;
 
@@ -227,7 +227,7 @@ pub(crate) fn shorten_in_the_middle(text: &str, most: usize) -> String {
     format!("{begins}{MORE}{ends}")
 }
 
-/// The mark for the part that is left out.
+/// The mark in place of the part that a shortened text leaves out.
 const MORE: char = '…';
 
 /// Returns as much of the beginning as fits into `most` columns. Measures each possible beginning as a whole, because some

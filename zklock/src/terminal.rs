@@ -88,7 +88,7 @@ pub(crate) fn our_group() -> Option<Pid> {
     Pid::from_raw(nix::unistd::getpgrp().as_raw())
 }
 
-/// Returns whether this is the controlling terminal, and zklock's group has its foreground.
+/// Returns whether `of` is zklock's controlling terminal, and zklock's group has the foreground of this terminal.
 pub(crate) fn is_foreground(of: impl AsFd) -> bool {
     tcgetpgrp(of).is_ok_and(|group| Some(group) == our_group())
 }

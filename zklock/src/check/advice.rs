@@ -34,8 +34,7 @@ pub(crate) type Shown<V> = Option<V>;
 /// The advice to the operator. It names servers by their index in the list of all servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Advice {
-    /// Delete the data of these servers, one server after the other. Each server copies the
-    /// leader's data when it starts again.
+    /// Delete the data of these servers, one after the other. Each server copies the leader's data when it starts again.
     Renew(BTreeSet<usize>),
     /// Restart this server, because it is the leader and contradicts a majority.
     Restart(usize),

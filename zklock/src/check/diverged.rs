@@ -14,7 +14,7 @@ use crate::connect;
 /// The node in which ZooKeeper 3.5 and later lists the servers of the ensemble.
 const CONFIG: &str = "/zookeeper/config";
 
-/// A node that two servers show in different states.
+/// A node about which two servers disagree. `what` says which servers show the node and which do not.
 struct Disagreement<'s> {
     node: &'s str,
     what: String,
@@ -33,8 +33,8 @@ fn shown(servers: &[ServerReport], node: &str) -> Vec<(Role, Option<Option<i32>>
 }
 
 /// Returns the nodes that one server shows in its first and third look (a look is one read of all nodes), but that
-/// another server does not show, or shows in another version, in its second look. A deleted node is never created again
-/// under its name, and an old version never returns, so one of the two servers is wrong.
+/// another server does not show, or shows in another version, in its second look. The name of a deleted
+/// contender is never used again, and an overwritten version never returns, so one of the two servers is wrong.
 fn disagreements(servers: &[ServerReport]) -> Vec<Disagreement<'_>> {
     let looked: Vec<&ServerReport> = servers.iter().filter(|server| server.looks.len() == 3).collect();
     let named = |servers: &[&&ServerReport]| servers.iter().map(|it| it.name_and_role()).collect::<Vec<_>>().join(", ");
@@ -78,7 +78,7 @@ fn with_advice(servers: &[ServerReport], found: &[Disagreement<'_>], is_whole: b
     odd.collect()
 }
 
-/// The ids of the servers of an ensemble.
+/// The ids of the servers of an ensemble, as far as they are known.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Members {
     Known(BTreeSet<u8>),

@@ -1,5 +1,5 @@
-//! The subcommand `check`: finds nodes that do not belong in a lock's directory or will cause trouble. It changes
-//! nothing.
+//! The subcommand `check`: finds nodes that do not belong in a lock's directory or will cause trouble, and nodes about which
+//! the servers disagree. It changes nothing.
 
 mod advice;
 mod diverged;
@@ -94,8 +94,8 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
 struct Nodes {
     /// The nodes in the directory of the lock, or of the semaphore's queue.
     directory: Vec<ShownNode>,
-    /// For a semaphore: its number of permits (`None` if the number is not valid), and the nodes of the permits that
-    /// are held.
+    /// For a semaphore: its number of permits (`None` if the number is missing or not valid), and the nodes of the
+    /// permits that are held.
     semaphore: Option<(Option<u32>, Vec<ShownNode>)>,
     /// For a semaphore: the nodes of contenders that took the semaphore's path for the path of a lock.
     beside: Vec<ShownNode>,

@@ -144,7 +144,7 @@ async fn ask(name: &str, options: &ZooKeeperBuilder, connection: &Connection) ->
     let connected = async { options.clone().connect(name).await.map_err(|error| exit_for(error, connection)) };
     let (connected, said) = tokio::join!(connected, word(name, "srvr", options, connection));
     let said = said.unwrap_or_default();
-    // The answer has a version like "3.8.0-5a02a05eddb5, built on 2022-02-25".
+    // The answer to `srvr` has a version like "3.8.0-5a02a05eddb5, built on 2022-02-25".
     let version =
         line(&said, "Zookeeper version: ").map(|rest| rest.split(['-', ',']).next().unwrap_or_default().to_owned());
     let mut server = ServerReport {

@@ -42,7 +42,7 @@ use crate::output::{self, escape_controls};
 /// The longest wait for the ensemble. It is short, because the user waits at the prompt meanwhile.
 const TIME_LIMIT: Duration = Duration::from_secs(1);
 
-/// If more paths than this are offered, zklock does not look up which of them have children, because each look-up is a
+/// If more paths than this are offered, zklock does not look up which of them have locks below, because each look-up is a
 /// request to the server.
 const LOOKED_INTO: usize = 100;
 
@@ -53,7 +53,7 @@ const OF_A_SEMAPHORE: [&str; 2] = ["queue", "permits"];
 const RECORD: &str = ".done";
 
 /// The suffix of a twin. The twin of a value or of a record is a second node, whose name is the name of the first node plus
-/// this suffix. It proves that the first node existed, even after the first node was deleted.
+/// this suffix. The twin proves that the first node existed, even after the first node was deleted.
 const TWIN: &str = ".twin";
 
 pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {

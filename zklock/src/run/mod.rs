@@ -150,7 +150,8 @@ fn open<C: Coordinator + Clone>(zk: &C, run: &Run, order: &Order, dialect: Diale
     Ok(Place::Semaphore(run.max_hold.into_iter().fold(semaphore, SemaphoreBuilder::max_hold).build()?))
 }
 
-/// Acquires the lock. With `--once-in`, returns the record as an inner error if the job was already done.
+/// Acquires the lock or a permit. With `--once-in`, returns the record of the last success as an inner error if the job is
+/// not due.
 async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Result<AnyGuard, Record>, Error> {
     let started = Instant::now();
     if run.does_not_wait() {

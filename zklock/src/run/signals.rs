@@ -1,4 +1,4 @@
-//! Delivers the signals that zklock receives as a stream. The stream leaves out SIGCHLD.
+//! Delivers the signals that zklock receives as a stream. The stream leaves out SIGCHLD, SIGPIPE, and ignored signals.
 //!
 //! zklock may be started with blocked signals, because a program inherits the signal mask of the program that starts it.
 //! zklock unblocks them, because otherwise they could not end it. zklock sets the inherited mask again while it starts the
@@ -120,7 +120,7 @@ impl Signals {
     pub(crate) async fn next(&mut self) -> Signal {
         match self.receiver.recv().await {
             Some(signal) => signal,
-            // Never happens, because `self` has a sender.
+            // `recv` never returns `None`, because `self` has a sender.
             None => std::future::pending().await,
         }
     }

@@ -71,7 +71,7 @@ mod on_linux {
     /// with a slash.
     const WITNESS: &str = "witness-of";
 
-    /// The process that listens in a process group.
+    /// The process that listens for keys in a process group.
     #[derive(Debug)]
     pub(crate) struct Witness {
         pid: Pid,
@@ -213,7 +213,7 @@ mod on_linux {
     }
 }
 
-/// On other systems there is no witness.
+/// A witness exists only on Linux.
 #[cfg(not(target_os = "linux"))]
 #[derive(Debug)]
 pub(crate) enum Witness {}

@@ -29,9 +29,9 @@ pub(crate) struct Edge {
     holder: Process,
 }
 
-/// Returns the shortest circle through this process, or `None` if the process is in no circle. The process waits for
-/// the lock at `path`, or has just given up. `under` is the path and the token of the lock under which the process
-/// runs, if that is known.
+/// Returns the shortest circle that this process closes by its wait for the lock at `path`, or `None` if there is no such
+/// circle. The process may have just given up the wait. `under` is the path and the token of the lock under which the
+/// process runs, if they are known.
 pub(crate) fn through(queues: &[Queue], path: &str, under: Option<(String, i64)>) -> Option<Vec<Edge>> {
     let mut locks = Lock::all(queues);
     let is_holder = |it: &Process| locks.iter().any(|lock| lock.holders.contains(it));
@@ -92,7 +92,8 @@ fn waits<'a>(locks: &'a [Lock<'a>]) -> BTreeMap<&'a Process, Vec<&'a Lock<'a>>> 
 
 impl Lock<'_> {
     /// Returns the locks. Semaphores with several permits are left out, because a waiter needs only one of the holders to
-    /// leave, and so closes no circle. A `zklock` above a waiter that holds a lock counts as the waiter.
+    /// leave, and so closes no circle. If a waiter holds no lock, but a `zklock` above it does, that
+    /// `zklock` counts as the waiter.
     fn all(queues: &[Queue]) -> Vec<Lock<'_>> {
         let queues = queues.iter().filter(|queue| queue.permits.is_none_or(|all| all == 1));
         let mut locks: Vec<Lock<'_>> = queues.map(Lock::of).collect();
@@ -119,7 +120,7 @@ fn process(member: &Member) -> Option<Process> {
     member.pid.map(|pid| Process { host: member.host.clone(), pid })
 }
 
-/// The longest chain of ancestors that is looked at.
+/// The maximal number of ancestors of a process that zklock looks at.
 const GENERATIONS: usize = 64;
 
 /// Returns the nearest process that holds a lock: `who` itself, or a `zklock` above it on this machine.

@@ -272,7 +272,7 @@ impl Change {
     }
 }
 
-/// Returns a member in a few words, for the lists of a line.
+/// Returns a member with few of its fields, for the lists `came`, `went` and `granted` of a line.
 fn short(member: &Member) -> Value {
     json!({
         "node": member.node,
@@ -307,7 +307,7 @@ enum On {
     Node(String),
 }
 
-/// The watches that tell that a queue changes.
+/// The watches that report the changes of one queue.
 struct Watches {
     path: String,
     wanted: Vec<On>,

@@ -65,8 +65,8 @@ impl Column {
         self.cells.iter().map(|cell| width(cell)).max().unwrap_or(0).max(width(self.heading))
     }
 
-    /// Returns the width down to which the cells may be shortened. It is not below `least`, unless the column is
-    /// narrower already.
+    /// Returns the width down to which the cells may be shortened. It is not below `least` or the width of the
+    /// heading, unless the column is narrower already.
     fn narrowest(&self, least: usize) -> usize {
         match self.cut {
             Cut::Never => self.width(),

@@ -64,7 +64,7 @@ pub(crate) async fn doubts(zk: &ZooKeeper, paths: &[String], is_tree: bool, queu
     doubts
 }
 
-/// Returns a message if the path does not exist, or if it may be a directory of locks that the user took for a lock.
+/// Returns a message if the path does not exist, or if the user may have taken a value or a directory of locks for a lock.
 async fn doubt(zk: &ZooKeeper, queue: &Queue) -> Option<String> {
     if !queue.members.is_empty() || queue.permits.is_some() {
         return None;

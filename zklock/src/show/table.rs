@@ -11,7 +11,7 @@ use crate::output::{escape_controls, rounded, shorten, wrapped};
 use crate::show::cycles;
 use crate::show::layout::{self, Column, Cut};
 
-/// How many columns of a label are shown. A label may be 256 bytes long.
+/// The width, in columns, to which a label is shortened. A label may be 256 bytes long.
 const LABEL_SHOWN: usize = 40;
 
 /// Returns the queue as a table, or "free" if it is empty. If `columns` is given, no line is wider, except for a line

@@ -23,7 +23,7 @@ pub(crate) struct Line<'l> {
     members: Vec<Seen<'l>>,
 }
 
-/// A member of the queue, as a line lists it.
+/// A member of the queue, as a line of `zklock watch --json` lists it.
 #[derive(Deserialize)]
 struct Seen<'l> {
     #[serde(borrow)]
@@ -119,7 +119,7 @@ pub(crate) struct Watcher {
     cut_off: HashMap<String, usize>,
 }
 
-/// What is drawn: the rows of each path by their nodes, and the breaks.
+/// What is drawn: for each path the rows, by the nodes of their contenders, and the breaks.
 ///
 /// If several watchers saw a contender, the earliest time of each event counts, because a watcher sees an event late, never
 /// early.

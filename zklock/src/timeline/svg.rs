@@ -19,7 +19,7 @@ const TOP: f64 = 76.0;
 /// The most characters of a text on the left.
 const NAME_MAX: usize = 48;
 
-/// The distances between two marks of the axis, in milliseconds.
+/// The possible distances between two marks of the axis, in milliseconds.
 const STEPS: [u64; 22] = [
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000,
     3_600_000, 14_400_000, 43_200_000, 86_400_000,
