@@ -297,7 +297,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// not agree about `node`. The session goes on at another server. Returns `false` if that connection is lost already.
     ///
     /// Fails with [`Failure::Diverged`] if no other server is left. The default implementation always fails. A ZooKeeper client
-    /// leaves each address once in ten minutes, but an only address three times, because several servers may share it.
+    /// leaves each address once in ten minutes, or three times if it has only this address, which several servers may share.
     fn leave_server(&self, _connection: u64, node: &str) -> Reply<bool> {
         let server = self.server().unwrap_or_else(|| "unknown".to_owned());
         Box::pin(ready(Err(Failure::Diverged { node: node.to_owned(), server })))

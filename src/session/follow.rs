@@ -16,10 +16,10 @@ pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 
 /// The node or directory that [`follow`] watches.
 pub(crate) trait Followed: Sync {
-    /// Returns the client, or `None` if the target need not be watched any more.
+    /// Returns the client, or `None` if the node or directory need not be watched any more.
     fn coordinator(&self) -> Option<Arc<dyn Coordinator>>;
 
-    /// Watches the target on one session until a request fails.
+    /// Watches the node or directory on one session until a request fails.
     fn watch(&self, session: &Arc<dyn Session>) -> impl Future<Output = Result<Infallible, Failure>> + Send;
 
     /// Reports a failure of a request, or of [`Coordinator::session_slot`]. A lost connection or answer is not
@@ -27,7 +27,7 @@ pub(crate) trait Followed: Sync {
     fn refused(&self, failure: Failure);
 }
 
-/// Watches the target until the client is closed, or [`Followed::coordinator`] returns `None`.
+/// Watches the node or directory of `it` until the client is closed, or [`Followed::coordinator`] returns `None`.
 pub(crate) async fn follow(it: &impl Followed) {
     let mut session_slot: Option<SessionSlot> = None;
     loop {

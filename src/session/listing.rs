@@ -184,7 +184,7 @@ async fn list_wanted(session: Arc<dyn Session>) {
             join_all(answers).await
         });
         if within(session.sleep(session.timeout()), &mut answers).await.is_none() {
-            // Some of these listings may never be answered, and the next listings must not wait for them.
+            // Some of these listings may never be answered. A separate task waits for them, so that the next listings need not.
             session.spawn(Box::pin(async move { drop(answers.await) }));
         }
     }

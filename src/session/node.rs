@@ -271,9 +271,9 @@ impl Node {
         ended
     }
 
-    /// Returns whether this process is a fork of the process that created the node. If so, nothing is recorded and no task is
-    /// woken, because both need mutexes. A thread of the parent may have held these mutexes at the fork, and taking them here
-    /// would then block for ever.
+    /// Returns whether this process is a fork of the process that created the node. If so, the caller must not record
+    /// anything or wake a task, because both need mutexes. A thread of the parent may have held these mutexes at the
+    /// fork, and taking them here would then block for ever.
     pub(crate) fn is_forked(&self) -> bool {
         self.lease.now() == FORKED
     }
@@ -419,8 +419,8 @@ impl Node {
         self.locked.lock().own.is_some()
     }
 
-    /// Stores the watch that was requested for the node at `path`. If the node does not exist, this records a loss and
-    /// returns `Ok`.
+    /// Stores the watch that was requested for the node at `path`, unless another node has replaced that node. If the
+    /// node does not exist, records the loss and returns `Ok`.
     pub(super) fn store_watch(self: &Arc<Self>, path: &str, answer: Result<Watch, Failure>) -> Result<(), Failure> {
         match answer {
             Ok(watch) => {

@@ -149,7 +149,7 @@ fn with_jitter(pause: Duration, random: u64) -> Duration {
     pause + pause / 10_000 * u32::try_from(random % 1_000).unwrap_or(0)
 }
 
-/// The times at which one waiter asks the leader again. The pauses between them double.
+/// Says when one waiter asks the leader again. The pauses between its questions double.
 pub(crate) struct Recheck<'a> {
     session: &'a Arc<dyn Session>,
     pause: Duration,

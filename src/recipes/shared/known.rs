@@ -16,7 +16,7 @@ pub enum CopyState {
     Fetching,
     /// The connection is up, and the node is watched. A change arrives as soon as the server knows it.
     Current,
-    /// The connection is lost. A change during that time arrives when the connection is back.
+    /// The connection is lost, or the session has ended. A change that is made meanwhile arrives after the reconnect.
     Disconnected,
     /// The node holds no value now, or cannot be read, or this client's server has missed a change that the ensemble
     /// has. Such a server must be repaired. [`Live::get`](crate::shared::Live::get) still returns the last value.

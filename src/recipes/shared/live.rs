@@ -184,8 +184,8 @@ impl<T: Send + Sync + 'static> Shared<T> {
     }
 }
 
-/// A stream of the values of a [`Shared`](crate::Shared). Made by [`Shared::changes`](crate::Shared::changes). The
-/// watch lasts as long as the stream.
+/// A stream of the values of a [`Shared`](crate::Shared). Made by [`Shared::changes`](crate::Shared::changes). The node
+/// is watched as long as the stream exists.
 ///
 /// The first call of [`next`](Changes::next) returns the present value, as soon as it has come. If the value changes
 /// several times between two reads, only the last value comes. The stream ends once the coordinator is closed.
@@ -194,7 +194,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
 /// why), the node cannot be watched now, or this client's only server has missed a change that the ensemble has
 /// ([`Error::Diverged`]). If the node holds no value at the beginning, the
 /// [initial](crate::shared::SharedBuilder::initial) value is written and yielded instead of an error. A lost connection,
-/// or the end of a session, is no error: the watch is set up again, and a missed change is reported then.
+/// or the end of a session, is no error: the library sets the watch up again, and then reports a missed change.
 ///
 /// # Examples
 ///
@@ -230,7 +230,7 @@ struct Subscriber<T> {
     known: watch::Receiver<Known>,
     /// Whether the stream has yielded nothing yet.
     is_new: bool,
-    /// The event number of the node's last value, if the node had lost that value before the stream's first item. 0 otherwise.
+    /// If the node had a value and lost it before the stream's first item, the event number of this value. 0 otherwise.
     before: u64,
     seen: u64,
     /// The background write of the initial value, if one runs.

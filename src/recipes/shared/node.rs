@@ -279,7 +279,7 @@ fn fate_of(node: Option<&(Vec<u8>, Stat)>, base: Base, mark: Mark) -> Fate {
     // The number of writes since `base`, including a create.
     match stat.version.wrapping_sub(base.version.unwrap_or(-1)) {
         // If there was no write, the commit was not carried out. If there was one write, it came from another client,
-        // because the value has not our mark. So the version check refuses the commit.
+        // because the value does not have our mark. So the version check refuses the commit.
         0 | 1 => Fate::Undone,
         // The second write names the commit that it replaced, which is not ours. So the first write came from another
         // client, and the version check refuses our commit.

@@ -160,7 +160,7 @@ pub struct NodeState {
     /// The path of the permit for which a waiter exchanges its node. Set until an answer shows whether the exchange
     /// took effect.
     unseen: Option<String>,
-    /// The epoch of the lease on which a waiter relies. `None` if the lease was never valid while the node waits.
+    /// The epoch of the lease on which a waiter relies. `None` until the lease was valid for long enough to rely on it.
     relied_epoch: Option<u64>,
     loss: Option<Loss>,
     /// Whether [`NodeState::take_unreported_loss`] has returned the loss of the hold.
@@ -214,8 +214,8 @@ impl NodeState {
         self.phase = Phase::Absent;
         let (tries, step) = match failure {
             Failure::Unknown(_) => (&mut self.unanswered, EntryStep::Recover),
-            // A faulty server may report a missing directory and yet list the node. A second node of this owner would
-            // wait behind the first one for ever.
+            // A faulty server may report a missing directory and yet list the node. So no second node is created here:
+            // it would wait behind the first one for ever.
             Failure::NoNode if is_listed => (&mut self.without_directory, EntryStep::Recover),
             Failure::NoNode => (&mut self.without_directory, EntryStep::MakeDirectory),
             failure => return Err(failure),
@@ -383,8 +383,8 @@ impl NodeState {
         self.commits
     }
 
-    /// Takes back the id of a commit that was not sent, unless a later commit has an id already. An unused id does no
-    /// harm.
+    /// Takes back the id of a commit that was not sent. If a later commit has an id already, this id stays unused,
+    /// which does no harm.
     pub(crate) fn commit_not_sent(&mut self, number: u32) {
         self.commits = if self.commits == number { number.wrapping_sub(1) } else { self.commits };
     }

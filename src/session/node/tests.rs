@@ -1,4 +1,4 @@
-//! Tests of one node of ours, without a backend.
+//! Tests of one node that this library has created, without a backend.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -29,7 +29,7 @@ fn holding() -> (Arc<Node>, Arc<SessionStore>) {
 /// The two ways in which a hold ends: it is given back, or lost.
 const ENDS: [fn(&Arc<Node>); 2] = [|node| drop(node.leave(true)), |node| node.lose(Loss::Removed)];
 
-/// `held_at` reads only an atomic, so a change of the node must change the atomic, too.
+/// `held_at` reads only atomics, so every change of the node must update them.
 #[test]
 fn held_at_is_none_once_the_node_is_lost_or_left() {
     for end in ENDS {
