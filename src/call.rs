@@ -18,8 +18,8 @@ use crate::session::retry::{self, within};
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::telemetry::debug::debug;
 
-/// A client that is disconnected this long before a call's timeout asks the servers why they accept no connection, so that
-/// the timeout error can say why. If the timeout is shorter than twice this time, the client asks at half of the timeout.
+/// How long before a call's timeout a disconnected client asks the servers why they accept no connection. The timeout error
+/// gives the reason. If the timeout is shorter than twice this constant, the client asks at half of the timeout.
 const REASON_AHEAD: Duration = Duration::from_millis(1_200);
 
 /// The number of slices into which [`in_time_awake`] divides a time limit. A slice that lasts too long shows that the process
@@ -31,10 +31,10 @@ pub(crate) const SESSION_TRIES: usize = 3;
 
 /// A call that has not been sent yet: the future of its answer. Await it, with or without a [`timeout`](Self::timeout).
 ///
-/// Returned by the `try_` methods, [`RwLock::queue`](crate::RwLock::queue), [`RwLock::evict`](crate::RwLock::evict),
-/// [`RwLock::ask`](crate::RwLock::ask), [`RwLock::forget`](crate::RwLock::forget) and
-/// [`Survey::below`](crate::Survey::below), which wait for no contender; and by [`Shared::live`](crate::Shared::live)
-/// and [`Shared::wait_for`](crate::Shared::wait_for), which wait for a value. Nothing is sent before the first poll.
+/// Most methods that return a `Call` wait for no contender: the `try_` methods, calls for operators such as
+/// [`RwLock::queue`](crate::RwLock::queue) and [`Semaphore::permits`](crate::Semaphore::permits), and
+/// [`Survey::below`](crate::Survey::below). [`Shared::live`](crate::Shared::live) and
+/// [`Shared::wait_for`](crate::Shared::wait_for) wait for a value. Nothing is sent before the first poll.
 ///
 /// # How long it takes
 /// With [`timeout`](Self::timeout) the call always ends in time. Without a timeout, a call that waits for a value may wait
@@ -43,8 +43,8 @@ pub(crate) const SESSION_TRIES: usize = 3;
 /// - A step is one request or one batch of requests: up to 256 reads, or all that a `try_` method sends to enter one lock. A
 ///   step that has no answer for one session timeout ends the call with [`Error::Unreachable`], even if the server still
 ///   answers pings.
-/// - If this process was stopped during the step, or the client is disconnected when that time is over, the step may take two
-///   session timeouts more, in which the client can open a fresh session.
+/// - If this process was stopped during the step, or the client is disconnected after that session timeout, the step may take
+///   two session timeouts more, in which the client can open a fresh session.
 /// - While the connection is lost, the call first waits until the connection is back or the session has ended. After the end
 ///   of the session it waits for a fresh one, for at most the
 ///   [connect timeout](crate::ZooKeeperBuilder::connect_timeout).
@@ -73,7 +73,7 @@ pub struct Call<T> {
 
 /// Blocks the thread until a future of this library is done, and returns its output. For programs that are not async.
 ///
-/// [`Acquire`](crate::Acquire) and [`Call`] have a method for this, as [`Call::blocking`]. This function is for the `async`
+/// [`Acquire`](crate::Acquire) and [`Call`] have a method `blocking` that does the same. This function is for the `async`
 /// methods, such as [`WriteGuard::release`](crate::WriteGuard::release).
 ///
 /// No runtime is needed: sessions live on a thread of the library.
@@ -105,8 +105,8 @@ pub fn block_on<F: IntoFuture>(future: F) -> F::Output {
 const BLOCKED: &str = "a call that blocks, on a thread that runs tasks of a tokio runtime: write `.await` in place of `.blocking()` or \
                        `block_on(..)`, or make the call in `tokio::task::spawn_blocking(..)`";
 
-/// Returns whether this thread may block. Tokio has no function that tells, so this function tries one that panics where
-/// blocking is forbidden.
+/// Returns whether this thread may block. Tokio has no function that returns this. So this function calls `blocking_recv`,
+/// which panics where tokio forbids blocking.
 fn may_block() -> bool {
     let (sender, receiver) = oneshot::channel();
     let _ = sender.send(());
@@ -184,8 +184,8 @@ pub(crate) async fn in_time<T>(
     in_time_for(timeout.map(|waited| (waited, late(coordinator, waited))), work).await
 }
 
-/// The timeout that a caller gave, and a future that is ready when the timeout expires. The output of the future says since
-/// when and why the client is disconnected at that moment. The whole is `None` if the caller gave no timeout.
+/// The timeout that a caller gave, and the future that [`late`] returns for this timeout. `None` if the caller gave no
+/// timeout.
 pub(crate) type Late = Option<(Duration, Pin<Box<dyn Future<Output = Option<CutOff>> + Send>>)>;
 
 /// Returns the result of `work`, or [`Error::Timeout`] if `late` ends first.
@@ -198,8 +198,8 @@ pub(crate) async fn in_time_for<T>(late: Late, work: impl Future<Output = Result
     }
 }
 
-/// Returns a future that is ready `timeout` after this call. Its output says since when and why the client is
-/// disconnected at that time; `None` if the client is connected.
+/// Returns a future that is ready `timeout` after this call. If the client is then disconnected, the output of the future says
+/// since when and why. If the client is connected, the output is `None`.
 pub(crate) fn late(
     coordinator: &Arc<dyn Coordinator>,
     timeout: Duration,
@@ -208,15 +208,15 @@ pub(crate) fn late(
     let (nearly, end) = (coordinator.sleep(timeout - REASON_AHEAD.min(timeout / 2)), coordinator.sleep(timeout));
     Box::pin(async move {
         nearly.await;
-        // While the client is disconnected, this call of `state` makes the client ask the servers for the reason.
+        // If the client is disconnected, this call of `state` makes it ask the servers why they accept no connection.
         let _for_later = coordinator.state();
         end.await;
         coordinator.state().cut_off()
     })
 }
 
-/// Returns the result of `work`, or [`Error::Unreachable`] after `limit`, which is the session timeout. [`in_time_awake`] waits
-/// longer if this process was stopped or the client is disconnected.
+/// Returns the result of `work`, or [`Error::Unreachable`] after `limit`, which is the session timeout. If this process was
+/// stopped or the client is disconnected, the wait is longer: see [`in_time_awake`].
 pub(crate) async fn bounded<T>(
     coordinator: &Arc<dyn Coordinator>,
     limit: Duration,
@@ -227,8 +227,8 @@ pub(crate) async fn bounded<T>(
         .unwrap_or_else(|| Err(Error::Unreachable(no_answer(limit))))
 }
 
-/// Repeats the request `ask` until its outcome is known, as [`retry::until_known`] does. Fails if no answer comes for a
-/// session timeout. [`in_time_awake`] waits longer if this process was stopped or the client is disconnected.
+/// Repeats the request `ask` until its outcome is known, as [`retry::until_known`] does. Fails if no answer comes for a session
+/// timeout. If this process was stopped or the client is disconnected, the wait is longer: see [`in_time_awake`].
 pub(crate) async fn await_answer<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
@@ -275,8 +275,8 @@ pub(crate) async fn removes(coordinator: &impl Coordinator, path: &str, node: &s
 }
 
 /// Returns the answer to the request `ask` on a session. If the session ends first, sends the request again on a fresh
-/// session, on at most [`SESSION_TRIES`] sessions. This is safe for requests that make no node of the session. An error names
-/// the operation and the path.
+/// session, on at most [`SESSION_TRIES`] sessions. Must not be used for a request that creates an ephemeral node, because that
+/// node ends with its session. An error names the operation and the path.
 pub(crate) async fn on_a_session<T, F>(
     coordinator: &impl Coordinator,
     (operation, path): (&'static str, &str),
@@ -308,8 +308,8 @@ pub(crate) enum NotDone {
 }
 
 impl NotDone {
-    /// Turns [`NotDone::Failed`] into the outer error. [`on_a_session`] and [`await_answer`] repeat the work after some
-    /// failures, and take anything else for an answer.
+    /// Makes [`NotDone::Failed`] the outer error, and [`NotDone::Refused`] the inner error. [`on_a_session`] and
+    /// [`await_answer`] repeat the work only after an outer error, and take an inner error for an answer.
     pub(crate) fn split<T>(answer: Result<T, NotDone>) -> Result<Result<T, Error>, Failure> {
         match answer {
             Ok(done) => Ok(Ok(done)),
@@ -321,9 +321,9 @@ impl NotDone {
 
 /// Returns the result of `work`, or `None` after `limit`.
 ///
-/// If the process is stopped during that time, the servers may have had no time to answer, and the session may have ended.
-/// This is assumed if a slice of the wait lasts too long, or if the client is disconnected at the limit. `work` then gets
-/// twice the limit in addition, which is enough for a fresh session.
+/// There is one exception. If the process is stopped during the wait, the servers may have had no time to answer, and the
+/// session may have ended. A stop is assumed if a slice of the wait lasts too long, or if the client is disconnected at the
+/// limit. After a stop, `work` gets twice the limit in addition, which is enough for a fresh session.
 async fn in_time_awake<T, S: Future<Output = ()>>(
     limit: Duration,
     sleep: impl Fn(Duration) -> S,
@@ -331,8 +331,8 @@ async fn in_time_awake<T, S: Future<Output = ()>>(
     work: impl Future<Output = T>,
 ) -> Option<T> {
     let (mut work, mut is_late) = (pin!(work), false);
-    // Sleeps in slices, because a single sleep would end on time, and so hide the stop, if the process is stopped in the middle
-    // and goes on exactly at the limit.
+    // The wait is a sequence of short sleeps. If the process is stopped during the wait and goes on exactly at the limit, a
+    // single sleep would end on time, and the stop would not be noticed.
     let end = async {
         for slice in [limit / SLICES; SLICES as usize] {
             let began = Instant::now();

@@ -33,26 +33,26 @@ use crate::sync::random;
 use crate::telemetry::log::{OwnSpan, emit};
 use crate::validation;
 
-/// How often one acquisition enters the queue again because the sequence numbers of the directory are used up. A single try
-/// may not suffice, because other contenders may delete and recreate the directory at the same time.
+/// How often, at most, one acquisition enters the queue again because the sequence numbers of the directory are used up. A
+/// single try may not suffice, because other contenders may delete and recreate the directory at the same time.
 const RESTARTS: u32 = 8;
 
-/// How often an acquisition asks a quorum whether its node exists, while the session's lease stays invalid. Then the
-/// acquisition fails. From the third try on, a twentieth of the session timeout passes before each try, so all tries take
-/// about five session timeouts.
+/// How often, at most, an acquisition asks a quorum whether its node exists, while the session's lease stays invalid. After
+/// the last try the acquisition fails. From the third try on, a twentieth of the session timeout passes before each try, so all
+/// tries take about five session timeouts.
 const LEASE_TRIES: u32 = 100;
 
-/// How often a `try_` method lists the queue, if a contender that holds the lock or waits for it has left meanwhile. On a
-/// busy lock, each listing may show another contender.
+/// How often, at most, a `try_` method lists the queue. It lists again if a holder or a waiter in the last listing has left
+/// meanwhile. There is a limit, because on a busy lock each listing may show another contender.
 const LOOKS_MAX: u32 = 3;
 
-/// How long before its timeout, at most, a waiter asks the ensemble's leader whether the contenders ahead exist. If
-/// the leader lacks one that this client's server lists, the rest of the time suffices for a grant at another server, even
-/// if commits are slow.
+/// How long before its timeout, at most, a waiter asks the ensemble's leader whether the contenders ahead exist. If this
+/// client's server lists a contender that the leader does not have, the client changes to another server. The rest of the time
+/// suffices for a grant at that server, even if commits are slow.
 const ASK_AHEAD: Duration = Duration::from_secs(2);
 
-/// How long before its timeout, at most, a waiter reads the nodes of the contenders that it waits for. The timeout error
-/// names their hosts and labels.
+/// How long before its timeout, at most, a waiter reads the nodes of the contenders that it waits for, so that the timeout
+/// error can name their hosts and labels.
 const LOOK_UP_AHEAD: Duration = Duration::from_millis(500);
 
 /// The options of one acquisition.
@@ -154,8 +154,8 @@ impl Acquisition {
         self.reported(answer)
     }
 
-    /// Enters the queue, and returns the granted lock. If the lock is taken, waits or fails, as `if_taken` says. Stores each
-    /// listing after which the acquisition waits in `view`, for the timeout error and the listener.
+    /// Enters the queue, and returns the granted lock. If the lock is taken, waits or fails, as `if_taken` says. Stores in
+    /// `view` each listing after which the acquisition waits. The timeout error and the listener use the listings.
     pub(crate) async fn enter(&self, if_taken: IfTaken, view: Option<&QueueView>) -> Result<Arc<Contender>, Error> {
         if let Some(request) = &self.permits {
             request.check_first().await?;
@@ -255,7 +255,8 @@ impl Acquisition {
                 Err(NotDone::Failed(Failure::NoAuth(lacks))) if entry.unmake_directory().await => {
                     return Err(Error::shut_out(&config.directory, lacks));
                 }
-                // No create has found the directory. So there was no node of ours that another client could have removed.
+                // No create has found the directory, so our node never existed. So the error is not `Evicted`, which `stop`
+                // returns for a missing node.
                 Err(NotDone::Failed(failure @ Failure::NoNode)) => {
                     return Err(Error::from_failure(failure, "enter", &config.directory));
                 }
@@ -265,15 +266,15 @@ impl Acquisition {
         }
     }
 
-    /// Creates the node, and lists the directory. The machine [`NodeState`](crate::session::node::state::NodeState) decides the
-    /// steps.
+    /// Creates the node, and lists the directory. The state machine
+    /// [`NodeState`](crate::session::node::state::NodeState) decides the steps.
     async fn take_place(&self, entry: &Contender) -> Result<FirstReads, NotDone> {
         let (mut step, mut early_read) = (EntryStep::Create, None);
         loop {
             step = match step {
                 EntryStep::Create => {
-                    // The listing does not wait for the reply to the create, so that together they take one round trip,
-                    // unless many callers of this session list the directory.
+                    // The listing is sent before the reply to the create has come, so that both take one round trip together.
+                    // By exception it is sent later, and `is_sent` is false, if this session has many such listings under way.
                     entry.ask_for_node();
                     let rights = retry::check_rights(entry.session(), entry.directory());
                     let (listing, is_sent) = listing::list_or_join(entry.session(), entry.directory());
@@ -347,9 +348,9 @@ impl Acquisition {
                 false => self.grant_once_confirmed(entry, grant).await,
             };
         }
-        // A stranger's write uses up the watch on our node, so that a later removal goes unnoticed. A hand-off is then
-        // accepted only once a quorum has shown our node. A loss of our node that is known already is left to
-        // `hold_if_leased`, which returns it.
+        // If a stranger has written to our node, the watch on our node has fired, and a later removal of the node would go
+        // unnoticed. So without the watch, a hand-off is accepted only after a quorum has shown that our node exists. If the
+        // loss of our node is known already, no quorum is asked, because `hold_if_leased` returns the loss.
         let may_miss_removal =
             grant.unconfirmed().is_some() && entry.detect_loss().is_none() && !entry.node().has_own_watch();
         if !may_miss_removal && self.hold_if_leased(entry, &grant)? {
@@ -359,8 +360,8 @@ impl Acquisition {
         self.grant_once_confirmed(entry, grant).await
     }
 
-    /// Takes the lock, because no contender ahead excludes us. Returns `false` if the node [cannot rely on
-    /// the lease](crate::session::node::Node::epoch). The caller must then ask a quorum first.
+    /// Takes the lock. The caller knows that no contender ahead excludes us. Returns `false` if the node [cannot rely on
+    /// the lease](crate::session::node::Node::epoch). The caller must then ask a quorum, and call this again.
     ///
     /// If this process was cut off or stopped, the replies that show the grant may be old. Only a valid lease ensures that
     /// our session, and so our node, still exists.
@@ -400,12 +401,12 @@ impl Acquisition {
         Err(Error::Unreachable("the servers' answers come too late for the lease".to_owned()))
     }
 
-    /// Starts the time limit and the trace of a hold, and the task that warns if the hold lasts long.
+    /// Starts the time limit and the trace of a hold, and the task that warns if the hold lasts long. By exception, for a kept
+    /// node (a node that the process keeps between uses) only sets the limit, because each use starts these three itself.
     fn begin_hold(&self, hold: &Contender) {
         if let Some(longest) = self.config.max_hold {
             hold.limit(longest);
         }
-        // Each use of a kept node (a node that the process keeps between uses) has a trace of its own.
         if self.keeps_node() {
             return self.trace.record("token", hold.node().token());
         }
@@ -432,8 +433,8 @@ impl Acquisition {
         trace
     }
 
-    /// Leaves the queue after `denied`, the error of a missing permission. Returns the error for the user. This is `denied`,
-    /// unless our node may not be deleted either, or the ACL that this client gave the directory keeps this client out.
+    /// Leaves the queue after `denied`, the error of a missing permission. Returns the error for the user: `denied`, or another
+    /// error if our node may not be deleted either, or if the ACL that this client gave the directory keeps this client out.
     async fn leave_denied(&self, entry: &Contender, denied: Error) -> Error {
         match (entry.leave().1.await, denied) {
             (Err(Failure::NoAuth(lacks)), _) => Error::stays(entry.node().path(), lacks),
@@ -444,7 +445,8 @@ impl Acquisition {
         }
     }
 
-    /// Acquires the lock or the permits without waiting for other contenders. Writes nothing if they are taken.
+    /// Acquires the lock or the permits without waiting for other contenders. If a first listing shows that the lock or the
+    /// permits are taken, fails without a write.
     pub(crate) async fn try_acquire(mut self, timeout: Option<Duration>) -> Result<Arc<Contender>, Error> {
         let span = self.begin_trace();
         let attempt = async {

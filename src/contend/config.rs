@@ -17,7 +17,7 @@ use crate::sync::atomic::AtomicBool;
 use crate::telemetry::debug::debug;
 use crate::telemetry::meter::PathLabel;
 
-/// The paths and the options of a lock, and the list of its waiting acquisitions. All clones of a lock share it.
+/// The paths and the options of a lock. All clones of a lock share one `LockConfig`.
 pub(crate) struct LockConfig {
     pub(crate) coordinator: Arc<dyn Coordinator>,
     /// The directory of the queue.
@@ -71,8 +71,8 @@ impl LockConfig {
             Ok(Some((data, _))) if matches!(permits::decode(&data), Ok(Some(_))) => {
                 Err(Error::Permits { path: path.to_string(), reason: PermitsError::NoLock })
             }
-            // The node is missing, or has other data, or may not be read. If this client may not read the node, it could not
-            // use a semaphore there either.
+            // A missing node and a node with other data are no semaphore's. A node that this client may not read counts as none
+            // either, because this client could not use a semaphore there.
             Ok(_) | Err(Failure::NoAuth(_)) => Ok(()),
             Err(failure) => Err(self.stop(failure)),
         }

@@ -33,8 +33,8 @@ use crate::validation;
 /// The shortest time between two listings while a holder waits for contention: at most 50 listings a second.
 const LISTING_PAUSE: Duration = Duration::from_millis(20);
 
-/// A contender, which owns its node from the create on, and the hold after the grant. Variables of this type are named
-/// `entry` until the grant and `hold` after the grant, or `lock` where there are several.
+/// A contender before the grant, and the hold after the grant. It owns its node from the create on. Variables of this type are
+/// named `entry` until the grant and `hold` after the grant, or `lock` where there are several.
 ///
 /// Dropping the contender ends the hold and removes the node, even if the reply to the create has not come yet.
 pub(crate) struct Contender {
@@ -108,8 +108,8 @@ impl Contender {
             Err(failure) => {
                 let is_own = |name: &String| self.node.tag().is_on(name);
                 let is_listed = listing.as_ref().is_ok_and(|names| names.iter().any(is_own));
-                // The watch on the directory is dropped, because it is not known to be armed before the create, which may
-                // still be carried out. The process does not keep a node without the watch.
+                // The create may still be carried out, and the watch on the directory may be armed only after that, or never.
+                // So the watch is dropped. The process then keeps no node, because it keeps a node only with the watch.
                 let (step, _unlocked) = self.node.change(|it| {
                     let step = it.state.not_created(failure, is_listed);
                     (step, (it.creating.take(), it.directory_watch.take()))
@@ -209,7 +209,7 @@ impl Contender {
         *self.trace.lock() = trace;
     }
 
-    /// Begins a use of a kept node. `None` if uses have no time limit.
+    /// Starts the time limit of one use of a kept node. `None` if uses have no time limit.
     pub(crate) fn limited_use(&self) -> Option<LimitedUse> {
         let now = self.now();
         let end = self.node().change(|it| it.state.limits.begin(now))?;
@@ -295,7 +295,7 @@ impl Contender {
         node.map(|node| node.map(NodeData::of)).map_err(|failure| Error::under_lock(failure, "read", path))
     }
 
-    /// Waits until a contender in the queue must wait for this hold. Returns the first contender that must.
+    /// Waits until a contender in the queue must wait for this hold. Returns the name of the first such contender.
     pub(crate) async fn contended(&self) -> Result<NodeName, Error> {
         self.run(self.wait_until_contended()).await?
     }
@@ -356,7 +356,8 @@ impl Contender {
         }
     }
 
-    /// Returns whether the first contender in the queue asks for more permits than are free.
+    /// Returns whether `first`, the first contender in the queue, asks for more permits than are free. Returns `true` also if
+    /// the nodes do not show it.
     async fn finds_too_few(&self, first: &NodeName) -> Result<bool, Error> {
         let (session, queue) = (self.session(), self.directory());
         let Some((semaphore, _)) = queue.rsplit_once('/') else { return Ok(true) };
@@ -385,7 +386,8 @@ impl Contender {
 
     /// Leaves the queue or gives up the hold: marks the node as left, ends the trace, removes the node from the session's
     /// record ([`SessionStore::forget`](crate::session::store::SessionStore::forget)), and deletes the node. The first request
-    /// is sent before this method returns. Also returns the loss, if the lock had been lost before.
+    /// is sent before this method returns. Also returns the loss, if the lock had been lost before. In a forked process, this
+    /// method changes and sends nothing.
     pub(crate) fn leave(&self) -> (Option<Loss>, Reply<()>) {
         if self.node().is_forked() {
             let ending = Ending::Forked;
@@ -400,7 +402,7 @@ impl Contender {
         (loss, remove(self.session(), &self.node, leaving, None))
     }
 
-    /// Returns whether the removal of the node may signal the release.
+    /// Returns whether the removal may write to the node to signal the release. `false` if a server has refused this.
     fn may_signal(&self) -> bool {
         !self.session().store().is_signal_refused(self.directory())
     }
@@ -429,8 +431,8 @@ impl Contender {
 }
 
 impl Drop for Contender {
-    /// Removes all nodes of the contender. After a call of [`Contender::leave`], only orphans are left to be removed, and a
-    /// permit that no answer has shown.
+    /// Removes all nodes of the contender. If [`Contender::leave`] was called before, only two kinds of nodes may be left:
+    /// orphans, and a permit node whose create had no answer.
     fn drop(&mut self) {
         let trace = std::mem::take(self.trace.get_mut());
         if self.node.is_forked() {

@@ -52,7 +52,7 @@ pub(crate) async fn make(
 ///
 /// `seen` is the stat of the directory in the listing that showed a kept node. A process watches the directory before it
 /// creates a node to keep. So a write after that listing notifies the process. If another client has written since the
-/// listing, it has notified the process, and the servers refuse this write because of the directory's version.
+/// listing, that write has notified the process, and the servers refuse our write because of the directory's version.
 ///
 /// Logs a refusal of the write by a server, unless `has_warned`.
 pub(crate) fn ask(directory: &Arc<str>, has_warned: &Arc<AtomicBool>, session: &Arc<dyn Session>, seen: Option<Stat>) {
@@ -95,8 +95,8 @@ pub(crate) async fn ask_as_it_is(
     retry::until_known(session, ask).await
 }
 
-/// Writes the directory's data if the directory has this version. Another version is a success, because another
-/// client's write has notified the same processes.
+/// Writes the directory's data if the directory has this version. Also succeeds if the directory has another version, because
+/// then another client's write has notified the same processes.
 fn set(
     session: &Arc<dyn Session>,
     directory: &str,

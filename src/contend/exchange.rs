@@ -2,7 +2,7 @@
 //! node. The first contender in a semaphore's queue exchanges its node for a permit.
 //!
 //! The transaction fails if our node is gone. The exchange for a permit writes to our node and deletes it, as a writer's
-//! release does. So the next contender takes the exchange as the hand-off of its place.
+//! release does. So the next contender in the queue takes the exchange for a hand-off, and becomes the first.
 
 use crate::contend::contender::Contender;
 use crate::error::error::Error;
@@ -59,7 +59,8 @@ impl Contender {
                     continue;
                 }
                 // The reply to an earlier try was lost, and the READ node exists. If the leader no longer has the WRITE node,
-                // the earlier try was carried out. Otherwise another client has created the READ node.
+                // the earlier try was carried out. If the leader still has the WRITE node, another client has created the READ
+                // node.
                 Err(Failure::Operation { failure, .. }) if may_be_done && *failure == Failure::NodeExists => {
                     match is_there(session, &from, None).await {
                         Ok(false) => break,

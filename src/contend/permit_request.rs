@@ -1,8 +1,8 @@
 //! How the head of a semaphore's queue (its first contender) takes its permits.
 //!
-//! Only the head of the queue takes permits. So after a contender has become the head, the number of taken permits can
-//! only fall. A read of the state after that moment never shows fewer taken permits than there are when the head takes
-//! its own. This holds because of two rules:
+//! Only the head of the queue takes permits. So from the moment at which a contender becomes the head until it takes its
+//! permits, the number of taken permits can only fall. If the head finds enough free permits in this time, they stay free.
+//! Two rules ensure this:
 //! - The head reads the permits after it has become the head, on the connection whose reply or event showed that it is
 //!   the head. Another server may not show yet the permits that the predecessor took. After a reconnect the head sends
 //!   a sync before the read. A new contender sends an early read right after its create and its listing. The early read

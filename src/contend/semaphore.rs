@@ -5,8 +5,9 @@
 //! and then reads whether the path has a number of permits. A semaphore writes its number, and then lists the lock's nodes.
 //! If both start at the same time, at least one side sees the other.
 //!
-//! While nobody uses a lock, its path has an empty node or none. So a semaphore's node is created together with its number.
-//! The number is written to an existing node without a number only if that node is known to be a semaphore's.
+//! An empty node may belong to a lock that nobody uses now. So a semaphore's node is never empty: it is created together with
+//! its number. The number is written to an existing empty node only if that node is known to be a semaphore's, or if the user
+//! allows it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +32,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 /// The name of the operation in errors.
 pub(crate) const TAKE: &str = "take a permit of";
 
-/// How often the create of the semaphore's node is tried, if its parents are deleted meanwhile.
+/// How often, at most, the create of the semaphore's node is tried, if its parents are deleted meanwhile.
 const CREATES: u32 = 64;
 
 /// How often the semaphore's path is listed, and the pause between two listings, before a contender of a lock at this path

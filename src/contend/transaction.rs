@@ -167,7 +167,7 @@ impl<'guard> Transaction<'guard> {
         if let Some((lock, loss)) = locks.iter().find_map(|lock| Some((lock, lock.detect_loss()?))) {
             return Err(lost(lock, loss));
         }
-        // The session of the last lock sends the transaction. It can also check nodes that other sessions have created.
+        // The session of the last lock sends the transaction. A session can also check nodes that other sessions have created.
         let Some(last) = locks.last() else {
             return Err(Error::invalid("a transaction under no lock"));
         };
@@ -184,7 +184,7 @@ impl<'guard> Transaction<'guard> {
             return Err(Error::invalid(format!("a transaction of {bytes} bytes; at most {size_limit} may be sent")));
         }
         locks.iter().for_each(|lock| lock.node().begin_write());
-        // The transaction is not sent if a leader's term ended, and gave the lock back, before `begin_write`.
+        // A lock may have been given back before `begin_write`, at the end of a leader's term. Then nothing is sent.
         if let Some(lock) = locks.iter().find(|lock| lock.node().has_left()) {
             locks.iter().for_each(|lock| lock.node().settle_write());
             return Err(lost(lock, Loss::GivenBack));
@@ -240,8 +240,8 @@ fn check_target(path: &str, directory: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// How often a transaction is sent at most. There is a limit because a server closes the connection each time that it gets
-/// a transaction that is too large.
+/// How often, at most, a transaction is sent. There is a limit, because a server closes the connection whenever it gets a
+/// transaction that is too large, and the reply is then lost every time.
 pub(crate) const TRIES: u32 = 4;
 
 /// A transaction whose reply may be lost, and the search for its outcome.
@@ -299,7 +299,8 @@ impl<'a> Doubt<'a> {
 
     /// Sends a read of a node that the transaction creates, right after the transaction, and drops the reply of the read.
     /// The reply contains the zxid of the create, which the reply to the transaction lacks, and the session records it as
-    /// its newest known zxid. Without the read, a later transaction would take the node for newer than itself.
+    /// its newest known zxid. Without the read, a later transaction whose reply is lost would wrongly take the node for one
+    /// that was created after that later transaction was sent. [`Transaction::commit_once`] sends no such read.
     fn read_what_is_made(&self) {
         let is_made = |operation: &&Operation| matches!(operation, Operation::Create { .. });
         let create = self.changes().filter(is_made).find(|create| self.is_changed_once(create.path()));
