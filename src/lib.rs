@@ -19,10 +19,10 @@
 //! // Alone; gives up after 30 s with an error that names the contenders in the way.
 //! let writer = lock.write().timeout(Duration::from_secs(30)).label("rotate keys").await?;
 //!
-//! // ZooKeeper commits it only if the lock is still held.
+//! // ZooKeeper commits this transaction only if the lock is still held.
 //! writer.transaction().create("/config", "v2").commit().await?;
 //!
-//! // Dropped as soon as the lock is lost.
+//! // The future in `run` is dropped as soon as the lock is lost.
 //! let token = writer.fencing_token();
 //! writer.run(async { /* send `token` to other systems, so that they can refuse an older one */ }).await?;
 //! # let _ = token;
@@ -232,8 +232,8 @@ pub mod format {
 /// [migrations]: https://docs.rs/crate/zk-rwlock/latest/source/docs/migrations.md
 /// [serving]: https://docs.rs/crate/zk-rwlock/latest/source/docs/serving.md
 ///
-// The page itself defines the same links for readers outside rustdoc. In rustdoc the first definition of a link counts, so
-// the definitions above replace those of the page. `tests/pages/main.rs` runs the examples of the pages and of the README.
+// Each page of `docs/` defines its links itself, for readers outside rustdoc. In rustdoc the first definition of a link counts,
+// so the definitions above replace those of the page. `tests/pages/main.rs` runs the examples of the pages and of the README.
 #[cfg(all(doc, not(doctest)))]
 #[doc = include_str!("../docs/pictures.txt")]
 ///

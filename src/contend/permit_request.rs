@@ -345,7 +345,8 @@ impl<'a> View<'a> {
         let look_again = queue_view.map(|view| Box::pin(view.look_again.notified()));
         tokio::select! {
             biased;
-            // At the end of the session this call never returns. The caller ends the acquisition with the loss of its node.
+            // After the end of the session this future is never ready. The caller, which awaits the loss of our node at the
+            // same time, ends the acquisition.
             event = number => if event == Event::Over { pending().await } else { self.number = None },
             event = names => if event == Event::Over { pending().await } else { self.names = None },
             missed = self.entry.find_missed(&mut recheck, checks) => {

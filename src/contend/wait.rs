@@ -48,7 +48,7 @@ impl PendingAcquisition<'_> {
     /// Also returns the early read of a semaphore's permits, if the listing that was sent right before it has shown our turn.
     ///
     /// The long steps are in boxed futures of their own, because there may be thousands of waiters, and each value in this
-    /// future takes memory in each of them.
+    /// future takes memory for each waiter.
     pub(crate) async fn wait_for_turn(
         &mut self,
         (mut first, sent): (Option<Result<Listing, Failure>>, Option<EarlyRead>),
@@ -115,12 +115,12 @@ impl PendingAcquisition<'_> {
         Ok((step, names))
     }
 
-    /// Asks the ensemble's leader whether `claim`, which the listing `names` has shown, is true. Returns whether it is false.
+    /// Asks the ensemble's leader whether `claim`, which the listing `names` has shown, is true. Returns `true` if it is false.
     /// If this client's server goes on contradicting the leader, connects to another server.
     async fn leader_differs(&self, claim: &Claim, names: Option<&Listing>) -> Result<bool, Error> {
         let (entry, session, config) = (self.entry, self.entry.session(), self.config);
         let differs = match claim {
-            // The loss of our node is known.
+            // The loss of our node is known already. So the claim that our node is missing is true.
             Claim::Unlisted { .. } if entry.detect_loss().is_some() => Ok(false),
             Claim::Unlisted { leaves } => {
                 let mut tries = if *leaves { RetryLimit::once() } else { RetryLimit::DENIALS };
@@ -240,7 +240,8 @@ impl PendingAcquisition<'_> {
         Ok(match watch.await {
             Event::Changed => Departure::Signalled,
             Event::Deleted | Event::LookAgain => Departure::ListAgain,
-            // At the end of the session this call never returns. The caller ends the acquisition with the loss of our node.
+            // After the end of the session this future is never ready. The caller, which awaits the loss of our node at the
+            // same time, ends the acquisition.
             Event::Over => std::future::pending().await,
         })
     }

@@ -42,7 +42,7 @@ struct Table {
     next: u64,
     /// The acquisitions, by the time at which the warning is due.
     waiting: BTreeMap<(Instant, u64), WarningEntry>,
-    /// The sender that cancels the warning task when dropped.
+    /// Dropping this sender cancels the warning task.
     warning_task: Option<oneshot::Sender<()>>,
 }
 
@@ -93,7 +93,8 @@ impl Warnings {
         next
     }
 
-    /// Removes the acquisitions whose warning is due. Returns the one that has waited longest, and the number of the others.
+    /// Removes the acquisitions whose warning is due. Of those that still wait, returns the one that has waited longest, and
+    /// the number of the others. `None` if none still waits.
     fn due(&self) -> Option<(WarningEntry, usize)> {
         let mut table = self.table.lock();
         let later = table.waiting.split_off(&(Instant::now(), u64::MAX));

@@ -72,8 +72,9 @@ pub enum Error {
 
     /// The timeout expired. The acquisition has left the queue. Try again, or look at the contenders that it waited for.
     ///
-    /// If a holder among them [keeps](crate::queue::Member::keeps) the lock, its process was asked to give the lock up, and so
-    /// still uses the lock. But nobody was asked if this client may not write the lock's directory.
+    /// If a holder among them [keeps](crate::queue::Member::keeps) the lock between uses, its process was asked to give the
+    /// lock up, and has not, because it still uses the lock. By exception, no process was asked if this client may not write
+    /// the lock's directory.
     #[error(
         "not {} within {}: {}",
         if .blockers.ahead > 0 { "granted" } else { "done" },
@@ -170,8 +171,8 @@ pub enum Error {
         path: String,
         /// The name of the foreign contender's node.
         node: String,
-        /// The dialect of the node. If the node has the marker of a mode (such as `__WRIT__`) without a number, the
-        /// dialect of this marker, which may be the dialect of the lock.
+        /// The dialect of the node. If the node's name has the marker of a mode (such as `__WRIT__`) but no number, this is the
+        /// dialect of the marker, and may be the same as that of the lock.
         speaks: Dialect,
         /// The dialect of the lock.
         dialect: Dialect,
@@ -203,7 +204,7 @@ pub enum Error {
 
     /// One lock of a [`MultiLock`](crate::MultiLock) failed, and none of them is held.
     ///
-    /// A [`MultiGuard`](crate::MultiGuard) names the lock that was lost first.
+    /// In an error of a [`MultiGuard`](crate::MultiGuard), `path` is that of the lock that was lost first.
     #[error("{path}: {error}")]
     OneOfMany {
         /// The path of the directory of the lock that failed.

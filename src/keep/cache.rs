@@ -27,8 +27,8 @@ pub(crate) struct Cache {
     idle: Duration,
     /// The newest kept node. New uses join only this node.
     newest: Mutex<Option<Arc<KeptNode>>>,
-    /// Of READ nodes and of WRITE nodes: whether another contender asked for the last kept node before the node had a second
-    /// use. If so, the next acquisition of that mode keeps no node.
+    /// One flag for READ nodes and one for WRITE nodes: whether another contender asked for the last kept node of this mode
+    /// before the node had a second use. If so, the next acquisition of this mode keeps no node.
     in_vain: [Arc<AtomicBool>; 2],
 }
 
@@ -37,9 +37,10 @@ impl Cache {
         Cache { config: Arc::clone(config), idle, newest: Mutex::default(), in_vain: Default::default() }
     }
 
-    /// Joins the newest kept node, or returns `None` if the use would have to wait.
+    /// Joins the newest kept node. Returns `None` if the use cannot run now, or if there is no such node.
     pub(crate) fn join_now(&self, mode: Mode) -> Option<KeptUse> {
-        // This code runs millions of times a second. Cloning the `Arc` would make all tasks write to one reference counter.
+        // This code runs millions of times a second. So it holds the mutex and does not clone the `Arc`, because all tasks
+        // would write to the reference counter of that `Arc`.
         let newest = self.newest.lock();
         let used = newest.as_ref().and_then(|kept| kept.join_now(mode));
         drop(newest);
@@ -140,7 +141,7 @@ impl KeptNode {
         }
     }
 
-    /// Joins the node like [`KeptNode::join`], but returns `None` if the use would have to wait. Does not check whether the node is
+    /// Joins the node like [`KeptNode::join`], but returns `None` if the use cannot run now. Does not check whether the node is
     /// lost.
     pub(crate) fn join_now(&self, mode: Mode) -> Option<KeptUse> {
         let mut state = self.state.lock();
@@ -193,8 +194,8 @@ impl KeptUse {
         }
     }
 
-    /// Waits until this use excludes another contender or another use of this process, and returns the contender. A
-    /// waiting use of this process has no contender of its own, so the contender of the kept node stands for it.
+    /// Waits until this use excludes another contender or another use of this process. Returns the name of that contender's
+    /// node. A waiting use of this process has no node of its own, so the name of the kept node is returned for it.
     pub(crate) async fn contended(&self) -> Result<NodeName, Error> {
         let kept = Arc::downgrade(&self.granted.kept);
         tokio::select! {
@@ -277,7 +278,7 @@ pub(crate) struct PendingUse {
 }
 
 impl PendingUse {
-    /// Waits until the use runs. `None` if the node is closed to further uses.
+    /// Waits until the use runs. Returns `None` if the use is refused, because the node is closed to further uses or lost.
     ///
     /// # Cancel safety
     /// If the future is dropped, the use still waits, and the next call goes on.

@@ -45,7 +45,7 @@ pub(crate) fn join_without_waiting(acquisition: &mut Acquisition, cache: &Cache)
             // Another use is acquiring the node, and may have to wait. This attempt must not wait, so it enters the queue
             // with a node of its own.
         }
-        // An idle kept node of this process would block the attempt.
+        // An idle kept node of this process would block the attempt, so the node is given up.
         Joined::Refused => cache.let_go(),
     }
     Ok(None)
@@ -105,7 +105,7 @@ async fn wait_in_time(
         pending().await
     };
     match acquisition.within(left, &kept.view, reports, waits.wait()).await {
-        // After the grant of the node, the use has waited for other uses of this process, whose node the error then names.
+        // The node was granted already, so this use has waited for other uses of this process. The error names their node.
         Err(Error::Timeout { waited, cut_off, .. }) if kept.hold().is_some() => {
             Err(Error::Timeout { waited, blockers: kept.as_blockers(), cut_off })
         }

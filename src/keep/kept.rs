@@ -29,7 +29,7 @@ use crate::telemetry::log::emit;
 use crate::telemetry::meter::{self, GaugeGuard};
 use crate::telemetry::names;
 
-/// The acquisition of a kept node. The uses that wait for the node poll it, one at a time.
+/// The acquisition of a kept node. The uses that wait for the node poll this future, one at a time.
 pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Arc<Contender>, Error>> + Send>>;
 
 /// A kept node, from the start of its acquisition. Its uses follow one another or run at the same time.
@@ -55,7 +55,7 @@ pub(super) struct KeptState {
     /// The acquisition, until it ends. `None` while a use polls the acquisition, so that the state is not locked during the
     /// poll: the poll may wake another use, and that use may be polled on the same thread.
     pub(super) work: Option<Work>,
-    /// Set by a use that did not find `work`. The use that polls the acquisition then polls it again.
+    /// Set by a use that found no `work`, because another use was polling the acquisition. The other use then polls it again.
     is_wanted: bool,
     /// The hold, from the grant until the node is given up.
     pub(super) granted: Option<Arc<Granted>>,
@@ -65,11 +65,11 @@ pub(super) struct KeptState {
     why: Option<Why>,
     /// Counts the node in the metrics while it is kept.
     counted: Option<GaugeGuard>,
-    /// The sender that cancels the background task when dropped.
+    /// Dropping this sender cancels the background task.
     background_task: Option<oneshot::Sender<()>>,
 }
 
-/// A granted node and its hold. Each running use owns a pointer to it.
+/// A granted node and its hold. Each running use owns a pointer to this value.
 pub(super) struct Granted {
     pub(super) kept: Arc<KeptNode>,
     pub(super) hold: Arc<Contender>,
@@ -239,7 +239,7 @@ impl KeptNode {
         self.state.lock().uses.len()
     }
 
-    /// Waits until a use of this process waits for another use of the node.
+    /// Waits until a use of this process waits for the node. Returns at once if the `KeptNode` was dropped.
     pub(super) async fn wait_until_crowded(kept: &Weak<KeptNode>) {
         let Some(crowded) = kept.upgrade().map(|kept| Arc::clone(&kept.crowded)) else { return };
         loop {
@@ -312,7 +312,8 @@ impl KeptNode {
             let why = tokio::select! {
                 biased;
                 event = watch => match event {
-                    // The data of the directory changes only when a contender asks for the kept nodes.
+                    // The data of the directory changes only when a contender asks for the kept nodes. `LookAgain` means that a
+                    // change may have been missed while the connection was lost.
                     Event::Changed | Event::LookAgain => Why::Asked,
                     // Servers delete only empty directories. So if the directory is deleted, our node is gone.
                     Event::Deleted | Event::Over => Why::Lost,
@@ -374,7 +375,8 @@ const QUEUE_PAUSES: (Duration, Duration) = (Duration::from_secs(30), Duration::f
 /// the first waiting use at all of these checks, and still is.
 const CHECKS: u32 = 4;
 
-/// Waits until the node was idle for its idle time. Returns early if the session or the node is gone.
+/// Waits until the node was idle for the time `idle` of the `KeptNode`. Returns early if the session is over, or if the
+/// `KeptNode` was dropped.
 async fn wait_until_idle(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) {
     // With an idle time of zero, the node is given up by the call that ends the last use, and not by this task.
     if kept.upgrade().is_some_and(|kept| kept.idle.is_zero()) {

@@ -12,14 +12,15 @@
 //! ```
 //!
 //! Uses run first come, first served, by the rules of the lock: reads run together, a write runs alone. The node is closed when
-//! another contender asks for the node, when this process gives the node up, or when the last use leaves before the grant. No use
-//! joins a closed node, and its waiting uses are refused. A refused use enters the queue behind the contender that asked.
+//! another contender asks for the node, when this process gives the node up, when the acquisition of the node fails, or when
+//! the last use leaves before the grant. No use joins a closed node. After the grant, closing the node refuses its waiting uses. A
+//! refused use enters the queue behind the contender that asked.
 
 use std::collections::BTreeMap;
 
 use crate::queue::mode::Mode;
 
-/// The uses of one kept node. `W` is the waker of a waiting use.
+/// The uses of one kept node. `W` is the type of the wakers of waiting uses.
 #[derive(Clone, Debug)]
 pub(crate) struct Uses<W> {
     pub(super) mode: Mode,
@@ -59,7 +60,7 @@ impl<W: Clone> Uses<W> {
         Uses { mode, is_granted: false, is_closed: false, next: 0, running: Vec::new(), waiting: BTreeMap::new() }
     }
 
-    /// Adds a use of this mode. The use runs or waits, and has the returned id.
+    /// Adds a use of this mode, unless the use is refused. Returns the id of the use, and whether the use runs or waits.
     pub(crate) fn join(&mut self, mode: Mode) -> Joined<u64, u64> {
         if self.is_closed || (mode == Mode::Write && self.mode == Mode::Read) {
             return Joined::Refused;

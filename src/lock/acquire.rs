@@ -22,10 +22,11 @@ use crate::telemetry::debug::debug;
 
 /// An acquisition that has not started. Await it, or set options first.
 ///
-/// Made by [`RwLock::read`](crate::RwLock::read) and [`write`](crate::RwLock::write), by
-/// [`MultiLock::lock`](crate::MultiLock::lock), and by [`Shared::read`](crate::Shared::read) and
-/// [`write`](crate::Shared::write). `G` is the guard. The acquisition of [`Shared::update`](crate::Shared::update) releases its
-/// guard itself: there, `G` is the [result of the update](crate::shared::Updated). Nothing is sent before the first poll.
+/// Made by the methods that acquire and may wait, such as [`RwLock::read`](crate::RwLock::read),
+/// [`RwLock::write`](crate::RwLock::write), [`Semaphore::acquire`](crate::Semaphore::acquire) and
+/// [`MultiLock::lock`](crate::MultiLock::lock). `G` is the guard. The acquisition of [`Shared::update`](crate::Shared::update)
+/// releases its guard itself: there, `G` is the [result of the update](crate::shared::Updated). Nothing is sent before the
+/// first poll.
 ///
 /// # Examples
 ///
@@ -339,7 +340,7 @@ async fn join_or_acquire(
 ) -> Result<GuardHold, Error> {
     let answer = match join::enter(acquisition, cache, timeout).await {
         Ok(Some(used)) => return Ok(GuardHold::Kept(join::begin_use(acquisition, used))),
-        // Boxed, because moving this large future would be most of the cost of a short wait.
+        // The future is boxed, because moving this large future would be most of the cost of a short wait.
         Ok(None) => Box::pin(acquisition.acquire()).await.map(GuardHold::Alone),
         Err(error) => acquisition.reported(Err(error)),
     };

@@ -16,8 +16,8 @@ use crate::session::retry;
 use crate::sync::OnceLock;
 
 impl LockConfig {
-    /// Reads the queue. For a semaphore, also returns the names of the nodes of its holders, and `permits` is the number of all
-    /// its permits. `None` for a lock. With `is_synced`, the queue is not older than this call.
+    /// Reads the queue. For a semaphore, also returns the names of the nodes of its holders. `permits` is the number of all
+    /// permits of the semaphore, or `None` for a lock. With `is_synced`, the queue is not older than this call.
     pub(crate) async fn queue(&self, is_synced: bool, permits: Option<u32>) -> Result<(Queue, Vec<String>), Error> {
         let paths = &self.paths;
         let seen =
@@ -71,7 +71,7 @@ impl LockConfig {
                 }
                 if now.is_some_and(|now| last.get_or_init(|| now.clone()) == now) {
                     match session.transact(&delete).await {
-                        // A later success has replaced the record, which therefore stays.
+                        // Another client has replaced the record by that of a later success, which stays, or has deleted it.
                         Err(Failure::Operation { failure, .. })
                             if matches!(*failure, Failure::NoNode | Failure::BadVersion) => {}
                         answer => drop(answer?),
@@ -123,11 +123,11 @@ impl RwLock {
     /// [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
-    /// Only reads.
+    /// Dropping the future changes nothing, because the call only reads.
     ///
     /// # Errors
     /// [`Error::ForeignContender`] if a contender uses another [dialect](crate::Dialect). [`Error::Unreachable`] if
-    /// no server answers in time, or session after session ends. Otherwise see [`Error`].
+    /// no server answers in time, or if several sessions end during the call. Otherwise see [`Error`].
     ///
     /// # Examples
     ///
@@ -225,7 +225,7 @@ impl RwLock {
     ///
     /// Waits until the request is committed, and not until a node is gone: [`queue`](RwLock::queue) shows the nodes that are
     /// left. The request writes the data of the lock's directory unchanged, so the version of the directory rises by one. The
-    /// request reaches the processes that keep the lock when the call begins.
+    /// request reaches each process that keeps the lock already when the call begins.
     ///
     /// # Cancel safety
     /// After the future is dropped the processes may have been asked, or not.

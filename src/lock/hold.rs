@@ -74,8 +74,8 @@ impl Hold {
         self.life.states_of([self.held.node_and_session()])
     }
 
-    /// Waits until the lock is lost, and returns the reason. Ready at the latest when the session's lease runs out, which is
-    /// before the ensemble can grant the lock to another contender.
+    /// Waits until the lock is lost, and returns the reason. Ready at the latest when the session's lease runs out. The
+    /// ensemble keeps the session, and so the lock's node, for longer than that, unless somebody deletes the node.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -211,7 +211,7 @@ impl Hold {
     /// Send the token along with every write to another system, and have that system refuse a token lower than the highest
     /// that it has seen. Then a holder that was stopped, or whose packets were late, does no harm. The token is the id of
     /// the transaction that made the lock's node (`czxid`), so it rises even if the lock's directory is deleted and made again.
-    /// [`downgrade`](crate::WriteGuard::downgrade) and [`share`](crate::ReadGuard::share) keep it.
+    /// [`downgrade`](crate::WriteGuard::downgrade) and [`share`](crate::ReadGuard::share) keep the token.
     ///
     /// All guards on one [kept](crate::RwLockBuilder::keep) node have the same token. So tokens rise with each node, and not
     /// with each use within a process.
@@ -261,10 +261,11 @@ impl Hold {
     /// to ZooKeeper before they released. A read on another connection may miss some of this.
     ///
     /// # Cancel safety
-    /// Only reads.
+    /// Dropping the future changes nothing, because the call only reads.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the lock is gone; [`Error::PermissionDenied`], [`Error::InvalidInput`].
+    /// [`Error::Lost`] if the lock is lost. [`Error::PermissionDenied`] if this client may not read the node.
+    /// [`Error::InvalidInput`] if the path is invalid.
     ///
     /// # Examples
     ///
@@ -371,8 +372,8 @@ impl ReadGuard {
     }
 
     /// Releases the lock, and returns when its node is surely gone. If several guards [share](ReadGuard::share) the node,
-    /// only the last release waits for that, and the earlier releases return immediately. No release waits if the node is
-    /// [kept](crate::RwLockBuilder::keep).
+    /// only the last release waits for that, and the earlier releases return immediately. No release waits if the node stays
+    /// [kept](crate::RwLockBuilder::keep) for later uses.
     ///
     /// # Cancel safety
     /// The lock is released even if the future is dropped. A release that was polled goes on in the background.
@@ -386,8 +387,8 @@ impl ReadGuard {
 }
 
 impl WriteGuard {
-    /// Releases the lock, and returns when its node is surely gone, or immediately if the node is
-    /// [kept](crate::RwLockBuilder::keep).
+    /// Releases the lock, and returns when its node is surely gone, or immediately if the node stays
+    /// [kept](crate::RwLockBuilder::keep) for later uses.
     ///
     /// # Cancel safety
     /// The lock is released even if the future is dropped. A release that was polled goes on in the background.
@@ -444,8 +445,8 @@ impl GuardHold {
         }
     }
 
-    /// Releases this share of the hold. Waits until the node is gone, or returns immediately if the node is kept or
-    /// other guards share the hold.
+    /// Releases this share of the hold. Waits until the node is gone, or returns immediately if the node stays kept for later
+    /// uses, or if other guards share the hold.
     pub(crate) async fn release(self) -> Result<(), Error> {
         match self {
             GuardHold::Alone(hold) => {

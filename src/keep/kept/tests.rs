@@ -96,7 +96,7 @@ async fn the_warning_task_sleeps_while_no_use_waits() {
     assert!(warns.is_woken(), "a use waits");
 }
 
-/// The warning task must not own the node. A granted node owns the client, so the program could not close its client.
+/// The warning task must not own the node. A granted node owns the client, so the task would keep the client open for ever.
 #[tokio::test(start_paused = true)]
 async fn the_warning_task_does_not_own_the_node() {
     let ((kept, ..), slot) = (entering(0), Memory::new().session_slot(0).await.unwrap());
@@ -119,7 +119,7 @@ fn a_kept_node_does_not_own_the_client() {
     drop(kept);
 }
 
-/// The documentation lists these values of the label `cause` of `zk_rwlock_kept_given_up_total`.
+/// The documentation of the metric `zk_rwlock_kept_given_up_total` lists the values of its label `cause`.
 #[test]
 fn each_reason_has_its_label_in_the_metrics() {
     let closed = Why::by(Loss::SessionOver(Ending::Closed));

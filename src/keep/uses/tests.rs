@@ -200,7 +200,7 @@ impl Sequence {
     }
 }
 
-/// Returns each possible step of a node with this many uses.
+/// Returns the steps to try on a node with this many uses. [`Sequence::allows`] leaves out those that are not possible now.
 fn possible_steps(uses: usize) -> impl Iterator<Item = Step> {
     let always = [Step::Joins(Mode::Read), Step::Joins(Mode::Write)].into_iter();
     let once = [Step::Granted, Step::Closed, Step::Failed, Step::Downgraded].into_iter();
