@@ -474,8 +474,8 @@ async fn give_up_in_time(node: Arc<Node>, session: Arc<dyn Session>) {
     }
     let slice = session.timeout() / 20;
     while let Some(left) = node.given_up_in().filter(|left| !left.is_zero() && !node.has_left()) {
-        // Sleeps in slices, because timers stand still while the machine is suspended. So after a suspension, the removal is
-        // late by one slice at most.
+        // The task sleeps in slices, because timers stand still while the machine is suspended. So after a suspension, the
+        // removal is late by one slice at most.
         if !slept(&session, left.min(slice)).await {
             return;
         }

@@ -57,8 +57,8 @@ pub struct SemaphoreState {
 
 impl SemaphoreState {
     /// Fails if contenders of a lock are at the path. `children` is a listing of the path, if the caller has one. A
-    /// contender of a lock leaves as soon as it finds a semaphore. So this fails only if the contender's node stays for
-    /// several listings.
+    /// contender of a lock leaves as soon as it finds a semaphore. So this method fails only if several listings show a
+    /// contender's node.
     async fn check_for_lock(
         &self,
         session: &Arc<dyn Session>,
@@ -138,7 +138,7 @@ pub(crate) enum KnownNumber {
     Unknown,
     /// The number of permits that the user gave, before the first read of the ensemble's number.
     Given(u32),
-    /// The number of permits in the ensemble at the last read.
+    /// The number of permits in the ensemble at this handle's last read or write.
     Seen(u32),
 }
 
@@ -287,9 +287,9 @@ impl SemaphoreState {
 
     /// Carries out these writes in one transaction. The first of them writes the semaphore's node, or creates it with its
     /// number, so that no client sees a new node without a number. Before that, creates the missing parents of a new node.
-    /// Leaves out other writes that this client may not make, because an operator may have created the semaphore's node
-    /// alone. Returns `false` if another client has changed, created or deleted one of the nodes. `maker` records each node
-    /// that was created.
+    /// If this client may not make one of the other writes, leaves that write out, because an operator may have created only
+    /// the semaphore's node. Returns `false` if another client has changed, created or deleted one of the nodes. `maker` records
+    /// each node that was created.
     async fn put(
         &self,
         session: &Arc<dyn Session>,

@@ -126,7 +126,7 @@ impl<'guard> Transaction<'guard> {
     /// Commits all operations if the lock is still held. Returns the outcome of each operation, in the order in which they were
     /// added.
     ///
-    /// Without operations, this asks the ensemble whether the lock is still held, and changes nothing.
+    /// A commit without operations asks the ensemble whether the lock is still held, and changes nothing.
     ///
     /// If the lock is lost before the answer comes, the answer is still returned, because the ensemble carried out the
     /// operations while the lock was held.

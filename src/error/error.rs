@@ -346,7 +346,7 @@ impl Error {
     /// Wraps this error as the error of the lock at `path`, which is one lock of a [`MultiLock`](crate::MultiLock).
     pub(crate) fn of_one(self, path: &str) -> Error {
         match self {
-            // An invalid input is wrong for every lock, so no path is named. The other error names its path already.
+            // An invalid input is wrong for every lock, so no path is named. `OneOfMany` names its path already.
             Error::InvalidInput(_) | Error::OneOfMany { .. } => self,
             error => Error::OneOfMany { path: path.to_owned(), error: Box::new(error) },
         }

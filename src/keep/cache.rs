@@ -151,8 +151,8 @@ impl KeptNode {
         Some(KeptUse::new(granted, number))
     }
 
-    /// Returns the running use with this id. Returns `None` if `granted` is `None`. If the node is lost, gives the node up and
-    /// returns `None`.
+    /// Returns the running use with this id. Returns `None` if `granted` is `None`, because the node has no hold. If the node is
+    /// lost, gives the node up and returns `None`.
     fn run(&self, number: u64, granted: Option<Arc<Granted>>) -> Option<KeptUse> {
         let used = KeptUse::new(granted?, number);
         if let Err(loss) = used.held_at() {

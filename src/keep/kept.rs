@@ -34,8 +34,8 @@ pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Arc<Contender>, Error>
 
 /// A kept node, from the start of its acquisition. Its uses follow one another or run at the same time.
 pub(crate) struct KeptNode {
-    /// Weak, because a task on the library's thread uses this type. Dropping the last lock handle closes the client and waits
-    /// for the server, which must not happen on that thread.
+    /// The pointer is weak, because a task on the library's thread uses `KeptNode`. Dropping the last lock handle closes the
+    /// client and waits for the server, and the library's thread must not wait.
     config: Weak<LockConfig>,
     warn_waiting: Option<Duration>,
     pub(super) idle: Duration,
@@ -59,7 +59,7 @@ pub(super) struct KeptState {
     is_wanted: bool,
     /// The hold, from the grant until the node is given up.
     pub(super) granted: Option<Arc<Granted>>,
-    /// The end of the last use, on the clock of the lease. At first the time of the grant.
+    /// The end of the last use, on the clock of the lease. Until a use has ended, this is the time of the grant.
     used: Moment,
     /// The first reason for which the node admits no further use.
     why: Option<Why>,

@@ -46,7 +46,7 @@ pub struct Acquire<G: Guard> {
 
 /// The output of an [`Acquire`]: a guard, or the result of work under a guard. Only types of this library implement it.
 pub trait Guard: Sized + 'static {
-    /// What the guard is acquired from: one lock, or several locks.
+    /// What the guard is acquired from, such as a lock, several locks or a semaphore.
     #[doc(hidden)]
     type Source;
 

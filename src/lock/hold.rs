@@ -39,7 +39,7 @@ impl Hold {
     /// the same time.
     ///
     /// Compares the clock with the lease and sends no request. So the answer is right also in the first call after the
-    /// process was stopped, or its runtime blocked. Once `false`, it stays `false`.
+    /// process was stopped, or its runtime blocked. Once the answer is `false`, it stays `false`.
     pub fn is_held(&self) -> bool {
         self.held.detect_loss().is_none()
     }

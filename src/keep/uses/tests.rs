@@ -25,7 +25,7 @@ struct Use {
     number: u64,
     mode: Mode,
     standing: Joined<(), ()>,
-    /// Whether the use was polled while it waited, so that its waker must be called.
+    /// Whether the waiting use was polled, so that its waker must be called. `true` for a use that ran at once.
     is_polled: bool,
 }
 
