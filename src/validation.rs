@@ -55,7 +55,7 @@ pub(crate) fn malformed(path: &str) -> Option<&'static str> {
     if relative.ends_with('/') {
         return Some("must not end with '/'");
     }
-    // The servers are written in Java, where each character beyond U+FFFF is two surrogates, and they refuse surrogates.
+    // All characters beyond U+FFFF are refused, too: in Java each of them is two surrogates, which the servers refuse.
     if path.chars().any(|c| c.is_control() || ('\u{e000}'..='\u{f8ff}').contains(&c) || c >= '\u{fff0}') {
         return Some("contains a character that ZooKeeper does not allow");
     }
@@ -66,7 +66,7 @@ pub(crate) fn malformed(path: &str) -> Option<&'static str> {
     })
 }
 
-/// Refuses a host name that would make the names of nodes that contain it unparseable.
+/// Refuses a host name that this library could not parse out of the name of a node.
 pub(crate) fn check_host(host: &str) -> Result<(), Error> {
     dialect::host_problem(host)
         .map_or(Ok(()), |problem| Err(Error::invalid(format!("host {} {problem}", quoted(host)))))

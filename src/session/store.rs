@@ -43,8 +43,8 @@ pub struct SessionStore {
     /// Our nodes on which the task `keep_alive` has not requested a watch yet. The list's `wake` also tells that task of
     /// a hand-off to check.
     pub(crate) unwatched: Arc<Unwatched>,
-    /// The highest zxid of all answers. This is an atomic outside `record`, because a backend may report a zxid while it
-    /// holds a mutex of its own.
+    /// The highest zxid that [`SessionStore::record_zxid`] was given. This is an atomic outside `record`, because a backend
+    /// may report a zxid while the backend holds a mutex of its own.
     newest_zxid: AtomicI64,
     /// Limits the removals of nodes that are under way after a loss of the connection, so that no heartbeat waits for
     /// thousands of removals.
@@ -88,7 +88,7 @@ pub(super) struct HandOff {
     pub(super) is_under_check: bool,
 }
 
-/// The answer to a listing, once it has come.
+/// The answer to a listing, or `None` until the answer has come.
 pub(super) type Listed = Option<Result<Listing, Failure>>;
 
 /// The sender of one listing's answer to all callers of that listing.
@@ -122,7 +122,7 @@ impl SessionStore {
         }
     }
 
-    /// Returns the lease: until when the session is surely alive.
+    /// Returns the lease, which says until when the session is surely alive.
     pub fn lease(&self) -> &Arc<Lease> {
         &self.lease
     }
@@ -182,7 +182,7 @@ impl SessionStore {
         let _panicked = guarded(|| self.link_changed.notify_waiters());
     }
 
-    /// Records the end of the session, unless an earlier end is recorded. All nodes are lost.
+    /// Records the end of the session, unless an earlier end is recorded. All nodes that are not lost yet are then lost.
     pub fn end(&self, why: Ending) {
         self.end_lease(why);
         // The end of the session is recorded as the loss of every node that is not lost yet, before an event can report
@@ -212,7 +212,8 @@ impl SessionStore {
         self.until(Lease::ending).await
     }
 
-    /// Waits until `awaited` returns a value. Looks at each change of the connection, and at the end of the session.
+    /// Waits until `awaited` returns a value. Calls `awaited` at once, after each change of the connection, and at the end of
+    /// the session.
     pub(crate) async fn until<T>(&self, awaited: impl Fn(&Lease) -> Option<T>) -> T {
         loop {
             // The future is made before the lease is read, so that a change in between is not missed.
@@ -229,8 +230,8 @@ impl SessionStore {
         self.newest_zxid.fetch_max(zxid, Ordering::AcqRel);
     }
 
-    /// Returns the highest zxid of all answers so far, 0 before the first one. Every write that this session sends
-    /// later gets a higher zxid.
+    /// Returns the highest zxid that was recorded so far, or 0 before the first one. Every write that this session sends
+    /// after this call gets a higher zxid.
     pub(crate) fn newest_zxid(&self) -> i64 {
         self.newest_zxid.load(Ordering::Acquire)
     }
@@ -250,7 +251,7 @@ impl SessionStore {
     }
 
     /// Records the created node, from the answer to its create, or from a listing after that answer was lost.
-    /// Until [`SessionStore::forget`], keep-alive watches the node, and checks it while it is held.
+    /// Until [`SessionStore::forget`], the task `keep_alive` watches the node, and checks the node while it is held.
     pub(crate) fn created(&self, node: &Arc<Node>, created: &Created, session: i64) -> Result<(), Failure> {
         let now = self.lease.now();
         let (answer, _unlocked) = node.change(|it| (it.state.created(created, session, now), it.creating.take()));
@@ -289,8 +290,8 @@ impl SessionStore {
         self.unwatched.add(node);
     }
 
-    /// Records that this node is no longer kept between uses, and is deleted after its last use. A contender that waits for
-    /// the node then need not request that it be given up.
+    /// Records that this node is no longer kept between uses, and is deleted after its last use. A contender that waits
+    /// behind the node then need not request that this process give the node up.
     pub(crate) fn mark_closing(&self, node: &Arc<Node>) {
         let mut record = self.record.lock();
         record.closing.retain(|node| node.strong_count() > 0);

@@ -1,5 +1,5 @@
-//! The request for the watch on one of our nodes, by a contender that waits or by keep-alive. [`Node`] stores the watch
-//! and receives its event.
+//! The request for the watch on one of our nodes, by a contender that waits or by the task `keep_alive`. [`Node`] stores
+//! the watch and receives its event.
 
 use std::future::Future;
 use std::sync::Arc;

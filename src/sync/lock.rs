@@ -2,9 +2,9 @@
 //! and for the test `threads/` with mutexes that let the test decide every switch between threads.
 //!
 //! If a thread panics while it holds a mutex of the standard library, the mutex is poisoned, and returns an error to
-//! every later caller. The library does not need this, because the protected state is consistent even after a panic:
-//! code that can panic (the user's code) runs without a mutex, or under a mutex whose state only that code reads. So a
-//! panic in one task need not keep the other tasks from the mutex.
+//! every later caller. The library does not need this error, because the protected state is consistent even after a panic:
+//! code that can panic (the user's code) runs while no mutex is locked, or under a mutex whose state only that code reads.
+//! So a panic in one task need not keep the other tasks from the mutex.
 
 #![allow(dead_code, reason = "what is used depends on the features")]
 

@@ -64,7 +64,7 @@ pub(crate) fn silence_this_thread() {
 /// Waits until the subscriber of `tracing` has received all events of this library so far, at most for `limit`. Returns
 /// whether the subscriber has received them. Call this before a program ends, and in tests.
 ///
-/// Events are emitted by a thread of their own, `zk-rwlock-log`, so that a subscriber that blocks or panics costs no
+/// Most events are emitted by a thread of their own, `zk-rwlock-log`, so that a subscriber that blocks or panics costs no
 /// lock. At most 4,096 events wait for the subscriber. Further events are dropped, and their number is logged.
 /// [`ZooKeeper::close`](crate::ZooKeeper::close), and the drop of the last handle of a client, wait for up to 250 ms.
 pub fn flush_events(limit: Duration) -> bool {
@@ -200,7 +200,7 @@ impl OwnSpan {
         }
     }
 
-    /// Runs `work` in this span, so that the events of the library that occur in it belong to the span.
+    /// Runs `work` in this span, so that the events that the library emits during the work belong to the span.
     pub(crate) fn inside<T>(&self, work: impl FnOnce() -> T) -> T {
         if is_library_thread() {
             let before = INSIDE.replace(self.clone());

@@ -110,7 +110,7 @@ struct Pending {
     changes: Changes,
     /// The value of each gauge that is not zero.
     gauges: BTreeMap<Key, i64>,
-    /// Whether the metrics thread is collecting changes. If so, it will report a new change without another wake-up.
+    /// Whether the metrics thread is collecting changes. If so, the thread will report a new change without a wake-up.
     is_collecting: bool,
 }
 
@@ -167,7 +167,7 @@ pub(super) fn raise(key: Key, by: i64) {
     });
 }
 
-/// Waits until the recorder has received everything counted so far. Call this before a program ends, and in tests.
+/// Waits until the recorder has received all changes and measurements so far. Call this before a program ends, and in tests.
 ///
 /// Blocks the thread for as long as the recorder takes, and for at least the rest of the 20 ms for which changes are
 /// collected. The recorder itself must not call this function, because it would wait for itself.

@@ -26,8 +26,8 @@ use crate::telemetry::log::emit;
 pub(crate) struct KeeperMark(AtomicBool);
 
 impl KeeperMark {
-    /// Recognizes ClickHouse Keeper by the id of a session, which is below 2^28. ClickHouse Keeper counts sessions up
-    /// from one (`KeeperStorage`), unless its data came from ZooKeeper. A session id of ZooKeeper has the server's
+    /// Takes the servers for ClickHouse Keeper if the id of a session is from 1 to 2^28 - 1. ClickHouse Keeper counts sessions
+    /// up from one (`KeeperStorage`), unless its data came from ZooKeeper. A session id of ZooKeeper has the server's
     /// configured id in its highest byte, and from bit 16 on the milliseconds between the start of the machine and the
     /// start of the server (`SessionTrackerImpl`). So only a server 0 that starts within 4 s after its machine gives
     /// such a low id.
@@ -62,7 +62,7 @@ pub(crate) struct Abilities {
 }
 
 impl Abilities {
-    /// Returns the abilities of the session with this id, about which no answer has shown anything yet.
+    /// Returns the abilities of the new session with this id. No answer has shown yet whether its servers lack a feature.
     pub(crate) fn of_session(session: i64, keeper: Arc<KeeperMark>) -> Abilities {
         let ability = |feature, effect| Ability { session, feature, effect, verdict: Mutex::default() };
         Abilities {

@@ -63,7 +63,7 @@ struct Sessions {
     outage: Arc<Outage>,
 }
 
-/// The outcome of an attempt to open a session, for all callers that wait.
+/// The outcome of an attempt to open a session, for all callers that wait. `None` until the attempt has ended.
 type Opening = watch::Receiver<Option<Result<(), Failure>>>;
 
 impl ZooKeeper {

@@ -21,8 +21,8 @@ use crate::zookeeper::probe::reason;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::connect_failure;
 
-/// The time before the end of its time limit at which `connect` begins to probe the servers for the reason why there is no
-/// session. With a limit below 6 s, it begins at half the limit. A slow server may need 3 s to answer a probe.
+/// How long before the end of the time limit of `connect` a probe of the servers begins, to find the reason why there is no
+/// session. With a limit below 6 s, the probe begins at half the limit. A slow server may need 3 s to answer a probe.
 const PROBE_AHEAD: Duration = Duration::from_secs(3);
 
 /// When a lost session may be replaced.

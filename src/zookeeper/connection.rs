@@ -158,8 +158,8 @@ impl Attempts {
         Attempts { session_timeout, limit, round: 1, ..Attempts::default() }
     }
 
-    /// Records the addresses that a look-up of this server has found. Its other addresses are forgotten. `random` decides
-    /// the place of a new address in the order of attempts.
+    /// Records the addresses that a look-up of this server has found. The server's other addresses are forgotten. `random`
+    /// decides the place of a new address in the order of attempts.
     pub fn learn(&mut self, server: usize, addresses: &[Option<SocketAddr>], mut random: impl FnMut() -> u64) {
         self.known.retain(|it| it.target.server != server || addresses.contains(&it.target.address));
         for address in addresses {
@@ -211,7 +211,7 @@ impl Attempts {
         self.known.iter().all(|it| it.tried == self.round)
     }
 
-    /// Compares the known addresses with these two indexes. The smaller address is tried first.
+    /// Compares the known addresses with the indexes `a` and `b`. The address that counts as less is tried first.
     fn compare(&self, a: usize, b: usize, now: Moment) -> Ordering {
         let key = |index: usize| {
             let it = &self.known[index];

@@ -91,7 +91,7 @@ impl ZooKeeperBuilder {
     }
 
     /// Sets how long to try to reach a server when a session is opened. Default: the session timeout. A client that
-    /// lost its session pauses before it tries, for half of this at most.
+    /// lost its session pauses before it tries, for half of the connect timeout at most.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout);
         self
@@ -130,7 +130,7 @@ impl ZooKeeperBuilder {
     /// third of the session timeout, or two fifths of a session timeout below 3 s. The default is somewhat less where only
     /// [shorter breaks](Self::tick_time) cost no lock.
     ///
-    /// A server that pauses for half of this, to collect garbage or to flush its log, costs nothing. A longer pause may
+    /// A server that pauses for half of this time, to collect garbage or to flush its log, costs nothing. A longer pause may
     /// cost the connection, and a transaction that is under way its outcome
     /// ([`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown)). So set twice the longest pause of your servers. With
     /// a longer limit, the connection to a dead server is given up later. If the limit is close to the longest break

@@ -49,12 +49,12 @@ impl Outage {
         self.0.lock().lost = None;
     }
 
-    /// Returns when the last session lost its connection, unless a new session has begun.
+    /// Returns when the last session lost its connection, or `None` if a new session has begun.
     pub(super) fn since(&self) -> Option<Instant> {
         self.0.lock().lost.map(|(since, _)| since)
     }
 
-    /// Returns when the next session may be opened, if that session replaces a lost one.
+    /// Returns when the next session may be opened, or `None` if that session replaces no lost one.
     pub(super) fn reconnect(&self) -> Option<Reconnect> {
         self.0.lock().lost.and_then(|(_, reconnect)| reconnect)
     }

@@ -117,15 +117,15 @@ impl OwnRights {
 pub struct Permissions(zk::Permission);
 
 impl Permissions {
-    /// To read the node and list its children.
+    /// The permission to read the node and list its children.
     pub const READ: Permissions = Permissions(zk::Permission::READ);
-    /// To set the node's data.
+    /// The permission to set the node's data.
     pub const WRITE: Permissions = Permissions(zk::Permission::WRITE);
-    /// To create children of the node.
+    /// The permission to create children of the node.
     pub const CREATE: Permissions = Permissions(zk::Permission::CREATE);
-    /// To delete children of the node.
+    /// The permission to delete children of the node.
     pub const DELETE: Permissions = Permissions(zk::Permission::DELETE);
-    /// To change the node's ACL.
+    /// The permission to change the node's ACL.
     pub const ADMIN: Permissions = Permissions(zk::Permission::ADMIN);
     /// All five permissions.
     pub const ALL: Permissions = Permissions(zk::Permission::ALL);

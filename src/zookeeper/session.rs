@@ -207,7 +207,7 @@ impl Session for ZooKeeperSession {
         if self.connections.root_bytes == 0 {
             return Box::pin(ready(Ok(())));
         }
-        // The request counts as a read, because no quorum answers if the root exists already.
+        // The request is counted as a read, because it is only a read if the root exists already. No quorum answers then.
         self.ask(Request::Read, "/", |client, it, _| make_root(client, it))
     }
 

@@ -15,18 +15,19 @@ use std::os::fd::{AsRawFd, RawFd};
 use nix::sys::socket::sockopt::TcpNoDelay;
 use nix::sys::socket::{SockaddrStorage, getpeername, setsockopt};
 
-/// How many numbers below and above the lowest free one are looked at, because other threads may open and close files.
+/// How many file descriptors below and above the lowest free one are looked at. More than one is looked at, because other
+/// threads may open and close files.
 const BELOW: RawFd = 32;
 const ABOVE: RawFd = 96;
 
-/// The connected sockets around the lowest number that is free.
+/// The connected sockets whose file descriptors are near the lowest free one, before the client crate connects.
 pub(super) struct Sockets {
     lowest: RawFd,
     before: Vec<(RawFd, SocketAddr)>,
 }
 
 impl Sockets {
-    /// Notes the sockets, before the client crate connects.
+    /// Notes the connected sockets. Called before the client crate connects.
     pub(super) fn before() -> Sockets {
         let lowest = File::open("/dev/null").map_or(0, |file| file.as_raw_fd());
         Sockets { lowest, before: around(lowest).collect() }

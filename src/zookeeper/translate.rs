@@ -134,8 +134,8 @@ pub(super) fn created(path: String, stat: &zk::Stat) -> Created {
     Created { path, czxid: stat.czxid, ctime: time(stat.ctime), ephemeral_owner: stat.ephemeral_owner }
 }
 
-/// Converts a time of the ensemble's clock, in milliseconds since 1970. A time too late to be printed becomes the latest
-/// time that can be printed.
+/// Converts a time of the ensemble's clock, in milliseconds since 1970. The sign is dropped, and a time too late to be
+/// printed becomes the latest time that can be printed.
 pub(super) fn time(milliseconds: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(milliseconds.unsigned_abs()).min(LAST_WRITTEN)
 }

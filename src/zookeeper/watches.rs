@@ -32,8 +32,8 @@ pub(super) enum Kind {
 /// A watched path, and what the watch on it is set on.
 pub(super) type Key = (Arc<str>, Kind);
 
-/// The part of a stat that shows a change of what is watched. Compared only for equality, because the numbers of a
-/// restored ensemble go back.
+/// The two transaction ids of a stat that show a change of what is watched. They are compared only for equality, because
+/// the ids of a restored ensemble go back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seen(i64, i64);
 
@@ -111,7 +111,7 @@ impl Slots {
     }
 }
 
-/// Returns `None` for an event of the session, which says nothing about the node.
+/// Returns the event that the waiters get, or `None` if the crate's event is about the session and not about the node.
 fn translate(event: zk::EventType) -> Option<Event> {
     match event {
         zk::EventType::NodeDeleted => Some(Event::Deleted),
