@@ -53,7 +53,7 @@ pub(crate) async fn follow(it: &impl Followed) {
                 }
             }
         };
-        // A lost connection or answer says nothing about the target, so it is not reported.
+        // A lost connection or answer says nothing about the node or directory, so it is not reported.
         if !matches!(failure, Failure::Unknown(_) | Failure::Unreachable(_)) {
             it.refused(failure);
         }

@@ -161,7 +161,7 @@ pub(crate) fn list_synced(session: &Arc<dyn Session>, directory: &Arc<str>) -> R
 
 async fn list_wanted(session: Arc<dyn Session>) {
     loop {
-        // If the session is over, every request fails with the reason.
+        // The result is ignored, because if the session is over, the requests below fail with the reason.
         let _over = session.until_connected().await;
         let Some(mut some) = session.store().take_synced() else { return };
         some.retain(|(_, callers)| callers.receiver_count() > 0);

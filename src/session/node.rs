@@ -354,8 +354,8 @@ impl Node {
         }
     }
 
-    /// Returns the present moment if the node is held and no loss was found so far. Takes no mutex. After `None` the caller
-    /// must call [`Node::detect_loss`].
+    /// Returns the present moment if the node is held, no loss is recorded, and neither the lease nor a limit has
+    /// ended. Takes no mutex. After `None` the caller must call [`Node::detect_loss`].
     pub(crate) fn held_at(&self) -> Option<Moment> {
         let now = self.lease.covered_at(self.held_in.load(Ordering::Acquire).checked_sub(1)?)?;
         (nanos(now) < self.first_limit.load(Ordering::Acquire)).then_some(now)

@@ -44,7 +44,7 @@ pub(crate) fn remove(
 }
 
 impl SessionStore {
-    /// Records that a create of this owner may be carried out late.
+    /// Records that a create of the owner with this tag may be carried out late, within the next `KEPT_FOR` session timeouts.
     fn expect_late(&self, directory: &Arc<str>, tag: &Tag) {
         let now = self.lease().now();
         let until = now.saturating_add(KEPT_FOR * self.lease().timeout());
@@ -60,7 +60,8 @@ fn forget_old(expected: &mut VecDeque<(Moment, Arc<str>, Tag)>, now: Moment) {
     }
 }
 
-/// Removes the nodes of late creates. Spawned after each reconnect. Costs one listing of each directory with late creates.
+/// Removes the nodes of late creates (explained at the top of this file). Spawned after each reconnect. Costs one
+/// listing of each directory with late creates.
 pub(super) async fn remove_late(session: Arc<dyn Session>) {
     let now = session.lease().now();
     let expected = {
@@ -171,7 +172,7 @@ impl Remover {
         {
             return answer;
         }
-        // This request may never be answered, so it must not keep other removals waiting.
+        // The turn ends here, because this request may never be answered, and no other removal may wait for it.
         drop(turn);
         deleted.await
     }

@@ -19,7 +19,7 @@ pub enum CopyState {
     /// The connection is lost, or the session has ended. A change that is made meanwhile arrives after the reconnect.
     Disconnected,
     /// The node holds no value now, or cannot be read, or this client's server has missed a change that the ensemble
-    /// has. Such a server must be repaired. [`Live::get`](crate::shared::Live::get) still returns the last value.
+    /// has, and must be repaired. [`Live::get`](crate::shared::Live::get) still returns the last value.
     Behind(Error),
     /// The coordinator was closed, or no longer works, as the error says. No more changes will come.
     Over(Error),

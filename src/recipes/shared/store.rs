@@ -233,7 +233,8 @@ impl<T: Send + Sync + 'static> Store<T> {
     pub(crate) fn record_commit(&self, lease: &Lease, NewValue { bytes, czxid, version, .. }: &NewValue) {
         self.known.send_if_modified(|known| {
             known.was_seen = true;
-            // If the session has ended, the ensemble may have been restored to a state without the commit.
+            // If the session has ended, the commit is ignored, because the ensemble may have been restored to a state
+            // without it.
             lease.ending().is_none() && known.record_commit(bytes, *czxid, *version)
         });
     }
@@ -327,7 +328,7 @@ impl Follower {
         self.known.send_if_modified(|known| known.set_trouble(error));
     }
 
-    /// Returns the node. Fails if no handle exists any more.
+    /// Returns the value's node. Fails if no handle of the value exists any more.
     fn node(&self) -> Result<Arc<ValueNode>, Failure> {
         self.node.upgrade().ok_or(Failure::Over(Ending::Closed))
     }
