@@ -47,8 +47,8 @@ impl Subscriber for Log {
         let origin = target.split("::").next().unwrap_or(target);
         let at = self.started.elapsed().as_secs_f32();
         let line = escape_controls(&format!("{at:.3}s {level} {origin}: {}{}", words.message, words.fields));
-        // The line is queued, because events also come from the threads that keep the session alive, and these must not
-        // wait for a reader of standard error.
+        // The line is queued, because events also come from the threads that keep the session alive. These threads must
+        // not wait for a reader of standard error.
         to_people(format!("zklock: {line}\n"));
     }
 

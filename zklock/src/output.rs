@@ -198,8 +198,8 @@ pub(crate) fn width(text: &str) -> usize {
     text.width()
 }
 
-/// The maximal number of characters of a shortened text for each column. Some characters take no column, so without this limit a text of
-/// few columns could have very many characters.
+/// The maximal number of characters of a shortened text for each column. Some characters take no column, so without this
+/// limit a text of few columns could have very many characters.
 const STACKED: usize = 4;
 
 fn fits(text: &str, most: usize) -> bool {

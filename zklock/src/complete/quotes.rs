@@ -29,8 +29,8 @@ impl TypedWord {
     }
 
     /// Returns the text that bash has to insert to turn the typed word into `word`. The text is escaped, so that no
-    /// name acts as a command or ends the quotes around it. Returns `None` if `word` does not begin with the typed
-    /// word.
+    /// name acts as a command or ends the quotes around it. Returns `None` if `word` does not begin with the part
+    /// of the typed word that bash keeps.
     pub(crate) fn completed(&self, word: &str) -> Option<String> {
         let rest = word.strip_prefix(&self.before)?;
         let mut escaped = String::with_capacity(rest.len());

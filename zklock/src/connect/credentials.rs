@@ -12,7 +12,7 @@ use crate::exit::Exit;
 pub(crate) const VARIABLES: [&str; 6] =
     ["ZK_AUTH", "ZK_AUTH_FILE", "ZK_SASL", "ZK_SASL_FILE", "ZK_TLS_CERT", "ZK_TLS_KEY"];
 
-/// The maximal length of user and password together, in bytes.
+/// The maximal number of bytes that zklock reads from a file with user and password.
 const MOST: u64 = 1 << 16;
 
 /// The two settings that can give user and password: the text itself, and the name of a file with the text.

@@ -50,7 +50,7 @@ pub(crate) struct Reaped {
 
 impl Reaped {
     /// Returns the exit code of zklock. Does not return if zklock ends by SIGINT ([`end_by`]). `late` is a signal that
-    /// came when the command had ended.
+    /// came when the command had ended. It counts only if it is SIGINT and the command has ended with 0.
     pub(crate) fn exit_code(self, late: Option<Signal>) -> u8 {
         let late = late.filter(|signal| *signal == Signal::INT && self.code == 0);
         self.ends_by.or(late).map_or(self.code, end_by)

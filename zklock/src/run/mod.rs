@@ -36,10 +36,10 @@ use crate::run::order::Order;
 use crate::run::signals::Signals;
 use crate::show::cycles;
 
-/// How long `-n` tries to reach a server, unless `--connect-timeout` is given.
+/// The longest time for which `-n` tries to reach a server, unless `--connect-timeout` is given.
 const CONNECT_AT_ONCE: Duration = Duration::from_secs(3);
 
-/// The shortest time for which zklock tries to reach a server, even if `-w` is shorter.
+/// If `-w` is shorter than this time, zklock nevertheless tries for this time to reach a server.
 const CONNECT_LEAST: Duration = Duration::from_secs(1);
 
 /// The pause between two checks while zklock waits for an event without a notification, such as the moment for KILL
@@ -128,8 +128,8 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     Ok(outcome?.exit_code(late))
 }
 
-/// Returns how long to try to reach a server. With `-w` this time is no longer than the wait, but at least
-/// [`CONNECT_LEAST`]. With `-n` and without `--connect-timeout` it is at most [`CONNECT_AT_ONCE`].
+/// Returns how long to try to reach a server: for the connect timeout, or without one for the session timeout. `-w` shortens
+/// this time to the wait, but not below [`CONNECT_LEAST`]. `-n` shortens the session timeout to [`CONNECT_AT_ONCE`].
 fn connect_limit(run: &Run, connection: &Connection) -> Duration {
     let wanted = connection.connect_timeout.unwrap_or(connection.session_timeout);
     match run.wait {
@@ -295,7 +295,7 @@ fn can_follow_a_stop(why: Loss) -> bool {
     matches!(why, Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired))
 }
 
-/// Measures for how long zklock, or the machine, was stopped while zklock waited.
+/// Measures the longest time for which zklock, or the machine, was stopped while zklock waited.
 struct StallDetector {
     last: Cell<Instant>,
     longest: Cell<Duration>,
@@ -334,7 +334,7 @@ async fn cut_off(why: Loss, zk: &ZooKeeper) -> String {
     if why == Loss::LeaseRanOut && !zk.state().is_connected() {
         let started = Instant::now();
         while started.elapsed() < REASON {
-            // `state` makes a client without a connection find out why it reaches no server.
+            // A call of `state` makes a client without a connection find out why it reaches no server.
             if let state @ ConnectionState::Connecting { why: Some(_), .. } = zk.state() {
                 return format!(" ({state})");
             }
@@ -435,7 +435,7 @@ async fn record(guard: &AnyGuard, run: &Run, reaped: Reaped, signals: &mut Signa
     }
     let recorded = tokio::select! {
         biased;
-        // The reply is awaited even after a loss: the reply may still come, and the wait does no harm, because the
+        // The reply is awaited even after a loss of the lock: the reply may still come, and the wait does no harm, because the
         // command has ended.
         recorded = once.done() => recorded,
         why = async {

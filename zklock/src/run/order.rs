@@ -19,7 +19,7 @@ pub(crate) struct Order {
     pub(crate) label: String,
 }
 
-/// Returns the subcommand that is most similar to this word, by the measure that clap uses.
+/// Returns the visible subcommand that is most similar to this word, if it is similar enough. clap uses the same measure.
 fn meant(word: &str) -> Option<String> {
     let program = Arguments::command();
     let names = program.get_subcommands().filter(|task| !task.is_hide_set()).map(|task| task.get_name());

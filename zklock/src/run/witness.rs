@@ -163,13 +163,13 @@ mod on_linux {
     struct Heard {
         /// The last signal of a key that a process sent, and the id of that process.
         sent: Option<(i32, u32)>,
-        /// The process that sent the last SIGURG.
+        /// The id of the process that sent the last SIGURG.
         urges: Option<u32>,
     }
 
     impl Heard {
-        /// Returns the signal of a key if this signal proves that the key was typed. `code` and `sender` are from the
-        /// siginfo_t of the signal.
+        /// Returns the signal of a key if `signal`, alone or with an earlier one, proves that the key was typed. `code` and
+        /// `sender` are from the siginfo_t of `signal`.
         fn key(&mut self, signal: i32, code: i32, sender: u32) -> Option<i32> {
             match signal == Signal::URG.as_raw() {
                 true => self.urges = Some(sender),

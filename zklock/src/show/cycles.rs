@@ -92,8 +92,8 @@ fn waits<'a>(locks: &'a [Lock<'a>]) -> BTreeMap<&'a Process, Vec<&'a Lock<'a>>> 
 
 impl Lock<'_> {
     /// Returns the locks. Semaphores with several permits are left out, because a waiter needs only one of the holders to
-    /// leave, and so closes no circle. If a waiter holds no lock, but a `zklock` above it does, that
-    /// `zklock` counts as the waiter.
+    /// leave, and so closes no circle. If a waiter holds no lock, but a
+    /// `zklock` above it does, that `zklock` counts as the waiter.
     fn all(queues: &[Queue]) -> Vec<Lock<'_>> {
         let queues = queues.iter().filter(|queue| queue.permits.is_none_or(|all| all == 1));
         let mut locks: Vec<Lock<'_>> = queues.map(Lock::of).collect();

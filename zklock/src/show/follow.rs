@@ -1,7 +1,8 @@
-//! Follows the queue of a lock or semaphore by ZooKeeper's watches, and prints a line for each reported change.
+//! Follows the queue of a lock or semaphore by ZooKeeper's watches. After each reported change the queue is printed: as a
+//! table, or with `--json` as a line.
 //!
 //! A watch is armed (set) before the queue is read, so no change is missed. If the queue changes several times before it is
-//! read, one line stands for several changes, and says for how many.
+//! read, one table or line stands for several changes. The line says for how many.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};

@@ -1,5 +1,5 @@
 //! The subcommand `watch` on a screen: shows one queue, or a row for each of several, and redraws the screen in place. If
-//! standard output is no screen, [`follow`] prints each change.
+//! standard output is no screen, or with `--json`, [`follow`] prints each change.
 
 use std::future::{Future, IntoFuture};
 use std::io;

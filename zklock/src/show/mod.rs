@@ -46,7 +46,7 @@ pub(crate) fn warn(doubts: &[String]) {
     doubts.iter().for_each(|words| output::say(words));
 }
 
-/// Returns a message for each path about which the answer "free" alone would mislead.
+/// Returns a message for each path for which the answer "free" alone would mislead the user.
 pub(crate) async fn doubts(zk: &ZooKeeper, paths: &[String], is_tree: bool, queues: &[Queue]) -> Vec<String> {
     let mut doubts = Vec::new();
     match is_tree {

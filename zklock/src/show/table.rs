@@ -23,7 +23,7 @@ pub(crate) fn table(queue: &Queue, columns: Option<usize>, colourful: bool) -> S
     first.into_iter().chain(members).chain(last).map(|line| line + "\n").collect()
 }
 
-/// Returns the table in at most `columns` columns and `rows` rows. The last row says how many members were left out, if
+/// Returns the table in at most `columns` columns and `rows` rows. The last row says how many rows were left out, if
 /// any.
 pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful: bool) -> Vec<String> {
     let plain = |text: String| shorten(&text, columns);

@@ -90,12 +90,12 @@ impl Row {
         }
     }
 
-    /// Returns for how long the contender waited, until the end of the picture at most.
+    /// Returns for how long the contender waited. A wait whose end was not seen counts until `end`.
     pub(crate) fn waited(&self, end: SystemTime) -> Duration {
         self.granted.or(self.went).unwrap_or(end).duration_since(self.queued).unwrap_or_default()
     }
 
-    /// Returns for how long the contender held, until the end of the picture at most.
+    /// Returns for how long the contender held. A hold whose end was not seen counts until `end`.
     pub(crate) fn held(&self, end: SystemTime) -> Duration {
         let granted = self.granted.unwrap_or(end);
         self.went.unwrap_or(end).duration_since(granted).unwrap_or_default()
