@@ -141,7 +141,8 @@ impl SessionStore {
         self.lease.record_answer(sent);
     }
 
-    /// Records an answer as [`SessionStore::record_answer`] does, for an operation that a quorum has acknowledged.
+    /// Records the answer to an operation that was sent at `sent` and that a quorum has acknowledged. Unlike
+    /// [`SessionStore::record_answer`], this call may extend the lease.
     pub fn acknowledged(&self, sent: Moment) {
         if self.lease.acknowledged(sent) {
             self.detect_all_losses();

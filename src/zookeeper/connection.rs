@@ -274,7 +274,7 @@ impl Attempts {
             // A target without an address stays fresh, because the client crate looks its name up at each attempt.
             (known.has_failed, known.is_fresh) = (false, known.target.address.is_none());
         }
-        // A lease ends within a session timeout, because it is shorter than the session timeout by the stop margin.
+        // One session timeout from now, the session's lease has surely ended, because a lease is shorter than that.
         self.is_quick_until = now + self.session_timeout;
         let until = now + self.session_timeout * KEEPS_WRITES_FOR;
         if let Some(known) = self.find(target).filter(|_| keeps_writes && !is_stolen) {

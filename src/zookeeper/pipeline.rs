@@ -248,7 +248,7 @@ where
                 answer = answer => answer.unwrap_or_else(|_| unknown("the answer is malformed")),
                 () = abandoned => unknown("the session was closed before the answer came"),
             };
-            // A write whose outcome is unknown may still be carried out later.
+            // A write whose outcome is unknown may still be carried out later, so it stays counted in `writes`.
             let is_open = answer.as_ref().is_err_and(|failure| match failure {
                 Failure::Unknown(_) => !is_not_sent(failure) || on_link.is_left(),
                 _ => false,
@@ -260,7 +260,8 @@ where
         });
     }
 
-    /// Reports the answer to a request that was sent at `sent`, or sends the request again.
+    /// Reports the answer to a request that was sent at `sent`. If the request was certainly not sent, sends it again
+    /// instead, unless the session is closed.
     fn finish(self, pipeline: &Arc<Pipeline>, on_link: &OnLink, sent: Moment, answer: Result<T, Failure>) {
         let is_not_sent = answer.as_ref().is_err_and(is_not_sent);
         if is_not_sent && !on_link.is_left() {

@@ -117,7 +117,7 @@ async fn probe_one(server: &Server, options: &ZooKeeperBuilder, deadline: Instan
     };
 
     // If the server has reached its limit of connections, its close arrives one round trip after the connect. The connect
-    // took a round trip itself, so the probe waits for twice that time.
+    // took a round trip itself, so the probe waits for at least twice that time.
     let at_once = deadline.min(Instant::now() + AT_ONCE.max(2 * began.elapsed()));
     let mut answer = Vec::with_capacity(ENOUGH);
     match until(at_once, receive(&mut stream, &mut answer)).await {

@@ -4,7 +4,7 @@
 //! round trip. So two requests that are sent together would cost two round trips. The client crate neither sets the
 //! option nor exposes its sockets. `docs/upstream/nodelay.patch` makes the crate set the option, and this file unnecessary.
 //!
-//! A system gives a new socket the lowest number that is free. So this module compares the sockets at and around that
+//! A system gives a new socket the lowest file descriptor that is free. So this module compares the sockets near that
 //! number before and after the crate has connected, and sets the option on the new one only. If the socket is not
 //! found, and on other systems than Linux, a request may wait for the previous one's acknowledgement.
 

@@ -98,7 +98,7 @@ impl Slots {
         to.extend(self.by_key.remove(key).map(|slot| (slot, event)));
     }
 
-    /// Polls the watcher of a slot. If the watcher has fired, fires the slot.
+    /// Polls the watcher of a slot. If the watcher has fired for the node, calls [`Slots::fire`] for the slot.
     fn poll(&mut self, key: &Key, fired: &Arc<Mutex<Vec<Key>>>, to: &mut Outgoing) {
         let Some(slot) = self.by_key.get_mut(key) else { return };
         let Some(watcher) = &mut slot.watcher else { return };
