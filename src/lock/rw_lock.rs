@@ -1,4 +1,4 @@
-//! [`RwLock`] and its builder. The methods that acquire the lock are in `acquire.rs`, and the calls for operators in `admin.rs`.
+//! [`RwLock`] and its builder. The methods that acquire the lock are in `acquire.rs`, and those for operators in `admin.rs`.
 
 use std::sync::Arc;
 use std::time::Duration;

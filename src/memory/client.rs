@@ -1,7 +1,7 @@
 //! The clients of an embedded ensemble, and the faults that a test can inject.
 //!
-//! Without faults, every request is answered before its call returns. So a test that polls by hand decides every
-//! interleaving itself, without threads or sleeps.
+//! Without faults, every request is answered before the call that makes it returns. So a test that polls by hand decides
+//! every interleaving itself, without threads or sleeps.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -51,7 +51,7 @@ pub(super) struct World {
 pub(super) struct SessionState {
     store: Arc<SessionStore>,
     pub(super) is_cut: bool,
-    /// Why the ensemble has ended the session, as long as the client does not know. `None` while the session lives.
+    /// Why the ensemble has ended the session, if the client has not learned of the end yet. `None` while the session lives.
     ended_as: Option<Ending>,
     /// The nodes that a lagging server shows; `None` if the server does not lag.
     view: Option<Arc<Tree>>,
@@ -59,7 +59,7 @@ pub(super) struct SessionState {
     late: Vec<Change>,
     /// The replies and events that a silent server withholds; `None` if the server is not silent.
     pub(super) withheld: Option<Vec<Notification>>,
-    /// The id of the newest transaction that the client had seen when its connection was cut.
+    /// The id of the ensemble's newest transaction at the time when the client's connection was cut.
     seen: i64,
     /// The requests that the client sent while it was cut off.
     pub(super) waiting: Vec<Job>,
@@ -82,7 +82,7 @@ pub(super) struct SessionState {
 /// How often a client may leave its only server and come back. The next attempt to leave fails with [`Failure::Diverged`].
 const LEAVES_OF_ONE: u32 = 3;
 
-/// The part of a session's next write that is lost.
+/// What is lost of a session's next write: its reply, or the request itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     Reply,
@@ -300,7 +300,8 @@ impl World {
     pub(super) fn expire(&mut self, session: i64, why: Ending, fired: &mut Vec<Notification>) {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.ended_as.get_or_insert(why);
-        // If the client has closed the session, or one of its tasks has failed, it knows of the end without a connection.
+        // If the client has closed the session, or a task of the session has failed, the client knows of the end without a
+        // connection.
         let is_notified = !state.is_cut || matches!(why, Ending::Closed | Ending::Failed);
         let owned = std::mem::take(&mut state.owned).into_iter().collect();
         if is_notified {
@@ -309,7 +310,7 @@ impl World {
         self.delete_all(owned, fired);
     }
 
-    /// Reports to a client that its session is over.
+    /// Removes a session, and reports to its client that the session is over.
     fn end(&mut self, session: i64, why: Ending, fired: &mut Vec<Notification>) {
         self.forget_watches(session);
         self.lagging.remove(&session);
@@ -361,7 +362,7 @@ impl World {
         let tree = self.shown_to(session);
         let Some(state) = self.sessions.get_mut(&session) else { return };
         // Each watched node that has changed since the cut causes an event. If the node still exists, the event is `LookAgain`
-        // and not `Changed`, as the client has missed the change itself.
+        // and not `Changed`, because the client has missed the change itself.
         let missed = state.watches.keys().filter_map(|key| {
             let children_of = key.strip_suffix('/');
             match tree.get(children_of.unwrap_or(key)) {

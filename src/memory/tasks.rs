@@ -13,8 +13,8 @@ use crate::session::request::Task;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// An executor without a thread of its own: the thread that wakes a task runs the task. So tasks run only during calls that
-/// a test makes.
+/// An executor without a thread of its own: the thread that wakes a task runs the task. So apart from timers that fire, tasks
+/// run only during calls that a test makes.
 #[derive(Default)]
 pub(super) struct Executor {
     /// The thread that runs the tasks holds this mutex while it does so.

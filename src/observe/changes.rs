@@ -99,8 +99,8 @@ impl DropSignal {
             next.map(|next| next.map(|state| (state, Some(state))))
         });
         let mut life = self.0.get_or_init(|| watch::Sender::new(())).subscribe();
-        // Nothing is sent on this channel. `changed` returns an error when the guard, and with it the sender, is dropped. This
-        // ends the stream.
+        // Nothing is sent on this channel. `changed` returns an error when the guard, and with it the sender, is dropped. The
+        // error ends the stream.
         Changes::of(states.take_until(Box::pin(async move { drop(life.changed().await) })))
     }
 }

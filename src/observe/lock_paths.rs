@@ -143,8 +143,8 @@ impl LockPaths {
         presence::leave_if_listed(session, directory, gone).await.map(|_| are_gone)
     }
 
-    /// Returns the progress of `me` according to `taken`, the names of the permits, and `names`, the names in the queue. Sends
-    /// nothing.
+    /// Returns the progress of `me` according to `taken`, the names of the permit nodes, and `names`, the names in the queue.
+    /// Sends nothing.
     pub(crate) fn progress_beside(&self, taken: &[String], names: &[String], me: &NodeName) -> Progress {
         let (place, length) = turn::place_of(me, names);
         let ahead = turn::ahead_of(me, names);

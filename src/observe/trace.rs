@@ -59,7 +59,7 @@ impl AcquireTrace {
         }
     }
 
-    /// Returns a future that polls `work` inside the span.
+    /// Returns a future that polls `work` inside `span`.
     pub(crate) fn around<G: 'static>(span: OwnSpan, work: Work<G>) -> Work<G> {
         if span.is_none() { work } else { Box::pin(span.around(work)) }
     }
@@ -96,7 +96,7 @@ pub(crate) fn count_grant(aim: Aim, path: &PathLabel, kind: &'static str) {
     meter::count(names::GRANTS, Some(path), &[("mode", meter::label(aim)), ("kind", kind)]);
 }
 
-/// Logs and counts that an acquisition failed.
+/// Logs that an acquisition failed. Also counts the failure if the lock was taken, or if the timeout ran out.
 pub(crate) fn not_granted((path, metrics): (&str, &PathLabel), aim: Aim, error: &Error) {
     let mode = &[("mode", meter::label(aim))];
     match error {

@@ -9,8 +9,8 @@ use crate::queue::metadata::{Record, date};
 use crate::queue::mode::Mode;
 use crate::queue::quoted::quoted;
 
-/// A snapshot of the queue of a lock or semaphore. Its `Display` prints a line for the path, one for each member, and one for
-/// the record of a job.
+/// A snapshot of the queue of a lock or semaphore. Its `Display` prints a line for the path, a line for each member, and a line
+/// for the record of a job, if there is one.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Queue {
@@ -104,7 +104,7 @@ pub enum MemberState {
         /// `permits`: the name of the directory of the holders.
         behind: String,
     },
-    /// The member will never hold: its sequence number is negative, or another node has the same number.
+    /// The member will never hold: its sequence number is negative, or the node of another contender has the same number.
     Stuck,
 }
 
@@ -126,7 +126,7 @@ impl Queue {
         self.members.iter().filter(|member| member.state == MemberState::Holds)
     }
 
-    /// Returns the members that do not hold, in the order of arrival.
+    /// Returns the members that wait or are stuck, in the order of arrival.
     pub fn waiters(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| member.state != MemberState::Holds)
     }

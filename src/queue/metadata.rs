@@ -31,7 +31,7 @@ pub(crate) struct Metadata {
 }
 
 impl Metadata {
-    /// Returns the node's data. `since` is when the contender queued up.
+    /// Encodes the metadata as the data of the contender's node. `since` is when the contender queued up.
     pub(crate) fn encode(&self, since: SystemTime) -> Vec<u8> {
         let since = humantime::format_rfc3339_millis(date(since));
         let (pid, permits) = (line("pid", self.pid), line("permits", self.permits));
@@ -73,8 +73,8 @@ pub(crate) fn read(data: &[u8]) -> Metadata {
     }
 }
 
-/// Parses the data of another library's node as a host or a label. Curator writes its address; kazoo writes the
-/// identifier that its user set.
+/// Parses the data of another library's node as a host or a label. Curator writes the address of its machine. Kazoo writes
+/// the identifier that its user set.
 fn read_foreign(data: &[u8]) -> Metadata {
     let text = std::str::from_utf8(data).unwrap_or_default().trim();
     if text.is_empty() || text.len() > 256 || text.chars().any(char::is_control) {
@@ -103,9 +103,9 @@ const DRIFT: u32 = 100;
 pub struct Record {
     /// When the success was recorded, on the ensemble's clock.
     pub at: SystemTime,
-    /// The host of the process; empty if the record has none.
+    /// The host of the process that did the job; empty if the record has none.
     pub host: String,
-    /// The id of the process.
+    /// The id of the process that did the job.
     pub pid: Option<u32>,
     /// The label of the job: what was done.
     pub label: Option<String>,

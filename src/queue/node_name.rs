@@ -77,7 +77,7 @@ impl NodeName {
         &self.text[..self.host_len]
     }
 
-    /// Returns the random id of this acquisition, if the name has one.
+    /// Returns the random id of the contender's acquisition, if the name has one.
     pub fn id(&self) -> Option<&str> {
         let id = match self.dialect {
             Dialect::Native => {
@@ -171,8 +171,8 @@ impl Tag {
         format!("{}{}", self.text, self.dialect.marker(mode))
     }
 
-    /// Returns the name before the server has assigned a sequence number. The name has the number -1, and
-    /// [`turn`](crate::queue::turn::turn) grants the lock to no negative number.
+    /// Returns the name of the acquisition's node while the server has not assigned a sequence number yet. Until then, the
+    /// number is -1, and [`turn`](crate::queue::turn::turn) grants the lock to no negative number.
     pub(crate) fn unnumbered(&self, mode: Mode) -> NodeName {
         NodeName::of(self.prefix(mode), self.dialect, self.len(), Place { mode, sequence: -1 })
     }

@@ -209,8 +209,8 @@ async fn check_if_due(
     }
     let at = humantime::format_rfc3339_millis(date(last.at));
     emit!(DEBUG, path = hold.user_path(), host = last.host, %at, "the work is not due: it was done within the period");
-    // The lock is given back in the background. Its loss would not change the result, because the record is older than
-    // the grant.
+    // The lock is given back in the background. A loss of the lock would not change the result, because the record is older
+    // than the grant.
     drop(guard);
     Ok(Work::Done(last))
 }

@@ -96,7 +96,7 @@ impl Semaphore {
         Semaphore::builder(coordinator, path).permits(permits).build()
     }
 
-    /// Like [`Semaphore::new`], with options.
+    /// Returns a builder, to open the semaphore at `path` with options.
     ///
     /// ```
     /// # use zk_rwlock::{Memory, Semaphore};
@@ -547,7 +547,8 @@ async fn queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> 
     number.map(|_| queue).ok_or_else(|| state.permits_error(PermitsError::Unset))
 }
 
-/// Returns the result of `work` on a session. Fails if `work` takes longer than a session timeout.
+/// Repeats `work` on a session until its outcome is known, and returns the outcome. Fails if this takes longer than a session
+/// timeout.
 async fn on_a_session<T, F>(
     state: &SemaphoreState,
     operation: &'static str,

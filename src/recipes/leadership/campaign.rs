@@ -28,7 +28,7 @@ pub(crate) struct Candidate {
     pub(crate) status: watch::Sender<Status>,
     /// The backoff between campaigns, and the end of the pause that was scheduled last.
     pub(crate) next_pause: Mutex<(Pauses, Option<Instant>)>,
-    /// The time of the first failed health check since the last success. `None` while the candidate is healthy.
+    /// The time of the first health check that has failed since the last successful one. `None` while the candidate is healthy.
     pub(crate) unhealthy_since: Mutex<Option<Instant>>,
 }
 
@@ -130,7 +130,8 @@ impl Candidate {
                 false => return pending().await,
             }
         };
-        // A caller that waits for a failed check has just seen a successful one, so the next check is an interval later.
+        // A caller that waits until the candidate is unhealthy has just seen a successful check. So the next check is due an
+        // interval later.
         if !is_wanted {
             self.lock.config.coordinator.sleep(*interval).await;
         }
@@ -230,7 +231,7 @@ impl RunningTerm {
     pub(crate) async fn run<F: Future>(self, work: F) -> Result<Option<F::Output>, Error> {
         let term = self.term.clone();
         let loss = || term.guard.held.detect_loss().map(|_| TermEnd::Lost);
-        // At the end of the term, `while_held` drops the work. Only after that, the lock is given back.
+        // At the end of the term, `while_held` drops the work. The lock is given back only after that.
         let ended = while_held(loss, self.wait_for_end(), work).await;
         let given_back: Task<Result<(), Error>> = Box::pin(self.give_back(ended.as_ref().err().copied()));
         given_back.await?;

@@ -70,7 +70,7 @@ impl Leadership {
         Leadership::builder(coordinator, path).build()
     }
 
-    /// Like [`Leadership::new`], with options.
+    /// Returns a builder, to open the leadership at the directory `path` with options.
     pub fn builder<C: Coordinator + Clone>(coordinator: &C, path: impl AsRef<str>) -> LeadershipBuilder {
         let mut lock = RwLock::builder(coordinator, path).warn_after_waiting(None);
         lock.is_election = true;
@@ -335,7 +335,7 @@ impl Leadership {
         leader::changes(&self.candidate.lock.config)
     }
 
-    /// Returns the lock, for its queue and for operators.
+    /// Returns the lock on which the candidates are elected, for its queue and for its calls for operators.
     pub fn lock(&self) -> &RwLock {
         &self.candidate.lock
     }

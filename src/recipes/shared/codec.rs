@@ -43,7 +43,7 @@ pub struct Stored<T> {
 }
 
 impl<T> Stored<T> {
-    /// Returns the writer of the value, and the time.
+    /// Returns the writer of the value, and the time of the write.
     pub fn written(&self) -> &Written {
         &self.written
     }
@@ -64,7 +64,7 @@ impl<T> Deref for Stored<T> {
 
 /// The conditions that the bytes of a value must meet, whatever the type of the value.
 pub(crate) struct Form {
-    /// The name of the format, from one call of the user's code. The name is stored, because the thread that keeps the
+    /// The name of the format, which the user's code has returned. The name is stored here, because the thread that keeps the
     /// sessions alive compares it with the header of each value, and must not run user code.
     pub(crate) name: String,
     pub(crate) schema: u32,

@@ -31,7 +31,7 @@ pub struct SharedReadGuard<T> {
 }
 
 /// A [`Shared`](crate::Shared) value, held by one writer alone. Derefs to a copy of the value. [`commit`](Self::commit)
-/// writes the changes of the copy. Dropping the guard without a commit discards them.
+/// writes the copy to the value's node. Dropping the guard without a commit discards the changes of the copy.
 ///
 /// Dropping the guard gives the lock back.
 #[must_use = "if unused, the lock is given back at once"]
@@ -79,7 +79,7 @@ shared_guard!(SharedReadGuard, ReadGuard);
 shared_guard!(SharedWriteGuard, WriteGuard);
 
 impl<T> SharedReadGuard<T> {
-    /// Returns the writer of the value, and the time.
+    /// Returns the writer of the value, and the time of the write.
     pub fn written(&self) -> &Written {
         self.stored.written()
     }
