@@ -113,8 +113,8 @@ fn may_block() -> bool {
     panic::catch_unwind(panic::AssertUnwindSafe(|| receiver.blocking_recv())).is_ok()
 }
 
-/// A function that makes the future of a call's answer. The argument is the caller's timeout, after which the future
-/// must end.
+/// A function that makes the future of a call's answer. The argument is the timeout that the user gave. The future must end
+/// when this timeout expires.
 type Begin<T> = dyn FnOnce(Option<Duration>) -> Answer<T> + Send;
 
 type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;

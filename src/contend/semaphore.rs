@@ -337,7 +337,7 @@ impl SemaphoreState {
         Err(self.permits_error(reason).into())
     }
 
-    /// Fails if the node of a job's record, or its twin, exists beside the path. The path then belongs to the job's lock.
+    /// Fails if a job's record, or its copy in the twin node, lies beside the path. The path then belongs to the job's lock.
     async fn check_for_record(&self, session: &Arc<dyn Session>) -> Result<(), NotDone> {
         let record = metadata::record_path(self.config.user_path());
         for path in [record.clone(), metadata::twin_of(&record)] {

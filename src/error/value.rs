@@ -37,7 +37,7 @@ pub enum ValueError {
         found: String,
         /// The name of this handle's format.
         expected: String,
-        /// The last write.
+        /// The last write of the value.
         written: Box<Written>,
     },
 
@@ -46,7 +46,7 @@ pub enum ValueError {
     NewerSchema {
         /// The newest schema that this program knows.
         known: u32,
-        /// The last write.
+        /// The last write of the value.
         written: Box<Written>,
     },
 
@@ -58,7 +58,7 @@ pub enum ValueError {
         known: u32,
         /// The reason why the value cannot be converted.
         problem: String,
-        /// The last write.
+        /// The last write of the value.
         written: Box<Written>,
     },
 
@@ -68,7 +68,7 @@ pub enum ValueError {
     WrongType {
         /// The text of the format's error.
         problem: String,
-        /// The last write.
+        /// The last write of the value.
         written: Box<Written>,
     },
 

@@ -172,7 +172,7 @@ pub(crate) struct KeptUse {
     trace: Option<Arc<HoldTrace>>,
     /// The time limit of the use. `None` if uses have no limit.
     limit: Option<Arc<LimitedUse>>,
-    /// Whether a downgrade has begun and not ended. Meanwhile the ensemble may have the WRITE node or the READ node.
+    /// Whether a downgrade has begun and not ended. During a downgrade, the ensemble may have the WRITE node or the READ node.
     is_changing: bool,
     is_over: bool,
 }
@@ -281,7 +281,7 @@ impl PendingUse {
     /// Waits until the use runs. Returns `None` if the use is refused, because the node is closed to further uses or lost.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the use still waits, and the next call goes on.
+    /// If the future is dropped, the use still waits, and the next call of this method goes on with the wait.
     pub(crate) async fn wait(&mut self) -> Result<Option<KeptUse>, Error> {
         poll_fn(|context| self.poll(context)).await
     }

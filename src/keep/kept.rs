@@ -167,7 +167,7 @@ impl KeptNode {
             let mut state = self.state.lock();
             state.work = Some(work);
             let is_wanted = state.is_wanted;
-            // If the last waiting use has left during the poll, this call drops the acquisition.
+            // If the last waiting use has left during the poll, `settle` drops the acquisition.
             drop(self.settle(state, Vec::new()));
             if !is_wanted {
                 return false;
@@ -264,8 +264,8 @@ impl KeptNode {
         self.settle(state, woken)
     }
 
-    /// Unlocks the state, and after that wakes these uses. If no use is left and no use can join, counts and logs that the
-    /// node is given up, and returns its hold. Before the grant, drops the acquisition instead. With an idle time of zero,
+    /// Unlocks the state, and after that calls the wakers `woken`. If no use is left and no use can join, counts and logs that
+    /// the node is given up, and returns its hold. Before the grant, drops the acquisition instead. With an idle time of zero,
     /// no use can join a granted node once no use is left.
     pub(super) fn settle(&self, mut state: MutexGuard<'_, KeptState>, mut woken: Vec<Waker>) -> Option<Arc<Contender>> {
         if self.idle.is_zero() && state.granted.is_some() && state.uses.is_idle() {

@@ -223,7 +223,7 @@ impl RwLock {
     /// See [`RwLock`] for fairness.
     ///
     /// # Cancel safety
-    /// As for [`RwLock::read`].
+    /// The same as that of [`RwLock::read`].
     ///
     /// # Errors
     /// See [`Error`]; [`Error::Timeout`] only if a [`timeout`](Acquire::timeout) was given.
@@ -254,7 +254,7 @@ impl RwLock {
     /// timeout, and with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
-    /// As for [`RwLock::read`].
+    /// The same as that of [`RwLock::read`].
     ///
     /// # Errors
     /// [`Error::WouldBlock`], which names the contenders that an acquisition would wait for. Otherwise see [`Error`].
@@ -285,7 +285,7 @@ impl RwLock {
     /// timeout, and with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
-    /// As for [`RwLock::read`].
+    /// The same as that of [`RwLock::read`].
     ///
     /// # Errors
     /// [`Error::WouldBlock`], which names the contenders that an acquisition would wait for. Otherwise see [`Error`].

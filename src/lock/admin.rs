@@ -1,5 +1,5 @@
-//! Calls for operators: read the queue, evict a member, forget the record of a job's last success, and ask other
-//! processes to give up the nodes that they keep between uses.
+//! Calls for operators: read the queue, evict a member, forget the record of a job's last success, and ask processes to
+//! give up the nodes that they keep between uses.
 
 use std::sync::Arc;
 

@@ -284,7 +284,7 @@ impl Hold {
         self.held.data(path.as_ref()).await
     }
 
-    /// Starts a transaction that commits only if the lock is still held then. See [`Transaction`].
+    /// Starts a transaction, which the ensemble commits only if the lock is still held at the commit. See [`Transaction`].
     pub fn transaction(&self) -> Transaction<'_> {
         Transaction::under(&self.held)
     }
