@@ -109,8 +109,8 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
         let period = if is_idle { lease.idle_period() } else { lease.heartbeat_period() };
         due = due.min(now + period);
         if !lease.is_connected() {
-            // The connection is lost. The reconnect wakes this loop, and the heartbeat is then due immediately. A session
-            // without nodes then needs no heartbeat, because the handshake has touched it.
+            // The connection is lost. The reconnect wakes this loop. If the session has nodes, a heartbeat is due then.
+            // A session without nodes needs none then, because the handshake has touched it.
             due = if is_idle { Moment::MAX } else { now };
         } else if due <= now && !lease.is_steady() {
             due = now + period;

@@ -43,7 +43,7 @@ pub type Contents = Vec<Option<(Vec<u8>, Stat)>>;
 pub enum Kind {
     /// Stays until deleted.
     Persistent,
-    /// Stays until deleted. The ensemble deletes the node itself some time after the deletion of its last child.
+    /// Stays until a client deletes the node, or the ensemble does so some time after the deletion of the last child.
     Container,
     /// Deleted at the end of the session that created it.
     Ephemeral,

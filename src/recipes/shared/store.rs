@@ -204,8 +204,9 @@ impl<T: Send + Sync + 'static> Store<T> {
 
     /// Returns the decoded value of `seen`. The first caller decodes the bytes, and later callers get the same value.
     ///
-    /// The format is user code, which may take long, panic, or use this copy. So no mutex is locked during the decoding. A
-    /// second caller does not wait for the first, but decodes the bytes itself.
+    /// The format is user code, which may take long, panic, or use this copy. So no mutex is locked during the
+    /// decoding. A caller that comes during the decoding does not wait: it decodes the bytes, too, and returns the
+    /// value that was stored first.
     pub(crate) fn value_of(&self, seen: &Seen) -> Result<Arc<Stored<T>>, Error> {
         let decoded_before =
             |decoded: &Decoded<T>| if decoded.event == seen.event { decoded.value.clone() } else { None };

@@ -131,7 +131,7 @@ impl Limits {
 
     /// Returns the time until the node is given up. The node is given up `margin` after a hold or use was found to have
     /// exceeded its limit. If none was, the node is given up `margin` after the moment at which a present hold or use
-    /// first reaches its limit. Returns `None` if there is no such moment either.
+    /// first reaches its limit. Returns `None` if no present hold or use has a limit either.
     pub(super) fn given_up_in(&self, now: Moment, margin: Duration) -> Option<Duration> {
         self.exceeded.or(self.first()).map(|end| end.saturating_add(margin).saturating_sub(now))
     }
