@@ -190,7 +190,7 @@ pub(crate) fn exit_for(error: Error, connection: &Connection) -> Exit {
     Exit::new(exit.code(), words)
 }
 
-/// Returns the lock at `path`, for reading its queue.
+/// Returns the lock at `path`, whose nodes are named as `--dialect` says.
 pub(crate) fn lock(zk: &ZooKeeper, path: &str, connection: &Connection) -> Result<RwLock, Error> {
     RwLock::builder(zk, path).dialect(connection.dialect).build()
 }

@@ -86,7 +86,7 @@ impl Given {
         Exit::usage(format!("{}: {problem}", self.name))
     }
 
-    /// Returns the error that refuses the content of the file.
+    /// Returns the error that refuses the file that this value names.
     pub(crate) fn wrong_file(&self, problem: impl Display) -> Exit {
         self.wrong(format!("{}: {problem}", whole_or_short(&self.file().display().to_string())))
     }

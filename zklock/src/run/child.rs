@@ -278,7 +278,7 @@ impl Child {
             let was_lent = terminal.is_lent_to(self.group);
             // The terminal is taken back before the witness ends, so that no key is typed while nobody listens.
             terminal.take_back(self.group);
-            // Without a witness, zklock knows only by which signal the command ended.
+            // Without a witness, zklock takes the signal that ended the command for that of a key.
             typed = self.witness.take().and_then(Witness::ends).unwrap_or_else(by_key).filter(|_| was_lent);
             if signal.is_some() {
                 terminal.restore();

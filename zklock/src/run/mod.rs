@@ -270,7 +270,7 @@ async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeepe
 
 /// Looks for a circle of processes that wait for each other, of which this process is one. Returns a text about the circle,
 /// which is empty if there is no circle or the search takes longer than [`CIRCLE`]. Only a process that runs under another
-/// `zklock` searches. Any other process holds no lock, so nobody waits for it, and a search by each cron of a fleet would be a
+/// `zklock` searches. Any other process holds no lock while it waits, so nobody waits for it, and its search would only be a
 /// load on the servers.
 async fn circle(place: &Place, zk: &ZooKeeper) -> String {
     let variable = |name| std::env::var(name).ok();

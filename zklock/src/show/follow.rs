@@ -193,7 +193,7 @@ struct Seen {
     /// The names that the directory showed when its watch was armed, before the queue was read. `None` if there was no
     /// directory.
     shown: Option<BTreeSet<String>>,
-    /// The highest sequence number that was given to a contender, as far as it is known. -1 if none was given yet.
+    /// The highest sequence number that was given to a contender. -1 if none was given yet, and `None` if it is not known.
     newest: Option<i64>,
 }
 

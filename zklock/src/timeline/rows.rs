@@ -113,7 +113,7 @@ pub(crate) struct Break {
 /// The queues as one watcher (a `zklock watch --json`) saw them last.
 #[derive(Default)]
 pub(crate) struct Watcher {
-    /// The nodes of the contenders, by path.
+    /// The nodes of the contenders that were in the queue, by path.
     there: HashMap<String, HashSet<String>>,
     /// The index in [`Picture::breaks`] of the break that has no end yet, by path.
     cut_off: HashMap<String, usize>,
