@@ -27,7 +27,7 @@ use crate::queue::turn::{self, Grant, IfTaken, Waiter};
 use crate::session::contract::Session;
 use crate::session::node::state::EntryStep;
 use crate::session::request::{Ending, Failure, Listing, Loss, Watch};
-use crate::session::retry::{self, spawn_cancellable};
+use crate::session::retry::{self, RetryLimit, spawn_cancellable};
 use crate::session::{follow, listing, presence};
 use crate::sync::random;
 use crate::telemetry::log::{OwnSpan, emit};
@@ -181,6 +181,7 @@ impl Acquisition {
             // If a warning was logged before the acquisition entered the queue, no second one is logged.
             warn_at: due.filter(|due| Instant::now() < *due),
             registered: None,
+            denials: RetryLimit::DENIALS,
         };
         let taken = tokio::select! {
             biased;

@@ -39,6 +39,8 @@ pub(crate) struct PendingAcquisition<'a> {
     /// [`Warnings`](crate::contend::warnings::Warnings) already.
     pub(crate) warn_at: Option<Instant>,
     pub(crate) registered: Option<Registered>,
+    /// Counts the listings of the server that lacked our node although the leader had it.
+    pub(crate) denials: RetryLimit,
 }
 
 impl PendingAcquisition<'_> {
@@ -117,15 +119,12 @@ impl PendingAcquisition<'_> {
 
     /// Asks the ensemble's leader whether `claim`, which the listing `names` has shown, is true. Returns `true` if it is false.
     /// If this client's server goes on contradicting the leader, connects to another server.
-    async fn leader_differs(&self, claim: &Claim, names: Option<&Listing>) -> Result<bool, Error> {
+    async fn leader_differs(&mut self, claim: &Claim, names: Option<&Listing>) -> Result<bool, Error> {
         let (entry, session, config) = (self.entry, self.entry.session(), self.config);
         let differs = match claim {
             // The loss of our node is known already. So the claim that our node is missing is true.
-            Claim::Unlisted { .. } if entry.detect_loss().is_some() => Ok(false),
-            Claim::Unlisted { leaves } => {
-                let mut tries = if *leaves { RetryLimit::once() } else { RetryLimit::DENIALS };
-                presence::leader_still_has(session, &entry.node().path(), &mut tries).await
-            }
+            Claim::Unlisted if entry.detect_loss().is_some() => Ok(false),
+            Claim::Unlisted => presence::leader_still_has(session, &entry.node().path(), &mut self.denials).await,
             // A server may still list a node of a deleted directory. Once a node of the new directory gets the same
             // sequence number, that server shows the number twice.
             Claim::Rival(rival) => presence::leave_if_listed(session, entry.directory(), vec![rival.clone()]).await,

@@ -223,9 +223,6 @@ fn in_order(dialect: Dialect, queue: &[String], wanted: impl Fn(Place) -> bool) 
     chosen.into_iter().map(|(_, child)| child).collect()
 }
 
-/// How many listings of a server may lack the waiter's own node, which the leader has, before the waiter leaves the server.
-const UNLISTED_MAX: u8 = 3;
-
 /// The state machine of one contender that waits. `C` is its [`NodeName`], or a reference to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Waiter<C> {
@@ -237,8 +234,6 @@ pub struct Waiter<C> {
     awaited: Option<Predecessor>,
     /// The predecessor whose node the server listed, and then said not to exist. `None` once there is another predecessor.
     missing: Option<Arc<str>>,
-    /// The number of listings that lacked the contender's own node although the leader had it, up to [`UNLISTED_MAX`].
-    unlisted: u8,
     /// Whether a listing has shown a contender ahead.
     has_waited: bool,
     /// Whether a [`Step::Await`] of this waiter has asked for kept nodes, so that no later step asks again.
@@ -267,10 +262,7 @@ pub struct Predecessor {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// The waiter's own node is not in the queue.
-    Unlisted {
-        /// Whether to leave the server if the leader has the node. `true` if too many listings of the server lacked the node.
-        leaves: bool,
-    },
+    Unlisted,
     /// The node of this name has the number of the waiter's own node.
     Rival(String),
     /// Contenders are ahead of a waiter that must not wait.
@@ -358,8 +350,7 @@ impl<C: Borrow<NodeName>> Waiter<C> {
     /// Creates the state machine of a contender whose node exists. Its first step is [`Step::List`]. `hands_off` says
     /// whether a writer that held the lock signals its release by a write to its node.
     pub fn new(me: C, hands_off: bool, if_taken: IfTaken) -> Waiter<C> {
-        let (awaited, missing, unlisted) = (None, None, 0);
-        Waiter { me, hands_off, if_taken, awaited, missing, unlisted, has_waited: false, has_asked: false }
+        Waiter { me, hands_off, if_taken, awaited: None, missing: None, has_waited: false, has_asked: false }
     }
 
     /// Returns whether a listing has shown a contender ahead.
@@ -378,7 +369,7 @@ impl<C: Borrow<NodeName>> Waiter<C> {
     pub fn listed(&mut self, names: &[String], closing: &[String]) -> Step {
         let (turn, foreign) = turn_among_foreign(self.me.borrow(), names);
         match (turn, foreign) {
-            (Turn::Evicted, _) => Step::AskLeader(Claim::Unlisted { leaves: self.unlisted == UNLISTED_MAX }),
+            (Turn::Evicted, _) => Step::AskLeader(Claim::Unlisted),
             (_, Some(name)) => Step::Foreign(name.to_owned()),
             (Turn::Stuck(Some(rival)), None) => Step::AskLeader(Claim::Rival(rival)),
             (Turn::Stuck(None), None) => Step::Stuck(None),
@@ -409,12 +400,8 @@ impl<C: Borrow<NodeName>> Waiter<C> {
     /// the leader contradicts the listing.
     pub fn leader_answered(&mut self, claim: Claim, differs: bool) -> Step {
         match claim {
-            Claim::Unlisted { .. } if differs => {
-                self.unlisted = UNLISTED_MAX.min(self.unlisted + 1);
-                Step::List
-            }
             _ if differs => Step::List,
-            Claim::Unlisted { .. } => Step::Evicted,
+            Claim::Unlisted => Step::Evicted,
             Claim::Rival(rival) => Step::Stuck(Some(rival)),
             Claim::Ahead => Step::WouldBlock,
         }
