@@ -156,7 +156,7 @@ impl Session for MemorySession {
     fn spawn(&self, task: Task) {
         let (id, ensemble) = (self.id, Arc::downgrade(&self.ensemble));
         // A client relies on every task of its session, so a panic of one task ends the session.
-        self.ensemble.executor.spawn(Box::pin(retry::on_early_end(task, move || {
+        self.ensemble.executor.spawn(Box::pin(retry::on_panic(task, move || {
             if let Some(ensemble) = ensemble.upgrade() {
                 ensemble.change(|world, fired| world.expire(id, Ending::Failed, fired));
             }

@@ -154,7 +154,7 @@ pub(crate) fn list_synced(session: &Arc<dyn Session>, directory: &Arc<str>) -> R
             let _unlocked = on.store().record.lock().synced_listings.take();
         };
         // Nothing is sent before the task runs, so that callers who come together share the sync.
-        session.spawn(Box::pin(retry::on_early_end(list_wanted(Arc::clone(session)), forget_all)));
+        session.spawn(Box::pin(retry::on_panic(list_wanted(Arc::clone(session)), forget_all)));
     }
     shared(answer)
 }

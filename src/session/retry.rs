@@ -2,16 +2,16 @@
 //! even if its caller is never polled again.
 
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use futures_util::TryFutureExt;
+use futures_util::{FutureExt, TryFutureExt};
 use tokio::sync::oneshot;
 
 use crate::session::contract::Session;
 use crate::session::request::{Failure, Reply, Stat, Task, Watch};
-use crate::telemetry::user_thread::guarded;
 
 /// How often a request was repeated, and how often it may be repeated.
 #[derive(Clone)]
@@ -217,19 +217,11 @@ pub(crate) fn cancellable(work: impl Future<Output: Send> + Send + 'static) -> (
     (end, task)
 }
 
-/// Runs the task, and calls `fault` if the task panics or is dropped before its end.
-pub(crate) async fn on_early_end(task: impl Future<Output = ()>, fault: impl FnOnce()) {
-    let mut early_end = EarlyEnd(Some(fault));
-    task.await;
-    early_end.0 = None;
-}
-
-struct EarlyEnd<F: FnOnce()>(Option<F>);
-
-impl<F: FnOnce()> Drop for EarlyEnd<F> {
-    fn drop(&mut self) {
-        // A panic of `fault` is caught here, because a panic during unwinding would abort the process.
-        let _panicked = self.0.take().and_then(guarded);
+/// Runs the task. If the task panics, calls `fault`, and panics then.
+pub(crate) async fn on_panic(task: impl Future<Output = ()>, fault: impl FnOnce()) {
+    if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await {
+        fault();
+        resume_unwind(panic);
     }
 }
 
@@ -244,7 +236,7 @@ mod tests {
         for (panics, expected) in [(false, false), (true, true)] {
             let (sender, receiver) = oneshot::channel();
             let task = async move { assert!(!panics, "a panic of a task") };
-            drop(tokio::spawn(on_early_end(task, || _ = sender.send(()))).await);
+            drop(tokio::spawn(on_panic(task, || _ = sender.send(()))).await);
             assert_eq!(receiver.await.is_ok(), expected);
         }
     }

@@ -348,10 +348,10 @@ impl Connections {
         Failure::Over(Ending::Expired)
     }
 
-    /// Returns a future that runs a task that the session needs. If the task panics or its thread ends, the session ends.
+    /// Returns a future that runs a task that the session needs. If the task panics, the session ends.
     pub(super) fn supervised<F: Future<Output = ()>>(self: &Arc<Self>, task: F) -> impl Future<Output = ()> + use<F> {
         let this = Arc::downgrade(self);
-        retry::on_early_end(task, move || {
+        retry::on_panic(task, move || {
             let this = this.upgrade().filter(|it| it.store.lease().ending().is_none() && !it.pipeline.is_closed());
             if let Some(it) = this {
                 emit!(ERROR, session = it.id(), "a task of a session has panicked, which ends the session");
