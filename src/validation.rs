@@ -14,7 +14,7 @@ const LONGEST: usize = 1024;
 
 /// Refuses a path that ZooKeeper does not accept.
 pub(crate) fn check_path(path: &str) -> Result<(), Error> {
-    let problem = if path.len() > LONGEST { Some("is longer than 1024 bytes") } else { malformed(path) };
+    let problem = if path.len() > LONGEST { Some("is longer than 1024 bytes") } else { path_problem(path) };
     problem.map_or(Ok(()), |problem| Err(Error::invalid(format!("path {} {problem}", quoted(path)))))
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn is_inside(path: &str, directory: &str) -> bool {
 }
 
 /// Returns what is wrong with a path apart from its length; `None` if nothing is wrong.
-pub(crate) fn malformed(path: &str) -> Option<&'static str> {
+pub(crate) fn path_problem(path: &str) -> Option<&'static str> {
     let Some(relative) = path.strip_prefix('/') else {
         return Some("must start with '/'");
     };

@@ -213,7 +213,7 @@ mod session {
 mod telemetry {
     pub(crate) mod user_thread {
         /// Runs `work`. The library's function of this name also catches panics of wakers, but no waker panics here.
-        pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
+        pub(crate) fn catch_panic<T>(work: impl FnOnce() -> T) -> Option<T> {
             Some(work())
         }
     }

@@ -127,14 +127,14 @@ impl Acquisition {
     }
 
     /// Reports an error in `answer` to tracing and metrics. Returns `answer`.
-    pub(crate) fn reported<G>(&self, answer: Result<G, Error>) -> Result<G, Error> {
+    pub(crate) fn report_error<G>(&self, answer: Result<G, Error>) -> Result<G, Error> {
         let names = (&**self.config.user_path(), &*self.config.path_label);
         answer.inspect_err(|error| trace::not_granted(names, self.aim(), error))
     }
 
     /// Enters the queue, and waits until the lock is granted.
     pub(crate) async fn acquire(&self) -> Result<Arc<Contender>, Error> {
-        let timeout = self.reported(self.options.timeout())?;
+        let timeout = self.report_error(self.options.timeout())?;
         let answer = match (timeout, &self.options.on_wait) {
             (None, None) => self.enter(IfTaken::Wait, None).await,
             // This step is boxed, because a waiter's future is as large as its largest step, and few waiters have a timeout or
@@ -151,7 +151,7 @@ impl Acquisition {
                 Box::pin(in_time).await
             }
         };
-        self.reported(answer)
+        self.report_error(answer)
     }
 
     /// Enters the queue, and returns the granted lock. If the lock is taken, waits or fails, as `if_taken` says. Stores in
@@ -464,8 +464,8 @@ impl Acquisition {
                 }
             }
         };
-        let reported = async { self.reported(call::in_time(&self.config.coordinator, timeout, attempt).await) };
-        span.around(pin!(reported)).await
+        let reported = async { self.report_error(call::in_time(&self.config.coordinator, timeout, attempt).await) };
+        span.instrument(pin!(reported)).await
     }
 
     /// Fails if a new contender would have to wait. Writes nothing. Returns the session timeout.

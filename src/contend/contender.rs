@@ -210,7 +210,7 @@ impl Contender {
     }
 
     /// Starts the time limit of one use of a kept node. `None` if uses have no time limit.
-    pub(crate) fn limited_use(&self) -> Option<LimitedUse> {
+    pub(crate) fn begin_limited_use(&self) -> Option<LimitedUse> {
         let now = self.now();
         let end = self.node().change(|it| it.state.limits.begin(now))?;
         Some(LimitedUse { node: Arc::clone(self.node()), end })
@@ -292,7 +292,7 @@ impl Contender {
     pub(crate) async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
         validation::check_path(path)?;
         let node = self.run(retry::data(self.session(), path, false)).await?;
-        node.map(|node| node.map(NodeData::of)).map_err(|failure| Error::under_lock(failure, "read", path))
+        node.map(|node| node.map(NodeData::new)).map_err(|failure| Error::under_lock(failure, "read", path))
     }
 
     /// Waits until a contender in the queue must wait for this hold. Returns the name of the first such contender.
@@ -535,7 +535,7 @@ pub struct NodeData {
 }
 
 impl NodeData {
-    pub(crate) fn of((data, stat): (Vec<u8>, Stat)) -> NodeData {
+    pub(crate) fn new((data, stat): (Vec<u8>, Stat)) -> NodeData {
         NodeData { data, version: stat.version, czxid: stat.czxid }
     }
 }

@@ -55,7 +55,7 @@ impl Contender {
                 Ok(_) => break,
                 Err(failure @ Failure::Unknown(_)) => {
                     may_be_done = true;
-                    tries.again(session, failure).await?;
+                    tries.await_retry(session, failure).await?;
                     continue;
                 }
                 // The reply to an earlier try was lost, and the READ node exists. If the leader no longer has the WRITE node,
@@ -127,7 +127,7 @@ impl Contender {
                     if failure != Failure::NoNode =>
                 {
                     may_be_done = true;
-                    tries.again(session, failure).await?;
+                    tries.await_retry(session, failure).await?;
                     continue;
                 }
                 (Ok(_), _) => may_be_done = true,

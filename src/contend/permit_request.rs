@@ -59,7 +59,7 @@ pub(crate) struct SeenPermits {
 
 impl PermitRequest {
     /// Fails if the request is for more permits than exist.
-    fn check_number(&self, number: u32) -> Result<(), Error> {
+    fn fail_if_too_many(&self, number: u32) -> Result<(), Error> {
         match self.count > number {
             true => Err(self.state.too_few(self.count, number)),
             false => Ok(()),
@@ -79,7 +79,7 @@ impl PermitRequest {
                 // The semaphore's node is missing. The acquisition creates the node when it enters the queue, and checks
                 // the number of permits then.
                 Err(NotDone::Failed(Failure::NoNode)) => Ok(Ok(())),
-                agreed => NotDone::split(agreed).map(|agreed| self.check_number(agreed?.0)),
+                agreed => NotDone::split(agreed).map(|agreed| self.fail_if_too_many(agreed?.0)),
             }
         });
         checked.await?
@@ -110,7 +110,7 @@ impl PermitRequest {
         let Some((number, has_room)) = room else { return Ok(true) };
         if let Some(number) = number {
             self.state.learn(number)?;
-            self.check_number(number)?;
+            self.fail_if_too_many(number)?;
         }
         Ok(has_room)
     }
@@ -131,7 +131,7 @@ impl PermitRequest {
         };
         let had_number = permits::decode(&node.0).is_ok_and(|number| number.is_some());
         let (number, version) = self.state.agree(entry.session(), Some(node), None).await?;
-        self.check_number(number)?;
+        self.fail_if_too_many(number)?;
         if let Some(Ok(children)) = children.filter(|_| had_number) {
             self.state.ensure_no_lock(entry.session(), Some(children)).await?;
         }
@@ -251,7 +251,7 @@ impl<'a> View<'a> {
                     return Ok(SeenPermits { number, version, names });
                 }
                 Ok(None) => {}
-                Err(failure) => tries.again(&session, failure).await?,
+                Err(failure) => tries.await_retry(&session, failure).await?,
             }
         }
     }
@@ -307,7 +307,7 @@ impl<'a> View<'a> {
         let predecessor = signal.rsplit_once('/').and_then(|(_, name)| NodeName::parse(name));
         let has_taken = predecessor.is_some_and(|it| names.iter().any(|name| permits::is_of(name, it.tag())));
         let Some(queue) = queue.or(has_taken.then(Vec::new)) else { return Ok(false) };
-        let shown = hand_off::up_to(&queue, &signal);
+        let shown = hand_off::paths_up_to(&queue, &signal);
         if let Some(left) = presence::first_there(self.entry.session(), &shown).await? {
             hand_off::lose_interfered(&signal, &left, [self.entry.node()]);
             return Err(Failure::NoNode);

@@ -47,12 +47,12 @@ pub struct Transaction<'guard> {
 }
 
 impl<'guard> Transaction<'guard> {
-    pub(crate) fn under(lock: &'guard Contender) -> Self {
-        Transaction { is_of_several: false, ..Transaction::under_all(vec![lock]) }
+    pub(crate) fn new(lock: &'guard Contender) -> Self {
+        Transaction { is_of_several: false, ..Transaction::with_locks(vec![lock]) }
     }
 
     /// Begins a transaction under several locks. `locks` must not be empty.
-    pub(crate) fn under_all(locks: Vec<&'guard Contender>) -> Self {
+    pub(crate) fn with_locks(locks: Vec<&'guard Contender>) -> Self {
         Transaction {
             locks,
             is_of_several: true,
@@ -64,44 +64,44 @@ impl<'guard> Transaction<'guard> {
 
     /// Sets a node's data.
     pub fn set(self, path: impl AsRef<str>, data: impl Into<Vec<u8>>) -> Self {
-        self.with(Operation::Set { path: path.as_ref().to_owned(), data: data.into(), version: None })
+        self.push(Operation::Set { path: path.as_ref().to_owned(), data: data.into(), version: None })
     }
 
     /// Sets a node's data, if the node has this version.
     pub fn set_version(self, path: impl AsRef<str>, data: impl Into<Vec<u8>>, version: i32) -> Self {
-        self.with(Operation::Set { path: path.as_ref().to_owned(), data: data.into(), version: Some(version) })
+        self.push(Operation::Set { path: path.as_ref().to_owned(), data: data.into(), version: Some(version) })
     }
 
     /// Creates a persistent node, whose parent must exist.
     pub fn create(self, path: impl AsRef<str>, data: impl Into<Vec<u8>>) -> Self {
-        self.with(Operation::Create { path: path.as_ref().to_owned(), data: data.into(), kind: Kind::Persistent })
+        self.push(Operation::Create { path: path.as_ref().to_owned(), data: data.into(), kind: Kind::Persistent })
     }
 
     /// Creates a node that is deleted when this process's session ends. Do not create thousands of such nodes. If their paths
     /// together are longer than the servers' `jute.maxbuffer`, the ensemble may not start again
     /// ([ZOOKEEPER-4306](https://issues.apache.org/jira/browse/ZOOKEEPER-4306)).
     pub fn create_ephemeral(self, path: impl AsRef<str>, data: impl Into<Vec<u8>>) -> Self {
-        self.with(Operation::Create { path: path.as_ref().to_owned(), data: data.into(), kind: Kind::Ephemeral })
+        self.push(Operation::Create { path: path.as_ref().to_owned(), data: data.into(), kind: Kind::Ephemeral })
     }
 
     /// Deletes a node, which must not have children.
     pub fn delete(self, path: impl AsRef<str>) -> Self {
-        self.with(Operation::Delete { path: path.as_ref().to_owned(), version: None })
+        self.push(Operation::Delete { path: path.as_ref().to_owned(), version: None })
     }
 
     /// Deletes a node, if the node has this version.
     pub fn delete_version(self, path: impl AsRef<str>, version: i32) -> Self {
-        self.with(Operation::Delete { path: path.as_ref().to_owned(), version: Some(version) })
+        self.push(Operation::Delete { path: path.as_ref().to_owned(), version: Some(version) })
     }
 
     /// Fails the transaction unless the node has this version.
     pub fn check(self, path: impl AsRef<str>, version: i32) -> Self {
-        self.with(Operation::Check { path: path.as_ref().to_owned(), version: Some(version) })
+        self.push(Operation::Check { path: path.as_ref().to_owned(), version: Some(version) })
     }
 
     /// Fails the transaction unless the node exists.
     pub fn check_exists(self, path: impl AsRef<str>) -> Self {
-        self.with(Operation::Check { path: path.as_ref().to_owned(), version: None })
+        self.push(Operation::Check { path: path.as_ref().to_owned(), version: None })
     }
 
     /// Sets the limit for the size of the whole request, in bytes. Defaults to 1,048,575, the default of ZooKeeper's
@@ -118,7 +118,7 @@ impl<'guard> Transaction<'guard> {
         self.commit().await
     }
 
-    fn with(mut self, operation: Operation) -> Self {
+    fn push(mut self, operation: Operation) -> Self {
         self.operations.push(operation);
         self
     }
@@ -158,7 +158,7 @@ impl<'guard> Transaction<'guard> {
     pub async fn commit(self) -> Result<Vec<Outcome>, Error> {
         let Transaction { locks, is_of_several, operations: wanted, size_limit, is_sent_once } = self;
         let lost = |lock: &Contender, loss| match is_of_several {
-            true => Error::Lost(loss).of_one(lock.user_path()),
+            true => Error::Lost(loss).with_lock_path(lock.user_path()),
             false => Error::Lost(loss),
         };
         for operation in &wanted {
@@ -191,7 +191,7 @@ impl<'guard> Transaction<'guard> {
         }
         let own = locks.iter().map(|lock| lock.node().token()).max().unwrap_or_default();
         let newest = session.store().newest_zxid().max(own);
-        let answer = Doubt { locks: &locks, session, operations: &operations, newest, is_sent_once }.settled().await;
+        let answer = Doubt { locks: &locks, session, operations: &operations, newest, is_sent_once }.settle().await;
         if !matches!(answer, Err(Failure::Unknown(_) | Failure::Over(_))) {
             let of_this_session = locks.iter().filter(|lock| Arc::ptr_eq(lock.session(), session));
             of_this_session.for_each(|lock| lock.node().settle_write());
@@ -209,7 +209,7 @@ impl<'guard> Transaction<'guard> {
                     }
                     Err(lost(lock, lock.detect_loss().unwrap_or(Loss::Removed)))
                 }
-                _ => Err(refused(operations.get(index), index.saturating_sub(checks), *failure)),
+                _ => Err(refusal(operations.get(index), index.saturating_sub(checks), *failure)),
             },
             Err(Failure::Over(ending)) => Err(lost(last, Loss::SessionOver(ending))),
             Err(failure) => Err(Error::from_failure(failure, "commit under the lock", last.user_path())),
@@ -218,7 +218,7 @@ impl<'guard> Transaction<'guard> {
 }
 
 /// Returns the error for a refused operation. `index` is its index among the caller's operations.
-fn refused(operation: Option<&Operation>, index: usize, failure: Failure) -> Error {
+fn refusal(operation: Option<&Operation>, index: usize, failure: Failure) -> Error {
     let reason = match (operation, failure) {
         (Some(Operation::Create { path, .. }), Failure::NoNode) => Failure::NoParent(parent(path).to_owned()),
         (_, failure) => failure,
@@ -267,7 +267,7 @@ pub(crate) enum Fate {
 impl<'a> Doubt<'a> {
     /// Sends the transaction, and returns its outcome. If the reply is lost, looks for the outcome on the next connection, and
     /// sends the transaction again if it was certainly not carried out. Ends when a lock is lost.
-    async fn settled(&self) -> Result<Vec<Outcome>, Failure> {
+    async fn settle(&self) -> Result<Vec<Outcome>, Failure> {
         let answer = self.session.transact(self.operations);
         self.read_what_is_made();
         let answer = answer.await;
@@ -341,7 +341,7 @@ impl<'a> Doubt<'a> {
         let is_of_a_lock = |lock: &Contender| parent(&lock.node().path()) == lock.user_path();
         let is_alone = self.locks.iter().all(|lock| lock.node_name().mode() == Mode::Write && is_of_a_lock(lock));
         let session = self.session.id();
-        let fates = fates.map(|(operation, node)| shown_by(operation, node.as_ref(), self.newest, session, is_alone));
+        let fates = fates.map(|(operation, node)| fate_of(operation, node.as_ref(), self.newest, session, is_alone));
         let fates: Vec<_> = fates.collect();
         // A transaction of checks alone changes nothing, so it is sent again.
         let changes_nothing = self.changes().next().is_none();
@@ -376,7 +376,7 @@ impl<'a> Doubt<'a> {
 
 /// Returns what one node shows about the outcome of a transaction. `operation` is the only operation on that node.
 /// `newest` is the newest zxid that was known before the transaction was sent.
-fn shown_by(operation: &Operation, node: Option<&(Vec<u8>, Stat)>, newest: i64, session: i64, is_alone: bool) -> Fate {
+fn fate_of(operation: &Operation, node: Option<&(Vec<u8>, Stat)>, newest: i64, session: i64, is_alone: bool) -> Fate {
     // A missing node does not show whether this transaction or another client deleted it.
     let Some((now, stat)) = node else { return Fate::Unknown };
     let was_there = stat.czxid <= newest;

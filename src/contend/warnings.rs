@@ -178,7 +178,7 @@ async fn warn_of_slow(warnings: Weak<Warnings>) -> Option<()> {
         let warnings = warnings.upgrade()?;
         if let Some((waiter, others)) = warnings.due() {
             let span = waiter.span.clone();
-            span.around(pin!(warnings.warn_of(waiter, others))).await;
+            span.instrument(pin!(warnings.warn_of(waiter, others))).await;
             drop(warnings);
             sleep(PAUSE).await?;
         }

@@ -344,7 +344,7 @@ impl Error {
     }
 
     /// Wraps this error as the error of the lock at `path`, which is one lock of a [`MultiLock`](crate::MultiLock).
-    pub(crate) fn of_one(self, path: &str) -> Error {
+    pub(crate) fn with_lock_path(self, path: &str) -> Error {
         match self {
             // An invalid input is wrong for every lock, so no path is named. `OneOfMany` names its path already.
             Error::InvalidInput(_) | Error::OneOfMany { .. } => self,

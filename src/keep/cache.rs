@@ -156,7 +156,7 @@ impl KeptNode {
     fn run(&self, number: u64, granted: Option<Arc<Granted>>) -> Option<KeptUse> {
         let used = KeptUse::new(granted?, number);
         if let Err(loss) = used.held_at() {
-            self.give_up(Why::by(loss));
+            self.give_up(Why::from_loss(loss));
             return None;
         }
         Some(used)
@@ -207,7 +207,7 @@ impl KeptUse {
 
     /// Starts the time limit of the use, and stores its trace.
     pub(crate) fn begin(&mut self, trace: HoldTrace) {
-        self.limit = self.hold().limited_use().map(Arc::new);
+        self.limit = self.hold().begin_limited_use().map(Arc::new);
         self.trace = trace.is_recorded().then(|| Arc::new(trace));
     }
 
@@ -236,7 +236,7 @@ impl KeptUse {
         if self.is_changing {
             self.granted.kept.give_up(Why::Unsure);
         }
-        self.granted.kept.end(self.number, self.hold(), now)
+        self.granted.kept.end_use(self.number, self.hold(), now)
     }
 
     /// Ends the use. If the node is given up now, waits until the node is gone.

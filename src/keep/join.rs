@@ -40,7 +40,7 @@ pub(crate) fn join_without_waiting(acquisition: &mut Acquisition, cache: &Cache)
         }
         Joined::Waits(waits) => {
             if waits.kept.hold().is_some() {
-                return acquisition.reported(Err(Error::WouldBlock { blockers: waits.kept.as_blockers() }));
+                return acquisition.report_error(Err(Error::WouldBlock { blockers: waits.kept.as_blockers() }));
             }
             // Another use is acquiring the node, and may have to wait. This attempt must not wait, so it enters the queue
             // with a node of its own.
@@ -121,14 +121,14 @@ fn for_all(first: &Acquisition, kept: &Arc<KeptNode>) -> Work {
     let shared = Arc::downgrade(kept);
     all.on_entered = Some(Box::new(move |entry, asked| {
         if let Some(kept) = shared.upgrade() {
-            kept.entered(entry, asked);
+            kept.start_background_task(entry, asked);
         }
     }));
     let span = all.begin_trace();
     all.trace.share_caller_of(&first.trace);
     let view = Arc::clone(&kept.view);
     let work = async move { all.enter(IfTaken::Wait, Some(&view)).await };
-    AcquireTrace::around(span, Box::pin(work))
+    AcquireTrace::instrument(span, Box::pin(work))
 }
 
 /// Starts a use of a kept node: reports the grant to tracing and metrics, and stores the trace.

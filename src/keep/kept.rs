@@ -93,7 +93,7 @@ pub(crate) enum Why {
 }
 
 impl Why {
-    pub(super) fn by(loss: Loss) -> Why {
+    pub(super) fn from_loss(loss: Loss) -> Why {
         match loss {
             Loss::SessionOver(Ending::Closed) => Why::Closed,
             _ => Why::Lost,
@@ -253,7 +253,7 @@ impl KeptNode {
     }
 
     /// Ends the use with this id. Returns the hold if the node is given up now.
-    pub(super) fn end(&self, number: u64, hold: &Contender, now: Moment) -> Option<Arc<Contender>> {
+    pub(super) fn end_use(&self, number: u64, hold: &Contender, now: Moment) -> Option<Arc<Contender>> {
         let mut state = self.state.lock();
         // A write whose outcome is unknown may still be carried out while the node exists. The next write must not run under the
         // same node.
@@ -304,7 +304,7 @@ impl KeptNode {
     /// Starts the background task that gives the node up. The acquisition calls this function once the node is created,
     /// perhaps before the grant. `asked` fires when another contender asks for the node. Without `asked`, the node is
     /// not kept.
-    pub(crate) fn entered(self: &Arc<Self>, entry: &Contender, asked: Option<Watch>) {
+    pub(crate) fn start_background_task(self: &Arc<Self>, entry: &Contender, asked: Option<Watch>) {
         let Some(watch) = asked else { return self.give_up(Why::Unsure) };
         let ((node, session), kept) = (entry.node_and_session(), Arc::downgrade(self));
         let by = Arc::clone(&session);
@@ -323,7 +323,7 @@ impl KeptNode {
                 () = wait_for_contention(&kept, &session) => Why::Asked,
                 never = warn_of_slow_uses(&kept, &session) => match never {},
             };
-            let why = node.detect_loss().map_or(why, Why::by);
+            let why = node.detect_loss().map_or(why, Why::from_loss);
             if let Some(kept) = kept.upgrade() {
                 // The acquisition of a kept node asks for all kept nodes while it waits, and this request fires our own watch,
                 // too. So after a request of our own, the event does not prove that another contender has asked. The node is

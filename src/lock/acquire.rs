@@ -73,7 +73,7 @@ enum Stage<G> {
 }
 
 impl<G> Granting<G> {
-    pub(crate) fn by(work: impl Future<Output = Result<G, Error>> + Send + 'static) -> Granting<G> {
+    pub(crate) fn new(work: impl Future<Output = Result<G, Error>> + Send + 'static) -> Granting<G> {
         Granting(Stage::Working(Box::pin(work)))
     }
 }
@@ -85,7 +85,7 @@ impl<G: 'static> Future for Granting<G> {
         if let Stage::Joining { .. } = &self.0 {
             ready!(join::poll_budget(context));
             if let Stage::Joining { cache, mut acquisition, guard } = std::mem::replace(&mut self.0, Stage::Over) {
-                let timeout = acquisition.reported(acquisition.options.timeout())?;
+                let timeout = acquisition.report_error(acquisition.options.timeout())?;
                 if let Some(used) = cache.join_now(acquisition.mode) {
                     return Poll::Ready(Ok(guard(GuardHold::Kept(join::begin_use(&acquisition, used)))));
                 }
@@ -326,10 +326,10 @@ fn acquire<G: 'static>(lock: RwLock, mode: Mode, options: Options, guard: fn(Gua
     let span = acquisition.begin_trace();
     if let Some(cache) = lock.cache {
         let joining = Granting(Stage::Joining { cache, acquisition, guard });
-        return if span.is_none() { joining } else { Granting::by(span.around(joining)) };
+        return if span.is_none() { joining } else { Granting::new(span.instrument(joining)) };
     }
     let work = Box::pin(async move { acquisition.acquire().await.map(|hold| guard(GuardHold::Alone(hold))) });
-    Granting(Stage::Working(AcquireTrace::around(span, work)))
+    Granting(Stage::Working(AcquireTrace::instrument(span, work)))
 }
 
 /// Joins a kept node, which may mean waiting for other uses of the node, or acquires the lock with a node of its own.
@@ -342,7 +342,7 @@ async fn join_or_acquire(
         Ok(Some(used)) => return Ok(GuardHold::Kept(join::begin_use(acquisition, used))),
         // The future is boxed, because moving this large future would be most of the cost of a short wait.
         Ok(None) => Box::pin(acquisition.acquire()).await.map(GuardHold::Alone),
-        Err(error) => acquisition.reported(Err(error)),
+        Err(error) => acquisition.report_error(Err(error)),
     };
     // The wait for the kept node may have used up a part of the timeout. The error names the whole timeout.
     answer.map_err(|error| error.of_the_whole(timeout))

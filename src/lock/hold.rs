@@ -286,7 +286,7 @@ impl Hold {
 
     /// Starts a transaction, which the ensemble commits only if the lock is still held at the commit. See [`Transaction`].
     pub fn transaction(&self) -> Transaction<'_> {
-        Transaction::under(&self.held)
+        Transaction::new(&self.held)
     }
 }
 

@@ -61,15 +61,15 @@ impl Memory {
     /// Creates an empty ensemble, and its first client.
     #[allow(clippy::new_without_default, reason = "a default ensemble would look as if it were shared")]
     pub fn new() -> Memory {
-        Memory::of(Arc::new(Ensemble::default()))
+        Memory::from_ensemble(Arc::new(Ensemble::default()))
     }
 
     /// Creates another client of the ensemble with a session of its own, as another process would have.
     pub fn connect(&self) -> Memory {
-        Memory::of(Arc::clone(&self.client.ensemble))
+        Memory::from_ensemble(Arc::clone(&self.client.ensemble))
     }
 
-    fn of(ensemble: Arc<Ensemble>) -> Memory {
+    fn from_ensemble(ensemble: Arc<Ensemble>) -> Memory {
         Memory { client: Arc::new(Client { ensemble, session: Mutex::new(None), closed: AtomicBool::new(false) }) }
     }
 

@@ -55,7 +55,7 @@ pub struct Changes<T = HoldState> {
 }
 
 impl<T> Changes<T> {
-    pub(crate) fn of(items: impl Stream<Item = T> + Send + 'static) -> Changes<T> {
+    pub(crate) fn new(items: impl Stream<Item = T> + Send + 'static) -> Changes<T> {
         Changes { items: Mutex::new(Box::pin(items.fuse())) }
     }
 
@@ -101,7 +101,7 @@ impl DropSignal {
         let mut life = self.0.get_or_init(|| watch::Sender::new(())).subscribe();
         // Nothing is sent on this channel. `changed` returns an error when the guard, and with it the sender, is dropped. The
         // error ends the stream.
-        Changes::of(states.take_until(Box::pin(async move { drop(life.changed().await) })))
+        Changes::new(states.take_until(Box::pin(async move { drop(life.changed().await) })))
     }
 }
 

@@ -95,7 +95,7 @@ impl LockPaths {
         permits: Option<u32>,
     ) -> Result<Queue, Failure> {
         let turns = turn::turns(dialect, queued);
-        let named: Vec<Member> = holders(taken).chain(turns.iter().map(|(it, turn)| self.queued(it, turn))).collect();
+        let named: Vec<Member> = holders(taken).chain(turns.iter().map(|(it, turn)| self.member(it, turn))).collect();
         let read = |some| call::await_answer(session, move || self.read(session, dialect, some));
         let reads: Vec<_> = named.chunks(NODES_A_REQUEST).map(read).collect();
         let mut members: Vec<Member> = stream::iter(reads).buffered(REQUESTS_IN_FLIGHT).try_concat().await?;
@@ -106,7 +106,7 @@ impl LockPaths {
 
     /// Returns a contender in the queue as a member. A contender whose turn has come holds a lock, but in a semaphore's queue
     /// such a contender still waits for permits.
-    fn queued(&self, contender: &NodeName, turn: &Turn) -> Member {
+    fn member(&self, contender: &NodeName, turn: &Turn) -> Member {
         let member = member_by_name(contender, turn);
         match self.permits.is_some() && member.state == MemberState::Holds {
             true => Member { state: MemberState::Waits { behind: PERMITS.to_owned() }, ..member },
@@ -149,7 +149,7 @@ impl LockPaths {
         let (place, length) = turn::place_of(me, names);
         let ahead = turn::ahead_of(me, names);
         let ahead_of_us = ahead.iter().filter_map(|name| NodeName::parse_as(name, me.dialect()));
-        let waiters = ahead_of_us.map(|it| self.queued(&it, &turn::as_seen(&it, names)));
+        let waiters = ahead_of_us.map(|it| self.member(&it, &turn::as_seen(&it, names)));
         let first = holders(taken).chain(waiters).take(NAMED).collect();
         let blockers = Blockers { ahead: taken.len() + ahead.len(), first };
         Progress { path: Arc::clone(&self.path), place, length, blockers }
@@ -209,7 +209,7 @@ pub(crate) fn member_by_name(contender: &NodeName, turn: &Turn) -> Member {
 /// Returns a copy of the member, with the data and the stat of its node added.
 fn with_node(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Vec<u8>, Stat)) -> Member {
     let Metadata { host, pid, label, permits, is_candidate } = match NodeName::parse_as(&member.node, dialect) {
-        Some(contender) => Metadata::of(&contender, Some(data)),
+        Some(contender) => Metadata::new(&contender, Some(data)),
         None => Metadata { host: member.host.clone(), permits: member.permits, ..metadata::read(data) },
     };
     Member {
@@ -228,7 +228,7 @@ fn with_node(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Ve
 
 /// Returns blockers that consist only of `holder`, a holder in this process. `note` is the data of its node.
 pub(crate) fn blocked_by(holder: &NodeName, note: &[u8], token: i64) -> Blockers {
-    let Metadata { host, pid, label, .. } = Metadata::of(holder, Some(note));
+    let Metadata { host, pid, label, .. } = Metadata::new(holder, Some(note));
     let member =
         Member { host, pid, label, token: Some(token), is_own: true, ..member_by_name(holder, &Turn::Granted) };
     Blockers { ahead: 1, first: vec![member] }

@@ -60,8 +60,8 @@ impl AcquireTrace {
     }
 
     /// Returns a future that polls `work` inside `span`.
-    pub(crate) fn around<G: 'static>(span: OwnSpan, work: Work<G>) -> Work<G> {
-        if span.is_none() { work } else { Box::pin(span.around(work)) }
+    pub(crate) fn instrument<G: 'static>(span: OwnSpan, work: Work<G>) -> Work<G> {
+        if span.is_none() { work } else { Box::pin(span.instrument(work)) }
     }
 
     pub(crate) fn span(&self) -> OwnSpan {

@@ -41,7 +41,7 @@ impl Metadata {
     }
 
     /// Returns a contender's metadata, from the name of its node, and from the node's `data` if the node could be read.
-    pub(crate) fn of(contender: &NodeName, data: Option<&[u8]>) -> Metadata {
+    pub(crate) fn new(contender: &NodeName, data: Option<&[u8]>) -> Metadata {
         let in_data = data.map(read).unwrap_or_default();
         match (contender.dialect(), data) {
             (Dialect::Native, _) | (_, None) => Metadata { host: contender.host().to_owned(), ..in_data },
@@ -148,7 +148,7 @@ pub(crate) struct Now {
 impl Now {
     /// Returns the present time: at least `least` and at most `most` after `then`. A local clock measured these
     /// durations, so the range is widened by that clock's possible drift.
-    pub(crate) fn since(then: SystemTime, least: Duration, most: Duration) -> Now {
+    pub(crate) fn from_elapsed(then: SystemTime, least: Duration, most: Duration) -> Now {
         let (least, most) = (least - least / DRIFT, most.saturating_add(most / DRIFT));
         Now { earliest: then.checked_add(least).unwrap_or(then), latest: then.checked_add(most).unwrap_or(then) }
     }
@@ -241,7 +241,7 @@ mod tests {
                 label: Some("x".to_owned()),
                 ..Metadata::default()
             };
-            assert_eq!(Metadata::of(&contender, Some(metadata.as_bytes())), expected);
+            assert_eq!(Metadata::new(&contender, Some(metadata.as_bytes())), expected);
         }
     }
 
@@ -260,7 +260,7 @@ mod tests {
             assert_eq!(read(&metadata.encode(UNIX_EPOCH)), metadata);
             for name in ["h~i-READ-0000000001", "x__lock__0000000001", "_c_x__WRIT__0000000001"] {
                 let dialect = Dialect::of(name).unwrap();
-                let metadata = Metadata::of(&NodeName::parse_as(name, dialect).unwrap(), Some(data));
+                let metadata = Metadata::new(&NodeName::parse_as(name, dialect).unwrap(), Some(data));
                 assert!(dialect == Dialect::Native || !metadata.host.contains(char::is_control), "{metadata:?}");
             }
         });
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn a_job_done_less_than_a_period_ago_is_fresh() {
-        let now = Now::since(minutes(100), Duration::ZERO, Duration::ZERO);
+        let now = Now::from_elapsed(minutes(100), Duration::ZERO, Duration::ZERO);
         for (at, is_fresh) in [(49, false), (50, false), (51, true), (100, true), (149, true), (150, false)] {
             assert_eq!(now.is_within(50 * MINUTE, minutes(at)), is_fresh, "{at}");
         }
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn now_includes_the_time_spent_waiting() {
-        let now = Now::since(minutes(100), 100 * MINUTE, 101 * MINUTE);
+        let now = Now::from_elapsed(minutes(100), 100 * MINUTE, 101 * MINUTE);
         assert!(!now.is_within(50 * MINUTE, minutes(149)), "done at least a period ago");
         assert!(now.is_within(50 * MINUTE, minutes(150)), "possibly done less than a period ago");
         assert!(now.is_within(MINUTE, minutes(202)), "possibly done just now");
@@ -331,11 +331,12 @@ mod tests {
     #[test]
     fn extreme_times_do_not_overflow() {
         let far = UNIX_EPOCH + Duration::from_millis(i64::MAX.unsigned_abs());
-        for now in [Now::since(minutes(1), Duration::MAX, Duration::MAX), Now::since(far, MINUTE, MINUTE)] {
+        for now in [Now::from_elapsed(minutes(1), Duration::MAX, Duration::MAX), Now::from_elapsed(far, MINUTE, MINUTE)]
+        {
             assert!(now.is_within(Duration::MAX, minutes(1)) && now.is_within(Duration::MAX, far));
             assert!(!now.is_within(MINUTE, UNIX_EPOCH));
         }
-        assert!(!Now::since(minutes(1), MINUTE, MINUTE).is_within(365 * 24 * 60 * MINUTE, far));
+        assert!(!Now::from_elapsed(minutes(1), MINUTE, MINUTE).is_within(365 * 24 * 60 * MINUTE, far));
     }
 
     #[test]

@@ -46,15 +46,15 @@ impl NodeName {
     /// ```
     pub fn parse_as(name: &str, dialect: Dialect) -> Option<NodeName> {
         let (tag, place) = dialect.split(name)?;
-        Some(NodeName::of(name.to_owned(), dialect, tag.len(), place))
+        Some(NodeName::new(name.to_owned(), dialect, tag.len(), place))
     }
 
     /// Returns a name behind all others, for a contender that has no node yet.
     pub(crate) fn newcomer(dialect: Dialect, mode: Mode) -> NodeName {
-        NodeName::of(String::new(), dialect, 0, Place { mode, sequence: i64::MAX })
+        NodeName::new(String::new(), dialect, 0, Place { mode, sequence: i64::MAX })
     }
 
-    fn of(text: String, dialect: Dialect, tag_len: usize, place: Place) -> NodeName {
+    fn new(text: String, dialect: Dialect, tag_len: usize, place: Place) -> NodeName {
         let host_len = match dialect {
             Dialect::Native => text[..tag_len].find('~').unwrap_or(tag_len),
             _ => 0,
@@ -174,7 +174,7 @@ impl Tag {
     /// Returns the name of the acquisition's node while the server has not assigned a sequence number yet. Until then, the
     /// number is -1, and [`turn`](crate::queue::turn::turn) grants the lock to no negative number.
     pub(crate) fn unnumbered(&self, mode: Mode) -> NodeName {
-        NodeName::of(self.prefix(mode), self.dialect, self.len(), Place { mode, sequence: -1 })
+        NodeName::new(self.prefix(mode), self.dialect, self.len(), Place { mode, sequence: -1 })
     }
 
     /// Returns whether `name` is a node of this acquisition, in either mode.

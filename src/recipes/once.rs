@@ -147,7 +147,7 @@ impl Guard for Work {
     type Source = (RwLock, Duration);
 
     fn acquire((lock, period): Self::Source, options: Options) -> Granting<Work> {
-        Granting::by(async move {
+        Granting::new(async move {
             let (config, label) = (Arc::clone(&lock.config), options.label.clone());
             let aim = Aim::Lock(Mode::Write);
             check_period(&lock, period)
@@ -199,7 +199,7 @@ async fn check_if_due(
         RecordNode::Done(last, _) => (Some(last), true),
     };
     let (creation, at) = (hold.node().read(NodeState::creation), hold.now());
-    let now = Now::since(creation.ctime, at.saturating_sub(creation.answered), at.saturating_sub(creation.sent));
+    let now = Now::from_elapsed(creation.ctime, at.saturating_sub(creation.answered), at.saturating_sub(creation.sent));
     let Some(last) = last.filter(|last| now.is_within(period, last.at)) else {
         let label = label.or_else(|| config.label.clone());
         return Ok(Work::Due(OnceGuard { guard, host: config.host.clone(), label, had_record: is_there }));
@@ -304,16 +304,16 @@ impl OnceGuard {
         // because an operator may have created only the record, with an ACL for this client.
         let (mut is_there, mut has_twin) = (self.had_record, Some(self.had_record));
         loop {
-            let transaction = write(self.guard.transaction(), &path, &text, is_there);
+            let transaction = set_or_create(self.guard.transaction(), &path, &text, is_there);
             let transaction = match has_twin {
-                Some(has_twin) => write(transaction, &twin, &text, has_twin),
+                Some(has_twin) => set_or_create(transaction, &twin, &text, has_twin),
                 None => transaction,
             };
             let Err(error) = transaction.commit_once().await else {
                 emit!(DEBUG, path, token = self.fencing_token(), "recorded a success of the work");
                 return Ok(());
             };
-            tries.count();
+            tries.count_try();
             let may_retry = !tries.are_over();
             match error {
                 Error::TransactionRefused { path, reason, .. } if may_retry && path == twin => {
@@ -360,7 +360,7 @@ impl OnceGuard {
 }
 
 /// Adds a write of a node to the transaction: a set if the node exists, otherwise a create.
-fn write<'g>(transaction: Transaction<'g>, path: &str, text: &[u8], is_there: bool) -> Transaction<'g> {
+fn set_or_create<'g>(transaction: Transaction<'g>, path: &str, text: &[u8], is_there: bool) -> Transaction<'g> {
     match is_there {
         true => transaction.set(path, text),
         false => transaction.create(path, text),

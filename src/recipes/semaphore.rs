@@ -231,7 +231,7 @@ impl Guard for Permit {
         let mut acquisition = acquisition(state, permits, options);
         let span = acquisition.begin_trace();
         let work = async move { acquisition.acquire().await.map(|held| Permit::new(held, permits)) };
-        Granting::by(span.around(Box::pin(work)))
+        Granting::new(span.instrument(Box::pin(work)))
     }
 }
 

@@ -16,7 +16,7 @@ use crate::session::listing;
 use crate::session::node::Node;
 use crate::session::presence;
 use crate::session::request::{Failure, Loss};
-use crate::session::retry::{RetryLimit, none_without_node, repeated};
+use crate::session::retry::{RetryLimit, none_without_node, repeat};
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 
@@ -84,7 +84,7 @@ impl SessionStore {
 /// left whose sequence number is at most that of `path`.
 pub(super) async fn check(session: Weak<dyn Session>, path: Arc<str>) {
     let Some(live) = session.upgrade() else { return };
-    let mut survivor = match repeated(&live, RetryLimit::ENDLESS, || live.data(&path)).await {
+    let mut survivor = match repeat(&live, RetryLimit::ENDLESS, || live.data(&path)).await {
         Ok(_) => presence::first_there(&live, &[path.to_string()]).await,
         Err(Failure::NoNode) => Ok(None),
         Err(failure) => Err(failure),
@@ -118,14 +118,14 @@ pub(crate) fn lose_interfered<'n>(path: &str, left: &str, granted: impl IntoIter
 /// Returns a contender that still exists and whose sequence number is at most that of the node at `path`.
 async fn survivor_up_to(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
     let directory = Arc::from(path.rsplit_once('/').unwrap_or_default().0);
-    let listed = repeated(session, RetryLimit::ENDLESS, || listing::list(session, &directory)).await;
+    let listed = repeat(session, RetryLimit::ENDLESS, || listing::list(session, &directory)).await;
     let names = listed.or_else(none_without_node)?;
-    presence::first_there(session, &up_to(&names, path)).await
+    presence::first_there(session, &paths_up_to(&names, path)).await
 }
 
 /// Returns the paths of those contenders among these names whose sequence numbers are at most that of the node at
 /// `path`.
-pub(crate) fn up_to(names: &[String], path: &str) -> Vec<String> {
+pub(crate) fn paths_up_to(names: &[String], path: &str) -> Vec<String> {
     let (directory, name) = path.rsplit_once('/').unwrap_or_default();
     let number = |name: &str| NodeName::parse(name).map(|it| it.sequence());
     let up_to = names.iter().filter(|other| number(other).is_some_and(|it| Some(it) <= number(name)));

@@ -103,7 +103,7 @@ impl Leaving {
     }
 
     /// Handles the answer to the request of this step. Returns the next step, and an event to report if there is one.
-    pub fn on(self, answer: Input) -> (Leaving, Option<RemovalReport>) {
+    pub fn advance(self, answer: Input) -> (Leaving, Option<RemovalReport>) {
         let next = match (self, answer) {
             (Leaving::Coming { lists_after }, Input::Created(created)) => match created {
                 Ok(path) => Leaving::Deleting(Deletion { path, lists_after, ..Deletion::default() }),
@@ -114,11 +114,11 @@ impl Leaving {
                 Err(_) if lists_after => Leaving::Listing,
                 Err(_) => Leaving::Gone(Ok(())),
             },
-            (Leaving::Deleting(deletion), Input::Deleted(answer)) => return deletion.on(answer),
+            (Leaving::Deleting(deletion), Input::Deleted(answer)) => return deletion.advance(answer),
             (Leaving::Listing, Input::Listed(listed)) => match listed {
                 Ok(mut rest) => {
                     rest.reverse();
-                    Deletion { rest, ..Deletion::default() }.ended(Ok(()))
+                    Deletion { rest, ..Deletion::default() }.end(Ok(()))
                 }
                 Err(Failure::NoNode) => Leaving::Gone(Ok(())),
                 Err(Failure::Unknown(_)) => Leaving::Cut(Box::new(Leaving::Listing)),
@@ -136,14 +136,14 @@ impl Leaving {
 }
 
 impl Deletion {
-    fn on(mut self, answer: Result<(), Failure>) -> (Leaving, Option<RemovalReport>) {
+    fn advance(mut self, answer: Result<(), Failure>) -> (Leaving, Option<RemovalReport>) {
         let (index, failure) = match answer {
-            Ok(()) => return (self.ended(Ok(())), None),
+            Ok(()) => return (self.end(Ok(())), None),
             Err(Failure::Operation { index, failure }) => (index, *failure),
             Err(failure) => (0, failure),
         };
         match failure {
-            Failure::NoNode if self.is_again => (self.ended(Ok(())), None),
+            Failure::NoNode if self.is_again => (self.end(Ok(())), None),
             Failure::Unknown(_) => {
                 self.is_again = true;
                 (Leaving::Cut(Box::new(Leaving::Deleting(self))), None)
@@ -158,13 +158,13 @@ impl Deletion {
                 let goes_on = self.lists_after || !self.rest.is_empty();
                 let is_there = goes_on && !matches!(failure, Failure::NoNode | Failure::Over(_));
                 let report = is_there.then(|| RemovalReport::Stays(self.path.clone(), failure.clone()));
-                (self.ended(Err(failure)), report)
+                (self.end(Err(failure)), report)
             }
         }
     }
 
     /// Returns the step after this deletion has ended with `outcome`.
-    fn ended(mut self, outcome: Result<(), Failure>) -> Leaving {
+    fn end(mut self, outcome: Result<(), Failure>) -> Leaving {
         match self.rest.pop() {
             _ if matches!(outcome, Err(Failure::Over(_))) => Leaving::Gone(outcome),
             Some(path) => Leaving::Deleting(Deletion { path, rest: self.rest, ..Deletion::default() }),

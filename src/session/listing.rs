@@ -42,7 +42,7 @@ pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> 
         let reply = session.children_and_stat(directory);
         retry::begin(session, follow(Arc::clone(session), Arc::clone(directory), reply, first));
     }
-    (shared(answer), is_sent)
+    (shared_reply(answer), is_sent)
 }
 
 impl SessionStore {
@@ -104,7 +104,7 @@ fn most(is_large: bool) -> usize {
     if is_large { 1 } else { UNDER_WAY_MAX }
 }
 
-fn shared(mut answer: watch::Receiver<Listed>) -> Reply<Listing> {
+fn shared_reply(mut answer: watch::Receiver<Listed>) -> Reply<Listing> {
     Box::pin(async move {
         match answer.wait_for(Option::is_some).await.as_deref() {
             Ok(Some(answer)) => answer.clone(),
@@ -156,7 +156,7 @@ pub(crate) fn list_synced(session: &Arc<dyn Session>, directory: &Arc<str>) -> R
         // Nothing is sent before the task runs, so that callers who come together share the sync.
         session.spawn(Box::pin(retry::on_panic(list_wanted(Arc::clone(session)), forget_all)));
     }
-    shared(answer)
+    shared_reply(answer)
 }
 
 async fn list_wanted(session: Arc<dyn Session>) {

@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 
 use crate::session::contract::Session;
 use crate::session::request::{Event, Failure, Operation, Outcome, Watch};
-use crate::session::retry::{self, RetryLimit, repeated, spawn_awaited};
+use crate::session::retry::{self, RetryLimit, repeat, spawn_awaited};
 use crate::sync::random;
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
@@ -89,14 +89,14 @@ impl CheckResults {
     /// Creates the results of `checks` checks, all unknown. Each check takes at most `longest` bytes in a request.
     fn new(checks: usize, longest: usize) -> CheckResults {
         let known = vec![Err(Failure::Unknown("not checked".to_owned())); checks];
-        CheckResults { known, open: divided(0..checks, CHECKS_MAX.min(BYTES_MAX / longest.max(1))) }
+        CheckResults { known, open: divide(0..checks, CHECKS_MAX.min(BYTES_MAX / longest.max(1))) }
     }
 
     /// Sends the checks that are still to be sent, and records their results. Returns `false` if there was nothing to send.
     async fn send_open(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: &RetryLimit) -> bool {
         let parts = self.parts();
         let answers =
-            parts.iter().map(|part| repeated(session, tries.clone(), || session.transact(&checks[part.clone()])));
+            parts.iter().map(|part| repeat(session, tries.clone(), || session.transact(&checks[part.clone()])));
         for (part, answer) in parts.iter().zip(join_all(answers).await) {
             self.record(part, answer.map(drop));
         }
@@ -125,13 +125,13 @@ impl CheckResults {
         if failed < part.end {
             self.known[failed] = holds;
             let rest = failed + 1..part.end;
-            self.open.extend(divided(rest.clone(), rest.len().div_ceil(PARTS)));
+            self.open.extend(divide(rest.clone(), rest.len().div_ceil(PARTS)));
         }
     }
 }
 
 /// Divides a range into parts of at most `most` elements.
-fn divided(all: Range<usize>, most: usize) -> Vec<Range<usize>> {
+fn divide(all: Range<usize>, most: usize) -> Vec<Range<usize>> {
     let most = most.max(1);
     let starts = all.clone().step_by(most);
     starts.map(|start| start..all.end.min(start + most)).collect()

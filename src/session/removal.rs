@@ -19,7 +19,7 @@ use crate::session::leaving::{Deletion, Input, Leaving, RemovalReport};
 use crate::session::listing::list_synced;
 use crate::session::node::Node;
 use crate::session::request::{Created, Failure, Operation, Reply};
-use crate::session::retry::{RetryLimit, repeated, spawn_awaited, within};
+use crate::session::retry::{RetryLimit, repeat, spawn_awaited, within};
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 use crate::telemetry::meter::GaugeGuard;
@@ -40,7 +40,7 @@ pub(crate) fn remove(
     if let Leaving::Gone(outcome) = leaving {
         return Box::pin(ready(outcome));
     }
-    remove_of(session, Arc::clone(node.directory()), node.tag().clone(), leaving, creating)
+    spawn_removal(session, Arc::clone(node.directory()), node.tag().clone(), leaving, creating)
 }
 
 impl SessionStore {
@@ -77,16 +77,16 @@ pub(super) async fn remove_late(session: Arc<dyn Session>) {
 }
 
 async fn remove_late_in(session: &Arc<dyn Session>, directory: Arc<str>, owners: Vec<Tag>) {
-    let Ok(names) = repeated(session, RetryLimit::ENDLESS, || list_synced(session, &directory)).await else { return };
+    let Ok(names) = repeat(session, RetryLimit::ENDLESS, || list_synced(session, &directory)).await else { return };
     let owner =
         |name: &String| Some((owners.iter().find(|tag| tag.is_on(name))?.clone(), format!("{directory}/{name}")));
     let found: Vec<_> = names.iter().filter_map(owner).collect();
     for (tag, path) in found {
-        drop(remove_of(session, Arc::clone(&directory), tag, Leaving::delete_late(path), None));
+        drop(spawn_removal(session, Arc::clone(&directory), tag, Leaving::delete_late(path), None));
     }
 }
 
-fn remove_of(
+fn spawn_removal(
     session: &Arc<dyn Session>,
     directory: Arc<str>,
     tag: Tag,
@@ -146,7 +146,7 @@ impl Remover {
                 Leaving::Gone(outcome) => return outcome.clone(),
             };
             let report;
-            (leaving, report) = leaving.on(answer);
+            (leaving, report) = leaving.advance(answer);
             self.report(report);
         }
     }

@@ -37,7 +37,7 @@ impl RetryLimit {
         RetryLimit { made: 0, most: 0 }
     }
 
-    pub(crate) fn count(&mut self) {
+    pub(crate) fn count_try(&mut self) {
         self.made = self.made.saturating_add(1);
     }
 
@@ -47,7 +47,7 @@ impl RetryLimit {
 
     /// Waits until a request that failed with an unknown outcome may be sent again. Returns any other failure, and
     /// every failure beyond the limit.
-    pub(crate) async fn again(&mut self, session: &Arc<dyn Session>, failure: Failure) -> Result<(), Failure> {
+    pub(crate) async fn await_retry(&mut self, session: &Arc<dyn Session>, failure: Failure) -> Result<(), Failure> {
         match failure {
             Failure::Unknown(_) if !self.are_over() => self.pause(session).await,
             failure => Err(failure),
@@ -59,7 +59,7 @@ impl RetryLimit {
     /// Fails if the session is over.
     pub(crate) async fn pause(&mut self, session: &Arc<dyn Session>) -> Result<(), Failure> {
         session.until_connected().await.map_err(Failure::Over)?;
-        self.count();
+        self.count_try();
         if self.made > 3 {
             session.sleep(session.timeout() / 50 * (self.made - 3).min(12)).await;
         }
@@ -72,11 +72,11 @@ pub(crate) async fn until_known<T, F>(session: &Arc<dyn Session>, request: impl 
 where
     F: Future<Output = Result<T, Failure>>,
 {
-    repeated(session, RetryLimit::LOST_ANSWERS, request).await
+    repeat(session, RetryLimit::LOST_ANSWERS, request).await
 }
 
 /// Sends the request, and repeats it while its outcome is unknown, up to the limit `tries`.
-pub(crate) async fn repeated<T, F>(
+pub(crate) async fn repeat<T, F>(
     session: &Arc<dyn Session>,
     mut tries: RetryLimit,
     mut request: impl FnMut() -> F,
@@ -91,7 +91,7 @@ where
             session.until_connected().await.map_err(Failure::Over)?;
         }
         match request().await {
-            Err(failure) => tries.again(session, failure).await?,
+            Err(failure) => tries.await_retry(session, failure).await?,
             answer => return answer,
         }
     }

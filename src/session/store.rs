@@ -19,7 +19,7 @@ use crate::telemetry::debug::debug;
 use crate::telemetry::log::emit;
 use crate::telemetry::meter::{self, PathLabel};
 use crate::telemetry::names;
-use crate::telemetry::user_thread::guarded;
+use crate::telemetry::user_thread::catch_panic;
 
 /// The library's record of one session. A backend creates the store, returns it from
 /// [`Session::store`](crate::coordinator::Session::store), and reports each event to it.
@@ -180,7 +180,7 @@ impl SessionStore {
             self.log_link(is_connected);
         }
         self.notify_all();
-        let _panicked = guarded(|| self.link_changed.notify_waiters());
+        let _panicked = catch_panic(|| self.link_changed.notify_waiters());
     }
 
     /// Records the end of the session, unless an earlier end is recorded. All nodes that are not lost yet are then lost.
@@ -191,7 +191,7 @@ impl SessionStore {
         self.detect_all_losses();
         self.renewal_wake.notify_one();
         self.unwatched.wake.notify_one();
-        let _panicked = guarded(|| self.link_changed.notify_waiters());
+        let _panicked = catch_panic(|| self.link_changed.notify_waiters());
     }
 
     /// Records the end of the session, but reports no loss yet. The caller must then call [`SessionStore::end`].
@@ -312,7 +312,7 @@ impl SessionStore {
     pub(crate) fn detect_all_losses(&self) {
         for node in self.all() {
             // A loss calls the wakers of callers. If a waker panics, the losses of the other nodes must still be recorded.
-            let _panicked = guarded(|| node.detect_loss());
+            let _panicked = catch_panic(|| node.detect_loss());
         }
         self.notify_all();
     }
@@ -332,7 +332,7 @@ impl SessionStore {
     /// Wakes every task that waits for a change of a node.
     pub(crate) fn notify_all(&self) {
         for node in self.all() {
-            let _panicked = guarded(|| node.changed.notify_waiters());
+            let _panicked = catch_panic(|| node.changed.notify_waiters());
         }
     }
 

@@ -96,7 +96,7 @@ impl<F: Future> Future for Guarded<F> {
 
 impl<F> Drop for Guarded<F> {
     fn drop(&mut self) {
-        let _panicked = user_thread::guarded(|| drop(self.0.take()));
+        let _panicked = user_thread::catch_panic(|| drop(self.0.take()));
     }
 }
 

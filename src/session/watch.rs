@@ -11,7 +11,7 @@ use crate::session::contract::Session;
 use crate::session::node::Node;
 use crate::session::presence;
 use crate::session::request::{Failure, Reply, Watch};
-use crate::session::retry::{RetryLimit, repeated};
+use crate::session::retry::{RetryLimit, repeat};
 use crate::telemetry::log::emit;
 
 /// The most requests for a watch that one call of [`watch_own`] has under way at a time.
@@ -32,7 +32,7 @@ impl Node {
         let (connection, watch) = (session.store().connection(), session.watch(&path));
         let (node, session) = (Arc::clone(self), Arc::clone(session));
         Some(async move {
-            let answer = armed(&session, &path, connection, watch).await;
+            let answer = await_watch(&session, &path, connection, watch).await;
             node.store_watch(&path, answer)
         })
     }
@@ -40,7 +40,7 @@ impl Node {
 
 /// Returns the watch on a node. `watch` is the awaited answer to a request for that watch, which was sent on the connection
 /// number `connection`. If only the leader has the node, requests the watch again from another server.
-async fn armed(
+async fn await_watch(
     session: &Arc<dyn Session>,
     path: &str,
     mut connection: u64,
@@ -61,7 +61,7 @@ async fn armed(
 pub(super) async fn watch_own(session: Arc<dyn Session>, unwatched: Vec<Arc<Node>>) {
     let arm = async |node: Arc<Node>| {
         let request = || OptionFuture::from(node.request_watch(&session)).map(|stored| stored.unwrap_or(Ok(())));
-        match repeated(&session, RetryLimit::ENDLESS, request).await {
+        match repeat(&session, RetryLimit::ENDLESS, request).await {
             Ok(()) | Err(Failure::Over(_)) => {}
             Err(failure) => cannot_watch(&node, &failure),
         }

@@ -19,7 +19,7 @@ use tracing::{Dispatch, Level, Span};
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::of_process::AtomicBool;
-use crate::telemetry::user_thread::{UserThread, guarded, is_library_thread};
+use crate::telemetry::user_thread::{UserThread, catch_panic, is_library_thread};
 use crate::telemetry::{meter, names};
 
 /// The longest time for which closing or dropping a client waits for the subscriber. The drop of a client's last handle also
@@ -83,7 +83,7 @@ macro_rules! emit {
         let most = LevelFilter::current();
         // Without a subscriber, `tracing` passes the event to the logger of the crate `log`, if there is one.
         if most == LevelFilter::OFF && !$crate::telemetry::log::is_deferred(tracing::Level::$level) {
-            let _panicked = $crate::telemetry::user_thread::guarded(|| tracing::event!(tracing::Level::$level, $($event)+));
+            let _panicked = $crate::telemetry::user_thread::catch_panic(|| tracing::event!(tracing::Level::$level, $($event)+));
         } else if most == LevelFilter::OFF || tracing::Level::$level <= most {
             $crate::telemetry::log::owned!($level [] $($event)+);
         }
@@ -135,7 +135,7 @@ pub(crate) fn later(level: Level, emit: impl FnOnce() + Send + 'static) {
             move || inside.emit(emit)
         });
     } else if !is_deferred(level) {
-        let _panicked = guarded(emit);
+        let _panicked = catch_panic(emit);
     } else if LevelFilter::current() == LevelFilter::OFF {
         // There is no subscriber. Unlike in the next branch, the log thread must not set one for this event: after that,
         // `tracing` would never again pass events to the crate `log`.
@@ -179,7 +179,7 @@ impl OwnSpan {
         if is_library_thread() {
             return OwnSpan::default();
         }
-        let span = guarded(make).filter(|span| !span.is_disabled());
+        let span = catch_panic(make).filter(|span| !span.is_disabled());
         OwnSpan(span.map(|span| Arc::new(Entered(span))))
     }
 
@@ -196,7 +196,7 @@ impl OwnSpan {
         if is_library_thread() {
             LOG_THREAD.run(move || _ = own.0.record(field, value));
         } else {
-            let _panicked = guarded(|| own.0.record(field, value));
+            let _panicked = catch_panic(|| own.0.record(field, value));
         }
     }
 
@@ -224,14 +224,14 @@ impl OwnSpan {
     }
 
     /// Returns a future that polls `work` in this span.
-    pub(crate) fn around<F: Future + Unpin>(self, work: F) -> Around<F> {
-        Around { span: self, work: Some(work) }
+    pub(crate) fn instrument<F: Future + Unpin>(self, work: F) -> Instrumented<F> {
+        Instrumented { span: self, work: Some(work) }
     }
 }
 
 impl Entered {
     fn call(&self, what: impl FnOnce(&Dispatch, &Id)) {
-        self.0.with_subscriber(|(id, subscriber)| guarded(|| what(subscriber, id)));
+        self.0.with_subscriber(|(id, subscriber)| catch_panic(|| what(subscriber, id)));
     }
 }
 
@@ -241,7 +241,7 @@ impl Drop for Entered {
         if is_library_thread() {
             LOG_THREAD.run(move || drop(span));
         } else {
-            let _panicked = guarded(move || drop(span));
+            let _panicked = catch_panic(move || drop(span));
         }
     }
 }
@@ -255,16 +255,16 @@ impl Drop for Exit<'_> {
 }
 
 /// A future that polls its work in a span.
-pub(crate) struct Around<F> {
+pub(crate) struct Instrumented<F> {
     span: OwnSpan,
     work: Option<F>,
 }
 
-impl<F: Future + Unpin> Future for Around<F> {
+impl<F: Future + Unpin> Future for Instrumented<F> {
     type Output = F::Output;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        let Around { span, work } = self.get_mut();
+        let Instrumented { span, work } = self.get_mut();
         match work {
             Some(work) => span.inside(|| Pin::new(work).poll(context)),
             None => Poll::Pending,
@@ -272,7 +272,7 @@ impl<F: Future + Unpin> Future for Around<F> {
     }
 }
 
-impl<F> Drop for Around<F> {
+impl<F> Drop for Instrumented<F> {
     fn drop(&mut self) {
         let work = self.work.take();
         self.span.inside(|| drop(work));

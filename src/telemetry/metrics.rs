@@ -40,7 +40,7 @@ use metrics::{Key, Level, Metadata, Recorder, Unit, describe_counter, describe_g
 
 use crate::sync::Mutex;
 pub use crate::telemetry::names::*;
-use crate::telemetry::user_thread::{UserThread, guarded};
+use crate::telemetry::user_thread::{UserThread, catch_panic};
 
 // A recorder is the user's code, which may block or panic. So the library's other threads only note the changes, and a
 // separate thread calls the recorder. That thread holds no mutex of the library during the call.
@@ -143,7 +143,7 @@ impl Changes {
 
 /// Calls the recorder, and catches its panic.
 fn call(report: impl FnOnce(&dyn Recorder)) {
-    let _panicked = guarded(|| metrics::with_recorder(report));
+    let _panicked = catch_panic(|| metrics::with_recorder(report));
 }
 
 pub(super) fn count(key: Key) {

@@ -27,7 +27,7 @@ pub(crate) fn is_library_thread() -> bool {
 }
 
 /// Runs the user's code on the calling thread, and catches its panic. Returns `None` after a panic.
-pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn catch_panic<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }
 
@@ -83,7 +83,7 @@ impl UserThread {
 
     fn work_off(&self, given: &Receiver<Work>) {
         while let Ok(work) = given.recv() {
-            let _panicked = guarded(work);
+            let _panicked = catch_panic(work);
             self.waiting.fetch_sub(1, Ordering::Relaxed);
         }
     }

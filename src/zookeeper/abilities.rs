@@ -127,7 +127,7 @@ impl Ability {
     ) -> Result<T, Failure> {
         let mut verdict = self.verdict.lock();
         let before = *verdict;
-        *verdict = before.after(&answer, connection);
+        *verdict = before.after_answer(&answer, connection);
         let has_lost = before != Verdict::Lacking && *verdict == Verdict::Lacking;
         drop(verdict);
         if has_lost {
@@ -161,7 +161,7 @@ impl Verdict {
 
     /// Returns the verdict after an answer to a request that was sent on this connection. Requests that are lost at one
     /// break of the connection count once.
-    fn after<T>(self, answer: &Result<T, zk::Error>, connection: u64) -> Verdict {
+    fn after_answer<T>(self, answer: &Result<T, zk::Error>, connection: u64) -> Verdict {
         use zk::Error::*;
         let is_closed = match answer {
             // These answers certainly came from a server that has carried out, or refused, a request that it knows.
@@ -224,7 +224,7 @@ mod tests {
     const NOTHING: Answer = Err(zk::Error::Timeout);
 
     fn after(answers: &[(Answer, u64)]) -> Verdict {
-        answers.iter().fold(Verdict::Open, |verdict, (answer, connection)| verdict.after(answer, *connection))
+        answers.iter().fold(Verdict::Open, |verdict, (answer, connection)| verdict.after_answer(answer, *connection))
     }
 
     #[test]

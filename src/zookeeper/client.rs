@@ -172,7 +172,7 @@ impl ZooKeeperBuilder {
             closed: watch::Sender::new(false),
             outage: Arc::default(),
         };
-        let opened = ensemble.connect().await.and_then(|session| ensemble.install(session, 0));
+        let opened = ensemble.connect().await.and_then(|session| ensemble.add_session(session, 0));
         opened.map_err(|failure| match failure {
             Failure::Refused(problem) => Error::invalid(format!("servers {}: {problem}", quoted(servers.as_str()))),
             failure => Error::from_failure(failure, "connect to", servers.as_str()),
@@ -308,7 +308,7 @@ impl Sessions {
         if let Some(first) = over.first()
             && let Some((lost, ending)) = first.lease().lost_since().zip(first.lease().ending())
         {
-            self.outage.begins(lost, Reconnect::after(first.lease()), ending);
+            self.outage.begins(lost, Reconnect::after_loss(first.lease()), ending);
         }
         drop((over, idle));
         session_slot
@@ -333,7 +333,7 @@ impl Sessions {
             // Opens a session, because a program may wait for `Connected` before its next acquisition.
             let _slot_or_opening = self.slot_or_opening(0);
         }
-        let since = lost.or_else(|| self.outage.since()).unwrap_or_else(Instant::now);
+        let since = lost.or_else(|| self.outage.lost_at()).unwrap_or_else(Instant::now);
         ConnectionState::Connecting { since, why: self.outage.why(since) }
     }
 
@@ -363,7 +363,7 @@ impl Sessions {
                 connected = connecting => connected,
             };
             let Some(ensemble) = ensemble.upgrade() else { return };
-            let outcome = connected.and_then(|session| ensemble.install(session, own_bytes)).map(drop);
+            let outcome = connected.and_then(|session| ensemble.add_session(session, own_bytes)).map(drop);
             if let Err(failure) = &outcome {
                 ensemble.outage.failed(failure);
             }
@@ -399,7 +399,7 @@ impl Sessions {
     }
 
     /// Adds a new session, and returns a slot on it. Other callers may use the session from now on.
-    fn install(&self, session: Arc<ZooKeeperSession>, own_bytes: usize) -> Result<SessionSlot, Failure> {
+    fn add_session(&self, session: Arc<ZooKeeperSession>, own_bytes: usize) -> Result<SessionSlot, Failure> {
         let no_room = || Failure::Refused(format!("{own_bytes} bytes of paths are too many for a session"));
         let session_slot = session.reserve_slot(own_bytes).ok_or_else(no_room)?;
         let mut sessions = self.sessions.lock();

@@ -37,7 +37,7 @@ pub(super) struct Reconnect {
 impl Reconnect {
     /// Returns when a new session may replace the session of this lease. `None` unless that session has expired or a
     /// server has replaced it.
-    pub(super) fn after(lease: &Lease) -> Option<Reconnect> {
+    pub(super) fn after_loss(lease: &Lease) -> Option<Reconnect> {
         let is_lost = matches!(lease.ending(), Some(Ending::Expired | Ending::Replaced));
         let (answered, ended) = lease.away().filter(|_| is_lost)?;
         let due = ended + reconnect_jitter(ended.saturating_sub(answered), lease.timeout(), random());
@@ -53,7 +53,7 @@ impl Reconnect {
     /// Returns a random pause between two attempts.
     fn next_pause(self, now: Moment, options: &ZooKeeperBuilder) -> Duration {
         let away = now.saturating_sub(self.answered);
-        reconnect_jitter(away, options.session_timeout.min(options.bound()), random())
+        reconnect_jitter(away, options.session_timeout.min(options.open_limit()), random())
     }
 }
 
@@ -93,7 +93,7 @@ pub(super) async fn new_session(
     keeper: Arc<KeeperMark>,
     lost: Option<Reconnect>,
 ) -> Result<Arc<ZooKeeperSession>, Failure> {
-    let (servers, bound) = (route.servers.as_str(), route.options.bound());
+    let (servers, bound) = (route.servers.as_str(), route.options.open_limit());
     let mut finder = Finder::new(route.clone());
     let opened = async {
         if let Some(lost) = lost {
@@ -114,7 +114,7 @@ pub(super) async fn new_session(
             // The crate must be given the limit of a connection's silence before it connects. This limit depends on the
             // session timeout. So the client connects again with options for the granted timeout.
             let Route { servers, options } = finder.route.clone();
-            finder = Finder::new(Route { servers, options: options.granted(timeout) });
+            finder = Finder::new(Route { servers, options: options.with_granted_timeout(timeout) });
         }
     };
     let (link, target, started) = tokio::select! {
@@ -148,7 +148,7 @@ pub(super) async fn new_session(
     if !options.makes_root_at_once {
         return Ok(session);
     }
-    let root_made = retry::repeated(&shared, RetryLimit::ENDLESS, || shared.make_root());
+    let root_made = retry::repeat(&shared, RetryLimit::ENDLESS, || shared.make_root());
     match retry::within(sleep(bound), root_made).await.unwrap_or_else(|| Err(late())) {
         // The failure is mapped to `Unreachable`, because `Over` would tell callers that no later session can succeed.
         Err(Failure::Over(Ending::Expired | Ending::Replaced | Ending::Failed)) => {
@@ -189,7 +189,7 @@ mod tests {
             let store = SessionStore::new(Lease::with_clock(30 * second, Box::new(clock)));
             store.began(second);
             store.end(why);
-            Reconnect::after(store.lease())
+            Reconnect::after_loss(store.lease())
         };
         for why in [Ending::Closed, Ending::AuthFailed] {
             assert!(over(why).is_none(), "{why}");
@@ -199,7 +199,7 @@ mod tests {
             assert_eq!(answered, second);
             assert!((41 * second..51 * second).contains(&due), "{due:?}");
         }
-        assert!(Reconnect::after(&Lease::new(second)).is_none(), "the session is not over");
+        assert!(Reconnect::after_loss(&Lease::new(second)).is_none(), "the session is not over");
         let due: BTreeSet<_> = (0..20).filter_map(|_| over(Ending::Expired)).map(|it| it.due).collect();
         assert!(due.len() > 1, "all clients come back at the same moment");
     }

@@ -24,7 +24,7 @@ use std::time::Duration;
 type Moment = Duration;
 
 /// From this session timeout on, the limit of an attempt is shorter than two fifths of the session timeout.
-const LONG: Duration = Duration::from_secs(3);
+const LONG_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The shortest limit of an attempt with a long session timeout. A shorter limit would mistake an ordinary pause of a
 /// server for a broken connection.
@@ -44,7 +44,7 @@ const MOST_ATTEMPTS: u32 = 40;
 
 /// Returns how long the first attempt to connect to an address may take.
 pub fn attempt_limit(session_timeout: Duration) -> Duration {
-    if session_timeout < LONG { session_timeout * 2 / 5 } else { (session_timeout / 12).max(QUICKEST) }
+    if session_timeout < LONG_TIMEOUT { session_timeout * 2 / 5 } else { (session_timeout / 12).max(QUICKEST) }
 }
 
 /// Returns how long a connection may be silent. `rides_out` is the longest break of the connection that must cost no
@@ -54,7 +54,7 @@ pub fn attempt_limit(session_timeout: Duration) -> Duration {
 /// crate may notice only an eighth of the limit later that the limit has passed.
 pub(crate) fn silence_limit(session_timeout: Duration, rides_out: Duration) -> Duration {
     let attempt = attempt_limit(session_timeout);
-    let longest = if session_timeout < LONG { attempt } else { session_timeout / 3 };
+    let longest = if session_timeout < LONG_TIMEOUT { attempt } else { session_timeout / 3 };
     longest.min(rides_out * 8 / 9).max(attempt)
 }
 

@@ -74,7 +74,7 @@ impl Route {
         }
         let server = self.connect_string(target);
         #[cfg(target_os = "linux")]
-        let sockets = crate::zookeeper::sockets::Sockets::before();
+        let sockets = crate::zookeeper::sockets::Sockets::snapshot();
         let began = since_boot();
         let opened = within(sleep(limit), Link::open(connector, &server, self.options.is_encrypted())).await;
         // The crate has about the same limit, and its errors do not say whether that limit has passed. So these two errors
@@ -236,7 +236,7 @@ pub(super) struct Served {
 
 impl Served {
     /// Waits until the connection has ended.
-    async fn ended(&self) -> LinkEnd {
+    async fn wait_for_end(&self) -> LinkEnd {
         let mut end = self.end.clone();
         let ended = end.wait_for(Option::is_some).await;
         ended.ok().and_then(|end| *end).unwrap_or(LinkEnd::Lost)
@@ -245,7 +245,7 @@ impl Served {
     /// Closes the session on this connection: drops the client, and waits up to `limit` for the server's answer.
     async fn close(mut self, limit: Duration) {
         discard(self.unready.take());
-        let _ended = within(sleep(limit), self.ended()).await;
+        let _ended = within(sleep(limit), self.wait_for_end()).await;
     }
 }
 
@@ -271,7 +271,7 @@ impl Connections {
         let ending = loop {
             let why = tokio::select! {
                 biased;
-                ended = served.ended() => ended,
+                ended = served.wait_for_end() => ended,
                 Some(asked) = leaves.recv() => match self.leave(asked, &mut served, &mut finder.attempts).await {
                     Some(why) => why,
                     None => continue,
@@ -455,7 +455,7 @@ impl Connections {
         };
         Some(tokio::select! {
             biased;
-            ended = served.ended() => ended,
+            ended = served.wait_for_end() => ended,
             _ = within(sleep(self.granted / 12), writes) => LinkEnd::Left,
         })
     }
@@ -539,7 +539,7 @@ impl Connections {
         };
         let ready = tokio::select! {
             biased;
-            ended = served.ended() => Err(ended),
+            ended = served.wait_for_end() => Err(ended),
             ready = ready => ready,
         };
         let lost = self.store.lease().lost_since().filter(|_| is_checked && ready.is_err());

@@ -14,7 +14,7 @@ use zookeeper_client as zk;
 
 use crate::session::request::Ending;
 use crate::sync::Mutex;
-use crate::telemetry::user_thread::guarded;
+use crate::telemetry::user_thread::catch_panic;
 
 /// A connection with a session. The task of the connection does not run yet. Dropping this value abandons the connection.
 pub(super) struct Link {
@@ -98,7 +98,7 @@ impl Link {
 /// Drops a client or a task of the client crate. Catches a panic of the destructor, which is possible after a panic of the
 /// crate.
 pub(super) fn discard<T>(it: T) {
-    let _panicked = guarded(|| drop(it));
+    let _panicked = catch_panic(|| drop(it));
 }
 
 async fn connect(connector: zk::Connector, server: &str, is_encrypted: bool) -> Result<zk::Client, zk::Error> {

@@ -36,10 +36,10 @@ static UNDER_WAY: Mutex<BTreeMap<String, UnderWay>> = Mutex::new(BTreeMap::new()
 /// Returns the addresses of a `host:port`, or an error message. Another look-up of the name begins whenever none has
 /// answered for `patience`, with up to [`MOST`] under way.
 pub(super) async fn addresses(of: &str, patience: Duration) -> Found {
-    shared(of, patience, |of| Ok(of.to_socket_addrs().map_err(|error| error.to_string())?.collect())).await
+    look_up_shared(of, patience, |of| Ok(of.to_socket_addrs().map_err(|error| error.to_string())?.collect())).await
 }
 
-async fn shared(of: &str, patience: Duration, look_up: fn(&str) -> Found) -> Found {
+async fn look_up_shared(of: &str, patience: Duration, look_up: fn(&str) -> Found) -> Found {
     if let Ok(address) = of.parse() {
         return Ok(vec![address]);
     }
@@ -112,9 +112,9 @@ mod tests {
     async fn an_address_is_not_looked_up() {
         let not = |_: &str| Err("the name was looked up".to_owned());
         for address in ["127.0.0.1:2181", "[::1]:2181"] {
-            assert_eq!(shared(address, LONG, not).await, Ok(vec![address.parse().unwrap()]));
+            assert_eq!(look_up_shared(address, LONG, not).await, Ok(vec![address.parse().unwrap()]));
         }
-        assert!(shared("zk1:2181", LONG, not).await.is_err());
+        assert!(look_up_shared("zk1:2181", LONG, not).await.is_err());
     }
 
     #[tokio::test]
@@ -130,20 +130,20 @@ mod tests {
             Ok(vec!["127.0.0.1:1".parse().unwrap()])
         };
         for _ in 0..20 {
-            let given_up = tokio::time::timeout(Duration::from_millis(2), shared("hangs:1", LONG, look_up)).await;
+            let given_up =
+                tokio::time::timeout(Duration::from_millis(2), look_up_shared("hangs:1", LONG, look_up)).await;
             assert!(given_up.is_err());
         }
-        let both =
-            tokio::spawn(
-                async move { tokio::join!(shared("hangs:1", LONG, look_up), shared("hangs:1", LONG, look_up)) },
-            );
+        let both = tokio::spawn(async move {
+            tokio::join!(look_up_shared("hangs:1", LONG, look_up), look_up_shared("hangs:1", LONG, look_up))
+        });
         // Lets both callers join the lookup before it ends.
         tokio::task::yield_now().await;
         drop(end);
         let (one, other) = both.await.unwrap();
         assert_eq!((one.unwrap().len(), other.unwrap().len()), (1, 1));
         assert_eq!(LOOKUPS.load(Ordering::SeqCst), 1);
-        assert!(shared("hangs:1", LONG, look_up).await.is_ok());
+        assert!(look_up_shared("hangs:1", LONG, look_up).await.is_ok());
         assert_eq!(LOOKUPS.load(Ordering::SeqCst), 2, "an answer is not cached");
     }
 
@@ -160,7 +160,7 @@ mod tests {
             Ok(vec!["127.0.0.1:1".parse().unwrap()])
         };
         let patience = Duration::from_millis(5);
-        let found = tokio::spawn(shared("lost:1", patience, look_up));
+        let found = tokio::spawn(look_up_shared("lost:1", patience, look_up));
         while LOOKUPS.load(Ordering::SeqCst) < 3 {
             sleep(patience).await;
         }

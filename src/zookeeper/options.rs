@@ -244,7 +244,7 @@ impl ZooKeeperBuilder {
     }
 
     /// Returns the options for a session to which the servers grant no more than this timeout.
-    pub(super) fn granted(mut self, timeout: Duration) -> ZooKeeperBuilder {
+    pub(super) fn with_granted_timeout(mut self, timeout: Duration) -> ZooKeeperBuilder {
         let part = timeout.div_duration_f64(self.session_timeout);
         self.stop_margin = self.stop_margin.map(|margin| margin.mul_f64(part).max(timeout / CLOCK_DRIFT));
         self.read_timeout = self.read_timeout.map(|limit| limit.min(timeout / 2));
@@ -356,7 +356,7 @@ impl ZooKeeperBuilder {
     }
 
     /// Returns the time limit for opening a session.
-    pub(super) fn bound(&self) -> Duration {
+    pub(super) fn open_limit(&self) -> Duration {
         self.connect_timeout.unwrap_or(self.session_timeout)
     }
 
@@ -379,7 +379,7 @@ impl ZooKeeperBuilder {
         // Above three fifths of the session timeout, the crate would take its default of two fifths.
         let silence = self.silence().max(attempt).min(self.session_timeout * 3 / 5);
         connector = connector.with_connection_timeout(silence);
-        connector = self.credentials().fold(connector, |connector, it| it.given_to(connector));
+        connector = self.credentials().fold(connector, |connector, it| it.add_to(connector));
         #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
             connector = connector.with_tls(tls.options());
@@ -479,11 +479,11 @@ mod tests {
         };
         let asked = |timeout: u32| ZooKeeperBuilder::new().session_timeout(timeout * SECOND);
         for (requested, granted) in [(60, 40), (100, 40), (3600, 4)] {
-            assert_eq!(limits(asked(requested).granted(granted * SECOND)), limits(asked(granted)));
+            assert_eq!(limits(asked(requested).with_granted_timeout(granted * SECOND)), limits(asked(granted)));
         }
         let narrow = |timeout: u32| asked(timeout).read_timeout(3 * SECOND).stop_margin(timeout * SECOND / 100);
-        assert_eq!(limits(narrow(7).granted(6 * SECOND)), limits(narrow(6)));
-        assert_eq!(limits(narrow(100).granted(4 * SECOND)).0, 2 * SECOND);
+        assert_eq!(limits(narrow(7).with_granted_timeout(6 * SECOND)), limits(narrow(6)));
+        assert_eq!(limits(narrow(100).with_granted_timeout(4 * SECOND)).0, 2 * SECOND);
     }
 
     #[test]

@@ -50,7 +50,7 @@ impl Outage {
     }
 
     /// Returns when the last session lost its connection, or `None` if a new session has begun.
-    pub(super) fn since(&self) -> Option<Instant> {
+    pub(super) fn lost_at(&self) -> Option<Instant> {
         self.0.lock().lost.map(|(since, _)| since)
     }
 
@@ -161,9 +161,9 @@ mod tests {
     #[test]
     fn an_outage_lasts_from_disconnect_to_the_next_session() {
         let (outage, lost) = (Outage::default(), Instant::now());
-        assert_eq!(outage.since(), None);
+        assert_eq!(outage.lost_at(), None);
         outage.begins(lost, None, Ending::Expired);
-        assert_eq!(outage.since(), Some(lost));
+        assert_eq!(outage.lost_at(), Some(lost));
         assert_eq!(outage.why(lost), Some(Ending::Expired.to_string()));
         outage.failed(&Failure::Unreachable("no answer".to_owned()));
         assert_eq!(outage.why(lost).as_deref(), Some("no answer"), "an expiry is not a reason");
@@ -171,6 +171,6 @@ mod tests {
         outage.failed(&Failure::Unreachable("no answer".to_owned()));
         assert_eq!(outage.why(lost), Some(Ending::AuthFailed.to_string()), "a refused login is a reason");
         outage.ends();
-        assert_eq!(outage.since(), None);
+        assert_eq!(outage.lost_at(), None);
     }
 }

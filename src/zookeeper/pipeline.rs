@@ -17,7 +17,7 @@ use crate::session::store::SessionStore;
 use crate::session::thread::{BackgroundThread, is_forked, sleep};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Mutex, Notify, OnceLock, watch};
-use crate::telemetry::user_thread::guarded;
+use crate::telemetry::user_thread::catch_panic;
 use crate::zookeeper::translate::is_not_sent;
 
 /// The kind of a request, which decides whether its reply renews the lease.
@@ -209,7 +209,7 @@ where
 {
     fn answer(self, answer: Result<T, Failure>) {
         // The answer wakes the caller's task. The waker is the user's code, and may panic.
-        let _panicked = guarded(|| drop(self.reply.send(answer)));
+        let _panicked = catch_panic(|| drop(self.reply.send(answer)));
     }
 
     /// Sends the request on this connection. The caller holds the pipeline's mutex.

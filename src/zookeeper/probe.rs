@@ -38,7 +38,7 @@ const ENOUGH: usize = 4096;
 const MOST: usize = 64 << 20;
 
 /// The most characters that a message shows of the answer of a peer that is no ZooKeeper server.
-const SHOWN: usize = 60;
+const SHOWN_CHARS: usize = 60;
 
 /// The reason why there is no session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,11 +102,11 @@ pub async fn four_letter_word(
 
 /// Probes one server, and returns its answer to `srvr`, or a message that says which step failed.
 async fn probe_one(server: &Server, options: &ZooKeeperBuilder, deadline: Instant) -> Result<Vec<u8>, String> {
-    let found = until(deadline, addresses(&server.address(), PROBE_LIMIT)).await;
+    let found = within_deadline(deadline, addresses(&server.address(), PROBE_LIMIT)).await;
     let found = found.ok_or("the name service does not answer")?;
     let addresses = found.map_err(|error| format!("the host is not known: {error}"))?;
     let began = Instant::now();
-    let stream = until(deadline, connect(&addresses)).await;
+    let stream = within_deadline(deadline, connect(&addresses)).await;
     let mut stream = match stream.ok_or("does not answer")? {
         Ok(stream) => stream,
         // The server closed the connection before the connect call returned.
@@ -120,18 +120,19 @@ async fn probe_one(server: &Server, options: &ZooKeeperBuilder, deadline: Instan
     // took a round trip itself, so the probe waits for at least twice that time.
     let at_once = deadline.min(Instant::now() + AT_ONCE.max(2 * began.elapsed()));
     let mut answer = Vec::with_capacity(ENOUGH);
-    match until(at_once, receive(&mut stream, &mut answer)).await {
+    match within_deadline(at_once, receive(&mut stream, &mut answer)).await {
         Some(Ok(0) | Err(_)) => return Err(FULL.to_owned()),
         Some(Ok(_)) => return Ok(answer),
         None => {}
     }
-    let opened = until(deadline, shake_hands(stream, &server.host, options)).await;
+    let opened = within_deadline(deadline, shake_hands(stream, &server.host, options)).await;
     let opened = opened.ok_or("takes connections, and is silent in the TLS handshake")?;
-    let mut line = opened.map_err(|error| of_tls(&error).unwrap_or_else(|| format!("{CLOSED_IN_TLS} ({error})")))?;
+    let mut line =
+        opened.map_err(|error| tls_problem(&error).unwrap_or_else(|| format!("{CLOSED_IN_TLS} ({error})")))?;
     let closed = || if options.is_encrypted() { CLOSED } else { CLOSED_IN_CLEAR }.to_owned();
-    match until(deadline, send_srvr(&mut *line, &mut answer)).await {
+    match within_deadline(deadline, send_srvr(&mut *line, &mut answer)).await {
         _ if !answer.is_empty() => Ok(answer),
-        Some(read) => Err(read.err().and_then(|error| of_tls(&error)).unwrap_or_else(closed)),
+        Some(read) => Err(read.err().and_then(|error| tls_problem(&error)).unwrap_or_else(closed)),
         None => Err("takes connections, and answers nothing".to_owned()),
     }
 }
@@ -161,7 +162,7 @@ async fn send_srvr(line: &mut dyn Line, answer: &mut Vec<u8>) -> io::Result<()> 
 }
 
 /// Returns the result of `work`, or `None` at the deadline.
-async fn until<T>(deadline: Instant, work: impl Future<Output = T>) -> Option<T> {
+async fn within_deadline<T>(deadline: Instant, work: impl Future<Output = T>) -> Option<T> {
     within(sleep(deadline.saturating_duration_since(Instant::now())), work).await
 }
 
@@ -170,7 +171,7 @@ fn meaning(answer: &[u8]) -> (String, bool) {
     let text = String::from_utf8_lossy(answer);
     let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
     // Control characters in the answer must not reach a terminal.
-    let shown = |text: &str| text.chars().filter(|c| !c.is_control()).take(SHOWN).collect::<String>();
+    let shown = |text: &str| text.chars().filter(|c| !c.is_control()).take(SHOWN_CHARS).collect::<String>();
     let mode = text.lines().find_map(|line| line.strip_prefix("Mode: ")).map(|mode| shown(mode.trim()));
     let shown = shown(first);
     match (answer, mode.as_deref()) {
@@ -188,7 +189,7 @@ fn meaning(answer: &[u8]) -> (String, bool) {
 
 /// Describes an error in TLS; `None` for other errors.
 #[cfg_attr(not(feature = "tls"), expect(unused_variables, reason = "every connection is in clear text"))]
-fn of_tls(error: &io::Error) -> Option<String> {
+fn tls_problem(error: &io::Error) -> Option<String> {
     #[cfg(feature = "tls")]
     if let Some(cause) = error.get_ref().and_then(|inner| inner.downcast_ref()) {
         let what = match cause {
@@ -270,7 +271,7 @@ mod tests {
             assert!(message.contains(words) && known == is_known, "{answer:?}: {message}");
         }
         let (long, _) = meaning("é".repeat(5_000).as_bytes());
-        assert_eq!(long.chars().filter(|c| *c == 'é').count(), SHOWN);
+        assert_eq!(long.chars().filter(|c| *c == 'é').count(), SHOWN_CHARS);
     }
 
     #[test]

@@ -203,7 +203,7 @@ impl Credentials {
                 let is_misread = user.is_empty() || user.contains(['"', '\\']);
                 let problem = "it must not be empty, nor contain quotation marks or backslashes";
                 let problem = is_misread.then(|| problem.to_owned()).or_else(|| unseen(user, password));
-                (format!("SASL user {}", quoted(user)), problem.or_else(|| hashed_otherwise(user, password)))
+                (format!("SASL user {}", quoted(user)), problem.or_else(|| hash_problem(user, password)))
             }
             #[cfg(zk_rwlock_gssapi)]
             Credentials::Gssapi { service, host } => {
@@ -248,7 +248,7 @@ impl Credentials {
         return false;
     }
 
-    pub(super) fn given_to(&self, connector: zk::Connector) -> zk::Connector {
+    pub(super) fn add_to(&self, connector: zk::Connector) -> zk::Connector {
         match self {
             Credentials::Digest { user, password } => {
                 connector.with_auth("digest", format!("{user}:{password}").as_bytes())
@@ -286,7 +286,7 @@ fn unseen(user: &str, password: &str) -> Option<String> {
 /// ISO 8859-1 if the text is wholly in that character set (RFC 2831, section 2.1.2.1), but the client crate hashes every
 /// text in UTF-8.
 #[cfg(feature = "sasl-digest-md5")]
-fn hashed_otherwise(user: &str, password: &str) -> Option<String> {
+fn hash_problem(user: &str, password: &str) -> Option<String> {
     let differs = |text: &str| !text.is_ascii() && text.chars().all(|c| c <= '\u{ff}');
     let whose = [("name", user), ("password", password)].into_iter().find(|(_, text)| differs(text));
     whose.map(|(whose, _)| {

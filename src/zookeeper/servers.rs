@@ -59,7 +59,7 @@ impl Servers {
                 Err(refused(root, &format!("cannot be the path of all locks: {KEPT_BY_ZOOKEEPER}")))
             }
             root if root.len() > LONGEST_ROOT => Err(refused(root, "is longer than 65536 bytes")),
-            root => validation::malformed(root).map_or(Ok(servers.clone()), |problem| Err(refused(root, problem))),
+            root => validation::path_problem(root).map_or(Ok(servers.clone()), |problem| Err(refused(root, problem))),
         }
     }
 
@@ -258,7 +258,7 @@ mod tests {
         fuzz_text(&samples, |text| match Servers::parse(text) {
             Ok(servers) => {
                 assert_eq!(format!("{}{}", servers.list(), servers.root()), text);
-                assert!(servers.root().is_empty() || validation::malformed(servers.root()).is_none());
+                assert!(servers.root().is_empty() || validation::path_problem(servers.root()).is_none());
                 for server in &servers.each {
                     let address = server.address();
                     let again = Servers::parse(&address).expect(&address);

@@ -28,9 +28,9 @@ pub(super) struct Sockets {
 
 impl Sockets {
     /// Notes the connected sockets. Called before the client crate connects.
-    pub(super) fn before() -> Sockets {
+    pub(super) fn snapshot() -> Sockets {
         let lowest = File::open("/dev/null").map_or(0, |file| file.as_raw_fd());
-        Sockets { lowest, before: around(lowest).collect() }
+        Sockets { lowest, before: sockets_near(lowest).collect() }
     }
 
     /// Sets the option on the new sockets, which were not there before, and returns their number. Only sockets to this
@@ -39,12 +39,12 @@ impl Sockets {
         let is_new = |it: &(RawFd, SocketAddr)| !self.before.contains(it);
         let is_to =
             |it: &(RawFd, SocketAddr)| address.map_or(it.1.port() == port, |address| canonical(address) == it.1);
-        let new = around(self.lowest).filter(is_new).filter(is_to);
+        let new = sockets_near(self.lowest).filter(is_new).filter(is_to);
         new.filter(|(number, _)| setsockopt(*number, TcpNoDelay, &true).is_ok()).count()
     }
 }
 
-fn around(lowest: RawFd) -> impl Iterator<Item = (RawFd, SocketAddr)> {
+fn sockets_near(lowest: RawFd) -> impl Iterator<Item = (RawFd, SocketAddr)> {
     ((lowest - BELOW).max(0)..lowest + ABOVE).filter_map(|number| Some((number, peer_of(number)?)))
 }
 
@@ -76,7 +76,7 @@ mod tests {
         let [server, other] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let address = server.local_addr().unwrap();
         let earlier = TcpStream::connect(address).unwrap();
-        let sockets = Sockets::before();
+        let sockets = Sockets::snapshot();
         let new = TcpStream::connect(address).unwrap();
         let to_other = TcpStream::connect(other.local_addr().unwrap()).unwrap();
         let no_tcp = UdpSocket::bind("127.0.0.1:0").unwrap();

@@ -93,7 +93,7 @@ impl Tls {
     /// # Errors
     /// The errors of [`identity_pem`](Tls::identity_pem). After an error, the old certificate stays.
     pub fn renew_identity_pem(&self, certificate: &str, key: &str) -> Result<(), Error> {
-        let (identity, own) = identity(certificate, key)?;
+        let (identity, own) = read_identity(certificate, key)?;
         self.own.lock().identity = Some(own);
         self.certs.update_identity(Some(identity));
         Ok(())
@@ -234,7 +234,7 @@ fn ca(pem: &str) -> Result<(zk::TlsCa, Arc<WebPkiServerVerifier>), Error> {
     Ok((zk::TlsCa::from_pem(pem).map_err(|error| broken(&error))?, verifier))
 }
 
-fn identity(certificate: &str, key: &str) -> Result<(zk::TlsIdentity, OwnIdentity), Error> {
+fn read_identity(certificate: &str, key: &str) -> Result<(zk::TlsIdentity, OwnIdentity), Error> {
     let (certificate, key) = (without_mark(certificate), without_mark(key));
     let broken = |problem: &dyn fmt::Display| Error::invalid(format!("TLS identity: {problem}"));
     let of_chain =

@@ -18,7 +18,7 @@ use zookeeper_client as zk;
 
 use crate::session::request::{Event, Failure, Watch};
 use crate::sync::{HashMap, Mutex};
-use crate::telemetry::user_thread::guarded;
+use crate::telemetry::user_thread::catch_panic;
 
 /// What a watch is set on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,7 +38,7 @@ pub(super) type Key = (Arc<str>, Kind);
 struct Seen(i64, i64);
 
 impl Seen {
-    fn by(kind: Kind, stat: &zk::Stat) -> Seen {
+    fn new(kind: Kind, stat: &zk::Stat) -> Seen {
         Seen(stat.czxid, if kind == Kind::Data { stat.mzxid } else { stat.pzxid })
     }
 }
@@ -87,7 +87,7 @@ fn send_all(outgoing: Outgoing) {
     for (slot, event) in outgoing {
         for waiter in slot.waiters {
             // The event wakes the waiter's task. The waker is the user's code, and may panic.
-            let _panicked = guarded(|| waiter.event.send(event));
+            let _panicked = catch_panic(|| waiter.event.send(event));
         }
     }
 }
@@ -134,7 +134,7 @@ impl Watches {
         (connection, watcher): (u64, zk::OneshotWatcher),
     ) -> Watch {
         let (sender, event) = oneshot::channel();
-        let (seen, mut outgoing) = (Seen::by(key.1, stat), Outgoing::default());
+        let (seen, mut outgoing) = (Seen::new(key.1, stat), Outgoing::default());
         let mut slots = self.slots.lock();
         let is_past = connection != slots.disarmed;
         let slot = slots.by_key.entry(key.clone()).or_default();
@@ -204,7 +204,7 @@ impl Watches {
         match answer {
             Ok((Some(stat), watcher)) => {
                 if let Some(slot) = slots.by_key.get_mut(key) {
-                    let now = Seen::by(key.1, &stat);
+                    let now = Seen::new(key.1, &stat);
                     let waiters = slot.waiters.extract_if(.., |waiter| waiter.seen != now).collect();
                     outgoing.push((Slot { waiters, watcher: None }, Event::LookAgain));
                     if slot.waiters.is_empty() {
@@ -267,7 +267,7 @@ mod tests {
     fn event(kind: Kind, answer: Result<Option<zk::Stat>, Failure>) -> Option<Event> {
         let watches = Watches::default();
         let (sender, mut event) = oneshot::channel();
-        let waiters = vec![Waiter { seen: Seen::by(kind, &ARMED), event: sender }];
+        let waiters = vec![Waiter { seen: Seen::new(kind, &ARMED), event: sender }];
         let key = (Arc::from("/lock/node"), kind);
         watches.slots.lock().by_key.insert(key.clone(), Slot { waiters, watcher: None });
         watches.arm(&key, answer.map(|stat| (stat, None))).expect("an answer about the node");

@@ -207,7 +207,7 @@ impl Member {
 
     fn removal_hears(&mut self, removal: usize, input: Input) {
         let leaving = std::mem::replace(&mut self.removals[removal], Leaving::Listing);
-        let (next, report) = leaving.on(input);
+        let (next, report) = leaving.advance(input);
         self.may_signal &= report != Some(RemovalReport::SignalRefused);
         self.removals[removal] = next;
         self.asks(removal);

@@ -122,8 +122,9 @@ fn a_kept_node_does_not_own_the_client() {
 /// The documentation of the metric `zk_rwlock_kept_given_up_total` lists the values of its label `cause`.
 #[test]
 fn each_reason_has_its_label_in_the_metrics() {
-    let closed = Why::by(Loss::SessionOver(Ending::Closed));
-    let names = [Why::Asked, Why::Idle, Why::by(Loss::Removed), closed, Why::Replaced, Why::Unsure].map(Why::label);
+    let closed = Why::from_loss(Loss::SessionOver(Ending::Closed));
+    let names =
+        [Why::Asked, Why::Idle, Why::from_loss(Loss::Removed), closed, Why::Replaced, Why::Unsure].map(Why::label);
     assert_eq!(names, ["asked", "idle", "lost", "closed", "replaced", "unsure"]);
-    assert_eq!(Why::by(Loss::LeaseRanOut), Why::Lost);
+    assert_eq!(Why::from_loss(Loss::LeaseRanOut), Why::Lost);
 }

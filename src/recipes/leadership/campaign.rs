@@ -118,7 +118,7 @@ impl Candidate {
             return;
         }
         let mut next_pause = self.next_pause.lock();
-        let longest = next_pause.0.after(lasted, ended.is_ok());
+        let longest = next_pause.0.longest_after(lasted, ended.is_ok());
         next_pause.1 = longest.map(|longest| Instant::now() + random_pause(longest.min(MAX_PAUSE), random()));
     }
 
@@ -326,7 +326,7 @@ impl Pauses {
 
     /// Returns the maximum of the random pause before the next campaign. `lasted` is the length of the last term, or zero if
     /// the campaign failed. `is_wanted` is false if the lock was lost. Returns `None` after a long term that was not lost.
-    pub(crate) fn after(&mut self, lasted: Duration, is_wanted: bool) -> Option<Duration> {
+    pub(crate) fn longest_after(&mut self, lasted: Duration, is_wanted: bool) -> Option<Duration> {
         let longest = self.pause.saturating_mul(1 << self.short);
         if lasted > longest {
             self.short = 0;
@@ -353,22 +353,26 @@ mod tests {
     #[test]
     fn the_pause_doubles_to_32_times_until_a_long_term() {
         let mut pauses = Pauses::new(SECOND);
-        let longest: Vec<_> = (0..8).map(|_| pauses.after(Duration::ZERO, false).unwrap().as_secs()).collect();
+        let longest: Vec<_> = (0..8).map(|_| pauses.longest_after(Duration::ZERO, false).unwrap().as_secs()).collect();
         assert_eq!(longest, [1, 2, 4, 8, 16, 32, 32, 32]);
-        assert_eq!(pauses.after(32 * SECOND, false), Some(32 * SECOND), "the term is no longer than the last pause");
-        assert_eq!(pauses.after(33 * SECOND, false), Some(SECOND));
-        assert_eq!(pauses.after(SECOND / 2, false), Some(SECOND));
+        assert_eq!(
+            pauses.longest_after(32 * SECOND, false),
+            Some(32 * SECOND),
+            "the term is no longer than the last pause"
+        );
+        assert_eq!(pauses.longest_after(33 * SECOND, false), Some(SECOND));
+        assert_eq!(pauses.longest_after(SECOND / 2, false), Some(SECOND));
     }
 
     #[test]
     fn only_a_short_term_with_a_wanted_end_pauses() {
         let mut pauses = Pauses::new(SECOND);
-        assert_eq!(pauses.after(2 * SECOND, true), None);
-        assert_eq!(pauses.after(SECOND, true), Some(SECOND));
-        assert_eq!(pauses.after(2 * SECOND, true), Some(2 * SECOND));
-        assert_eq!(pauses.after(5 * SECOND, true), None);
-        assert_eq!(Pauses::new(Duration::ZERO).after(Duration::ZERO, false), Some(Duration::ZERO));
-        assert_eq!(Pauses::new(Duration::MAX).after(SECOND, false), Some(Duration::MAX));
+        assert_eq!(pauses.longest_after(2 * SECOND, true), None);
+        assert_eq!(pauses.longest_after(SECOND, true), Some(SECOND));
+        assert_eq!(pauses.longest_after(2 * SECOND, true), Some(2 * SECOND));
+        assert_eq!(pauses.longest_after(5 * SECOND, true), None);
+        assert_eq!(Pauses::new(Duration::ZERO).longest_after(Duration::ZERO, false), Some(Duration::ZERO));
+        assert_eq!(Pauses::new(Duration::MAX).longest_after(SECOND, false), Some(Duration::MAX));
     }
 
     #[test]

@@ -50,8 +50,8 @@ pub struct Leader {
 }
 
 impl Leader {
-    pub(crate) fn of(contender: &NodeName, data: &[u8], stat: Stat) -> Leader {
-        let Metadata { host, pid, label, .. } = Metadata::of(contender, Some(data));
+    pub(crate) fn new(contender: &NodeName, data: &[u8], stat: Stat) -> Leader {
+        let Metadata { host, pid, label, .. } = Metadata::new(contender, Some(data));
         let (term, session, since) = (stat.czxid, stat.ephemeral_owner, stat.ctime);
         Leader { term, host, pid, data: label, session, since }
     }
@@ -87,7 +87,7 @@ pub(crate) fn leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
                 let node = format!("{path}/{}", first.as_str());
                 let read = call::await_answer(&session, || session.data(&node));
                 match unless_gone(&session, path, &first, read).await {
-                    Ok(Some((data, stat))) => return Ok((names, Some(Leader::of(&first, &data, stat)))),
+                    Ok(Some((data, stat))) => return Ok((names, Some(Leader::new(&first, &data, stat)))),
                     Ok(None) => {}
                     Err(Failure::NoNode) => _ = presence::leader_still_has(&session, &node, &mut denials).await?,
                     Err(failure) => return Err(failure),
@@ -134,7 +134,7 @@ pub(crate) fn changes(config: &Arc<LockConfig>) -> LeaderChanges {
     let observer = Arc::new(Observer { config: Arc::clone(config), seen: Mutex::default() });
     let follower = Arc::clone(&observer);
     let mut observing = Box::pin(async move { follow(&*follower).await });
-    Changes::of(poll_fn(move |context| match observing.as_mut().poll(context) {
+    Changes::new(poll_fn(move |context| match observing.as_mut().poll(context) {
         Poll::Ready(()) => Poll::Ready(None),
         Poll::Pending => observer.take_update().map_or(Poll::Pending, |update| Poll::Ready(Some(update))),
     }))
@@ -245,7 +245,7 @@ impl Observer {
         let node = format!("{}/{}", self.config.directory, first.as_str());
         let read = retry::watched_data(session, &node);
         if let Some((change, (data, stat))) = unless_gone(session, &self.config.directory, first, read).await? {
-            self.report(Ok(Some(Leader::of(first, &data, stat))));
+            self.report(Ok(Some(Leader::new(first, &data, stat))));
             let mut look = Recheck::new(session);
             if let Some(event) = retry::within(look.find(&node, false), change).await {
                 return unless_over(session, event).await;

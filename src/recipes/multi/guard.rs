@@ -19,12 +19,12 @@ use crate::validation;
 
 /// Returns the error of an acquisition that lost one of its locks before the last lock was granted.
 fn evicted((path, why): (&str, Loss)) -> Error {
-    Error::Evicted(why).of_one(path)
+    Error::Evicted(why).with_lock_path(path)
 }
 
 /// Returns the error of a guard that lost a lock.
 fn lost_error((path, why): (&str, Loss)) -> Error {
-    Error::Lost(why).of_one(path)
+    Error::Lost(why).with_lock_path(path)
 }
 
 /// Returns the output of the first future that is ready. If several are ready at one poll, the earliest in the list
@@ -52,7 +52,7 @@ pub struct MultiGuard {
 }
 
 impl MultiGuard {
-    pub(crate) fn of_none() -> MultiGuard {
+    pub(crate) fn empty() -> MultiGuard {
         MultiGuard { locks: Vec::new(), first_loss: OnceLock::new(), life: DropSignal::default() }
     }
 
@@ -65,7 +65,7 @@ impl MultiGuard {
     ) -> Result<(), Error> {
         let held = tokio::select! {
             biased;
-            answer = granted => answer.map_err(|error| error.of_one(path))?,
+            answer = granted => answer.map_err(|error| error.with_lock_path(path))?,
             loss = self.lost() => return Err(evicted(loss)),
         };
         self.locks.push(held);
@@ -230,7 +230,7 @@ impl MultiGuard {
     /// ```
     pub async fn contended(&self) -> Result<(&str, NodeName), Error> {
         let each = self.locks.iter().map(|held| async {
-            let first = held.contended().await.map_err(|error| error.of_one(held.user_path()))?;
+            let first = held.contended().await.map_err(|error| error.with_lock_path(held.user_path()))?;
             Ok((held.user_path(), first))
         });
         self.run(first_of(each)).await?
@@ -292,7 +292,7 @@ impl MultiGuard {
         // before any of the locks was granted.
         self.run(last.data(path.as_ref())).await?.map_err(|error| match (error, self.loss()) {
             (Error::Lost(_), Some(first)) => lost_error(first),
-            (lost @ Error::Lost(_), None) => lost.of_one(last.user_path()),
+            (lost @ Error::Lost(_), None) => lost.with_lock_path(last.user_path()),
             (error, _) => error,
         })
     }
@@ -316,7 +316,7 @@ impl MultiGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn transaction(&self) -> Transaction<'_> {
-        Transaction::under_all(self.locks.iter().map(|held| &**held).collect())
+        Transaction::with_locks(self.locks.iter().map(|held| &**held).collect())
     }
 
     /// Gives all the locks back, from the last to the first, and returns when their nodes are surely gone.
@@ -335,7 +335,7 @@ impl MultiGuard {
         let locks = mem::take(&mut self.locks);
         let release = |held: Arc<Contender>| async move {
             let path = held.user_path().to_owned();
-            held.give_back().await.map_err(|error| error.of_one(&path))
+            held.give_back().await.map_err(|error| error.with_lock_path(&path))
         };
         let released = join_all(locks.into_iter().rev().map(release)).await;
         match loss {

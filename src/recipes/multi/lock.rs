@@ -177,14 +177,14 @@ impl MultiLock {
         let all: Vec<_> = self.locks.iter().map(|(lock, mode)| acquisition(lock, *mode, Options::default())).collect();
         let mut limit = Duration::MAX;
         for (one, check) in all.iter().zip(join_all(all.iter().map(Acquisition::fail_if_taken)).await) {
-            limit = one.reported(check).map_err(|error| error.of_one(one.config.user_path()))?;
+            limit = one.report_error(check).map_err(|error| error.with_lock_path(one.config.user_path()))?;
         }
-        let mut taken = MultiGuard::of_none();
+        let mut taken = MultiGuard::empty();
         for mut one in all {
             let (span, path) = (one.begin_trace(), Arc::clone(one.config.user_path()));
             // `fail_if_taken` has just found the lock free.
-            let take = async { one.reported(one.take_now(limit).await) };
-            taken.add(&path, span.around(pin!(take))).await?;
+            let take = async { one.report_error(one.take_now(limit).await) };
+            taken.add(&path, span.instrument(pin!(take))).await?;
         }
         taken.complete()
     }
@@ -193,15 +193,15 @@ impl MultiLock {
         // If an option is invalid, the timeout does not matter, because the first acquisition fails because of that option.
         let timeout = options.timeout().unwrap_or_default();
         let begun = Instant::now();
-        let mut taken = MultiGuard::of_none();
+        let mut taken = MultiGuard::empty();
         for (lock, mode) in &*self.locks {
             let left = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
             let options = Options { timeout: left.or(options.timeout), ..options.clone() };
             let mut one = acquisition(lock, *mode, options);
             let granted = async {
                 let answer = match left {
-                    Some(Duration::ZERO) => one.reported(Err(Error::late(Duration::ZERO, None))),
-                    _ => one.begin_trace().around(pin!(one.acquire())).await,
+                    Some(Duration::ZERO) => one.report_error(Err(Error::late(Duration::ZERO, None))),
+                    _ => one.begin_trace().instrument(pin!(one.acquire())).await,
                 };
                 // The wait for this lock was limited to the rest of the timeout. But the error names the timeout of the whole
                 // call.
@@ -241,6 +241,6 @@ impl Guard for MultiGuard {
     type Source = MultiLock;
 
     fn acquire(locks: MultiLock, options: Options) -> Granting<MultiGuard> {
-        Granting::by(async move { locks.acquire(options).await })
+        Granting::new(async move { locks.acquire(options).await })
     }
 }

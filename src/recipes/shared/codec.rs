@@ -160,7 +160,7 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
-    pub(crate) fn of(written: &Written) -> Mark {
+    pub(crate) fn new(written: &Written) -> Mark {
         Mark { token: written.token, commit: written.commit }
     }
 

@@ -154,7 +154,7 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
         self.in_doubt = matches!(answer, Err(Error::OutcomeUnknown { .. }));
         let committed = answer?;
         let NewValue { version, written, .. } = &committed;
-        loaded.base = Base { version: Some(*version), mark: Some(Mark::of(written)), ..loaded.base };
+        loaded.base = Base { version: Some(*version), mark: Some(Mark::new(written)), ..loaded.base };
         loaded.written = Some(written.clone());
         self.store.record_commit(hold.session().lease(), &committed);
         Ok(committed.written)
@@ -299,7 +299,7 @@ impl<T: Send + Sync + 'static> Guard for SharedReadGuard<T> {
     type Source = Shared<T>;
 
     fn acquire(Shared { store }: Shared<T>, options: Options) -> Granting<SharedReadGuard<T>> {
-        Granting::by(acquire::acquire_and(store.node.lock.clone(), options, |guard| read(store, guard)))
+        Granting::new(acquire::acquire_and(store.node.lock.clone(), options, |guard| read(store, guard)))
     }
 }
 
@@ -309,7 +309,7 @@ impl<T: Send + Sync + 'static> Guard for SharedWriteGuard<T> {
 
     fn acquire((Shared { store }, instead): Self::Source, options: Options) -> Granting<SharedWriteGuard<T>> {
         let label = options.label.clone();
-        Granting::by(acquire::acquire_and(store.node.lock.clone(), options, |guard| {
+        Granting::new(acquire::acquire_and(store.node.lock.clone(), options, |guard| {
             write(store, instead, label, guard)
         }))
     }
@@ -416,7 +416,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// ```
     pub fn update<R: Send + 'static>(&self, change: impl FnMut(&mut T) -> R + Send + 'static) -> Acquire<Updated<R>> {
         let shared = self.clone();
-        Acquire::<Updated<R>>::new(Box::new(|options| Granting::by(update(shared, options, change))))
+        Acquire::<Updated<R>>::new(Box::new(|options| Granting::new(update(shared, options, change))))
     }
 }
 

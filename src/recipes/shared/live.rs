@@ -217,7 +217,7 @@ fn changes<T: Send + Sync + 'static>(store: &Arc<Store<T>>) -> ValueChanges<T> {
     store.follow();
     let (store, known) = (Arc::clone(store), store.known.subscribe());
     let subscriber = Subscriber { store, known, is_new: true, before: 0, seen: 0, initial_write: None };
-    Changes::of(unfold(subscriber, |mut subscriber| async {
+    Changes::new(unfold(subscriber, |mut subscriber| async {
         let next = subscriber.next().await?;
         subscriber.is_new = false;
         Some((next, subscriber))

@@ -53,7 +53,7 @@ impl ValueNode {
             Some(_) => Absence::default(),
             None => hold.run(absence_of(hold.session(), &self.path, is_known)).await?.unwrap_or_default(),
         };
-        let base = Base { absence, ..Base::of(node.as_ref()) };
+        let base = Base { absence, ..Base::new(node.as_ref()) };
         Ok((node.map(|node| node.data).unwrap_or_default(), base))
     }
 
@@ -73,7 +73,7 @@ impl ValueNode {
             at: codec::now(),
             schema: self.form.schema,
         };
-        let mark = Mark::of(&written);
+        let mark = Mark::new(&written);
         let envelope = Envelope { format: self.form.name.clone(), written, after: base.mark };
         let bytes = envelope.seal(payload);
         if bytes.len() > self.form.size_limit {
@@ -139,7 +139,7 @@ impl ValueNode {
             return Err(Error::Lost(loss));
         }
         let node = read_node(hold.session(), &self.path).await;
-        let now = Base::of(node.map_err(|failure| Error::under_lock(failure, "read", &self.path))?.as_ref());
+        let now = Base::new(node.map_err(|failure| Error::under_lock(failure, "read", &self.path))?.as_ref());
         if now.mark.is_some_and(|mark| mark.token == hold.node().token()) {
             return Ok(now);
         }
@@ -174,12 +174,12 @@ pub(crate) struct Absence {
 }
 
 impl Base {
-    pub(crate) fn of(node: Option<&NodeData>) -> Base {
+    pub(crate) fn new(node: Option<&NodeData>) -> Base {
         let envelope = node.and_then(|node| Envelope::open(&node.data).ok());
         Base {
             version: node.map(|node| node.version),
             czxid: node.map(|node| node.czxid),
-            mark: envelope.map(|(envelope, _)| Mark::of(&envelope.written)),
+            mark: envelope.map(|(envelope, _)| Mark::new(&envelope.written)),
             absence: Absence::default(),
         }
     }
@@ -235,7 +235,7 @@ impl Commit<'_> {
 
     fn transaction(&self) -> Transaction<'_> {
         let (path, limit) = (&self.node.path, self.node.form.size_limit.saturating_add(OVERHEAD));
-        let transaction = Transaction::under(self.hold).size_limit(limit);
+        let transaction = Transaction::new(self.hold).size_limit(limit);
         match self.base.version {
             None if self.base.absence.has_twin => transaction.create(path, self.bytes),
             None => transaction.create(path, self.bytes).create(metadata::twin_of(path), []),
@@ -269,7 +269,7 @@ fn fate_of(node: Option<&(Vec<u8>, Stat)>, base: Base, mark: Mark) -> Fate {
         return if base.version.is_none() { Fate::Undone } else { Fate::Unknown };
     };
     let envelope = Envelope::open(data).ok().map(|(envelope, _)| envelope);
-    let (last, after) = (envelope.as_ref().map(|it| Mark::of(&it.written)), envelope.as_ref().and_then(|it| it.after));
+    let (last, after) = (envelope.as_ref().map(|it| Mark::new(&it.written)), envelope.as_ref().and_then(|it| it.after));
     if last == Some(mark) || after == Some(mark) {
         return Fate::Done;
     }
@@ -299,7 +299,7 @@ pub(crate) async fn absence_of(session: &Arc<dyn Session>, path: &str, is_known:
 
 /// Reads the node after a sync, so that the result is no older than this call. Repeats the read if its reply is lost.
 pub(crate) async fn read_node(session: &Arc<dyn Session>, path: &str) -> Result<Option<NodeData>, Failure> {
-    Ok(retry::data(session, path, true).await?.map(NodeData::of))
+    Ok(retry::data(session, path, true).await?.map(NodeData::new))
 }
 
 #[cfg(test)]

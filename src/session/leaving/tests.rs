@@ -40,7 +40,7 @@ fn next_request_of(leaving: &Leaving) -> String {
 fn goes(mut leaving: Leaving, steps: impl IntoIterator<Item = (Input, &'static str)>) {
     for (answer, expected) in steps {
         let report;
-        (leaving, report) = leaving.on(answer);
+        (leaving, report) = leaving.advance(answer);
         assert_eq!((next_request_of(&leaving), report), (expected.to_owned(), None));
     }
 }
@@ -82,13 +82,13 @@ fn a_deletion_is_repeated_until_its_outcome_is_known() {
 #[test]
 fn a_refused_signal_is_followed_by_a_plain_delete() {
     for refusal in [no_auth(), Failure::Refused(String::new())] {
-        let (plain, report) = deleting(true, false).on(deleted(in_transaction(0, refusal)));
+        let (plain, report) = deleting(true, false).advance(deleted(in_transaction(0, refusal)));
         assert_eq!(report, Some(RemovalReport::SignalRefused));
         assert_eq!(next_request_of(&plain), "delete /lock/host~id-WRITE-0000000003");
-        assert_eq!(plain.on(deleted(no_auth())), (Leaving::Gone(Err(no_auth())), None));
+        assert_eq!(plain.advance(deleted(no_auth())), (Leaving::Gone(Err(no_auth())), None));
     }
     // The delete (operation 1) was refused, and not the write (operation 0), so the session may still signal a release.
-    let refused = deleting(true, false).on(deleted(in_transaction(1, no_auth())));
+    let refused = deleting(true, false).advance(deleted(in_transaction(1, no_auth())));
     assert_eq!(refused, (Leaving::Gone(Err(no_auth())), None));
 }
 
@@ -134,12 +134,12 @@ fn each_listed_node_of_the_owner_is_deleted() {
         ],
     );
     goes(Leaving::Listing, [(listed(&["/a", "/b"]), "delete /a"), (deleted(over()), "Err(Over(Expired))")]);
-    let (next, report) = Leaving::Listing.on(listed(&["/a", "/b"])).0.on(deleted(no_auth()));
+    let (next, report) = Leaving::Listing.advance(listed(&["/a", "/b"])).0.advance(deleted(no_auth()));
     assert_eq!(
         (next_request_of(&next), report),
         ("delete /b".to_owned(), Some(RemovalReport::Stays("/a".to_owned(), no_auth())))
     );
-    let unlisted = Leaving::Listing.on(Input::Listed(Err(no_auth())));
+    let unlisted = Leaving::Listing.advance(Input::Listed(Err(no_auth())));
     assert_eq!(unlisted, (Leaving::Gone(Ok(())), Some(RemovalReport::Unlisted(no_auth()))));
 }
 
@@ -148,6 +148,6 @@ fn an_answer_to_another_request_changes_nothing() {
     let machines =
         || [Leaving::Coming { lists_after: true }, deleting(true, true), Leaving::Listing, Leaving::Restarting];
     for (at, machine) in machines().into_iter().enumerate() {
-        assert_eq!(machine.on(LINKED), (machines()[at].clone(), None));
+        assert_eq!(machine.advance(LINKED), (machines()[at].clone(), None));
     }
 }
