@@ -31,7 +31,8 @@ use crate::validation;
 ///
 /// The first poll of an acquisition sends the request for a place in the queue. More polls are needed while the client is
 /// disconnected, and on a path that was never used, whose directory is made first. When the turn of the acquisition comes,
-/// all contenders behind it wait, even if its future is not polled any more. So poll the future to its end, or drop it.
+/// all contenders behind the acquisition wait, even if its future is not polled any more. So poll the future to its end, or
+/// drop it.
 /// [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) reports an acquisition that is not polled.
 ///
 /// # Examples
@@ -154,13 +155,13 @@ impl RwLockBuilder {
         self
     }
 
-    /// Logs one warning for an acquisition that has waited this long, and names the contenders that it waits for. Default:
+    /// Logs one warning for an acquisition that has waited for `limit`, and names the contenders that it waits for. Default:
     /// 30 s. `None` turns the warning off.
     ///
-    /// Once the acquisition is in the queue, a background task of the session logs the warning, so it comes even if the future
-    /// is not polled, as in a runtime that is blocked. If the turn of the acquisition has come and its future is not polled,
-    /// the warning says so. Before the acquisition is in the queue, for example without a session, the future itself logs the
-    /// warning.
+    /// Once the acquisition is in the queue, a background task of the session logs the warning. So the warning comes even if
+    /// the future is not polled, as in a runtime that is blocked. If the turn of the acquisition has come and its future is
+    /// not polled, the warning says so. Before the acquisition is in the queue, for example without a session, the future
+    /// itself logs the warning.
     ///
     /// One warning stands for all late acquisitions of this handle and its clones that are in the queue. The warning names the
     /// first of them, and its field `others` has the number of the rest. The next warning comes a second later at the earliest.
@@ -170,7 +171,7 @@ impl RwLockBuilder {
         self
     }
 
-    /// Logs one warning for a lock that has been held this long, with the label of the holder. Default: never, because some
+    /// Logs one warning for a lock that has been held for `limit`, with the label of the holder. Default: never, because some
     /// locks are held for the life of a process, and because the option costs a timer for each hold.
     ///
     /// A [downgrade](crate::WriteGuard::downgrade) does not restart the time.

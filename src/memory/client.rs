@@ -19,7 +19,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::debug::debug;
 
-/// A client of an embedded ensemble, which is a part of this process. With it, tests and examples need no server.
+/// A client of an embedded ensemble. Such an ensemble is a part of this process, so tests and examples need no server.
 ///
 /// A `Memory` keeps the same contract as [`ZooKeeper`](crate::ZooKeeper). With the [`faults`](Self::faults) of a client, a test
 /// can do to the client's session everything that a network can do. A `Memory` needs no runtime. A timeout inside a tokio

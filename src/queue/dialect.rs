@@ -14,7 +14,7 @@ use std::fmt;
 
 use crate::queue::mode::{self, Mode, Place};
 
-/// The naming scheme of a lock's nodes. It is this library's own, or the scheme of another library that uses the path, too.
+/// The naming scheme of a lock's nodes: this library's own, or that of another library that uses the same path.
 ///
 /// A directory has one dialect, and all its contenders use it. In a foreign dialect, this library's contenders look
 /// like contenders of the other library, which needs no change. This library reads the other library's nodes as
@@ -32,7 +32,7 @@ use crate::queue::mode::{self, Mode, Place};
 ///
 /// Unmodified, Curator and kazoo do not see each other: each library looks only for its own names. Nor does Curator's
 /// mutex see Curator's read/write lock. The [guide](crate::guide#mixed-fleets) has the few lines of Python that make
-/// kazoo a contender among Curator's, so that all three share one path.
+/// kazoo a contender among Curator's, so that Curator, kazoo and this library share one path.
 ///
 /// # Doubt
 /// A node may be a contender of another dialect. Or its name has a marker of Curator or kazoo, such as `__WRIT__`, and ends
@@ -58,17 +58,17 @@ use crate::queue::mode::{self, Mode, Place};
 ///   writer hands over to the next contender. So a writer's release is a plain delete, and the next contender has to list the
 ///   queue. A change of a node's data only makes a waiter list again, so a `Revoker`'s request has no effect: use
 ///   [`contended`](crate::Hold::contended).
-/// - **Downgrade** works in place: readers and writers of each library treat the new node as a reader's. A thread of
-///   Curator that reads under its own write lock has two nodes of one number. Readers wait for its writer's node, and writers
-///   wait for both nodes.
+/// - **Downgrade** works in place: readers and writers of each library treat the holder's new node as a reader's. A thread
+///   of Curator that reads under its own write lock has two nodes of one number. Other readers wait for the thread's write
+///   node, and other writers wait for both nodes of the thread.
 /// - **Host and label** are in the node's data, because the names have no room for them.
 ///   [`Member::host`](crate::queue::Member::host) is the host in the data, and may be empty. The identifier that kazoo writes
 ///   is shown as the label. kazoo's `contenders()` shows our metadata as the identifier.
 /// - **Identity**: a uuid takes the place of host and id. If the reply to a create is lost, this library finds the node by
 ///   the uuid.
 /// - **[`evict`](crate::RwLock::evict)** removes the node of any library's contender. Only this library's contenders
-///   notice: a waiter of Curator or kazoo queues up again at the end, and a holder continues. So stop that process
-///   first.
+///   notice: a waiter of Curator or kazoo queues up again at the end, and a holder continues. So stop the process of
+///   such a contender first.
 /// - **The directory**: kazoo makes persistent directories and never checks again that they exist. So in kazoo's
 ///   dialect this library makes persistent directories, too. A directory that exists keeps its kind. The server deletes
 ///   an empty container node. kazoo's lock objects then fail, and so does `Client::lock` without `with_ancestor_options`.
@@ -108,9 +108,9 @@ pub enum Dialect {
     Native,
     /// The dialect of Apache Curator's `InterProcessReadWriteLock`.
     ///
-    /// Curator sorts all children by the text behind `__READ__` or `__WRIT__`, whatever stands before that. Other
-    /// programs that make names of this form sort in the same way. A writer waits until it is first, a reader until no
-    /// `__WRIT__` is before it.
+    /// Curator sorts all children by the text behind `__READ__` or `__WRIT__`, whatever stands before the marker. Other
+    /// programs that make names of this form sort in the same way. A writer waits until its node is the first child. A
+    /// reader waits until no child with `__WRIT__` is before its node.
     Curator,
     /// The dialect of Apache Curator's `InterProcessMutex`: mutexes are writers, and this library adds readers.
     ///

@@ -176,7 +176,7 @@ pub(crate) const VALUE_TWIN: &str = "value.twin";
 ///
 /// Servers before 3.8.7 and 3.9.6 let any client delete a persistent node that has no children (CVE-2026-79993), and an
 /// operator may delete it by mistake. Without a twin, a deleted node would look like a node that was never written. So the
-/// transaction that writes the node first also creates the twin.
+/// transaction that writes the node for the first time also creates the twin.
 pub(crate) fn twin_of(path: &str) -> String {
     format!("{path}{TWIN_SUFFIX}")
 }

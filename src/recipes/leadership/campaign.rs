@@ -276,7 +276,7 @@ impl Drop for RunningTerm {
     }
 }
 
-/// One term of a leader. [`Leadership::lead`](crate::Leadership::lead) passes it to the work.
+/// One term of a leader. [`Leadership::lead`](crate::Leadership::lead) passes the term to the work.
 ///
 /// Derefs to [`Hold`], with everything a holder can do. A term is cheap to clone for the tasks that the work starts. A
 /// clone does not prolong the term. When the term ends, [`is_leader`](Self::is_leader) is false in every clone, and

@@ -32,11 +32,12 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// way may arrive late. The number of the [term](Term::number) protects against them.
 ///
 /// # Pauses
-/// After a term that was lost, and after a campaign that failed, the candidate waits [a
-/// second](LeadershipBuilder::pause) before it campaigns again. The pause doubles, up to 32 seconds, each time that a
-/// campaign fails or a term is no longer than the next pause would be. The actual pause is random, between half of that
-/// time and all of it, because several candidates may have failed at once. There is no pause after a longer term that was
-/// not lost, nor after [`resign`](Self::resign). The same pauses apply when a program calls [`lead`](Self::lead) again.
+/// After a term that was lost or short, and after a campaign that failed, the candidate waits [a
+/// second](LeadershipBuilder::pause) before it campaigns again. A term is short if it lasts at most as long as the pause
+/// after it would. With each failed campaign or short term in a row, the pause doubles, up to 32 seconds. The actual pause
+/// is random, between half of that time and all of it, because several candidates may have failed at once. There is no
+/// pause after a long term that was not lost, nor after [`resign`](Self::resign). The same pauses apply when a program
+/// calls [`lead`](Self::lead) again.
 ///
 /// # Examples
 ///

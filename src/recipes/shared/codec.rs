@@ -292,9 +292,9 @@ pub trait Format<T>: Send + Sync + 'static {
     fn decode(&self, bytes: &[u8]) -> Result<T, FormatError>;
 }
 
-/// JSON, by serde. People can read the values with `zkCli`, too. Numbers come back exactly. This also holds for
-/// floating-point numbers, because this library turns on the feature `float_roundtrip` of `serde_json`. JSON has no
-/// infinities and no NaN, so serde writes `null` for them. An `f64` cannot be read from `null`, so the commit is
+/// The format JSON, by serde. People can read the values with `zkCli`, too. Numbers come back exactly, also floating-point
+/// numbers, because this library turns on the feature `float_roundtrip` of `serde_json`. JSON has no infinities and no NaN,
+/// so serde writes `null` for them. An `f64` cannot be read from `null`, so the commit is
 /// [refused](crate::error::ValueError::Unwritable). `Some(f64::NAN)` and `Some(None)` come back as `None`.
 ///
 /// A commit checks that the encoded value can be decoded, but not that the result is equal. So a value may come back as another
@@ -353,7 +353,7 @@ impl<T: serde::Serialize + serde::de::DeserializeOwned> Format<T> for Json {
     }
 }
 
-/// The plain bytes of a `Vec<u8>`, a `Box<[u8]>` or a `String`, which must be UTF-8.
+/// A format that stores the plain bytes of a `Vec<u8>`, a `Box<[u8]>` or a `String`. The bytes of a `String` must be UTF-8.
 ///
 /// # Examples
 ///

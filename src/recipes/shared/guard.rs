@@ -121,8 +121,8 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     /// - [`Error::Value`]: the value [cannot be encoded](crate::error::ValueError::Unwritable), or is [too
     ///   large](crate::error::ValueError::TooLarge). The node holds the old value.
     /// - [`Error::TransactionRefused`]: a client without the lock wrote or deleted the node, and its change stays.
-    ///   Release, and acquire again. With [`NoAuth`](crate::coordinator::Failure::NoAuth), an ACL does not let this client
-    ///   write the node, or create the missing node.
+    ///   Release the guard, and acquire the lock again. With [`NoAuth`](crate::coordinator::Failure::NoAuth), an ACL does
+    ///   not let this client write the node, or create the missing node.
     /// - [`Error::OutcomeUnknown`]: no server could be reached any more, the client was closed before the reply came,
     ///   or other clients have written several times since. The node holds the old value, or the new one was written.
     ///
