@@ -1,6 +1,6 @@
 //! [`RwLock`](crate::RwLock): its options, its acquisitions, its guards, and the calls of operators.
 
-// Comes first, so that the page of `RwLock` begins with its constructors: rustdoc follows the order of the modules.
+// This module comes first, so that the page of `RwLock` begins with its constructors. Rustdoc follows the modules' order.
 pub(crate) mod rw_lock;
 
 pub(crate) mod acquire;

@@ -43,8 +43,8 @@ impl Acquire<WriteGuard> {
     /// [`RwLock::forget`](crate::RwLock::forget) deletes it.
     ///
     /// A second copy of the record is in the node whose name ends with `.done.twin`. If the record alone is deleted, no
-    /// host does the work again before the period is over. An empty node counts as no record, so an operator can create the
-    /// node beforehand, with an ACL of its own.
+    /// host does the work again before the period is over. An empty node at the record's path counts as no record, so an
+    /// operator can create that node beforehand, with an ACL of its own.
     ///
     /// # Whose clock counts
     /// Only the ensemble's clock counts. The time of the record is compared with the time at which the lock's own node

@@ -364,7 +364,7 @@ impl LeadershipBuilder {
     /// Sets the data that this candidate publishes while it leads, such as the address of its service. At most 256
     /// bytes, without control characters. Default: no data.
     ///
-    /// The data is the label of the candidate's node, so `zklock ls` shows it, too. It does not change during a term.
+    /// The data is the label of the candidate's node, so `zklock ls` shows it, too. The data does not change during a term.
     /// Put larger data, or data that changes, into a node that the leader writes by a
     /// [transaction](crate::Hold::transaction).
     pub fn data(mut self, data: impl Into<String>) -> Self {

@@ -39,7 +39,7 @@ async fn first_of<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
 
 /// Several locks, held together. Made by [`MultiLock::lock`](crate::MultiLock::lock).
 ///
-/// The guard is lost as soon as any of its locks is. The other locks stay taken until the guard is
+/// The guard is lost as soon as any of its locks is lost. The other locks stay taken until the guard is
 /// [released](Self::release) or dropped. Dropping the guard gives the locks back in the background, from the last to the
 /// first. The guard may be dropped on any thread, also outside a runtime and in a panic. Before a program ends, it should
 /// [`release`](Self::release) the guard: see [`WriteGuard`](crate::WriteGuard).
@@ -236,8 +236,8 @@ impl MultiGuard {
         self.run(first_of(each)).await?
     }
 
-    /// Runs `work` while all the locks are held, and drops it as soon as one is lost. [`Hold::run`](crate::Hold::run) says
-    /// what `work` may have done by then.
+    /// Runs `work` while all the locks are held, and drops `work` as soon as a lock is lost. [`Hold::run`](crate::Hold::run)
+    /// says what `work` may have done by then.
     ///
     /// # Cancel safety
     /// Dropping the future drops `work`.
@@ -264,7 +264,7 @@ impl MultiGuard {
     /// Reads any node. Returns `None` if the node does not exist.
     ///
     /// Reads on the session of the lock that was granted last. So the read sees everything that earlier holders of any
-    /// of these locks wrote to ZooKeeper before they released.
+    /// of these locks wrote to ZooKeeper before they released the lock.
     ///
     /// # Cancel safety
     /// Only reads.

@@ -56,13 +56,14 @@ pub struct MultiLock {
 }
 
 impl MultiLock {
-    /// Combines these locks, each with its mode. Sends nothing. All the locks must be of one ensemble and below one
-    /// path. Their clients may differ, if the connect strings end in the same path and have a server in common. Each
-    /// lock has its own options. The node of a [kept](crate::RwLockBuilder::keep) lock is not reused.
+    /// Combines these locks, each with its mode. Sends nothing. All the locks must be of one ensemble. Their clients may
+    /// differ, if the connect strings end in the same path and have a server in common. Each lock has its own options. The
+    /// node of a [kept](crate::RwLockBuilder::keep) lock is not reused.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if there are no locks, if a path comes twice, or if the locks are of different ensembles
-    /// or below different paths. Locks of different ensembles have no common order, and no common transaction.
+    /// [`Error::InvalidInput`] if there are no locks, if a path comes twice, if the locks are of different ensembles, or if
+    /// their connect strings end in different paths. Locks of different ensembles have no common order, and no common
+    /// transaction.
     ///
     /// # Examples
     ///
@@ -217,7 +218,7 @@ fn acquisition(lock: &RwLock, mode: Mode, options: Options) -> Acquisition {
     Acquisition::new(Arc::clone(&lock.config), mode, options)
 }
 
-/// Fails if the two locks are certainly of different ensembles or below different paths.
+/// Fails if the two locks are certainly of different ensembles, or if their connect strings end in different paths.
 fn check_for_one_place(one: &RwLock, other: &RwLock) -> Result<(), Error> {
     let namespace = |lock: &RwLock| lock.config.coordinator.namespace();
     let (Some((servers, root)), Some((others, other_root))) = (namespace(one), namespace(other)) else { return Ok(()) };
