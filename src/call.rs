@@ -113,18 +113,18 @@ fn may_block() -> bool {
     panic::catch_unwind(panic::AssertUnwindSafe(|| receiver.blocking_recv())).is_ok()
 }
 
-/// A function that makes the future of a call's answer. The argument is the timeout that the user gave. The future must end
-/// when this timeout expires.
-type Begin<T> = dyn FnOnce(Option<Duration>) -> Answer<T> + Send;
+/// A function that makes the future of a call's answer. The argument is the deadline at which the future must end; `None` if
+/// the caller gave no timeout.
+type Begin<T> = dyn FnOnce(Option<Deadline>) -> Answer<T> + Send;
 
 type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
 impl<T: Send + 'static> Call<T> {
-    pub(crate) fn new<F>(begin: impl FnOnce(Option<Duration>) -> F + Send + 'static) -> Call<T>
+    pub(crate) fn new<F>(begin: impl FnOnce(Option<Deadline>) -> F + Send + 'static) -> Call<T>
     where
         F: Future<Output = Result<T, Error>> + Send + 'static,
     {
-        Call { timeout: None, begin: Some(Box::new(|timeout| Box::pin(begin(timeout)))), answer: None }
+        Call { timeout: None, begin: Some(Box::new(|deadline| Box::pin(begin(deadline)))), answer: None }
     }
 
     /// Makes a call that runs `work`, and that fails with [`Error::Timeout`] after the caller's timeout.
@@ -133,7 +133,7 @@ impl<T: Send + 'static> Call<T> {
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Call<T> {
         let coordinator = Arc::clone(coordinator);
-        Call::new(|timeout| async move { in_time(&coordinator, timeout, work).await })
+        Call::new(|deadline| async move { in_time(&coordinator, deadline, work).await })
     }
 
     /// Sets the time after which the call fails with [`Error::Timeout`]. The error comes in time, also while disconnected. A
@@ -164,7 +164,7 @@ impl<T> Future for Call<T> {
             if self.timeout == Some(Duration::ZERO) {
                 return Poll::Ready(Err(Error::invalid("a timeout of zero")));
             }
-            self.answer = Some(begin(self.timeout));
+            self.answer = Some(begin(self.timeout.map(Deadline::new)));
         }
         match &mut self.answer {
             Some(answer) => answer.as_mut().poll(context),
@@ -175,44 +175,46 @@ impl<T> Future for Call<T> {
 
 debug!(Call<T> as "Call" for [T], |it| timeout: it.timeout);
 
-/// Returns the result of `work`, or [`Error::Timeout`] after the caller's timeout.
-pub(crate) async fn in_time<T>(
-    coordinator: &Arc<dyn Coordinator>,
-    timeout: Option<Duration>,
-    work: impl Future<Output = Result<T, Error>>,
-) -> Result<T, Error> {
-    in_time_for(timeout.map(|waited| (waited, late(coordinator, waited))), work).await
+/// The caller's timeout, which covers all parts of a call, and the time of the call's first poll.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    pub(crate) whole: Duration,
+    began: Instant,
 }
 
-/// The timeout that a caller gave, and the future that [`late`] returns for this timeout. `None` if the caller gave no
-/// timeout.
-pub(crate) type Late = Option<(Duration, Pin<Box<dyn Future<Output = Option<CutOff>> + Send>>)>;
+impl Deadline {
+    pub(crate) fn new(whole: Duration) -> Deadline {
+        Deadline { whole, began: Instant::now() }
+    }
 
-/// Returns the result of `work`, or [`Error::Timeout`] if `late` ends first.
-pub(crate) async fn in_time_for<T>(late: Late, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-    let Some((waited, late)) = late else { return work.await };
-    tokio::select! {
-        biased;
-        done = work => done,
-        cut_off = late => Err(Error::late(waited, cut_off)),
+    pub(crate) fn left(&self) -> Duration {
+        self.whole.saturating_sub(self.began.elapsed())
+    }
+
+    /// Waits until the deadline. Returns since when and why the client is disconnected at that time; `None` if the client is
+    /// connected.
+    pub(crate) async fn pass(&self, coordinator: &Arc<dyn Coordinator>) -> Option<CutOff> {
+        let left = self.left();
+        coordinator.sleep(left - REASON_AHEAD.min(left / 2)).await;
+        // While the client is disconnected, this call of `state` makes the client ask the servers for the reason.
+        let _for_later = coordinator.state();
+        coordinator.sleep(self.left()).await;
+        coordinator.state().cut_off()
     }
 }
 
-/// Returns a future that is ready `timeout` after this call. If the client is then disconnected, the output of the future says
-/// since when and why. If the client is connected, the output is `None`.
-pub(crate) fn late(
+/// Returns the result of `work`, or [`Error::Timeout`] at the deadline, if there is one.
+pub(crate) async fn in_time<T>(
     coordinator: &Arc<dyn Coordinator>,
-    timeout: Duration,
-) -> Pin<Box<dyn Future<Output = Option<CutOff>> + Send>> {
-    let coordinator = Arc::clone(coordinator);
-    let (nearly, end) = (coordinator.sleep(timeout - REASON_AHEAD.min(timeout / 2)), coordinator.sleep(timeout));
-    Box::pin(async move {
-        nearly.await;
-        // If the client is disconnected, this call of `state` makes it ask the servers why they accept no connection.
-        let _for_later = coordinator.state();
-        end.await;
-        coordinator.state().cut_off()
-    })
+    deadline: Option<Deadline>,
+    work: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let Some(deadline) = deadline else { return work.await };
+    tokio::select! {
+        biased;
+        done = work => done,
+        cut_off = deadline.pass(coordinator) => Err(Error::late(deadline.whole, cut_off)),
+    }
 }
 
 /// Returns the result of `work`, or [`Error::Unreachable`] after `limit`, which is the session timeout. If this process was

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use futures_util::FutureExt;
 use tokio::time::Instant;
 
-use crate::call::{self, NotDone, SESSION_TRIES};
+use crate::call::{self, Deadline, NotDone, SESSION_TRIES};
 use crate::contend::config::LockConfig;
 use crate::contend::contender::Contender;
 use crate::contend::permit_request::{EarlyRead, PermitRequest, SeenPermits};
@@ -59,20 +59,26 @@ const LOOK_UP_AHEAD: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     pub(crate) timeout: Option<Duration>,
+    /// The deadline of the call that this acquisition is a part of, once the call has begun.
+    pub(crate) deadline: Option<Deadline>,
     pub(crate) label: Option<String>,
     pub(crate) on_wait: Option<Listener>,
 }
 
 impl Options {
-    /// Returns the timeout of the acquisition; `None` if it has none.
+    /// Starts the timeout, unless the call has started it before. Returns the deadline; `None` if there is no timeout.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if the timeout is zero or the label is invalid.
-    pub(crate) fn timeout(&self) -> Result<Option<Duration>, Error> {
+    /// [`Error::InvalidInput`] if the timeout is zero or the label is invalid. [`Error::Timeout`] after the deadline.
+    pub(crate) fn begin(&mut self) -> Result<Option<Deadline>, Error> {
         validation::check_label(self.label.as_deref())?;
-        match self.timeout {
-            Some(Duration::ZERO) => Err(Error::invalid("a timeout of zero; to not wait at all, use a try_ method")),
-            timeout => Ok(timeout),
+        let Some(timeout) = self.timeout else { return Ok(None) };
+        if timeout.is_zero() {
+            return Err(Error::invalid("a timeout of zero; to not wait at all, use a try_ method"));
+        }
+        match self.deadline {
+            Some(deadline) if deadline.left().is_zero() => Err(Error::late(timeout, None)),
+            _ => Ok(Some(*self.deadline.get_or_insert_with(|| Deadline::new(timeout)))),
         }
     }
 }
@@ -133,9 +139,10 @@ impl Acquisition {
     }
 
     /// Enters the queue, and waits until the lock is granted.
-    pub(crate) async fn acquire(&self) -> Result<Arc<Contender>, Error> {
-        let timeout = self.report_error(self.options.timeout())?;
-        let answer = match (timeout, &self.options.on_wait) {
+    pub(crate) async fn acquire(&mut self) -> Result<Arc<Contender>, Error> {
+        let begun = self.options.begin();
+        let deadline = self.report_error(begun)?;
+        let answer = match (deadline, &self.options.on_wait) {
             (None, None) => self.enter(IfTaken::Wait, None).await,
             // This step is boxed, because a waiter's future is as large as its largest step, and few waiters have a timeout or
             // a listener.
@@ -146,7 +153,7 @@ impl Acquisition {
                         let Some(listener) = listener else { return pending().await };
                         Box::pin(OnWait::new(listener).follow(&self.config.paths, &view)).await
                     };
-                    self.within(timeout, &view, reports, pin!(self.enter(IfTaken::Wait, Some(&view)))).await
+                    self.within(deadline, &view, reports, pin!(self.enter(IfTaken::Wait, Some(&view)))).await
                 };
                 Box::pin(in_time).await
             }
@@ -448,7 +455,7 @@ impl Acquisition {
 
     /// Acquires the lock or the permits without waiting for other contenders. If a first listing shows that the lock or the
     /// permits are taken, fails without a write.
-    pub(crate) async fn try_acquire(mut self, timeout: Option<Duration>) -> Result<Arc<Contender>, Error> {
+    pub(crate) async fn try_acquire(mut self, deadline: Option<Deadline>) -> Result<Arc<Contender>, Error> {
         let span = self.begin_trace();
         let attempt = async {
             let mut tries = 0;
@@ -464,7 +471,7 @@ impl Acquisition {
                 }
             }
         };
-        let reported = async { self.report_error(call::in_time(&self.config.coordinator, timeout, attempt).await) };
+        let reported = async { self.report_error(call::in_time(&self.config.coordinator, deadline, attempt).await) };
         span.instrument(pin!(reported)).await
     }
 
@@ -510,19 +517,19 @@ impl Acquisition {
         call::bounded(&self.config.coordinator, limit, self.enter(IfTaken::GiveUp, None)).await
     }
 
-    /// Waits for `granted` until the timeout, if there is one. Meanwhile polls `reports`. The timeout error names the
+    /// Waits for `granted` until the deadline, if there is one. Meanwhile polls `reports`. The timeout error names the
     /// contenders that the acquisition waits for.
     pub(crate) async fn within<G>(
         &self,
-        timeout: Option<Duration>,
+        deadline: Option<Deadline>,
         view: &QueueView,
         reports: impl Future<Output = Infallible>,
         granted: impl Future<Output = Result<G, Error>>,
     ) -> Result<G, Error> {
         let looking = async {
-            let Some(timeout) = timeout else { return pending().await };
-            let (ask, look_up) = (ASK_AHEAD.min(timeout / 5 * 2), LOOK_UP_AHEAD.min(timeout / 5));
-            self.config.coordinator.sleep(timeout - ask).await;
+            let Some(left) = deadline.map(|deadline| deadline.left()) else { return pending().await };
+            let (ask, look_up) = (ASK_AHEAD.min(left / 5 * 2), LOOK_UP_AHEAD.min(left / 5));
+            self.config.coordinator.sleep(left - ask).await;
             let asked = self.ask_the_leader(view);
             let until_look_up = self.config.coordinator.sleep(ask - look_up).map(Ok);
             if let (false, ()) = tokio::try_join!(asked, until_look_up)? {
@@ -532,8 +539,8 @@ impl Acquisition {
             pending::<Result<Infallible, Error>>().await
         };
         let late = async {
-            let Some(waited) = timeout else { return pending().await };
-            (waited, call::late(&self.config.coordinator, waited).await)
+            let Some(deadline) = deadline else { return pending().await };
+            (deadline.whole, deadline.pass(&self.config.coordinator).await)
         };
         tokio::select! {
             biased;

@@ -352,15 +352,6 @@ impl Error {
         }
     }
 
-    /// Turns the error of one part of a call into the error of the whole call. A timeout error then names the timeout
-    /// of the whole call.
-    pub(crate) fn of_the_whole(self, waited: Option<Duration>) -> Error {
-        match (self, waited) {
-            (Error::Timeout { blockers, cut_off, .. }, Some(waited)) => Error::Timeout { waited, blockers, cut_off },
-            (error, _) => error,
-        }
-    }
-
     /// Returns the error for a node of this client that the client itself may not delete.
     pub(crate) fn stays(path: String, lacks: Box<Denied>) -> Error {
         Error::PermissionDenied { operation: Error::DELETE_OWN_NODE, path, lacks }

@@ -6,10 +6,8 @@ use std::future::{Future, pending, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
-use tokio::time::Instant;
-
+use crate::call::Deadline;
 use crate::contend::acquisition::{Acquisition, Options};
 use crate::error::error::Error;
 use crate::keep::cache::{Cache, KeptUse, PendingUse};
@@ -56,40 +54,34 @@ pub(crate) fn join_without_waiting(acquisition: &mut Acquisition, cache: &Cache)
 pub(crate) async fn enter(
     acquisition: &mut Acquisition,
     cache: &Cache,
-    timeout: Option<Duration>,
+    deadline: Option<Deadline>,
 ) -> Result<Option<KeptUse>, Error> {
-    let began = Instant::now();
-    let left = || timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
     loop {
         let mut waits = match cache.join_or_begin(acquisition.mode, |kept| for_all(acquisition, kept)) {
             Joined::Runs(used) => return Ok(Some(used)),
-            Joined::Refused => break,
+            Joined::Refused => return Ok(None),
             Joined::Waits(waits) => waits,
         };
-        let used = match left() {
+        let used = match deadline {
             None if acquisition.options.on_wait.is_none() => waits.wait().await?,
             // The future is boxed, because moving this large future would be most of the cost of a short wait.
-            left => Box::pin(wait_in_time(acquisition, &mut waits, left)).await?,
+            deadline => Box::pin(wait_in_time(acquisition, &mut waits, deadline)).await?,
         };
         match used {
             Some(used) => return Ok(Some(used)),
             // A refused write enters the queue with a node of its own, behind the contender that asked for the kept node. Refused
             // reads share a new node.
-            None if acquisition.mode == Mode::Write => break,
+            None if acquisition.mode == Mode::Write => return Ok(None),
             None => {}
         }
     }
-    if let Some(left) = left() {
-        acquisition.options.timeout = Some(left.max(Duration::from_millis(1)));
-    }
-    Ok(None)
 }
 
-/// Waits until the use runs or is refused, for at most `left`. Meanwhile calls the `on_wait` listener.
+/// Waits until the use runs or is refused, until the deadline at most. Meanwhile calls the `on_wait` listener.
 async fn wait_in_time(
     acquisition: &Acquisition,
     waits: &mut PendingUse,
-    left: Option<Duration>,
+    deadline: Option<Deadline>,
 ) -> Result<Option<KeptUse>, Error> {
     let kept = Arc::clone(&waits.kept);
     let reports = async {
@@ -104,7 +96,7 @@ async fn wait_in_time(
         on_wait.report(Progress { path, place: uses, length: uses, blockers: kept.as_blockers() });
         pending().await
     };
-    match acquisition.within(left, &kept.view, reports, waits.wait()).await {
+    match acquisition.within(deadline, &kept.view, reports, waits.wait()).await {
         // The node was granted already, so this use has waited for other uses of this process. The error names their node.
         Err(Error::Timeout { waited, cut_off, .. }) if kept.hold().is_some() => {
             Err(Error::Timeout { waited, blockers: kept.as_blockers(), cut_off })

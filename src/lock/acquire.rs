@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use crate::call::{self, Call, Late};
+use crate::call::{self, Call, Deadline};
 use crate::contend::acquisition::{Acquisition, Options};
 use crate::error::error::Error;
 use crate::keep::cache::Cache;
@@ -85,11 +85,12 @@ impl<G: 'static> Future for Granting<G> {
         if let Stage::Joining { .. } = &self.0 {
             ready!(join::poll_budget(context));
             if let Stage::Joining { cache, mut acquisition, guard } = std::mem::replace(&mut self.0, Stage::Over) {
-                let timeout = acquisition.report_error(acquisition.options.timeout())?;
+                let begun = acquisition.options.begin();
+                let deadline = acquisition.report_error(begun)?;
                 if let Some(used) = cache.join_now(acquisition.mode) {
                     return Poll::Ready(Ok(guard(GuardHold::Kept(join::begin_use(&acquisition, used)))));
                 }
-                let work = async move { join_or_acquire(&cache, &mut acquisition, timeout).await.map(guard) };
+                let work = async move { join_or_acquire(&cache, &mut acquisition, deadline).await.map(guard) };
                 self.0 = Stage::Working(Box::pin(work));
             }
         }
@@ -273,7 +274,7 @@ impl RwLock {
     /// ```
     pub fn try_read(&self) -> Call<ReadGuard> {
         let lock = self.clone();
-        Call::new(|timeout| async move { lock.try_acquire(Mode::Read, timeout).await.map(ReadGuard::new) })
+        Call::new(|deadline| async move { lock.try_acquire(Mode::Read, deadline).await.map(ReadGuard::new) })
     }
 
     /// Acquires the lock to write if no contender holds it or waits for it. Does not wait. Writes nothing to the
@@ -305,18 +306,18 @@ impl RwLock {
     /// ```
     pub fn try_write(&self) -> Call<WriteGuard> {
         let lock = self.clone();
-        Call::new(|timeout| async move { lock.try_acquire(Mode::Write, timeout).await.map(WriteGuard::new) })
+        Call::new(|deadline| async move { lock.try_acquire(Mode::Write, deadline).await.map(WriteGuard::new) })
     }
 
     /// Acquires the lock if no contender blocks this acquisition, or joins a node that this process keeps between uses.
-    pub(crate) async fn try_acquire(&self, mode: Mode, timeout: Option<Duration>) -> Result<GuardHold, Error> {
+    pub(crate) async fn try_acquire(&self, mode: Mode, deadline: Option<Deadline>) -> Result<GuardHold, Error> {
         let mut acquisition = Acquisition::new(Arc::clone(&self.config), mode, Options::default());
         if let Some(cache) = &self.cache
             && let Some(used) = join::join_without_waiting(&mut acquisition, cache)?
         {
             return Ok(GuardHold::Kept(used));
         }
-        acquisition.try_acquire(timeout).await.map(GuardHold::Alone)
+        acquisition.try_acquire(deadline).await.map(GuardHold::Alone)
     }
 }
 
@@ -336,48 +337,47 @@ fn acquire<G: 'static>(lock: RwLock, mode: Mode, options: Options, guard: fn(Gua
 async fn join_or_acquire(
     cache: &Cache,
     acquisition: &mut Acquisition,
-    timeout: Option<Duration>,
+    deadline: Option<Deadline>,
 ) -> Result<GuardHold, Error> {
-    let answer = match join::enter(acquisition, cache, timeout).await {
-        Ok(Some(used)) => return Ok(GuardHold::Kept(join::begin_use(acquisition, used))),
+    match join::enter(acquisition, cache, deadline).await {
+        Ok(Some(used)) => Ok(GuardHold::Kept(join::begin_use(acquisition, used))),
         // The future is boxed, because moving this large future would be most of the cost of a short wait.
         Ok(None) => Box::pin(acquisition.acquire()).await.map(GuardHold::Alone),
         Err(error) => acquisition.report_error(Err(error)),
-    };
-    // The wait for the kept node may have used up a part of the timeout. The error names the whole timeout.
-    answer.map_err(|error| error.of_the_whole(timeout))
+    }
 }
 
 /// Acquires the lock, and then runs `rest` within what is left of the timeout.
-pub(crate) async fn acquire_and<L, G, F>(lock: RwLock, options: Options, rest: impl FnOnce(L) -> F) -> Result<G, Error>
+pub(crate) async fn acquire_and<L, G, F>(
+    lock: RwLock,
+    mut options: Options,
+    rest: impl FnOnce(L) -> F,
+) -> Result<G, Error>
 where
     L: Guard<Source = RwLock>,
     F: Future<Output = Result<G, Error>>,
 {
-    // If an option is invalid, `timeout` is an error, which counts as no timeout here. The acquisition in the next line fails
-    // because of that option.
-    let late = late(&lock, options.timeout().unwrap_or_default());
+    // If an option is invalid, this is an error, which counts as no timeout here. The acquisition below fails because of that
+    // option.
+    let deadline = options.begin().unwrap_or_default();
+    let coordinator = Arc::clone(&lock.config.coordinator);
     let guard = Acquire::<L> { source: lock, options }.await?;
-    call::in_time_for(late, rest(guard)).await
+    call::in_time(&coordinator, deadline, rest(guard)).await
 }
 
 /// Acquires the lock without waiting for a contender, and then runs `rest` within what is left of the timeout.
 pub(crate) async fn try_acquire<L, G, F>(
     lock: RwLock,
     mode: Mode,
-    timeout: Option<Duration>,
+    deadline: Option<Deadline>,
     guard: fn(GuardHold) -> L,
     rest: impl FnOnce(L) -> F,
 ) -> Result<G, Error>
 where
     F: Future<Output = Result<G, Error>>,
 {
-    let late = late(&lock, timeout);
-    let held = lock.try_acquire(mode, timeout).await?;
+    let held = lock.try_acquire(mode, deadline).await?;
     let limit = held.session().timeout();
-    call::in_time_for(late, call::bounded(&lock.config.coordinator, limit, rest(guard(held)))).await
-}
-
-fn late(lock: &RwLock, timeout: Option<Duration>) -> Late {
-    timeout.map(|timeout| (timeout, call::late(&lock.config.coordinator, timeout)))
+    let coordinator = &lock.config.coordinator;
+    call::in_time(coordinator, deadline, call::bounded(coordinator, limit, rest(guard(held)))).await
 }

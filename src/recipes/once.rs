@@ -132,10 +132,10 @@ impl RwLock {
     /// ```
     pub fn try_once_in(&self, period: Duration) -> Call<Work> {
         let lock = self.clone();
-        Call::new(move |timeout| async move {
+        Call::new(move |deadline| async move {
             check_period(&lock, period)?;
             let config = Arc::clone(&lock.config);
-            acquire::try_acquire(lock, Mode::Write, timeout, WriteGuard::new, |it| {
+            acquire::try_acquire(lock, Mode::Write, deadline, WriteGuard::new, |it| {
                 check_if_due(it, &config, None, period)
             })
             .await

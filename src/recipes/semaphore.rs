@@ -216,8 +216,8 @@ impl Semaphore {
     /// The errors of [`try_acquire`](Self::try_acquire) and of [`acquire_many`](Self::acquire_many).
     pub fn try_acquire_many(&self, permits: u32) -> Call<Permit> {
         let acquisition = acquisition(Arc::clone(&self.state), permits, Options::default());
-        Call::new(move |timeout| async move {
-            let held = acquisition.try_acquire(timeout).await?;
+        Call::new(move |deadline| async move {
+            let held = acquisition.try_acquire(deadline).await?;
             Ok(Permit::new(held, permits))
         })
     }

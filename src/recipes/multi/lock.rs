@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::time::Instant;
 
 use crate::call::Call;
 use crate::contend::acquisition::{Acquisition, Options};
@@ -190,24 +189,13 @@ impl MultiLock {
         taken.complete()
     }
 
-    async fn acquire(&self, options: Options) -> Result<MultiGuard, Error> {
-        // If an option is invalid, the timeout does not matter, because the first acquisition fails because of that option.
-        let timeout = options.timeout().unwrap_or_default();
-        let begun = Instant::now();
+    async fn acquire(&self, mut options: Options) -> Result<MultiGuard, Error> {
+        // The timeout covers all the locks. If an option is invalid, the acquisition of the first lock fails because of it.
+        _ = options.begin();
         let mut taken = MultiGuard::empty();
         for (lock, mode) in &*self.locks {
-            let left = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
-            let options = Options { timeout: left.or(options.timeout), ..options.clone() };
-            let mut one = acquisition(lock, *mode, options);
-            let granted = async {
-                let answer = match left {
-                    Some(Duration::ZERO) => one.report_error(Err(Error::late(Duration::ZERO, None))),
-                    _ => one.begin_trace().instrument(pin!(one.acquire())).await,
-                };
-                // The wait for this lock was limited to the rest of the timeout. But the error names the timeout of the whole
-                // call.
-                answer.map_err(|error| error.of_the_whole(timeout))
-            };
+            let mut one = acquisition(lock, *mode, options.clone());
+            let granted = async { one.begin_trace().instrument(pin!(one.acquire())).await };
             taken.add(lock.path(), granted).await?;
         }
         taken.complete()

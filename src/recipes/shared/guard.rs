@@ -3,9 +3,6 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::time::Instant;
 
 use crate::call::{self, Call};
 use crate::contend::acquisition::Options;
@@ -271,8 +268,8 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// [`Shared::read`].
     pub fn try_read(&self) -> Call<SharedReadGuard<T>> {
         let Shared { store } = self.clone();
-        Call::new(|timeout| {
-            acquire::try_acquire(store.node.lock.clone(), Mode::Read, timeout, ReadGuard::new, |it| read(store, it))
+        Call::new(|deadline| {
+            acquire::try_acquire(store.node.lock.clone(), Mode::Read, deadline, ReadGuard::new, |it| read(store, it))
         })
     }
 
@@ -287,8 +284,8 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// [`Shared::read`].
     pub fn try_write(&self) -> Call<SharedWriteGuard<T>> {
         let Shared { store } = self.clone();
-        Call::new(|timeout| {
-            acquire::try_acquire(store.node.lock.clone(), Mode::Write, timeout, WriteGuard::new, |it| {
+        Call::new(|deadline| {
+            acquire::try_acquire(store.node.lock.clone(), Mode::Write, deadline, WriteGuard::new, |it| {
                 write(store, None, None, it)
             })
         })
@@ -422,17 +419,16 @@ impl<T: Send + Sync + 'static> Shared<T> {
 
 async fn update<T: Send + Sync + 'static, R: Send>(
     shared: Shared<T>,
-    options: Options,
+    mut options: Options,
     mut change: impl FnMut(&mut T) -> R + Send,
 ) -> Result<Updated<R>, Error> {
-    let (timeout, began, mut tries) = (options.timeout()?, Instant::now(), 1);
-    let left = || timeout.map(|timeout| timeout.saturating_sub(began.elapsed()).max(Duration::from_millis(1)));
+    let (deadline, mut tries) = (options.begin()?, 1);
     loop {
-        let options = Options { timeout: left(), ..options.clone() };
         let once = async {
-            let mut guard = Acquire::<SharedWriteGuard<T>> { source: (shared.clone(), None), options }.await?;
+            let acquire = Acquire::<SharedWriteGuard<T>> { source: (shared.clone(), None), options: options.clone() };
+            let mut guard = acquire.await?;
             let output = change(&mut guard);
-            match call::in_time(shared.store.node.coordinator(), left(), guard.commit()).await {
+            match call::in_time(shared.store.node.coordinator(), deadline, guard.commit()).await {
                 Ok(written) => Ok(Updated { output, written }),
                 Err(Error::Timeout { .. }) => {
                     let reason = "no answer in the time given".to_owned();
@@ -443,7 +439,7 @@ async fn update<T: Send + Sync + 'static, R: Send>(
         };
         match once.await {
             Err(error) if tries < TRIES && is_retryable(&error) => tries += 1,
-            answer => return answer.map_err(|error| error.of_the_whole(timeout)),
+            answer => return answer,
         }
     }
 }
