@@ -159,8 +159,8 @@ async fn watch_of_a_missing_path_says_so_until_it_is_used() {
 
 /// Waits until `watch` has read the queue `more` more times.
 async fn looks(proxy: &Proxy, more: u64) {
-    let before = proxy.count(Op::GetChildren);
-    eventually("watch reads the queue", || async { proxy.count(Op::GetChildren) >= before + more }).await;
+    let before = proxy.count(Op::GetChildren2);
+    eventually("watch reads the queue", || async { proxy.count(Op::GetChildren2) >= before + more }).await;
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]

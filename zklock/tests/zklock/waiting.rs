@@ -194,7 +194,7 @@ async fn a_search_for_a_circle_ends_without_an_answer() {
     let (zk, lock) = server_lock(path).await;
     let held = [lock.write().await.unwrap(), lock_at(&zk, outer).write().await.unwrap()];
     let proxy = Proxy::start(shared_server().address());
-    let search = proxy.apply(Rule::on(Frames::requests(Op::GetChildren).about(outer)).and_all_later().lose());
+    let search = proxy.apply(Rule::on(Frames::requests(Op::GetChildren2).about(outer)).and_all_later().lose());
     let mut command = zklock_on(&proxy.address(), &["--session-timeout", "60", "-w", "0.3", path, "true"]);
     command.env("ZKLOCK_PATH", outer).env("ZKLOCK_TOKEN", "1");
     let late = ended(command).await;
