@@ -276,7 +276,7 @@ mod zookeeper {
 
             pub(crate) fn remove(&self, path: &str) -> Reply<()> {
                 let path: Arc<str> = path.into();
-                self.pipeline.send(Request::Write, move |client| {
+                self.pipeline.send(Request::Removal, move |client| {
                     let path = Arc::clone(&path);
                     async move { client.delete(&path).await.map_err(translate::failure) }
                 })

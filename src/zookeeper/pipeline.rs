@@ -20,7 +20,7 @@ use crate::sync::{Mutex, Notify, OnceLock, watch};
 use crate::telemetry::user_thread::catch_panic;
 use crate::zookeeper::translate::is_not_sent;
 
-/// The kind of a request, which decides whether its reply renews the lease.
+/// The kind of a request, which decides whether its reply renews the lease, and whether a close waits for the reply.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Request {
     /// A request that the connected server answers alone. Its reply is reported to the lease as
@@ -29,6 +29,11 @@ pub(super) enum Request {
     /// A request that a quorum commits. Its reply is reported to the lease as
     /// [acknowledged](SessionStore::acknowledged), if the reply proves the commit.
     Write,
+    /// A write that only removes a node: one of the session's own, a directory, or another owner's. Closing the session
+    /// does not wait for the reply, because the server receives the request before the close, and carries it out first.
+    /// If the connection is lost before that, the end of the session still removes a node of its own. The caller of any
+    /// other removal gets the error that a lost reply gives.
+    Removal,
 }
 
 /// The requests of one session.
@@ -140,8 +145,9 @@ impl Pipeline {
         !self.line.lock().waiting.is_empty()
     }
 
-    /// Drops the client, and fails the requests that wait. Each request under way owns a clone of the client until the
-    /// request is answered, for a session timeout at most. When the last clone is dropped, the session is closed.
+    /// Drops the client, and fails the requests that wait. When the last clone of the client is dropped, the session is
+    /// closed. A removal drops its clone immediately, because it has been sent. Each other request under way owns a clone until
+    /// the request is answered, for a session timeout at most.
     pub(super) fn close(self: &Arc<Self>) {
         let mut line = self.line.lock();
         line.is_closed = true;
@@ -231,17 +237,19 @@ where
             on_link.writes.fetch_add(1, Ordering::AcqRel);
         }
         // The receiver is made while the pipeline is locked, so that a concurrent close is not missed.
-        let mut closed = pipeline.closed.subscribe();
+        let (mut closed, is_removal) = (pipeline.closed.subscribe(), self.request == Request::Removal);
         let (on_link, pipeline) = (Arc::clone(on_link), Arc::clone(pipeline));
         let background = Arc::clone(&pipeline.background);
         // A task drives the reply's future, because the caller may never poll it. The future owns a clone of the
         // client, which keeps the session open.
         background.spawn(async move {
-            // If the session is closed, the request is abandoned one session timeout later, because it keeps the session
-            // open.
+            // After a close, the request is abandoned, because it keeps the session open: a removal at once, and another
+            // request one session timeout later.
             let abandoned = async {
                 drop(closed.wait_for(|it| *it).await);
-                sleep(pipeline.store.lease().timeout()).await;
+                if !is_removal {
+                    sleep(pipeline.store.lease().timeout()).await;
+                }
             };
             let answer = tokio::select! {
                 biased;

@@ -28,7 +28,7 @@ use crate::zookeeper::connection::Target;
 use crate::zookeeper::connections::{Connections, Finder, LeaveRequest};
 use crate::zookeeper::link::Link;
 use crate::zookeeper::pipeline::{Pipeline, Request};
-use crate::zookeeper::translate::{self, commit, mode};
+use crate::zookeeper::translate::{self, commit, is_removal, mode};
 use crate::zookeeper::watches;
 
 /// The most bytes of paths of ephemeral nodes on one session. The transaction that ends a session lists these nodes, and
@@ -198,7 +198,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn delete(&self, path: &str) -> Reply<()> {
-        self.ask(Request::Write, path, |client, it, path| async move {
+        self.ask(Request::Removal, path, |client, it, path| async move {
             client.delete(&path, None).await.map_err(|error| it.failure(error, ("DELETE", parent(&path))))
         })
     }
@@ -280,8 +280,9 @@ impl Session for ZooKeeperSession {
     }
 
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
+        let request = if is_removal(operations) { Request::Removal } else { Request::Write };
         let (it, operations): (_, Arc<[Operation]>) = (Arc::clone(&self.connections), operations.into());
-        self.connections.pipeline.send(Request::Write, move |client| {
+        self.connections.pipeline.send(request, move |client| {
             let (it, operations, before) = (Arc::clone(&it), Arc::clone(&operations), it.store.newest_zxid());
             async move {
                 let (outcomes, newest) = commit(&client, &operations, &it.rights.acl, &it.whom).await?;

@@ -161,6 +161,15 @@ pub(super) fn is_not_sent(failure: &Failure) -> bool {
     matches!(failure, Failure::Unknown(words) if words == NOT_SENT)
 }
 
+/// Returns whether the transaction touches only the node that it deletes.
+pub(super) fn is_removal(operations: &[Operation]) -> bool {
+    let Some(Operation::Delete { path, .. }) = operations.last() else { return false };
+    operations.iter().all(|operation| match operation {
+        Operation::Set { path: other, .. } | Operation::Delete { path: other, .. } => other == path,
+        _ => false,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
