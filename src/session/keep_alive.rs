@@ -130,7 +130,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
         if !store.plan_renewal(due, is_idle) {
             continue;
         }
-        let nap = if lease.is_connected() { due - now } else { live.timeout() };
+        let nap = if lease.is_connected() { due.saturating_sub(now) } else { live.timeout() };
         let nap = nap.min(left.unwrap_or(nap));
         let pause = live.sleep(nap);
         drop(live);
