@@ -431,8 +431,8 @@ impl Contender {
 }
 
 impl Drop for Contender {
-    /// Removes all nodes of the contender. If [`Contender::leave`] was called before, only two kinds of nodes may be left:
-    /// orphans, and a permit node whose create had no answer.
+    /// Removes all nodes of the contender. After [`Contender::leave`], only two kinds of nodes can still exist: orphans, and a
+    /// permit node whose create had no answer. In a forked process, removes nothing.
     fn drop(&mut self) {
         let trace = std::mem::take(self.trace.get_mut());
         if self.node.is_forked() {

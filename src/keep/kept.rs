@@ -255,8 +255,8 @@ impl KeptNode {
     /// Ends the use with this id. Returns the hold if the node is given up now.
     pub(super) fn end_use(&self, number: u64, hold: &Contender, now: Moment) -> Option<Arc<Contender>> {
         let mut state = self.state.lock();
-        // A write whose outcome is unknown may still be carried out while the node exists. The next write must not run under the
-        // same node.
+        // A transaction of this writer whose outcome is unknown may still be carried out while the node exists. So the next
+        // writer must not use the same node.
         let is_unsure = state.uses.mode == Mode::Write && hold.node().may_yet_write();
         let mut woken = if is_unsure { state.close(Why::Unsure) } else { Vec::new() };
         woken.extend(state.uses.leave(number));

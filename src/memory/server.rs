@@ -197,7 +197,7 @@ impl World {
         shown
     }
 
-    /// Freezes this node and all nodes below it at a session's server.
+    /// From now on, a session's server shows the node `top` and all nodes below it as they are now.
     pub(super) fn freeze(&mut self, session: i64, top: &str) {
         let mut nodes = Arc::unwrap_or_clone(self.shown_to(session));
         nodes.retain(|path, _| is_from(path, top));
@@ -407,8 +407,8 @@ impl World {
         }
     }
 
-    /// Restores all nodes from a backup, and ends all sessions. The ephemeral nodes in the backup exist again, but belong to
-    /// no live session.
+    /// Restores all nodes from a backup, and ends all sessions without deleting their nodes. So the ephemeral nodes in the
+    /// backup exist again, and belong to no live session.
     pub(super) fn restore(&mut self, backup: &Backup, fired: &mut Vec<Notification>) {
         (self.tree, self.zxid) = (Arc::clone(&backup.tree), backup.zxid);
         let sessions: Vec<i64> = self.sessions.keys().copied().collect();

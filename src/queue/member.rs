@@ -108,7 +108,7 @@ pub enum MemberState {
     Stuck,
 }
 
-/// Prints what people read behind the member's name: `holds`, `waits behind permits`, `is stuck`.
+/// Prints the words that follow the member's name: `holds`, `waits behind` and what the member waits for, or `is stuck`.
 impl fmt::Display for MemberState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -234,7 +234,7 @@ pub struct Waiter<C> {
     awaited: Option<Predecessor>,
     /// The predecessor whose node the server listed, and then said not to exist. `None` once there is another predecessor.
     missing: Option<Arc<str>>,
-    /// Whether a listing has shown a contender ahead.
+    /// Whether a listing has shown a predecessor, so that the contender had to wait.
     has_waited: bool,
     /// Whether a [`Step::Await`] of this waiter has asked for kept nodes, so that no later step asks again.
     has_asked: bool,

@@ -340,9 +340,9 @@ impl Lease {
 
     /// Returns whether a node whose create was answered at `entered` can rely on the present lease.
     ///
-    /// A session without nodes is touched only every [`idle_period`](Lease::idle_period). If answers come late, the lease
-    /// may end before the next touch extends it. The node can then rely on the lease only after a request that was sent
-    /// after `entered` has extended it.
+    /// Before its first node, a session is touched only every [`idle_period`](Lease::idle_period). If answers come late,
+    /// the lease may end before the next touch extends it. The node can then rely on the lease only after a request that
+    /// was sent after `entered` has extended it.
     pub(crate) fn lasts_from(&self, entered: Moment) -> bool {
         self.is_steady() || self.spare() >= self.idle_period() || self.counts_since(entered)
     }
@@ -352,8 +352,8 @@ impl Lease {
         self.settling + self.timeout / MOST_HEARTBEATS < self.term()
     }
 
-    /// Returns the settling time: the least time between the answer to a touch and the sending of the operation whose
-    /// acknowledgement lets the touch extend the lease.
+    /// Returns the settling time. A touch extends the lease once a later operation is acknowledged. That operation must be sent
+    /// at least the settling time after the answer to the touch.
     pub(crate) fn settling(&self) -> Duration {
         self.settling
     }

@@ -1,10 +1,11 @@
 //! The removal of a node that this library has created. The state machine [`Leaving`] decides the steps, and this
 //! module sends the request of each step.
 //!
-//! A late create is a lost create that may be carried out after its owner has looked for its node and left. Servers
-//! refuse the requests that a session sent to another server before. But a server that was stopped or cut off may still
-//! have a create when the session comes back to it, and the leader then takes the create for one of the new connection.
-//! The server sends the create before the requests of that connection, so a new listing shows the node.
+//! A late create is a lost create that may be carried out after its owner has looked for its node and left. When a session
+//! has moved to another server, the ensemble refuses the requests that its former server sends late. But if the session
+//! comes back to a server that was stopped or cut off, that server may still have a create. The leader then takes the
+//! create for a request of the new connection. The server sends the create before the requests of that connection, so a new
+//! listing shows the node.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::ready;

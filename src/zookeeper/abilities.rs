@@ -153,8 +153,8 @@ enum Verdict {
 }
 
 impl Verdict {
-    /// Returns whether a request for the feature may be sent on this connection without a test of the connection. `false`
-    /// if the last thing shown is that the servers closed another connection over such a request.
+    /// Returns whether a request for the feature may be sent on this connection without a test of the connection.
+    /// Returns `false` if the latest evidence is that the servers closed another connection because of such a request.
     fn is_open_on(self, connection: u64) -> bool {
         !matches!(self, Verdict::ClosedOn(earlier) if earlier != connection)
     }

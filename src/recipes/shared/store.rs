@@ -102,7 +102,8 @@ impl<T> Store<T> {
 
 impl<T: Send + Sync + 'static> Store<T> {
     /// Reads the value under the lock, and writes the initial value if there is none. While the process keeps its lock
-    /// node, later reads return the value of the first read without a request, until this process writes under the node.
+    /// node, later reads return the value of the first read without a request, until this process writes the value
+    /// while it holds the lock by that node.
     pub(crate) async fn read_under(&self, guard: &ReadGuard) -> Result<Arc<Stored<T>>, Error> {
         if let Some(value) = self.kept_value(guard) {
             return Ok(value);

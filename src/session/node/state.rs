@@ -279,7 +279,8 @@ impl NodeState {
         }
     }
 
-    /// Records that the node was not replaced. A permit that was to replace it does not exist, and never will.
+    /// Records that the node was not replaced. Called only if no permit was or will be created in its place. A READ node
+    /// that was to replace it may exist, as an orphan.
     pub fn cancel_move(&mut self) {
         self.may_have_orphan |= self.may_be_reader();
         self.unseen = None;

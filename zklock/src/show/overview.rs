@@ -103,7 +103,7 @@ fn longest_wait(queue: &Queue) -> Option<Duration> {
 }
 
 /// Returns how many permits are free, the first holder, and how many more holders there are. A lock without
-/// holders is "free", or "free, with a record".
+/// holders is "free", or "free, with a record" if a job under the lock has recorded that it is done.
 fn holder(queue: &Queue) -> String {
     let (mut holders, permits) = (queue.holders(), table::free(queue));
     let first = match (holders.next(), &permits, &queue.done) {
