@@ -57,15 +57,19 @@ impl Reconnect {
     }
 }
 
-/// Opens a session: tries one address after another until a server gives a session. Also returns the address, and a
-/// moment before the handshake of the session was sent.
+/// Opens a session, or resumes `session`: tries one address after another until a server gives a session. Also returns the
+/// address, and a moment before the handshake of the session was sent.
 ///
 /// If the session replaces a lost one, a random pause follows each round of attempts, so that not all clients of an
 /// ensemble come back within a second.
-async fn open(finder: &mut Finder, lost: Option<Reconnect>) -> Result<(Link, Target, Moment), zk::Error> {
+async fn open(
+    finder: &mut Finder,
+    lost: Option<Reconnect>,
+    session: Option<(&zk::SessionInfo, Duration)>,
+) -> Result<(Link, Target, Moment), zk::Error> {
     finder.look_up_all();
     loop {
-        let (target, limit, started, opened) = finder.attempt(None).await;
+        let (target, limit, started, opened) = finder.attempt(session).await;
         let why = match opened {
             Some(Ok(link)) => {
                 finder.attempts.ready(target);
@@ -99,11 +103,14 @@ pub(super) async fn new_session(
         if let Some(lost) = lost {
             sleep(lost.first_pause(since_boot(), bound)).await;
         }
+        let (mut session, mut began) = (None, None);
         loop {
-            let opened = open(&mut finder, lost).await?;
-            let (requested, timeout) = (finder.route.options.session_timeout, opened.0.client.session_timeout());
+            let resumed = session.as_ref().map(|(session, timeout)| (session, *timeout));
+            let (link, target, started) = open(&mut finder, lost, resumed).await?;
+            let started = *began.get_or_insert(started);
+            let (requested, timeout) = (finder.route.options.session_timeout, link.client.session_timeout());
             if timeout >= requested || timeout < SHORTEST_TIMEOUT {
-                return Ok(opened);
+                return Ok((link, target, started));
             }
             emit!(
                 WARN,
@@ -112,7 +119,8 @@ pub(super) async fn new_session(
                 "the server grants a shorter session timeout than requested: ask for no more, or raise its maxSessionTimeout"
             );
             // The crate must be given the limit of a connection's silence before it connects. This limit depends on the
-            // session timeout. So the client connects again with options for the granted timeout.
+            // session timeout. So the client connects again with options for the granted timeout, and resumes the session.
+            session = Some((link.client.session().clone(), timeout));
             let Route { servers, options } = finder.route.clone();
             finder = Finder::new(Route { servers, options: options.with_granted_timeout(timeout) });
         }

@@ -86,7 +86,8 @@ impl ZooKeeperBuilder {
     /// on as if it had requested what they grant. Give all servers the same bounds. If a server grants less on a reconnect
     /// than another server did at first, the session ends, and its locks are lost.
     pub fn session_timeout(mut self, timeout: Duration) -> Self {
-        self.session_timeout = timeout;
+        // A handshake tells whole milliseconds.
+        self.session_timeout = Duration::from_millis(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
         self
     }
 

@@ -511,6 +511,13 @@ async fn a_client_asks_for_no_more_than_it_was_granted() {
     let zk = connect_with(&proxy.address(), CALM).await;
     assert_eq!(zk.session_timeout(), Some(SHORT));
     assert_eq!(*ASKED.lock().unwrap(), [CALM.as_millis() as i32, short]);
+    zk.close().await;
+
+    // A fraction of a millisecond costs no second handshake.
+    ASKED.lock().unwrap().clear();
+    let zk = connect_with(&proxy.address(), Duration::from_secs(1) / 3).await;
+    assert_eq!(zk.session_timeout(), Some(Duration::from_millis(333)));
+    assert_eq!(*ASKED.lock().unwrap(), [333]);
 }
 
 /// The proxy answers the pings itself, because the client closes a connection on which pings get no answer.
