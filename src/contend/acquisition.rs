@@ -295,8 +295,10 @@ impl Acquisition {
                         None => {
                             if let Err(refused) = rights.await {
                                 // The node is removed before the caller learns of the refusal.
-                                _ = entry.leave().1.await;
-                                return Err(refused.into());
+                                return Err(match entry.leave().1.await {
+                                    Err(Failure::NoAuth(lacks)) => Error::stays(entry.node().path(), lacks).into(),
+                                    _ => refused.into(),
+                                });
                             }
                             return Ok((Some(listing), early_read));
                         }

@@ -36,6 +36,18 @@ fn a_lost_create_grants_nothing_in_a_directory_that_is_refused() {
     assert_eq!(memory.children(PATH), Vec::<String>::new());
 }
 
+#[test]
+fn a_refused_entry_whose_node_stays_says_so() {
+    let memory = with_directory();
+    let refuses = |asked: Request<'_>| matches!(asked, Request::Delete(_)).then(|| Failure::NoAuth(Box::default()));
+    let line = Hindered::new(&memory, refuses).with_wider_rights("world:anyone may WRITE");
+    let (operation, path) = denied(now(RwLock::new(&line, PATH).expect("valid").write()));
+    assert_eq!(
+        (operation, vec![path]),
+        (Error::DELETE_OWN_NODE, memory.children(PATH).iter().map(|it| format!("{PATH}/{it}")).collect())
+    );
+}
+
 /// Returns the operation and the path of the `PermissionDenied` error. Panics on any other result.
 fn denied(granted: Result<WriteGuard, Error>) -> (&'static str, String) {
     match granted {
