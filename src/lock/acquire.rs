@@ -125,7 +125,7 @@ impl<G: Guard> Acquire<G> {
     }
 
     /// Calls `callback` with the place in the queue and the contenders that the acquisition waits for, if the lock is
-    /// not granted immediately. Calls `callback` again when the acquisition finds that the place or these contenders
+    /// not granted before these contenders were read. Calls `callback` again when the acquisition finds that the place or these contenders
     /// have changed.
     ///
     /// Every acquisition lists the queue when it begins to wait, and when its predecessor has left but another contender
