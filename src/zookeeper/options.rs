@@ -401,12 +401,12 @@ mod tests {
         let just_more = Duration::from_nanos(1);
         for (options, problem) in [
             (
-                new().session_timeout(SHORTEST_TIMEOUT - just_more),
-                "a session timeout of 249.999999ms: it must be from 250ms",
+                new().session_timeout(SHORTEST_TIMEOUT - Duration::from_millis(1)),
+                "a session timeout of 249ms: it must be from 250ms",
             ),
             (
-                new().session_timeout(LONGEST_TIMEOUT + just_more),
-                "a session timeout of 3600.000000001s: it must be from 250ms to an hour",
+                new().session_timeout(LONGEST_TIMEOUT + Duration::from_millis(1)),
+                "a session timeout of 3600.001s: it must be from 250ms to an hour",
             ),
             (new().session_timeout(27 * LONGEST_TIMEOUT), "a session timeout of 97200s"),
             (new().session_timeout(Duration::MAX), "a session timeout of "),
