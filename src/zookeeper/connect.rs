@@ -89,6 +89,37 @@ async fn open(
     }
 }
 
+/// Opens a session after a random pause, if the session replaces a `lost` one. If the servers grant a shorter timeout than
+/// requested, connects again with options for the granted timeout, and resumes the session. The crate must be given the limit of
+/// a connection's silence before it connects, and this limit depends on the session timeout.
+async fn open_as_granted(
+    finder: &mut Finder,
+    lost: Option<Reconnect>,
+    bound: Duration,
+) -> Result<(Link, Target, Moment), zk::Error> {
+    if let Some(lost) = lost {
+        sleep(lost.first_pause(since_boot(), bound)).await;
+    }
+    let (mut link, mut target, started) = open(finder, lost, None).await?;
+    loop {
+        let (requested, timeout) = (finder.route.options.session_timeout, link.client.session_timeout());
+        if timeout >= requested || timeout < SHORTEST_TIMEOUT {
+            return Ok((link, target, started));
+        }
+        emit!(
+            WARN,
+            ?timeout,
+            ?requested,
+            "the server grants a shorter session timeout than requested: ask for no more, or raise its maxSessionTimeout"
+        );
+        let Route { servers, options } = finder.route.clone();
+        *finder = Finder::new(Route { servers, options: options.with_granted_timeout(timeout) });
+        let session = link.client.session().clone();
+        drop(link);
+        (link, target, _) = open(finder, lost, Some((&session, timeout))).await?;
+    }
+}
+
 /// Opens a session, and creates the path at the end of the connect string unless an option says otherwise. If the
 /// session replaces a `lost` one, a random pause comes first.
 pub(super) async fn new_session(
@@ -99,32 +130,7 @@ pub(super) async fn new_session(
 ) -> Result<Arc<ZooKeeperSession>, Failure> {
     let (servers, bound) = (route.servers.as_str(), route.options.open_limit());
     let mut finder = Finder::new(route.clone());
-    let opened = async {
-        if let Some(lost) = lost {
-            sleep(lost.first_pause(since_boot(), bound)).await;
-        }
-        let (mut session, mut began) = (None, None);
-        loop {
-            let resumed = session.as_ref().map(|(session, timeout)| (session, *timeout));
-            let (link, target, started) = open(&mut finder, lost, resumed).await?;
-            let started = *began.get_or_insert(started);
-            let (requested, timeout) = (finder.route.options.session_timeout, link.client.session_timeout());
-            if timeout >= requested || timeout < SHORTEST_TIMEOUT {
-                return Ok((link, target, started));
-            }
-            emit!(
-                WARN,
-                ?timeout,
-                ?requested,
-                "the server grants a shorter session timeout than requested: ask for no more, or raise its maxSessionTimeout"
-            );
-            // The crate must be given the limit of a connection's silence before it connects. This limit depends on the
-            // session timeout. So the client connects again with options for the granted timeout, and resumes the session.
-            session = Some((link.client.session().clone(), timeout));
-            let Route { servers, options } = finder.route.clone();
-            finder = Finder::new(Route { servers, options: options.with_granted_timeout(timeout) });
-        }
-    };
+    let opened = open_as_granted(&mut finder, lost, bound);
     let (link, target, started) = tokio::select! {
         biased;
         connected = opened => connected.map_err(|error| connect_failure(error, servers))?,
