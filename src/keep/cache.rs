@@ -1,7 +1,6 @@
 //! The cache of one lock handle: the newest kept node (a node that the process keeps between uses), and the uses that
 //! join this node.
 
-use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -20,6 +19,7 @@ use crate::session::request::Loss;
 use crate::session::thread::{FORKED, is_forked};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::telemetry::debug::debug;
 
 /// The nodes that one lock handle keeps between uses.
 pub(crate) struct Cache {
@@ -120,11 +120,7 @@ fn give_up(kept: Option<Arc<KeptNode>>, why: Why) {
     kept.iter().for_each(|kept| kept.give_up(why));
 }
 
-impl fmt::Debug for Cache {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cache").field("idle", &self.idle).finish_non_exhaustive()
-    }
-}
+debug!(Cache as "Cache", |it| idle: it.idle);
 
 impl KeptNode {
     pub(crate) fn join(self: &Arc<Self>, mode: Mode) -> Joined<KeptUse, PendingUse> {

@@ -1,6 +1,5 @@
 //! A session of a ZooKeeper ensemble: the implementation of the trait [`Session`].
 
-use std::fmt;
 use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,6 +20,7 @@ use crate::session::store::SessionStore;
 use crate::session::thread::{BackgroundThread, sleep};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, mpsc, watch};
+use crate::telemetry::debug::debug;
 use crate::telemetry::log;
 use crate::validation::REQUEST_LIMIT;
 use crate::zookeeper::abilities::{Abilities, KeeperMark};
@@ -321,11 +321,7 @@ impl Drop for ZooKeeperSession {
     }
 }
 
-impl fmt::Debug for ZooKeeperSession {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ZooKeeperSession").field("id", &self.id()).field("lease", self.lease()).finish_non_exhaustive()
-    }
-}
+debug!(ZooKeeperSession as "ZooKeeperSession", |it| id: it.id(), lease: it.lease());
 
 /// Creates the path at the end of the connect string, unless it exists.
 async fn make_root(client: Arc<zk::Client>, it: Arc<Connections>) -> Result<(), Failure> {

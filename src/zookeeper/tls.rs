@@ -14,6 +14,7 @@ use zookeeper_client as zk;
 use crate::error::error::Error;
 use crate::queue::quoted::quoted;
 use crate::sync::Mutex;
+use crate::telemetry::debug::debug;
 
 /// The authorities that this client trusts on an encrypted connection, and its own certificate, for
 /// [`ZooKeeperBuilder::tls`](crate::ZooKeeperBuilder::tls).
@@ -130,11 +131,7 @@ impl Tls {
     }
 }
 
-impl fmt::Debug for Tls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tls").finish_non_exhaustive()
-    }
-}
+debug!(Tls as "Tls", |_it|);
 
 /// Refuses a host name that no certificate can carry, because the client crate would panic over that name.
 pub(crate) fn check_host(host: &str) -> Result<(), Error> {
