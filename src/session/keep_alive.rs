@@ -104,7 +104,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
             store.detect_all_losses();
         }
         is_lapse_reported &= left.is_none();
-        let now = lease.now();
+        let (now, is_steady) = (lease.now(), lease.is_steady());
         let is_idle = store.has_no_nodes();
         let period = if is_idle { lease.idle_period() } else { lease.heartbeat_period() };
         due = due.min(now + period);
@@ -112,7 +112,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
             // The connection is lost. The reconnect wakes this loop. If the session has nodes, a heartbeat is due then.
             // A session without nodes needs none then, because the handshake has touched it.
             due = if is_idle { Moment::MAX } else { now };
-        } else if due <= now && !lease.is_steady() {
+        } else if due <= now && !is_steady {
             due = now + period;
             live.spawn(Box::pin(heartbeat(Weak::clone(session), Arc::clone(store))));
         }
@@ -120,7 +120,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
         if lease.is_connected() && swept.0 != store.connection() {
             swept = (store.connection(), Some(spawn_cancellable(&live, remove_late(Arc::clone(&live)))));
         }
-        if lease.is_steady() {
+        if is_steady {
             drop(live);
             woken.await;
             continue;
@@ -130,7 +130,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
         if !store.plan_renewal(due, is_idle) {
             continue;
         }
-        let nap = if lease.is_connected() { due.saturating_sub(now) } else { live.timeout() };
+        let nap = if lease.is_connected() { due - now } else { live.timeout() };
         let nap = nap.min(left.unwrap_or(nap));
         let pause = live.sleep(nap);
         drop(live);
