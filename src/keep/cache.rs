@@ -39,15 +39,16 @@ impl Cache {
 
     /// Joins the newest kept node. Returns `None` if the use cannot run now, or if there is no such node.
     pub(crate) fn join_now(&self, mode: Mode) -> Option<KeptUse> {
-        // This code runs millions of times a second. So it holds the mutex and does not clone the `Arc`, because all tasks
-        // would write to the reference counter of that `Arc`.
+        // The use joins the node while the mutex is locked, so the `Arc` of the node is not cloned. This code runs
+        // millions of times a second, and the clone would be one more write to memory that all threads write.
         let newest = self.newest.lock();
         let used = newest.as_ref().and_then(|kept| kept.join_now(mode));
         drop(newest);
         used.filter(|used| used.hold().held_at().is_some())
     }
 
-    /// Joins the newest kept node, if the node covers this mode and is still kept.
+    /// Joins the newest kept node. Refuses the use in a forked process. Also refuses the use if no node is kept, or if
+    /// the newest node is lost, is closed to further uses or does not cover this mode.
     pub(crate) fn join(&self, mode: Mode) -> Joined<KeptUse, PendingUse> {
         if is_forked() {
             return Joined::Refused;
@@ -164,7 +165,8 @@ impl KeptNode {
 pub(crate) struct KeptUse {
     granted: Arc<Granted>,
     number: u64,
-    /// The span, the gauge and the warning that end with the use.
+    /// The span of the use, the gauge of holders and the warning about a long hold, which all end with the use. `None`
+    /// if the user wants none of them.
     trace: Option<Arc<HoldTrace>>,
     /// The time limit of the use. `None` if uses have no limit.
     limit: Option<Arc<LimitedUse>>,
@@ -182,7 +184,7 @@ impl KeptUse {
         &self.granted.hold
     }
 
-    /// Returns the present time on the lease's clock if the node is held, or else the loss of the hold.
+    /// Returns the loss of the hold if the hold is found lost. Otherwise returns the present time on the lease's clock.
     pub(crate) fn held_at(&self) -> Result<Moment, Loss> {
         match self.hold().held_at() {
             Some(now) => Ok(now),

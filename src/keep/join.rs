@@ -28,8 +28,8 @@ pub(crate) fn poll_budget(context: &mut Context<'_>) -> Poll<()> {
     if !uses.is_multiple_of(4) { Poll::Ready(()) } else { pin!(tokio::task::consume_budget()).poll(context) }
 }
 
-/// Joins the newest kept node for an attempt (a call of a `try_` method, which must not wait). `None` if the attempt must enter
-/// the queue with a node of its own.
+/// Joins the newest kept node for an attempt (a call of a `try_` method, which must not wait). Returns `None` if the
+/// attempt must enter the queue with a node of its own.
 pub(crate) fn join_without_waiting(acquisition: &mut Acquisition, cache: &Cache) -> Result<Option<KeptUse>, Error> {
     match cache.join(acquisition.mode) {
         Joined::Runs(used) => {
@@ -49,8 +49,9 @@ pub(crate) fn join_without_waiting(acquisition: &mut Acquisition, cache: &Cache)
     Ok(None)
 }
 
-/// Waits until a use of a kept node runs. `None` if this acquisition must enter the queue with a node of its own: another
-/// contender asked for the last kept node before that node had a second use, or this acquisition is a write that was refused.
+/// Waits until a use of a kept node runs. Returns `None` if this acquisition must enter the queue with a node of its
+/// own, for one of three reasons: another contender asked for the last kept node before that node had a second use, a
+/// kept node has refused this acquisition and it is a write, or the process was forked.
 pub(crate) async fn enter(
     acquisition: &mut Acquisition,
     cache: &Cache,

@@ -34,8 +34,9 @@ pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Arc<Contender>, Error>
 
 /// A kept node, from the start of its acquisition. Its uses follow one another or run at the same time.
 pub(crate) struct KeptNode {
-    /// The pointer is weak, because a task on the library's thread uses `KeptNode`. Dropping the last lock handle closes the
-    /// client and waits for the server, and the library's thread must not wait.
+    /// The pointer is weak, because a task on the library's thread uses `KeptNode`. If the pointer were strong, that
+    /// thread might drop the last pointer to the client. This drop closes the client and waits for the server, and the
+    /// library's thread must not wait.
     config: Weak<LockConfig>,
     warn_waiting: Option<Duration>,
     pub(super) idle: Duration,
@@ -85,7 +86,8 @@ pub(crate) enum Why {
     Lost,
     /// The lock handle was dropped, or the client was closed.
     Closed,
-    /// A use of this process needs a mode that the node does not cover.
+    /// An acquisition of this process cannot use the node: the node does not cover the mode, or the acquisition is that
+    /// of a `MultiLock`, which uses no kept nodes.
     Replaced,
     /// A write under the node may still be carried out, a downgrade may be half done, or no watch reports whether other
     /// contenders ask for the node.
@@ -222,7 +224,8 @@ impl KeptNode {
         self.state.lock().granted.as_ref().map(|granted| Arc::clone(&granted.hold))
     }
 
-    /// Returns the kept node as a blocker, for the timeout error of another use of this process.
+    /// Returns the kept node as the blocker that another use of this process waits for. Returns no blocker unless the
+    /// node is held.
     pub(crate) fn as_blockers(&self) -> Blockers {
         let hold = self.hold();
         hold.map(|it| lock_paths::blocked_by(&it.node_name(), it.node_data(), it.node().token())).unwrap_or_default()
@@ -264,9 +267,11 @@ impl KeptNode {
         self.settle(state, woken)
     }
 
-    /// Unlocks the state, and after that calls the wakers `woken`. If no use is left and no use can join, counts and logs that
-    /// the node is given up, and returns its hold. Before the grant, drops the acquisition instead. With an idle time of zero,
-    /// no use can join a granted node once no use is left.
+    /// Unlocks the state, and then calls the wakers `woken`. If the node is closed to further uses and its last use has
+    /// ended, returns the hold, and counts and logs that the node is given up. If the node is not granted yet, drops
+    /// the acquisition instead.
+    ///
+    /// With an idle time of zero, first closes a granted node that has no use.
     pub(super) fn settle(&self, mut state: MutexGuard<'_, KeptState>, mut woken: Vec<Waker>) -> Option<Arc<Contender>> {
         if self.idle.is_zero() && state.granted.is_some() && state.uses.is_idle() {
             woken.extend(state.close(Why::Idle));
@@ -371,8 +376,8 @@ const IDLE_PAUSE: Duration = Duration::from_millis(10);
 /// reported by the watch.
 const QUEUE_PAUSES: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 
-/// The number of checks within the time after which a warning is due. A warning is logged at the next check if the same use was
-/// the first waiting use at all of these checks, and still is.
+/// The time before a warning is divided into this number of intervals, with a check after each. A warning is logged
+/// when the same use was the first waiting use at `CHECKS + 1` checks in a row.
 const CHECKS: u32 = 4;
 
 /// Waits until the node was idle for the time `idle` of the `KeptNode`. Returns early if the session is over, or if the

@@ -11,10 +11,11 @@
 //!         Open -- closed --> Closed -- the last use leaves --> given up
 //! ```
 //!
-//! Uses run first come, first served, by the rules of the lock: reads run together, a write runs alone. The node is closed when
-//! another contender asks for the node, when this process gives the node up, when the acquisition of the node fails, or when
-//! the last use leaves before the grant. No use joins a closed node. After the grant, closing the node refuses its waiting uses. A
-//! refused use enters the queue behind the contender that asked.
+//! Uses run first come, first served, by the rules of the lock: reads run together, a write runs alone. The node is
+//! closed when another contender asks for the node, when this process gives the node up, when the acquisition of the
+//! node fails, or when the last use leaves before the grant. No use joins a closed node. After the grant, closing the
+//! node refuses its waiting uses. A refused write then enters the queue with a node of its own. Refused reads share a
+//! new kept node.
 
 use std::collections::BTreeMap;
 
@@ -50,7 +51,8 @@ pub(super) struct QueuedUse<W> {
 pub(crate) enum Joined<R, W> {
     Runs(R),
     Waits(W),
-    /// No node is kept, the node does not cover the mode of the use, or the node is closed to further uses.
+    /// The use cannot join a node: the node does not cover the mode of the use, is closed to further uses or is lost,
+    /// no node is kept, or the process was forked.
     Refused,
 }
 
@@ -89,7 +91,8 @@ impl<W: Clone> Uses<W> {
     }
 
     /// Returns the present state of the use with this id. If the use waits, this call stores `waker`, which is woken
-    /// when the use runs or is refused.
+    /// when the use runs or is refused. Before the grant, `waker` is also woken whenever the acquisition of the node
+    /// must be polled.
     pub(crate) fn standing(&mut self, number: u64, waker: &W) -> Joined<(), ()> {
         if self.place(number).is_some() {
             return Joined::Runs(());

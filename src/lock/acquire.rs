@@ -117,16 +117,17 @@ impl<G: Guard> Acquire<G> {
         self
     }
 
-    /// Sets the purpose of this acquisition, in words for people. [`RwLock::queue`](crate::RwLock::queue) and the errors of
-    /// waiters show the label, and a committed value keeps it. At most 256 bytes, without control characters.
+    /// Sets the purpose of this acquisition, in words for people. [`RwLock::queue`](crate::RwLock::queue) and the
+    /// errors of waiters show the label. A value that is committed under the guard is stored with the label. At most
+    /// 256 bytes, without control characters.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.options.label = Some(label.into());
         self
     }
 
-    /// Calls `callback` with the place in the queue and the contenders that the acquisition waits for, if the lock is
-    /// not granted before these contenders were read. Calls `callback` again when the acquisition finds that the place or these contenders
-    /// have changed.
+    /// Calls `callback` with the place in the queue and the contenders that the acquisition waits for. The first call
+    /// comes once the acquisition has read these contenders, unless the lock is granted earlier. A further call comes
+    /// when the acquisition finds that the place or these contenders have changed.
     ///
     /// Every acquisition lists the queue when it begins to wait, and when its predecessor has left but another contender
     /// still blocks it. For this callback it also lists the queue once a second, or every (place × length of the queue)
@@ -249,10 +250,10 @@ impl RwLock {
     /// Acquires the lock to read if no writer holds it or waits for it. Does not wait. Writes nothing to the ensemble
     /// if the lock is taken.
     ///
-    /// Before the call fails, it asks the leader whether the contenders that exclude it still exist, because a server that lags
-    /// may show a node that is gone. If the lock looked free but another contender is faster, the call fails after it has
-    /// written one node and removed that node. [How long the call takes](Call#how-long-it-takes) is bounded by the session
-    /// timeout, and with [`timeout`](Call::timeout).
+    /// Before the call fails, it asks the leader whether the contenders that exclude it still exist, because a server
+    /// that lags may show a node that is gone. If the lock looked free but another contender is faster, the call fails
+    /// after it has written one node and removed that node. [How long the call takes](Call#how-long-it-takes) is
+    /// limited by the session timeout, or by [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// The same as that of [`RwLock::read`].
@@ -280,10 +281,10 @@ impl RwLock {
     /// Acquires the lock to write if no contender holds it or waits for it. Does not wait. Writes nothing to the
     /// ensemble if the lock is taken.
     ///
-    /// Before the call fails, it asks the leader whether the contenders that exclude it still exist, because a server that lags
-    /// may show a node that is gone. If the lock looked free but another contender is faster, the call fails after it has
-    /// written one node and removed that node. [How long the call takes](Call#how-long-it-takes) is bounded by the session
-    /// timeout, and with [`timeout`](Call::timeout).
+    /// Before the call fails, it asks the leader whether the contenders that exclude it still exist, because a server
+    /// that lags may show a node that is gone. If the lock looked free but another contender is faster, the call fails
+    /// after it has written one node and removed that node. [How long the call takes](Call#how-long-it-takes) is
+    /// limited by the session timeout, or by [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// The same as that of [`RwLock::read`].
@@ -357,8 +358,8 @@ where
     L: Guard<Source = RwLock>,
     F: Future<Output = Result<G, Error>>,
 {
-    // If an option is invalid, this is an error, which counts as no timeout here. The acquisition below fails because of that
-    // option.
+    // `begin` fails if an option is invalid. This error is ignored here, because the acquisition below fails for the
+    // same reason.
     let deadline = options.begin().unwrap_or_default();
     let coordinator = Arc::clone(&lock.config.coordinator);
     let guard = Acquire::<L> { source: lock, options }.await?;

@@ -33,7 +33,8 @@ impl LockConfig {
         Ok((queue, taken))
     }
 
-    /// Reads the queue, and at the same time the record of the last success of a job.
+    /// Reads the queue, and at the same time the record of the last success of a job. A record that is not from this
+    /// library, or that this client may not read, counts as no record.
     async fn queue_and_record(&self) -> Result<Queue, Error> {
         let (path, record) = (&self.directory, &metadata::record_path(&self.directory));
         let last = call::on_a_session(&self.coordinator, ("read the record of", path), |session| async move {
@@ -120,7 +121,7 @@ impl RwLock {
     /// view. A server that lags may show a node that the ensemble no longer has: `zklock check` compares the servers. A holder
     /// that releases is shown as holding, and its successor as waiting, until the ensemble has removed the holder's node.
     ///
-    /// [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with [`timeout`](Call::timeout).
+    /// [How long it takes](Call#how-long-it-takes) is limited by the session timeout, or by [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing, because the call only reads.
@@ -217,15 +218,15 @@ impl RwLock {
         Call::in_time(&self.config.coordinator, async move { config.forget().await })
     }
 
-    /// Asks every process that only [keeps](crate::RwLockBuilder::keep) the lock to give it up: immediately if its node
-    /// is idle, or else after the uses that run. This includes the nodes that this process keeps.
+    /// Asks every process that [keeps](crate::RwLockBuilder::keep) a node of the lock between uses to delete that node:
+    /// immediately if the node is idle, or else after the uses that run now. This process deletes its kept nodes, too.
     ///
     /// A contender that waits asks by itself. This call is for operators, and for programs that want the lock to be free
     /// before a `try_` method, which asks nobody.
     ///
-    /// Waits until the request is committed, and not until a node is gone: [`queue`](RwLock::queue) shows the nodes that are
-    /// left. The request writes the data of the lock's directory unchanged, so the version of the directory rises by one. The
-    /// request reaches each process that keeps the lock already when the call begins.
+    /// Waits until the request is committed, and not until a node is gone: [`queue`](RwLock::queue) shows the nodes
+    /// that are left. The request writes the data of the lock's directory unchanged, so the version of the directory
+    /// rises by one. The request reaches each process that keeps a node when the call begins.
     ///
     /// # Cancel safety
     /// After the future is dropped the processes may have been asked, or not.

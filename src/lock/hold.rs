@@ -39,7 +39,8 @@ impl Hold {
     /// the same time.
     ///
     /// Compares the clock with the lease and sends no request. So the answer is right also in the first call after the
-    /// process was stopped, or its runtime blocked. Once the answer is `false`, it stays `false`.
+    /// process was suspended and continued, or after its runtime was blocked. Once the answer is `false`, it stays
+    /// `false`.
     pub fn is_held(&self) -> bool {
         self.held.detect_loss().is_none()
     }
@@ -50,7 +51,8 @@ impl Hold {
         self.held.hold_state()
     }
 
-    /// Returns the changes of [`state`](Self::state), one after the other.
+    /// Returns a stream of the [`state`](Self::state): first the present state, then each later one. The stream ends
+    /// after `Lost`, and when the guard is dropped.
     ///
     /// # Examples
     ///
@@ -99,9 +101,10 @@ impl Hold {
         self.held.lost().await
     }
 
-    /// Returns for how much longer, at least, the ensemble keeps the session. During that time no conflicting contender is
-    /// granted the lock, unless somebody removes this lock's node. The time ends one session timeout after the newest request
-    /// was sent that the leader has surely received. Then this method returns zero.
+    /// Returns for how much longer, at least, the ensemble keeps the session. During that time no conflicting contender
+    /// is granted the lock, unless somebody removes this lock's node. The ensemble keeps the session for one session
+    /// timeout from the time when the library sent the last request that the leader has surely received. After that
+    /// time this method returns zero.
     ///
     /// When the lease runs out, and [`lost`](Self::lost) is ready, the
     /// [`stop_margin`](crate::ZooKeeperBuilder::stop_margin) is left, which is a sixth of the session timeout by default. Use
@@ -129,8 +132,7 @@ impl Hold {
     /// for a [`ReadGuard`](crate::ReadGuard), and all contenders for a [`WriteGuard`](crate::WriteGuard). Returns immediately
     /// if a contender already waits for this guard.
     ///
-    /// A contender waits for the holders of permits only if too few permits are free. For permits, each new contender in the
-    /// queue costs three reads more.
+    /// A contender waits for the holders of permits only if too few permits are free.
     ///
     /// A long piece of work can use this method to make way at a good moment. After this guard is released, a waiting writer
     /// may still have to wait for other readers.
@@ -138,9 +140,10 @@ impl Hold {
     /// If the node is [kept](crate::RwLockBuilder::keep), uses of the same process that wait for this guard count, too.
     /// These uses have no nodes of their own, so the call then returns the name of this guard's own node.
     ///
-    /// A call costs a listing with a watch on the lock's directory. A writer's guard lists once more when a contender has come.
-    /// A reader's guard lists once more when a reader comes or goes, at most 50 times a second. So if there are many readers,
-    /// call this on one of them. Both guards list again after a long time without an event. Dropping the future ends the watch.
+    /// A call lists the lock's directory and sets a watch on it. While the call waits, it lists the directory again
+    /// after each change, at most 50 times a second, and after a long time without a change. For a reader's guard, each
+    /// reader that comes or goes is a change. So if there are many readers, call this on one of them. For permits,
+    /// three more reads follow each listing that shows a waiting contender. Dropping the future ends the watch.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -177,8 +180,8 @@ impl Hold {
 
     /// Runs `work` while the lock is held, and drops it as soon as the lock is lost.
     ///
-    /// The clock is read before each poll of the work, and once more when the work is done. So after a stop of the process, the
-    /// work is not polled again under a lost lock, and its output is not returned.
+    /// The clock is read before each poll of the work, and once more when the work is done. So if the lock was lost
+    /// while the process was suspended, the work is not polled again, and its output is not returned.
     ///
     /// A poll that has begun runs to the next await point of the work. Other systems still carry out requests that the work
     /// has sent, so protect them with the [fencing token](Self::fencing_token). After [`Error::Lost`] each

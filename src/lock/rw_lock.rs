@@ -136,7 +136,7 @@ impl RwLockBuilder {
         self
     }
 
-    /// Sets the naming scheme of the nodes, for a path that programs in Java or Python lock, too. Default:
+    /// Sets the naming scheme of the nodes, for a path that Java or Python programs use as a lock, too. Default:
     /// [`Dialect::Native`]. Give all users of the path the same dialect.
     ///
     /// # Examples
@@ -185,12 +185,12 @@ impl RwLockBuilder {
     /// holders that hang. Default: no limit.
     ///
     /// After `limit`, [`is_held`](crate::Hold::is_held) returns `false`, [`lost`](crate::Hold::lost) is ready,
-    /// [`run`](crate::Hold::run) drops its work, and no [transaction](crate::Hold::transaction) is sent. A thread of the
-    /// library removes the node when the guard is dropped, but at the latest one
-    /// [`stop_margin`](crate::ZooKeeperBuilder::stop_margin) after the library has noticed that `limit` has passed. The thread
-    /// does so also if the guard was lost earlier for another reason. Because of the margin, the holder is notified before the
-    /// next contender is granted the lock. Requests of the holder to other systems may still be under way. The
-    /// [fencing token](crate::Hold::fencing_token) protects against them.
+    /// [`run`](crate::Hold::run) drops its work, and no [transaction](crate::Hold::transaction) is sent. A thread of
+    /// the library removes the node when the guard is dropped, but at the latest one
+    /// [`stop_margin`](crate::ZooKeeperBuilder::stop_margin) after the library has noticed that `limit` has passed. The
+    /// thread removes the node then even if the guard was lost earlier for another reason. Because of the margin, the
+    /// holder is notified before the next contender is granted the lock. Requests of the holder to other systems may
+    /// still be under way. The [fencing token](crate::Hold::fencing_token) protects against them.
     ///
     /// - The time begins with the grant. A [downgrade](crate::WriteGuard::downgrade) or [share](crate::ReadGuard::share) does
     ///   not restart it.

@@ -48,10 +48,11 @@ impl Acquire<WriteGuard> {
     ///
     /// # Whose clock counts
     /// Only the ensemble's clock counts. The time of the record is compared with the time at which the lock's own node
-    /// was created. The ensemble's leader has set both times. A contender that has waited adds the time since the reply to
-    /// its create, less a hundredth in case its own clock is fast. So no host's time of day is used, and a wait never makes
-    /// two hosts do the work within one `period`. If another server becomes the leader, and its clock differs, the present
-    /// period is wrong by that difference.
+    /// was created. The ensemble's leader has set both times. If the contender has waited, the present time is the
+    /// creation time of its node, plus 99 % of the time since the reply to the create. The hundredth is left out in
+    /// case the host's clock is fast. So no host's time of day is used, and a wait never makes two hosts do the work
+    /// within one `period`. If another server becomes the leader, and its clock differs, the present period is wrong by
+    /// that difference.
     ///
     /// A record whose time is in the future counts if that time is less than a `period` ahead. A record with a later time
     /// does not count. So a clock that was set back delays the work by no more than a `period`.
@@ -209,8 +210,8 @@ async fn check_if_due(
     }
     let at = humantime::format_rfc3339_millis(date(last.at));
     emit!(DEBUG, path = hold.user_path(), host = last.host, %at, "the work is not due: it was done within the period");
-    // The lock is given back in the background. A loss of the lock would not change the result, because the record is older
-    // than the grant.
+    // The lock is given back in the background. The result needs no lock that is still held, because the record is
+    // older than the grant. So neither the release nor its error matters here.
     drop(guard);
     Ok(Work::Done(last))
 }

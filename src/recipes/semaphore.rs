@@ -392,8 +392,9 @@ impl Semaphore {
     /// Only reads.
     ///
     /// # Errors
-    /// [`Error::Permits`] if the path is used for something else than a semaphore. [`Error::Unreachable`] if no server
-    /// answers in time, or if each new session ends before the answer. For other errors see [`Error`].
+    /// [`Error::Permits`] if neither the ensemble nor this handle has a number of permits, or if the path is used for
+    /// something else than a semaphore. [`Error::Unreachable`] if no server answers in time, or if each new session
+    /// ends before the answer. For other errors see [`Error`].
     ///
     /// # Examples
     ///

@@ -96,7 +96,8 @@ async fn the_warning_task_sleeps_while_no_use_waits() {
     assert!(warns.is_woken(), "a use waits");
 }
 
-/// The warning task must not own the node. A granted node owns the client, so the task would keep the client open for ever.
+/// The warning task must not own the node. A granted node owns its hold, and the hold owns the client. So the task
+/// would keep the client open for ever.
 #[tokio::test(start_paused = true)]
 async fn the_warning_task_does_not_own_the_node() {
     let ((kept, ..), slot) = (entering(0), Memory::new().session_slot(0).await.unwrap());
@@ -107,8 +108,8 @@ async fn the_warning_task_does_not_own_the_node() {
     assert!(seen.upgrade().is_none());
 }
 
-/// The library's thread uses the kept node. So the node must not own the last pointer to the client, because dropping that
-/// pointer waits for the server, and the library's thread must not wait.
+/// The library's thread uses the kept node. Before the grant, the node must not own the client, because dropping the
+/// last pointer to the client waits for the server, and the library's thread must not wait.
 #[test]
 fn a_kept_node_does_not_own_the_client() {
     let lock = RwLock::new(&Memory::new(), "/a").unwrap();

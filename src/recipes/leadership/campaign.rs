@@ -198,8 +198,8 @@ impl Drop for Campaign {
     }
 }
 
-/// A boxed future of one step of a campaign. The future owns everything that it uses. So the compiler can prove that the future
-/// of `lead` is `Send`, even if the caller's work borrows.
+/// A boxed future of one step of a campaign. `Box<dyn Future + Send>` states that the step is `Send`. Without the box,
+/// the compiler would have to prove this anew for the future of `lead`, and fails if the caller's work borrows.
 type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// A term while its work runs. The term ends when this value is dropped, even if clones of the [`Term`] exist.
@@ -324,8 +324,9 @@ impl Pauses {
         Pauses { pause, short: 0 }
     }
 
-    /// Returns the maximum of the random pause before the next campaign. `lasted` is the length of the last term, or zero if
-    /// the campaign failed. `is_wanted` is false if the lock was lost. Returns `None` after a long term that was not lost.
+    /// Returns the maximum of the random pause before the next campaign. `lasted` is the length of the last term, or
+    /// zero if the campaign failed. `is_wanted` is whether the term or campaign ended without a loss of the lock.
+    /// Returns `None` after a long term that was not lost.
     pub(crate) fn longest_after(&mut self, lasted: Duration, is_wanted: bool) -> Option<Duration> {
         let longest = self.pause.saturating_mul(1 << self.short);
         if lasted > longest {

@@ -28,16 +28,17 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The directory at `path` is the directory of an [`RwLock`], and the holder of its write lock leads. So candidates
 /// lead in the order in which they queued up, and `zklock ls` shows the leader and the waiting candidates. A term keeps
 /// every promise of a [guard](crate::WriteGuard): [`is_leader`](Self::is_leader) is false before another candidate can
-/// lead, also on a machine that is cut off or was suspended. As with any lock, requests to other systems that are under
-/// way may arrive late. The number of the [term](Term::number) protects against them.
+/// lead, also on a machine that is cut off or was suspended, unless somebody deletes the leader's node. As with any
+/// lock, requests to other systems that are under way may arrive late. The number of the [term](Term::number) protects
+/// against them.
 ///
 /// # Pauses
 /// After a term that was lost or short, and after a campaign that failed, the candidate waits [a
-/// second](LeadershipBuilder::pause) before it campaigns again. A term is short if it lasts at most as long as the pause
-/// after it would. With each failed campaign or short term in a row, the pause doubles, up to 32 seconds. The actual pause
-/// is random, between half of that time and all of it, because several candidates may have failed at once. There is no
-/// pause after a long term that was not lost, nor after [`resign`](Self::resign). The same pauses apply when a program
-/// calls [`lead`](Self::lead) again.
+/// second](LeadershipBuilder::pause) before it campaigns again. A term is short if it lasts no longer than the pause
+/// that would follow it. With each failed campaign or short term in a row, the pause doubles, up to 32 seconds. The
+/// actual pause is random, between half of that time and all of it, because several candidates may have failed at once.
+/// There is no pause after a long term that was not lost, nor after [`resign`](Self::resign). The same pauses apply
+/// when a program calls [`lead`](Self::lead) again.
 ///
 /// # Examples
 ///
@@ -148,8 +149,9 @@ impl Leadership {
     /// Like [`lead`](Self::lead), for work whose futures borrow from the closure: an `async move` closure that owns
     /// state. The next term goes on with the same state.
     ///
-    /// This method does not replace `lead`, because the compiler accepts less for an `AsyncFnMut`. The compiler refuses work
-    /// whose type is a type parameter, and a closure that borrows from a function which calls the method in a spawned task.
+    /// This method does not replace `lead`, because the compiler accepts less for an `AsyncFnMut`. The compiler refuses
+    /// work whose type is a type parameter of the calling function. In a spawned task, it also refuses a closure that
+    /// borrows a variable of the calling function.
     ///
     /// # Cancel safety
     /// Same as for [`lead`](Self::lead).
@@ -190,8 +192,8 @@ impl Leadership {
         Ok(None)
     }
 
-    /// Returns whether this candidate leads. The method returns `false` before another candidate leads. It reads the
-    /// clock and sends nothing, as [`Hold::is_held`](crate::Hold::is_held) does.
+    /// Returns whether this candidate leads. The method returns `false` before another candidate leads, with one
+    /// exception: see [`Hold::is_held`](crate::Hold::is_held). It reads the clock and sends nothing.
     pub fn is_leader(&self) -> bool {
         self.term().is_some()
     }

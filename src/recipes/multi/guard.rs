@@ -45,7 +45,7 @@ async fn first_of<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
 /// [`release`](Self::release) the guard: see [`WriteGuard`](crate::WriteGuard).
 #[must_use = "if unused, the locks are given back at once"]
 pub struct MultiGuard {
-    /// The locks in the order of their paths, in which they were acquired. A complete guard has at least one lock.
+    /// The locks, sorted by path. They were acquired in this order. A complete guard has at least one lock.
     locks: Vec<Arc<Contender>>,
     first_loss: OnceLock<(String, Loss)>,
     life: DropSignal,
@@ -141,7 +141,8 @@ impl MultiGuard {
         }
     }
 
-    /// Returns a stream of the changes of [`state`](Self::state).
+    /// Returns a stream of the [`state`](Self::state): first the present state, then each later one. The stream ends
+    /// after `Lost`, and when the guard is dropped.
     ///
     /// # Examples
     ///
@@ -164,7 +165,8 @@ impl MultiGuard {
     }
 
     /// Waits until one of the locks is lost, and returns its directory and the reason. The method returns before the
-    /// ensemble can grant that lock to another contender. It never returns while all locks are held.
+    /// ensemble can grant that lock to another contender, unless somebody deletes the lock's node. It never returns
+    /// while all locks are held.
     ///
     /// If several locks are found lost together, the first by path is returned. Later calls return the same answer.
     ///

@@ -49,7 +49,7 @@ use crate::session::contract::Coordinator;
 /// ```
 #[derive(Clone, Debug)]
 pub struct MultiLock {
-    /// The locks in the order of their paths, in which they are acquired.
+    /// The locks, sorted by path. They are acquired in this order.
     locks: Arc<[(RwLock, Mode)]>,
     coordinator: Arc<dyn Coordinator>,
 }
@@ -111,7 +111,7 @@ impl MultiLock {
     ///
     /// # Errors
     /// [`Error::OneOfMany`] says which lock failed, and why. [`Error::Timeout`] only if a [`timeout`](Acquire::timeout)
-    /// was given. [`Error::Evicted`] may be about a lock that was granted before.
+    /// was given. [`Error::Evicted`] also if a lock that is already granted is lost while a later one is waited for.
     ///
     /// # Examples
     ///
@@ -182,7 +182,8 @@ impl MultiLock {
         let mut taken = MultiGuard::empty();
         for mut one in all {
             let (span, path) = (one.begin_trace(), Arc::clone(one.config.user_path()));
-            // `fail_if_taken` has just found the lock free.
+            // The lock need not be listed again before this contender's node is created, because `fail_if_taken` has
+            // just found the lock free.
             let take = async { one.report_error(one.take_now(limit).await) };
             taken.add(&path, span.instrument(pin!(take))).await?;
         }

@@ -106,7 +106,8 @@ impl Form {
     }
 }
 
-/// The user's functions that encode and decode a value.
+/// The user's functions: they encode and decode a value, make the initial value, and migrate a value of an older
+/// schema.
 pub(crate) struct Codec<T> {
     pub(crate) format: Box<dyn Format<T>>,
     pub(crate) initial: Option<Initial<T>>,
@@ -297,11 +298,11 @@ pub trait Format<T>: Send + Sync + 'static {
 /// so serde writes `null` for them. An `f64` cannot be read from `null`, so the commit is
 /// [refused](crate::error::ValueError::Unwritable). `Some(f64::NAN)` and `Some(None)` come back as `None`.
 ///
-/// A commit checks that the encoded value can be decoded, but not that the result is equal. So a value may come back as another
-/// one if its JSON fits several values, as for `Some(None)`. An enum with `#[serde(untagged)]` comes back as the **first**
-/// variant that its JSON fits, whichever variant was written. The variant may also depend on the value, because an integer of
-/// more than 64 bits is read as a floating-point number. Leave `untagged` out, so that the JSON names the variant, or use
-/// `#[serde(tag = "kind", content = "value")]`.
+/// A commit checks that the encoded value can be decoded, but not that the result is equal. So a value may come back as
+/// another one if its JSON fits several values, as for `Some(None)`. An enum with `#[serde(untagged)]` comes back as
+/// the **first** variant that its JSON fits, whichever variant was written. An integer of more than 64 bits is read as
+/// a floating-point number, so a large `u128` may come back as a variant with an `f64`. Leave `untagged` out, so that
+/// the JSON names the variant, or use `#[serde(tag = "kind", content = "value")]`.
 ///
 /// # Examples
 ///

@@ -47,7 +47,8 @@ pub(crate) struct Known {
     pub(crate) newest: Option<Arc<Seen>>,
     /// The last error, with its event number. `None` once a value was read or committed after the error.
     pub(super) trouble: Option<(u64, Error)>,
-    /// The event number of the newest value, if a later read found no value in the node. 0 otherwise.
+    /// The event number of the newest value, if a later read found no value in the node, or content that this process
+    /// cannot use as a value. 0 otherwise.
     pub(super) vanished: u64,
     /// The number of the last event. Each new value is an event, and so is each new error.
     pub(super) last_event: u64,
@@ -109,13 +110,13 @@ impl Known {
         true
     }
 
-    /// Records the content of a read. `synced` is the number of the last event before the server's last sync. Returns
-    /// whether anything has changed.
+    /// Records the content of a read. `synced` is the number of the last event that was recorded before the server's
+    /// last sync. Returns whether anything has changed.
     ///
-    /// The reads of one session never go back in time, and a sync is sent before the first read. So if a read is older
-    /// than the newest value, the ensemble was restored from a backup, and the older value is recorded. There is one
-    /// exception: if this process has committed since the last sync, an older read is ignored, because a lagging server
-    /// may not show the commit yet.
+    /// The reads of one session never go back in time, and a sync precedes the first read of each session. So if a read
+    /// is older than the newest value, that value came from an earlier session or from a commit of this process. If
+    /// this process has committed since the last sync, the older read is ignored, because a lagging server may not show
+    /// the commit yet. Otherwise the ensemble was restored from a backup, and the older read is recorded.
     pub(super) fn record_read(&mut self, bytes: Vec<u8>, czxid: i64, version: i32, synced: u64) -> bool {
         let cleared = self.trouble.take().is_some();
         self.vanished = 0;

@@ -230,7 +230,8 @@ struct Subscriber<T> {
     known: watch::Receiver<Known>,
     /// Whether the stream has yielded nothing yet.
     is_new: bool,
-    /// If the node had a value and lost it before the stream's first item, the event number of this value. 0 otherwise.
+    /// The field `vanished` of the copy at the stream's first item: the event number of a value that the node no longer
+    /// has, or 0.
     before: u64,
     seen: u64,
     /// The background write of the initial value, if one runs.
@@ -251,7 +252,8 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
                 (known.event_after(self.seen), known.is_unset_since(self.before), known.over.is_some())
             };
             if !is_unset {
-                // The node is not known to lack a value. Dropping the receiver stops the write of the initial value.
+                // The node has content, or its content is unknown. Dropping the receiver stops the write of the initial
+                // value.
                 self.initial_write = None;
             }
             self.seen = event.as_ref().map_or(self.seen, |(number, _)| *number);

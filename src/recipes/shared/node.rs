@@ -131,9 +131,10 @@ impl ValueNode {
         }
     }
 
-    /// After a commit whose outcome is unknown, returns the state that this holder's next commit may replace. This is the
-    /// node's present state if this holder wrote it, or else `before`, so that the next commit does not replace a write
-    /// of another client. Fails if the lock is lost, or if another client has deleted the node and created it again.
+    /// After a commit whose outcome is unknown, returns the state that this holder's next commit may replace. This is
+    /// the node's present state if this holder wrote it. Otherwise it is `before`. If another client has written the
+    /// node since `before`, the version check then refuses the next commit. Fails if the lock is lost, or if another
+    /// client has deleted the node and created it again.
     pub(crate) async fn next_base(&self, hold: &Contender, before: Base) -> Result<Base, Error> {
         if let Some(loss) = hold.detect_loss() {
             return Err(Error::Lost(loss));
@@ -188,7 +189,8 @@ impl Base {
         self.version.is_none() && self.absence.is_gone
     }
 
-    /// Returns whether a node with this czxid is another node than the one in this state, which was then deleted.
+    /// Returns whether the node of this state was deleted, and another node with this czxid was created at its path.
+    /// Returns `false` if the czxid of this state is unknown.
     pub(crate) fn is_replaced(&self, czxid: i64) -> bool {
         self.czxid.is_some_and(|before| before != czxid)
     }

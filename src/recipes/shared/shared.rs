@@ -54,8 +54,9 @@ use crate::validation;
 ///
 /// A commit checks the version of the node that it replaces. So the commit is refused if a client without the lock has
 /// written the node meanwhile. There is one exception: that client has deleted the node, created it again, and written
-/// it until the version was the same. If your own transaction writes the node under the lock, take the path to check
-/// from [`prepare_foreign_transaction`](crate::Hold::prepare_foreign_transaction).
+/// it until the version was the same. If another ZooKeeper client writes the node under the lock, its transaction must
+/// check that the lock's node exists. Take the path of that node from
+/// [`prepare_foreign_transaction`](crate::Hold::prepare_foreign_transaction).
 ///
 /// # How large it may be
 /// 1,044,479 bytes, with the header: see [`size_limit`](SharedBuilder::size_limit).

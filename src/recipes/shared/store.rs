@@ -29,7 +29,8 @@ use crate::sync::{Mutex, OnceLock, watch};
 /// The name of the follower's operation in errors.
 const WATCH: &str = "watch";
 
-/// The most tries of one read to write the initial value. A try is repeated if another client changes or deletes the node.
+/// How often one read tries to write the initial value. A further try follows if another client has changed or deleted
+/// the node.
 const MAX_INITIAL_WRITES: u32 = 64;
 
 /// The state that all clones of a [`Shared`](crate::Shared) share.
@@ -61,7 +62,8 @@ struct KeptValue<T> {
     /// The kept node. A fencing token would not identify the node, because an ensemble that is restored from a backup gives the
     /// same tokens again.
     under: Weak<Node>,
-    /// The number of transactions under the node that this process had sent before the read. Each had an outcome by then.
+    /// The number of transactions under the node that this process had sent before the read. The outcome of each was
+    /// known before the read.
     writes: usize,
 }
 
@@ -79,9 +81,9 @@ impl<T> Store<T> {
         Arc::new(Store { stop_follower, known, decoded, kept, codec, node: Arc::new(node) })
     }
 
-    /// Returns the value that an earlier read found under the same kept node. No other client can have changed the
-    /// value since, because a write needs the lock. Returns `None` if there is no such value, or if this process has
-    /// written since that read.
+    /// Returns the value that an earlier read found under the same kept node. Clients that use the lock cannot have
+    /// changed the value since then. A write by a client without the lock is not noticed. Returns `None` if there is no
+    /// such value, or if this process has sent a transaction under the node since that read.
     fn kept_value(&self, guard: &ReadGuard) -> Option<Arc<Stored<T>>> {
         let node = guard.held.node();
         let writes = node.settled_writes().filter(|_| guard.is_kept())?;
@@ -102,8 +104,8 @@ impl<T> Store<T> {
 
 impl<T: Send + Sync + 'static> Store<T> {
     /// Reads the value under the lock, and writes the initial value if there is none. While the process keeps its lock
-    /// node, later reads return the value of the first read without a request, until this process writes the value
-    /// while it holds the lock by that node.
+    /// node, later reads return the value of the first read without a request, until this process sends a transaction
+    /// under the lock node.
     pub(crate) async fn read_under(&self, guard: &ReadGuard) -> Result<Arc<Stored<T>>, Error> {
         if let Some(value) = self.kept_value(guard) {
             return Ok(value);
