@@ -33,22 +33,24 @@ use crate::sync::random;
 use crate::telemetry::log::{OwnSpan, emit};
 use crate::validation;
 
-/// How often, at most, one acquisition enters the queue again because the sequence numbers of the directory are used up. A
+/// How often, at most, one acquisition enters the queue again because the directory has no sequence numbers left. A
 /// single try may not suffice, because other contenders may delete and recreate the directory at the same time.
 const RESTARTS: u32 = 8;
 
-/// How often, at most, an acquisition asks a quorum whether its node exists, while the session's lease stays invalid. After
-/// the last try the acquisition fails. From the third try on, a twentieth of the session timeout passes before each try, so all
-/// tries take about five session timeouts.
+/// How often, at most, an acquisition whose turn has come asks a quorum whether its node exists. It asks as long as the
+/// session's lease (the time for which this client may rely on its session) is not valid. After the last try the
+/// acquisition fails. From the third try on, a twentieth of the session timeout passes before each try, so all tries
+/// take about five session timeouts.
 const LEASE_TRIES: u32 = 100;
 
 /// How often, at most, a `try_` method lists the queue. It lists again if a holder or a waiter in the last listing has left
 /// meanwhile. There is a limit, because on a busy lock each listing may show another contender.
 const LOOKS_MAX: u32 = 3;
 
-/// How long before its timeout, at most, a waiter asks the ensemble's leader whether the contenders ahead exist. If this
-/// client's server lists a contender that the leader does not have, the client changes to another server. The rest of the time
-/// suffices for a grant at that server, even if commits are slow.
+/// How long before its timeout, at most, a waiter asks the ensemble's leader whether the contenders ahead exist. If
+/// this client's server lists a contender that the leader does not have, the client changes to another server. Two
+/// seconds are long enough for the question, for the change of servers and for a grant at the new server, even if
+/// commits are slow.
 const ASK_AHEAD: Duration = Duration::from_secs(2);
 
 /// How long before its timeout, at most, a waiter reads the nodes of the contenders that it waits for, so that the timeout
@@ -92,7 +94,7 @@ pub(crate) type OnEntered = Box<dyn Fn(&Contender, Option<Watch>) + Send + Sync>
 /// create was lost), and the early read of a semaphore's permits, if it was sent.
 pub(crate) type FirstReads = (Option<Result<Listing, Failure>>, Option<EarlyRead>);
 
-/// A call of the user that acquires a lock or permits.
+/// One acquisition of a lock, or of permits of a semaphore, with its options.
 pub(crate) struct Acquisition {
     pub(crate) config: Arc<LockConfig>,
     pub(crate) mode: Mode,
@@ -161,8 +163,8 @@ impl Acquisition {
         self.report_error(answer)
     }
 
-    /// Enters the queue, and returns the granted lock. If the lock is taken, waits or fails, as `if_taken` says. Stores in
-    /// `view` each listing after which the acquisition waits. The timeout error and the listener use the listings.
+    /// Enters the queue, and returns the granted lock. If the lock is taken, waits or fails, as `if_taken` says. Stores
+    /// each listing after which the acquisition waits in `view`, for the timeout error and the user's listener.
     pub(crate) async fn enter(&self, if_taken: IfTaken, view: Option<&QueueView>) -> Result<Arc<Contender>, Error> {
         if let Some(request) = &self.permits {
             request.check_first().await?;
@@ -221,8 +223,9 @@ impl Acquisition {
         queued.await
     }
 
-    /// Creates our node at the end of the queue. Returns the node, and the reads that were sent after the create. Tries again
-    /// if the session ends, or if the sequence number of the new node is used up.
+    /// Creates our node at the end of the queue. Returns the node, and the reads that were sent after the create. Tries
+    /// again, a limited number of times, if the session ends, or if the number of the new node shows that the directory
+    /// has no sequence numbers left.
     async fn queue_up(&self) -> Result<(Arc<Contender>, FirstReads), Error> {
         let (config, dialect, keeps) = (&self.config, self.config.dialect, self.keeps_node());
         let since = SystemTime::now();
@@ -238,7 +241,9 @@ impl Acquisition {
             // The random part of the tag identifies our node even if the reply to the create is lost. Each try uses
             // another tag, because an earlier try may have created a node that belongs to an earlier session.
             let tag = Tag::new(dialect, dialect.new_tag(&config.host, keeps, random));
-            // The session slot reserves room for the paths of the contender's nodes: its place in the queue, and a permit.
+            // A session has limited room for the paths of its ephemeral nodes, because the transaction that ends the
+            // session lists them all. The slot reserves room for the contender's two nodes: its node in the queue, and
+            // a permit.
             let name = "/".len() + tag.len() + LONGEST_MARKER.len() + "0000000000".len();
             let permit = config.paths.permits.as_ref().map_or(0, |permits| permits.len() + name);
             let own_bytes = config.directory.len() + name + permit;
@@ -281,8 +286,9 @@ impl Acquisition {
         loop {
             step = match step {
                 EntryStep::Create => {
-                    // The listing is sent before the reply to the create has come, so that both take one round trip together.
-                    // By exception it is sent later, and `is_sent` is false, if this session has many such listings under way.
+                    // The listing is sent before the reply to the create has come, so that both take one round trip
+                    // together. If this session has many such listings under way, the listing is sent later, and
+                    // `is_sent` is false.
                     entry.ask_for_node();
                     let rights = retry::check_rights(entry.session(), entry.directory());
                     let (listing, is_sent) = listing::list_or_join(entry.session(), entry.directory());
@@ -322,9 +328,9 @@ impl Acquisition {
         }
     }
 
-    /// Leaves a directory whose sequence numbers are used up. Returns whether the caller may enter the queue again, in a new
-    /// directory: `true` if the directory is gone, or contains only contenders whose numbers are used up and which therefore
-    /// leave, too. Always `false` in a dialect whose directories must stay.
+    /// Leaves a directory that has no sequence numbers left. Returns whether the caller may enter the queue again, in a
+    /// new directory: `true` if the directory is gone, or contains only contenders that leave for the same reason.
+    /// Always `false` in a dialect whose directories must stay.
     async fn leave_used_up(&self, entry: Arc<Contender>) -> Result<bool, Error> {
         let dialect = self.config.dialect;
         match entry.leave().1.await {
@@ -358,9 +364,10 @@ impl Acquisition {
                 false => self.grant_once_confirmed(entry, grant).await,
             };
         }
-        // If a stranger has written to our node, the watch on our node has fired, and a later removal of the node would go
-        // unnoticed. So without the watch, a hand-off is accepted only after a quorum has shown that our node exists. If the
-        // loss of our node is known already, no quorum is asked, because `hold_if_leased` returns the loss.
+        // The hand-off by which the predecessor granted us the lock may not be confirmed yet. If another client's write
+        // to our node has fired the watch on our node, a later removal of our node would go unnoticed. So without that
+        // watch, a quorum must first confirm that our node exists. If the loss of our node is known already, no quorum
+        // is asked, because `hold_if_leased` returns the loss.
         let may_miss_removal =
             grant.unconfirmed().is_some() && entry.detect_loss().is_none() && !entry.node().has_own_watch();
         if !may_miss_removal && self.hold_if_leased(entry, &grant)? {
@@ -411,8 +418,9 @@ impl Acquisition {
         Err(Error::Unreachable("the servers' answers come too late for the lease".to_owned()))
     }
 
-    /// Starts the time limit and the trace of a hold, and the task that warns if the hold lasts long. By exception, for a kept
-    /// node (a node that the process keeps between uses) only sets the limit, because each use starts these three itself.
+    /// Starts the time limit and the trace of a hold, and the task that warns if the hold lasts long. For the node that
+    /// a process keeps between uses, only stores how long a use may last, because each use starts its own limit, trace
+    /// and task.
     fn begin_hold(&self, hold: &Contender) {
         if let Some(longest) = self.config.max_hold {
             hold.limit(longest);
@@ -477,7 +485,8 @@ impl Acquisition {
         span.instrument(pin!(reported)).await
     }
 
-    /// Fails if a new contender would have to wait. Writes nothing. Returns the session timeout.
+    /// Fails if a new contender would have to wait, or could not be granted at all. Writes nothing. Returns the session
+    /// timeout, which is the limit for a following [`Acquisition::take_now`].
     pub(crate) async fn fail_if_taken(&self) -> Result<Duration, Error> {
         validation::check_label(self.label())?;
         if let Some(request) = &self.permits {
@@ -519,8 +528,9 @@ impl Acquisition {
         call::bounded(&self.config.coordinator, limit, self.enter(IfTaken::GiveUp, None)).await
     }
 
-    /// Waits for `granted` until the deadline, if there is one. Meanwhile polls `reports`. The timeout error names the
-    /// contenders that the acquisition waits for.
+    /// Waits for `granted` until the deadline, if there is one. Meanwhile polls `reports`. Before the deadline, asks
+    /// the ensemble's leader whether the contenders ahead exist, and reads their nodes, so that the timeout error names
+    /// them. Returns the error of that question, if this client cannot leave a server that disagrees with the leader.
     pub(crate) async fn within<G>(
         &self,
         deadline: Option<Deadline>,
@@ -553,8 +563,9 @@ impl Acquisition {
         }
     }
 
-    /// Asks the ensemble's leader whether the contenders ahead exist. If this client's server lists one that the leader does
-    /// not have, connects to another server. Returns `false` if the acquisition has not listed the queue yet.
+    /// Asks the ensemble's leader whether the first contenders ahead exist. If one does not exist, connects to another
+    /// server if this client's server still lists that contender, and wakes a waiter for permits, which then reads the
+    /// permits again. Returns `false` if the acquisition has not listed the queue yet.
     async fn ask_the_leader(&self, view: &QueueView) -> Result<bool, Error> {
         let snapshot = view.snapshot.lock().clone();
         let Some(QueueSnapshot { session, me, .. }) = snapshot else { return Ok(false) };
@@ -588,8 +599,9 @@ impl Acquisition {
     }
 }
 
-/// Returns whether the contender's sequence number is negative, or too close to the maximum. At the maximum, several contenders
-/// get the same number, or later contenders get lower numbers.
+/// Returns whether the contender's number shows that the directory has no sequence numbers left: the number is
+/// negative, or close to the maximum. At the maximum, several contenders get the same number, or later contenders get
+/// lower numbers.
 fn is_used_up(contender: &NodeName) -> bool {
     !(0..mode::REFUSED_FROM).contains(&contender.sequence())
 }

@@ -31,7 +31,8 @@ pub(crate) struct LockConfig {
     pub(crate) is_election: bool,
     pub(crate) warn_holding: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
-    /// Whether a warning was logged that a server refused the request to give up kept nodes.
+    /// Whether it was logged that a server refuses this client's write to the directory, which requests that kept nodes
+    /// be given up. The refusal is logged only once.
     pub(crate) has_warned_of_ask: Arc<AtomicBool>,
     pub(crate) warnings: Arc<Warnings>,
     pub(crate) path_label: Arc<PathLabel>,
@@ -71,8 +72,8 @@ impl LockConfig {
             Ok(Some((data, _))) if matches!(permits::decode(&data), Ok(Some(_))) => {
                 Err(Error::Permits { path: path.to_string(), reason: PermitsError::NoLock })
             }
-            // A missing node and a node with other data are no semaphore's. A node that this client may not read counts as none
-            // either, because this client could not use a semaphore there.
+            // If the node is missing or has other data, there is no semaphore. If this client may not read the node, it
+            // could not use a semaphore there, so the path counts as free of one.
             Ok(_) | Err(Failure::NoAuth(_)) => Ok(()),
             Err(failure) => Err(self.stop(failure)),
         }
@@ -84,7 +85,8 @@ impl LockConfig {
         Error::ForeignContender { path, node, speaks, dialect: self.dialect }
     }
 
-    /// Returns the error of an acquisition whose node never has a turn, because the node `rival` has the same sequence number.
+    /// Returns the error of an acquisition whose node never has a turn: the node `rival` has the same sequence number,
+    /// or the number is negative if `rival` is `None`.
     pub(crate) fn stuck(&self, rival: Option<String>) -> Error {
         let path = self.directory.to_string();
         match rival {

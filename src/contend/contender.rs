@@ -108,8 +108,9 @@ impl Contender {
             Err(failure) => {
                 let is_own = |name: &String| self.node.tag().is_on(name);
                 let is_listed = listing.as_ref().is_ok_and(|names| names.iter().any(is_own));
-                // The create may still be carried out, and the watch on the directory may be armed only after that, or never.
-                // So the watch is dropped. The process then keeps no node, because it keeps a node only with the watch.
+                // The create may still be carried out, and before the watch is armed. Requests to give up the node
+                // could then be missed, so the watch is dropped. Without the watch, the process does not keep the node
+                // between uses.
                 let (step, _unlocked) = self.node.change(|it| {
                     let step = it.state.not_created(failure, is_listed);
                     (step, (it.creating.take(), it.directory_watch.take()))
@@ -134,9 +135,9 @@ impl Contender {
         self.made.lock().push(path.to_owned());
     }
 
-    /// Removes the directories that this contender created, the innermost first. Called if their ACL, which this client gave
-    /// them, keeps this client out, because the ACL would keep other clients out, too. Returns whether a directory was
-    /// removed. ZooKeeper deletes only empty directories, so no other client's node is lost.
+    /// Removes the directories that this contender created, the innermost first. Called if the ACL that this client
+    /// gave them keeps this client out, because that ACL would keep other clients out, too. Returns whether a directory
+    /// was removed. ZooKeeper deletes only empty directories, so no other client's node is lost.
     pub(crate) async fn unmake_directory(&self) -> bool {
         let mut is_removed = false;
         let made = std::mem::take(&mut *self.made.lock());
@@ -173,9 +174,9 @@ impl Contender {
         Ok(false)
     }
 
-    /// Removes the orphans among these children. An orphan is a node that an earlier create of this contender made although
-    /// the reply was lost. The children must have been listed after a later write of ours, because then they contain all
-    /// orphans.
+    /// Removes the orphans among these children. An orphan is a node that an earlier create of this contender made
+    /// although the reply was lost. The children must have been listed after the reply to a later write of this
+    /// session. A server carries out the requests of a session in order, so such a listing shows all orphans.
     pub(crate) fn remove_orphans(&self, children: &[String]) {
         for orphan in self.node.read(|it| it.orphans(children)) {
             drop(remove(self.session(), &self.node, Leaving::delete(self.child(&orphan)), None));
@@ -202,8 +203,8 @@ impl Contender {
 
     /// Starts the time limit of the hold, and stores the trace of the hold until the hold ends.
     pub(crate) fn limit_and_trace(&self, trace: HoldTrace) {
-        // Only this hold uses the node, so the limit applies until the node is gone. The returned value, with which a use of a
-        // kept node ends its limit, is not needed.
+        // Only this hold uses the node, so the limit applies until the node is gone. The returned `LimitEnd` is
+        // dropped, because it only serves to end the limit earlier.
         let now = self.now();
         _ = self.node.change(|it| it.state.limits.begin(now));
         *self.trace.lock() = trace;
@@ -356,8 +357,8 @@ impl Contender {
         }
     }
 
-    /// Returns whether `first`, the first contender in the queue, asks for more permits than are free. Returns `true` also if
-    /// the nodes do not show it.
+    /// Returns whether `first`, the first contender in the queue, asks for more permits than are free. Returns `false`
+    /// if the node of `first` is gone, and `true` if the data of the nodes do not show the numbers.
     async fn finds_too_few(&self, first: &NodeName) -> Result<bool, Error> {
         let (session, queue) = (self.session(), self.directory());
         let Some((semaphore, _)) = queue.rsplit_once('/') else { return Ok(true) };

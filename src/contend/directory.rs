@@ -37,8 +37,8 @@ pub(crate) async fn make(
         match created {
             Ok(_) => made(step),
             Err(Failure::NodeExists) => {}
-            // The parent may exist already, although this client may not create it. So the error is returned only if the next
-            // create fails because its parent is missing.
+            // This client is not allowed to create this directory, which may exist already. So the error is returned
+            // only if a later create fails because its parent is missing.
             Err(failure @ Failure::NoAuth(_)) if step != path => denied = denied.or(Some(failure)),
             Err(Failure::NoNode) => return Err(denied.unwrap_or(Failure::NoNode)),
             Err(failure) => return Err(failure),

@@ -81,8 +81,9 @@ impl Contender {
         Ok(())
     }
 
-    /// Exchanges our node, the first in the queue, for the node `to`, which no other request creates. Retries until the outcome
-    /// is known. The exchange fails if the node `unchanged` has another version than the given one.
+    /// Exchanges our node, the first in the queue, for a new node at `to`. The caller must choose a path that no other
+    /// request creates. Retries until the outcome is known. The exchange fails if the node `unchanged` has another
+    /// version than the given one.
     ///
     /// # Errors
     /// - [`Failure::NoNode`]: our node did not exist any more.
@@ -120,7 +121,8 @@ impl Contender {
                     session.store().unwatched.add(node);
                     return Ok(());
                 }
-                // Another session owns the new node, because the server has replaced our session by a new one.
+                // Another session owns the new node, although no other client creates a node at this path. So the
+                // server has replaced our session by another one, and the node of that session is no grant for us.
                 (_, Ok(_)) => return Err(Failure::Refused(format!("{to} is of another session"))),
                 // The new node may exist, because the transaction got no reply, or because the read after it failed.
                 (Err(failure @ (Failure::Unknown(_) | Failure::Over(_))), _) | (_, Err(failure))

@@ -1,4 +1,4 @@
-//! One contender: an acquisition and its node, from the first request until the node is gone.
+//! What one contender does, from the first request of its acquisition until its node is gone.
 //!
 //! - Acquire: [`acquisition`] has the options of a call, and runs it until the grant. [`config`] has the options of the lock.
 //! - Wait: [`wait`] waits for the turn. [`warnings`] warns about long waits.
@@ -8,11 +8,15 @@
 //! - Leave: [`remove`](crate::session::removal::remove) deletes the node. [`exchange`] replaces it by a permit or a READ
 //!   node.
 //!
-//! The types: an `Acquisition` is one call of the user. A `Contender` owns the contender's node, and the guard of a granted
-//! lock owns the `Contender`. A `Node` is the state of the node, which the `Contender` shares with the session's thread.
-//! `NodeState` is the state machine inside a `Node`. `NodeName` is a parsed name. `Waiter` is the state machine that decides
-//! the next step of a wait, and `PendingAcquisition` carries the steps out. `Leaving` is the state machine of a removal. A
-//! `Member` is a contender as `zklock ls` shows it.
+//! The types:
+//!
+//! - An `Acquisition` is one call of the user.
+//! - A `Contender` owns the node of an acquisition. The guard of a granted lock owns the `Contender`.
+//! - A `Node` is the state of that node. The `Contender` shares it with the session's thread.
+//! - `NodeState` is the state machine inside a `Node`, and `Leaving` is the state machine of a node's removal.
+//! - `NodeName` is the parsed name of a node.
+//! - `Waiter` is the state machine that decides the next step of a wait. `PendingAcquisition` carries out these steps.
+//! - A `Member` is a contender as `zklock ls` shows it.
 
 pub(crate) mod acquisition;
 pub(crate) mod config;

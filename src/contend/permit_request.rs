@@ -1,15 +1,17 @@
 //! How the head of a semaphore's queue (its first contender) takes its permits.
 //!
-//! Only the head of the queue takes permits. So from the moment at which a contender becomes the head until it takes its
-//! permits, the number of taken permits can only fall. If the head finds enough free permits in this time, they stay free.
-//! Two rules ensure this:
+//! Only the head of the queue takes permits. So while a contender is the head and has not taken permits, the number of
+//! taken permits can only fall. Free permits that the head has seen stay free, because of two rules:
+//!
 //! - The head reads the permits after it has become the head, on the connection whose reply or event showed that it is
-//!   the head. Another server may not show yet the permits that the predecessor took. After a reconnect the head sends
-//!   a sync before the read. A new contender sends an early read right after its create and its listing. The early read
-//!   is used if the listing shows the contender as the head. It can also be used after a reconnect, because no read of a
-//!   session is older than an earlier read of the session.
+//!   the head. Another server may not show yet the permits that the predecessor took. So after a reconnect the head sends
+//!   a sync before the read.
 //! - The head gives up its place and takes its permits in one transaction. The ensemble refuses the transaction if the
 //!   place is gone, or if the number of permits has changed.
+//!
+//! To save a round trip, a new contender sends an early read right after its create and its listing. If the listing shows
+//! the contender as the head, the early read counts as a read after that moment, because no read of a session shows an
+//! older state than an earlier read of the session. A reconnect between the two does not matter.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -97,8 +99,8 @@ impl PermitRequest {
     pub(crate) fn send_early_read(&self, entry: &Contender) -> EarlyRead {
         let (session, path) = (entry.session(), self.state.config.user_path());
         let (names, number) = (session.children(&self.state.taken), session.data(path));
-        // The children are listed after the read of the number of permits, because a lock may still come to the path before the
-        // number is written.
+        // The children are listed after the read of the number of permits. Until the number is written, a contender of
+        // a lock may create its node here, and an earlier listing could miss that node.
         let has_no_lock = self.state.has_no_lock.load(Ordering::Acquire);
         EarlyRead { names, number, children: (!has_no_lock).then(|| session.children(path)) }
     }
@@ -115,7 +117,9 @@ impl PermitRequest {
         Ok(has_room)
     }
 
-    /// Awaits the early read. Returns `None` if it was not sent or not answered. Fails if the request can never be granted.
+    /// Awaits the early read. Returns `None` if the contender has to read the permits again when it is the head: the
+    /// early read was not sent, a reply was lost, or a node was missing. Fails if the request can never be granted, or
+    /// if a lock has the same path.
     pub(crate) async fn await_read(
         &self,
         entry: &Contender,
@@ -194,13 +198,13 @@ struct View<'a> {
     number: Option<(u32, i32, Watch)>,
     /// The watch on the directory of the permits. `None` until the first read.
     names: Option<Watch>,
-    /// The path of the node whose hand-off made this contender the head, until [`View::confirm_signal`] confirms the hand-off,
-    /// because another client can forge a hand-off.
+    /// The path of the predecessor's node, while it is not confirmed that the predecessor has handed off its place.
+    /// [`View::confirm_signal`] confirms this, because another client can forge a hand-off.
     signal: Option<Arc<str>>,
     /// The version of the semaphore's node that the ensemble's leader refused at the last try.
     refused: Option<i32>,
-    /// How often the server replied that the directory of the permits is missing, although a create failed because the
-    /// directory exists.
+    /// How often this client's server, which may lag behind the leader, replied that the directory of the permits is
+    /// missing, although the leader refused to create the directory because it exists.
     rounds: u32,
 }
 
@@ -223,8 +227,8 @@ impl<'a> View<'a> {
         let to = format!("{taken}/{}", permits::name(&entry.node().tag().to_string(), count));
         match entry.exchange(&to, (config.user_path(), version)).await {
             Ok(()) => return Ok(true),
-            // The leader has refused this version before, and the version of a node only rises. So the server that still shows
-            // it is wrong.
+            // The leader has refused this version before, and the version of a node only rises. So a server that still
+            // shows this version is wrong.
             Err(Failure::BadVersion) if self.refused.replace(version) == Some(version) => {
                 presence::leave(session, self.connection, config.user_path()).await?;
             }
@@ -295,13 +299,14 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Confirms that the predecessor sent the hand-off signal. If the predecessor has a permit among `names`, the signal
-    /// is true, because only the head takes permits. If not, either the predecessor has released its permits already, or
-    /// another client has forged the signal. So the ensemble's leader is asked whether the contenders that `queue` lists
-    /// up to the predecessor exist. If one of them does, the signal is forged, and this contender loses its place.
+    /// Confirms that the predecessor sent the hand-off signal, because another client can forge the signal. Returns
+    /// whether the caller may use `names`, the names of the permit nodes. If not, the caller reads again. `queue` is a
+    /// listing of the queue that was sent before the listing `names`.
     ///
-    /// `queue` is a listing of the queue that was sent before the listing `names`. Returns `false` if the decision
-    /// needs `queue` and `queue` is `None`. The caller's next read then lists the queue, too.
+    /// - Without `queue`, a permit of the predecessor among `names` proves the signal, because only the head takes
+    ///   permits. If there is none, the next read lists the queue, too.
+    /// - With `queue`, the ensemble's leader is asked whether the contenders up to the predecessor exist. If one of
+    ///   them exists, the signal is forged, and this contender loses its place.
     async fn confirm_signal(&mut self, names: &[String], queue: Option<Vec<String>>) -> Result<bool, Failure> {
         let Some(signal) = self.signal.clone() else { return Ok(true) };
         let predecessor = signal.rsplit_once('/').and_then(|(_, name)| NodeName::parse(name));
@@ -313,8 +318,8 @@ impl<'a> View<'a> {
             return Err(Failure::NoNode);
         }
         self.signal = None;
-        // A lagging server that still lists one of these contenders may not show its permits either, so the permits are read
-        // again.
+        // A server that still lists one of these contenders lags behind the leader, and may also lack the permit nodes
+        // that they created. So the permits are read again.
         let gone = shown.iter().filter_map(|path| path.rsplit('/').next()).map(str::to_owned).collect();
         presence::leave_if_listed(self.entry.session(), self.entry.directory(), gone).await?;
         Ok(shown.is_empty())

@@ -119,7 +119,8 @@ impl SemaphoreState {
         self.permits_error(PermitsError::TooFew { wanted, permits })
     }
 
-    /// Returns the error of an acquisition in the queue. If its node is lost, the loss is returned, and not `why`.
+    /// Returns the error of an acquisition in the queue that ended with `why`. If a request has failed, and the
+    /// contender's node is lost, returns the loss instead of the failure.
     pub(crate) fn take_error(&self, entry: &Contender, why: NotDone) -> Error {
         match why {
             NotDone::Refused(error) => error,
@@ -168,9 +169,9 @@ impl SemaphoreState {
         }
     }
 
-    /// Fails if the number of permits that the user gave is too small for this request. Returns whether the caller must
-    /// read the ensemble's number before it enters the queue, because the ensemble may have fewer permits than
-    /// requested.
+    /// Fails if the request is for no permits, or for more than the number of permits that the user gave. Returns
+    /// whether the caller must read the ensemble's number before it enters the queue, because the ensemble may have
+    /// fewer permits than requested.
     pub(crate) fn check_count(&self, wanted: u32) -> Result<bool, Error> {
         if wanted == 0 {
             return Err(Error::invalid("an acquisition needs at least one permit"));
@@ -194,9 +195,16 @@ pub(crate) enum Twin {
 }
 
 impl SemaphoreState {
-    /// Returns the number of permits in the semaphore's node, and the node's version. If the node has no number, writes the
-    /// number that this handle knows. `node` is a read of the semaphore's node. If the node is missing, `maker` creates it,
-    /// together with the number. Without a maker, a missing node is the failure [`Failure::NoNode`].
+    /// Returns the number of permits in the semaphore's node, and the node's version. `node` is a read of the
+    /// semaphore's node. If the node has no number, writes the number that this handle knows. If the node is missing,
+    /// `maker` creates it, together with the number.
+    ///
+    /// # Errors
+    /// - [`Failure::NoNode`]: the node is missing, and there is no `maker`.
+    /// - [`PermitsError::Vanished`]: the node has no number, and the copy in the twin node is not the number that this
+    ///   handle knows. So the number was deleted.
+    /// - [`PermitsError::Unset`]: the node has no number, and this handle knows none.
+    /// - The errors of [`SemaphoreState::learn`] and [`SemaphoreState::write`].
     pub(crate) async fn agree(
         &self,
         session: &Arc<dyn Session>,
@@ -217,8 +225,9 @@ impl SemaphoreState {
             let version = node.as_ref().map(|(_, stat)| stat.version);
             match (self.known(), self.read_twin(session).await?) {
                 (known, Twin::Number(was)) if known != Some(was) => {
-                    // Our server may not yet show the number of permits that another client has written. So the ensemble's
-                    // leader is asked.
+                    // Our server may lag behind, and not show the number that another client has written. So the leader
+                    // is asked whether the node is as in our read: missing, or of this version. If so, the number was
+                    // deleted.
                     if presence::is_there(session, &**path, version).await? == version.is_some() {
                         return Err(self.permits_error(PermitsError::Vanished { was }).into());
                     }
@@ -285,11 +294,13 @@ impl SemaphoreState {
         Ok(is_written.then_some(version))
     }
 
-    /// Carries out these writes in one transaction. The first of them writes the semaphore's node, or creates it with its
-    /// number, so that no client sees a new node without a number. Before that, creates the missing parents of a new node.
-    /// If this client may not make one of the other writes, leaves that write out, because an operator may have created only
-    /// the semaphore's node. Returns `false` if another client has changed, created or deleted one of the nodes. `maker` records
-    /// each node that was created.
+    /// Carries out these writes in one transaction. The first of them writes the semaphore's node, or creates it with
+    /// its number, so that no client sees a new node without a number. Before that, creates the missing parents of a
+    /// new node. `maker` records each node that was created. Returns `false` if another client has changed, created or
+    /// deleted one of the nodes.
+    ///
+    /// If a server refuses one of the other writes, leaves that write out. An operator may have given this client no
+    /// right beside the semaphore's node, and the semaphore works without the copy in the twin node.
     async fn put(
         &self,
         session: &Arc<dyn Session>,
@@ -337,7 +348,9 @@ impl SemaphoreState {
         Err(self.permits_error(reason).into())
     }
 
-    /// Fails if a job's record, or its copy in the twin node, lies beside the path. The path then belongs to the job's lock.
+    /// Fails if the path is the path of a lock under which a job runs [once in a while](crate::Acquire::once_in). Such
+    /// a job has a record of its last success in a node beside the path, and a copy of the record in the twin of that
+    /// node.
     async fn check_for_record(&self, session: &Arc<dyn Session>) -> Result<(), NotDone> {
         let record = metadata::record_path(self.config.user_path());
         for path in [record.clone(), metadata::twin_of(&record)] {

@@ -15,7 +15,8 @@ use crate::session::retry;
 use crate::telemetry::debug::debug;
 use crate::validation::{self, REQUEST_LIMIT};
 
-/// Operations on any nodes, committed in one ZooKeeper transaction with a check that the lock is still held.
+/// Operations on nodes outside the lock's own directory, committed in one ZooKeeper transaction with a check that the
+/// lock is still held.
 ///
 /// Made by [`Hold::transaction`](crate::Hold::transaction), and by
 /// [`MultiGuard::transaction`](crate::MultiGuard::transaction), which checks each of its locks. Nothing is sent before
@@ -36,7 +37,7 @@ use crate::validation::{self, REQUEST_LIMIT};
 /// ```
 #[must_use = "nothing is sent before `commit`"]
 pub struct Transaction<'guard> {
-    /// The locks of the transaction. The last one was granted last.
+    /// The locks of the transaction. The last one was granted last, and its session sends the transaction.
     locks: Vec<&'guard Contender>,
     /// Whether the transaction is under several locks. If so, errors name the lock.
     is_of_several: bool,
@@ -175,9 +176,10 @@ impl<'guard> Transaction<'guard> {
         let mut operations: Vec<_> = locks.iter().map(check_node).collect();
         let checks = operations.len();
         operations.extend(wanted);
-        // `begin_write` counts an unsettled write on each node until the reply comes. While a write is unsettled, it may
-        // still be carried out, so a node that is kept between uses is not used again. The write also stays unsettled on
-        // the nodes of other sessions than the sending one, because the requests of two sessions have no common order.
+        // An unsettled write may still be carried out, so a process does not use a kept node again while the node has
+        // one. `begin_write` counts an unsettled write on each lock's node. The reply settles the write only on the
+        // nodes of the session that sent the transaction, because the requests of two sessions have no common order. On
+        // the nodes of other sessions, the write stays unsettled.
         let session = last.session();
         let bytes = session.request_bytes(&operations);
         if bytes > size_limit {
@@ -265,8 +267,9 @@ pub(crate) enum Fate {
 }
 
 impl<'a> Doubt<'a> {
-    /// Sends the transaction, and returns its outcome. If the reply is lost, looks for the outcome on the next connection, and
-    /// sends the transaction again if it was certainly not carried out. Ends when a lock is lost.
+    /// Sends the transaction, and returns its outcome. If the reply is lost, looks for the outcome on the next
+    /// connection, and sends the transaction again if it was certainly not carried out. If a lock is lost during the
+    /// search, returns `Failure::Unknown`.
     async fn settle(&self) -> Result<Vec<Outcome>, Failure> {
         let answer = self.session.transact(self.operations);
         self.read_what_is_made();
@@ -297,10 +300,11 @@ impl<'a> Doubt<'a> {
         found.await.ok().flatten().unwrap_or(answer)
     }
 
-    /// Sends a read of a node that the transaction creates, right after the transaction, and drops the reply of the read.
-    /// The reply contains the zxid of the create, which the reply to the transaction lacks, and the session records it as
-    /// its newest known zxid. Without the read, a later transaction whose reply is lost would wrongly take the node for one
-    /// that was created after that later transaction was sent. [`Transaction::commit_once`] sends no such read.
+    /// Sends a read of a node that the transaction creates, right after the transaction, and drops the reply. The reply
+    /// contains the zxid of the create, which the reply to the transaction lacks, and the session records the zxid as
+    /// its newest. Without the read, `newest` of the next transaction could be lower than that zxid. If the reply to
+    /// the next transaction were lost, [`fate_of`] would then take the node for a newer one.
+    /// [`Transaction::commit_once`] sends no such read.
     fn read_what_is_made(&self) {
         let is_made = |operation: &&Operation| matches!(operation, Operation::Create { .. });
         let create = self.changes().filter(is_made).find(|create| self.is_changed_once(create.path()));
@@ -309,10 +313,13 @@ impl<'a> Doubt<'a> {
         }
     }
 
-    /// Reads the nodes that the transaction changes, and sends a check of the locks before these reads. The answers are
-    /// final for a transaction whose reply was lost, because servers refuse a request that the session sent to another
-    /// server before the reconnect. There is one exception, if the session comes back to a server that was stopped or cut
-    /// off: see the top of `session/removal.rs`. Returns `None` if the session is over, a lock is lost, or a read fails.
+    /// Reads the nodes that the transaction changes, after a check of the locks. Returns `None` if the session is over,
+    /// a lock is lost, or a read fails.
+    ///
+    /// The nodes show the final outcome of a transaction whose reply was lost, because servers refuse a request that
+    /// the session sent to another server before the reconnect. There is one exception: if the session comes back to a
+    /// server that was stopped or cut off, that server may still carry out the transaction (see the top of
+    /// `session/removal.rs`).
     async fn read_nodes(&self) -> Option<Contents> {
         let session = self.session;
         let paths: Vec<String> = self.changes().map(|operation| operation.path().to_owned()).collect();

@@ -96,7 +96,9 @@ impl PendingAcquisition<'_> {
         }
     }
 
-    /// Lists the queue, unless the answer is given as `reply`. Returns the next step and the listing.
+    /// Lists the queue, unless the answer is given as `reply`. Returns the next step and the listing. Removes this
+    /// contender's orphans that the listing shows. Before the first wait, fails if a value or a semaphore has this
+    /// path.
     async fn list(&mut self, reply: Option<Result<Listing, Failure>>) -> Result<(Step, Listing), Error> {
         let (entry, session, config) = (self.entry, self.entry.session(), self.config);
         let reply = match reply {
@@ -117,8 +119,9 @@ impl PendingAcquisition<'_> {
         Ok((step, names))
     }
 
-    /// Asks the ensemble's leader whether `claim`, which the listing `names` has shown, is true. Returns `true` if it is false.
-    /// If this client's server goes on contradicting the leader, connects to another server.
+    /// Asks the ensemble's leader whether `claim`, which the listing `names` has shown, is true. Returns whether the
+    /// leader contradicts the claim. If this client's server goes on contradicting the leader, connects to another
+    /// server.
     async fn leader_differs(&mut self, claim: &Claim, names: Option<&Listing>) -> Result<bool, Error> {
         let (entry, session, config) = (self.entry, self.entry.session(), self.config);
         let differs = match claim {
@@ -147,7 +150,8 @@ impl PendingAcquisition<'_> {
         Error::WouldBlock { blockers }
     }
 
-    /// Reports that the contender begins to wait, and the contenders in the listing `names` that it waits for.
+    /// Registers the acquisition for a warning about a long wait. Stores the contender's place and the contenders that
+    /// it waits for, both from the listing `names`, in `view`, for the user's listener and the timeout error.
     async fn report(&mut self, names: Option<Listing>) {
         self.warn_if_long();
         let (Some(names), Some(view)) = (names, self.view) else { return };

@@ -24,7 +24,8 @@ pub(crate) const WARN_AFTER: Duration = Duration::from_secs(30);
 /// The shortest time between two warnings of one background task.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The longest time that a warning waits for the names of the contenders that block the acquisition.
+/// The longest time for the reads that find the contenders which block an acquisition. After this time, the warning is
+/// logged without names. An acquisition whose turn has come gets the same time before it is reported as not polled.
 const LOOK_UP: Duration = Duration::from_millis(500);
 
 /// The waiting acquisitions of one lock handle that have no warning yet. One background task logs the warnings about all of
@@ -65,8 +66,8 @@ impl Warnings {
     /// Adds a waiting acquisition, about which a warning is due at `due`. Starts the warning task if none runs. Dropping the
     /// returned value removes the acquisition.
     ///
-    /// A background task logs the warning, because the acquisition's own future may not be polled any more. The warning is
-    /// then important, because all contenders behind the acquisition wait for it once its turn has come.
+    /// A background task logs the warning, because the acquisition's own future may not be polled any more. Such an
+    /// acquisition blocks all contenders behind it once its turn has come, so its warning matters most.
     pub(crate) fn enter(self: &Arc<Self>, due: Instant, waiter: WarningEntry) -> Registered {
         let session = Arc::clone(&waiter.session);
         let mut table = self.table.lock();

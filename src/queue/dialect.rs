@@ -35,12 +35,15 @@ use crate::queue::mode::{self, Mode, Place};
 /// kazoo a contender among Curator's, so that Curator, kazoo and this library share one path.
 ///
 /// # Doubt
-/// A node may be a contender of another dialect. Or its name has a marker of Curator or kazoo, such as `__WRIT__`, and ends
-/// with digits that are not a sequence number behind the marker. The rules of such a node may differ from ours. So an
-/// acquisition that lists the queue while the node is there fails with
-/// [`Error::ForeignContender`](crate::Error::ForeignContender), which names the node and its dialect. The acquisition leaves
-/// no node of its own in the queue. [`queue`](crate::RwLock::queue) and [`evict`](crate::RwLock::evict) fail in the same
-/// way. All other children are ignored in every dialect.
+/// Two kinds of children are in doubt, because their rules may differ from ours:
+/// - a contender of another dialect;
+/// - a node whose name has a marker of Curator or kazoo, such as `__WRIT__`, and ends with digits that are not a
+///   sequence number behind the marker.
+///
+/// An acquisition that lists the queue while such a child is there fails with
+/// [`Error::ForeignContender`](crate::Error::ForeignContender), which names the node and its dialect. The acquisition
+/// leaves no node of its own in the queue. [`queue`](crate::RwLock::queue) and [`evict`](crate::RwLock::evict) fail in
+/// the same way. All other children are ignored in every dialect.
 ///
 /// A contender that already holds the lock continues to hold it, without a warning. Not every contender lists the
 /// queue: in the native dialect a writer hands over to the waiter behind it, and uses of a
@@ -70,11 +73,12 @@ use crate::queue::mode::{self, Mode, Place};
 ///   notice: a waiter of Curator or kazoo queues up again at the end, and a holder continues. So stop the process of
 ///   such a contender first.
 /// - **The directory**: kazoo makes persistent directories and never checks again that they exist. So in kazoo's
-///   dialect this library makes persistent directories, too. A directory that exists keeps its kind. The server deletes
-///   an empty container node. kazoo's lock objects then fail, and so does `Client::lock` without `with_ancestor_options`.
-///   From number 1073741824 on, this library deletes an empty directory of any kind to restart the numbers, but not in
-///   kazoo's dialect. When the numbers are nearly used up, this library lets no contender enter, in any dialect. The other
-///   libraries continue, and past 2147483647 their contenders no longer exclude each other.
+///   dialect this library makes persistent directories, too. A directory that exists keeps its kind. If it is a
+///   container, the server deletes it when it is empty. kazoo's lock objects then fail, and so does `Client::lock`
+///   without `with_ancestor_options`. From number 1073741824 on, this library deletes an empty directory of any kind to
+///   restart the numbers, but not in kazoo's dialect. When the numbers are nearly used up, this library lets no
+///   contender enter, in any dialect. The other libraries continue, and past 2147483647 their contenders no longer
+///   exclude each other.
 /// - **Access**: the waiters of every library, including this one, read the node that they wait for. If an
 ///   [`acl`](crate::ZooKeeperBuilder::acl) does not let a contender read that node, the contender fails instead of
 ///   waiting.
@@ -120,8 +124,8 @@ pub enum Dialect {
     CuratorMutex,
     /// The dialect of kazoo's `ReadLock` and `WriteLock`.
     ///
-    /// Both locks treat every child as a contender whose name ends with `__lock__` or `__rlock__` and ten digits, with any
-    /// text before the marker. They sort the contenders by the digits.
+    /// Both locks treat each child whose name ends with `__lock__` or `__rlock__` and ten digits as a contender, with
+    /// any text before the marker. They sort the contenders by the digits.
     Kazoo,
 }
 
@@ -226,8 +230,8 @@ impl Dialect {
         Dialect::ALL.into_iter().find(|dialect| dialect.has_marker(name) && dialect.split(name).is_some())
     }
 
-    /// Returns the dialect of a foreign child of a lock's directory. A lock of this dialect is not granted while its directory
-    /// has a foreign child.
+    /// Returns the dialect of a foreign child of a lock's directory. An acquisition of this dialect that lists the
+    /// queue fails while the directory has a foreign child.
     ///
     /// The child may be a contender of another dialect. Or its name has a marker of Curator or kazoo, such as `__WRIT__`, and
     /// ends with digits that are not a sequence number behind the marker. For such a name this function returns the dialect
@@ -313,7 +317,8 @@ fn letters_and_digits(mut number: u64) -> String {
     std::array::from_fn::<char, 8, _>(|_| digit()).iter().collect()
 }
 
-/// Returns whether a tag is exactly `_c_<uuid>-`, as Curator makes tags.
+/// Returns whether a tag looks like `_c_<uuid>-`, as Curator makes tags. The part in place of the uuid may be any 36
+/// hexadecimal digits and dashes.
 fn is_protection(tag: &str) -> bool {
     let uuid = tag.strip_prefix(PROTECTED).and_then(|rest| rest.strip_suffix('-'));
     uuid.is_some_and(|uuid| uuid.len() == 36 && uuid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-'))

@@ -56,11 +56,13 @@ pub struct Member {
     /// [fencing token](crate::Hold::fencing_token) of the holder's guard, unless the holder has downgraded. `None` if the
     /// node could not be read.
     ///
-    /// No two nodes ever have the same token. [`RwLock::evict`](crate::RwLock::evict) finds the member by its token.
+    /// No two members of a queue have the same token. [`RwLock::evict`](crate::RwLock::evict) finds the member by its
+    /// token.
     pub token: Option<i64>,
     /// Whether the member's process may [keep](crate::RwLockBuilder::keep) the node between uses. If such a member
-    /// [holds](MemberState::Holds), texts say that it *keeps* the lock. The process either uses the lock, or is idle and gives
-    /// the lock up as soon as it is asked to. The queue cannot show the difference, because uses of a kept node send nothing.
+    /// [holds](MemberState::Holds), the `Display` of [`Queue`] and `zklock ls` print *keeps* instead of *holds*. The
+    /// process either uses the lock, or is idle and gives the lock up as soon as it is asked to. The queue cannot show
+    /// the difference, because uses of a kept node send nothing.
     pub keeps: bool,
     /// Whether the member is a candidate of an election ([`Leadership`](crate::Leadership)). A candidate that
     /// [holds](MemberState::Holds) is the leader. `false` if the member's node could not be read.

@@ -73,8 +73,9 @@ pub(crate) fn read(data: &[u8]) -> Metadata {
     }
 }
 
-/// Parses the data of another library's node as a host or a label. Curator writes the address of its machine. Kazoo writes
-/// the identifier that its user set.
+/// Parses the data of another library's node. An IP address is taken as the host, because Curator writes the address of
+/// its machine. Other text is taken as the label, because kazoo writes the identifier that its user set. Ignores data
+/// that are empty, long, or not printable text.
 fn read_foreign(data: &[u8]) -> Metadata {
     let text = std::str::from_utf8(data).unwrap_or_default().trim();
     if text.is_empty() || text.len() > 256 || text.chars().any(char::is_control) {
@@ -155,9 +156,9 @@ impl Now {
 
     /// Returns whether less than `period` may lie between `at` and now, whichever of the two is earlier.
     ///
-    /// If `at` is in the future, a leader with a slower clock has taken over since, and the true age of `at` is unknown. A time
-    /// in the future counts as recent only while it is less than `period` ahead. So a small step of the clock does no harm, and
-    /// a large step does not block the job for ever.
+    /// If `at` is in the future, another server, whose clock is behind, has become the ensemble's leader since, and the
+    /// true age of `at` is unknown. A time in the future counts as recent only while it is less than `period` ahead. So
+    /// a small step of the clock does no harm, and a large step does not block the job for ever.
     pub(crate) fn is_within(&self, period: Duration, at: SystemTime) -> bool {
         let is_late_enough = at.checked_add(period).is_none_or(|end| end > self.earliest);
         let is_early_enough = self.latest.checked_add(period).is_none_or(|end| at < end);

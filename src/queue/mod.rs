@@ -1,6 +1,6 @@
 //! The contenders of a lock, as [`RwLock::queue`](crate::RwLock::queue) and the errors of a waiter report them.
 //
-// This folder decides whose turn it is, from names and numbers, without I/O and without a clock.
+// `turn` and `permits` decide whose turn it is, from names and numbers alone, without I/O and without a clock.
 
 pub(crate) mod dialect;
 pub(crate) mod member;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// From this sequence number on, the last contender that leaves a directory deletes the directory. The numbers of the next
-/// directory at this path start at zero.
+/// From this sequence number on, the last contender that leaves a directory deletes the directory, except in kazoo's
+/// dialect. The numbers of the next directory at this path start at zero.
 pub const RESTART_FROM: i64 = 1 << 30;
 
 /// From this sequence number on, no contender may enter. The counter of ZooKeeper 3.6 and later sticks at 2147483647

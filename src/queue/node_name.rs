@@ -17,7 +17,7 @@ pub struct NodeName {
 }
 
 impl NodeName {
-    /// Parses the name of a lock directory's child; `None` if the name is not a contender's.
+    /// Parses the name of a contender's node in the native dialect. `None` if the name is not such a name.
     ///
     /// The id (`k3v9x2ma` below) is optional, so that other programs which name their nodes like this can join the queue.
     ///

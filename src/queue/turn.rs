@@ -37,10 +37,12 @@ pub enum Turn {
     /// The contender waits for its predecessor, which has this name. The predecessor is the nearest earlier contender that
     /// excludes the contender. The next step is to watch the predecessor's node.
     Behind(NodeName),
-    /// The contender has no turn, because its node is not in the queue. The next step is to stop waiting.
+    /// The contender has no turn, because its node is not in the queue. The next step is to ask the leader, and to stop
+    /// waiting if the leader agrees.
     Evicted,
-    /// The contender has no turn, because the node of this name has the same number. `None` if the contender's number is
-    /// negative instead. The next step is to stop waiting.
+    /// The contender has no turn, because the node of this name has the same number. The next step is to ask the
+    /// leader, and to stop waiting if the leader agrees. `None` if the contender's number is negative instead. The next
+    /// step is then to stop waiting.
     Stuck(Option<String>),
 }
 
@@ -105,9 +107,10 @@ where
         // each name that cannot be the predecessor, because its number is higher than ours, or lower than the number of the
         // best candidate so far.
         //
-        // No contender of another dialect is skipped, because its name has `_` or `k-` before the digits, and
-        // `sequence_if_plain` requires `E-` or `D-`. A malformed name such as `a__WRIT__D-0000000007` may be skipped, but no
-        // library makes such a name.
+        // Each contender of another dialect must reach `on_other_name`, so that it does not go unnoticed. This check
+        // skips none of them, because their names have `_` or `k-` before the digits, and `sequence_if_plain` requires
+        // `E-` or `D-`. A malformed name such as `a__WRIT__D-0000000007` may be skipped, but no library makes such a
+        // name.
         if dialect == Dialect::Native
             && let Some(sequence) = dialect::sequence_if_plain(name)
             && (sequence > mine.sequence || nearest.as_ref().is_some_and(|(nearest, _)| *nearest > sequence))
@@ -269,7 +272,7 @@ pub enum Claim {
     Ahead,
 }
 
-/// A change of the predecessor's node.
+/// What a waiter has learned about its predecessor's node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Departure {
     /// The node's data changed. In the native dialect, this is how a writer signals its release.
