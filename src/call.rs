@@ -1,4 +1,5 @@
-//! [`Call`], a call that sends requests to the ensemble and never waits for a contender, and the time limits of calls.
+//! [`Call`], a call that sends requests to the ensemble and waits for no contender, and the functions that limit its
+//! time.
 
 use std::future::{Future, IntoFuture};
 use std::panic;
@@ -18,8 +19,8 @@ use crate::session::retry::{self, within};
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::telemetry::debug::debug;
 
-/// How long before a call's timeout a disconnected client asks the servers why they accept no connection. The timeout error
-/// gives the reason. If the timeout is shorter than twice this constant, the client asks at half of the timeout.
+/// How long before a call's timeout a disconnected client asks the servers why they accept no connection. The timeout
+/// error gives the reason. If the timeout is shorter than twice this constant, the client asks at half of the timeout.
 const REASON_AHEAD: Duration = Duration::from_millis(1_200);
 
 /// The number of slices into which [`in_time_awake`] divides a time limit. A slice that lasts too long shows that the process
@@ -31,20 +32,20 @@ pub(crate) const SESSION_TRIES: usize = 3;
 
 /// A call that has not been sent yet: the future of its answer. Await it, with or without a [`timeout`](Self::timeout).
 ///
-/// Most methods that return a `Call` wait for no contender: the `try_` methods, calls for operators such as
-/// [`RwLock::queue`](crate::RwLock::queue) and [`Semaphore::permits`](crate::Semaphore::permits), and
-/// [`Survey::below`](crate::Survey::below). [`Shared::live`](crate::Shared::live) and
-/// [`Shared::wait_for`](crate::Shared::wait_for) wait for a value. Nothing is sent before the first poll.
+/// No method that returns a `Call` waits for a contender: neither the `try_` methods, nor calls for operators such as
+/// [`RwLock::queue`](crate::RwLock::queue) and [`Semaphore::permits`](crate::Semaphore::permits), nor
+/// [`Survey::below`](crate::Survey::below). Only [`Shared::live`](crate::Shared::live) and
+/// [`Shared::wait_for`](crate::Shared::wait_for) wait at all: for a value. Nothing is sent before the first poll.
 ///
 /// # How long it takes
 /// With [`timeout`](Self::timeout) the call always ends in time. Without a timeout, a call that waits for a value may wait
 /// for ever, and every other call has these limits:
 ///
-/// - A step is one request or one batch of requests: up to 256 reads, or all that a `try_` method sends to enter one lock. A
-///   step that has no answer for one session timeout ends the call with [`Error::Unreachable`], even if the server still
-///   answers pings.
-/// - If this process was stopped during the step, or the client is disconnected after that session timeout, the step may take
-///   two session timeouts more, in which the client can open a fresh session.
+/// - A step is one request or one batch of requests: up to 256 reads, or all that a `try_` method sends to enter one
+///   lock. If a step has no answer within one session timeout, the call ends with [`Error::Unreachable`], even if the
+///   server still answers pings.
+/// - The step may take three session timeouts in all, if this process was stopped meanwhile, or if the client is
+///   disconnected at the end of the first session timeout. In the added time the client can open a fresh session.
 /// - While the connection is lost, the call first waits until the connection is back or the session has ended. After the end
 ///   of the session it waits for a fresh one, for at most the
 ///   [connect timeout](crate::ZooKeeperBuilder::connect_timeout).
@@ -79,11 +80,11 @@ pub struct Call<T> {
 /// No runtime is needed: sessions live on a thread of the library.
 ///
 /// # Panics
-/// On a thread that runs tasks of a tokio runtime, as tokio's own `blocking_lock` does. A blocked thread runs no other task.
-/// If one of these tasks holds the lock, the call would wait for ever. In an `async` function, write `.await` in place of
-/// `.blocking()` or `block_on`. If the function is not `async`, let
-/// [`spawn_blocking`](https://docs.rs/tokio/latest/tokio/task/fn.spawn_blocking.html) call the function: blocking is allowed
-/// there. The text of the panic gives the same advice.
+/// On a thread that runs tasks of a tokio runtime, as tokio's own `blocking_lock` does. A blocked thread runs no other
+/// task, so if one of its tasks held the lock, the call would wait for ever. In an `async` function, write `.await` in
+/// place of `.blocking()` or `block_on`. If the function is not `async`, let
+/// [`spawn_blocking`](https://docs.rs/tokio/latest/tokio/task/fn.spawn_blocking.html) call the function: blocking is
+/// allowed there. The text of the panic gives the same advice.
 ///
 /// # Examples
 ///
@@ -105,8 +106,8 @@ pub fn block_on<F: IntoFuture>(future: F) -> F::Output {
 const BLOCKED: &str = "a call that blocks, on a thread that runs tasks of a tokio runtime: write `.await` in place of `.blocking()` or \
                        `block_on(..)`, or make the call in `tokio::task::spawn_blocking(..)`";
 
-/// Returns whether this thread may block. Tokio has no function that returns this. So this function calls `blocking_recv`,
-/// which panics where tokio forbids blocking.
+/// Returns whether tokio allows this thread to block. Tokio cannot be asked directly, so this function calls
+/// `blocking_recv`, which panics where tokio forbids blocking.
 fn may_block() -> bool {
     let (sender, receiver) = oneshot::channel();
     let _ = sender.send(());
@@ -136,8 +137,9 @@ impl<T: Send + 'static> Call<T> {
         Call::new(|deadline| async move { in_time(&coordinator, deadline, work).await })
     }
 
-    /// Sets the time after which the call fails with [`Error::Timeout`]. The error comes in time, also while disconnected. A
-    /// timeout of zero is refused, and nothing is sent.
+    /// Sets the time after which the call fails with [`Error::Timeout`]. The error comes in time, also while
+    /// disconnected. With a timeout of zero, the call fails with [`Error::InvalidInput`] when it is awaited, and sends
+    /// nothing.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -175,7 +177,7 @@ impl<T> Future for Call<T> {
 
 debug!(Call<T> as "Call" for [T], |it| timeout: it.timeout);
 
-/// The caller's timeout, which covers all parts of a call, and the time of the call's first poll.
+/// The timeout of a call as a whole, and the time of the call's first poll.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     pub(crate) whole: Duration,
@@ -191,8 +193,8 @@ impl Deadline {
         self.whole.saturating_sub(self.began.elapsed())
     }
 
-    /// Waits until the deadline. Returns since when and why the client is disconnected at that time; `None` if the client is
-    /// connected.
+    /// Waits until the deadline. If the client is disconnected then, returns since when and why. Returns `None` if the
+    /// client is connected.
     pub(crate) async fn pass(&self, coordinator: &Arc<dyn Coordinator>) -> Option<CutOff> {
         let left = self.left();
         coordinator.sleep(left - REASON_AHEAD.min(left / 2)).await;
@@ -229,8 +231,9 @@ pub(crate) async fn bounded<T>(
         .unwrap_or_else(|| Err(Error::Unreachable(no_answer(limit))))
 }
 
-/// Repeats the request `ask` until its outcome is known, as [`retry::until_known`] does. Fails if no answer comes for a session
-/// timeout. If this process was stopped or the client is disconnected, the wait is longer: see [`in_time_awake`].
+/// Repeats the request `ask` until its outcome is known, as [`retry::until_known`] does. Fails if no answer comes for a
+/// session timeout. If this process was stopped or the client is disconnected, the wait is longer: see
+/// [`in_time_awake`].
 pub(crate) async fn await_answer<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
@@ -257,7 +260,8 @@ pub(crate) async fn names(
     listing.await.or_else(retry::none_without_node)
 }
 
-/// Deletes a node of the lock or semaphore at `path`. Returns whether this call has removed the node.
+/// Deletes a node of the lock or semaphore at `path`. Returns whether this call has removed the node, or may have: if
+/// the delete was repeated, the repetition cannot tell who has removed the node.
 pub(crate) async fn removes(coordinator: &impl Coordinator, path: &str, node: &str) -> Result<bool, Error> {
     let fault = |failure| Error::from_failure(failure, "remove a node of", path);
     let session_slot = coordinator.session_slot(0).await.map_err(fault)?;
@@ -269,16 +273,18 @@ pub(crate) async fn removes(coordinator: &impl Coordinator, path: &str, node: &s
     });
     match removal.await {
         Ok(()) => Ok(true),
-        // If the only delete finds no node, another client has removed the node. If several were sent, this call counts as the
-        // remover, because an earlier delete whose reply was lost may have removed the node.
+        // If the only delete finds no node, another client has removed the node. If several were sent, this call counts
+        // as the remover, because an earlier delete whose reply was lost may have removed the node.
         Err(Failure::NoNode) => Ok(tries.into_inner() > 1),
         Err(failure) => Err(fault(failure)),
     }
 }
 
 /// Returns the answer to the request `ask` on a session. If the session ends first, sends the request again on a fresh
-/// session, on at most [`SESSION_TRIES`] sessions. Must not be used for a request that creates an ephemeral node, because that
-/// node ends with its session. An error names the operation and the path.
+/// session, on at most [`SESSION_TRIES`] sessions. An error names the operation and the path.
+///
+/// `ask` must create no ephemeral node. The owner of such a node has to keep the node's session, but this function
+/// gives the session back when it returns.
 pub(crate) async fn on_a_session<T, F>(
     coordinator: &impl Coordinator,
     (operation, path): (&'static str, &str),
@@ -305,13 +311,13 @@ where
 pub(crate) enum NotDone {
     /// A request failed. The work may succeed on another session.
     Failed(#[from] Failure),
-    /// The answers of the ensemble do not allow the work.
+    /// The requests succeeded, but their answers forbid the work. Another session would not help.
     Refused(#[from] Error),
 }
 
 impl NotDone {
-    /// Makes [`NotDone::Failed`] the outer error, and [`NotDone::Refused`] the inner error. [`on_a_session`] and
-    /// [`await_answer`] repeat the work only after an outer error, and take an inner error for an answer.
+    /// Makes [`NotDone::Failed`] the outer error, after which [`on_a_session`] and [`await_answer`] may repeat the
+    /// work. Makes [`NotDone::Refused`] the inner error, which both take for an answer.
     pub(crate) fn split<T>(answer: Result<T, NotDone>) -> Result<Result<T, Error>, Failure> {
         match answer {
             Ok(done) => Ok(Ok(done)),
@@ -323,9 +329,9 @@ impl NotDone {
 
 /// Returns the result of `work`, or `None` after `limit`.
 ///
-/// There is one exception. If the process is stopped during the wait, the servers may have had no time to answer, and the
-/// session may have ended. A stop is assumed if a slice of the wait lasts too long, or if the client is disconnected at the
-/// limit. After a stop, `work` gets twice the limit in addition, which is enough for a fresh session.
+/// There is one exception. If the process was stopped during the wait, or if the client is disconnected at the limit,
+/// `work` gets twice the limit in addition, because the session may have ended. That is enough for a fresh session. A
+/// slice of the wait that lasts too long shows that the process was stopped.
 async fn in_time_awake<T, S: Future<Output = ()>>(
     limit: Duration,
     sleep: impl Fn(Duration) -> S,

@@ -60,13 +60,13 @@
 //! expiry only when it reconnects. A client whose server is cut off from the leader notices nothing at first: its
 //! connection works, and reads of the lock's own node succeed.
 //!
-//! So every session has a lease, and a lock counts as held only until the lease ends. The lease usually ends five sixths
-//! of the session timeout after the newest request was *sent* that the leader has surely received. The leader has surely
-//! received a request if another request was sent half a `tickTime`, and some slack, after the answer of the first, and a
-//! quorum has acknowledged the second. While a lock is held or waited for, the library sends a read in each fifth of the
-//! session timeout, and after the read a check-only transaction, which a quorum acknowledges. An idle session sends a read
-//! in each quarter. All this runs on a thread of the library.
-//! [`is_held`](Hold::is_held) compares the clock itself, so it is right also in the first call after a stop of the process.
+//! So every session has a lease, and a lock counts as held only until the lease ends. While a lock is held or waited
+//! for, the library sends a read in each fifth of the session timeout. Half a `tickTime` and some slack after the
+//! read's answer, the library sends a check-only transaction. Once a quorum has acknowledged this transaction, the
+//! leader has surely heard of the session since the read was *sent*. The lease then ends five sixths of the session
+//! timeout after that moment, or a little earlier if the session timeout is short. An idle session sends a read in each
+//! quarter. All this runs on a thread of the library. [`is_held`](Hold::is_held) itself compares the present time with
+//! the end of the lease, so it is right also in the first call after a stop of the process.
 //!
 //! The lease does not cover two cases. A request that is under way to another system may arrive after the loss of the
 //! lock: use the fencing token. And a client that may delete the lock's node can take the lock away. A watch then notifies
@@ -91,7 +91,7 @@
 //! | the health check of a candidate fails; it succeeds again | warn; info | `path`, `data`; for how long it was `unhealthy` |
 //! | the connection is lost while a lock is held; it is back in time | warn; info | `node`, `left` |
 //! | a held lock was lost, even if no caller has noticed | warn | `node`, `cause` |
-//! | a wait takes longer than [`warn_after_waiting`](RwLockBuilder::warn_after_waiting), 30 s by default | warn | `path`, `label`; `mode`, `waited`, `blockers` and `others` that wait as long, or `node` if the turn has come and its future is not polled |
+//! | a wait takes longer than [`warn_after_waiting`](RwLockBuilder::warn_after_waiting), 30 s by default | warn | `path`, `label`; `mode`, `waited`, `blockers`, and in `others` how many more acquisitions have waited too long. Or `node`, if the turn has come and the future of the acquisition is not polled |
 //! | a hold takes longer than [`warn_after_holding`](RwLockBuilder::warn_after_holding) | warn | `path`, `label`, `node`, `token`, `held` |
 //!
 //! With the feature `metrics` the library also records metrics. The module `metrics` lists them.
@@ -174,12 +174,12 @@ pub mod once {
     pub use crate::recipes::once::{OnceGuard, Work};
 }
 
-/// The internals of the lock, for the authors of a backend, a tool or a model. **Semantic versioning does not cover this
-/// module**: it may change in any release.
+/// The internals of the lock, for the authors of a backend, of a tool such as `zklock`, or of an exhaustive search such
+/// as `tests/models`. **Semantic versioning does not cover this module**: it may change in any release.
 ///
 /// A backend is a [`Coordinator`](coordinator::Coordinator), which opens [`Session`](coordinator::Session)s. This crate has
-/// two backends: [`Memory`] and [`ZooKeeper`]. Both keep the [contract](coordinator::Session#contract) of a session, each
-/// clause of which `tests/conformance` tests on both.
+/// two backends: [`Memory`] and [`ZooKeeper`]. Both keep the [contract](coordinator::Session#contract) of a session.
+/// `tests/conformance` tests each clause of the contract on both backends.
 ///
 /// [`turn()`](coordinator::turn) decides from the names of the nodes alone whose turn it is. [`Waiter`](coordinator::Waiter) is
 /// the state machine of a waiting contender: it is told what happened, and returns the next step.

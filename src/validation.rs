@@ -12,13 +12,14 @@ pub(crate) const REQUEST_LIMIT: usize = 0xf_ffff;
 /// The maximum length of a path in bytes, a limit of this library.
 const LONGEST: usize = 1024;
 
-/// Refuses a path that ZooKeeper does not accept.
+/// Refuses a path that ZooKeeper does not accept, or that is longer than [`LONGEST`].
 pub(crate) fn check_path(path: &str) -> Result<(), Error> {
     let problem = if path.len() > LONGEST { Some("is longer than 1024 bytes") } else { path_problem(path) };
     problem.map_or(Ok(()), |problem| Err(Error::invalid(format!("path {} {problem}", quoted(path)))))
 }
 
-/// Refuses a path in which this library cannot create nodes.
+/// Refuses a path that cannot be a lock directory: a path that [`check_path`] refuses, the root, or ZooKeeper's own
+/// nodes.
 pub(crate) fn check_directory(path: &str) -> Result<(), Error> {
     check_path(path)?;
     let problem = match path {

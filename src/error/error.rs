@@ -70,11 +70,12 @@ pub enum Error {
     #[error("invalid input: {0}")]
     InvalidInput(String),
 
-    /// The timeout expired. The acquisition has left the queue. Try again, or look at the contenders that it waited for.
+    /// The timeout expired. An acquisition that was in the queue has left it. Try again, or look at the contenders that
+    /// the acquisition waited for.
     ///
     /// If a holder among them [keeps](crate::queue::Member::keeps) the lock between uses, its process was asked to give the
-    /// lock up, and has not, because it still uses the lock. By exception, no process was asked if this client may not write
-    /// the lock's directory.
+    /// lock up, and has not, because it still uses the lock. But if this client may not write the lock's directory, no
+    /// process was asked.
     #[error(
         "not {} within {}: {}",
         if .blockers.ahead > 0 { "granted" } else { "done" },
@@ -91,9 +92,10 @@ pub enum Error {
         cut_off: Option<CutOff>,
     },
 
-    /// A `try_` method found the lock taken, or another contender was faster. Go on with other work. A holder that
-    /// [keeps](crate::queue::Member::keeps) the lock may be idle, because a `try_` method does not [ask](crate::RwLock::ask)
-    /// for the lock. The error also says that a semaphore that was to be [removed](crate::Semaphore::remove) is in use.
+    /// A `try_` method found the lock taken, or another contender was faster. Go on with other work. The holder may be
+    /// a process that [keeps](crate::queue::Member::keeps) the lock and does not use it now: a `try_` method does not
+    /// [ask](crate::RwLock::ask) for the lock. The error also says that a semaphore that was to be
+    /// [removed](crate::Semaphore::remove) is in use.
     #[error("would block: {blockers}")]
     WouldBlock {
         /// The contenders that an acquisition would have waited for.
@@ -108,13 +110,14 @@ pub enum Error {
     #[error("lost the place in the queue: {0}")]
     Evicted(#[source] Loss),
 
-    /// No server answered in time. Check the network and the ensemble. The lock is not held, and no place in the queue is
-    /// left. An [eviction](crate::RwLock::evict) that was sent may or may not have been carried out.
+    /// No server answered in time. Check the network and the ensemble. The caller does not hold the lock, and has no
+    /// place in the queue any more. An [eviction](crate::RwLock::evict) that was sent may or may not have been carried
+    /// out.
     #[error("ZooKeeper cannot be reached: {0}")]
     Unreachable(String),
 
-    /// The client never connects again: it was closed, the servers refused its credentials, or this process was forked from one
-    /// that had connected. Fix the credentials, or fork before you connect.
+    /// The client never connects again: it was closed, the servers refused its credentials, or this process was forked
+    /// from a process that had connected. Fix the credentials, or fork before you connect.
     #[error("{0}, and no new one can be opened")]
     Closed(#[source] Ending),
 
@@ -191,23 +194,24 @@ pub enum Error {
         node: String,
     },
 
-    /// The [`Semaphore`](crate::Semaphore) grants nothing because of its number of permits. Or a semaphore was opened
-    /// at the path of a lock, or a lock at the path of a semaphore. The reason says what to do.
+    /// The [`Semaphore`](crate::Semaphore) grants nothing because of its number of permits: for example, no number is
+    /// set. Or a semaphore was opened at the path of a lock, or a lock at the path of a semaphore. The reason says what
+    /// to do.
     #[error("{path} {reason}")]
     Permits {
-        /// The path of the semaphore's directory.
+        /// The path of the directory of the semaphore or the lock.
         path: String,
-        /// What is wrong with the number of permits.
+        /// What is wrong with the number of permits, or what else the path is used for.
         #[source]
         reason: PermitsError,
     },
 
-    /// One lock of a [`MultiLock`](crate::MultiLock) failed, and none of them is held.
-    ///
-    /// In an error of a [`MultiGuard`](crate::MultiGuard), `path` is that of the lock that was lost first.
+    /// One lock of a [`MultiLock`](crate::MultiLock) failed. If this is an error of the acquisition, no lock of the
+    /// `MultiLock` is held.
     #[error("{path}: {error}")]
     OneOfMany {
-        /// The path of the directory of the lock that failed.
+        /// The path of the directory of the lock that failed; in an error of a [`MultiGuard`](crate::MultiGuard), of
+        /// the lock that was lost first.
         path: String,
         /// The error of that lock.
         #[source]
@@ -260,9 +264,9 @@ pub enum Error {
         last: Box<Record>,
     },
 
-    /// A server does not agree with the ensemble's leader about a node, and no other server is left: each was tried, or the
-    /// others do not answer. Run `zklock check` with that node as its path: it asks all servers, and says what to do. The
-    /// lock is not held, and no place in the queue is left.
+    /// A server does not agree with the ensemble's leader about a node, and no other server can be used: each was
+    /// tried, or does not answer. Run `zklock check` with the path of this node. The command asks all servers, and says
+    /// what to do. The caller does not hold the lock, and has no place in the queue any more.
     #[error("{}", disagreement(.node, .server))]
     Diverged {
         /// The path of the node.
@@ -281,7 +285,8 @@ pub enum Error {
         reason: String,
     },
 
-    /// The server refused the operation for a reason that needs a person.
+    /// The server refused the operation for a reason that no program can handle. Read the reason, and change what it
+    /// names.
     #[error("{operation} {path}: {reason}")]
     Refused {
         /// The operation that was refused, in words.
@@ -362,7 +367,7 @@ impl Error {
         Error::PermissionDenied { operation: Error::ENTER_OWN_DIRECTORY, path: path.to_owned(), lacks }
     }
 
-    /// Returns the timeout error of a call that waited for no contender.
+    /// Returns the timeout error of a call that waits for no contender.
     pub(crate) fn late(waited: Duration, cut_off: Option<CutOff>) -> Error {
         Error::Timeout { waited, blockers: Blockers::default(), cut_off }
     }
@@ -373,7 +378,8 @@ impl Error {
         Error::InvalidInput(shortened(&problem.into(), 4_000, 150).into_owned())
     }
 
-    /// Turns the failure of a request into the error of a caller that does not hold the lock.
+    /// Turns the failure of a request into an error. If the caller holds the lock, use [`Error::under_lock`] instead,
+    /// because the end of the session is then a loss.
     pub(crate) fn from_failure(failure: Failure, operation: &'static str, path: &str) -> Error {
         let path = path.to_owned();
         match failure {
@@ -390,8 +396,8 @@ impl Error {
         }
     }
 
-    /// Returns the error of a request under a lock. The end of the session is the loss of the lock, because the lock's node
-    /// ends with the session.
+    /// Turns the failure of a request that was sent under a lock into an error. The end of the session is the loss of
+    /// the lock, because the lock's node ends with the session.
     pub(crate) fn under_lock(failure: Failure, operation: &'static str, path: &str) -> Error {
         match failure {
             Failure::Over(ending) => Error::Lost(Loss::SessionOver(ending)),
@@ -409,7 +415,8 @@ fn obstacle(blockers: &Blockers, cut_off: Option<&CutOff>) -> String {
     }
 }
 
-/// What is wrong with the number of permits of a [`Semaphore`](crate::Semaphore).
+/// Why a [`Semaphore`](crate::Semaphore) grants nothing: something is wrong with its number of permits, or its path is
+/// used for something else. Also the error of a lock at the path of a semaphore.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PermitsError {
@@ -454,8 +461,8 @@ pub enum PermitsError {
         /// The name of the node of a holder or a waiter.
         node: String,
     },
-    /// There is a semaphore at the path of this lock, because the node has a number of permits. Use another path. If the
-    /// semaphore is not used any more, [remove](crate::Semaphore::remove) it.
+    /// There is a semaphore at the path of this lock, as the number of permits in the node shows. Use another path. If
+    /// the semaphore is not used any more, [remove](crate::Semaphore::remove) it.
     #[error("is a semaphore: a path is a lock or a semaphore, so use another one, or remove the semaphore")]
     NoLock,
     /// The path has an empty node without a number of permits. The node may be the directory of a lock that is idle now, and a

@@ -73,7 +73,9 @@ impl Memory {
         Memory { client: Arc::new(Client { ensemble, session: Mutex::new(None), closed: AtomicBool::new(false) }) }
     }
 
-    /// Returns the state of this client's connection. A client that is [cut](crate::memory::Faults::cut) off is connecting.
+    /// Returns the state of this client's connection: connecting while the client's session is
+    /// [cut](crate::memory::Faults::cut) off, closed after [`close`](Self::close), and otherwise connected, also before
+    /// there is a session.
     pub fn state(&self) -> ConnectionState {
         if self.client.closed.load(Ordering::Acquire) {
             return ConnectionState::Closed;
@@ -245,8 +247,8 @@ impl Faults {
         self.zk.change(|world, id, _| world.lag(id));
     }
 
-    /// Lets this client's server execute requests, but send no answers and no events. The lease starts to run out. If the
-    /// client is then [cut](Self::cut) off, the answers are lost, but the events still arrive.
+    /// Lets this client's server execute requests, but send no answers and no events. The lease starts to run out. A
+    /// later [`cut`](Self::cut) loses the answers that were not sent, and delivers the events that were not sent.
     pub fn silence(&self) {
         self.zk.change(World::silence);
     }
@@ -262,10 +264,12 @@ impl Faults {
         self.zk.change(|world, id, _| world.forget_watches(id));
     }
 
-    /// Freezes the node at `path` and all nodes below it at this client's server. From now on the server shows these nodes as
-    /// they are now. It reports no events about them, and none about new or deleted siblings of the node at `path`. If the
-    /// ensemble deletes a frozen node, the node becomes a ghost, which only this server still has. A client that finds a
-    /// ghost leaves the server for another one, which shows the present nodes. After a [cut](Self::cut),
+    /// Freezes the node at `path` and all nodes below it at this client's server. From now on the server shows these
+    /// nodes as they are now, and reports no change of them. The server also reports no new or deleted child of the
+    /// node's parent.
+    ///
+    /// If the ensemble deletes a frozen node, the node becomes a ghost, which only this server still has. A client that
+    /// finds a ghost connects to another server, which has no frozen nodes. After a [cut](Self::cut),
     /// [`heal`](Self::heal) also connects the client to another server.
     pub fn freeze(&self, path: impl AsRef<str>) {
         self.zk.change(|world, id, _| world.freeze(id, path.as_ref()));
@@ -332,10 +336,12 @@ impl Faults {
     /// Restores the ensemble from a backup, like servers that are started from a backup or have lost their disks.
     /// Transaction ids, and with them fencing tokens, continue from the backup. All later changes are lost.
     ///
-    /// The restore ends all sessions, because servers accept no client that has seen a newer transaction than they have. A
-    /// client of a real ensemble loses what it holds only when its lease ends. To test that, [cut](Self::cut) all clients off,
-    /// and let the leases end, before this call. The ephemeral nodes in the backup exist again. A real ensemble deletes them
-    /// after a session timeout, but here the test has to [remove](Self::remove) them.
+    /// The restore ends all sessions at once, and their clients lose what they hold. A restored real ensemble accepts
+    /// no client that has seen a newer transaction, and such a client loses what it holds when its lease ends. To test
+    /// that, [cut](Self::cut) all clients off, and let the leases end, before this call.
+    ///
+    /// The ephemeral nodes in the backup exist again. A real ensemble deletes them after a session timeout, but here
+    /// the test has to [remove](Self::remove) them.
     ///
     /// # Examples
     ///

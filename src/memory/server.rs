@@ -43,8 +43,9 @@ pub(super) struct World {
     /// Pairs of a watched key and the id of a session that watches the key. May contain a session whose watch has already
     /// fired. Without this set, an ensemble of 100,000 sessions would go through all sessions for each change.
     watching: BTreeSet<(String, i64)>,
-    /// The sessions with a lagging server. Each of them is told of every change, because its client may later set a watch on a
-    /// node that only the lagging server still has.
+    /// The sessions with a lagging server. Each change is stored for each of them, also without a watch: the client may
+    /// later set a watch on a node that only the lagging server still has. That watch must fire when the server catches
+    /// up.
     lagging: BTreeSet<i64>,
 }
 
@@ -68,7 +69,7 @@ pub(super) struct SessionState {
     /// The paths of frozen nodes. Each path has a copy of the frozen node and of the nodes below it, as the server
     /// still shows them.
     frozen: Vec<(String, Tree)>,
-    /// How many times more the client may leave its only server. `None` if there are other servers.
+    /// How many more times the client may leave its only server. `None` if there are other servers.
     leaves: Option<u32>,
     /// The watches that the server has forgotten. They fire only when the session ends.
     forgotten: Vec<oneshot::Sender<Event>>,
@@ -79,7 +80,8 @@ pub(super) struct SessionState {
     owned: BTreeSet<String>,
 }
 
-/// How often a client may leave its only server and come back. The next attempt to leave fails with [`Failure::Diverged`].
+/// How many times a client may leave its only server and come back. The next attempt to leave fails with
+/// [`Failure::Diverged`].
 const LEAVES_OF_ONE: u32 = 3;
 
 /// What is lost of a session's next write: its reply, or the request itself.
@@ -295,8 +297,8 @@ impl World {
         self.delete_all(idle, fired);
     }
 
-    /// Ends a session, and deletes its nodes. Notifies the session's client now, unless the client is cut off and has not ended
-    /// the session itself. Such a client is notified when its connection is healed.
+    /// Ends a session, and deletes its nodes. Notifies the session's client now if the client is connected, or if the
+    /// end began at the client. Otherwise the client is notified when its connection is healed.
     pub(super) fn expire(&mut self, session: i64, why: Ending, fired: &mut Vec<Notification>) {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.ended_as.get_or_insert(why);
@@ -348,7 +350,8 @@ impl World {
         }
     }
 
-    /// Restores a session's connection, and delivers the events that its client missed.
+    /// Restores a session's connection, delivers the events that its client missed, and executes the requests that
+    /// waited. If the ensemble has ended the session meanwhile, only reports this end to the client.
     pub(super) fn heal(&mut self, session: i64, fired: &mut Vec<Notification>) {
         let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_cut) else { return };
         if let Some(why) = state.ended_as {
@@ -361,8 +364,9 @@ impl World {
         }
         let tree = self.shown_to(session);
         let Some(state) = self.sessions.get_mut(&session) else { return };
-        // Each watched node that has changed since the cut causes an event. If the node still exists, the event is `LookAgain`
-        // and not `Changed`, because the client has missed the change itself.
+        // Each watched node that has changed since the cut causes an event. If the node still exists, the event is
+        // `LookAgain`. `Changed` would claim that this event reports one certain change, such as a hand-off. The root
+        // is not in the tree, so a watch on its children always causes an event.
         let missed = state.watches.keys().filter_map(|key| {
             let children_of = key.strip_suffix('/');
             match tree.get(children_of.unwrap_or(key)) {
@@ -385,8 +389,9 @@ impl World {
         }
     }
 
-    /// Connects a session to another server, as [`Session::leave_server`](crate::session::contract::Session::leave_server)
-    /// says. Returns `None` if no other server is left.
+    /// Connects a session to another server, as
+    /// [`Session::leave_server`](crate::session::contract::Session::leave_server) says. Returns `Some(false)` if the
+    /// session has lost the connection with this number already, and `None` if it may not leave its only server again.
     pub(super) fn leave(&mut self, session: i64, connection: u64, fired: &mut Vec<Notification>) -> Option<bool> {
         let Some(state) = self.sessions.get_mut(&session).filter(|it| !it.is_cut) else { return Some(false) };
         if state.store.connection() != connection {
@@ -400,7 +405,8 @@ impl World {
         Some(true)
     }
 
-    /// Gives a session's client only one server, to which it always comes back.
+    /// Gives a session's client only one server. [`World::leave`] then connects to the same server again,
+    /// [`LEAVES_OF_ONE`] times.
     pub(super) fn keep_server(&mut self, session: i64) {
         if let Some(state) = self.sessions.get_mut(&session) {
             state.leaves.get_or_insert(LEAVES_OF_ONE);

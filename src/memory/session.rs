@@ -34,7 +34,7 @@ pub(super) struct MemorySession {
 impl MemorySession {
     pub(super) fn open(ensemble: &Arc<Ensemble>) -> Arc<MemorySession> {
         let opened = Instant::now();
-        // The clock starts above zero, because a lease whose end is at zero counts as expired.
+        // No moment of this clock is zero, because a lease stores zero as its end while it is not valid.
         let clock = move || opened.elapsed() + Duration::from_nanos(1);
         let store = Arc::new(SessionStore::new(Lease::with_clock(SESSION_TIMEOUT, Box::new(clock))));
         store.steady(true);
@@ -184,14 +184,14 @@ fn listed(tree: &Tree, path: &str) -> Result<(Vec<String>, Option<Stat>), Failur
     }
 }
 
-/// Returns a timer on the clock of the caller's runtime, which a test may have paused. Without a runtime, returns a
-/// timer on the real clock.
+/// Returns a timer on the clock of the caller's runtime, which a test may have paused. Without a runtime, or in a
+/// runtime without timers, returns a timer on the real clock.
 pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     if tokio::runtime::Handle::try_current().is_ok() {
         // Tokio's `sleep` panics if the runtime has no timers. There is no other way to find that out.
         if let Ok(mut sleep) = catch_unwind(AssertUnwindSafe(|| Box::pin(tokio::time::sleep(duration)))) {
-            // A task may outlive the runtime in which its timer was made. Tokio's own timer panics if it is polled after the
-            // end of its runtime. The timer that is returned here elapses instead.
+            // A task may outlive the runtime in which its timer was made. Tokio's own timer panics when it is polled
+            // after the end of that runtime. The timer that is returned here elapses at once instead.
             return Box::pin(poll_fn(move |context| match sleep.is_elapsed() {
                 true => Poll::Ready(()),
                 false => catch_unwind(AssertUnwindSafe(|| sleep.as_mut().poll(context))).unwrap_or(Poll::Ready(())),

@@ -199,7 +199,8 @@ pub(super) fn is_from(path: &str, top: &str) -> bool {
     path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Returns the key of a watch on a node's children: the path and a slash, which no node's path ends with.
+/// Returns the key of a watch on a node's children: the node's path and a slash. No path but that of the root ends with
+/// a slash, and the root has no watch of its own.
 pub(super) fn children_key(path: &str) -> String {
     format!("{}/", path.trim_end_matches('/'))
 }

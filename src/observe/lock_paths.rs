@@ -126,11 +126,12 @@ impl LockPaths {
         self.progress_beside(&self.taken(session).await, names, me)
     }
 
-    /// Asks the leader whether the first contenders of `ahead` still exist. If `ahead` is empty, asks for the holders of a
-    /// semaphore's permits instead. Returns whether some of them are gone, so that the caller lists the queue again. If this
-    /// client's server still lists a node that is gone, connects to another server.
+    /// Asks the leader whether the nodes that a waiter waits for exist: the first [`NAMED`] nodes of `ahead` or, if
+    /// `ahead` is empty, all permit nodes of a semaphore. For a lock with an empty `ahead`, asks nothing.
     ///
-    /// If the leader does not answer within a session timeout, all these contenders count as present.
+    /// Returns whether the leader lacks one of these nodes. The caller then lists the queue again. If this client's
+    /// server lists a node that the leader lacks, connects to another server. If the leader does not answer within a
+    /// session timeout, returns `false`.
     pub(crate) async fn are_some_gone(&self, session: &Arc<dyn Session>, ahead: &[&str]) -> Result<bool, Failure> {
         let (directory, names) = match (&self.permits, ahead) {
             (Some(permits), []) => (permits, self.taken(session).await),
@@ -165,8 +166,9 @@ impl LockPaths {
         }
     }
 
-    /// Returns the number of all permits of a semaphore, and whether `wanted` of them are free. If no number is set, returns
-    /// `None` for the number, and whether no permit is taken. Returns `None` if a read fails.
+    /// Returns how many permits the semaphore has in all, and whether `wanted` of them are free. If no number is set,
+    /// the first value is `None`, and the second says whether no permit is taken. Returns `None` if a read fails, and
+    /// for a lock.
     pub(crate) async fn room(&self, session: &Arc<dyn Session>, wanted: u32) -> Option<(Option<u32>, bool)> {
         let (names, number) = (session.children(self.permits.as_ref()?), session.data(&self.path));
         let names = names.await.or_else(retry::none_without_node).ok()?;

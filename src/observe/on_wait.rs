@@ -40,8 +40,8 @@ impl OnWait {
         OnWait { listener: listener.clone(), reported: None }
     }
 
-    /// Calls the listener whenever a listing of the queue shows other progress. The acquisition lists the queue for its own
-    /// purposes, and this future lists it in intervals.
+    /// Calls the listener whenever a listing of the queue shows other progress than the listener knows. Uses each
+    /// listing that the acquisition makes for itself, and between these lists the queue at intervals.
     pub(crate) async fn follow(&mut self, paths: &LockPaths, view: &QueueView) -> Infallible {
         let mut waits = next_listing(view, 0).await;
         loop {

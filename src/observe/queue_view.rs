@@ -15,8 +15,9 @@ pub(crate) struct QueueView {
     pub(crate) snapshot: Mutex<Option<QueueSnapshot>>,
     /// Whether the user set a listener with `on_wait`. If so, the holders of permits are listed with a semaphore's queue.
     pub(crate) has_listener: bool,
-    /// Notified when the leader does not have a contender that the acquisition waits for. The waiter at the head of a
-    /// semaphore's queue then lists the holders of permits again.
+    /// Notified when the leader does not have a node that the acquisition waits for, although this client's server may
+    /// still list that node. Only the head of a semaphore's queue waits for this. The head then lists the holders of
+    /// permits again.
     pub(crate) look_again: Notify,
 }
 
@@ -57,8 +58,10 @@ pub(crate) struct QueueSnapshot {
     pub(crate) listings: usize,
 }
 
-/// Waits until the acquisition has listed the queue more than `listings` times. This future registers no waker, because it is
-/// polled after each poll of that acquisition: by the same task, or by a task that the acquisition's task then wakes.
+/// Waits until the acquisition has listed the queue more than `listings` times.
+///
+/// This future registers no waker, because the task that polls it also polls the acquisition. For a kept node, several
+/// tasks wait for one acquisition, and whatever wakes the acquisition wakes all of them.
 pub(crate) async fn next_listing(view: &QueueView, listings: usize) -> QueueSnapshot {
     poll_fn(|_| match &*view.snapshot.lock() {
         Some(snapshot) if snapshot.listings > listings => Poll::Ready(snapshot.clone()),

@@ -155,7 +155,8 @@ impl Survey {
     }
 }
 
-/// Reads the queue of the semaphore at this node. `None` if the node does not belong to a semaphore.
+/// Reads the queue of the semaphore at this node. `None` if nothing there shows a semaphore, such as a number of
+/// permits or a holder. Also `None` if this client may not read the node, or may not list its directories.
 async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queue>, Failure> {
     let queue_paths = LockPaths::of_semaphore(node.into());
     let read = call::await_answer(session, || session.data(node)).await;

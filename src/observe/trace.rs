@@ -34,8 +34,8 @@ struct Spans {
 }
 
 impl AcquireTrace {
-    /// Begins the trace. `is_for_several` says whether several uses wait for this acquisition of a node that the process will
-    /// keep. The metrics then count each of these uses, and not the acquisition.
+    /// Begins the trace. `is_for_several` is true if this acquisition gets a kept node, for which several callers may
+    /// wait. The metrics then count each caller, and not this acquisition.
     pub(crate) fn begin(
         (path, metrics): (&str, &Arc<PathLabel>),
         aim: Aim,
@@ -52,7 +52,8 @@ impl AcquireTrace {
         AcquireTrace { spans, wait }
     }
 
-    /// Copies the caller's span from `first`, the acquisition that started this shared acquisition.
+    /// Copies the caller's span from `first`, the acquisition of the caller who came first. `self` is the acquisition
+    /// of a kept node, for which several callers may wait.
     pub(crate) fn share_caller_of(&mut self, first: &AcquireTrace) {
         if let (Some(spans), Some(first)) = (&mut self.spans, &first.spans) {
             spans.caller = first.caller.clone();

@@ -13,8 +13,8 @@ pub(crate) use tokio::sync::{Notify, mpsc, watch};
 
 pub(crate) use lock::Mutex;
 
-/// Types for state that the whole process shares. The test `threads/` does not replace these types, because it runs
-/// several schedules concurrently in one process.
+/// Types for state that the whole process shares. They are the standard types in `threads/sync.rs`, too, because the
+/// test `threads/` runs several schedules concurrently in one process.
 pub(crate) mod of_process {
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 }

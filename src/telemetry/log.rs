@@ -36,14 +36,14 @@ static DROPPED: AtomicU64 = AtomicU64::new(0);
 static HAS_SESSIONS: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// On a library thread, the user's span in which the log thread has to emit the events of this thread.
+    /// On a library thread: the span of the user to which this thread's events belong. The log thread emits them in it.
     static INSIDE: RefCell<OwnSpan> = const { RefCell::new(OwnSpan(None)) };
-    /// On a library thread, the guard that keeps the events of other crates from the user's subscriber.
+    /// On a library thread: the guard that keeps the events of other crates from the user's subscriber.
     static SILENCE: Cell<Option<DefaultGuard>> = const { Cell::new(None) };
 }
 
 /// Records that this process has opened a session. From now on the log thread emits the events of level INFO and above,
-/// because a thread that the subscriber blocks could cost a lease.
+/// because a lease could run out while the subscriber blocks another thread.
 pub(crate) fn mark_sessions_begun() {
     HAS_SESSIONS.store(true, Ordering::Relaxed);
 }
@@ -51,8 +51,9 @@ pub(crate) fn mark_sessions_begun() {
 /// From now on, the events that other crates emit on this library thread reach no subscriber. Does nothing if the process
 /// has no subscriber: setting even an empty one would stop `tracing` from passing events to the crate `log`.
 ///
-/// `tracing` asks a subscriber only once whether it wants the events of a place in the code, on the thread that reaches the
-/// place first. If that thread is silenced, the events of the place may be unwanted in the whole process.
+/// `tracing` asks a subscriber only once whether it wants the events of a callsite, on the thread that reaches the
+/// callsite first. If that thread is silenced, the answer may be no for the whole process. So on a library thread this
+/// library makes no span, and leaves its own events to the log thread.
 pub(crate) fn silence_this_thread() {
     let silence = || {
         let has_subscriber = LevelFilter::current() != LevelFilter::OFF;

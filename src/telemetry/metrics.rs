@@ -7,14 +7,14 @@
 //! | `zk_rwlock_acquire_wait_seconds` | histogram | seconds | (`path`), `mode` | from asking until granted; of acquisitions that were granted, also by a `kept` node |
 //! | `zk_rwlock_hold_seconds` | histogram | seconds | (`path`), `mode` | from the grant until the guard was dropped or its release began, once for each use of a `kept` node; a downgrade ends the hold of one mode and begins that of the other |
 //! | `zk_rwlock_queue_length` | histogram | nodes | (`path`), `mode` | other nodes in the directory at a contender's first listing |
-//! | `zk_rwlock_grants_total` | counter | | (`path`), `mode`, `kind` | nodes that were granted: `at once` by a listing before any wait, `look` by a listing after a wait, `hand-off` by the predecessor's signal; and `kept`: uses of [kept](crate::RwLockBuilder::keep) nodes. A kept node is counted by how it was granted, and each of its uses as `kept`, also the first |
+//! | `zk_rwlock_grants_total` | counter | | (`path`), `mode`, `kind` | nodes that were granted: `at once` by a listing before any wait, `look` by a listing after a wait, `hand-off` by the predecessor's signal; and `kept`: uses of [kept](crate::RwLockBuilder::keep) nodes. A kept node counts once by how it was granted. Each of its uses, also the first, then counts as `kept` |
 //! | `zk_rwlock_would_block_total` | counter | | (`path`), `mode` | `try_*` that found the lock taken; of several locks, for the lock that the error names |
 //! | `zk_rwlock_timeouts_total` | counter | | (`path`), `mode` | acquisitions that timed out; of several locks, for the lock that the error names |
 //! | `zk_rwlock_losses_total` | counter | | (`path`), `cause` | held nodes that were lost: `session-over`, `lease-ran-out`, `held-too-long`, `removed`, `interfered` |
 //! | `zk_rwlock_kept_nodes` | gauge | nodes | (`path`) | nodes that are [kept](crate::RwLockBuilder::keep) now, idle or in use. A node is kept from its grant on, unless another contender has asked for the node before |
 //! | `zk_rwlock_kept_given_up_total` | counter | | (`path`), `cause` | kept nodes that were given up: `asked` for by another contender, `idle` for long, `lost`, `closed` with the handle or the client, `replaced` by a node of the other mode, `unsure` because a write of a use may still be carried out |
 //! | `zk_rwlock_recoveries_total` | counter | | (`path`) | creates whose answer was lost and whose node was found |
-//! | `zk_rwlock_heartbeats_total` | counter | | | heartbeats that were due to renew the lease of a session with nodes of ours: a read, and the check-only transaction after which the read extends the lease |
+//! | `zk_rwlock_heartbeats_total` | counter | | | times that a heartbeat was due to renew the lease of a session with nodes of ours. A heartbeat is a read, and later a check-only transaction. The answer to the transaction lets the read extend the lease |
 //! | `zk_rwlock_removals_pending` | gauge | nodes | | nodes of ours whose removal is not confirmed yet |
 //! | `zk_rwlock_sessions_begun_total` | counter | | | sessions that have begun |
 //! | `zk_rwlock_sessions_ended_total` | counter | | `cause` | sessions that are over: `expired`, `closed`, `auth-failed`, `replaced`, `failed` |

@@ -2,9 +2,9 @@
 
 #![cfg_attr(not(feature = "metrics"), allow(dead_code, unreachable_pub, reason = "nothing is measured"))]
 
-/// The number of acquisitions that wait now.
+/// The number of acquisitions, and of running `try_*` calls, that are neither granted nor given up.
 pub const WAITING: &str = "zk_rwlock_waiting";
-/// The number of guards that hold now.
+/// The number of guards that are neither released nor dropped. A guard whose lock is lost counts, too.
 pub const HOLDING: &str = "zk_rwlock_holding";
 
 /// The time from asking for a lock until its grant.
@@ -37,7 +37,7 @@ pub const SESSIONS_BEGUN: &str = "zk_rwlock_sessions_begun_total";
 pub const SESSIONS_ENDED: &str = "zk_rwlock_sessions_ended_total";
 /// The number of attempts to connect to a server.
 pub const CONNECTION_ATTEMPTS: &str = "zk_rwlock_connection_attempts_total";
-/// The time from the loss of a session's connection until its return.
+/// The time from the loss of a session's connection until its return, or until the session is over.
 pub const CONNECTION_BREAK_SECONDS: &str = "zk_rwlock_connection_break_seconds";
 /// The number of times that a server did not agree with the leader about a node.
 pub const DISAGREEMENTS: &str = "zk_rwlock_disagreements_total";
