@@ -17,9 +17,9 @@ use crate::session::request::{
 };
 use crate::session::store::SessionStore;
 
-/// Returns the directory in which the owner of the node at `path` creates a temporary node. If the node is a permit of
-/// a semaphore, this is the parent of the directory of permits. Among the permits, a node with another name would make
-/// every count of the permits fail.
+/// Returns the directory for a node that exists only during a check, next to the owner's node at `path`. If the owner's
+/// node is a permit of a semaphore, returns the parent of the directory of permits instead, because any other name
+/// among the permits makes every count of the permits fail.
 pub(crate) fn temporary_parent(path: &str) -> &str {
     let (directory, name) = path.rsplit_once('/').unwrap_or_default();
     if permits_of(name).is_some() { request::parent(directory) } else { directory }
@@ -55,8 +55,9 @@ pub(crate) fn temporary_parent(path: &str) -> &str {
 /// Only types of this library can implement this trait. Its methods are internal, and may change in any release.
 #[async_trait]
 pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
-    /// Returns a slot on a session that is connected and alive now. The slot has room for ephemeral nodes whose paths have
-    /// `own_bytes` bytes together.
+    /// Returns a slot on a session that is connected and alive now. The slot reserves room for ephemeral nodes whose
+    /// paths have `own_bytes` bytes together. The room of a session is limited, because the transaction that ends the
+    /// session lists these paths, and servers limit the size of a transaction.
     ///
     /// After a session ended, the next call opens a fresh one. While the session is disconnected, the call waits until
     /// the session is back or over.
@@ -155,24 +156,26 @@ impl SessionSlot {
 /// 4. **Reads may be stale**, but never go back in time. [`Session::sync`] brings them up to date.
 /// 5. **Sequence numbers** of one directory rise with every sequential create, up to the largest number. Then they
 ///    stay there or wrap around.
-/// 6. **Creation ids** (`czxid`) rise ensemble-wide, and are never used twice, not even after the directory is recreated.
+/// 6. **Creation ids** (`czxid`) rise ensemble-wide, and are never used twice, not even after the directory is
+///    recreated.
 /// 7. **A transaction** takes effect as a whole or not at all. No client sees a part of its effect.
-/// 8. **A watch** fires once, with the first change after the server has armed it. If the node is gone when the
-///    watch would be armed, the failure is [`Failure::NoNode`], and no watch is left. Events come in the order of the changes,
-///    before the answer of any later read that shows the changes. If something may have changed while the connection was
-///    lost, the event after the reconnect is [`Event::LookAgain`](crate::coordinator::Event::LookAgain), or
-///    [`Event::Deleted`](crate::coordinator::Event::Deleted) for a node that is gone. Dropping a [`Watch`] removes it.
+/// 8. **A watch** fires once, with the first change after the server has armed it. If the node is gone before that, the
+///    failure is [`Failure::NoNode`], and no watch is left. Events come in the order of the changes. An event comes
+///    before the answer of any later read that shows its change. If a node may have changed while the connection was
+///    lost, its watch fires after the reconnect with [`Event::LookAgain`](crate::coordinator::Event::LookAgain), or
+///    with [`Event::Deleted`](crate::coordinator::Event::Deleted) if the node is gone. Dropping a [`Watch`] removes it.
 /// 9. **Ephemeral nodes** live until deleted or until their session is over. A session that is over answers every
 ///    request with [`Failure::Over`], and never comes back.
-/// 10. **An unknown outcome is never guessed.** [`Failure::Unknown`] says that the request may or may not have been
-///     carried out. Every other failure says that the request was not carried out.
-/// 11. **The store** ([`Session::store`]) gets a call for each of these events. The session [began](SessionStore::began).
-///     A request was certainly [answered](SessionStore::record_answer), or a quorum has
-///     [acknowledged](SessionStore::acknowledged) it. The [connection](SessionStore::set_connected) was lost or is back. A
-///     handshake has [resumed](SessionStore::resumed) the session. The session is [over](SessionStore::end).
+/// 10. **An unknown outcome is never guessed.** [`Failure::Unknown`] and [`Failure::Over`] say that the request may or
+///     may not have been carried out. Every other failure says that the request was not carried out.
+/// 11. **The store** ([`Session::store`]) gets a call for each of these events. The session
+///     [began](SessionStore::began). A request was certainly [answered](SessionStore::record_answer), or a quorum has
+///     [acknowledged](SessionStore::acknowledged) it. The [connection](SessionStore::set_connected) was lost or is
+///     back. A handshake has [resumed](SessionStore::resumed) the session. The session is [over](SessionStore::end).
 /// 12. **A server is left** by [`Session::leave_server`]. The session goes on at another server, if one answers.
-/// 13. **Nothing is locked at a call.** The library calls a session while it holds none of its own mutexes. So a session may
-///     wake tasks, and report to its store, inside a request, and a waker may poll its task there.
+/// 13. **A session is called without a mutex.** The library holds none of its mutexes while it calls a method of a
+///     session. So the session may wake tasks and report to its store inside that call, and a waker may poll its task
+///     there.
 ///
 /// # Implementing it
 /// Spawn [`keep_alive`](crate::coordinator::keep_alive) once for each session.
@@ -235,14 +238,15 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
         Box::pin(async move { Ok(listed.await?.0) })
     }
 
-    /// Like [`Session::children`]. Also returns the stat of the node itself at the same moment, if the backend knows it.
+    /// Like [`Session::children`]. Also returns the stat of the node itself at the same moment, if the backend knows
+    /// it.
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)>;
 
     /// Returns a node's data and stat.
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)>;
 
-    /// Returns the data of each of these nodes, and `None` for a node that is gone, or that this client may not read. The
-    /// default implementation sends one request for each node.
+    /// Returns the data of each of these nodes, and `None` for a node that is gone, or that this client may not read.
+    /// The default implementation sends one request for each node.
     fn data_of_each(&self, paths: &[String]) -> Reply<Contents> {
         request::each_that_is_there(paths.iter().map(|path| self.data(path)).collect())
     }
@@ -251,8 +255,8 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     fn watch(&self, path: &str) -> Reply<Watch>;
 
     /// Returns the names of a node's children, in no order, and a one-shot watch on them. The watch fires with
-    /// [`Event::Changed`](crate::coordinator::Event::Changed) when a child is created or deleted, and not when the data of
-    /// a child changes.
+    /// [`Event::Changed`](crate::coordinator::Event::Changed) when a child is created or deleted, and not when the data
+    /// of a child changes.
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)>;
 
     /// Brings this session's reads up to date with the ensemble.
@@ -280,7 +284,9 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Returns whether reads alone keep the session alive.
+    /// Returns whether reads alone keep the session alive. On a follower of ClickHouse Keeper they do not, because the
+    /// follower does not report reads to its leader. The library then sends transactions even while the session has no
+    /// nodes. The default implementation returns `true`.
     fn is_kept_by_reads(&self) -> bool {
         true
     }
@@ -293,11 +299,13 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Carries out all operations or none. If an operation fails, the failure is [`Failure::Operation`].
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>>;
 
-    /// Closes the connection with this [number](SessionStore::connection), because its server and the ensemble's leader do
-    /// not agree about `node`. The session goes on at another server. Returns `false` if that connection is lost already.
+    /// Closes the connection with this [number](SessionStore::connection), because its server and the ensemble's leader
+    /// do not agree about `node`. The session goes on at another server. Returns `false` if that connection is lost
+    /// already.
     ///
-    /// Fails with [`Failure::Diverged`] if no other server is left. The default implementation always fails. A ZooKeeper client
-    /// leaves each address once in ten minutes, or three times if it has only this address, which several servers may share.
+    /// Fails with [`Failure::Diverged`] if no other server is left. The default implementation always fails. A
+    /// ZooKeeper client leaves an address at most once in ten minutes. If the client knows only one address, it leaves
+    /// this address at most three times in ten minutes, because several servers may share the address.
     fn leave_server(&self, _connection: u64, node: &str) -> Reply<bool> {
         let server = self.server().unwrap_or_else(|| "unknown".to_owned());
         Box::pin(ready(Err(Failure::Diverged { node: node.to_owned(), server })))

@@ -22,12 +22,14 @@ pub(crate) trait Followed: Sync {
     /// Watches the node or directory on one session until a request fails.
     fn watch(&self, session: &Arc<dyn Session>) -> impl Future<Output = Result<Infallible, Failure>> + Send;
 
-    /// Reports a failure of a request, or of [`Coordinator::session_slot`]. A lost connection or answer is not
-    /// reported. After [`Failure::Over`], [`follow`] does not try again.
+    /// Reports a failure of a request, or of [`Coordinator::session_slot`]. Not called for a lost connection or answer,
+    /// or when [`Followed::watch`] fails because its session is over. If the failure is [`Failure::Over`], [`follow`]
+    /// then returns.
     fn refused(&self, failure: Failure);
 }
 
-/// Watches the node or directory of `it` until the client is closed, or [`Followed::coordinator`] returns `None`.
+/// Watches the node or directory of `it` until [`Followed::coordinator`] returns `None`, the client is closed, or the
+/// client's credentials are refused.
 pub(crate) async fn follow(it: &impl Followed) {
     let mut session_slot: Option<SessionSlot> = None;
     loop {
@@ -71,16 +73,16 @@ pub(crate) async fn wait_until_known_to_be_over(session: &Arc<dyn Session>) {
 /// The shortest time between two listings of a directory that other clients may change often.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
-/// Waits until the node at `path` may exist. Watches the children of the nearest ancestor that exists, because a watch
-/// on the missing node itself could never be removed.
+/// Waits until the node at `path` may exist. Watches the children of the nearest ancestor that exists, because
+/// [`Session::watch`] fails for a missing node.
 pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> {
     let (mut wanted, mut look) = (path, Recheck::new(session));
     loop {
         let (directory, name) = wanted.rsplit_once('/').unwrap_or_default();
         let directory = if directory.is_empty() { "/" } else { directory };
         match retry::until_known(session, || session.watch_children(directory)).await {
-            // Either the node was created just now, or the server lists the node and yet answers that it does not exist.
-            // The pause keeps the caller from a tight loop in the second case.
+            // Either the node was created just now, or the server lists the node and yet answers that it does not
+            // exist. The pause keeps the caller from a tight loop in the second case.
             Ok((names, _)) if names.iter().any(|it| it == name) => {
                 session.sleep(LOOK_PAUSE).await;
                 return Ok(());
@@ -90,8 +92,8 @@ pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(
                 tokio::select! {
                     biased;
                     event = change => unless_over(session, event).await?,
-                    // The ensemble's leader has the node, although no event has come. If the server still lacks the node,
-                    // this client connects to another server.
+                    // The ensemble's leader has the node, although no event has come. If the server still lacks the
+                    // node, this client connects to another server.
                     () = look.find(path, true) => {
                         let _diverged = presence::leave_if_it_differs(session, path, None).await;
                         wanted = path;

@@ -49,7 +49,8 @@ impl SessionStore {
     /// holder that released. Does nothing if this hand-off is the last one that was confirmed.
     pub(crate) fn request_check(&self, path: &Arc<str>, node: &Arc<Node>) {
         let mut record = self.record.lock();
-        // If a check of this hand-off is under way, `node` is added to the check, even if the hand-off was confirmed before.
+        // Another check of a confirmed hand-off may still be due, because a contender was granted the lock just before
+        // the confirmation. That check then also covers `node`.
         if record.last_confirmed.as_ref() == Some(path) && !record.hand_offs.contains_key(path) {
             return;
         }
@@ -58,8 +59,8 @@ impl SessionStore {
         self.unwatched.wake.notify_one();
     }
 
-    /// Returns the paths of the hand-offs whose check must start now. Each path is returned once. Drops a hand-off if none
-    /// of the contenders to which it granted the lock still holds the lock.
+    /// Returns the paths of the hand-offs whose check must start now. Returns a path once for each check. Drops a
+    /// hand-off that is not under check if none of the contenders to which it granted the lock still holds the lock.
     pub(super) fn take_unchecked(&self) -> Vec<Arc<str>> {
         let mut record = self.record.lock();
         record.hand_offs.retain(|_, it| it.is_under_check || it.granted.iter().any(|node| node.is_holding()));
@@ -78,10 +79,12 @@ impl SessionStore {
 ///
 /// If the node still exists, a stranger has set its data, and the granted contenders are lost.
 ///
-/// A deleted node alone does not prove the hand-off. The owner of the node may itself have had a false grant. Or a
-/// stranger has set the data of a writer's node, and a downgrade has replaced that node since. So if a granted
-/// contender still holds the lock a fifth of the session timeout later, a second check follows: no contender may be
-/// left whose sequence number is at most that of `path`.
+/// A deleted node alone does not prove the hand-off, in two cases:
+/// - The owner of the node itself had a false grant.
+/// - A stranger has set the data of a writer's node, and then a downgrade has replaced that node.
+///
+/// So if a granted contender still holds the lock a fifth of the session timeout later, a second check follows: no
+/// contender may be left whose sequence number is at most that of `path`.
 pub(super) async fn check(session: Weak<dyn Session>, path: Arc<str>) {
     let Some(live) = session.upgrade() else { return };
     let mut survivor = match repeat(&live, RetryLimit::ENDLESS, || live.data(&path)).await {

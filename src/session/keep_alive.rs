@@ -1,6 +1,6 @@
 //! Keeps one session alive by heartbeats until the session is over. Also watches the nodes that this library created on
-//! the session, and starts the checks of hand-offs. After a reconnect, removes the nodes of late creates (creates that were
-//! carried out after their owner had left). A backend spawns [`keep_alive`] for each session.
+//! the session, and starts the checks of hand-offs. After a reconnect, removes the nodes of late creates (creates that
+//! were carried out after their owner had left). A backend spawns [`keep_alive`] for each session.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -28,9 +28,9 @@ use crate::telemetry::{meter, names};
 ///
 /// While the session has nodes, a read is sent usually every fifth of the session timeout. One [settling
 /// time](crate::coordinator::Lease::with_tick_time) later, a transaction follows that only checks the nodes. Its answer
-/// lets the read extend the lease. While the session has no node, only the read is sent, every quarter of the timeout. The
-/// answer to the next create then lets the read extend the lease. There is one exception: a session that reads alone
-/// [do not keep alive](Session::is_kept_by_reads) always gets the transaction, too.
+/// lets the read extend the lease. While the session has no node, only the read is sent, every quarter of the timeout,
+/// and the answer to the next create lets the read extend the lease. But if reads alone [do not keep the session
+/// alive](Session::is_kept_by_reads), a transaction is sent even without nodes.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(store) = session.upgrade().map(|session| Arc::clone(session.store())) else {
         return;
@@ -61,8 +61,8 @@ async fn watch_nodes(session: &Weak<dyn Session>, store: &SessionStore, grace: D
 }
 
 impl SessionStore {
-    /// Records when the renewal of the lease runs next. Returns `false` if the caller planned for a session without nodes
-    /// (`is_idle`) and a node was added since. The caller must then plan again.
+    /// Records when the renewal of the lease runs next. Returns `false` if the caller planned for a session without
+    /// nodes (`is_idle`) and a node was added since. The caller must then plan again.
     fn plan_renewal(&self, at: Moment, is_idle: bool) -> bool {
         let mut record = self.record.lock();
         record.renewal = at;
@@ -136,8 +136,8 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
         drop(live);
         let mut woken = std::pin::pin!(woken);
         let is_timer_dead = within(pause, &mut woken).await.is_none() && lease.now() < now + nap / 2;
-        // A timer that fires too early belongs to a runtime that has ended. Further timers would also fire too early, so
-        // this loop waits for a wake-up instead.
+        // A timer that fires too early belongs to a runtime that has ended. Further timers would also fire too early,
+        // so this loop waits for a wake-up instead.
         if is_timer_dead {
             store.plan_renewal(Moment::MAX, false);
             woken.await;

@@ -15,9 +15,10 @@
 //!   answered a ping, and the follower's messages reach the leader in order.
 //! - A handshake that created the session extends the lease from the moment of its sending, as soon as it is answered,
 //!   because a quorum has created the session.
-//! - A handshake that resumed the session extends the lease once a quorum acknowledges an operation that was sent on
-//!   the same connection. The leader alone answers such a handshake, and may have been deposed without knowing it. A
-//!   new leader restarts the session's timeout when it is elected, which may be before the handshake.
+//! - A handshake that resumed the session extends the lease only once a quorum acknowledges an operation that was sent
+//!   on the same connection. The handshake's answer alone proves too little: it comes from the leader alone, which may
+//!   have been deposed without knowing it. The new leader counts the session's timeout from its own election, which may
+//!   have been before the handshake.
 //! - The lease ends one T after the newest touch that counts, less a stop margin. The margin covers slow clocks, and
 //!   gives holders the time to stop their work. A lease that has run out has *lapsed*.
 
@@ -37,7 +38,8 @@ type Clock = Box<dyn Fn() -> Moment + Send + Sync>;
 /// The longest tick that the lease assumes if the backend gives no tick time. ZooKeeper's default `tickTime` is 3 s.
 const LONGEST_TICK: Duration = Duration::from_secs(3);
 
-/// The least slack that is added to the settling time, because a ping may reach the follower late.
+/// The shortest slack in the settling time, which is half a tick plus the slack. The slack is needed because a ping may
+/// reach the follower late.
 const LEAST_SLACK: Duration = Duration::from_millis(100);
 
 const LEAST_MARGIN: Duration = Duration::from_millis(300);
@@ -45,9 +47,8 @@ const LEAST_MARGIN: Duration = Duration::from_millis(300);
 /// The most heartbeats that are sent within one session timeout.
 const MOST_HEARTBEATS: u32 = 20;
 
-/// The session timeout divided by this number is the `step` of [`Lease::record_answer`]. Of three recorded touches
-/// (requests that were answered) in a row, the first and the last were answered at least a `step` apart. So at most about
-/// 128 touches are recorded.
+/// [`Lease::record_answer`] keeps about two touches (requests that were answered) for each 64th of the session timeout,
+/// and drops a touch that is older than the session timeout. So about 128 touches are kept at most.
 const TOUCHES: u32 = 64;
 
 /// A lease on a session: how long the session is surely alive.
@@ -60,8 +61,8 @@ pub struct Lease {
     clock: Clock,
     state: Mutex<LeaseState>,
     /// When the lease ends, in nanoseconds on the session's clock. 0 once the session is over, `u64::MAX` in steady
-    /// mode. This is a copy of the state, which [`Lease::covered_at`] reads without the mutex, because a node that its
-    /// process keeps between uses is checked millions of times a second.
+    /// mode. A copy of `LeaseState::end`, which [`Lease::covered_at`] reads without the mutex, because a program may
+    /// ask millions of times a second whether it still holds a lock.
     valid_until: AtomicU64,
     /// The epoch of the lease that ends at `valid_until`.
     valid_in: AtomicU64,
@@ -69,22 +70,24 @@ pub struct Lease {
 
 #[derive(Default)]
 struct LeaseState {
-    /// When the lease ends, on the session's clock. Zero while the lease is invalid, [`Moment::MAX`] in steady mode.
+    /// When the lease ends, on the session's clock. [`Moment::MAX`] in steady mode. Zero before the lease begins, and
+    /// after [`LeaseState::lapse`] has found that it ran out. The end of the session does not change this.
     end: Moment,
     /// When the newest touch that has extended the lease was sent. A lapse of the lease does not change this.
     counted: Moment,
     /// The touches of this connection that have not extended the lease yet, the oldest first. A touch extends the lease
     /// once a quorum acknowledges a later operation.
     touches: VecDeque<Touch>,
-    /// When the previous connection was lost. A request sent after this moment was sent on the present connection.
+    /// When a connection was last lost. Zero before the first loss. A request sent after this moment was sent on the
+    /// present connection.
     connected_since: Moment,
     /// When the newest answered request was sent. Before the first answer on the present connection, this is a request
     /// of the previous connection.
     answered: Moment,
     /// The time between the sending of the last answered request and its answer.
     lateness: Duration,
-    /// The number of times that the lease has run out. A hold belongs to one epoch, so that a later renewal of the lease
-    /// does not make the hold valid again.
+    /// The number of times that the lease has run out. A hold belongs to one epoch, so that a later renewal of the
+    /// lease does not make the hold valid again.
     epoch: u64,
     /// Why the session is over, and when this was recorded.
     over: Option<(Ending, Moment)>,
@@ -155,7 +158,8 @@ impl Lease {
     }
 
     /// Records that the ensemble created the session, in answer to a handshake that was sent at `sent` or later, and so
-    /// begins the lease. Returns `true` if this call is the first to find that the lease has run out.
+    /// begins the lease. Returns `true` only if the lease had begun before, and this call is the first to find that the
+    /// lease has run out.
     pub(super) fn began(&self, sent: Moment) -> bool {
         self.state.lock().answered = sent;
         self.count_touch(sent)
@@ -186,9 +190,10 @@ impl Lease {
     }
 
     /// Does the same as [`Lease::record_answer`], for an operation that was sent at `sent` and that a quorum has
-    /// acknowledged. Also extends the lease from the newest recorded touch that was answered at least a settling time
-    /// before `sent`, or from a handshake that has [resumed](Lease::resumed) the session if it was sent later. Returns
-    /// `true` if this call is the first to find that the lease has run out.
+    /// acknowledged. If the operation was sent on the present connection, also extends the lease. The lease then counts
+    /// from the newest recorded touch that was answered at least a settling time before `sent`, or from the handshake
+    /// that has [resumed](Lease::resumed) the session, whichever was sent later. Returns `true` if this call is the
+    /// first to find that the lease has run out.
     pub(super) fn acknowledged(&self, sent: Moment) -> bool {
         let mut newest = None;
         let mut state = self.state.lock();
@@ -233,8 +238,8 @@ impl Lease {
         self.publish(&state);
     }
 
-    /// Records that the connection is lost (`false`) or back (`true`). Returns whether that is a change. After the end of
-    /// the session nothing changes.
+    /// Records that the connection is lost (`false`) or back (`true`). Returns whether that is a change. After the end
+    /// of the session nothing changes.
     pub(super) fn set_connected(&self, is_connected: bool) -> bool {
         let now = self.now();
         let mut state = self.state.lock();
@@ -295,8 +300,8 @@ impl Lease {
     /// Returns how long the ensemble surely keeps the session: until one session timeout after the newest touch that
     /// has extended the lease. Zero after that time, and after the end of the session. `Duration::MAX` in steady mode.
     ///
-    /// This is longer than [`remaining`](Lease::remaining) by the stop margin. A holder whose lease has ended must stop its
-    /// work within the margin.
+    /// This is longer than [`remaining`](Lease::remaining) by the stop margin. A holder whose lease has ended must stop
+    /// its work within the margin.
     pub fn session_left(&self) -> Duration {
         let now = self.now();
         let state = self.state.lock();
@@ -311,8 +316,8 @@ impl Lease {
     /// but at least a twentieth of the timeout, so that the next touch extends the lease before the lease ends.
     /// - Answers come late. From the sending of a touch until it extends the lease, two answers and the settling time
     ///   pass.
-    /// - The stop margin is longer than its default. The period is then shorter by the difference, so that a lost
-    ///   connection finds as much of the lease left as by default.
+    /// - The stop margin is longer than its default. The period is then shorter by the difference, so that at a loss of
+    ///   the connection, as much of the lease is left as with the default margin.
     pub(crate) fn heartbeat_period(&self) -> Duration {
         let usual = (self.timeout / 5).saturating_sub(self.margin.saturating_sub(default_margin(self.timeout)));
         usual.min(self.spare() / 2).max(self.timeout / MOST_HEARTBEATS)
@@ -325,14 +330,16 @@ impl Lease {
         self.timeout / 4
     }
 
-    /// Returns how long the connection may be lost, even at the worst moment, without the loss of a hold. The attempt
-    /// to reconnect takes at most `attempt` more. Zero if even the shortest break may cost a hold.
+    /// Returns for how long the connection may be lost without the loss of a hold, even if it is lost just before a
+    /// heartbeat extends the lease. `attempt`, the time for the attempt to reconnect, is subtracted already. Zero if
+    /// even the shortest break may cost a hold.
     pub(crate) fn rides_out(&self, attempt: Duration) -> Duration {
         let oldest = self.heartbeat_period() + self.settling;
         self.term().saturating_sub(oldest).saturating_sub(attempt)
     }
 
-    /// Returns the longest time between two touches at which the second one extends the lease before the lease ends.
+    /// Returns the longest time between two touches with which the second touch still extends the lease before the
+    /// lease ends.
     fn spare(&self) -> Duration {
         let lateness = self.state.lock().lateness;
         self.term().saturating_sub(self.settling).saturating_sub(lateness * 2)
@@ -340,9 +347,9 @@ impl Lease {
 
     /// Returns whether a node whose create was answered at `entered` can rely on the present lease.
     ///
-    /// Before its first node, a session is touched only every [`idle_period`](Lease::idle_period). If answers come late,
-    /// the lease may end before the next touch extends it. The node can then rely on the lease only after a request that
-    /// was sent after `entered` has extended it.
+    /// Before its first node, a session is touched only every [`idle_period`](Lease::idle_period). If answers come
+    /// late, the lease may end before the next touch extends it. The node can then rely on the lease only after a
+    /// request that was sent after `entered` has extended it.
     pub(crate) fn lasts_from(&self, entered: Moment) -> bool {
         self.is_steady() || self.spare() >= self.idle_period() || self.counts_since(entered)
     }
@@ -352,14 +359,14 @@ impl Lease {
         self.settling + self.timeout / MOST_HEARTBEATS < self.term()
     }
 
-    /// Returns the settling time. A touch extends the lease once a later operation is acknowledged. That operation must be sent
-    /// at least the settling time after the answer to the touch.
+    /// Returns the settling time. A touch extends the lease once a later operation is acknowledged. That operation must
+    /// be sent at least the settling time after the answer to the touch.
     pub(crate) fn settling(&self) -> Duration {
         self.settling
     }
 
-    /// Returns the time since the newest recorded touch of this connection was sent. Without a recorded touch, returns the
-    /// time since the zero of the lease's clock, so that a touch is due.
+    /// Returns the time since the newest recorded touch of this connection was sent. Without a recorded touch, returns
+    /// the time since the zero of the lease's clock, so that a touch is due.
     pub(crate) fn since_touch(&self) -> Duration {
         self.now().saturating_sub(self.state.lock().touches.back().map_or(Duration::ZERO, |touch| touch.sent))
     }
@@ -396,10 +403,11 @@ impl Lease {
         self.validity_at(now).map(|(_, epoch)| epoch)
     }
 
-    /// Returns the present moment if the lease is valid and has been valid since this epoch began. Takes no mutex. After
-    /// `None` the caller must call [`Lease::epoch_at`], because the atomics may be older than the state.
+    /// Returns the present moment if the lease is valid and has been valid since this epoch began. Takes no mutex.
+    /// After `None` the caller must call [`Lease::epoch_at`], because the atomics may be older than the state.
     pub(crate) fn covered_at(&self, epoch: u64) -> Option<Moment> {
         // The end is read before its epoch, because `publish` stores the epoch before the end. The clock is read last.
+        // An earlier reading could be from before the end of the lease if this thread was paused since.
         let until = self.valid_until.load(Ordering::Acquire);
         if self.valid_in.load(Ordering::Acquire) != epoch {
             return None;
@@ -422,8 +430,8 @@ impl Lease {
         (state.over.is_none() && !left.is_zero()).then_some((left, state.epoch))
     }
 
-    /// Returns how long the lease lasts from the sending of the touch that extends it: one session timeout, less the stop
-    /// margin.
+    /// Returns how long the lease lasts from the sending of the touch that extends it: one session timeout, less the
+    /// stop margin.
     fn term(&self) -> Duration {
         self.timeout.saturating_sub(self.margin)
     }
@@ -439,7 +447,7 @@ pub(super) fn nanos(moment: Moment) -> u64 {
 }
 
 impl LeaseState {
-    /// Ends the epoch if the lease has run out. A late answer may still renew the lease, but no hold of the ended epoch
+    /// Ends the epoch if the lease has run out. A late answer may renew the lease later, but no hold of the ended epoch
     /// becomes valid again.
     ///
     /// Returns `true` if this call is the first to find that the lease has run out.
@@ -459,8 +467,8 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// Returns the time since boot. This clock goes on while the machine is suspended, as the ensemble's clock does, whereas
-/// `Instant` on Linux stands still.
+/// Returns the time since boot. This clock goes on while the machine is suspended, as the ensemble's clock does,
+/// whereas `Instant` on Linux stands still.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn since_boot() -> Moment {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

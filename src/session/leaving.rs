@@ -5,8 +5,8 @@
 //! | step | answer | next step |
 //! |---|---|---|
 //! | `Coming` | the node was created | `Deleting` |
-//! | | not created, but the answer was lost or is `NoNode`, or the answer to an earlier create was lost | `Listing` |
-//! | | not created, otherwise | `Gone` |
+//! | | the answer was lost or is `NoNode`, or it is another failure and the answer to an earlier create was lost | `Listing` |
+//! | | another failure | `Gone` |
 //! | `Deleting` | deleted, or `NoNode` to a repeated delete | the first that applies: `Deleting` the next listed node, `Listing`, `Restarting` (if the sequence numbers of the directory are nearly used up), `Gone` |
 //! | | the write that signals the release was refused | `Deleting`, without that write |
 //! | | another failure | as after "deleted", but not `Restarting` |
@@ -32,9 +32,9 @@ pub enum Leaving {
     /// A node is being deleted.
     Deleting(Deletion),
     /// All nodes of the owner are being listed, to be deleted next. The listing also finds a node that was created
-    /// although the answer to its create was lost. A sync is sent before the listing, and takes effect after every create
-    /// that this session sent earlier. Only a server that was cut off may still carry out such a create later, so
-    /// `session/removal.rs::remove_late` lists the nodes again after each reconnect.
+    /// although the answer to its create was lost. A sync is sent before the listing, and takes effect after every
+    /// create that this session sent earlier. Only a server that was cut off may still carry out such a create later,
+    /// so `session/removal.rs::remove_late` lists the nodes again after each reconnect.
     Listing,
     /// The answer to a request was lost. The removal waits for the connection, and then repeats the step in the box.
     Cut(Box<Leaving>),
@@ -97,7 +97,8 @@ impl Leaving {
         Leaving::Deleting(Deletion { path, ..Deletion::default() })
     }
 
-    /// Returns the removal of the node at `path`. A late create (carried out after its owner had left) has made this node.
+    /// Returns the removal of the node at `path`. A late create (carried out after its owner had left) has made this
+    /// node.
     pub(super) fn delete_late(path: String) -> Leaving {
         Leaving::Deleting(Deletion { path, is_again: true, ..Deletion::default() })
     }
@@ -148,8 +149,8 @@ impl Deletion {
                 self.is_again = true;
                 (Leaving::Cut(Box::new(Leaving::Deleting(self))), None)
             }
-            // A server that refuses to set the data may still allow a plain delete, which also notifies the waiters. Only
-            // a refusal of the write (operation 0), or of the whole request, shows that the write is not allowed.
+            // A server that refuses to set the data may still allow a plain delete, which also notifies the waiters.
+            // Only a refusal of the write (operation 0), or of the whole request, shows that the write is not allowed.
             Failure::NoAuth(_) | Failure::Refused(_) if self.signals && index == 0 => {
                 self.signals = false;
                 (Leaving::Deleting(self), Some(RemovalReport::SignalRefused))

@@ -24,12 +24,12 @@ const UNDER_WAY_MAX: usize = 4;
 /// with copies of the same names.
 const MANY: usize = 256;
 
-/// The most listings that are sent after one sync. The next sync is sent when these listings are answered, so that a
-/// heartbeat waits behind no more than these.
+/// The most listings that are sent after one sync. The next sync is sent when these are answered, or after one session
+/// timeout without all the answers. So a heartbeat usually waits behind no more than these.
 const BEHIND_ONE_SYNC: usize = 128;
 
-/// Lists the children of a directory. The answer shows the children as they are at a moment after this call, at which
-/// every earlier request of this session has taken effect.
+/// Lists the children of a directory. The answer shows the effect of every request that this session sent before this
+/// call. No sync is sent, so the answer may lack recent changes by other sessions.
 pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Listing> {
     list_or_join(session, directory).0
 }
@@ -59,8 +59,8 @@ impl SessionStore {
         (listings.next.get_or_insert_with(|| watch::channel(None).0).subscribe(), None)
     }
 
-    /// Records that a listing was answered, and whether the directory is large. If the next listing must be sent now, returns
-    /// the channel to the callers that wait for its answer.
+    /// Records that a listing was answered, and whether the directory is large. If the next listing must be sent now,
+    /// returns the channel to the callers that wait for its answer.
     fn end_listing(&self, directory: &Arc<str>, is_large: bool) -> Option<Callers> {
         let mut record = self.record.lock();
         let listings = record.listings.get_mut(directory)?;
@@ -78,8 +78,8 @@ impl SessionStore {
         next
     }
 
-    /// Adds a caller of a listing that is sent after a sync. Also returns whether the caller must start the task that sends
-    /// such listings.
+    /// Adds a caller of a listing that is sent after a sync. Also returns whether the caller must start the task that
+    /// sends such listings.
     fn join_synced(&self, directory: &Arc<str>) -> (watch::Receiver<Listed>, bool) {
         let wanted = &mut self.record.lock().synced_listings;
         let is_first = wanted.is_none();
@@ -87,8 +87,8 @@ impl SessionStore {
         (callers.or_insert_with(|| watch::channel(None).0).subscribe(), is_first)
     }
 
-    /// Returns the next directories to list after a sync, with their callers. If there are none, the task that sends the
-    /// listings must end. A directory that was not returned yet can still get more callers.
+    /// Returns the next directories to list after a sync, with their callers. If there are none, the task that sends
+    /// the listings must end. A directory that was not returned yet can still get more callers.
     fn take_synced(&self) -> Option<Vec<(Arc<str>, Callers)>> {
         let wanted = &mut self.record.lock().synced_listings;
         let taken: Vec<_> = iter::from_fn(|| wanted.as_mut()?.pop_first()).take(BEHIND_ONE_SYNC).collect();
@@ -150,7 +150,8 @@ pub(crate) fn list_synced(session: &Arc<dyn Session>, directory: &Arc<str>) -> R
     if is_first {
         let on = Arc::clone(session);
         let forget_all = move || {
-            // These senders are dropped after the mutex is released, because dropping them calls the wakers of the callers.
+            // These senders are dropped after the mutex is released, because dropping them calls the wakers of the
+            // callers.
             let _unlocked = on.store().record.lock().synced_listings.take();
         };
         // Nothing is sent before the task runs, so that callers who come together share the sync.
@@ -184,7 +185,8 @@ async fn list_wanted(session: Arc<dyn Session>) {
             join_all(answers).await
         });
         if within(session.sleep(session.timeout()), &mut answers).await.is_none() {
-            // Some of these listings may never be answered. A separate task waits for them, so that the next listings need not.
+            // Some of these listings may never be answered. A separate task waits for them, so that the next listings
+            // need not.
             session.spawn(Box::pin(async move { drop(answers.await) }));
         }
     }

@@ -1,6 +1,7 @@
-//! One node that this library has created (a node of ours): its [state](NodeState) behind a mutex, its watch, and the tasks
-//! that wait for its changes. A contender changes the state. The node is watched by the task `keep_alive`, or by a contender
-//! that waits. They call [`request_watch`](Node::request_watch), which is in `watch.rs`, because it needs the session.
+//! One node that this library has created (a node of ours): its [state](NodeState) behind a mutex, its watch, and the
+//! tasks that wait for its changes. A contender changes the state. The node is watched by the task `keep_alive`, or by
+//! a contender that waits. They call [`request_watch`](Node::request_watch), which is in `watch.rs`, because it needs
+//! the session.
 
 use std::future::Future;
 use std::sync::{Arc, Weak};
@@ -42,11 +43,11 @@ impl Unwatched {
         }
     }
 
-    /// Removes and returns the nodes to watch now. Also returns whether other nodes remain. `watch_nodes` calls this once
-    /// in each `grace`.
+    /// Removes and returns the nodes to watch now. Also returns whether other nodes remain. `watch_nodes` calls this
+    /// once in each `grace`.
     ///
-    /// A node is watched at the second call after it was added, unless its owner has left it by then, because most nodes are
-    /// deleted sooner. With a `grace` of zero, a node is watched at the first call.
+    /// A node is watched at the second call after it was added, unless its owner has left it by then, because most
+    /// nodes are deleted sooner. With a `grace` of zero, a node is watched at the first call.
     pub(super) fn take(&self, grace: Duration) -> (Vec<Arc<Node>>, bool) {
         let mut nodes = self.nodes.lock();
         let is_taken = |(node, was_passed_over): &mut (Arc<Node>, bool)| {
@@ -69,29 +70,32 @@ pub(crate) struct Node {
     tag: Tag,
     path_label: Arc<PathLabel>,
     locked: Mutex<Locked>,
-    /// Notified at a loss, at an event of the watch, when the owner leaves, and when the session's connection or lease changes.
+    /// Notified at a loss, at an event of the watch, when the owner leaves, and when the session's connection or lease
+    /// changes.
     pub(super) changed: Notify,
-    /// The number of transactions that check this node, were sent, and may still take effect. A call of
-    /// [`Node::prepare_foreign_transaction`] counts for ever, because the caller may send its transaction at any time.
+    /// The number of writes that were sent and may still take effect. A *write* is a transaction that checks this node,
+    /// and so takes effect only if the node exists. A call of [`Node::prepare_foreign_transaction`] counts
+    /// for ever, because the caller may send its transaction at any time.
     unsettled: AtomicUsize,
-    /// The number of transactions that check this node and were sent.
+    /// The number of writes that were sent.
     writes: AtomicUsize,
     /// The epoch of the lease in which the node is held, plus 1. Zero if the node is not held, or is lost. Like
     /// `first_limit`, this is a copy of the state that is read without the mutex, because a node that is kept between
     /// uses is checked millions of times a second.
     held_in: AtomicU64,
-    /// When the first of the present holds or uses reaches its limit, in nanoseconds on the session's clock.
+    /// When the first time limit of a present hold ends, in nanoseconds on the session's clock. If the process keeps
+    /// the node between uses, each use has its own limit. `u64::MAX` without a limit.
     first_limit: AtomicU64,
     lease: Arc<Lease>,
-    /// The list to which the node is added again after an event that has used up its watch, although the node may still
-    /// exist: its data was set, or the connection was lost.
+    /// The list to which the node is added again when an event has used up the watch of a node that may still exist,
+    /// because its data was set or the connection was lost.
     unwatched: Weak<Unwatched>,
 }
 
 /// The part of a node that its mutex protects.
 ///
-/// Two fields are about the watch on the node: `NodeState::is_watched` says that the watch need not be requested, and `own` is
-/// the armed watch.
+/// Two fields are about the watch on the node: `NodeState::is_watched` says that the watch need not be requested, and
+/// `own` is the armed watch.
 ///
 /// | event | `is_watched` | `own` |
 /// |---|---|---|
@@ -139,8 +143,8 @@ impl Node {
         })
     }
 
-    /// Changes the state of the node under its mutex, and updates `held_in` and `first_limit`. A lost hold is logged and
-    /// counted after the mutex is released, because subscribers of `tracing` run user code.
+    /// Changes the state of the node under its mutex, and updates `held_in` and `first_limit`. A lost hold is logged
+    /// and counted after the mutex is released, because subscribers of `tracing` run user code.
     ///
     /// A value with a destructor (a watch, a reply) must be returned by `change`, and dropped by the caller after the
     /// mutex is released, because its destructor calls the backend. Callers name such a value `_unlocked`.
@@ -198,8 +202,8 @@ impl Node {
         self.lease.epoch().filter(|_| self.lease.lasts_from(entered))
     }
 
-    /// Returns the node's path, for the caller to check in a transaction of its own. The caller may send the
-    /// transaction at any time, so from now on the node counts as one with a write that may still take effect.
+    /// Returns the node's path, for the caller to check in a transaction of its own. The caller may send that
+    /// transaction at any time, so [`Node::may_yet_write`] returns `true` from now on.
     pub(crate) fn prepare_foreign_transaction(&self) -> String {
         self.begin_write();
         self.path()
@@ -251,8 +255,8 @@ impl Node {
         });
     }
 
-    /// Leaves the node, and returns its loss and its removal: see [`NodeState::leave`]. Reports a loss that was not reported
-    /// yet, and wakes the waiting tasks.
+    /// Leaves the node, and returns its loss and its removal: see [`NodeState::leave`]. Reports a loss that was not
+    /// reported yet, and wakes the waiting tasks.
     pub(crate) fn leave(self: &Arc<Self>, may_signal: bool) -> (Option<Loss>, Option<Leaving>) {
         let loss = self.detect_loss();
         let leaving = self.change(|it| it.state.leave(may_signal));
@@ -260,8 +264,8 @@ impl Node {
         (loss, leaving)
     }
 
-    /// Leaves the node as [`leave`](Node::leave) does, but in any phase ([`NodeState::end`]). Also returns the reply to the
-    /// create.
+    /// Leaves the node as [`leave`](Node::leave) does, but also before the create is answered ([`NodeState::end`]).
+    /// Returns the removals of all nodes that may exist, and the reply to the create if it is still awaited.
     pub(crate) fn end(self: &Arc<Self>, may_signal: bool) -> (Vec<Leaving>, Option<Reply<Created>>) {
         if !self.has_left() {
             self.detect_loss();
@@ -288,11 +292,13 @@ impl Node {
         self.changed.notify_waiters();
     }
 
-    /// Checks the lease, the limits and the watch for a loss. Records a loss, unless one is recorded already, and reports
-    /// the loss of a hold. Returns the recorded loss. Sends no request.
+    /// Checks the lease, the limits and the watch for a loss. Records a loss, unless one is recorded already, and
+    /// reports the loss of a hold. Returns the recorded loss. Sends no request. In a forked process, records nothing
+    /// and returns a [`Loss::SessionOver`].
     ///
-    /// Polls the watch on the node, and wakes the waiting tasks if the watch has fired. If the node waits and relies on no
-    /// epoch of the lease yet, it relies on the current epoch from now on.
+    /// Polls the watch on the node, and wakes the waiting tasks if the watch has fired. If the owner waits for the lock
+    /// and relies on no epoch of the lease yet, records that it relies on the current epoch, unless the node [cannot
+    /// rely on it](Lease::lasts_from).
     pub(crate) fn detect_loss(self: &Arc<Self>) -> Option<Loss> {
         let (lease, now) = (&self.lease, self.lease.now());
         if now == FORKED {
@@ -337,8 +343,8 @@ impl Node {
                 // The lease or a limit has ended since the call of `look`, so `look` is called again immediately.
                 None if self.is_holding() => {}
                 Some(left) if self.is_holding() && left < Duration::MAX => {
-                    // While the machine is suspended, a timer stands still but the lease goes on, so one long sleep could
-                    // end after the lease. So the sleep is divided into slices.
+                    // While the machine is suspended, a timer stands still but the lease goes on, so one long sleep
+                    // could end after the lease. So the sleep is divided into slices.
                     let slice = left.min(self.lease.timeout() / 20);
                     let is_awake = tokio::select! {
                         biased;
@@ -368,13 +374,14 @@ impl Node {
         (!left.is_zero()).then_some(left)
     }
 
-    /// Returns the time until the node is given up because of the limit of a hold or use. `None` if no present hold or use
-    /// has a limit, and none was found to have exceeded its limit.
+    /// Returns the time until the node is given up: one stop margin of the lease after the first time limit of a hold
+    /// or use. `None` if no present hold or use has a limit, and none has exceeded its limit.
     pub(crate) fn given_up_in(&self) -> Option<Duration> {
         self.read(|it| it.limits.given_up_in(self.lease.now(), self.lease.margin()))
     }
 
-    /// Returns the path of the node, or `None` while the node is being replaced, and after its owner has left it.
+    /// Returns the path of the node. `None` before an answer has shown the node, while the node is being replaced, and
+    /// after its owner has left it.
     pub(crate) fn standing_path(&self) -> Option<String> {
         self.read(|it| it.standing_path().map(str::to_owned))
     }
@@ -407,7 +414,8 @@ impl Node {
         }
     }
 
-    /// Records that the ensemble's leader has no node at `path`. If this node is at `path`, it is lost.
+    /// Records a loss, because the ensemble's leader has no node at `path`. Does nothing unless this node is still at
+    /// `path`.
     pub(super) fn record_gone_from(&self, path: &str) {
         if self.read(|it| it.standing_path() == Some(path)) {
             self.lose(Loss::Removed);

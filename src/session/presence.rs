@@ -92,7 +92,8 @@ impl CheckResults {
         CheckResults { known, open: divide(0..checks, CHECKS_MAX.min(BYTES_MAX / longest.max(1))) }
     }
 
-    /// Sends the checks that are still to be sent, and records their results. Returns `false` if there was nothing to send.
+    /// Sends the checks that are still to be sent, and records their results. Returns `false` if there was nothing to
+    /// send.
     async fn send_open(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: &RetryLimit) -> bool {
         let parts = self.parts();
         let answers =
@@ -170,7 +171,8 @@ impl<'a> Recheck<'a> {
     }
 
     /// Waits until a check is due. While the connection is lost, no check is due. After the reconnect a new pause
-    /// begins, because the server then delivers the missed events. Never completes once the session is over.
+    /// begins, because the server then delivers the missed events. Never completes once the session is over, or if the
+    /// timer [fires too early](retry::slept).
     pub(crate) async fn pause(&mut self) {
         loop {
             if !retry::slept(self.session, with_jitter(self.pause, random())).await {
@@ -198,8 +200,8 @@ impl<'a> Recheck<'a> {
     }
 }
 
-/// Disconnects from each server that lists one of these nodes, which the ensemble's leader does not have. Returns whether
-/// there was such a server, even if another caller has disconnected first.
+/// Disconnects from each server that lists one of these nodes, which the ensemble's leader does not have. Returns
+/// whether there was such a server, even if another caller has disconnected first.
 ///
 /// The leader's answer that a node is gone has also brought the server up to date. So a server that lists the node
 /// afterwards is wrong.
@@ -222,12 +224,12 @@ pub(crate) async fn leave_if_listed(
     Ok(has_left)
 }
 
-/// Disconnects from each server whose answer about a node still differs from the leader's. Called after a check has shown
-/// a change that no watch reported. Returns whether there was such a server, even if another caller has disconnected
-/// first.
+/// Disconnects from each server whose answer about a node still differs from the leader's. Called after a check has
+/// shown a change that no watch reported. Returns whether there was such a server, even if another caller has
+/// disconnected first.
 ///
-/// A read, which the server answers, is sent between two checks, which the leader answers. The answer to the first check
-/// brings the server up to the leader's state. So if both checks agree and the read differs, the server is wrong.
+/// A read, which the server answers, is sent between two checks, which the leader answers. The answer to the first
+/// check brings the server up to the leader's state. So if both checks agree and the read differs, the server is wrong.
 pub(crate) async fn leave_if_it_differs(
     session: &Arc<dyn Session>,
     path: &str,
@@ -254,8 +256,8 @@ pub(crate) async fn leave_if_it_differs(
     }
 }
 
-/// Disconnects from the server of this connection, which does not agree with the ensemble's leader about the node at `path`.
-/// Does nothing if the connection is lost already, or if another caller has disconnected.
+/// Disconnects from the server of this connection, which does not agree with the ensemble's leader about the node at
+/// `path`. Does nothing if the connection is lost already, or if another caller has disconnected.
 pub(crate) async fn leave(session: &Arc<dyn Session>, connection: u64, path: &str) -> Result<(), Failure> {
     let server = session.server().unwrap_or_else(|| "unknown".to_owned());
     let (on, node) = (Arc::clone(session), path.to_owned());
@@ -285,8 +287,9 @@ fn check_result(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
     results.known.pop()?.ok()
 }
 
-/// Returns whether the ensemble's leader has a node although the server has answered that the node does not exist. If so,
-/// waits until the request to the server may be repeated. If `tries` allows no repetition, connects to another server.
+/// Returns whether the ensemble's leader has a node although the server has answered that the node does not exist. If
+/// so, waits until the request to the server may be repeated. If `tries` allows no repetition, connects to another
+/// server.
 pub(crate) async fn leader_still_has(session: &Arc<dyn Session>, path: &str, tries: &mut RetryLimit) -> Holds {
     let connection = session.store().connection();
     match is_there(session, path, None).await {

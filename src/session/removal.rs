@@ -1,11 +1,13 @@
 //! The removal of a node that this library has created. The state machine [`Leaving`] decides the steps, and this
 //! module sends the request of each step.
 //!
-//! A late create is a lost create that may be carried out after its owner has looked for its node and left. When a session
-//! has moved to another server, the ensemble refuses the requests that its former server sends late. But if the session
-//! comes back to a server that was stopped or cut off, that server may still have a create. The leader then takes the
-//! create for a request of the new connection. The server sends the create before the requests of that connection, so a new
-//! listing shows the node.
+//! A late create is a create without an answer that is carried out after its owner has looked for its node and left:
+//! 1. Server A gets the create, and is stopped or cut off before it sends the create to the leader.
+//! 2. The session moves to server B, which shows no node, and the owner leaves.
+//! 3. The session comes back to A, and A sends the create. The leader takes it for a request of the new connection.
+//!    (While the session is at B, the ensemble refuses a request of this session from A.)
+//!
+//! A sends the create before the requests of the new connection. So a listing after the reconnect shows the node.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::ready;
@@ -27,11 +29,13 @@ use crate::telemetry::meter::GaugeGuard;
 use crate::telemetry::names;
 
 /// The number of session timeouts for which a server may keep a request that it has not sent to the leader. A follower
-/// keeps such a request for `syncLimit` ticks, by default 5, and a session timeout is 2 ticks or more.
+/// keeps such a request for at most `syncLimit` ticks, and a session timeout is at least 2 ticks. So 10 session
+/// timeouts suffice for a `syncLimit` of up to 20. The default is 5.
 const KEPT_FOR: u32 = 10;
 
-/// Removes a node. Sends the first request before this function returns, unless the connection is lost. The removal goes on in
-/// the background even if the returned reply is dropped. `creating` is the reply to the node's create, if it is still awaited.
+/// Removes a node. Sends the first request before this function returns, unless the connection is lost. The removal
+/// goes on in the background even if the returned reply is dropped. `creating` is the reply to the node's create, if it
+/// is still awaited.
 pub(crate) fn remove(
     session: &Arc<dyn Session>,
     node: &Node,
@@ -45,7 +49,8 @@ pub(crate) fn remove(
 }
 
 impl SessionStore {
-    /// Records that a create of the owner with this tag may be carried out late, within the next `KEPT_FOR` session timeouts.
+    /// Records that a create of the owner with this tag may be carried out late, within the next `KEPT_FOR` session
+    /// timeouts.
     fn expect_late(&self, directory: &Arc<str>, tag: &Tag) {
         let now = self.lease().now();
         let until = now.saturating_add(KEPT_FOR * self.lease().timeout());
@@ -173,7 +178,8 @@ impl Remover {
         {
             return answer;
         }
-        // The turn ends here, because this request may never be answered, and no other removal may wait for it.
+        // The permit of `late_removals` is released, because this request may never be answered, and the other removals
+        // must go on.
         drop(turn);
         deleted.await
     }

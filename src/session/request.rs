@@ -140,8 +140,8 @@ pub enum Operation {
 /// Returns the size in bytes of one request with these operations. The backend prepends `root` bytes to each path, and
 /// the ACL of a created node takes `acl` bytes.
 pub(crate) fn bytes(operations: &[Operation], root: usize, acl: usize) -> usize {
-    // In ZooKeeper's wire format, a length or a version takes four bytes. A header of nine bytes stands before each
-    // operation, and after the last one.
+    // In ZooKeeper's wire format, a length, a version or the flags of a create take four bytes. The header of the
+    // request takes eight bytes. A header of nine bytes stands before each operation, and after the last one.
     let text = |text: &str| 4 + root + text.len();
     let each = operations.iter().map(|operation| match operation {
         Operation::Create { path, data, .. } => text(path) + 4 + data.len() + acl + 4,
@@ -204,8 +204,8 @@ pub enum Event {
     Changed,
     /// The node was deleted.
     Deleted,
-    /// While the connection was lost, the node or its children may have changed. The owner of the watch must look again.
-    /// This event never proves a hand-off, because it does not come from the change itself.
+    /// While the connection was lost, the node or its children may have changed. The owner of the watch must look
+    /// again. This event never proves a hand-off, because it does not come from the change itself.
     LookAgain,
     /// The session is over, and no further event comes.
     Over,
@@ -309,7 +309,8 @@ pub enum Failure {
     /// Not carried out, for a reason that a person must resolve. The text gives the reason.
     #[error("refused: {0}")]
     Refused(String),
-    /// The server and the leader do not agree about a node, and no other server is left.
+    /// The server and the leader do not agree about a node, and no other server is left. The request may or may not
+    /// have been carried out.
     #[error("{}", disagreement(.node, .server))]
     Diverged {
         /// The path of the node.
@@ -320,7 +321,8 @@ pub enum Failure {
     /// Not carried out: no server could be reached.
     #[error("no server could be reached: {0}")]
     Unreachable(String),
-    /// The session is over, and its ephemeral nodes are gone or will be.
+    /// The session is over, and its ephemeral nodes are gone or will be. The request may or may not have been carried
+    /// out.
     #[error("{0}")]
     Over(Ending),
     /// The request may or may not have been carried out.
@@ -336,8 +338,8 @@ pub enum Failure {
     },
 }
 
-/// Returns the message about a server and a leader that do not agree about a node. The message does not say which of them
-/// is wrong, because the leader may have lost the node.
+/// Returns the message about a server and a leader that do not agree about a node. The message does not say which of
+/// them is wrong, because the leader may have lost the node.
 pub(crate) fn disagreement(node: &str, server: &str) -> String {
     format!(
         "{node}: the server {server} and the leader do not agree about it, and no other server is left: zklock check, \
@@ -352,7 +354,8 @@ impl Failure {
     }
 }
 
-/// Returns whether the reply proves that a quorum committed the request, and thus that the session was alive.
+/// Returns whether the reply to a write or a transaction proves that a quorum committed the request, and thus that the
+/// session was alive.
 pub(crate) fn is_from_quorum<T>(answer: &Result<T, Failure>) -> bool {
     match answer {
         Ok(_) => true,
@@ -427,8 +430,8 @@ pub enum HoldState {
     },
 }
 
-/// Writes a text for people: `held`, or for example `lost: the session expired` or `suspect: lost in 2s 300ms unless the
-/// connection comes back`.
+/// Writes a text for people: `held`, or for example `lost: the session expired` or `suspect: lost in 2s 300ms unless
+/// the connection comes back`.
 impl fmt::Display for HoldState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -28,8 +28,8 @@ impl RetryLimit {
     /// node.
     pub(crate) const DENIALS: RetryLimit = RetryLimit { made: 0, most: 3 };
     /// No limit, for work that must be done, such as the removal of a node. The work ends once an answer comes or the
-    /// session is over. A session that cannot reach the ensemble is over after 1.4 session timeouts at the latest. So a
-    /// release, which waits for this work, also ends.
+    /// session is over. A client that cannot reach the ensemble ends the session itself after about 1.5 session
+    /// timeouts. So a release, which waits for this work, also ends.
     pub(crate) const ENDLESS: RetryLimit = RetryLimit { made: 0, most: u32::MAX };
 
     /// The limit for a request that is sent once.
@@ -139,8 +139,8 @@ pub(crate) async fn data(
     node.map(Some).or_else(none_without_node)
 }
 
-/// Fails if the node's ACL is wider than this client's own ACL, and this client refuses such nodes. The request for the ACL
-/// is sent before this function returns.
+/// Fails if the node's ACL is wider than this client's own ACL, and this client refuses such nodes. The request for the
+/// ACL is sent before this function returns.
 pub(crate) fn check_rights(session: &Arc<dyn Session>, path: &str) -> impl Future<Output = Result<(), Failure>> + Send {
     let mut first = session.refuses_wider_rights().then(|| session.wider_rights(path));
     async move {
@@ -168,8 +168,8 @@ pub(crate) fn none_without_node<T: Default>(failure: Failure) -> Result<T, Failu
 }
 
 /// Polls the work once on the calling thread, and spawns the rest on the thread of the sessions. So the work goes on
-/// even if the caller is never polled again. The waker of the first poll does nothing, but the spawned task is polled at
-/// once, so no wake-up is lost.
+/// even if the caller is never polled again. The waker of the first poll does nothing, but the spawned task is polled
+/// at once, so no wake-up is lost.
 pub(crate) fn begin(session: &Arc<dyn Session>, work: impl Future<Output = ()> + Send + 'static) {
     let mut task: Task = Box::pin(work);
     if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {

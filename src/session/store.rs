@@ -40,11 +40,11 @@ pub struct SessionStore {
     pub(super) renewal_wake: Notify,
     /// Notified when the connection is lost or back, and when the session is over.
     link_changed: Notify,
-    /// Our nodes on which the task `keep_alive` has not requested a watch yet. The list's `wake` also tells that task of
-    /// a hand-off to check.
+    /// Our nodes on which the task `keep_alive` has not requested a watch yet. The list's `wake` also tells that task
+    /// of a hand-off to check.
     pub(crate) unwatched: Arc<Unwatched>,
-    /// The highest zxid that [`SessionStore::record_zxid`] was given. This is an atomic outside `record`, because a backend
-    /// may report a zxid while the backend holds a mutex of its own.
+    /// The highest zxid that [`SessionStore::record_zxid`] was given. This is an atomic outside `record`, because a
+    /// backend may report a zxid while the backend holds a mutex of its own.
     newest_zxid: AtomicI64,
     /// Limits the removals of nodes that are under way after a loss of the connection, so that no heartbeat waits for
     /// thousands of removals.
@@ -57,22 +57,22 @@ pub(super) struct Record {
     pub(super) nodes: HashMap<u64, Arc<Node>>,
     /// How many nodes [`SessionStore::new_node`] has made. This is also the number of the newest node.
     nodes_made: u64,
-    /// The number of times that the connection was lost.
+    /// The number of the present connection: how often a connection was lost before.
     connection: u64,
-    /// The lock directories in which the server has refused the write that signals a release, and until when this session
-    /// sends no such write there.
+    /// The lock directories in which the server has refused the write that signals a release, and until when this
+    /// session sends no such write there.
     pub(super) signals_refused: HashMap<Arc<str>, Moment>,
     /// The hand-offs (releases that waiters took as their grants) to check, by the path of the releasing holder's node.
     pub(super) hand_offs: HashMap<Arc<str>, HandOff>,
-    /// The last hand-off whose check was passed. If the same hand-off grants the lock to another contender later, that grant
-    /// needs no check.
+    /// The last hand-off whose check was passed. If the same hand-off grants the lock to another contender later, that
+    /// grant needs no check.
     pub(super) last_confirmed: Option<Arc<str>>,
     /// The nodes that this process no longer keeps between uses, and deletes after the last use.
     closing: Vec<Weak<Node>>,
     /// When the renewal of the lease runs next, on the session's clock.
     pub(super) renewal: Moment,
-    /// The creates that the ensemble may carry out after their owner has left, the oldest first. Each has the moment until
-    /// which it is expected, the directory, and the owner's tag.
+    /// The creates that the ensemble may carry out after their owner has left, the oldest first. Each has the moment
+    /// until which it is expected, the directory, and the owner's tag.
     pub(super) late_creates: VecDeque<(Moment, Arc<str>, Tag)>,
     /// The directories that are being listed.
     pub(super) listings: HashMap<Arc<str>, Listings>,
@@ -129,8 +129,8 @@ impl SessionStore {
 
     /// Records that the ensemble created the session, in answer to a handshake sent at `sent` or later.
     pub fn began(&self, sent: Moment) {
-        // The lease had run out before this answer. The answer may have renewed it, so a later check could find the lease
-        // valid and miss the loss of a hold. So the loss of every hold is recorded now.
+        // If the lease had run out, this answer may have renewed it, so a later check could find the lease valid and
+        // miss the loss of a hold. So the loss of every hold is recorded now.
         if self.lease.began(sent) {
             self.detect_all_losses();
         }
@@ -183,7 +183,8 @@ impl SessionStore {
         let _panicked = catch_panic(|| self.link_changed.notify_waiters());
     }
 
-    /// Records the end of the session, unless an earlier end is recorded. All nodes that are not lost yet are then lost.
+    /// Records the end of the session, unless an earlier end is recorded. All nodes that are not lost yet are then
+    /// lost.
     pub fn end(&self, why: Ending) {
         self.end_lease(why);
         // The end of the session is recorded as the loss of every node that is not lost yet, before an event can report
@@ -194,7 +195,8 @@ impl SessionStore {
         let _panicked = catch_panic(|| self.link_changed.notify_waiters());
     }
 
-    /// Records the end of the session, but reports no loss yet. The caller must then call [`SessionStore::end`].
+    /// Records the end of the session, but reports no loss yet, because reporting a loss calls wakers. A backend calls
+    /// this method while it holds a mutex of its own, and [`SessionStore::end`] after it has released the mutex.
     pub(crate) fn end_lease(&self, why: Ending) {
         let lost = self.lease.lost_since();
         if self.lease.end(why) {
@@ -213,8 +215,8 @@ impl SessionStore {
         self.until(Lease::ending).await
     }
 
-    /// Waits until `awaited` returns a value. Calls `awaited` at once, after each change of the connection, and at the end of
-    /// the session.
+    /// Waits until `awaited` returns a value. Calls `awaited` at once, after each change of the connection, and at the
+    /// end of the session.
     pub(crate) async fn until<T>(&self, awaited: impl Fn(&Lease) -> Option<T>) -> T {
         loop {
             // The future is made before the lease is read, so that a change in between is not missed.
@@ -231,8 +233,8 @@ impl SessionStore {
         self.newest_zxid.fetch_max(zxid, Ordering::AcqRel);
     }
 
-    /// Returns the highest zxid that was recorded so far, or 0 before the first one. Every write that this session sends
-    /// after this call gets a higher zxid.
+    /// Returns the highest zxid that was recorded so far, or 0 before the first one. Every write that this session
+    /// sends after this call gets a higher zxid.
     pub(crate) fn newest_zxid(&self) -> i64 {
         self.newest_zxid.load(Ordering::Acquire)
     }
@@ -270,8 +272,9 @@ impl SessionStore {
         self.record.lock().nodes.remove(&node.number);
     }
 
-    /// Returns how often the connection was lost. If this count is the same at two answers, both came on the same
-    /// connection.
+    /// Returns how often the connection was lost. A connection that breaks before it is reported as back is not
+    /// counted. Two answers that came while the session was connected came on the same connection if this count is the
+    /// same at both.
     pub fn connection(&self) -> u64 {
         self.record.lock().connection
     }
@@ -307,11 +310,12 @@ impl SessionStore {
         closing.into_iter().filter_map(name).collect()
     }
 
-    /// Calls [`Node::detect_loss`] on each node, which records and reports a loss if there is one. Then wakes every task
-    /// that waits for a change of a node.
+    /// Calls [`Node::detect_loss`] on each node, which records and reports a loss if there is one. Then wakes every
+    /// task that waits for a change of a node.
     pub(crate) fn detect_all_losses(&self) {
         for node in self.all() {
-            // A loss calls the wakers of callers. If a waker panics, the losses of the other nodes must still be recorded.
+            // A loss calls the wakers of callers. If a waker panics, the losses of the other nodes must still be
+            // recorded.
             let _panicked = catch_panic(|| node.detect_loss());
         }
         self.notify_all();

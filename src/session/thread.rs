@@ -1,8 +1,9 @@
-//! The thread that serves the sessions. It runs their tasks (heartbeats, removals), reads the sockets of the client crate
-//! and fires timers, so that no answer has to switch threads.
+//! The thread that serves the sessions. It runs their tasks (heartbeats, removals), reads the sockets of the client
+//! crate and fires timers, so that no answer is passed from one thread to another.
 //!
-//! Because of this thread, a program that blocks its own runtime, or has none, loses no lock, and the nodes of its dropped
-//! guards are still deleted. The thread calls the wakers of callers' tasks, which must return soon, as on any executor.
+//! Because of this thread, a program that blocks its own runtime, or has none, loses no lock, and the nodes of its
+//! dropped guards are still deleted. The thread calls the wakers of callers' tasks, which must return soon, as on any
+//! executor.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -32,8 +33,8 @@ pub(crate) fn sleep(duration: Duration) -> impl Future<Output = ()> + Send + use
 /// The background thread of this process. The thread runs while a client or a session has an `Arc` of it.
 static BACKGROUND: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
 
-/// The id of the process that has connected, or 0 before the first connect. A forked child lacks the threads of the client
-/// crate and of this library, so connections in the child would not be served.
+/// The id of the process that has connected, or 0 before the first connect. A forked child lacks the threads of the
+/// client crate and of this library, so connections in the child would not be served.
 static PROCESS: of_process::AtomicU32 = of_process::AtomicU32::new(0);
 
 /// Returns whether this process was forked after its parent had connected. This function reads the clock
@@ -42,13 +43,13 @@ pub(crate) fn is_forked() -> bool {
     since_boot_here() == FORKED
 }
 
-/// The time that [`since_boot_here`] returns in a forked process. This time is later than the end of any lease, so every
-/// lease that the fork has copied is invalid in the child.
+/// The time that [`since_boot_here`] returns in a forked process. This time is later than the end of any lease, so
+/// every lease that the fork has copied is invalid in the child.
 pub(crate) const FORKED: Moment = Duration::from_secs(1 << 40);
 
-/// The shortest time between two calls of `std::process::id`, in nanoseconds. The call enters the kernel, which would be slow
-/// for a hold that is checked millions of times a second. A fork usually takes longer than this time, so the child's first
-/// check calls `std::process::id`.
+/// The shortest time between two calls of `std::process::id`, in nanoseconds. The call enters the kernel, which would
+/// be slow for a hold that is checked millions of times a second. A fork usually takes longer than this time, so the
+/// child's first check calls `std::process::id`.
 const FORK_CHECK_EVERY: u64 = 20_000;
 
 /// When `std::process::id` was last called, in nanoseconds since boot.
@@ -87,7 +88,8 @@ impl<F: Future> Future for Guarded<F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(task) = &mut self.0 else { return Poll::Pending };
-        // The thread is silenced again at each poll, because the user may set a `tracing` subscriber at any time.
+        // The user may set a `tracing` subscriber at any time. So before each poll, this call keeps the events of other
+        // crates on this thread away from the subscriber.
         log::silence_this_thread();
         let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
         polled.map_or_else(|panicked| Poll::Ready(Err(panicked)), |polled| polled.map(Ok))
@@ -141,7 +143,8 @@ impl BackgroundThread {
         Ok(BackgroundThread { executor, sessions: Mutex::default(), _stop: stop })
     }
 
-    /// Runs a task. If the task panics, only this task ends.
+    /// Runs a task in the background. If the task panics, only this task ends. If the thread has ended, the task is
+    /// dropped.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.begin(task).into_iter().for_each(FallibleTask::detach);
     }

@@ -1,5 +1,5 @@
-//! The request for the watch on one of our nodes, by a contender that waits or by the task `keep_alive`. [`Node`] stores
-//! the watch and receives its event.
+//! The request for the watch on one of our nodes, by a contender that waits or by the task `keep_alive`. [`Node`]
+//! stores the watch and receives its event.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -21,9 +21,9 @@ impl Node {
     /// Sends a request for a watch on this node before this function returns. The returned future stores the watch.
     /// Returns `None` if a watch was requested already, or if no watch is needed.
     ///
-    /// If the server answers that the node does not exist, the ensemble's leader is asked. If the leader does not have the
-    /// node either, the hold or the wait is lost. If the leader has the node, this client connects to another server. If
-    /// there is no other server, the future returns [`Failure::Diverged`], and the hold or the wait goes on.
+    /// If the server answers that the node does not exist, the ensemble's leader is asked. If the leader does not have
+    /// the node either, the hold or the wait is lost. If the leader has the node, this client connects to another
+    /// server. If there is no other server, the future returns [`Failure::Diverged`], and the hold or the wait goes on.
     pub(crate) fn request_watch(
         self: &Arc<Self>,
         session: &Arc<dyn Session>,
@@ -38,8 +38,8 @@ impl Node {
     }
 }
 
-/// Returns the watch on a node. `watch` is the awaited answer to a request for that watch, which was sent on the connection
-/// number `connection`. If only the leader has the node, requests the watch again from another server.
+/// Returns the watch on a node. `watch` is the awaited answer to a request for that watch, which was sent on the
+/// connection number `connection`. If only the leader has the node, requests the watch again from another server.
 async fn await_watch(
     session: &Arc<dyn Session>,
     path: &str,

@@ -1,4 +1,5 @@
-//! Tests of the hand-offs of a session, without a backend. The tests of the requests of a check are in `keep_alive/tests.rs`.
+//! Tests of the hand-offs of a session, without a backend. The tests of the requests of a check are in
+//! `keep_alive/tests.rs`.
 
 use std::time::Duration;
 

@@ -305,7 +305,8 @@ async fn a_denied_watch_ends_a_hold_if_the_leader_agrees() {
     assert_eq!(holder.detect_loss(), Some(Loss::Removed));
 }
 
-/// Requests a check of the hand-off by a holder that has left, and lets the check end. Returns how many listings it sent.
+/// Requests a check of the hand-off by a holder that has left, and lets the check end. Returns how many listings it
+/// sent.
 async fn checked(session: &Stub<Noted>, granted: &Arc<Node>) -> usize {
     let path = "/a/gone-WRITE-0000000001";
     session.wrong.lock().unwrap().push((path.to_owned(), Failure::NoNode));

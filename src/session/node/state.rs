@@ -15,8 +15,9 @@
 //! | any | the owner gives the node back, or is dropped | `Left` |
 //!
 //! A node is lost if the session is over, if the lease has run out since the grant (for a waiter: since the lease was
-//! first valid), if the hold exceeded its limit, if the node was removed, or if a stranger forged the grant. The first of
-//! these losses is recorded, and the phase stays. The owner still leaves the node, so that it is deleted if it exists.
+//! first valid), if the hold exceeded its limit, if the node was removed, or if a stranger forged the grant. The first
+//! of these losses is recorded, and the phase stays. The owner still leaves the node, so that it is deleted if it
+//! exists.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -43,7 +44,8 @@ pub enum Phase {
     /// The node is being replaced by another one. The node is held in this epoch of the lease, or waits (`None`). The
     /// deletion of the old node is then no loss.
     Moving(Option<u64>),
-    /// The owner has left the node, if there was one. The node is being deleted or is deleted, or its deletion was refused.
+    /// The owner has left the node, if there was one. The node is being deleted or is deleted, or its deletion was
+    /// refused.
     Left,
 }
 
@@ -167,8 +169,9 @@ pub struct NodeState {
     is_reported: bool,
     /// Whether a watch on this node was requested, and neither failed nor fired since.
     is_watched: bool,
-    /// Whether the owner, while it waited, has requested that the nodes kept between uses in this directory be given up. If so,
-    /// an event of the watch on the directory does not show that another contender has requested this.
+    /// Whether the owner, while it waited, has requested that the nodes kept between uses in this directory be given
+    /// up. If so, an event of the watch on the directory may come from the owner's own request, and does not prove that
+    /// another contender has made one.
     pub(crate) asked_itself: bool,
     /// The number of commits of a shared value under this node so far, which is also the id of the last one.
     commits: u32,
@@ -205,8 +208,8 @@ impl NodeState {
         self.creation.sent = self.creation.sent.min(now);
     }
 
-    /// Records that the create failed, or that its answer was lost. Returns the next step of the acquisition. `is_listed`
-    /// says whether the listing that was sent after the create shows a node of this owner.
+    /// Records that the create failed, or that its answer was lost. Returns the next step of the acquisition.
+    /// `is_listed` says whether the listing that was sent after the create shows a node of this owner.
     ///
     /// # Errors
     /// `failure`, if another create cannot help, or if [`CREATES_MAX`] earlier creates have failed for the same reason.
@@ -279,8 +282,8 @@ impl NodeState {
         }
     }
 
-    /// Records that the node was not replaced. Called only if no permit was or will be created in its place. A READ node
-    /// that was to replace it may exist, as an orphan.
+    /// Records that the node was not replaced. Called only if no permit was or will be created in its place. But if the
+    /// replacement was a downgrade whose answer was lost, the new READ node may exist, and then is an orphan.
     pub fn cancel_move(&mut self) {
         self.may_have_orphan |= self.may_be_reader();
         self.unseen = None;
@@ -297,8 +300,11 @@ impl NodeState {
         true
     }
 
-    /// Leaves the node, and returns its removal. Returns `None` if there is no node, or if the owner has left it
-    /// before. With `may_signal`, the removal of a writer that held the lock also signals the release to waiters.
+    /// Leaves the node, and returns its removal. Returns `None` if no answer has shown the node, or if the owner has
+    /// left it before.
+    ///
+    /// With `may_signal`, the removal of a writer that held the lock also signals the release to waiters, unless the
+    /// hold came from a forged hand-off, or the dialect has no hand-offs.
     pub fn leave(&mut self, may_signal: bool) -> Option<Leaving> {
         if !self.has_node() {
             return None;
@@ -326,8 +332,8 @@ impl NodeState {
         }
         let node = self.leave(may_signal);
         self.phase = Phase::Left;
-        // The node in the queue is removed first. An exchange that is still under way then fails, so that it cannot create
-        // a permit after the removal of the permit.
+        // The node in the queue is removed first. An exchange that is still under way then fails, so that it cannot
+        // create a permit after the removal of the permit.
         let outside = self.unseen.take().map(Leaving::delete);
         let orphans = std::mem::take(&mut self.may_have_orphan).then_some(Leaving::Listing);
         node.into_iter().chain(outside).chain(orphans).collect()
@@ -345,9 +351,9 @@ impl NodeState {
 
     /// Records the loss that the evidence shows, if there is one, unless an earlier loss is recorded.
     ///
-    /// Must be called before an event of the watch is [recorded](NodeState::heard). If the process was stopped for long, the
-    /// lease has run out and the server has removed the node. The end of the lease must then be recorded as the loss,
-    /// because it is the cause of the removal.
+    /// Must be called before an event of the watch is [recorded](NodeState::heard). If the process was stopped for
+    /// long, the lease has run out and the server has removed the node. The end of the lease must then be recorded as
+    /// the loss, because it is the cause of the removal.
     pub(crate) fn record_loss(&mut self, evidence: &Evidence) {
         let since = match self.phase {
             Phase::Holding(epoch) | Phase::Moving(Some(epoch)) => Some(epoch),
@@ -453,7 +459,7 @@ impl NodeState {
 
     /// Returns the orphans among these names: other nodes of this owner, which exist if the answer to a create was
     /// lost. The caller must have listed the names after a write that this session sent later than that create, so that
-    /// they contain every orphan. Returns none if there may be no orphan, or if this owner has no node now.
+    /// they contain every orphan. Returns none if no orphan is possible, or if this owner has no node now.
     pub fn orphans(&self, names: &[String]) -> Vec<String> {
         let (looks, me) = (self.may_have_orphan && self.has_node(), &self.name);
         let has_our_tag = |name: &str| me.dialect().split(name).is_some_and(|(tag, _)| tag == me.tag());

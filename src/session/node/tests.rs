@@ -223,7 +223,8 @@ fn a_lapse_during_a_look_is_found_by_the_next_look() {
     assert_eq!(found, Poll::Ready(Loss::LeaseRanOut));
 }
 
-/// A tokio timer stands still while the machine is suspended, but the lease goes on, as the lease's clock does in this test.
+/// A tokio timer stands still while the machine is suspended, but the lease goes on, as the lease's clock does in this
+/// test.
 #[tokio::test(start_paused = true)]
 async fn a_holder_learns_of_a_suspend_within_300_ms() {
     let (node, expire) = expiring();

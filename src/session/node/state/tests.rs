@@ -61,7 +61,8 @@ fn of_each_phase() -> Vec<NodeState> {
     vec![absent(Mode::Write), coming, waiting(), holding(), moving, changing, left]
 }
 
-/// Returns the path of the node that this removal deletes, and whether the deletion signals the release.
+/// Returns what this removal deletes (a path, or words for a node without a known path), and whether the deletion
+/// signals the release.
 fn removed(leaving: &Leaving) -> (&str, bool) {
     match leaving {
         Leaving::Coming { lists_after: false } => ("the created node", false),
