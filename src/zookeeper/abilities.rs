@@ -5,11 +5,14 @@
 //! the connection without an answer, which ends the session.
 //!
 //! A lost answer alone proves nothing, because each break of a connection loses answers. So a session counts a feature
-//! as lacking if an answer says so. Without such an answer, the servers must have closed two connections of the session
-//! over requests for the feature, with no other answer to such a request in between, and the second connection must have
-//! answered a read first ([`Ability::test`]). Both breaks may still be chance, so the next session tries the feature
-//! again. On ClickHouse Keeper the next try would end the next session, too. So the whole client notes once that its
-//! servers are ClickHouse Keeper ([`KeeperMark`]).
+//! as lacking only in two cases:
+//! - An answer says that the server does not know the request.
+//! - Two connections of the session broke while a request for the feature was not answered. In between, no such request
+//!   was carried out or refused. The second connection had answered a read before ([`Ability::test`]).
+//!
+//! In the second case both breaks may be chance, so the next session tries the feature again. On ClickHouse Keeper each
+//! try would end a session. So all sessions of a client share one mark that the servers are ClickHouse Keeper
+//! ([`KeeperMark`]).
 
 use std::error::Error;
 use std::sync::Arc;
@@ -26,11 +29,11 @@ use crate::telemetry::log::emit;
 pub(crate) struct KeeperMark(AtomicBool);
 
 impl KeeperMark {
-    /// Takes the servers for ClickHouse Keeper if the id of a session is from 1 to 2^28 - 1. ClickHouse Keeper counts sessions
-    /// up from one (`KeeperStorage`), unless its data came from ZooKeeper. A session id of ZooKeeper has the server's
-    /// configured id in its highest byte, and from bit 16 on the milliseconds between the start of the machine and the
-    /// start of the server (`SessionTrackerImpl`). So only a server 0 that starts within 4 s after its machine gives
-    /// such a low id.
+    /// Takes the servers for ClickHouse Keeper if the id of a session is from 1 to 2^28 - 1. ClickHouse Keeper counts
+    /// sessions up from one (`KeeperStorage`), unless its data came from ZooKeeper. A session id of ZooKeeper has the
+    /// server's configured id in its highest byte, and from bit 16 on the milliseconds between the start of the machine
+    /// and the start of the server (`SessionTrackerImpl`). So ZooKeeper gives an id below 2^28 only if a server with
+    /// the id 0 starts within 4 s after its machine.
     pub(crate) fn learn_from_session_id(&self, session: i64) {
         if (1..1 << 28).contains(&session) {
             self.set();
@@ -104,9 +107,9 @@ impl Ability {
         *self.verdict.lock() == Verdict::Lacking
     }
 
-    /// Tests this connection before a request for the feature. If an earlier such request was lost with another
-    /// connection, reads a node, and fails if the read is not answered. The end of a connection that answers nothing
-    /// would say nothing about the feature.
+    /// Tests this connection before a request for the feature. If an earlier connection broke during a request for the
+    /// feature, reads a node, and fails if the read is not answered. Without this read, the connection may break for
+    /// another reason than the feature.
     pub(crate) async fn test(&self, connection: u64, client: &zk::Client) -> Result<(), Failure> {
         let verdict = *self.verdict.lock();
         if verdict.is_open_on(connection) {
@@ -146,15 +149,15 @@ impl Ability {
 enum Verdict {
     #[default]
     Open,
-    /// The servers have closed this connection over a request for the feature. The connection's number is the
-    /// [count](crate::session::store::SessionStore::connection) of the session's store.
+    /// This connection broke during a request for the feature. The number is the one that
+    /// [`SessionStore::connection`](crate::session::store::SessionStore::connection) returns.
     ClosedOn(u64),
     Lacking,
 }
 
 impl Verdict {
     /// Returns whether a request for the feature may be sent on this connection without a test of the connection.
-    /// Returns `false` if the latest evidence is that the servers closed another connection because of such a request.
+    /// Returns `false` if another connection broke during the last request for the feature.
     fn is_open_on(self, connection: u64) -> bool {
         !matches!(self, Verdict::ClosedOn(earlier) if earlier != connection)
     }
@@ -170,8 +173,8 @@ impl Verdict {
             }
             Err(Unimplemented) => return Verdict::Lacking,
             Err(ConnectionLoss) => true,
-            // The error of a reset connection has a source, the system's error. The error of a connection that the
-            // client has given up, because nothing came on it, has no source.
+            // The error of a reset connection has a source, the system's error. The error of a silent connection, which
+            // the client has given up, has no source.
             Err(Custom(error)) => error.source().is_some(),
             Err(_) => false,
         };
@@ -249,7 +252,8 @@ mod tests {
 
     #[test]
     fn an_answer_that_says_so_is_believed_at_once() {
-        // During an upgrade, a server of the older version may answer after one of the newer version.
+        // During an upgrade, a session may move from a new server, which knows the request, to an old one. The numbers
+        // of the connections do not matter here.
         assert_eq!(after(&[(DONE, 0), (UNIMPLEMENTED, 0)]), Verdict::Lacking);
         assert_eq!(after(&[(UNIMPLEMENTED, 0), (CLOSED, 0), (NOTHING, 1)]), Verdict::Lacking);
     }

@@ -90,14 +90,14 @@ impl ZooKeeper {
 
     /// Returns whether this client is connected, for readiness probes.
     ///
-    /// The call returns immediately. While connected, the call sends no request. A client has a session from the moment
-    /// it is made. If the client has several sessions, the call returns the state of the oldest live one, because the
-    /// next acquisition will likely use that session. Between two sessions the state is
-    /// [`Connecting`](ConnectionState::Connecting), from the moment at which the last session lost its connection.
+    /// The call returns immediately. While connected, the call sends no request. If the client has several sessions,
+    /// the call returns the state of the oldest live session, because the next acquisition will likely use that
+    /// session. Between two sessions the state is [`Connecting`](ConnectionState::Connecting). Its time counts from the
+    /// moment at which the last session lost its connection.
     ///
-    /// While not connected, a call has two effects, in the background and at most once a second. The call replaces a
-    /// session that is over by a new one, as an acquisition would do. The call also probes each server, on a new
-    /// connection, for the [reason](ConnectionState::Connecting::why). So the first results may lack the reason.
+    /// While not connected, a call has two effects, in the background and at most once a second. If no session is live,
+    /// the call opens a new one, as an acquisition would do. The call also probes each server, on a new connection, for
+    /// the [reason](ConnectionState::Connecting::why). So the first results may lack the reason.
     ///
     /// `Connected` does not say whether a lock is held. A guard's [`state`](crate::Hold::state) says that.
     ///
@@ -134,8 +134,8 @@ impl ZooKeeper {
         sessions.iter().find(|session| session.lease().ending().is_none()).map(|session| session.timeout())
     }
 
-    /// Ends every session, which deletes all nodes of the sessions. Returns when the server has confirmed the end, or
-    /// after one session timeout without a confirmation.
+    /// Ends every session, which deletes all nodes of the sessions. Waits until the servers have confirmed the end, for
+    /// one session timeout at most. Then also waits up to 250 ms for the subscriber of `tracing` to receive the events.
     ///
     /// Guards are lost, waiting acquisitions fail, and new ones are refused with [`Error::Closed`].
     ///
@@ -256,11 +256,12 @@ impl fmt::Debug for ZooKeeper {
 }
 
 impl Drop for Sessions {
-    /// Closes the sessions, and waits up to 250 ms for the server to end them. Without the wait, a program that ends
-    /// right after its last guard would leave the lock taken for a whole session timeout.
+    /// Drops the sessions, and waits until the servers have ended those that are connected. Then waits for the log
+    /// subscriber. Both waits together take at most 250 ms. Without the first wait, a program that ends right after its
+    /// last guard would leave the lock taken for a whole session timeout.
     ///
-    /// Every guard keeps these `Sessions` alive. So when this drop runs, only background removals of nodes still use a
-    /// session, and the session is closed when its last removal is done.
+    /// Each guard has a reference to these `Sessions`. So when this drop runs, only background removals of nodes still
+    /// use a session. The session is closed after its last removal.
     fn drop(&mut self) {
         if is_forked() {
             // The sessions belong to the parent process. They are not dropped, because a thread of the parent may have
@@ -272,6 +273,7 @@ impl Drop for Sessions {
         let connected = sessions.iter().filter(|it| it.lease().is_connected());
         let leaving: Vec<_> = connected.map(|it| it.follower.clone()).collect();
         drop(sessions);
+        // The library's threads end the sessions and deliver the events, so a wait on one of them would be in vain.
         if user_thread::is_library_thread() {
             return;
         }
@@ -292,7 +294,7 @@ impl Sessions {
         if is_forked() { Some(Ending::Forked) } else { closed() }
     }
 
-    /// Returns a slot on the first live session that has room. Also drops each session that is over, and reports the
+    /// Returns a slot on the oldest live session that has room. Also drops each session that is over, and reports the
     /// end of the oldest of these to [`Outage`]. Of the live sessions, keeps the oldest and those that are in use.
     fn reuse_session(&self, own_bytes: usize) -> Option<SessionSlot> {
         let mut sessions = self.sessions.lock();
@@ -314,8 +316,9 @@ impl Sessions {
         session_slot
     }
 
-    /// Returns the state of the session that the next acquisition will use. If the session is not connected, also probes
-    /// the servers for the reason, at most once a second, and opens a new session if the session is over.
+    /// Returns the state of the oldest live session, which the next acquisition uses if the session has room. If that
+    /// session is not connected, or no session is live, also probes the servers for the reason, at most once a second.
+    /// With the probe, opens a new session if no session is live.
     fn state(self: &Arc<Self>) -> ConnectionState {
         if self.closed_as().is_some() {
             return ConnectionState::Closed;
@@ -343,8 +346,8 @@ impl Sessions {
     /// of callers that are dropped leave only one attempt behind.
     fn slot_or_opening(self: &Arc<Self>, own_bytes: usize) -> Result<SessionSlot, Opening> {
         let mut opening = self.opening.lock();
-        // `opening` is locked here. An attempt adds its session before it clears `opening`, so a session that has just
-        // been opened is found.
+        // An attempt adds its session before it clears `opening`, which is locked here. So if no attempt is under way,
+        // the session of the last attempt is found.
         if let Some(session_slot) = self.reuse_session(own_bytes) {
             return Ok(session_slot);
         }

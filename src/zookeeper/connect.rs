@@ -35,8 +35,8 @@ pub(super) struct Reconnect {
 }
 
 impl Reconnect {
-    /// Returns when a new session may replace the session of this lease. `None` unless that session has expired or a
-    /// server has replaced it.
+    /// Returns when a new session may replace the session of this lease. `None` unless that session has expired, or a
+    /// server gave the client another session when the client resumed that one.
     pub(super) fn after_loss(lease: &Lease) -> Option<Reconnect> {
         let is_lost = matches!(lease.ending(), Some(Ending::Expired | Ending::Replaced));
         let (answered, ended) = lease.away().filter(|_| is_lost)?;
@@ -89,9 +89,11 @@ async fn open(
     }
 }
 
-/// Opens a session after a random pause, if the session replaces a `lost` one. If the servers grant a shorter timeout than
-/// requested, connects again with options for the granted timeout, and resumes the session. The crate must be given the limit of
-/// a connection's silence before it connects, and this limit depends on the session timeout.
+/// Opens a session. If the session replaces a `lost` one, a random pause comes first.
+///
+/// If the servers grant a shorter timeout than requested, connects again with options for the granted timeout, and
+/// resumes the session. The reason is that the client crate takes the limit of a connection's silence before it
+/// connects, and this limit depends on the session timeout.
 async fn open_as_granted(
     finder: &mut Finder,
     lost: Option<Reconnect>,

@@ -3,16 +3,18 @@
 //!
 //! One attempt is under way at a time. A *round* ends when a connection is ready, or when each address was tried once.
 //! The first of these rules that applies decides:
-//! 1. If the handshake of an abandoned connection may have moved the session away, the client goes back to the same
-//!    address at once. A server that reads such a handshake late takes over the session. The server to which the client
-//!    writes then closes the connection without an answer (`SessionMoved`, ZOOKEEPER-710).
-//! 2. An address whose server may still carry out our unanswered writes is avoided for ten session timeouts. A server that
-//!    goes on after a stop carries out the writes that its socket has kept, once the session is back on that server.
-//! 3. A server that disagrees with its leader is left once in ten minutes, and its address is avoided for that time.
+//! 1. After a *theft* of the session, the client goes back at once to the address of the connection that broke. A theft
+//!    has these steps. An attempt at server A gets no answer, and the client abandons the attempt. The client resumes
+//!    the session at server B. A reads the handshake of the abandoned attempt late, and takes over the session. B then
+//!    answers a write by closing the connection (`SessionMoved`, ZOOKEEPER-710).
+//! 2. If writes to a server were not answered, its address is avoided for ten session timeouts. A server that was
+//!    paused may find these writes in its sockets, and carries them out if the session is on that server again.
+//! 3. If a server disagrees with its leader about a node, the client leaves the server, and avoids its address for ten
+//!    minutes. The client leaves an address at most once in this time, or the only address three times.
 //! 4. Each address is tried once before any is tried twice.
 //! 5. Addresses that did not answer last time come last.
 //!
-//! Rules 2 and 3 apply only while there is another address whose last attempt has not failed.
+//! Rules 2 and 3 avoid an address only while there is another address whose last attempt has not failed.
 //!
 //! A reconnect begins with a round without a pause. Later attempts are at least a fortieth of the session timeout apart.
 
@@ -36,7 +38,8 @@ const KEEPS_WRITES_FOR: u32 = 10;
 /// For how long a server that disagrees with its leader is avoided.
 const DISAGREES_FOR: Duration = Duration::from_secs(600);
 
-/// How often a client that knows only one address leaves its server within [`DISAGREES_FOR`].
+/// At most how often a client that knows only one address leaves its server within [`DISAGREES_FOR`]. The next
+/// connection to this address may reach another server.
 const LEAVES_OF_ONE: u32 = 3;
 
 /// The most attempts in one session timeout after the first round.
@@ -50,8 +53,9 @@ pub fn attempt_limit(session_timeout: Duration) -> Duration {
 /// Returns how long a connection may be silent. `rides_out` is the longest break of the connection that must cost no
 /// lock.
 ///
-/// A connection survives a server's pause of half of this limit: see `docs/upstream/read-timeout.patch`. The client
-/// crate may notice only an eighth of the limit later that the limit has passed.
+/// The client crate tests an idle connection after half of this limit. So a connection survives a server's pause of
+/// half of this limit. The crate may notice up to an eighth of the limit too late that the limit has passed. So the
+/// limit is at most 8/9 of `rides_out`, but never below the limit of an attempt to connect.
 pub(crate) fn silence_limit(session_timeout: Duration, rides_out: Duration) -> Duration {
     let attempt = attempt_limit(session_timeout);
     let longest = if session_timeout < LONG_TIMEOUT { attempt } else { session_timeout / 3 };
@@ -68,11 +72,11 @@ const PART: u32 = 4;
 /// time since the last answer, and at most half a session timeout.
 ///
 /// A failed network switch or an outage of the ensemble cuts off many clients together, and they lose their sessions
-/// together. Later all reach the ensemble at the same moment, and each requests a session, places in queues, and watches.
-/// 100,000 such clients would keep the ensemble busy for many seconds, while all other clients wait for their answers.
-/// So each client pauses for a random time before it reconnects. The longer the client was cut off, the longer the
-/// pause may be. On average the pause is an eighth of the outage. A short break costs no pause, because the session
-/// survives it.
+/// together. Later all reach the ensemble at the same moment, and each requests a session, places in queues, and
+/// watches. 100,000 such clients would keep the ensemble busy for many seconds, while all other clients wait for their
+/// answers. So each client pauses for a random time before it reconnects. The longer the client was cut off, the longer
+/// the pause may be. On average the pause is an eighth of the outage, but at most a quarter of a session timeout. A
+/// session survives a short break, so a short break costs no pause.
 ///
 /// Before the first attempt, the pause begins when the client knows that its session is over. After a failed attempt,
 /// the next pause begins at the failure.
@@ -121,13 +125,14 @@ pub struct Attempts {
     known: Vec<Known>,
     /// The number of the present round.
     round: u64,
-    /// The number of attempts since a connection was ready.
+    /// The number of attempts since a connection was ready, or since the client paused between two rounds. Attempts by
+    /// rule 1 are not counted.
     begun: usize,
-    /// When the last attempt began.
+    /// When the last attempt began. `None` before the first attempt, and after a pause between two rounds.
     last: Option<Moment>,
-    /// The address to which the client goes back, because an abandoned handshake has moved the session away from there.
+    /// The address to which the client goes back, because the session may have been stolen from there (rule 1).
     stolen: Option<Target>,
-    /// Until when a server may still read the handshake of an abandoned connection.
+    /// Until when a server may still read the handshake of an abandoned attempt, and so steal the session.
     may_steal_until: Moment,
     /// Until when the limits of attempts do not grow. A lease may last until then, and during a long attempt the client
     /// would notice the end of a break too late.
@@ -240,8 +245,11 @@ impl Attempts {
         self.known.iter().any(|it| it.target == target && it.is_fresh)
     }
 
-    /// Records that an attempt has failed. After an attempt without an answer, the next attempt at this address may
-    /// take twice as long, up to a session timeout, unless a lease may depend on quick attempts.
+    /// Records that an attempt has failed.
+    ///
+    /// After an attempt without an answer, its server may still steal the session (rule 1). The next attempt at this
+    /// address may take twice as long, up to a session timeout, unless a lease may depend on quick attempts. If the
+    /// connection broke before it was ready, and the session may have been stolen, the next attempt is at this address.
     pub fn failed(&mut self, target: Target, why: Failed, now: Moment) {
         match why {
             Failed::Silent => self.may_steal_until = now + self.session_timeout * KEEPS_WRITES_FOR,
@@ -266,8 +274,8 @@ impl Attempts {
         (self.round, self.begun) = (self.round + 1, 0);
     }
 
-    /// Records that the connection to this address was lost. `keeps_writes` says whether writes were sent there and not
-    /// answered. `broke` says whether the connection broke. If not, the client has given it up.
+    /// Records that the connection to this address was lost. `keeps_writes` says whether writes were sent on the
+    /// connection and not answered. `broke` is `false` if the client has given up the connection.
     pub fn lost(&mut self, target: Target, now: Moment, keeps_writes: bool, broke: bool) {
         let is_stolen = keeps_writes && broke && now < std::mem::take(&mut self.may_steal_until);
         for known in &mut self.known {
@@ -286,7 +294,7 @@ impl Attempts {
     /// Decides whether to leave the server at this address, which disagrees with its leader. If so, records that the
     /// server was left.
     pub fn leave(&mut self, target: Target, now: Moment) -> bool {
-        // There may be several servers behind the only address.
+        // Several servers may share the only address.
         let most = if self.known.len() == 1 { LEAVES_OF_ONE } else { 1 };
         let Some(known) = self.find(target) else { return true };
         if known.disagrees_until <= now {

@@ -1,8 +1,9 @@
-//! The connections of one session, one after another. This module opens the first, and resumes the session on another
-//! one when a connection is lost. [`Attempts`] decides where and when.
+//! The connections of one session, one after another. [`Finder`] makes the attempts to connect, and [`Attempts`]
+//! decides where and when. When a connection is lost, [`Connections::run`] resumes the session on another one.
 //!
-//! A new connection is *ready* once a quorum has answered a transaction on it, and the session's watches are armed again.
-//! Until then the requests of the session wait, so no read is stale, and no answer comes before an earlier event.
+//! The first connection is *ready* at once. Any other connection is ready once a quorum has answered a transaction on
+//! the connection, and the session's watches are armed again. Until then the requests of the session wait. So no read
+//! shows an older state than the quorum's, and no answer shows a change before the watch event of that change.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -77,8 +78,9 @@ impl Route {
         let sockets = crate::zookeeper::sockets::Sockets::snapshot();
         let began = since_boot();
         let opened = within(sleep(limit), Link::open(connector, &server, self.options.is_encrypted())).await;
-        // The crate has about the same limit, and its errors do not say whether that limit has passed. So these two errors
-        // count as silence if most of the limit has passed.
+        // The crate also ends an attempt by a limit of its own, which is at most three fifths of the session timeout.
+        // Its errors `NoHosts` and `Timeout` do not say whether that limit has passed. So these errors count as silence
+        // once most of the shorter limit has passed.
         let is_late = since_boot().saturating_sub(began) >= limit.min(self.options.session_timeout * 3 / 5) * 7 / 8;
         let opened = opened.filter(|it| !is_late || !matches!(it, Err(zk::Error::NoHosts | zk::Error::Timeout)));
         let outcome = match &opened {
@@ -97,7 +99,7 @@ impl Route {
 
 type Found = Result<Vec<Option<SocketAddr>>, String>;
 
-/// Finds a server for the next connection: makes one attempt after another, and looks up the servers' names meanwhile.
+/// Makes one attempt to connect after another, and looks up the servers' names meanwhile.
 pub(super) struct Finder {
     pub(super) route: Route,
     pub(super) attempts: Attempts,
@@ -242,7 +244,8 @@ impl Served {
         ended.ok().and_then(|end| *end).unwrap_or(LinkEnd::Lost)
     }
 
-    /// Closes the session on this connection: drops the client, and waits up to `limit` for the server's answer.
+    /// Closes the session on this connection, unless the connection has ended: drops the client, and waits up to
+    /// `limit` for the server's answer. The caller has not made the connection ready, so nobody else has the client.
     async fn close(mut self, limit: Duration) {
         discard(self.unready.take());
         let _ended = within(sleep(limit), self.wait_for_end()).await;
@@ -364,9 +367,10 @@ impl Connections {
         translate::failure(error, needs, &self.whom)
     }
 
-    /// Waits until no server has answered for seven fifths of the session timeout plus a random time of up to an eighth of
-    /// the session timeout. The random time keeps the clients of an ensemble from taking their sessions for expired all at
-    /// once.
+    /// Waits until the session counts as expired, because no server has answered for seven fifths of the session
+    /// timeout plus a random time. By then the ensemble has usually ended the session. The random time is up to an
+    /// eighth of the session timeout. Without it, all clients of an ensemble would open new sessions at the same
+    /// moment.
     async fn silent_for_long(&self) {
         let (lease, spread) = (self.store.lease(), reconnect_jitter(self.granted / 2, self.granted, random()));
         while let Some(left) = (lease.answered_at() + self.granted * 7 / 5 + spread).checked_sub(lease.now()) {
@@ -415,11 +419,11 @@ impl Connections {
         drop(served);
     }
 
-    /// Lets the session use this connection: sends the requests that have waited, and then wakes the tasks that wait for a
-    /// connection. On a reconnect, [`Connections::arm`] has delivered the missed events before.
+    /// Lets the session use this connection: sends the requests that have waited, and then wakes the tasks that wait
+    /// for a connection. On a reconnect, [`Connections::arm`] has already delivered the missed events.
     ///
-    /// If `is_ready` is `false`, the session is idle: no request waits, and no watch is to be armed. [`Connections::run`]
-    /// then makes the connection ready at the first request.
+    /// If `is_ready` is `false`, the session is idle: no request waits, and no watch has to be armed. The session then
+    /// counts as connected, and [`Connections::run`] makes the connection ready at the first request.
     pub(super) fn mark_ready(&self, served: &mut Served, attempts: &mut Attempts, is_ready: bool) {
         *self.server.lock() = Some(self.route.name(served.target));
         if is_ready {
@@ -499,9 +503,11 @@ impl Connections {
         }
     }
 
-    /// Decides whether to use a connection whose handshake has succeeded. Returns whether the connection is ready, which
-    /// the connection of an idle session need not be. The handshake extends the lease only after
-    /// [`Connections::ask_quorum`] has succeeded.
+    /// Decides whether to use a connection whose handshake has succeeded. Makes the connection ready, unless the
+    /// session is idle. Returns whether the connection is ready.
+    ///
+    /// [`SessionStore::resumed`] records when the handshake was sent. The handshake extends the lease only once a
+    /// quorum has answered ([`Connections::ask_quorum`]).
     async fn accept(&self, served: &Served, handshake: Moment) -> Result<bool, LinkEnd> {
         let Some(client) = &served.unready else { return Err(LinkEnd::Lost) };
         if client.session_id().0 != self.session.id().0 {
@@ -523,9 +529,10 @@ impl Connections {
         self.get_ready(served).await.map(|()| true)
     }
 
-    /// Checks a connection by a transaction, and arms all watches again. If the watches cannot be armed for seven fifths of
-    /// the session timeout, returns that the session is over. Without this end, a session could be unusable for ever, because
-    /// the reply to one watch may break every connection.
+    /// Checks a connection by a transaction, and arms all watches again. If the watches could not be armed since the
+    /// connection was lost, more than seven fifths of the session timeout ago, returns that the session is over.
+    /// Without this end, a session could be unusable for ever, because the reply to one watch may break every
+    /// connection.
     async fn get_ready(&self, served: &Served) -> Result<(), LinkEnd> {
         if self.pipeline.is_closed() {
             return Err(LinkEnd::Over(Ending::Closed));
@@ -570,7 +577,8 @@ impl Connections {
         }
     }
 
-    /// Arms all watches of the session again.
+    /// Arms all watches of the session again, and checks whether all its nodes exist. If a node is gone, ends the
+    /// session if the ensemble has gone back to an earlier state.
     async fn arm(&self, client: &zk::Client) -> Result<(), LinkEnd> {
         let lease = self.store.lease();
         let mut checked = lease.now();
@@ -619,11 +627,13 @@ impl Connections {
         }
     }
 
-    /// Fails if the ensemble has gone back to an earlier state, which may be why our node at `path` is gone. In that state,
-    /// nodes that this session has deleted may exist, and would block other contenders as long as the session lives.
+    /// Ends the session, and fails, if the ensemble has gone back to an earlier state, which may be why our node at
+    /// `path` is gone. In that state, nodes that this session has deleted may exist, and would block other contenders
+    /// as long as the session lives.
     ///
-    /// This check creates and deletes a node, because only a new node shows the present transaction id of the ensemble. If
-    /// the directory of the missing node is gone, too, the check uses the nearest directory above that exists.
+    /// Only the answer to a write shows the present transaction id of the ensemble. So this check writes to a node of
+    /// its own, which it creates and deletes. If the directory of the missing node is gone, too, the check uses the
+    /// nearest directory above that exists.
     async fn check_for_restore(&self, client: &zk::Client, path: &str) -> Result<(), LinkEnd> {
         let newest = self.store.newest_zxid();
         let mut directory = contract::temporary_parent(path);

@@ -20,10 +20,12 @@ use crate::zookeeper::tls::Tls;
 /// lock of a dead holder is soon free.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The shortest session timeout. With 222 ms or less no lease could be renewed, because the settling time (a quarter of
-/// the timeout plus 100 ms) and the shortest heartbeat period (a twentieth) together are longer than the lease (three
-/// quarters): see [`Lease::is_renewable`]. `connect` also fails if the server grants less than this. A server that
-/// grants zero keeps no session, although the client crate would go on with a timeout of 8 ms.
+/// The shortest session timeout. With 222 ms or less no lease could be renewed ([`Lease::is_renewable`]). The [settling
+/// time](Lease::with_tick_time) (a quarter of the timeout plus 100 ms) and the shortest heartbeat period (a twentieth)
+/// would together be longer than the lease (three quarters).
+///
+/// `connect` fails if the server grants less than this. A server that keeps no session grants zero, and the client
+/// crate would take that for 8 ms.
 pub(super) const SHORTEST_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// The longest session timeout. A longer one is probably a mistake in the unit. After a crash the lock would stay taken
@@ -86,7 +88,7 @@ impl ZooKeeperBuilder {
     /// on as if it had requested what they grant. Give all servers the same bounds. If a server grants less on a reconnect
     /// than another server did at first, the session ends, and its locks are lost.
     pub fn session_timeout(mut self, timeout: Duration) -> Self {
-        // A handshake tells whole milliseconds.
+        // The handshake carries the timeout in whole milliseconds, so the rest is dropped here.
         self.session_timeout = Duration::from_millis(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
         self
     }
@@ -107,8 +109,8 @@ impl ZooKeeperBuilder {
     /// least timeout that servers grant does not show the tick either, because `minSessionTimeout` may be set to
     /// anything.
     ///
-    /// [How long a break may last](crate::operating#breaks-of-the-connection) depends on the tick and the session timeout.
-    /// A session logs its own value when it begins, at the level `info`.
+    /// [How long a break may last](crate::operating#breaks-of-the-connection) depends on the tick and the session
+    /// timeout. When a session begins, the log says how long its breaks may last, at the level `info`.
     pub fn tick_time(mut self, tick: Duration) -> Self {
         self.tick_time = Some(tick);
         self
@@ -119,9 +121,9 @@ impl ZooKeeperBuilder {
     /// clocks that run at different speeds. Default: a sixth of the session timeout, but at least 300 ms and at most a
     /// quarter. A margin must be at least a hundredth of the session timeout, and leave enough time to renew the lease.
     ///
-    /// The margin is shorter in proportion where the servers grant a shorter timeout. With a longer margin than the
-    /// default, heartbeats are sent more often, up to 20 in a session timeout. So the margin shortens the breaks that a
-    /// hold survives by less than its own length.
+    /// If the servers grant a shorter timeout, the margin is shortened in proportion. With a longer margin than the
+    /// default, heartbeats are sent more often, up to 20 in a session timeout. So a margin that is longer by a second
+    /// shortens the breaks that a hold survives by less than a second.
     pub fn stop_margin(mut self, margin: Duration) -> Self {
         self.stop_margin = Some(margin);
         self
@@ -131,22 +133,23 @@ impl ZooKeeperBuilder {
     /// third of the session timeout, or two fifths of a session timeout below 3 s. The default is somewhat less where only
     /// [shorter breaks](Self::tick_time) cost no lock.
     ///
-    /// A server that pauses for half of this time, to collect garbage or to flush its log, costs nothing. A longer pause may
-    /// cost the connection, and a transaction that is under way its outcome
-    /// ([`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown)). So set twice the longest pause of your servers. With
-    /// a longer limit, the connection to a dead server is given up later. If the limit is close to the longest break
-    /// that costs no lock, or above it, a dead server may cost the lock.
+    /// A server that pauses for half of this time, to collect garbage or to flush its log, costs nothing. A longer
+    /// pause may cost the connection. A transaction that is under way then may fail with
+    /// [`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown). So set twice the longest pause of your servers. With a
+    /// longer limit, the connection to a dead server is given up later. If the limit is close to the longest break that
+    /// costs no lock, or above it, a dead server may cost the lock.
     ///
-    /// An attempt to connect to one address takes at most a twelfth of the session timeout, but at least 350 ms, and no
-    /// longer than this limit. After an attempt that was not answered in time, the next one at the same address may take
-    /// twice as long.
+    /// The limit of an attempt to connect to one address is a twelfth of the session timeout, but at least 350 ms.
+    /// Below a session timeout of 3 s, it is two fifths of the session timeout. It is never longer than the read
+    /// timeout. After an attempt that was not answered in time, the next one at the same address may take twice as
+    /// long.
     pub fn read_timeout(mut self, limit: Duration) -> Self {
         self.read_timeout = Some(limit);
         self
     }
 
     /// Leaves it to the first acquisition to create the path at the end of the connect string. By default, `connect`
-    /// creates the path if it is missing. Call this in a program that may only look at locks.
+    /// creates the path if it is missing. Call this in a program that has no right to create nodes.
     pub fn make_root_on_demand(mut self) -> Self {
         self.makes_root_at_once = false;
         self
@@ -292,9 +295,9 @@ impl ZooKeeperBuilder {
     /// begins.
     pub(super) fn rides_out(&self, lease: &Lease) -> Duration {
         let (silence, rides_out) = (self.silence(), lease.rides_out(self.attempt()));
-        // A silent connection is given up after at most 9/8 of the limit of its silence. If these 9/8 are longer than the
-        // break, the new attempt to connect comes too late. So the longest break is then computed with the limit of the
-        // silence in place of the limit of an attempt.
+        // The client gives up a silent connection after at most 9/8 of the limit of its silence. If a break is shorter,
+        // the client may still wait on the dead connection when the break ends. That wait is longer than an attempt, so
+        // a shorter break is computed with the limit of the silence in place of the limit of an attempt.
         if rides_out >= silence * 9 / 8 { rides_out } else { lease.rides_out(silence) }
     }
 

@@ -62,7 +62,7 @@ impl Outage {
     /// Records a failed attempt to open a session.
     pub(super) fn failed(&self, failure: &Failure) {
         match failure {
-            // `Unreachable` says only that no server answered, and gives no reason.
+            // `Unreachable` mostly says only that no server gave a session, which is no reason.
             Failure::Unreachable(message) => self.refused(message.clone(), false),
             Failure::Refused(message) => self.refused(message.clone(), true),
             other => self.refused(other.to_string(), true),

@@ -30,9 +30,9 @@ pub(super) enum Request {
     /// [acknowledged](SessionStore::acknowledged), if the reply proves the commit.
     Write,
     /// A write that only removes a node: one of the session's own, a directory, or another owner's. Closing the session
-    /// does not wait for the reply, because the server receives the request before the close, and carries it out first.
-    /// If the connection is lost before that, the end of the session still removes a node of its own. The caller of any
-    /// other removal gets the error that a lost reply gives.
+    /// does not wait for the reply, because the server receives the request before the close, and carries out the
+    /// request first. If the connection is lost before the server has the request, a node of the session's own is still
+    /// removed with the session. The removal of any other node then fails as after a lost reply.
     Removal,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Pipeline {
     background: Arc<BackgroundThread>,
     /// Notified when a request begins to wait for a connection, and when the session is closed.
     pub(super) wanted: Notify,
-    /// Tells each request under way, which has a receiver, that the session is closed.
+    /// Tells each request under way that the session is closed.
     closed: watch::Sender<bool>,
 }
 
@@ -59,21 +59,21 @@ struct Line {
     requests: u64,
 }
 
-/// A connection, and what its requests have shown.
+/// A ready connection, and the record of its writes and its end.
 type Up = (Arc<zk::Client>, Arc<OnLink>);
 
 /// Sends a request that has waited, on the given connection. `None` in place of a connection means that the session is
 /// closed or over, and lets the request fail.
 type Waiting = Box<dyn FnOnce(&Arc<Pipeline>, Option<&Up>) + Send>;
 
-/// What the requests on one connection have shown.
+/// The number of open writes of one connection, and how the connection has ended.
 #[derive(Default)]
 pub(super) struct OnLink {
     /// The number of writes that may still be carried out.
     writes: AtomicUsize,
-    /// Set at the end of the connection. `false` if the connection has ended by itself, so that it is known which
-    /// requests were not sent. `true` if the library has given the connection up or the client crate has panicked, so
-    /// that lost requests may have been sent.
+    /// Set at the end of the connection. `false` if the connection has ended by itself. The client crate then reports
+    /// which requests were not sent. `true` if the library has given up the connection or the client crate has
+    /// panicked. Any request without an answer may then have been sent.
     is_left: OnceLock<bool>,
 }
 
@@ -146,8 +146,8 @@ impl Pipeline {
     }
 
     /// Drops the client, and fails the requests that wait. When the last clone of the client is dropped, the session is
-    /// closed. A removal drops its clone immediately, because it has been sent. Each other request under way owns a clone until
-    /// the request is answered, for a session timeout at most.
+    /// closed. A removal under way drops its clone immediately, because the removal has been sent. Each other request
+    /// under way has a clone until the request is answered, for a session timeout at most.
     pub(super) fn close(self: &Arc<Self>) {
         let mut line = self.line.lock();
         line.is_closed = true;

@@ -31,12 +31,13 @@ use crate::zookeeper::pipeline::{Pipeline, Request};
 use crate::zookeeper::translate::{self, commit, is_removal, mode};
 use crate::zookeeper::watches;
 
-/// The most bytes of paths of ephemeral nodes on one session. The transaction that ends a session lists these nodes, and
-/// a server cannot start again if its log has a request that is larger than the server accepts (ZOOKEEPER-4306).
+/// The most bytes of paths of ephemeral nodes on one session. The transaction that ends a session lists these nodes,
+/// and a server cannot start again if its log has a request that is larger than the server accepts (ZOOKEEPER-4306).
+/// The other half of the limit is a reserve for what the transaction adds to each path.
 const OWN_BYTES_MAX: usize = REQUEST_LIMIT / 2;
 
-/// [`keep_alive`] begins to watch a node of ours when the node is between this age and twice this age. Most nodes of short
-/// holds are gone by then and cost no watch. No measurement of this value is on record.
+/// [`keep_alive`] begins to watch a node of ours when the node is between this age and twice this age. Most nodes of
+/// short holds are gone by then and cost no watch. The value is a guess, which nobody has measured.
 const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
 
 pub(super) struct ZooKeeperSession {
@@ -207,7 +208,7 @@ impl Session for ZooKeeperSession {
         if self.connections.root_bytes == 0 {
             return Box::pin(ready(Ok(())));
         }
-        // The request is counted as a read, because it is only a read if the root exists already. No quorum answers then.
+        // If the root exists already, this request only reads, and no quorum answers. So the request counts as a read.
         self.ask(Request::Read, "/", |client, it, _| make_root(client, it))
     }
 

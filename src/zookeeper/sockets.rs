@@ -55,9 +55,9 @@ fn canonical(peer: SocketAddr) -> SocketAddr {
 
 /// Returns the peer of this file descriptor; `None` if it is not a connected socket.
 ///
-/// The calls take file descriptors by number, for which this version of `nix` has safe functions. A duplicate of the
-/// descriptor by `pidfd_getfd` is no alternative, because containers refuse that call by default (seccomp, without
-/// CAP_SYS_PTRACE).
+/// Another thread may close the descriptor at any time, and the system may then give the same number to another file. A
+/// duplicate by `pidfd_getfd` would prevent this, but containers refuse that call by default (seccomp, without
+/// CAP_SYS_PTRACE). So this module uses the functions of `nix` that take a bare number.
 fn peer_of(number: RawFd) -> Option<SocketAddr> {
     let peer = getpeername::<SockaddrStorage>(number).ok()?;
     let of_four = || peer.as_sockaddr_in().map(|it| SocketAddr::V4((*it).into()));

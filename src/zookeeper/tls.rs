@@ -69,7 +69,8 @@ impl Tls {
     /// `/etc/ssl/certs/ca-certificates.crt`.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] when `pem` holds no certificate, or a broken one.
+    /// [`Error::InvalidInput`] when the PEM text is broken, when a revocation list in it is, or when it holds no
+    /// certificate that can be trusted. An unusable certificate among usable ones is skipped.
     pub fn from_ca_pem(pem: &str) -> Result<Tls, Error> {
         let (ca, verifier) = ca(pem)?;
         let certs = zk::TlsCerts::builder().with_ca(ca).build();

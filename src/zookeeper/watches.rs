@@ -7,7 +7,7 @@
 //! would panic.
 //!
 //! The read after a reconnect never causes the event [`Event::Changed`]. Waiters take that event for the release of the
-//! lock, and a stat that differs does not prove a release.
+//! lock, but a changed stat does not prove a release.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -80,7 +80,8 @@ impl Wake for Fires {
     }
 }
 
-/// Removed slots, and the events of their waiters. The slots are dropped only after [`Slots`] is unlocked.
+/// Removed slots, and the events of their waiters. The slots are dropped only after [`Slots`] is unlocked, because the
+/// drop of a waiter wakes the caller's task, and the caller's waker may use the watches.
 type Outgoing = Vec<(Slot, Event)>;
 
 fn send_all(outgoing: Outgoing) {
@@ -193,7 +194,9 @@ impl Watches {
     }
 
     /// Records the answer to the read that arms a slot again: the stat of the node, if the node exists, and the crate's
-    /// watcher. Fails if the answer does not show whether the node exists.
+    /// watcher. Sends [`Event::LookAgain`] to each waiter for which the node has changed, [`Event::Deleted`] to all if
+    /// the node is gone, and [`Event::LookAgain`] to all if the server refused the read. Fails if the read has no
+    /// answer.
     pub(super) fn arm(
         &self,
         key: &Key,

@@ -82,7 +82,7 @@ fn only_the_first_round_has_no_pauses() {
     assert_eq!(now, before, "a ready connection begins a new first round");
 }
 
-/// In this test the server closes each connection right after the handshake, so no connection becomes ready.
+/// In this test the server refuses each attempt, so no connection becomes ready.
 #[test]
 fn a_connection_that_never_gets_ready_does_not_end_a_round() {
     let (mut attempts, mut now) = (of(1), SECOND);
