@@ -86,7 +86,7 @@ impl Arguments {
             pair[1].as_encoded_bytes().starts_with(b"/") && beginning_if_too_long(&pair[0]).is_none() && is_j()
         };
         if let Some(at) = words.windows(2).position(lacks_number) {
-            // The words after the lock's path belong to the command.
+            // Only a `-j` before the lock's path is an option of zklock. A later `-j` belongs to the command.
             let before = Arguments::parsed(&words[..at]);
             if before.is_ok_and(|before| before.task.is_none() && before.run.words.is_empty()) {
                 words.insert(at + 1, OsString::new());
@@ -96,10 +96,11 @@ impl Arguments {
     }
 }
 
-/// A length in characters that no option of zklock has.
+/// Every option of zklock is shorter than this, in characters.
 const TOO_LONG: usize = 64;
 
-/// Returns the first [`TOO_LONG`] characters of a word that looks like an option, and is longer than each option of zklock.
+/// Returns the first [`TOO_LONG`] characters of a longer word, if they begin with `--` and have no `=`. clap would
+/// take such a word for the name of an option.
 fn beginning_if_too_long(word: &OsStr) -> Option<OsString> {
     let word = word.to_string_lossy();
     let (end, _) = word.char_indices().nth(TOO_LONG)?;

@@ -9,8 +9,8 @@ use zk_rwlock::{Error, Loss};
 pub(crate) const NEGATIVE: u8 = 1;
 /// `EX_USAGE` of sysexits.h: the command line is wrong.
 pub(crate) const USAGE: u8 = 64;
-/// `EX_DATAERR`: the data in ZooKeeper prevents the operation, or the servers refuse it. An operator must look at the
-/// data.
+/// `EX_DATAERR`: the data in ZooKeeper prevents the operation (for example the nodes of another program), or the
+/// servers refuse the operation (for example because of a quota). An operator must remove the cause.
 pub(crate) const IN_THE_WAY: u8 = 65;
 /// `EX_UNAVAILABLE`: no server can be reached.
 pub(crate) const UNAVAILABLE: u8 = 69;

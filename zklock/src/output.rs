@@ -19,7 +19,8 @@ use crate::terminal;
 /// The maximal number of texts that wait for a reader of standard error.
 const UNREAD_MAX: usize = 1000;
 
-/// The longest wait until a message is written. It is short, because no signal ends zklock during this wait.
+/// The longest wait until a message is written. The time is short, because the wait blocks the thread that handles
+/// signals.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Returns whether the stream is a terminal with cursor control.
@@ -34,14 +35,14 @@ pub(crate) fn is_colourful() -> bool {
     is_screen(&io::stdout()) && !unwanted
 }
 
-/// Prints a message and waits up to [`FAREWELL`] until it is written. A failure is ignored, because zklock goes on even
-/// if nobody reads its messages.
+/// Prints a message and waits until it is written, as [`wait_for`] does with the limit [`FAREWELL`]. A failure is
+/// ignored, because zklock goes on even if nobody reads its messages.
 pub(crate) fn say(words: &str) {
     say_within(FAREWELL, words);
 }
 
-/// Prints a message as [`say()`] does, but waits no longer than `limit`. If nobody reads standard error, the message
-/// stays queued and zklock goes on.
+/// Prints a message as [`say()`] does, but with this limit of the wait. If nobody reads standard error in this time,
+/// the message stays queued and zklock goes on.
 pub(crate) fn say_within(limit: Duration, words: &str) {
     // zklock waits so that the message appears before later output, for example that of the command.
     wait_for(limit, format!("zklock: {words}\n"));
@@ -60,14 +61,16 @@ pub(crate) fn to_people(text: String) {
     enqueue((text, None));
 }
 
-/// Waits up to [`FAREWELL`] until all queued texts are written.
+/// Waits up to [`FAREWELL`] until all queued texts are written. Does not wait if the queue is full, because then
+/// nobody reads standard error.
 pub(crate) fn finish() {
     if PRINTER.get().is_some() {
         wait_for(FAREWELL, String::new());
     }
 }
 
-/// Queues a text as [`to_people`] does, and waits up to `limit` until it is written.
+/// Queues a text as [`to_people`] does, and waits up to `limit` until the text is written or dropped. If there is no
+/// printing thread, this function writes the text itself, without a limit.
 pub(crate) fn wait_for(limit: Duration, text: String) {
     let (sender, printed) = mpsc::channel();
     enqueue((text, Some(sender)));
@@ -92,8 +95,8 @@ fn printer() -> Option<SyncSender<Text>> {
     thread::Builder::new().spawn(print).is_ok().then_some(sender)
 }
 
-/// Prints a result in one piece, so that after a stop (Ctrl-Z) the screen shows either all of it or nothing. Returns
-/// `false` if standard output has no reader any more, as after `| head`.
+/// Prints a result in as few writes as possible, so that after a stop (Ctrl-Z) the screen usually shows either the
+/// whole result or nothing. Returns `false` if standard output has no reader any more, as after `| head`.
 pub(crate) fn print(text: &str) -> Result<bool, Exit> {
     let out = io::stdout().lock();
     let mut left = text.as_bytes();
@@ -198,8 +201,8 @@ pub(crate) fn width(text: &str) -> usize {
     text.width()
 }
 
-/// The maximal number of characters of a shortened text for each column. Some characters take no column, so without this
-/// limit a text of few columns could have very many characters.
+/// A text that is shortened to N columns keeps at most N times this number of characters. Some characters take no
+/// column, so without this limit a text of few columns could have very many characters.
 const STACKED: usize = 4;
 
 fn fits(text: &str, most: usize) -> bool {

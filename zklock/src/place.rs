@@ -73,10 +73,13 @@ impl Place {
     }
 }
 
-/// Returns whether the path is a semaphore. The path is one if its data is a valid number of permits, if its data is
-/// invalid and it has a directory of permits, or if its data is empty and a permit is held. The directory of the queue
-/// decides nothing, because the servers remove it when it is empty. A path whose data this client may not read counts
-/// as a lock.
+/// Returns whether the path is a semaphore. The data of its node decides:
+/// - A valid number of permits: a semaphore.
+/// - Other data: a semaphore if the directory of permits exists, or if this client may not list that directory.
+/// - No data, or no node: a semaphore if a permit is held.
+/// - Data that this client may not read: a lock.
+///
+/// The directory of the queue decides nothing, because the servers remove it when it is empty.
 pub(crate) async fn is_semaphore(semaphore: &Semaphore, zk: &Arc<dyn Coordinator>) -> Result<bool, Error> {
     let is_doubtful = match semaphore.permits().await {
         Ok(Some(_)) => return Ok(true),

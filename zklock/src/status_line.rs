@@ -1,4 +1,4 @@
-//! A line in the foreground of a terminal that is redrawn in place.
+//! A status line that is redrawn in place, while zklock is in the foreground of the terminal.
 
 use std::io;
 use std::time::Duration;

@@ -1,8 +1,9 @@
 //! Decides what an operator should do when the servers of an ensemble disagree about a node.
 //!
-//! The advice deletes data only on servers that contradict both the leader and a majority of the ensemble, because
-//! every write that a quorum has committed is on that majority. If a server was not read, states no role, or shows a
-//! node that changed meanwhile, the advice is to do nothing.
+//! An operator is told to delete data only on servers that contradict both the leader and a majority of the ensemble.
+//! A write that a quorum has committed is on at least one server of every majority. The servers of this majority
+//! agree, so the write is on all of them. If a server was not read, states no role, or shows a node that changed
+//! meanwhile, the advice is to do nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 

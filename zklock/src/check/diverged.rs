@@ -32,9 +32,10 @@ fn shown(servers: &[ServerReport], node: &str) -> Vec<(Role, Option<Option<i32>>
     servers.iter().map(|server| (Role::of(server.mode.as_deref()), steady(server))).collect()
 }
 
-/// Returns the nodes that one server shows in its first and third look (a look is one read of all nodes), but that
-/// another server does not show, or shows in another version, in its second look. The name of a deleted
-/// contender is never used again, and an overwritten version never returns, so one of the two servers is wrong.
+/// Returns the nodes that one server shows in the first and third look (a look is one read of all nodes on all
+/// servers), but that another server does not show, or shows in another version, in the second look. The looks follow
+/// one another. The name of a deleted contender is never used again, and each write raises the version. So one of the
+/// two servers is wrong, unless a directory, record or value was deleted and created again between the looks.
 fn disagreements(servers: &[ServerReport]) -> Vec<Disagreement<'_>> {
     let looked: Vec<&ServerReport> = servers.iter().filter(|server| server.looks.len() == 3).collect();
     let named = |servers: &[&&ServerReport]| servers.iter().map(|it| it.name_and_role()).collect::<Vec<_>>().join(", ");

@@ -117,9 +117,9 @@ impl Nodes {
         nodes.filter(|(_, stat)| stat.ephemeral_owner != 0).collect()
     }
 
-    /// Returns the paths that are read on every server: the directory of the lock (or those of a semaphore's queue and
-    /// permits), the node at `path`, the record of the last run under `--once-in`, and the value if the lock guards a
-    /// `Shared` value.
+    /// Returns the paths that are read on every server: the directory of the lock (or those of a semaphore's queue
+    /// and permits), the node at `path`, and the record of the last run under `--once-in`. A lock whose path ends
+    /// with `/lock` may guard a `Shared` value, so the node of the value is read, too.
     fn places(&self, path: &str) -> Places {
         let directories = match self.semaphore {
             None => vec![path.to_owned()],

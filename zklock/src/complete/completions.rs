@@ -48,7 +48,8 @@ pub(crate) fn man(task: Option<&str>) -> Result<u8, Exit> {
 }
 
 /// Renders a manual page as `Man::render` does, but keeps the line breaks of the text after the help. This text has
-/// columns, and roff would join its lines into a paragraph. The page of zklock itself ends with [`MANUAL`].
+/// columns, and roff would join its lines into a paragraph. The page of zklock itself ends with [`MANUAL`], and lacks
+/// the line of the help that refers to the manual page.
 fn page(command: Command, text: &mut Vec<u8>) -> io::Result<()> {
     let tasks = command.has_subcommands();
     let mut epilogue = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();

@@ -139,15 +139,16 @@ async fn paths(current: &str, connection: &Connection) -> Vec<Completion> {
     paths.into_iter().map(|word| Completion { word, meaning: String::new() }).collect()
 }
 
-/// Returns the locks and directories of locks directly below this directory, except `/zookeeper`, which is the servers'
-/// own. An empty `directory` means the root.
+/// Returns the paths directly below this directory that may be locks or directories of locks ([`names`]), except
+/// `/zookeeper`, which is the servers' own. An empty `directory` means the root.
 async fn below(session: &Arc<dyn Session>, directory: &str) -> BTreeSet<String> {
     let root = if directory.is_empty() { "/" } else { directory };
     let children = session.children(root).await.unwrap_or_default();
     names(&children).map(|name| format!("{directory}/{name}")).filter(|path| path != "/zookeeper").collect()
 }
 
-/// Returns the names of those children that are locks or directories of locks.
+/// Returns the names of those children that may be locks or directories of locks: all except contenders, twins, the
+/// parts of a semaphore, and names with control characters.
 fn names(children: &[String]) -> impl Iterator<Item = &str> {
     let is_semaphore = OF_A_SEMAPHORE.iter().all(|name| children.iter().any(|child| child == name));
     let is_part = move |name: &&str| is_semaphore && OF_A_SEMAPHORE.contains(name);

@@ -58,8 +58,8 @@ impl TypedWord {
     }
 }
 
-/// Returns whether the character needs no backslash outside of quotes. Characters that end a word for bash's
-/// completion, such as `:` and `=`, need no backslash either.
+/// Returns whether the character needs no backslash outside of quotes. `:` and `=` need none: they end a word only
+/// for bash's completion, not when bash runs the line.
 fn is_plain(character: char) -> bool {
     character.is_alphanumeric() || "/._-+,:=@%".contains(character)
 }

@@ -124,10 +124,10 @@ fn tick_time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Sets the stop margin, by which a lease ends before the session can expire, to a quarter of the session timeout. The
-/// command that zklock runs has this time to stop after a loss of the lock. `docs/zklock.md` promises that a
-/// disconnection of 0.4 of the session timeout costs no lock. With a larger margin, this promise would need several
-/// heartbeats a second.
+/// Sets the stop margin to a quarter of the session timeout, unless the timeout is zero, which the library refuses. A
+/// lost connection costs the lock by this margin before the session can expire, so that the command has time to stop.
+/// With a larger margin, the library would have to send heartbeats too often to keep a promise of `docs/zklock.md`: a
+/// disconnection of 0.4 of the session timeout costs no lock.
 fn with_time_to_stop(session_timeout: Duration) -> ZooKeeperBuilder {
     let builder = ZooKeeper::builder().session_timeout(session_timeout);
     if session_timeout.is_zero() { builder } else { builder.stop_margin(session_timeout / 4) }

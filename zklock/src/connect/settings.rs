@@ -40,8 +40,8 @@ pub(crate) struct Given {
 }
 
 impl Setting {
-    /// Returns the value of the option, or else of the variable. An empty value counts as not given, so that an empty
-    /// variable is the same as an unset one.
+    /// Returns the value of the option, or without the option that of the variable. An empty value counts as not
+    /// given, so that an empty variable is the same as an unset one. An empty option hides the variable.
     pub(crate) fn given(self, option: Option<&OsString>) -> Option<Given> {
         self.of(option.cloned(), std::env::var_os(self.variable))
     }

@@ -39,7 +39,7 @@ pub(crate) struct Reaped {
     /// The command's exit code. After a signal: 128 plus the signal's number, as in a shell.
     pub(crate) code: u8,
     /// The signal of a key (Ctrl-C, Ctrl-\) that was typed while the command had the terminal. The terminal sent the
-    /// signal to no process outside of the command's group.
+    /// signal only to the command's group, so zklock has to send it to the program that started zklock.
     pub(crate) typed: Option<Signal>,
     /// The signal by which zklock has to end. `None` if zklock exits with `code`.
     ends_by: Option<Signal>,
@@ -147,8 +147,9 @@ pub(crate) struct Child {
     was_foreground: bool,
     /// The signals that zklock has passed on to the command.
     passed_on: HashSet<i32>,
-    /// Listens for keys that are typed while zklock's own group has the terminal. The processes that started zklock are
-    /// in this group, and get the signal from the terminal.
+    /// Listens for keys that are typed while zklock's own group has the terminal. zklock gets the signal of a key,
+    /// too, but does not see whether the signal was typed or sent by a process. Only a typed key ends zklock if the
+    /// command exits with 0.
     witness_among_us: Option<Witness>,
 }
 
@@ -238,9 +239,10 @@ impl Child {
         self.signal(Signal::CONT);
     }
 
-    /// Handles a stop of the command by the signal `by`. If the terminal is the reason for the stop, zklock acts as a
-    /// shell does for a job. zklock lends the command the terminal, or stops as well until `fg` or `bg`, so that the
-    /// shell notices the stop.
+    /// Handles a stop of the command by the signal `by`. Does nothing if zklock has no terminal. If the terminal is
+    /// the reason for the stop, zklock acts as a shell does for a job: it lends the command the terminal, or stops as
+    /// well until `fg` or `bg`, so that the shell notices the stop. If the command has the terminal and nobody could
+    /// continue a stopped zklock, zklock continues the command instead ([`is_left_alone`]).
     pub(crate) fn was_stopped(&mut self, by: Signal) {
         let Some(terminal) = &self.terminal else { return };
         let lent = terminal.is_lent_to(self.group);

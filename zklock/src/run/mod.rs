@@ -39,7 +39,7 @@ use crate::show::cycles;
 /// The longest time for which `-n` tries to reach a server, unless `--connect-timeout` is given.
 const CONNECT_AT_ONCE: Duration = Duration::from_secs(3);
 
-/// If `-w` is shorter than this time, zklock nevertheless tries for this time to reach a server.
+/// `-w` shortens the time for which zklock tries to reach a server, but not below this time. `-w 0` means `-n`.
 const CONNECT_LEAST: Duration = Duration::from_secs(1);
 
 /// The pause between two checks while zklock waits for an event without a notification, such as the moment for KILL
@@ -60,7 +60,8 @@ const BEAT: Duration = Duration::from_millis(500);
 /// The suffix of an error message if the lock was lost because zklock, or the machine, was stopped.
 const STOOD_STILL: &str = " (zklock stood still meanwhile, or this machine did)";
 
-/// The longest wait for the last steps of zklock, such as for the servers to confirm the end of the session.
+/// The longest wait for one of the last steps of zklock, such as the end of the session. Only the release of a lock
+/// that is still held may take longer ([`give_back`]).
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// How long to wait until the servers confirm the end of the session, if zklock is not connected.
@@ -128,8 +129,9 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     Ok(outcome?.exit_code(late))
 }
 
-/// Returns how long to try to reach a server: for the connect timeout, or without one for the session timeout. `-w` shortens
-/// this time to the wait, but not below [`CONNECT_LEAST`]. `-n` shortens the session timeout to [`CONNECT_AT_ONCE`].
+/// Returns how long to try to reach a server: for the connect timeout, or without one for the session timeout. `-w`
+/// shortens this time to the wait, but not below [`CONNECT_LEAST`]. Without `--connect-timeout`, `-n` shortens the
+/// time to [`CONNECT_AT_ONCE`].
 fn connect_limit(run: &Run, connection: &Connection) -> Duration {
     let wanted = connection.connect_timeout.unwrap_or(connection.session_timeout);
     match run.wait {
@@ -422,12 +424,12 @@ async fn hold(
     }
 }
 
-/// With `--once-in`, records that the command has succeeded. A signal ends the wait for the servers' reply. zklock
-/// then ends by this signal.
+/// With `--once-in`, records that the command has succeeded. A signal ends the wait for the servers' reply. Then a
+/// message says that the outcome is unknown, and zklock ends by this signal.
 ///
 /// # Errors
-/// Fails if the success is not recorded, or if the outcome is unknown. Without the record the next host runs the
-/// command again.
+/// Fails if the success is not recorded, or if the outcome is unknown for another reason than a signal. Without the
+/// record the next host runs the command again.
 async fn record(guard: &AnyGuard, run: &Run, reaped: Reaped, signals: &mut Signals) -> Result<Reaped, Exit> {
     let AnyGuard::Once(once) = guard else { return Ok(reaped) };
     if reaped.code != 0 {
@@ -475,8 +477,8 @@ async fn lost(why: Loss, code: u8, in_time: Option<&ZooKeeper>, how: &str) -> Re
     Err(Exit::new(exit::of_loss(why, code), problem))
 }
 
-/// Returns the client if zklock noticed the loss in time. `None` if a whole session timeout had passed by then, because zklock
-/// stood still in that case, and the servers are not the cause.
+/// Returns the client, which may know why the lock was lost. `None` if zklock noticed the loss only when the session
+/// could already have expired: then zklock stood still, and the servers are not the cause.
 fn noticed_in_time<'z>(guard: &AnyGuard, why: Loss, zk: &'z ZooKeeper) -> Option<&'z ZooKeeper> {
     let is_late = why == Loss::LeaseRanOut && guard.session_left().is_zero();
     (!is_late).then_some(zk)
@@ -497,10 +499,12 @@ fn grace(wanted: Duration, left: Duration) -> (Duration, Duration) {
 
 /// Ends the command: TERM, the grace, KILL. Returns how the command ended.
 ///
-/// No other contender gets the lock until one session timeout after ZooKeeper last heard of this session. KILL follows TERM
-/// after `--grace`, but at the latest when a sixth of the time that was left at TERM remains. If another contender may
-/// already have the lock, no time is left, and KILL is sent at once. The only exception is a node that somebody has removed
-/// on purpose: KILL then follows after the whole `--grace`.
+/// No other contender gets the lock before this session can expire, unless somebody removes this lock's node.
+/// - KILL follows TERM after `--grace`, but at the latest when a sixth of the time that the session had left at TERM
+///   remains.
+/// - If the session may have expired already, KILL is sent at once, without TERM.
+/// - If somebody has removed the node, the command still gets this grace, although another contender may have the
+///   lock.
 async fn stop(guard: &AnyGuard, run: &Run, mut child: Child, typed: &mut Option<Signal>) -> &'static str {
     let how = end(guard, run, &mut child).await;
     let reaped = child.reap();
@@ -563,10 +567,12 @@ async fn end_rest(group: Pid, guard: &AnyGuard, run: &Run, signals: &mut Signals
     let _ = tokio::time::timeout(FAREWELL, ended()).await;
 }
 
-/// Releases the lock and ends the session in one round trip. The release is sent first, so that the next contender
-/// recognizes a hand-off. The end of the session would remove the node, too, but without a hand-off. zklock waits for
-/// the replies no longer than the lock could block other contenders. If no server answers, a message says for how long
-/// the lock may stay taken. Returns the signal that has shortened the wait, if one has.
+/// Releases the lock and ends the session in one round trip. The release is sent first, because the next contender
+/// can take the release of a writer as its own grant. The end of the session would only remove the node.
+///
+/// The wait for the replies has a limit: one session timeout if zklock is connected and holds the lock, and less
+/// otherwise. If the limit ends the wait for a lock that was held, a message says for how long the lock may stay
+/// taken. Returns the signal that has shortened the wait, if one has.
 async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, signals: &mut Signals) -> Option<Signal> {
     let limit = match (is_reached(zk), guard.is_held()) {
         (true, true) => connection.session_timeout,
@@ -577,8 +583,8 @@ async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, sig
     let pending = signals.pending();
     let limit = if pending.is_some() { limit.min(FAREWELL) } else { limit };
     let left = guard.is_held().then(|| guard.session_left());
-    // `select!` and `join!` poll the release first, and that poll sends the request. Once the session has ended, the reply to
-    // the release does not matter.
+    // `select!` and `join!` poll the release first, and that poll sends the request. An error of the release is
+    // ignored, because the end of the session removes the node, too.
     let both = async { tokio::join!(biased; guard.release(), zk.close()) };
     tokio::select! {
         biased;

@@ -1,8 +1,8 @@
 //! Delivers the signals that zklock receives as a stream. The stream leaves out SIGCHLD, SIGPIPE, and ignored signals.
 //!
-//! zklock may be started with blocked signals, because a program inherits the signal mask of the program that starts it.
-//! zklock unblocks them, because otherwise they could not end it. zklock sets the inherited mask again while it starts the
-//! command, so that the command inherits the same mask.
+//! zklock may be started with blocked signals, because a program inherits the signal mask of the program that starts
+//! it. A blocked signal could not end zklock, so zklock unblocks all. While zklock starts the command, it sets the
+//! inherited mask again, so that the command inherits the same mask.
 
 #[cfg(target_os = "linux")]
 use std::thread;
@@ -17,12 +17,12 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::exit::{self, Exit};
 
-/// Signals that zklock listens to only while a command runs, and that never end zklock. The signals that it always listens
-/// to are passed on to a running command. Without a running command they end zklock, after it has left the queue.
+/// Signals that zklock listens to only while a command runs, and passes on to the command. They never end zklock.
 const OTHERS: [Signal; 6] = [Signal::WINCH, Signal::URG, Signal::TSTP, Signal::TTIN, Signal::TTOU, Signal::CONT];
 
 /// Signals that end a process by default, except [`FAULTS`] and the real-time signals. PIPE is missing, because
-/// zklock's own output may cause it.
+/// zklock's own output may cause it. zklock always listens to these signals, and passes them on to a running command.
+/// Without a running command, such a signal ends zklock, after zklock has left the queue.
 const ENDING: &[Signal] = &[
     Signal::HUP,
     Signal::INT,
@@ -187,7 +187,7 @@ impl Signals {
 
 /// Unblocks all signals. Only the subcommands call this function, because they start no command.
 pub(crate) fn unblock_all() {
-    // The error is ignored: it means that the signals stay as they are.
+    // The error is ignored, because a subcommand also does its work if signals stay blocked.
     let _ = SigSet::empty().thread_set_mask();
 }
 

@@ -1,8 +1,8 @@
 //! Ties the life of the command to that of zklock: if zklock is killed (-9), the system kills the command.
 //!
-//! Linux kills a process when its parent dies if the process has asked for this (PR_SET_PDEATHSIG). So zklock starts
-//! its own program once more. This process is the stage: it asks for this, makes sure that its parent still lives, and
-//! then becomes the command by exec. The process keeps its id, its group, its terminal and its files.
+//! Linux kills a process when its parent dies if the process has asked to be killed (PR_SET_PDEATHSIG). So zklock
+//! starts its own program once more, as the stage. The stage asks to be killed, makes sure that its parent still
+//! lives, and then becomes the command by exec. The process keeps its id, its group, its terminal and its files.
 
 use std::ffi::{OsStr, OsString};
 use std::io;

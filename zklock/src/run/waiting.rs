@@ -11,18 +11,20 @@ use crate::place::Place;
 use crate::show::{layout, table};
 use crate::status_line::StatusLine;
 
-/// The maximal width of a host or label on each level of detail, in columns. Level 0 has the most details. From level 2 on the
-/// line leaves out the process id, from level 3 the path, from 4 the second holder, from 5 the mode, from 6 the goal of the
-/// wait, and on level 8 the label. In 80 columns there is room for the host, the label, and the time since the holder queued
-/// up. The time stands at the end of the line, so the other parts are shortened before the time is cut off.
+/// The maximal width of a host or label on each level of detail, in columns. Level 0 has the most details. The line
+/// leaves out the process id from level 2 on, the path from level 3, the second holder from level 4, the mode from
+/// level 5, the goal of the wait from level 6, and the label on level 8.
+///
+/// In 80 columns there is room for the host, the label, and the time since the holder queued up. This time stands at
+/// the end, where a line that is too long is cut off. So the levels shorten the other parts first.
 const LONGEST: [usize; 9] = [usize::MAX, 20, 16, 16, 11, 11, 11, 8, 8];
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Shows the holders for as long as this future is polled. `places` has this contender's place in the queue, and
-/// changes when the place or the holders change. Dropping the future removes the line that is redrawn in place. If
-/// there can be no such line, a wait of less than a second prints nothing. Otherwise cron would send a mail with the text,
-/// or the text would appear between the output of other programs.
+/// Shows the holders for as long as this future is polled. `places` gets this contender's place in the queue whenever
+/// the place or the holders change. Dropping the future removes the status line. If no status line is possible, a
+/// wait of less than a second prints nothing, so that cron sends no mail, and no text appears between the output of
+/// other programs.
 pub(crate) async fn show(waits_at: &Place, what: &str, mut places: watch::Receiver<usize>) {
     let mut line = StatusLine::default();
     let started = Instant::now();

@@ -29,9 +29,9 @@ pub(crate) struct Edge {
     holder: Process,
 }
 
-/// Returns the shortest circle that this process closes by its wait for the lock at `path`, or `None` if there is no such
-/// circle. The process may have just given up the wait. `under` is the path and the token of the lock under which the
-/// process runs, if they are known.
+/// Returns the shortest circle that this process closes by its wait for the lock at `path`, or `None` if there is no
+/// such circle. The wait counts as a wait of the outer `zklock`, under whose lock this process runs, and counts even if
+/// this process has just left the queue. `under` is the path and the token of the outer lock, if they are known.
 pub(crate) fn through(queues: &[Queue], path: &str, under: Option<(String, i64)>) -> Option<Vec<Edge>> {
     let mut locks = Lock::all(queues);
     let is_holder = |it: &Process| locks.iter().any(|lock| lock.holders.contains(it));
@@ -49,7 +49,8 @@ pub(crate) fn through(queues: &[Queue], path: &str, under: Option<(String, i64)>
     shortest(&waits(&locks), &us)
 }
 
-/// Returns the shortest circle through each process that is in a circle. Each circle is returned once.
+/// Returns circles of processes that wait for each other, each circle once. Of circles that share a process, only one
+/// may be returned.
 ///
 /// A circle is not always a deadlock, because one task of a process may wait while another task of the process holds a
 /// lock. The holding task may go on and release the lock. Waits within one process are left out, because tasks of one
@@ -61,8 +62,8 @@ pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<Edge>> {
     // No search starts at a process that holds nothing, because no process waits for that process, and so it is in no
     // circle.
     let starts = waits.keys().filter(|who| holders.contains(*who));
-    // A search from any member of a circle finds the circle. Only the circle that was found from its smallest member is
-    // returned.
+    // The searches from several members may find the same circle. A circle is returned only if the search from its
+    // smallest member finds this circle. So a circle is left out if its smallest member has a shorter one.
     let is_first = |cycle: &Vec<Edge>, start: &Process| cycle.iter().all(|wait| wait.who >= *start);
     starts.filter_map(|start| shortest(&waits, start).filter(|cycle| is_first(cycle, start))).collect()
 }
@@ -91,9 +92,9 @@ fn waits<'a>(locks: &'a [Lock<'a>]) -> BTreeMap<&'a Process, Vec<&'a Lock<'a>>> 
 }
 
 impl Lock<'_> {
-    /// Returns the locks. Semaphores with several permits are left out, because a waiter needs only one of the holders to
-    /// leave, and so closes no circle. If a waiter holds no lock, but a
-    /// `zklock` above it does, that `zklock` counts as the waiter.
+    /// Returns the locks. Semaphores with several permits are left out: a waiter needs only one of the holders to
+    /// leave, so it closes a circle only if every holder waits for it, and such circles are not looked for. If a
+    /// waiter holds no lock, but a `zklock` above it does, that `zklock` counts as the waiter.
     fn all(queues: &[Queue]) -> Vec<Lock<'_>> {
         let queues = queues.iter().filter(|queue| queue.permits.is_none_or(|all| all == 1));
         let mut locks: Vec<Lock<'_>> = queues.map(Lock::of).collect();

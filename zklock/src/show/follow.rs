@@ -110,8 +110,10 @@ impl Breaks<'_> {
         self.print(is_connected, why)
     }
 
-    /// With `--json`, prints the lines of a break and of its end, if the break was too short to be seen in the client's
-    /// state. The event of a watch has told of such a break.
+    /// With `--json`, prints the lines of a break and of its end, if the break was too short to be seen in the
+    /// client's state. Call this function when the event of a watch shows that the connection was lost
+    /// ([`Event::LookAgain`]). Prints nothing within a second of the last report, because several watches may tell of
+    /// the same break.
     fn tell_of_short(&self) -> Result<(), Exit> {
         if self.was_connected.get() && self.told.get().is_none_or(|told| told.elapsed() > SECOND) {
             self.print(false, None)?;
@@ -200,7 +202,8 @@ struct Seen {
 impl Seen {
     fn after(before: Option<&Seen>, queue: Queue, shown: Option<BTreeSet<String>>) -> Seen {
         let newest = queue.members.iter().filter_map(|member| sequence(member, &queue)).max();
-        // When a deleted directory is created again, its sequence numbers begin at 0 again.
+        // Without a directory, the next sequence number is 0. In an empty directory, the numbers go on from the last
+        // look.
         let empty = if shown.is_none() { Some(-1) } else { before.and_then(|before| before.newest) };
         Seen { queue, shown, newest: newest.or(empty) }
     }
@@ -247,7 +250,8 @@ struct Change {
 }
 
 impl Change {
-    /// Compares two looks. `has_fired` says whether the watch on the directory has reported a change.
+    /// Compares two looks. `has_fired` says whether the watch on the directory has reported a change. Raises
+    /// `now.newest` if a contender came and left unseen, because that contender got the next number.
     fn between(before: &Seen, now: &mut Seen, has_fired: bool) -> Change {
         let holds = |member: &Member| member.state == MemberState::Holds;
         let earlier: HashMap<_, _> = before.queue.members.iter().map(|it| (&it.node, holds(it))).collect();

@@ -1,9 +1,14 @@
 //! Fits a table into the columns of a terminal: drops columns of the table and shortens cells.
 //!
 //! Off a terminal no column is dropped and no cell is shortened. On a terminal that is too narrow, these steps are
-//! taken one after the other until the table fits. SESSION is dropped. Cells take their brief form, if they have one.
-//! Hosts are shortened in the middle and labels at their end, the wider of the two columns first. PID is dropped. Then
-//! the other columns are dropped in the order of [`MAY_GO`]. TOKEN, PATH and WAITING are never dropped.
+//! taken one after the other until the table fits:
+//! 1. SESSION is dropped.
+//! 2. Cells take their brief form, if they have one.
+//! 3. Names such as hosts and labels are shortened, down to 12 columns, the widest column first.
+//! 4. The columns of [`MAY_GO`] are dropped one by one. Meanwhile the names are shortened further, down to the
+//!    figures there.
+//!
+//! TOKEN, PATH and WAITING are never dropped.
 
 use crate::output::{shorten, shorten_in_the_middle, width};
 
@@ -150,7 +155,7 @@ fn total(columns: &[Column], width: impl Fn(&Column) -> usize) -> usize {
 
 /// Returns the hosts with an ellipsis in place of the domain that they share. Hosts without a domain stay as they are.
 pub(crate) fn without_shared_domain(hosts: &[String]) -> Vec<String> {
-    // An IP address has dots, but no domain.
+    // A host that ends with a digit counts as an IP address, which has dots but no domain.
     let has_domain = |host: &&String| host.contains('.') && !host.ends_with(|last: char| last.is_ascii_digit());
     let mut named = hosts.iter().filter(has_domain);
     let domain = |host: &'_ str| host.find('.').map_or(String::new(), |dot| host[dot..].to_owned());

@@ -14,8 +14,9 @@ use crate::show::layout::{self, Column, Cut};
 /// The width, in columns, to which a label is shortened. A label may be 256 bytes long.
 const LABEL_SHOWN: usize = 40;
 
-/// Returns the queue as a table, or "free" if it is empty. If `columns` is given, no line is wider, except for a line
-/// with a long path.
+/// Returns the queue as a table. The table of a free lock is a line that says so. The table of a semaphore begins
+/// with the number of free permits. If `columns` is given, no line is wider, unless a single word is wider, such as a
+/// long path.
 pub(crate) fn table(queue: &Queue, columns: Option<usize>, colourful: bool) -> String {
     let first = headline(queue).map(|words| wrapped(&format!("{}: {words}", queue.path), columns));
     let members = lines(queue, columns, colourful);

@@ -121,8 +121,8 @@ pub(crate) struct Watcher {
 
 /// What is drawn: for each path the rows, by the nodes of their contenders, and the breaks.
 ///
-/// If several watchers saw a contender, the earliest time of each event counts, because a watcher sees an event late, never
-/// early.
+/// If several watchers saw a contender, the earliest time of each event counts, because a watcher sees an event late,
+/// but not early if its clock is right.
 pub(crate) struct Picture<'o> {
     order: &'o Timeline,
     pub(crate) paths: BTreeMap<String, HashMap<String, Row>>,
@@ -212,7 +212,7 @@ impl<'o> Picture<'o> {
     }
 }
 
-/// Returns whether these are two nodes of one contender: their names are equal up to the mode.
+/// Returns whether these are two nodes of one contender: the parts of their names before the mode are equal.
 fn is_one_contender(one: &str, other: &str) -> bool {
     let [one, other] =
         [one, other].map(|name| ["-READ-", "-WRITE-", "-PERMIT-"].iter().find_map(|mode| name.split_once(mode)));

@@ -259,7 +259,8 @@ fn time_of_day(at: SystemTime, length: Duration) -> String {
     }
 }
 
-/// Escapes the characters that have a meaning in XML, and replaces those that XML forbids by U+FFFD.
+/// Escapes the characters that have a meaning in XML. Replaces control characters except the newline, and also U+FFFE
+/// and U+FFFF, by U+FFFD, because XML forbids most of them.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
