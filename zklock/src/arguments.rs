@@ -71,18 +71,19 @@ impl Arguments {
     }
 
     /// Parses the command line. A path after `-j` is not read as the number of permits.
-    pub(crate) fn read(mut words: Vec<OsString>) -> Result<Arguments, clap::Error> {
+    pub(crate) fn from_command_line(mut words: Vec<OsString>) -> Result<Arguments, clap::Error> {
         let beginnings: Vec<_> = words.iter().map(|word| beginning_if_too_long(word)).collect();
         if beginnings.iter().any(Option::is_some) {
             // clap compares an unknown option with every known one, which takes seconds for a very long option. This call makes
             // clap refuse such an option by its beginning. If the long word is a value or belongs to the command that zklock
             // runs, clap refuses nothing here, and the whole words are parsed below.
             let either = |(word, beginning): (&OsString, Option<OsString>)| beginning.unwrap_or_else(|| word.clone());
-            Arguments::read(words.iter().zip(beginnings).map(either).collect())?;
+            Arguments::from_command_line(words.iter().zip(beginnings).map(either).collect())?;
         }
         let lacks_number = |pair: &[OsString]| {
-            let is_j =
-                || Arguments::parsed(&[words[0].clone(), pair[0].clone()]).is_ok_and(|it| it.run.takes_any_number());
+            let is_j = || {
+                Arguments::parsed(&[words[0].clone(), pair[0].clone()]).is_ok_and(|it| it.run.has_j_without_number())
+            };
             pair[1].as_encoded_bytes().starts_with(b"/") && beginning_if_too_long(&pair[0]).is_none() && is_j()
         };
         if let Some(at) = words.windows(2).position(lacks_number) {
@@ -138,8 +139,8 @@ pub(crate) struct Run {
     /// Run under a permit: at most as many run at once as `zklock permits` has set.
     ///
     /// The number counts for the whole fleet. N sets the number if none is set yet. Better leave N out.
-    #[arg(short = 'j', long, value_name = "N", num_args = 0..=1, default_missing_value = "", value_parser = permits, conflicts_with_all = ["shared", "exclusive", "once_in"])]
-    pub(crate) permits: Option<Permits>,
+    #[arg(short = 'j', long, value_name = "N", num_args = 0..=1, default_missing_value = "", value_parser = parse_permits, conflicts_with_all = ["shared", "exclusive", "once_in"])]
+    pub(crate) permits: Option<WantedPermits>,
 
     /// Do not wait: exit with 1 (or -E) if the lock is taken.
     #[arg(short = 'n', long, visible_alias = "nb")]
@@ -148,22 +149,22 @@ pub(crate) struct Run {
     /// Wait at most this long, in seconds (or like 1m30s), then exit with 1 (or -E).
     ///
     /// The time counts once zklock is connected. 0 means -n.
-    #[arg(short = 'w', long, visible_alias = "timeout", value_name = "SECS", value_parser = duration, allow_negative_numbers = true)]
+    #[arg(short = 'w', long, visible_alias = "timeout", value_name = "SECS", value_parser = parse_duration, allow_negative_numbers = true)]
     pub(crate) wait: Option<Duration>,
 
     /// The exit code when -n or -w does not get the lock.
-    #[arg(short = 'E', long, value_name = "CODE", value_parser = exit_code, default_value_t = exit::NEGATIVE, hide_default_value = true, allow_negative_numbers = true)]
+    #[arg(short = 'E', long, value_name = "CODE", value_parser = parse_exit_code, default_value_t = exit::NEGATIVE, hide_default_value = true, allow_negative_numbers = true)]
     pub(crate) conflict_exit_code: u8,
 
     /// Run the command only if it has not succeeded within this time, like 50m.
     ///
     /// A number without a unit means seconds. The time is measured by ZooKeeper's clock. If the command has succeeded
     /// within this time, zklock exits with 0 (or --skipped-exit-code).
-    #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "shared")]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "shared")]
     pub(crate) once_in: Option<Duration>,
 
     /// The exit code when --once-in does not run the command, because it was already done.
-    #[arg(long, value_name = "CODE", value_parser = exit_code, default_value_t = 0, hide_default_value = true, requires = "once_in", hide_short_help = true)]
+    #[arg(long, value_name = "CODE", value_parser = parse_exit_code, default_value_t = 0, hide_default_value = true, requires = "once_in", hide_short_help = true)]
     pub(crate) skipped_exit_code: u8,
 
     /// flock(1) has this option. Here it has no effect, because the command never inherits a file that could keep the lock.
@@ -176,16 +177,16 @@ pub(crate) struct Run {
 
     /// How long the command may take to end between TERM and KILL, after the lock is lost. zklock shortens this time so
     /// that the command ends before the lock can be granted to another contender.
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration, hide_short_help = true)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration, hide_short_help = true)]
     pub(crate) grace: Duration,
 
     /// Hold the lock for at most this long, in seconds (or like 1h). Then the lock is lost, and the command is ended as
     /// after any loss [default: for as long as the command runs].
-    #[arg(long, value_name = "TIME", value_parser = positive, hide_short_help = true)]
+    #[arg(long, value_name = "TIME", value_parser = parse_positive_duration, hide_short_help = true)]
     pub(crate) max_hold: Option<Duration>,
 
     /// The exit code when the lock was lost.
-    #[arg(long, value_name = "CODE", value_parser = exit_code, default_value_t = exit::LOST, hide_short_help = true)]
+    #[arg(long, value_name = "CODE", value_parser = parse_exit_code, default_value_t = exit::LOST, hide_short_help = true)]
     pub(crate) lost_exit_code: u8,
 
     /// Leave ZK_AUTH, ZK_SASL and the other variables with credentials in the environment of the command.
@@ -215,8 +216,8 @@ pub(crate) struct Run {
 
 impl Run {
     /// Returns whether `-j` is given without a number.
-    fn takes_any_number(&self) -> bool {
-        matches!(self.permits, Some(Permits(None)))
+    fn has_j_without_number(&self) -> bool {
+        matches!(self.permits, Some(WantedPermits(None)))
     }
 
     /// Returns whether zklock exits immediately if the lock is taken: with `-n`, or with `-w 0`.
@@ -241,12 +242,12 @@ pub(crate) struct Connection {
     pub(crate) dialect: Dialect,
 
     /// How long ZooKeeper keeps the lock of a zklock that it does not hear from. The servers may limit this time.
-    #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = positive, hide_short_help = true)]
+    #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = parse_positive_duration, hide_short_help = true)]
     pub(crate) session_timeout: Duration,
 
     /// How long to try to reach a server [default: the session timeout; with -n 3s at most]. -w shortens this time,
     /// down to 1s. After this time zklock exits with 69, and says why each server gives no session.
-    #[arg(long, global = true, value_name = "TIME", value_parser = positive, hide_short_help = true)]
+    #[arg(long, global = true, value_name = "TIME", value_parser = parse_positive_duration, hide_short_help = true)]
     pub(crate) connect_timeout: Option<Duration>,
 
     /// The tickTime of the servers' configuration [env: ZK_TICK_TIME] [default: the smaller of 3s and half the session
@@ -384,7 +385,7 @@ pub(crate) struct WatchOrder {
 
     /// How often to read the queue on a screen. Elsewhere each change is printed as soon as ZooKeeper tells of it, and a change
     /// that ZooKeeper does not tell of is seen within this time.
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = positive)]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_positive_duration)]
     pub(crate) interval: Duration,
 
     /// Print a line of JSON for each change, as `zklock watch --help` documents it. `zklock timeline` draws the lines.
@@ -401,11 +402,11 @@ pub(crate) struct Timeline {
     pub(crate) files: Vec<PathBuf>,
 
     /// Draw only what happened after this time, such as 2026-11-28T14:05:00Z.
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) from: Option<SystemTime>,
 
     /// Draw only what happened before this time.
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) to: Option<SystemTime>,
 
     /// Draw only the locks at and below this path.
@@ -414,7 +415,7 @@ pub(crate) struct Timeline {
 }
 
 /// Parses the value of `--from` or `--to`.
-fn time(text: &str) -> Result<SystemTime, String> {
+fn parse_time(text: &str) -> Result<SystemTime, String> {
     humantime::parse_rfc3339_weak(text).map_err(|error| format!("{error}; a time is like 2026-11-28T14:05:00Z, in UTC"))
 }
 
@@ -446,7 +447,7 @@ pub(crate) struct SetPermits {
     pub(crate) path: String,
 
     /// The new number of permits. No command that holds a permit is stopped.
-    #[arg(value_name = "N", value_parser = number, required_unless_present = "remove")]
+    #[arg(value_name = "N", value_parser = parse_positive_number, required_unless_present = "remove")]
     pub(crate) number: Option<NonZeroU32>,
 
     /// Make the semaphore also at an empty node that exists already. Such a node may be a lock that is idle now, whose users
@@ -469,7 +470,7 @@ pub(crate) struct Break {
     pub(crate) path: String,
 
     /// The token of the holder or waiter to remove: see `zklock ls`. No two nodes ever have the same token.
-    #[arg(value_name = "TOKEN", value_parser = token)]
+    #[arg(value_name = "TOKEN", value_parser = parse_token)]
     pub(crate) token: i64,
 
     /// Do not ask for confirmation.
@@ -494,7 +495,7 @@ pub(crate) struct Check {
 }
 
 /// Parses a number of seconds, as in flock(1), or a time with units.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let numbers = || text.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
     let time = match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
@@ -506,32 +507,37 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     time.ok_or_else(|| "expected a number of seconds, or a time like 1m30s".to_owned())
 }
 
-/// Parses a time as [`duration`] does, and refuses zero.
-fn positive(text: &str) -> Result<Duration, String> {
-    duration(text).and_then(|time| if time.is_zero() { Err("it must be more than zero".to_owned()) } else { Ok(time) })
+/// Parses a time as [`parse_duration`] does, and refuses zero.
+fn parse_positive_duration(text: &str) -> Result<Duration, String> {
+    parse_duration(text)
+        .and_then(|time| if time.is_zero() { Err("it must be more than zero".to_owned()) } else { Ok(time) })
 }
 
 /// The number of permits that `-j` states. `None` means the number that is set in the ensemble.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Permits(pub(crate) Option<NonZeroU32>);
+pub(crate) struct WantedPermits(pub(crate) Option<NonZeroU32>);
 
-fn permits(text: &str) -> Result<Permits, String> {
-    if text.is_empty() { Ok(Permits(None)) } else { number(text).map(|number| Permits(Some(number))) }
+fn parse_permits(text: &str) -> Result<WantedPermits, String> {
+    if text.is_empty() {
+        Ok(WantedPermits(None))
+    } else {
+        parse_positive_number(text).map(|number| WantedPermits(Some(number)))
+    }
 }
 
-fn number(text: &str) -> Result<NonZeroU32, String> {
-    whole(text, "a whole number from 1 on")
+fn parse_positive_number(text: &str) -> Result<NonZeroU32, String> {
+    parse_whole_number(text, "a whole number from 1 on")
 }
 
-fn exit_code(text: &str) -> Result<u8, String> {
-    whole(text, "an exit code from 0 to 255")
+fn parse_exit_code(text: &str) -> Result<u8, String> {
+    parse_whole_number(text, "an exit code from 0 to 255")
 }
 
-fn token(text: &str) -> Result<i64, String> {
-    whole(text, "a token, a whole number that zklock ls shows")
+fn parse_token(text: &str) -> Result<i64, String> {
+    parse_whole_number(text, "a token, a whole number that zklock ls shows")
 }
 
-fn whole<T: FromStr>(text: &str, expected: &str) -> Result<T, String> {
+fn parse_whole_number<T: FromStr>(text: &str, expected: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("expected {expected}"))
 }
 
@@ -548,7 +554,7 @@ mod tests {
     fn a_path_after_j_is_not_read_as_a_number() {
         let read = |line: &str| {
             let words = line.split(' ').map(OsString::from).collect();
-            let run = Arguments::read(words).expect(line).run;
+            let run = Arguments::from_command_line(words).expect(line).run;
             let permits = run.permits.expect(line).0.map_or(0, NonZeroU32::get);
             (permits, run.words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" "))
         };
@@ -566,10 +572,10 @@ mod tests {
             assert_eq!(read(line), (permits, words.to_owned()), "{line}");
         }
         let line = ["zklock", "-cmake -j", "/l"].map(OsString::from);
-        let run = Arguments::read(line.to_vec()).expect("valid").run;
+        let run = Arguments::from_command_line(line.to_vec()).expect("valid").run;
         assert!(run.permits.is_none() && run.words == ["/l"], "{run:?}");
         let line = ["zklock", "/l", "make", "-j", "/x"].map(OsString::from);
-        let run = Arguments::read(line.to_vec()).expect("valid").run;
+        let run = Arguments::from_command_line(line.to_vec()).expect("valid").run;
         assert!(run.permits.is_none() && run.words.len() == 4, "{run:?}");
     }
 
@@ -583,11 +589,11 @@ mod tests {
             (["-w", "-1"], "expected a number of seconds, or a time like 1m30s"),
         ] {
             let line = ["zklock", words[0], words[1], "/l", "true"].map(OsString::from);
-            let error = Arguments::read(line.to_vec()).expect_err(expected).to_string();
+            let error = Arguments::from_command_line(line.to_vec()).expect_err(expected).to_string();
             assert!(error.contains(&format!("'{}'", words[1])) && error.contains(expected), "{error}");
         }
         let line = ["zklock", "break", "/l", "it"].map(OsString::from);
-        let error = Arguments::read(line.to_vec()).expect_err("not a token").to_string();
+        let error = Arguments::from_command_line(line.to_vec()).expect_err("not a token").to_string();
         assert!(error.contains("expected a token, a whole number that zklock ls shows"), "{error}");
     }
 
@@ -609,7 +615,7 @@ mod tests {
     fn the_short_help_is_short_and_a_subcommand_repeats_no_option_of_the_connection() {
         let help = |words: &[&str]| {
             let words: Vec<_> = words.iter().map(OsString::from).collect();
-            Arguments::read(words).expect_err("help is asked for").to_string()
+            Arguments::from_command_line(words).expect_err("help is asked for").to_string()
         };
         assert!(help(&["zklock", "-h"]).lines().count() < 50, "{}", help(&["zklock", "-h"]));
         for task in ["ls", "watch", "timeline", "ask", "forget", "permits", "break", "check"] {
@@ -618,19 +624,21 @@ mod tests {
                 assert!(!text.contains("--session-timeout") && text.contains("zklock --help"), "{text}");
             }
         }
-        let read = Arguments::read(["zklock", "ls", "--zk", "x:1", "/l"].map(OsString::from).to_vec()).expect("valid");
+        let read = Arguments::from_command_line(["zklock", "ls", "--zk", "x:1", "/l"].map(OsString::from).to_vec())
+            .expect("valid");
         assert_eq!(read.connection.zk.as_deref(), Some(OsStr::new("x:1")));
-        let read = Arguments::read(["zklock", "--zk", "x:1", "ls", "/l"].map(OsString::from).to_vec()).expect("valid");
+        let read = Arguments::from_command_line(["zklock", "--zk", "x:1", "ls", "/l"].map(OsString::from).to_vec())
+            .expect("valid");
         assert_eq!(read.connection.zk.as_deref(), Some(OsStr::new("x:1")));
     }
 
     #[test]
     fn times_are_seconds_or_have_units() {
         for (text, milliseconds) in [("5", 5000), ("0.25", 250), ("0", 0), ("1m30s", 90_000), ("20ms", 20)] {
-            assert_eq!(duration(text), Ok(Duration::from_millis(milliseconds)), "{text}");
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(milliseconds)), "{text}");
         }
         for text in ["", "-1", "soon", "inf", "NaN", "1e300"] {
-            assert!(duration(text).is_err(), "{text}");
+            assert!(parse_duration(text).is_err(), "{text}");
         }
     }
 }

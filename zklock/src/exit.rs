@@ -48,7 +48,7 @@ impl Exit {
     }
 
     /// Returns this exit with `more` behind its message.
-    pub(crate) fn with(self, more: &str) -> Exit {
+    pub(crate) fn with_suffix(self, more: &str) -> Exit {
         Exit { message: format!("{}{more}", self.message), ..self }
     }
 
@@ -68,8 +68,8 @@ impl From<Error> for Exit {
             Error::InvalidInput(_) | Error::EphemeralParent { .. } => USAGE,
             Error::Permits { reason: PermitsError::TooFew { .. } | PermitsError::Other { .. }, .. } => USAGE,
             Error::PermissionDenied { .. } | Error::Closed(_) | Error::InvalidAcl { .. } => NO_PERMISSION,
-            Error::Lost(why) => of_loss(*why, LOST),
-            Error::Evicted(why) => of_loss(*why, PLACE_LOST),
+            Error::Lost(why) => code_of_loss(*why, LOST),
+            Error::Evicted(why) => code_of_loss(*why, PLACE_LOST),
             Error::Diverged { .. } => DIVERGED,
             Error::Refused { operation: "start the thread for", .. } => SYSTEM,
             Error::Unreachable(_) | Error::OutcomeUnknown { .. } => UNAVAILABLE,
@@ -98,7 +98,7 @@ impl From<Error> for Exit {
 
 /// Returns the exit code for a lost lock or a lost place in the queue: [`NO_PERMISSION`] if the servers now refuse the
 /// credentials, because another try would fail, and `usually` otherwise.
-pub(crate) fn of_loss(why: Loss, usually: u8) -> u8 {
+pub(crate) fn code_of_loss(why: Loss, usually: u8) -> u8 {
     match why {
         Loss::SessionOver(Ending::AuthFailed) => NO_PERMISSION,
         _ => usually,

@@ -8,10 +8,10 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-use crate::output::{escape_controls, to_people};
+use crate::output::{escape_controls, queue_for_stderr};
 
 /// Turns the log on.
-pub(crate) fn show() {
+pub(crate) fn enable() {
     // The error is ignored: `set_global_default` fails only if a subscriber is already set, and this process sets no
     // other.
     let _ = tracing::subscriber::set_global_default(Log { started: Instant::now() });
@@ -41,15 +41,15 @@ impl Subscriber for Log {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut words = Words::default();
-        event.record(&mut words);
+        let mut text = EventText::default();
+        event.record(&mut text);
         let (level, target) = (event.metadata().level(), event.metadata().target());
         let origin = target.split("::").next().unwrap_or(target);
         let at = self.started.elapsed().as_secs_f32();
-        let line = escape_controls(&format!("{at:.3}s {level} {origin}: {}{}", words.message, words.fields));
+        let line = escape_controls(&format!("{at:.3}s {level} {origin}: {}{}", text.message, text.fields));
         // The line is queued, because events also come from the threads that keep the session alive. These threads must
         // not wait for a reader of standard error.
-        to_people(format!("zklock: {line}\n"));
+        queue_for_stderr(format!("zklock: {line}\n"));
     }
 
     fn enter(&self, _: &Id) {}
@@ -58,12 +58,12 @@ impl Subscriber for Log {
 }
 
 #[derive(Default)]
-struct Words {
+struct EventText {
     message: String,
     fields: String,
 }
 
-impl Visit for Words {
+impl Visit for EventText {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         // The result is ignored, because writing to a string cannot fail.
         let _ = match field.name() {

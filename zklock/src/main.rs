@@ -28,15 +28,16 @@ fn main() -> ExitCode {
     if run::witness::bear() {
         return ExitCode::SUCCESS;
     }
-    let outcome = match run::tie::stage().map_or_else(|| Ok(Arguments::read(std::env::args_os().collect())), Err) {
-        Err(exit) => Err(exit),
-        Ok(Ok(arguments)) => run_in_runtime(arguments),
-        Ok(Err(error)) => {
-            let printed = output::written(output::print_error(&error));
-            // clap reports --help and --version as an error whose text belongs on standard output.
-            if error.use_stderr() { Err(Exit::usage("")) } else { printed.map(|_| 0) }
-        }
-    };
+    let outcome =
+        match run::tie::stage().map_or_else(|| Ok(Arguments::from_command_line(std::env::args_os().collect())), Err) {
+            Err(exit) => Err(exit),
+            Ok(Ok(arguments)) => run_in_runtime(arguments),
+            Ok(Err(error)) => {
+                let printed = output::result_of_write(output::print_error(&error));
+                // clap reports --help and --version as an error whose text belongs on standard output.
+                if error.use_stderr() { Err(Exit::usage("")) } else { printed.map(|_| 0) }
+            }
+        };
     output::finish();
     match outcome {
         Ok(code) => ExitCode::from(code),
@@ -59,16 +60,16 @@ fn run_in_runtime(arguments: Arguments) -> Result<u8, Exit> {
     let spare: io::Result<Vec<File>> = (0..FILES).map(|_| File::open("/dev/null")).collect();
     drop(spare.map_err(cannot_start)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot_start)?;
-    runtime.block_on(act(arguments))
+    runtime.block_on(dispatch(arguments))
 }
 
-async fn act(arguments: Arguments) -> Result<u8, Exit> {
+async fn dispatch(arguments: Arguments) -> Result<u8, Exit> {
     let connection = &arguments.connection;
     if arguments.task.is_some() {
         run::signals::unblock_all();
     }
     if connection.verbose {
-        log::show();
+        log::enable();
     }
     match &arguments.task {
         None => run::run(&arguments.run, connection).await,

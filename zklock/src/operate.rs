@@ -8,7 +8,7 @@ use crate::arguments::{Ask, Break, Connection, Forget, SetPermits};
 use crate::connect::{self, connect_to};
 use crate::exit::{self, Exit};
 use crate::output::{self, escape_controls};
-use crate::place::{self, Place};
+use crate::place::{self, LockOrSemaphore};
 use crate::show::table;
 
 /// Asks the processes that keep this lock without using it to give it up.
@@ -70,13 +70,15 @@ async fn remove(semaphore: &Semaphore) -> Result<u8, Exit> {
 /// token again at the moment of the removal, so the time that the user takes to confirm does not matter.
 pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&which.path, connection).await?;
-    let place = Place::whatever(&zk, &which.path, connection.dialect)?;
+    let place = LockOrSemaphore::at(&zk, &which.path, connection.dialect)?;
     if !which.yes {
-        let Some(member) = place.find(which.token).await? else { return stale(&zk, &place, which).await };
+        let Some(member) = place.find(which.token).await? else {
+            return report_unknown_token(&zk, &place, which).await;
+        };
         if !io::stdin().is_terminal() {
             return Err(Exit::usage("break asks for confirmation, but standard input is no terminal: give --yes"));
         }
-        if !agrees(&format!("{}: remove {}?", which.path, escape_controls(&member.to_string()))) {
+        if !ask_for_confirmation(&format!("{}: remove {}?", which.path, escape_controls(&member.to_string()))) {
             return Err(Exit::new(exit::NEGATIVE, "nothing was removed"));
         }
     }
@@ -85,12 +87,12 @@ pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, 
             output::print(&format!("removed {}\n", escape_controls(&member.to_string())))?;
             Ok(0)
         }
-        None => stale(&zk, &place, which).await,
+        None => report_unknown_token(&zk, &place, which).await,
     }
 }
 
 /// Reports that no contender has the token, and lists the present contenders.
-async fn stale(zk: &ZooKeeper, place: &Place, which: &Break) -> Result<u8, Exit> {
+async fn report_unknown_token(zk: &ZooKeeper, place: &LockOrSemaphore, which: &Break) -> Result<u8, Exit> {
     let queue = place.queue().await?;
     place::report_if_missing(zk, &which.path).await;
     let now = table::table(&queue, output::columns(&io::stderr()), false);
@@ -101,7 +103,7 @@ async fn stale(zk: &ZooKeeper, place: &Place, which: &Break) -> Result<u8, Exit>
     Err(Exit::new(exit::NEGATIVE, format!("{problem}\n{}", now.trim_end())))
 }
 
-fn agrees(question: &str) -> bool {
+fn ask_for_confirmation(question: &str) -> bool {
     let mut answer = String::new();
     let asked = write!(io::stderr().lock(), "{question} [y/N] ").is_ok();
     asked && io::stdin().lock().read_line(&mut answer).is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")

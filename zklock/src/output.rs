@@ -24,7 +24,7 @@ const UNREAD_MAX: usize = 1000;
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Returns whether the stream is a terminal with cursor control.
-pub(crate) fn is_screen(stream: &impl IsTerminal) -> bool {
+pub(crate) fn has_cursor_control(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("TERM").is_some_and(|term| term != "dumb")
 }
 
@@ -32,10 +32,10 @@ pub(crate) fn is_screen(stream: &impl IsTerminal) -> bool {
 /// (<https://no-color.org>).
 pub(crate) fn is_colourful() -> bool {
     let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    is_screen(&io::stdout()) && !unwanted
+    has_cursor_control(&io::stdout()) && !unwanted
 }
 
-/// Prints a message and waits until it is written, as [`wait_for`] does with the limit [`FAREWELL`]. A failure is
+/// Prints a message and waits until it is written, as [`print_and_wait`] does with the limit [`FAREWELL`]. A failure is
 /// ignored, because zklock goes on even if nobody reads its messages.
 pub(crate) fn say(words: &str) {
     say_within(FAREWELL, words);
@@ -45,19 +45,19 @@ pub(crate) fn say(words: &str) {
 /// the message stays queued and zklock goes on.
 pub(crate) fn say_within(limit: Duration, words: &str) {
     // zklock waits so that the message appears before later output, for example that of the command.
-    wait_for(limit, format!("zklock: {words}\n"));
+    print_and_wait(limit, format!("zklock: {words}\n"));
 }
 
 /// A text to print, and a sender. The printing thread drops the sender after it has printed the text. That ends the wait
-/// of [`wait_for`].
-type Text = (String, Option<Sender<Infallible>>);
+/// of [`print_and_wait`].
+type QueuedText = (String, Option<Sender<Infallible>>);
 
 /// The channel to the thread that prints. The first message starts the thread. `None` if the system could not start the
 /// thread. In that case [`enqueue`] writes each text itself.
-static PRINTER: OnceLock<Option<SyncSender<Text>>> = OnceLock::new();
+static PRINTER: OnceLock<Option<SyncSender<QueuedText>>> = OnceLock::new();
 
 /// Queues a text for the thread that writes to standard error. The text is dropped if the queue is full.
-pub(crate) fn to_people(text: String) {
+pub(crate) fn queue_for_stderr(text: String) {
     enqueue((text, None));
 }
 
@@ -65,30 +65,30 @@ pub(crate) fn to_people(text: String) {
 /// nobody reads standard error.
 pub(crate) fn finish() {
     if PRINTER.get().is_some() {
-        wait_for(FAREWELL, String::new());
+        print_and_wait(FAREWELL, String::new());
     }
 }
 
-/// Queues a text as [`to_people`] does, and waits up to `limit` until the text is written or dropped. If there is no
+/// Queues a text as [`queue_for_stderr`] does, and waits up to `limit` until the text is written or dropped. If there is no
 /// printing thread, this function writes the text itself, without a limit.
-pub(crate) fn wait_for(limit: Duration, text: String) {
+pub(crate) fn print_and_wait(limit: Duration, text: String) {
     let (sender, printed) = mpsc::channel();
     enqueue((text, Some(sender)));
     // Nothing is ever sent. This call returns when the printing thread drops the sender, or after `limit`.
     let _ = printed.recv_timeout(limit);
 }
 
-fn enqueue(text: Text) {
-    match PRINTER.get_or_init(printer) {
+fn enqueue(text: QueuedText) {
+    match PRINTER.get_or_init(start_printer) {
         Some(printer) => drop(printer.try_send(text)),
         None => drop(io::stderr().write_all(text.0.as_bytes())),
     }
 }
 
-fn printer() -> Option<SyncSender<Text>> {
-    let (sender, texts) = mpsc::sync_channel::<Text>(UNREAD_MAX);
+fn start_printer() -> Option<SyncSender<QueuedText>> {
+    let (sender, texts) = mpsc::sync_channel::<QueuedText>(UNREAD_MAX);
     let print = move || {
-        terminal::undisturbed(|| {
+        terminal::with_sigttou_blocked(|| {
             texts.into_iter().for_each(|(text, _sender)| drop(io::stderr().write_all(text.as_bytes())))
         });
     };
@@ -104,14 +104,14 @@ pub(crate) fn print(text: &str) -> Result<bool, Exit> {
         match rustix::io::write(&out, left) {
             Ok(length) => left = &left[length..],
             Err(Errno::INTR) => {}
-            Err(error) => return written(Err(error.into())),
+            Err(error) => return result_of_write(Err(error.into())),
         }
     }
     Ok(true)
 }
 
 /// Turns the outcome of a write to standard output into the result of [`print()`].
-pub(crate) fn written(outcome: io::Result<()>) -> Result<bool, Exit> {
+pub(crate) fn result_of_write(outcome: io::Result<()>) -> Result<bool, Exit> {
     match outcome {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
@@ -121,7 +121,7 @@ pub(crate) fn written(outcome: io::Result<()>) -> Result<bool, Exit> {
 
 /// Returns whether standard output still has a reader. A poll is the only way to notice the end of `| head` without
 /// printing.
-pub(crate) fn is_read() -> bool {
+pub(crate) fn has_reader() -> bool {
     let out = io::stdout();
     let mut polled = [PollFd::new(&out, PollFlags::empty())];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -158,11 +158,11 @@ pub(crate) fn readable(words: &str) -> String {
 
 /// Returns an argument as a message shows it: in quotation marks, and shortened in the middle if it is long.
 pub(crate) fn quoted(argument: &OsStr) -> String {
-    whole_or_short(&format!("{argument:?}"))
+    shortened_if_long(&format!("{argument:?}"))
 }
 
 /// Returns the text of an argument as a message shows it: shortened in the middle if it is long.
-pub(crate) fn whole_or_short(argument: &str) -> String {
+pub(crate) fn shortened_if_long(argument: &str) -> String {
     shorten_in_the_middle(argument, SHORT_LINE)
 }
 
@@ -171,7 +171,7 @@ pub(crate) fn whole_or_short(argument: &str) -> String {
 pub(crate) fn print_error(error: &clap::Error) -> io::Result<()> {
     let words = error.to_string();
     if error.use_stderr() && words.lines().any(|line| line.chars().nth(SHORT_LINE).is_some()) {
-        let short = words.lines().map(|line| escape_controls(&whole_or_short(line)) + "\n").collect::<String>();
+        let short = words.lines().map(|line| escape_controls(&shortened_if_long(line)) + "\n").collect::<String>();
         return io::stderr().write_all(short.as_bytes());
     }
     error.print()
@@ -249,7 +249,7 @@ fn end(text: &str, most: usize) -> &str {
 }
 
 /// Returns a time in its two greatest units. The smallest unit is the second.
-pub(crate) fn rounded(time: Duration) -> String {
+pub(crate) fn in_two_units(time: Duration) -> String {
     let whole = humantime::format_duration(Duration::from_secs(time.as_secs())).to_string();
     whole.split(' ').take(2).collect::<Vec<_>>().join(" ")
 }
@@ -363,8 +363,10 @@ mod tests {
 
     #[test]
     fn a_broken_pipe_is_no_error_but_a_full_disk_is() {
-        assert!(written(Ok(())).is_ok_and(|is_read| is_read));
-        assert!(written(Err(io::ErrorKind::BrokenPipe.into())).is_ok_and(|is_read| !is_read));
-        assert!(written(Err(io::ErrorKind::StorageFull.into())).is_err_and(|exit| exit.code() == exit::NOT_WRITTEN));
+        assert!(result_of_write(Ok(())).is_ok_and(|has_reader| has_reader));
+        assert!(result_of_write(Err(io::ErrorKind::BrokenPipe.into())).is_ok_and(|has_reader| !has_reader));
+        assert!(
+            result_of_write(Err(io::ErrorKind::StorageFull.into())).is_err_and(|exit| exit.code() == exit::NOT_WRITTEN)
+        );
     }
 }

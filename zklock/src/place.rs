@@ -10,36 +10,38 @@ use crate::{connect, output};
 
 /// The lock or semaphore at a path.
 #[derive(Debug)]
-pub(crate) enum Place {
+pub(crate) enum LockOrSemaphore {
     Lock(RwLock),
     Semaphore(Semaphore),
     /// A lock or a semaphore. Each request finds out which of the two is at the path ([`is_semaphore`]).
     Either(RwLock, Semaphore, Arc<dyn Coordinator>),
 }
 
-impl Place {
+impl LockOrSemaphore {
     /// Returns the lock or semaphore at the path, for reading its queue or removing a contender. Semaphores exist only
     /// in the native dialect.
-    pub(crate) fn whatever<C: Coordinator + Clone>(zk: &C, path: &str, dialect: Dialect) -> Result<Place, Error> {
+    pub(crate) fn at<C: Coordinator + Clone>(zk: &C, path: &str, dialect: Dialect) -> Result<LockOrSemaphore, Error> {
         let lock = RwLock::builder(zk, path).dialect(dialect).build()?;
         Ok(match dialect {
-            Dialect::Native => Place::Either(lock, Semaphore::builder(zk, path).build()?, Arc::new(zk.clone())),
-            _ => Place::Lock(lock),
+            Dialect::Native => {
+                LockOrSemaphore::Either(lock, Semaphore::builder(zk, path).build()?, Arc::new(zk.clone()))
+            }
+            _ => LockOrSemaphore::Lock(lock),
         })
     }
 
     pub(crate) fn path(&self) -> &str {
         match self {
-            Place::Lock(lock) | Place::Either(lock, ..) => lock.path(),
-            Place::Semaphore(semaphore) => semaphore.path(),
+            LockOrSemaphore::Lock(lock) | LockOrSemaphore::Either(lock, ..) => lock.path(),
+            LockOrSemaphore::Semaphore(semaphore) => semaphore.path(),
         }
     }
 
     pub(crate) async fn queue(&self) -> Result<Queue, Error> {
         match self {
-            Place::Semaphore(semaphore) => semaphore.queue().await,
-            Place::Either(_, semaphore, zk) if is_semaphore(semaphore, zk).await? => semaphore.queue().await,
-            Place::Lock(lock) | Place::Either(lock, ..) => lock.queue().await,
+            LockOrSemaphore::Semaphore(semaphore) => semaphore.queue().await,
+            LockOrSemaphore::Either(_, semaphore, zk) if is_semaphore(semaphore, zk).await? => semaphore.queue().await,
+            LockOrSemaphore::Lock(lock) | LockOrSemaphore::Either(lock, ..) => lock.queue().await,
         }
     }
 
@@ -48,7 +50,7 @@ impl Place {
     pub(crate) async fn find(&self, token: i64) -> Result<Option<Member>, Error> {
         let among = |queue: Queue| queue.members.into_iter().find(|member| member.token == Some(token));
         match self {
-            Place::Either(lock, semaphore, zk) if is_semaphore(semaphore, zk).await? => {
+            LockOrSemaphore::Either(lock, semaphore, zk) if is_semaphore(semaphore, zk).await? => {
                 match among(semaphore.queue().await?) {
                     None => Ok(among(lock.queue().await?)),
                     found => Ok(found),
@@ -58,17 +60,17 @@ impl Place {
         }
     }
 
-    /// Removes the contender that [`Place::find`] finds for this token. Returns the removed contender, if any.
+    /// Removes the contender that [`LockOrSemaphore::find`] finds for this token. Returns the removed contender, if any.
     pub(crate) async fn evict(&self, token: i64) -> Result<Option<Member>, Error> {
         match self {
-            Place::Semaphore(semaphore) => semaphore.evict(token).await,
-            Place::Either(lock, semaphore, zk) if is_semaphore(semaphore, zk).await? => {
+            LockOrSemaphore::Semaphore(semaphore) => semaphore.evict(token).await,
+            LockOrSemaphore::Either(lock, semaphore, zk) if is_semaphore(semaphore, zk).await? => {
                 match semaphore.evict(token).await? {
                     None => lock.evict(token).await,
                     removed => Ok(removed),
                 }
             }
-            Place::Lock(lock) | Place::Either(lock, ..) => lock.evict(token).await,
+            LockOrSemaphore::Lock(lock) | LockOrSemaphore::Either(lock, ..) => lock.evict(token).await,
         }
     }
 }
@@ -102,7 +104,7 @@ pub(crate) fn is_at_or_below(path: &str, above: &str) -> bool {
 
 /// Returns a message if neither the path nor its record (`PATH.done`) exists. The user may have mistyped the path, and
 /// the answer "free" alone would mislead.
-pub(crate) async fn missing<C: Coordinator>(zk: &C, path: &str) -> Option<String> {
+pub(crate) async fn missing_path_message<C: Coordinator>(zk: &C, path: &str) -> Option<String> {
     for node in [path.to_owned(), format!("{path}.done")] {
         if !matches!(connect::ask(zk, |session| session.children(&node)).await, Err(Failure::NoNode)) {
             return None;
@@ -111,7 +113,7 @@ pub(crate) async fn missing<C: Coordinator>(zk: &C, path: &str) -> Option<String
     Some(format!("{path}: there is no such path: it is mistyped, or has not been used for some time"))
 }
 
-/// Prints the message of [`missing`], if there is one.
+/// Prints the message of [`missing_path_message`], if there is one.
 pub(crate) async fn report_if_missing<C: Coordinator>(zk: &C, path: &str) {
-    missing(zk, path).await.iter().for_each(|words| output::say(words));
+    missing_path_message(zk, path).await.iter().for_each(|words| output::say(words));
 }

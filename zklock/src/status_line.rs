@@ -22,7 +22,7 @@ pub(crate) struct StatusLine {
 impl StatusLine {
     /// Returns whether a line can be drawn, which needs zklock in the foreground of a terminal.
     pub(crate) fn is_possible() -> bool {
-        output::is_screen(&io::stderr()) && terminal::is_foreground(io::stderr())
+        output::has_cursor_control(&io::stderr()) && terminal::is_foreground(io::stderr())
     }
 
     /// Draws the first of these lines for which the terminal has room, or else the last, shortened. Each line has fewer details
@@ -33,7 +33,7 @@ impl StatusLine {
         let lines: Vec<_> = briefer.into_iter().map(|line| format!("zklock: {line}")).collect();
         let line = lines.iter().find(|line| width(line) <= room).or(lines.last());
         let line = line.map_or_else(String::new, |line| shorten(line, room));
-        output::to_people(format!("\r\x1b[K{line}"));
+        output::queue_for_stderr(format!("\r\x1b[K{line}"));
         self.is_drawn = true;
     }
 }
@@ -44,7 +44,7 @@ impl Drop for StatusLine {
         // is in the place of the line and would be erased.
         if self.is_drawn && StatusLine::is_possible() {
             // zklock waits until the line is gone, because the command that it runs may write next.
-            output::wait_for(TAKEN_BACK, "\r\x1b[K".to_owned());
+            output::print_and_wait(TAKEN_BACK, "\r\x1b[K".to_owned());
         }
     }
 }

@@ -25,7 +25,7 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsi
 #[derive(Debug)]
 pub(crate) struct Terminal {
     tty: File,
-    ours: Pid,
+    our_group: Pid,
     /// The terminal's settings from before it was lent to the command. They are saved only then, because at other times
     /// the settings belong to another process: to `less` in a pipe with zklock, or to a shell that reads its next line.
     settings: OnceCell<Termios>,
@@ -35,24 +35,24 @@ impl Terminal {
     /// Opens the controlling terminal. Returns `None` if zklock has no controlling terminal, or if [`our_group`]
     /// returns `None`.
     pub(crate) fn open() -> Option<Terminal> {
-        let ours = our_group()?;
+        let our_group = our_group()?;
         let tty = OpenOptions::new().read(true).write(true).open("/dev/tty").ok()?;
-        Some(Terminal { tty, ours, settings: OnceCell::new() })
+        Some(Terminal { tty, our_group, settings: OnceCell::new() })
     }
 
     /// Returns whether the user talks to the command, so that the command gets the terminal at its start.
-    pub(crate) fn is_talked_to() -> bool {
+    pub(crate) fn is_interactive() -> bool {
         io::stdin().is_terminal() && io::stdout().is_terminal()
     }
 
     /// Returns the process group of zklock.
-    pub(crate) fn ours(&self) -> Pid {
-        self.ours
+    pub(crate) fn our_group(&self) -> Pid {
+        self.our_group
     }
 
     /// Returns whether zklock's group has the foreground of the terminal.
     pub(crate) fn is_ours(&self) -> bool {
-        tcgetpgrp(&self.tty).is_ok_and(|group| group == self.ours)
+        tcgetpgrp(&self.tty).is_ok_and(|group| group == self.our_group)
     }
 
     /// Returns whether this group has the foreground of the terminal.
@@ -64,13 +64,13 @@ impl Terminal {
         if let Ok(settings) = tcgetattr(&self.tty) {
             self.settings.get_or_init(|| settings);
         }
-        undisturbed(|| tcsetpgrp(&self.tty, group));
+        with_sigttou_blocked(|| tcsetpgrp(&self.tty, group));
     }
 
     /// Takes the foreground back from this group.
     pub(crate) fn take_back(&self, group: Pid) {
         if self.is_lent_to(group) {
-            undisturbed(|| tcsetpgrp(&self.tty, self.ours));
+            with_sigttou_blocked(|| tcsetpgrp(&self.tty, self.our_group));
         }
     }
 
@@ -78,7 +78,7 @@ impl Terminal {
     /// them.
     pub(crate) fn restore(&self) {
         if let Some(settings) = self.settings.get().filter(|_| self.is_ours()) {
-            undisturbed(|| tcsetattr(&self.tty, OptionalActions::Now, settings));
+            with_sigttou_blocked(|| tcsetattr(&self.tty, OptionalActions::Now, settings));
         }
     }
 }
@@ -108,7 +108,7 @@ pub(crate) fn size(of: impl AsFd) -> (usize, usize) {
 
 /// Calls `change`, which changes the terminal or writes to it, even from the background. SIGTTOU, which would stop
 /// zklock, is blocked meanwhile.
-pub(crate) fn undisturbed<T>(change: impl FnOnce() -> T) {
+pub(crate) fn with_sigttou_blocked<T>(change: impl FnOnce() -> T) {
     let mut held_off = SigSet::empty();
     held_off.add(Signal::SIGTTOU);
     if let Ok(before) = held_off.thread_swap_mask(SigmaskHow::SIG_BLOCK) {

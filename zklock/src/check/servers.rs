@@ -311,7 +311,7 @@ mod tests {
     fn connect_timeout_limits_the_wait_for_each_server() {
         let limit_of = |line: &str| {
             let words = line.split(' ').map(Into::into).collect();
-            connect_limit(&Arguments::read(words).expect("valid").connection)
+            connect_limit(&Arguments::from_command_line(words).expect("valid").connection)
         };
         assert_eq!(limit_of("zklock --connect-timeout 1m check /l"), Duration::from_secs(60));
         assert_eq!(limit_of("zklock --session-timeout 2s check /l"), DEFAULT_LIMIT);

@@ -13,11 +13,11 @@ use zk_rwlock::error::Ending;
 use zk_rwlock::security::{Sasl, Tls};
 use zk_rwlock::{Error, Loss, Memory, RwLock, ZooKeeper, ZooKeeperBuilder};
 
-use crate::arguments::{Connection, duration};
+use crate::arguments::{Connection, parse_duration};
 use crate::connect::credentials::{Either, credentials, source};
 use crate::connect::settings::{Given, Setting};
 use crate::exit::Exit;
-use crate::output::{escape_controls, rounded};
+use crate::output::{escape_controls, in_two_units};
 use crate::status_line::StatusLine;
 
 /// The connect string if neither `--zk` nor `ZK_HOSTS` is set.
@@ -73,7 +73,7 @@ async fn show_connecting(servers: &str, options: &ZooKeeperBuilder) -> Infallibl
             continue;
         }
         let draw = |line: &mut StatusLine, why: Option<&str>| {
-            let waited = rounded(started.elapsed());
+            let waited = in_two_units(started.elapsed());
             line.draw([match why {
                 Some(why) => format!("connecting for {waited}: {}", escape_controls(why)),
                 None => format!("connecting for {waited} to {}", escape_controls(servers)),
@@ -120,7 +120,7 @@ fn tick_time(text: &str) -> Result<Duration, String> {
         Ok(number) if number >= LONGEST_TICK => Err(format!(
             "{text} s is too long for a tick; if the number is from the servers' configuration, write {text}ms"
         )),
-        _ => duration(text),
+        _ => parse_duration(text),
     }
 }
 

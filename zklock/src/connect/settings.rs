@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::exit::Exit;
-use crate::output::whole_or_short;
+use crate::output::shortened_if_long;
 
 /// The option and the environment variable of a setting.
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +88,7 @@ impl Given {
 
     /// Returns the error that refuses the file that this value names.
     pub(crate) fn wrong_file(&self, problem: impl Display) -> Exit {
-        self.wrong(format!("{}: {problem}", whole_or_short(&self.file().display().to_string())))
+        self.wrong(format!("{}: {problem}", shortened_if_long(&self.file().display().to_string())))
     }
 }
 

@@ -164,7 +164,7 @@ impl Child {
     ) -> Result<Child, Exit> {
         let (program, arguments) = words.split_first().ok_or_else(|| Exit::usage("no command"))?;
         let terminal = Terminal::open();
-        let lends = Terminal::is_talked_to() && terminal.as_ref().is_some_and(Terminal::is_ours);
+        let lends = Terminal::is_interactive() && terminal.as_ref().is_some_and(Terminal::is_ours);
         let mut command = tie::command(program, arguments, signals.faults_blocked_before());
         if our_group().is_some() {
             command.process_group(0); // otherwise the command begins a session
@@ -188,7 +188,7 @@ impl Child {
         listens.map_err(|error| Exit::new(exit::SYSTEM, format!("cannot listen to the command: {error}")))?;
         // The witness starts before the command, so that it hears each key that is typed while the command runs.
         let among_us = terminal.as_ref().filter(|_| !lends && !getpid().is_init());
-        let witness_among_us = among_us.and_then(|terminal| Witness::start(terminal.ours()));
+        let witness_among_us = among_us.and_then(|terminal| Witness::start(terminal.our_group()));
         let process = signals.with_mask_before(|| command.spawn()).map_err(|error| tie::cannot_run(program, &error))?;
         let group = Pid::from_child(&process);
         COMMAND.store(group.as_raw_nonzero().get(), Ordering::Relaxed);

@@ -29,7 +29,7 @@ use crate::connect::credentials;
 use crate::connect::{self, connect_by, connect_visibly, exit_for};
 use crate::exit::{self, Exit};
 use crate::output::{escape_controls, readable, say, say_within, to_the_millisecond};
-use crate::place::Place;
+use crate::place::LockOrSemaphore;
 use crate::run::child::{Child, ChildEvent, Reaped, end_by};
 use crate::run::guard::AnyGuard;
 use crate::run::order::Order;
@@ -113,7 +113,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
                 tokio::select! {
                     biased;
                     _ = signals.next_ending() => {}
-                    circle = circle(&place, &zk) => refusal = refusal.with(&circle),
+                    circle = circle(&place, &zk) => refusal = refusal.with_suffix(&circle),
                 }
             }
             leave(&zk, &mut signals).await;
@@ -141,20 +141,20 @@ fn connect_limit(run: &Run, connection: &Connection) -> Duration {
     }
 }
 
-fn open<C: Coordinator + Clone>(zk: &C, run: &Run, order: &Order, dialect: Dialect) -> Result<Place, Exit> {
+fn open<C: Coordinator + Clone>(zk: &C, run: &Run, order: &Order, dialect: Dialect) -> Result<LockOrSemaphore, Exit> {
     let named = |lock: RwLockBuilder| run.host.iter().fold(lock.label(&order.label), RwLockBuilder::host);
     let Some(permits) = run.permits else {
         let lock = named(RwLock::builder(zk, &order.path).dialect(dialect));
-        return Ok(Place::Lock(run.max_hold.into_iter().fold(lock, RwLockBuilder::max_hold).build()?));
+        return Ok(LockOrSemaphore::Lock(run.max_hold.into_iter().fold(lock, RwLockBuilder::max_hold).build()?));
     };
     let semaphore = Semaphore::builder(zk, &order.path).lock(named);
     let semaphore = permits.0.iter().fold(semaphore, |semaphore, number| semaphore.permits(number.get()));
-    Ok(Place::Semaphore(run.max_hold.into_iter().fold(semaphore, SemaphoreBuilder::max_hold).build()?))
+    Ok(LockOrSemaphore::Semaphore(run.max_hold.into_iter().fold(semaphore, SemaphoreBuilder::max_hold).build()?))
 }
 
 /// Acquires the lock or a permit. With `--once-in`, returns the record of the last success as an inner error if the job is
 /// not due.
-async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Result<AnyGuard, Record>, Error> {
+async fn acquire(place: &LockOrSemaphore, run: &Run, is_verbose: bool) -> Result<Result<AnyGuard, Record>, Error> {
     let started = Instant::now();
     if run.does_not_wait() {
         return try_to_acquire(place, run).await;
@@ -191,10 +191,10 @@ fn what(run: &Run) -> &'static str {
     }
 }
 
-async fn try_to_acquire(place: &Place, run: &Run) -> Result<Result<AnyGuard, Record>, Error> {
+async fn try_to_acquire(place: &LockOrSemaphore, run: &Run) -> Result<Result<AnyGuard, Record>, Error> {
     let lock = match place {
-        Place::Semaphore(semaphore) => return Ok(Ok(AnyGuard::Permit(semaphore.try_acquire().await?))),
-        Place::Lock(lock) | Place::Either(lock, ..) => lock,
+        LockOrSemaphore::Semaphore(semaphore) => return Ok(Ok(AnyGuard::Permit(semaphore.try_acquire().await?))),
+        LockOrSemaphore::Lock(lock) | LockOrSemaphore::Either(lock, ..) => lock,
     };
     Ok(match run.once_in {
         Some(period) => due(lock.try_once_in(period).await?),
@@ -204,15 +204,15 @@ async fn try_to_acquire(place: &Place, run: &Run) -> Result<Result<AnyGuard, Rec
 }
 
 async fn wait_for(
-    place: &Place,
+    place: &LockOrSemaphore,
     run: &Run,
     on_progress: impl FnMut(&Progress) + Send + 'static,
 ) -> Result<Result<AnyGuard, Record>, Error> {
     let lock = match place {
-        Place::Semaphore(semaphore) => {
+        LockOrSemaphore::Semaphore(semaphore) => {
             return Ok(Ok(AnyGuard::Permit(bounded(semaphore.acquire(), run, on_progress).await?)));
         }
-        Place::Lock(lock) | Place::Either(lock, ..) => lock,
+        LockOrSemaphore::Lock(lock) | LockOrSemaphore::Either(lock, ..) => lock,
     };
     Ok(match run.once_in {
         Some(period) => due(bounded(lock.write(), run, on_progress).once_in(period).await?),
@@ -240,7 +240,7 @@ fn due(work: Work) -> Result<AnyGuard, Record> {
 }
 
 /// Prints that the command is not run because the job was already done, and which process did the job.
-fn skipped(place: &Place, run: &Run, record: &Record) {
+fn skipped(place: &LockOrSemaphore, run: &Run, record: &Record) {
     if run.quiet {
         return;
     }
@@ -262,7 +262,7 @@ async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeepe
     };
     let code = match &error {
         Error::Timeout { .. } | Error::WouldBlock { .. } => run.conflict_exit_code,
-        Error::Lost(why) => exit::of_loss(*why, exit::PLACE_LOST),
+        Error::Lost(why) => exit::code_of_loss(*why, exit::PLACE_LOST),
         _ => exit.code(),
     };
     // As in flock(1): with `-q` the exit code is the only answer, so that cron sends no mail.
@@ -274,7 +274,7 @@ async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeepe
 /// which is empty if there is no circle or the search takes longer than [`CIRCLE`]. Only a process that runs under another
 /// `zklock` searches. Any other process holds no lock while it waits, so nobody waits for it, and its search would only be a
 /// load on the servers.
-async fn circle(place: &Place, zk: &ZooKeeper) -> String {
+async fn circle(place: &LockOrSemaphore, zk: &ZooKeeper) -> String {
     let variable = |name| std::env::var(name).ok();
     let Some(outer) = variable("ZKLOCK_PATH") else { return String::new() };
     let prefix = common_parent(place.path(), &outer).to_owned();
@@ -460,7 +460,7 @@ async fn record(guard: &AnyGuard, run: &Run, reaped: Reaped, signals: &mut Signa
         if is_known { "its success is not recorded in" } else { "it is not known whether its success is recorded in" };
     let exit = Exit::from(error.clone());
     let code = match error {
-        Error::Lost(why) => exit::of_loss(why, run.lost_exit_code),
+        Error::Lost(why) => exit::code_of_loss(why, run.lost_exit_code),
         _ if guard.is_held() => exit.code(),
         _ => run.lost_exit_code,
     };
@@ -474,7 +474,7 @@ async fn lost(why: Loss, code: u8, in_time: Option<&ZooKeeper>, how: &str) -> Re
         None => STOOD_STILL.to_owned(),
     };
     let problem = format!("the lock was lost: {why}{because}; {how}");
-    Err(Exit::new(exit::of_loss(why, code), problem))
+    Err(Exit::new(exit::code_of_loss(why, code), problem))
 }
 
 /// Returns the client, which may know why the lock was lost. `None` if zklock noticed the loss only when the session

@@ -6,7 +6,7 @@ use clap::CommandFactory;
 
 use crate::arguments::{Arguments, Run};
 use crate::exit::Exit;
-use crate::output::{quoted, shorten, whole_or_short};
+use crate::output::{quoted, shorten, shortened_if_long};
 
 /// The maximal length of a label that is made from a command line, in columns and in characters.
 const LABEL_MADE: usize = 60;
@@ -60,7 +60,7 @@ impl Order {
                 return Err(Exit::usage(format!("-c: {problem}: zklock PATH -c 'SHELL COMMAND'")));
             }
             Some(word) if word.starts_with('-') => {
-                let word = whole_or_short(word);
+                let word = shortened_if_long(word);
                 return Err(Exit::usage(format!("{word}: options go before the lock's path, the command after it")));
             }
             _ => {}

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use zk_rwlock::queue::Member;
 
-use crate::output::{self, escape_controls, rounded, shorten, shorten_in_the_middle, width};
-use crate::place::Place;
+use crate::output::{self, escape_controls, in_two_units, shorten, shorten_in_the_middle, width};
+use crate::place::LockOrSemaphore;
 use crate::show::{layout, table};
 use crate::status_line::StatusLine;
 
@@ -25,7 +25,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// the place or the holders change. Dropping the future removes the status line. If no status line is possible, a
 /// wait of less than a second prints nothing, so that cron sends no mail, and no text appears between the output of
 /// other programs.
-pub(crate) async fn show(waits_at: &Place, what: &str, mut places: watch::Receiver<usize>) {
+pub(crate) async fn show(waits_at: &LockOrSemaphore, what: &str, mut places: watch::Receiver<usize>) {
     let mut line = StatusLine::default();
     let started = Instant::now();
     let (mut last, mut reported): (Option<WaitLog>, Option<WaitLog>) = (None, None);
@@ -65,7 +65,7 @@ struct WaitLog {
 impl WaitLog {
     /// Returns the line at this level of detail, an index of [`LONGEST`].
     fn words(&self, path: &str, what: &str, waited: Option<Duration>, level: usize) -> String {
-        let waited = waited.map_or_else(String::new, |waited| format!(" {}", rounded(waited)));
+        let waited = waited.map_or_else(String::new, |waited| format!(" {}", in_two_units(waited)));
         // "for a permit of" loses its "of" if the path does not follow.
         let goal = match level {
             0..3 => format!(" {what} {path}"),

@@ -22,7 +22,7 @@ use zk_rwlock::{ConnectionState, Dialect, Queue, Survey, ZooKeeper};
 use crate::arguments::{Connection, WatchOrder};
 use crate::exit::Exit;
 use crate::output;
-use crate::place::Place;
+use crate::place::LockOrSemaphore;
 use crate::show::live::{SILENCE, answer};
 use crate::show::{doubts, table, warn};
 
@@ -133,7 +133,7 @@ impl Breaks<'_> {
 
     /// Calls [`Breaks::tell`] again and again, until standard output has no reader any more.
     async fn keep_telling(&self) -> Result<(), Exit> {
-        while output::is_read() {
+        while output::has_reader() {
             self.tell()?;
             tokio::time::sleep(TICK).await;
         }
@@ -144,7 +144,7 @@ impl Breaks<'_> {
 /// Prints each change of one queue. With `--tree`, returns when the lock's directory is gone.
 async fn follow(breaks: &Breaks<'_>, (path, dialect): &Followed) -> Result<(), Exit> {
     let (zk, order) = (breaks.zk, breaks.order);
-    let place = Place::whatever(zk, path, *dialect)?;
+    let place = LockOrSemaphore::at(zk, path, *dialect)?;
     let mut watches = Watches::new(path, *dialect);
     let (mut last, mut fired, mut told): (Option<Seen>, _, _) = (None, None, None);
     loop {

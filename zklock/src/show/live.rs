@@ -15,7 +15,7 @@ use crate::arguments::{Connection, WatchOrder};
 use crate::connect::connect_to;
 use crate::exit::Exit;
 use crate::output::{self, shorten, shorten_in_the_middle, width, wrapped};
-use crate::place::Place;
+use crate::place::LockOrSemaphore;
 use crate::run::signals;
 use crate::show::overview::{self, History};
 use crate::show::{doubts, follow, table};
@@ -36,7 +36,7 @@ pub(crate) async fn watch(watch: &WatchOrder, connection: &Connection) -> Result
     for path in &watch.paths[1..] {
         RwLock::new(&zk, path)?;
     }
-    if output::is_screen(&io::stdout()) && !watch.json {
+    if output::has_cursor_control(&io::stdout()) && !watch.json {
         on_a_screen(&zk, watch, connection.dialect).await
     } else {
         follow::in_lines(&zk, watch, connection).await
@@ -100,9 +100,9 @@ async fn look(zk: &ZooKeeper, watch: &WatchOrder, dialect: Dialect) -> Result<Op
         let surveys = watch.paths.iter().map(|path| Survey::below(zk, path).into_future());
         return answer(try_join_all(surveys).await.map(|all| all.into_iter().flat_map(|it| it.queues).collect()));
     }
-    let places = watch.paths.iter().map(|path| Place::whatever(zk, path, dialect));
+    let places = watch.paths.iter().map(|path| LockOrSemaphore::at(zk, path, dialect));
     let places = places.collect::<Result<Vec<_>, _>>()?;
-    answer(try_join_all(places.iter().map(Place::queue)).await)
+    answer(try_join_all(places.iter().map(LockOrSemaphore::queue)).await)
 }
 
 impl Screen {

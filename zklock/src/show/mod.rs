@@ -17,7 +17,7 @@ use crate::arguments::{Connection, Ls};
 use crate::connect::{self, connect_to};
 use crate::exit::Exit;
 use crate::output::escape_json;
-use crate::place::{Place, is_at_or_below};
+use crate::place::{LockOrSemaphore, is_at_or_below};
 use crate::{output, place};
 
 pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
@@ -31,7 +31,7 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
             false => table::tables(&survey, &ls.path, columns, colourful),
         }
     } else {
-        let queue = Place::whatever(&zk, &ls.path, connection.dialect)?.queue().await?;
+        let queue = LockOrSemaphore::at(&zk, &ls.path, connection.dialect)?.queue().await?;
         warn(&doubts(&zk, &[], false, slice::from_ref(&queue)).await);
         match ls.json {
             true => escape_json(&format!("{:#}\n", table::json(&queue))),
@@ -52,7 +52,7 @@ pub(crate) async fn doubts(zk: &ZooKeeper, paths: &[String], is_tree: bool, queu
     match is_tree {
         true => {
             for path in paths.iter().filter(|path| !queues.iter().any(|queue| is_at_or_below(&queue.path, path))) {
-                doubts.extend(place::missing(zk, path).await);
+                doubts.extend(place::missing_path_message(zk, path).await);
             }
         }
         false => {
@@ -73,7 +73,7 @@ async fn doubt(zk: &ZooKeeper, queue: &Queue) -> Option<String> {
     let others = other_nodes(zk, queue).await;
     match others.iter().any(|name| name == "value") {
         true => Some(format!("{path}: the path of a value that a lock guards; for the lock see zklock ls {path}/lock")),
-        false if others.is_empty() => place::missing(zk, path).await,
+        false if others.is_empty() => place::missing_path_message(zk, path).await,
         false => {
             Some(format!("{path}: the path has other nodes below it; if they are locks, see zklock ls --tree {path}"))
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use zk_rwlock::Queue;
 use zk_rwlock::queue::{Member, MemberState};
 
-use crate::output::{escape_controls, rounded, shorten};
+use crate::output::{escape_controls, in_two_units, shorten};
 use crate::show::layout::{self, Column, Cut};
 use crate::show::table;
 
@@ -53,7 +53,7 @@ impl History {
     /// Returns the line that says for how long a lock is held. Nobody but the holder knows the time of the grant, so the stated
     /// time is a lower bound.
     pub(crate) fn held(&self, queue: &Queue, now: Instant) -> Option<String> {
-        self.held_for(queue, now).map(|held| format!("held for at least {}", rounded(held)))
+        self.held_for(queue, now).map(|held| format!("held for at least {}", in_two_units(held)))
     }
 
     fn sparkline(&self, path: &str) -> String {
@@ -85,9 +85,9 @@ pub(crate) fn rows(queues: &[Queue], history: &History, columns: usize, rows: us
         vec![
             column("PATH", &|queue| escape_controls(&queue.path)).cut(Cut::Middle),
             column("WAITING", &|queue| waiters(queue).count().to_string()),
-            column("LONGEST", &|queue| longest_wait(queue).map_or_else(dash, rounded)),
+            column("LONGEST", &|queue| longest_wait(queue).map_or_else(dash, in_two_units)),
             column("HELD", &|queue| {
-                history.held_for(queue, now).map_or_else(dash, |held| format!("{}+", rounded(held)))
+                history.held_for(queue, now).map_or_else(dash, |held| format!("{}+", in_two_units(held)))
             }),
             column("HOLDER", &holder).cut(Cut::End),
             column("TREND", &|queue| history.sparkline(&queue.path)),

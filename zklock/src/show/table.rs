@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use zk_rwlock::queue::{Member, MemberState};
 use zk_rwlock::{Dialect, Queue, Survey};
 
-use crate::output::{escape_controls, rounded, shorten, wrapped};
+use crate::output::{escape_controls, in_two_units, shorten, wrapped};
 use crate::show::cycles;
 use crate::show::layout::{self, Column, Cut};
 
@@ -143,7 +143,7 @@ pub(crate) fn json_of_survey(survey: &Survey, prefix: &str) -> Value {
 pub(crate) fn entered(member: &Member) -> Option<String> {
     let is_permit = member.permits.is_some() && member.state == MemberState::Holds;
     let how = if is_permit { "granted" } else { "queued" };
-    Some(format!("{how} {} ago", rounded(age(member.since?))))
+    Some(format!("{how} {} ago", in_two_units(age(member.since?))))
 }
 
 /// Returns how long ago `since` was. The clocks of two machines differ, so a time in the future counts as now.

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
-use crate::output::{rounded, to_the_millisecond};
+use crate::output::{in_two_units, to_the_millisecond};
 use crate::place::is_at_or_below;
 use crate::timeline::rows::{Break, Picture, Row};
 
@@ -210,7 +210,7 @@ fn longest<'r>(rows: impl Iterator<Item = &'r Row> + Clone, axis: &Axis) -> Stri
         .flatten()
         .filter(|(_, time, ..)| *time > Duration::ZERO)
         .map(|(what, time, since, row)| {
-            let time = if time < Duration::from_secs(60) { to_the_millisecond(time) } else { rounded(time) };
+            let time = if time < Duration::from_secs(60) { to_the_millisecond(time) } else { in_two_units(time) };
             format!("; longest {what}: {time} from {}, {}", time_of_day(since, axis.length), name(row))
         })
         .collect()
