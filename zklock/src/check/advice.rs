@@ -30,7 +30,7 @@ impl Role {
 }
 
 /// The state of a node on one server. `None` if the state changed while the servers were read.
-pub(crate) type Shown<V> = Option<V>;
+pub(crate) type SteadyState<V> = Option<V>;
 
 /// The advice to the operator. It names servers by their index in the list of all servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub(crate) enum Advice {
 
 /// Returns the advice about one node from its state on each server. `is_whole` says whether all servers of the ensemble
 /// are in `servers` and were read.
-pub(crate) fn advice<V: Ord>(servers: &[(Role, Shown<V>)], is_whole: bool) -> Advice {
+pub(crate) fn advice<V: Ord>(servers: &[(Role, SteadyState<V>)], is_whole: bool) -> Advice {
     if !is_whole {
         return Advice::Nothing("not all servers of the ensemble were looked at");
     }
@@ -72,8 +72,8 @@ pub(crate) fn advice<V: Ord>(servers: &[(Role, Shown<V>)], is_whole: bool) -> Ad
 /// Changes the advice about several nodes so that an operator can follow all of it. All pieces of advice together leave
 /// the data of a majority of the `voters` untouched. If the leader must be restarted because of one node, no data is
 /// deleted because of another node.
-pub(crate) fn together(all: &mut [Advice], voters: usize) {
-    let renewed: BTreeSet<usize> = all.iter().filter_map(|one| renewed(one)).flatten().copied().collect();
+pub(crate) fn reconcile(all: &mut [Advice], voters: usize) {
+    let renewed: BTreeSet<usize> = all.iter().filter_map(|one| servers_to_renew(one)).flatten().copied().collect();
     let is_restarted = all.iter().any(|one| matches!(one, Advice::Restart(_)));
     for one in all.iter_mut().filter(|one| matches!(one, Advice::Renew(_))) {
         if is_restarted {
@@ -84,7 +84,7 @@ pub(crate) fn together(all: &mut [Advice], voters: usize) {
     }
 }
 
-fn renewed(advice: &Advice) -> Option<&BTreeSet<usize>> {
+fn servers_to_renew(advice: &Advice) -> Option<&BTreeSet<usize>> {
     match advice {
         Advice::Renew(servers) => Some(servers),
         _ => None,
@@ -93,7 +93,7 @@ fn renewed(advice: &Advice) -> Option<&BTreeSet<usize>> {
 
 impl Advice {
     /// Returns the advice as text. `named` returns the name of a server by its index.
-    pub(crate) fn words(&self, named: impl Fn(usize) -> String) -> String {
+    pub(crate) fn to_text(&self, named: impl Fn(usize) -> String) -> String {
         match self {
             Advice::Renew(servers) => match servers.iter().copied().map(&named).collect::<Vec<_>>().as_slice() {
                 [one] => format!("{one} alone differs: stop it, delete its data, and start it"),
@@ -123,8 +123,8 @@ mod tests {
 
     /// Calls `check` with every combination of roles and states of up to five servers. On each server the node is
     /// missing, has one of two versions, or changed while the servers were read.
-    fn every_case(mut check: impl FnMut(&[(Role, Shown<u8>)])) {
-        let each: Vec<(Role, Shown<u8>)> =
+    fn every_case(mut check: impl FnMut(&[(Role, SteadyState<u8>)])) {
+        let each: Vec<(Role, SteadyState<u8>)> =
             ROLES.into_iter().flat_map(|role| [None, Some(0), Some(1), Some(2)].map(|shown| (role, shown))).collect();
         for count in 1..=5_u32 {
             for case in 0..each.len().pow(count) {
@@ -192,7 +192,7 @@ mod tests {
     fn combined_advice_keeps_a_majority_and_restarts_first() {
         let renew = |servers: &[usize]| Advice::Renew(servers.iter().copied().collect());
         let combined = |mut all: Vec<Advice>, voters| {
-            together(&mut all, voters);
+            reconcile(&mut all, voters);
             all
         };
         assert_eq!(combined(vec![renew(&[1]), renew(&[1])], 3), [renew(&[1]), renew(&[1])]);
@@ -206,9 +206,14 @@ mod tests {
     #[test]
     fn the_text_names_the_servers_and_what_not_to_delete() {
         let named = |server: usize| format!("zk{server}");
-        assert_eq!(Advice::Renew([1].into()).words(named), "zk1 alone differs: stop it, delete its data, and start it");
-        assert!(Advice::Renew([1, 2].into()).words(named).starts_with("zk1, zk2 differ from the majority: one after"));
-        assert!(Advice::Restart(2).words(named).contains("delete no data, restart the leader zk2"));
-        assert_eq!(Advice::Nothing("x").words(named), "x, so delete no data on any server");
+        assert_eq!(
+            Advice::Renew([1].into()).to_text(named),
+            "zk1 alone differs: stop it, delete its data, and start it"
+        );
+        assert!(
+            Advice::Renew([1, 2].into()).to_text(named).starts_with("zk1, zk2 differ from the majority: one after")
+        );
+        assert!(Advice::Restart(2).to_text(named).contains("delete no data, restart the leader zk2"));
+        assert_eq!(Advice::Nothing("x").to_text(named), "x, so delete no data on any server");
     }
 }

@@ -6,8 +6,8 @@ use std::fmt;
 use zk_rwlock::ZooKeeperBuilder;
 use zk_rwlock::coordinator::Failure;
 
-use crate::check::advice::{Advice, Role, advice, together};
-use crate::check::odd::Odd;
+use crate::check::advice::{Advice, Role, advice, reconcile};
+use crate::check::odd::Oddity;
 use crate::check::servers::{ServerReport, without_root};
 use crate::connect;
 
@@ -22,7 +22,7 @@ struct Disagreement<'s> {
 
 /// Returns for each server its role and the node's version there (`Some(None)` if the server shows no such node). The
 /// version is `None` if it was not the same in all three looks. A look is one read of all nodes.
-fn shown(servers: &[ServerReport], node: &str) -> Vec<(Role, Option<Option<i32>>)> {
+fn roles_and_versions(servers: &[ServerReport], node: &str) -> Vec<(Role, Option<Option<i32>>)> {
     let steady = |server: &ServerReport| match &server.looks[..] {
         [first, rest @ ..] if rest.len() == 2 && rest.iter().all(|look| look.get(node) == first.get(node)) => {
             Some(first.get(node).copied())
@@ -64,24 +64,25 @@ fn disagreements(servers: &[ServerReport]) -> Vec<Disagreement<'_>> {
 }
 
 /// Returns an oddity for each node about which the servers disagree. Its text ends with the advice to the operator.
-pub(crate) fn diverged(servers: &[ServerReport], members: &Members) -> Vec<Odd> {
-    with_advice(servers, &disagreements(servers), is_whole(servers, members))
+pub(crate) fn diverged(servers: &[ServerReport], ensemble: &EnsembleIds) -> Vec<Oddity> {
+    with_advice(servers, &disagreements(servers), covers_ensemble(servers, ensemble))
 }
 
-fn with_advice(servers: &[ServerReport], found: &[Disagreement<'_>], is_whole: bool) -> Vec<Odd> {
-    let mut advised: Vec<Advice> = found.iter().map(|it| advice(&shown(servers, it.node), is_whole)).collect();
+fn with_advice(servers: &[ServerReport], found: &[Disagreement<'_>], is_whole: bool) -> Vec<Oddity> {
+    let mut advised: Vec<Advice> =
+        found.iter().map(|it| advice(&roles_and_versions(servers, it.node), is_whole)).collect();
     let voters = servers.iter().filter(|server| Role::of(server.mode.as_deref()) != Role::Observer).count();
-    together(&mut advised, voters);
+    reconcile(&mut advised, voters);
     let odd = found.iter().zip(advised).map(|(it, advised)| {
-        let what = format!("{}: {}", it.what, advised.words(|server| servers[server].name.clone()));
-        Odd { kind: "diverged", node: Some(it.node.to_owned()), what }
+        let what = format!("{}: {}", it.what, advised.to_text(|server| servers[server].name.clone()));
+        Oddity { kind: "diverged", node: Some(it.node.to_owned()), what }
     });
     odd.collect()
 }
 
 /// The ids of the servers of an ensemble, as far as they are known.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Members {
+pub(crate) enum EnsembleIds {
     Known(BTreeSet<u8>),
     /// The servers keep no list of the ensemble, so the servers of the connect string count as the whole ensemble.
     Unlisted,
@@ -89,79 +90,79 @@ pub(crate) enum Members {
 }
 
 /// Asks the first server that answered all three looks (reads of all nodes) for the ids of the ensemble's servers.
-pub(crate) async fn members(servers: &[ServerReport], options: &ZooKeeperBuilder) -> Members {
-    let Some(server) = servers.iter().find(|server| server.looks.len() == 3) else { return Members::Unknown };
+pub(crate) async fn ask_ensemble_ids(servers: &[ServerReport], options: &ZooKeeperBuilder) -> EnsembleIds {
+    let Some(server) = servers.iter().find(|server| server.looks.len() == 3) else { return EnsembleIds::Unknown };
     let asked = async {
         let client = options.clone().connect(without_root(&server.name)).await.ok()?;
         Some(connect::ask(&client, |session| session.data(CONFIG)).await)
     };
     match asked.await {
-        Some(Ok((data, _))) => listed(&String::from_utf8_lossy(&data)),
-        Some(Err(Failure::NoNode)) => Members::Unlisted,
-        _ => Members::Unknown,
+        Some(Ok((data, _))) => parse_ensemble_ids(&String::from_utf8_lossy(&data)),
+        Some(Err(Failure::NoNode)) => EnsembleIds::Unlisted,
+        _ => EnsembleIds::Unknown,
     }
 }
 
 /// Parses the ids in lines like `server.1=zk1:2888:3888:participant;0.0.0.0:2181`.
-fn listed(config: &str) -> Members {
+fn parse_ensemble_ids(config: &str) -> EnsembleIds {
     let lines = config.lines().filter_map(|line| line.trim().strip_prefix("server."));
-    let numbers: Option<BTreeSet<u8>> = lines.map(|line| line.split('=').next()?.parse().ok()).collect();
-    match numbers {
-        Some(numbers) if numbers.is_empty() => Members::Unlisted,
-        Some(numbers) => Members::Known(numbers),
-        None => Members::Unknown,
+    let ids: Option<BTreeSet<u8>> = lines.map(|line| line.split('=').next()?.parse().ok()).collect();
+    match ids {
+        Some(ids) if ids.is_empty() => EnsembleIds::Unlisted,
+        Some(ids) => EnsembleIds::Known(ids),
+        None => EnsembleIds::Unknown,
     }
 }
 
 /// Returns the server's id: the highest byte of the id of a session that the server gave. Two names in the connect
 /// string with the same id are one server.
-fn number(server: &ServerReport) -> Option<u8> {
+fn server_id(server: &ServerReport) -> Option<u8> {
     server.session.map(|session| session.to_be_bytes()[0])
 }
 
 /// Returns whether `servers` are all servers of the ensemble, and each of them answered all three looks (reads of all
 /// nodes).
-fn is_whole(servers: &[ServerReport], members: &Members) -> bool {
+fn covers_ensemble(servers: &[ServerReport], ensemble: &EnsembleIds) -> bool {
     let is_looked_at = servers.iter().all(|server| server.looks.len() == 3);
-    let numbers: Option<BTreeSet<u8>> = servers.iter().map(number).collect();
-    match members {
-        Members::Known(listed) => is_looked_at && servers.len() == listed.len() && numbers.as_ref() == Some(listed),
-        Members::Unlisted => is_looked_at,
-        Members::Unknown => false,
+    let ids: Option<BTreeSet<u8>> = servers.iter().map(server_id).collect();
+    match ensemble {
+        EnsembleIds::Known(listed) => is_looked_at && servers.len() == listed.len() && ids.as_ref() == Some(listed),
+        EnsembleIds::Unlisted => is_looked_at,
+        EnsembleIds::Unknown => false,
     }
 }
 
 /// The number of servers that were looked at, and the number of servers in the ensemble.
-pub(crate) struct Seen {
+pub(crate) struct Coverage {
     named: usize,
     pub(crate) looked_at: usize,
     /// The number of servers in the ensemble. `None` if the number is unknown.
     pub(crate) of: Option<usize>,
 }
 
-impl Seen {
-    pub(crate) fn of(servers: &[ServerReport], members: &Members) -> Seen {
+impl Coverage {
+    pub(crate) fn of(servers: &[ServerReport], ensemble: &EnsembleIds) -> Coverage {
         let looked_at = servers.iter().filter(|server| server.looks.len() == 3);
-        let (looked_at, of) = match members {
-            Members::Known(listed) => {
-                let numbers: BTreeSet<u8> = looked_at.filter_map(number).collect();
-                (numbers.intersection(listed).count(), Some(listed.len()))
+        let (looked_at, of) = match ensemble {
+            EnsembleIds::Known(listed) => {
+                let ids: BTreeSet<u8> = looked_at.filter_map(server_id).collect();
+                (ids.intersection(listed).count(), Some(listed.len()))
             }
-            Members::Unlisted => (looked_at.count(), Some(servers.len())),
-            Members::Unknown => (looked_at.count(), None),
+            EnsembleIds::Unlisted => (looked_at.count(), Some(servers.len())),
+            EnsembleIds::Unknown => (looked_at.count(), None),
         };
-        Seen { named: servers.len(), looked_at, of }
+        Coverage { named: servers.len(), looked_at, of }
     }
 
     /// Returns the oddity that some servers of the ensemble were not looked at, if there are such servers.
-    pub(crate) fn others(&self) -> Option<Odd> {
+    pub(crate) fn away_oddity(&self) -> Option<Oddity> {
         let (looked_at, of) = (self.looked_at, self.of.filter(|of| *of > self.looked_at)?);
         let advice = if self.named < of { ": name all servers of the ensemble in --zk" } else { "" };
-        Some(Odd { kind: "away", node: None, what: format!("{looked_at} of {of} were looked at{advice}") })
+        Some(Oddity { kind: "away", node: None, what: format!("{looked_at} of {of} were looked at{advice}") })
     }
 }
 
-impl fmt::Display for Seen {
+impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.of {
             Some(of) => write!(f, "on {} of {of} servers", self.looked_at),
@@ -173,9 +174,9 @@ impl fmt::Display for Seen {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::servers::Look;
+    use crate::check::servers::NodeVersions;
 
-    fn look(nodes: &[&str]) -> Look {
+    fn look(nodes: &[&str]) -> NodeVersions {
         nodes.iter().map(|name| ((*name).to_owned(), 0)).collect()
     }
 
@@ -204,7 +205,7 @@ mod tests {
 
     #[test]
     fn two_lasting_versions_of_one_node_are_diverged() {
-        let at = |versions: [i32; 3]| versions.map(|version| Look::from([("/v".to_owned(), version)])).into();
+        let at = |versions: [i32; 3]| versions.map(|version| NodeVersions::from([("/v".to_owned(), version)])).into();
         let odd = |one: [i32; 3], other: [i32; 3]| {
             let servers = [("zk1", one), ("zk2", other)].map(|(name, versions)| ServerReport {
                 name: name.to_owned(),
@@ -245,47 +246,53 @@ mod tests {
     #[test]
     fn an_ensemble_is_whole_if_each_member_was_asked_once() {
         let config = "server.1=zk1:2888:3888:participant;0.0.0.0:2181\nserver.200=zk2:2888:3888:observer\nversion=0";
-        let known = listed(config);
-        assert_eq!(known, Members::Known([1, 200].into()));
-        assert_eq!((listed(""), listed("server.x=zk1")), (Members::Unlisted, Members::Unknown));
-        let given = |numbers: &[u8]| {
+        let known = parse_ensemble_ids(config);
+        assert_eq!(known, EnsembleIds::Known([1, 200].into()));
+        assert_eq!(
+            (parse_ensemble_ids(""), parse_ensemble_ids("server.x=zk1")),
+            (EnsembleIds::Unlisted, EnsembleIds::Unknown)
+        );
+        let given = |ids: &[u8]| {
             let report = |number: &u8| ServerReport {
                 session: Some(i64::from_be_bytes([*number, 0, 0, 0, 0, 0, 0, 1])),
                 ..server("zk", "follower", [&[]; 3])
             };
-            numbers.iter().map(report).collect::<Vec<_>>()
+            ids.iter().map(report).collect::<Vec<_>>()
         };
-        assert!(is_whole(&given(&[200, 1]), &known));
+        assert!(covers_ensemble(&given(&[200, 1]), &known));
         for fewer in [&[1][..], &[1, 1], &[1, 3], &[1, 200, 200]] {
-            assert!(!is_whole(&given(fewer), &known), "{fewer:?}");
+            assert!(!covers_ensemble(&given(fewer), &known), "{fewer:?}");
         }
-        assert!(is_whole(&given(&[0, 0]), &Members::Unlisted) && !is_whole(&given(&[1, 200]), &Members::Unknown));
+        assert!(
+            covers_ensemble(&given(&[0, 0]), &EnsembleIds::Unlisted)
+                && !covers_ensemble(&given(&[1, 200]), &EnsembleIds::Unknown)
+        );
         let mut away = given(&[1, 200]);
         away[0].looks.clear();
-        assert!(!is_whole(&away, &known) && !is_whole(&away, &Members::Unlisted));
+        assert!(!covers_ensemble(&away, &known) && !covers_ensemble(&away, &EnsembleIds::Unlisted));
     }
 
     #[test]
     fn the_result_counts_how_many_servers_were_asked() {
         let of = |number: i64| ServerReport { session: Some(number << 56), ..server("zk", "follower", [&["a"]; 3]) };
-        let known = |numbers: &[u8]| Members::Known(numbers.iter().copied().collect());
-        let seen = |servers: &[ServerReport], members: &Members| {
-            let seen = Seen::of(servers, members);
-            (seen.to_string(), seen.others().map(|odd| odd.what).unwrap_or_default())
+        let known = |ids: &[u8]| EnsembleIds::Known(ids.iter().copied().collect());
+        let seen = |servers: &[ServerReport], ensemble: &EnsembleIds| {
+            let seen = Coverage::of(servers, ensemble);
+            (seen.to_string(), seen.away_oddity().map(|odd| odd.what).unwrap_or_default())
         };
         let away = || ServerReport { looks: Vec::new(), session: None, ..of(0) };
         let all = "name all servers of the ensemble in --zk";
-        for (servers, members, on, others) in [
+        for (servers, ensemble, on, others) in [
             (vec![of(1), of(2), of(3)], known(&[1, 2, 3]), "on 3 of 3 servers", String::new()),
             (vec![of(2)], known(&[1, 2, 3]), "on 1 of 3 servers", format!("1 of 3 were looked at: {all}")),
             (vec![of(1), of(1)], known(&[1, 2, 3]), "on 1 of 3 servers", format!("1 of 3 were looked at: {all}")),
             (vec![of(1), away(), of(3)], known(&[1, 2, 3]), "on 2 of 3 servers", "2 of 3 were looked at".to_owned()),
-            (vec![of(0)], Members::Unlisted, "on 1 of 1 servers", String::new()),
-            (vec![of(0), away()], Members::Unlisted, "on 1 of 2 servers", "1 of 2 were looked at".to_owned()),
+            (vec![of(0)], EnsembleIds::Unlisted, "on 1 of 1 servers", String::new()),
+            (vec![of(0), away()], EnsembleIds::Unlisted, "on 1 of 2 servers", "1 of 2 were looked at".to_owned()),
         ] {
-            assert_eq!(seen(&servers, &members), (on.to_owned(), others));
+            assert_eq!(seen(&servers, &ensemble), (on.to_owned(), others));
         }
-        let (on, others) = seen(&[of(1)], &Members::Unknown);
+        let (on, others) = seen(&[of(1)], &EnsembleIds::Unknown);
         assert!(on.ends_with("whether the ensemble has others is not known") && others.is_empty(), "{on}");
     }
 }

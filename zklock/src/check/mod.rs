@@ -14,9 +14,9 @@ use zk_rwlock::coordinator::{Coordinator, Failure, Operation, Stat, done_of};
 use zk_rwlock::{Dialect, Error, Semaphore, ZooKeeper};
 
 use crate::arguments::{Check, Connection};
-use crate::check::diverged::Seen;
-use crate::check::odd::{Odd, ShownNode, beside, oddities, oddities_of_permits};
-use crate::check::servers::{Places, SECURITY_PAGE};
+use crate::check::diverged::Coverage;
+use crate::check::odd::{Oddity, ShownNode, oddities, oddities_of_permits, oddity_beside_semaphore};
+use crate::check::servers::{PathsToRead, SECURITY_PAGE};
 use crate::connect::{self, connect_with_options};
 use crate::exit::{self, Exit};
 use crate::output::{self, escape_controls};
@@ -30,26 +30,27 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
     let options = options.connect_timeout(servers::connect_limit(connection));
     let lock = connect::lock(&zk, &check.path, connection)?;
     let nodes = match connection.dialect {
-        Dialect::Native => nodes_of_either(&zk, lock.path()).await?,
-        _ => Nodes { directory: nodes(&zk, lock.path()).await?, semaphore: None, beside: Vec::new() },
+        Dialect::Native => read_checked_nodes(&zk, lock.path()).await?,
+        _ => CheckedNodes { directory: read_nodes(&zk, lock.path()).await?, semaphore: None, beside: Vec::new() },
     };
     let ephemeral = nodes.ephemeral();
-    let servers = servers::look(&ephemeral, &nodes.places(&check.path), &options, connection).await?;
+    let servers =
+        servers::look_three_times(&ephemeral, &nodes.paths_to_read(&check.path), &options, connection).await?;
     let mut odd = nodes.oddities(&check.path, connection.dialect);
     odd.extend(odd_record(&zk, &check.path).await?);
-    odd.extend(wider_acls(&zk, nodes.places(&check.path)).await?);
-    let members = diverged::members(&servers, &options).await;
-    odd.extend(diverged::diverged(&servers, &members));
+    odd.extend(wider_acls(&zk, nodes.paths_to_read(&check.path)).await?);
+    let ids = diverged::ask_ensemble_ids(&servers, &options).await;
+    odd.extend(diverged::diverged(&servers, &ids));
     for (node, stat) in servers::ghosts(&servers, &ephemeral) {
-        odd.extend(ghost(&zk, &check.path, &nodes.path_of(&check.path, node), stat).await);
+        odd.extend(ghost_oddity(&zk, &check.path, &nodes.path_of(&check.path, node), stat).await);
     }
-    odd.extend(servers.iter().filter_map(servers::ServerReport::away));
-    let seen = Seen::of(&servers, &members);
-    odd.extend(seen.others());
+    odd.extend(servers.iter().filter_map(servers::ServerReport::away_oddity));
+    let coverage = Coverage::of(&servers, &ids);
+    odd.extend(coverage.away_oddity());
     if odd.is_empty() {
         place::report_if_missing(&zk, &check.path).await;
     }
-    for note in servers.iter().filter(|_| !check.json).filter_map(servers::ServerReport::note) {
+    for note in servers.iter().filter(|_| !check.json).filter_map(servers::ServerReport::note_on_release) {
         output::say(&note);
     }
     let text = if check.json {
@@ -61,21 +62,24 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
                 "path": check.path,
                 "odd": odd.collect::<Vec<_>>(),
                 "servers": servers,
-                "looked_at": seen.looked_at,
-                "of": seen.of,
+                "looked_at": coverage.looked_at,
+                "of": coverage.of,
             })
         ))
     } else if odd.is_empty() {
         let known: BTreeSet<_> = servers.iter().flat_map(servers::ServerReport::vulnerabilities).collect();
         match known.len() {
-            0 => format!("{}: nothing odd, {seen}\n", check.path),
-            1 => format!("{}: nothing odd; 1 known vulnerability above, {seen}: {SECURITY_PAGE}\n", check.path),
+            0 => format!("{}: nothing odd, {coverage}\n", check.path),
+            1 => format!("{}: nothing odd; 1 known vulnerability above, {coverage}: {SECURITY_PAGE}\n", check.path),
             many => {
-                format!("{}: nothing odd; {many} known vulnerabilities above, {seen}: {SECURITY_PAGE}\n", check.path)
+                format!(
+                    "{}: nothing odd; {many} known vulnerabilities above, {coverage}: {SECURITY_PAGE}\n",
+                    check.path
+                )
             }
         }
     } else {
-        let line = |odd: &Odd| {
+        let line = |odd: &Oddity| {
             let about = match odd.kind {
                 "overdrawn" | "number" => "the permits",
                 "away" => "the servers",
@@ -91,7 +95,7 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
 }
 
 /// The nodes of the lock or semaphore that is checked.
-struct Nodes {
+struct CheckedNodes {
     /// The nodes in the directory of the lock, or of the semaphore's queue.
     directory: Vec<ShownNode>,
     /// For a semaphore: its number of permits (`None` if the number is missing or not valid), and the nodes of the
@@ -101,12 +105,12 @@ struct Nodes {
     beside: Vec<ShownNode>,
 }
 
-impl Nodes {
-    fn oddities(&self, path: &str, dialect: Dialect) -> Vec<Odd> {
+impl CheckedNodes {
+    fn oddities(&self, path: &str, dialect: Dialect) -> Vec<Oddity> {
         let mut odd = oddities(&self.directory, dialect);
         if let Some((number, permits)) = &self.semaphore {
             odd.extend(oddities_of_permits(path, *number, permits));
-            odd.extend(self.beside.iter().map(|(name, _)| beside(name)));
+            odd.extend(self.beside.iter().map(|(name, _)| oddity_beside_semaphore(name)));
         }
         odd
     }
@@ -120,13 +124,13 @@ impl Nodes {
     /// Returns the paths that are read on every server: the directory of the lock (or those of a semaphore's queue
     /// and permits), the node at `path`, and the record of the last run under `--once-in`. A lock whose path ends
     /// with `/lock` may guard a `Shared` value, so the node of the value is read, too.
-    fn places(&self, path: &str) -> Places {
+    fn paths_to_read(&self, path: &str) -> PathsToRead {
         let directories = match self.semaphore {
             None => vec![path.to_owned()],
             Some(_) => ["queue", "permits"].map(|part| format!("{path}/{part}")).into(),
         };
         let value = path.strip_suffix("/lock").map(|above| format!("{above}/value"));
-        Places { directories, nodes: [path.to_owned(), format!("{path}.done")].into_iter().chain(value).collect() }
+        PathsToRead { directories, nodes: [path.to_owned(), format!("{path}.done")].into_iter().chain(value).collect() }
     }
 
     /// Returns the full path of the node with this name.
@@ -139,20 +143,20 @@ impl Nodes {
     }
 }
 
-/// Returns an oddity for each node of `places` whose ACL gives more rights than the ACL that this client would set. The
+/// Returns an oddity for each node of `paths` whose ACL gives more rights than the ACL that this client would set. The
 /// nodes are directories, and nodes with data, such as a record or the number of a semaphore's permits. A node whose ACL
 /// cannot be read is left out.
-async fn wider_acls(zk: &ZooKeeper, places: Places) -> Result<Vec<Odd>, Exit> {
+async fn wider_acls(zk: &ZooKeeper, paths: PathsToRead) -> Result<Vec<Oddity>, Exit> {
     let mut odd = Vec::new();
-    let with_data = places.nodes.into_iter().filter(|node| !places.directories.contains(node)).collect::<Vec<_>>();
-    for (nodes, can) in [(places.directories, "take the lock"), (with_data, "change its data")] {
+    let with_data = paths.nodes.into_iter().filter(|node| !paths.directories.contains(node)).collect::<Vec<_>>();
+    for (nodes, can) in [(paths.directories, "take the lock"), (with_data, "change its data")] {
         for node in nodes {
-            let session_slot = zk.session_slot(0).await.map_err(|failure| fault(failure, &node))?;
+            let session_slot = zk.session_slot(0).await.map_err(|failure| exit_for_failure(failure, &node))?;
             let session = session_slot.session();
             let wider = connect::answered(session, session.wider_rights(&node)).await.unwrap_or_default();
             if !wider.is_empty() {
                 let what = format!("{}: wider than this client's ACL, so others can {can}", wider.join("; "));
-                odd.push(Odd { kind: "acl", node: Some(node), what });
+                odd.push(Oddity { kind: "acl", node: Some(node), what });
             }
         }
     }
@@ -161,7 +165,7 @@ async fn wider_acls(zk: &ZooKeeper, places: Places) -> Result<Vec<Odd>, Exit> {
 
 /// Returns the oddity of a ghost: a node that the servers show although its session is over. The text depends on
 /// whether the leader has the node, because only a node that the leader has can be removed.
-async fn ghost(zk: &ZooKeeper, lock: &str, path: &str, stat: &Stat) -> Option<Odd> {
+async fn ghost_oddity(zk: &ZooKeeper, lock: &str, path: &str, stat: &Stat) -> Option<Oddity> {
     let (owner, token) = (stat.ephemeral_owner, stat.czxid);
     let session_slot = zk.session_slot(0).await.ok()?;
     let session = session_slot.session();
@@ -176,11 +180,11 @@ async fn ghost(zk: &ZooKeeper, lock: &str, path: &str, stat: &Stat) -> Option<Od
         Err(failure) => format!("but the node is still there; whether the leader has it is not known: {failure}"),
     };
     let node = path.rsplit('/').next().map(str::to_owned);
-    Some(Odd { kind: "ghost", node, what: format!("its session {owner:#x} is over, {cure}") })
+    Some(Oddity { kind: "ghost", node, what: format!("its session {owner:#x} is over, {cure}") })
 }
 
 /// Returns the oddity of the record of the last run under `--once-in`, if any.
-async fn odd_record(zk: &ZooKeeper, path: &str) -> Result<Option<Odd>, Exit> {
+async fn odd_record(zk: &ZooKeeper, path: &str) -> Result<Option<Oddity>, Exit> {
     let record = format!("{path}.done");
     let (kind, what) = match connect::ask(zk, |session| session.data(&record)).await {
         Ok((data, stat)) if !data.is_empty() && done_of(&data, stat.mtime).is_none() => {
@@ -190,29 +194,33 @@ async fn odd_record(zk: &ZooKeeper, path: &str) -> Result<Option<Odd>, Exit> {
             ("unreadable", "this client may not read it, and --once-in fails for every client without READ")
         }
         Ok(_) | Err(Failure::NoNode) => return Ok(None),
-        Err(failure) => return Err(fault(failure, &record)),
+        Err(failure) => return Err(exit_for_failure(failure, &record)),
     };
-    Ok(Some(Odd { kind, node: Some(record), what: what.to_owned() }))
+    Ok(Some(Oddity { kind, node: Some(record), what: what.to_owned() }))
 }
 
 /// Reads the nodes of the lock or semaphore at this path.
-async fn nodes_of_either(zk: &ZooKeeper, path: &str) -> Result<Nodes, Exit> {
+async fn read_checked_nodes(zk: &ZooKeeper, path: &str) -> Result<CheckedNodes, Exit> {
     let semaphore = Semaphore::builder(zk, path).build()?;
     let coordinator: Arc<dyn Coordinator> = Arc::new(zk.clone());
     if !place::is_semaphore(&semaphore, &coordinator).await? {
-        return Ok(Nodes { directory: nodes(zk, path).await?, semaphore: None, beside: Vec::new() });
+        return Ok(CheckedNodes { directory: read_nodes(zk, path).await?, semaphore: None, beside: Vec::new() });
     }
     let number = match semaphore.permits().await {
         Err(Error::Permits { .. }) => None,
         number => number?,
     };
-    let permits = nodes(zk, &format!("{path}/permits")).await?;
-    let mut beside = nodes(zk, path).await?;
+    let permits = read_nodes(zk, &format!("{path}/permits")).await?;
+    let mut beside = read_nodes(zk, path).await?;
     beside.retain(|(name, _)| Dialect::of(name).is_some());
-    Ok(Nodes { directory: nodes(zk, &format!("{path}/queue")).await?, semaphore: Some((number, permits)), beside })
+    Ok(CheckedNodes {
+        directory: read_nodes(zk, &format!("{path}/queue")).await?,
+        semaphore: Some((number, permits)),
+        beside,
+    })
 }
 
-fn fault(failure: Failure, path: &str) -> Exit {
+fn exit_for_failure(failure: Failure, path: &str) -> Exit {
     match failure {
         Failure::NoAuth(lacks) => {
             Exit::from(Error::PermissionDenied { operation: "read", path: path.to_owned(), lacks })
@@ -225,12 +233,12 @@ fn fault(failure: Failure, path: &str) -> Exit {
 }
 
 /// Reads every node in the directory. The library's own queue would leave out the nodes that are no contenders.
-async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<ShownNode>, Exit> {
-    let session_slot = zk.session_slot(0).await.map_err(|failure| fault(failure, path))?;
+async fn read_nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<ShownNode>, Exit> {
+    let session_slot = zk.session_slot(0).await.map_err(|failure| exit_for_failure(failure, path))?;
     let session = session_slot.session();
     let names = match connect::answered(session, session.children(path)).await {
         Err(Failure::NoNode) => Vec::new(),
-        answer => answer.map_err(|failure| fault(failure, path))?,
+        answer => answer.map_err(|failure| exit_for_failure(failure, path))?,
     };
     let mut nodes = Vec::with_capacity(names.len());
     for some in names.chunks(READS_IN_FLIGHT) {
@@ -241,7 +249,7 @@ async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<ShownNode>, Exit> {
                 Ok((_, stat)) => nodes.push((name.clone(), Some(stat))),
                 Err(Failure::NoNode) => {}
                 Err(Failure::NoAuth(_)) => nodes.push((name.clone(), None)),
-                Err(failure) => return Err(fault(failure, path)),
+                Err(failure) => return Err(exit_for_failure(failure, path)),
             }
         }
     }

@@ -9,7 +9,7 @@ use zk_rwlock::queue::NodeName;
 /// An oddity that `check` reports: a kind for programs, the node if the oddity concerns a single node, and a text for
 /// people.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Odd {
+pub(crate) struct Oddity {
     pub(crate) kind: &'static str,
     pub(crate) node: Option<String>,
     pub(crate) what: String,
@@ -20,7 +20,7 @@ pub(crate) struct Odd {
 pub(crate) type ShownNode = (String, Option<Stat>);
 
 /// Returns the oddities of these nodes in the order of the nodes. The oddity of the sequence counter is the last.
-pub(crate) fn oddities(nodes: &[ShownNode], dialect: Dialect) -> Vec<Odd> {
+pub(crate) fn oddities(nodes: &[ShownNode], dialect: Dialect) -> Vec<Oddity> {
     let contenders: Vec<_> = nodes.iter().filter_map(|(name, _)| NodeName::parse_as(name, dialect)).collect();
     let mut sharers = BTreeMap::<i64, Vec<&NodeName>>::new();
     for contender in &contenders {
@@ -34,19 +34,19 @@ pub(crate) fn oddities(nodes: &[ShownNode], dialect: Dialect) -> Vec<Odd> {
     let mut odd = Vec::new();
     for (name, stat) in nodes {
         let found = match NodeName::parse_as(name, dialect) {
-            None => vec![foreign(name, dialect)],
+            None => vec![describe_foreign(name, dialect)],
             Some(contender) => {
                 let is_tied = sharers.get(&contender.sequence()).is_some_and(|sharers| are_tied(sharers));
                 odd_contender(&contender, stat.as_ref(), is_tied)
             }
         };
-        odd.extend(found.into_iter().map(|(kind, what)| Odd { kind, node: Some(name.clone()), what }));
+        odd.extend(found.into_iter().map(|(kind, what)| Oddity { kind, node: Some(name.clone()), what }));
     }
     odd.extend(sharers.last_key_value().and_then(|(&highest, _)| odd_counter(highest, dialect)));
     odd
 }
 
-fn foreign(name: &str, dialect: Dialect) -> (&'static str, String) {
+fn describe_foreign(name: &str, dialect: Dialect) -> (&'static str, String) {
     let what = match dialect.foreign(name) {
         Some(own) if own == dialect => {
             "its name is almost that of a holder or waiter: nothing is granted while the node exists".to_owned()
@@ -86,7 +86,7 @@ fn odd_contender(contender: &NodeName, stat: Option<&Stat>, is_tied: bool) -> Ve
     found.into_iter().filter(|(is_so, ..)| *is_so).map(|(_, kind, what)| (kind, what.to_owned())).collect()
 }
 
-fn odd_counter(highest: i64, dialect: Dialect) -> Option<Odd> {
+fn odd_counter(highest: i64, dialect: Dialect) -> Option<Oddity> {
     let at = format!("at {highest} of 2147483647");
     let (kind, what) = match highest {
         REFUSED_FROM.. => {
@@ -98,22 +98,22 @@ fn odd_counter(highest: i64, dialect: Dialect) -> Option<Odd> {
         RESTART_FROM.. => ("old", format!("{at}: it restarts when all contenders have left")),
         _ => return None,
     };
-    Some(Odd { kind, node: None, what })
+    Some(Oddity { kind, node: None, what })
 }
 
 /// Returns the oddity of a contender for a lock at a semaphore's path. Only a client of an older version creates such a
 /// node, because older versions do not check whether the path is a semaphore.
-pub(crate) fn beside(name: &str) -> Odd {
+pub(crate) fn oddity_beside_semaphore(name: &str) -> Oddity {
     let what = "holds or waits for a lock at the path of a semaphore, and neither excludes the other: give one of them another \
                 path";
-    Odd { kind: "beside", node: Some(name.to_owned()), what: what.to_owned() }
+    Oddity { kind: "beside", node: Some(name.to_owned()), what: what.to_owned() }
 }
 
 /// Returns the oddities of the nodes of permits, and of the number of permits.
-pub(crate) fn oddities_of_permits(path: &str, number: Option<u32>, nodes: &[ShownNode]) -> Vec<Odd> {
+pub(crate) fn oddities_of_permits(path: &str, number: Option<u32>, nodes: &[ShownNode]) -> Vec<Oddity> {
     let (mut odd, mut taken) = (Vec::new(), 0);
     for (name, stat) in nodes {
-        let mut add = |kind, what: &str| odd.push(Odd { kind, node: Some(name.clone()), what: what.to_owned() });
+        let mut add = |kind, what: &str| odd.push(Oddity { kind, node: Some(name.clone()), what: what.to_owned() });
         match permits_of(name) {
             Some(count) => taken += u64::from(count),
             None => add("foreign", "not a valid permit: no permit is granted until the node is removed"),
@@ -126,7 +126,7 @@ pub(crate) fn oddities_of_permits(path: &str, number: Option<u32>, nodes: &[Show
             Some(_) => {}
         }
     }
-    let mut about = |kind, what: String| odd.push(Odd { kind, node: None, what });
+    let mut about = |kind, what: String| odd.push(Oddity { kind, node: None, what });
     match number {
         None => about(
             "number",

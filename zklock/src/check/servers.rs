@@ -11,7 +11,7 @@ use zk_rwlock::coordinator::{Coordinator, Failure, Session, Stat, each_server, f
 use zk_rwlock::{ZooKeeper, ZooKeeperBuilder};
 
 use crate::arguments::Connection;
-use crate::check::odd::Odd;
+use crate::check::odd::Oddity;
 use crate::connect::{self, exit_for};
 use crate::exit::Exit;
 use crate::output::escape_controls;
@@ -54,7 +54,7 @@ pub(crate) const SECURITY_PAGE: &str = "https://zookeeper.apache.org/security.ht
 
 /// The nodes that a server shows in one read of all nodes, and their versions. A node that was only listed with its
 /// directory, and not read itself, has the version 0 here.
-pub(crate) type Look = BTreeMap<String, i32>;
+pub(crate) type NodeVersions = BTreeMap<String, i32>;
 
 /// The state of one server, as zklock has read it.
 #[derive(Debug, Default)]
@@ -65,7 +65,7 @@ pub(crate) struct ServerReport {
     /// The id of the session that the server gave to zklock.
     pub(crate) session: Option<i64>,
     /// The nodes that the server showed in each of the three looks (reads of all nodes). Empty if a look failed.
-    pub(crate) looks: Vec<Look>,
+    pub(crate) looks: Vec<NodeVersions>,
     /// The ids of the sessions that the server knows. `None` if the server does not answer `dump`.
     pub(crate) sessions: Option<BTreeSet<i64>>,
     /// Why the server could not be read. `None` if it was read.
@@ -73,27 +73,27 @@ pub(crate) struct ServerReport {
 }
 
 /// The paths that are read on every server.
-pub(crate) struct Places {
+pub(crate) struct PathsToRead {
     /// Directories whose children are listed.
     pub(crate) directories: Vec<String>,
     /// Persistent nodes whose versions are read. Any of them may be missing.
     pub(crate) nodes: Vec<String>,
 }
 
-/// Reads `places` on every server three times. Each of these three reads is called a look. A look begins when all servers
+/// Reads `paths` on every server three times. Each of these three reads is called a look. A look begins when all servers
 /// have answered the look before. In each look, a server first catches up with the leader (`sync`). `nodes` are the
 /// ephemeral nodes that may be ghosts: nodes of sessions that are over.
-pub(crate) async fn look(
+pub(crate) async fn look_three_times(
     nodes: &BTreeMap<String, Stat>,
-    places: &Places,
+    paths: &PathsToRead,
     options: &ZooKeeperBuilder,
     connection: &Connection,
 ) -> Result<Vec<ServerReport>, Exit> {
     let names = each_server(&connect::hosts(connection)?).map_err(|error| exit_for(error, connection))?;
-    let asked = join_all(names.iter().map(|name| ask(name, options, connection))).await;
+    let asked = join_all(names.iter().map(|name| ask_server(name, options, connection))).await;
     let (mut servers, clients): (Vec<ServerReport>, Vec<Option<ZooKeeper>>) = asked.into_iter().unzip();
     for round in 0..3 {
-        let looks = join_all(clients.iter().map(|client| look_through(client.as_ref(), places))).await;
+        let looks = join_all(clients.iter().map(|client| read_look(client.as_ref(), paths))).await;
         for (server, look) in servers.iter_mut().zip(looks) {
             match look {
                 Some(Ok(nodes)) => server.looks.push(nodes),
@@ -104,19 +104,20 @@ pub(crate) async fn look(
         if round == 0 {
             // `dump` lists the sessions. It comes after the first look, so that it lists the sessions of all nodes of that
             // look.
-            let dumps = join_all(names.iter().map(|name| word(name, "dump", options, connection))).await;
+            let dumps =
+                join_all(names.iter().map(|name| send_four_letter_word(name, "dump", options, connection))).await;
             for (server, dump) in servers.iter_mut().zip(dumps) {
-                server.sessions = dump.ok().as_deref().and_then(sessions);
+                server.sessions = dump.ok().as_deref().and_then(parse_dumped_sessions);
             }
         } else if round == 1 && !ghosts(&servers, nodes).is_empty() {
             tokio::time::sleep(LEAVING).await;
         }
     }
     servers.iter_mut().filter(|server| server.problem.is_some()).for_each(|server| server.looks.clear());
-    let modes = join_all(names.iter().map(|name| word(name, "srvr", options, connection))).await;
+    let modes = join_all(names.iter().map(|name| send_four_letter_word(name, "srvr", options, connection))).await;
     for (server, said) in servers.iter_mut().zip(modes) {
         // The role of a server is unknown if it has changed between the first and the last look.
-        if server.mode != line(&said.unwrap_or_default(), MODE) {
+        if server.mode != rest_of_line(&said.unwrap_or_default(), MODE) {
             server.mode = None;
         }
     }
@@ -136,21 +137,30 @@ pub(crate) fn without_root(name: &str) -> &str {
     name[host..].find('/').map_or(name, |at| &name[..host + at])
 }
 
-async fn word(name: &str, word: &str, options: &ZooKeeperBuilder, connection: &Connection) -> Result<String, String> {
+async fn send_four_letter_word(
+    name: &str,
+    word: &str,
+    options: &ZooKeeperBuilder,
+    connection: &Connection,
+) -> Result<String, String> {
     four_letter_word(name, word, options, connect_limit(connection)).await
 }
 
-async fn ask(name: &str, options: &ZooKeeperBuilder, connection: &Connection) -> (ServerReport, Option<ZooKeeper>) {
+async fn ask_server(
+    name: &str,
+    options: &ZooKeeperBuilder,
+    connection: &Connection,
+) -> (ServerReport, Option<ZooKeeper>) {
     let connected = async { options.clone().connect(name).await.map_err(|error| exit_for(error, connection)) };
-    let (connected, said) = tokio::join!(connected, word(name, "srvr", options, connection));
+    let (connected, said) = tokio::join!(connected, send_four_letter_word(name, "srvr", options, connection));
     let said = said.unwrap_or_default();
     // The answer to `srvr` has a version like "3.8.0-5a02a05eddb5, built on 2022-02-25".
-    let version =
-        line(&said, "Zookeeper version: ").map(|rest| rest.split(['-', ',']).next().unwrap_or_default().to_owned());
+    let version = rest_of_line(&said, "Zookeeper version: ")
+        .map(|rest| rest.split(['-', ',']).next().unwrap_or_default().to_owned());
     let mut server = ServerReport {
         name: without_root(name).to_owned(),
         version,
-        mode: line(&said, MODE),
+        mode: rest_of_line(&said, MODE),
         ..ServerReport::default()
     };
     match connected {
@@ -166,22 +176,22 @@ async fn ask(name: &str, options: &ZooKeeperBuilder, connection: &Connection) ->
 }
 
 /// Returns the rest of the line that starts with `begins`. `said` is a server's answer to a command such as `srvr`.
-fn line(said: &str, begins: &str) -> Option<String> {
+fn rest_of_line(said: &str, begins: &str) -> Option<String> {
     said.lines().find_map(|line| line.strip_prefix(begins)).map(|rest| escape_controls(rest.trim()))
 }
 
-async fn look_through(client: Option<&ZooKeeper>, places: &Places) -> Option<Result<Look, Failure>> {
+async fn read_look(client: Option<&ZooKeeper>, paths: &PathsToRead) -> Option<Result<NodeVersions, Failure>> {
     let client = client?;
     let look = async {
         let session_slot = client.session_slot(0).await?;
-        shown(session_slot.session(), places).await
+        read_versions(session_slot.session(), paths).await
     };
     Some(look.await)
 }
 
-async fn shown(session: &Arc<dyn Session>, places: &Places) -> Result<Look, Failure> {
-    let mut look = Look::new();
-    for directory in &places.directories {
+async fn read_versions(session: &Arc<dyn Session>, paths: &PathsToRead) -> Result<NodeVersions, Failure> {
+    let mut look = NodeVersions::new();
+    for directory in &paths.directories {
         let names = match connect::answered(session, session.sync(directory)).await {
             Ok(()) => connect::answered(session, session.children(directory)).await,
             Err(failure) => Err(failure),
@@ -192,7 +202,7 @@ async fn shown(session: &Arc<dyn Session>, places: &Places) -> Result<Look, Fail
             Err(failure) => return Err(failure),
         }
     }
-    for node in &places.nodes {
+    for node in &paths.nodes {
         match connect::answered(session, session.data(node)).await {
             Ok((_, stat)) => drop(look.insert(node.clone(), stat.version)),
             Err(Failure::NoNode | Failure::NoAuth(_)) => {}
@@ -203,7 +213,7 @@ async fn shown(session: &Arc<dyn Session>, places: &Places) -> Result<Look, Fail
 }
 
 /// Returns the ids of the sessions in an answer to `dump`. `None` if the answer has another form.
-fn sessions(dump: &str) -> Option<BTreeSet<i64>> {
+fn parse_dumped_sessions(dump: &str) -> Option<BTreeSet<i64>> {
     let (sessions, _) = dump.strip_prefix("SessionTracker dump:")?.split_once("ephemeral nodes dump:")?;
     let id = |line: &str| {
         let digits = line.trim_start().strip_prefix("0x")?;
@@ -235,32 +245,32 @@ impl ServerReport {
 
     /// Returns the JIRA numbers of the issues by which this release of ZooKeeper can lose nodes or keep deleted nodes.
     /// A standalone server has none of these issues.
-    fn losses(&self) -> Vec<u32> {
+    fn loss_issues(&self) -> Vec<u32> {
         let is_alone = self.mode.as_deref() == Some("standalone");
-        if is_alone { Vec::new() } else { self.known_of(&LOSSES) }
+        if is_alone { Vec::new() } else { self.affecting_this_release(&LOSSES) }
     }
 
     /// Returns the vulnerabilities of this release.
     pub(crate) fn vulnerabilities(&self) -> Vec<&'static str> {
-        self.known_of(&VULNERABILITIES)
+        self.affecting_this_release(&VULNERABILITIES)
     }
 
     /// Returns the entries of `known` that affect this release.
-    fn known_of<T: Copy>(&self, known: &[([u32; 3], [u32; 3], T)]) -> Vec<T> {
-        let Some(version) = self.version.as_deref().and_then(release) else { return Vec::new() };
+    fn affecting_this_release<T: Copy>(&self, known: &[([u32; 3], [u32; 3], T)]) -> Vec<T> {
+        let Some(version) = self.version.as_deref().and_then(parse_release) else { return Vec::new() };
         let is_affected = |(from, to, _): &&([u32; 3], [u32; 3], T)| *from <= version && version < *to;
         known.iter().filter(is_affected).map(|(.., it)| *it).collect()
     }
 
     /// Returns the oddity that this server could not be read. `None` if it was read.
-    pub(crate) fn away(&self) -> Option<Odd> {
+    pub(crate) fn away_oddity(&self) -> Option<Oddity> {
         let what = format!("{} was not looked at: {}", self.name, self.problem.as_ref()?);
-        Some(Odd { kind: "away", node: None, what })
+        Some(Oddity { kind: "away", node: None, what })
     }
 
     /// Returns the note about known faults of this release, if there are any.
-    pub(crate) fn note(&self) -> Option<String> {
-        let losses = self.losses().iter().map(|issue| format!("ZOOKEEPER-{issue}")).collect::<Vec<_>>();
+    pub(crate) fn note_on_release(&self) -> Option<String> {
+        let losses = self.loss_issues().iter().map(|issue| format!("ZOOKEEPER-{issue}")).collect::<Vec<_>>();
         let vulnerabilities = self.vulnerabilities();
         let version = self.version.as_ref().filter(|_| !losses.is_empty() || !vulnerabilities.is_empty())?;
         let mut known = Vec::new();
@@ -282,14 +292,14 @@ impl ServerReport {
             "server": self.name,
             "version": self.version,
             "mode": self.mode,
-            "losses": self.losses(),
+            "losses": self.loss_issues(),
             "vulnerabilities": self.vulnerabilities(),
             "problem": self.problem,
         })
     }
 }
 
-fn release(version: &str) -> Option<[u32; 3]> {
+fn parse_release(version: &str) -> Option<[u32; 3]> {
     let parts: Vec<u32> = version.split('.').map(str::parse).collect::<Result<_, _>>().ok()?;
     parts.try_into().ok()
 }
@@ -348,16 +358,16 @@ mod tests {
         let dump = "SessionTracker dump:\nSession Sets (2)/(1):\n0 expire at Mon Nov 23:\n1 expire at Mon Nov 23:\n\
                     \t0x100000a\nGlobal Sessions(1):\n0xffffffffffffffff\t6000ms\nephemeral nodes dump:\n\
                     Sessions with Ephemerals (1):\n0x7:\n\t/l/a\n";
-        assert_eq!(sessions(dump), Some(BTreeSet::from([-1, 0x100_000a])));
-        assert_eq!(sessions("dump is not executed because it is not in the whitelist.\n"), None);
-        assert_eq!(sessions("SessionTracker dump:\n0x7\n"), None, "the dump is cut short");
+        assert_eq!(parse_dumped_sessions(dump), Some(BTreeSet::from([-1, 0x100_000a])));
+        assert_eq!(parse_dumped_sessions("dump is not executed because it is not in the whitelist.\n"), None);
+        assert_eq!(parse_dumped_sessions("SessionTracker dump:\n0x7\n"), None, "the dump is cut short");
     }
 
     #[test]
     fn releases_with_known_losses_are_named_in_an_ensemble() {
         let losses = |version: &str, mode: &str| {
             let (version, mode) = (Some(version.to_owned()), Some(mode.to_owned()));
-            ServerReport { version, mode, ..ServerReport::default() }.losses()
+            ServerReport { version, mode, ..ServerReport::default() }.loss_issues()
         };
         assert_eq!(losses("3.8.0", "follower"), [4541, 4785]);
         assert_eq!(losses("3.8.5", "leader"), [4541]);
@@ -385,9 +395,9 @@ mod tests {
         }
         for version in ["3.8.8", "3.9.7", "4.0.0", ""] {
             assert_eq!(server(version).vulnerabilities(), [""; 0], "{version}");
-            assert_eq!(server(version).note(), None, "{version}");
+            assert_eq!(server(version).note_on_release(), None, "{version}");
         }
-        let note = server("3.9.6").note();
+        let note = server("3.9.6").note_on_release();
         let said = "zk1 runs ZooKeeper 3.9.6, which has known vulnerabilities: CVE-2026-100235: see https://zookeeper.apache.org/security.html, and docs/versions.md of zk-rwlock";
         assert_eq!(note.as_deref(), Some(said));
     }
