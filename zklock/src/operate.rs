@@ -14,7 +14,7 @@ use crate::show::table;
 /// Asks the processes that keep this lock without using it to give it up.
 pub(crate) async fn ask(which: &Ask, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&which.path, connection).await?;
-    connect::lock(&zk, &which.path, connection)?.ask().await?;
+    connect::lock_at(&zk, &which.path, connection)?.ask().await?;
     place::report_if_missing(&zk, &which.path).await;
     Ok(0)
 }
@@ -22,7 +22,7 @@ pub(crate) async fn ask(which: &Ask, connection: &Connection) -> Result<u8, Exit
 /// Removes the record of the last run under `--once-in`.
 pub(crate) async fn forget(which: &Forget, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&which.path, connection).await?;
-    match connect::lock(&zk, &which.path, connection)?.forget().await? {
+    match connect::lock_at(&zk, &which.path, connection)?.forget().await? {
         Some(done) => {
             output::print(&format!("forgot that it was {}\n", escape_controls(&done.to_string())))?;
             Ok(0)
@@ -44,7 +44,7 @@ pub(crate) async fn permits(which: &SetPermits, connection: &Connection) -> Resu
     let semaphore = builder.build()?;
     let Some(number) = which.number else { return remove(&semaphore).await };
     // zklock refuses the path of a lock in use, because the number of permits would turn the path into a semaphore.
-    if !connect::lock(&zk, &which.path, connection)?.queue().await?.members.is_empty() {
+    if !connect::lock_at(&zk, &which.path, connection)?.queue().await?.members.is_empty() {
         return Err(Exit::new(exit::IN_THE_WAY, format!("{} is a lock, and the lock is in use", which.path)));
     }
     semaphore.set_permits(number.get()).await?;

@@ -28,7 +28,7 @@ const READS_IN_FLIGHT: usize = 256;
 pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, Exit> {
     let (zk, options) = connect_with_options(&check.path, connection).await?;
     let options = options.connect_timeout(servers::connect_limit(connection));
-    let lock = connect::lock(&zk, &check.path, connection)?;
+    let lock = connect::lock_at(&zk, &check.path, connection)?;
     let nodes = match connection.dialect {
         Dialect::Native => read_checked_nodes(&zk, lock.path()).await?,
         _ => CheckedNodes { directory: read_nodes(&zk, lock.path()).await?, semaphore: None, beside: Vec::new() },
@@ -153,7 +153,7 @@ async fn wider_acls(zk: &ZooKeeper, paths: PathsToRead) -> Result<Vec<Oddity>, E
         for node in nodes {
             let session_slot = zk.session_slot(0).await.map_err(|failure| exit_for_failure(failure, &node))?;
             let session = session_slot.session();
-            let wider = connect::answered(session, session.wider_rights(&node)).await.unwrap_or_default();
+            let wider = connect::within_session_timeout(session, session.wider_rights(&node)).await.unwrap_or_default();
             if !wider.is_empty() {
                 let what = format!("{}: wider than this client's ACL, so others can {can}", wider.join("; "));
                 odd.push(Oddity { kind: "acl", node: Some(node), what });
@@ -170,7 +170,7 @@ async fn ghost_oddity(zk: &ZooKeeper, lock: &str, path: &str, stat: &Stat) -> Op
     let session_slot = zk.session_slot(0).await.ok()?;
     let session = session_slot.session();
     let checks = [Operation::Check { path: path.to_owned(), version: None }];
-    let cure = match connect::answered(session, session.transact(&checks)).await {
+    let cure = match connect::within_session_timeout(session, session.transact(&checks)).await {
         Ok(_) => format!("but the node is still there: remove it with zklock break {lock} {token}"),
         Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode => {
             "and the leader does not have the node, but each server that was looked at shows it: check again with all \
@@ -236,7 +236,7 @@ fn exit_for_failure(failure: Failure, path: &str) -> Exit {
 async fn read_nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<ShownNode>, Exit> {
     let session_slot = zk.session_slot(0).await.map_err(|failure| exit_for_failure(failure, path))?;
     let session = session_slot.session();
-    let names = match connect::answered(session, session.children(path)).await {
+    let names = match connect::within_session_timeout(session, session.children(path)).await {
         Err(Failure::NoNode) => Vec::new(),
         answer => answer.map_err(|failure| exit_for_failure(failure, path))?,
     };
@@ -245,7 +245,7 @@ async fn read_nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<ShownNode>, Exit> 
         // All requests of the chunk are sent before the first reply is awaited, so they take one round trip.
         let replies: Vec<_> = some.iter().map(|name| session.data(&format!("{path}/{name}"))).collect();
         for (name, reply) in some.iter().zip(replies) {
-            match connect::answered(session, reply).await {
+            match connect::within_session_timeout(session, reply).await {
                 Ok((_, stat)) => nodes.push((name.clone(), Some(stat))),
                 Err(Failure::NoNode) => {}
                 Err(Failure::NoAuth(_)) => nodes.push((name.clone(), None)),

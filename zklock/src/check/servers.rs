@@ -192,8 +192,8 @@ async fn read_look(client: Option<&ZooKeeper>, paths: &PathsToRead) -> Option<Re
 async fn read_versions(session: &Arc<dyn Session>, paths: &PathsToRead) -> Result<NodeVersions, Failure> {
     let mut look = NodeVersions::new();
     for directory in &paths.directories {
-        let names = match connect::answered(session, session.sync(directory)).await {
-            Ok(()) => connect::answered(session, session.children(directory)).await,
+        let names = match connect::within_session_timeout(session, session.sync(directory)).await {
+            Ok(()) => connect::within_session_timeout(session, session.children(directory)).await,
             Err(failure) => Err(failure),
         };
         match names {
@@ -203,7 +203,7 @@ async fn read_versions(session: &Arc<dyn Session>, paths: &PathsToRead) -> Resul
         }
     }
     for node in &paths.nodes {
-        match connect::answered(session, session.data(node)).await {
+        match connect::within_session_timeout(session, session.data(node)).await {
             Ok((_, stat)) => drop(look.insert(node.clone(), stat.version)),
             Err(Failure::NoNode | Failure::NoAuth(_)) => {}
             Err(failure) => return Err(failure),

@@ -43,14 +43,14 @@ pub(crate) fn man(task: Option<&str>) -> Result<u8, Exit> {
         },
     };
     let mut text = Vec::new();
-    page(command, &mut text).map_err(|error| Exit::new(exit::SYSTEM, error.to_string()))?;
+    render_page(command, &mut text).map_err(|error| Exit::new(exit::SYSTEM, error.to_string()))?;
     print(&text)
 }
 
 /// Renders a manual page as `Man::render` does, but keeps the line breaks of the text after the help. This text has
 /// columns, and roff would join its lines into a paragraph. The page of zklock itself ends with [`MANUAL`], and lacks
 /// the line of the help that refers to the manual page.
-fn page(command: Command, text: &mut Vec<u8>) -> io::Result<()> {
+fn render_page(command: Command, text: &mut Vec<u8>) -> io::Result<()> {
     let tasks = command.has_subcommands();
     let mut epilogue = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
     if tasks {

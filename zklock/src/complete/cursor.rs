@@ -17,7 +17,7 @@ pub(crate) struct Completion {
 
 impl Completion {
     /// Puts `option` before the candidate, which is its value, as in `--dialect=kazoo`.
-    fn after(self, option: &str) -> Completion {
+    fn with_option(self, option: &str) -> Completion {
         Completion { word: format!("{option}={}", self.word), ..self }
     }
 }
@@ -53,19 +53,19 @@ pub(crate) fn expected(program: &Command, words: &[String]) -> ExpectedWord {
             match command.find_subcommand(word).filter(|_| task.is_none() && !is_escaped) {
                 Some(found) => task = Some(found),
                 // The words after the lock's path belong to the command.
-                None if task.is_none() => return after_path(words, at, has_line),
+                None if task.is_none() => return expected_after_path(words, at, has_line),
                 None => places += 1,
             }
         } else if word == "--" {
             is_escaped = true;
-        } else if let Some((option, awaits)) = option(command, word) {
+        } else if let Some((option, awaits)) = find_option(command, word) {
             has_line |= option.get_id() == "shell";
             // The number after `-j` is optional: the next word may be a path or another option.
             let has_none = option.get_id() == "permits" && before.get(at).unwrap_or(current).starts_with(['/', '-']);
             let awaits = awaits && !has_none;
             let value = if awaits { before.get(at) } else { None };
             if awaits && value.is_none() {
-                return value_of(option, current);
+                return expected_value(option, current);
             }
             at += usize::from(awaits);
             if option.is_global_set() {
@@ -76,9 +76,9 @@ pub(crate) fn expected(program: &Command, words: &[String]) -> ExpectedWord {
     let command = task.unwrap_or(program);
     if !is_escaped && current.starts_with('-') {
         return match current.split_once('=') {
-            Some((name, value)) => match option(command, name).map(|(option, _)| value_of(option, value)) {
+            Some((name, value)) => match find_option(command, name).map(|(option, _)| expected_value(option, value)) {
                 Some(ExpectedWord::Words(words)) => {
-                    ExpectedWord::Words(words.into_iter().map(|word| word.after(name)).collect())
+                    ExpectedWord::Words(words.into_iter().map(|word| word.with_option(name)).collect())
                 }
                 other => other.unwrap_or(ExpectedWord::Nothing),
             },
@@ -87,15 +87,15 @@ pub(crate) fn expected(program: &Command, words: &[String]) -> ExpectedWord {
     }
     match task {
         None => {
-            let words = if is_escaped { Vec::new() } else { tasks(program, current) };
+            let words = if is_escaped { Vec::new() } else { subcommand_candidates(program, current) };
             ExpectedWord::Path { words, options }
         }
         Some(task) => match task.get_positionals().nth(places).or(task.get_positionals().find(takes_many)) {
             Some(place) if ["path", "paths"].contains(&place.get_id().as_str()) => {
                 ExpectedWord::Path { words: Vec::new(), options }
             }
-            Some(place) if place.get_id() == "task" => ExpectedWord::Words(tasks(program, current)),
-            Some(place) => value_of(place, current),
+            Some(place) if place.get_id() == "task" => ExpectedWord::Words(subcommand_candidates(program, current)),
+            Some(place) => expected_value(place, current),
             None => ExpectedWord::Nothing,
         },
     }
@@ -103,7 +103,7 @@ pub(crate) fn expected(program: &Command, words: &[String]) -> ExpectedWord {
 
 /// Returns the kind of word that can stand at the cursor, which is after the lock's path. `at` is the index of the first
 /// word after the path. `has_line` says whether `-c` was given before the path.
-fn after_path(words: &[String], at: usize, has_line: bool) -> ExpectedWord {
+fn expected_after_path(words: &[String], at: usize, has_line: bool) -> ExpectedWord {
     let first = words.get(at).filter(|_| at + 1 < words.len());
     match first.map(String::as_str) {
         _ if has_line => ExpectedWord::Nothing,
@@ -124,7 +124,7 @@ fn is_option(word: &str) -> bool {
 
 /// Returns the last option in a word like `-w`, `-nw`, `--wait` or `--wait=5`, and whether the next word is the
 /// option's value.
-fn option<'a>(command: &'a Command, word: &str) -> Option<(&'a Arg, bool)> {
+fn find_option<'a>(command: &'a Command, word: &str) -> Option<(&'a Arg, bool)> {
     let takes = |option: &Arg| option.get_action().takes_values();
     if let Some(long) = word.strip_prefix("--") {
         let (name, value) = long.split_once('=').map_or((long, None), |(name, value)| (name, Some(value)));
@@ -152,7 +152,7 @@ fn option<'a>(command: &'a Command, word: &str) -> Option<(&'a Arg, bool)> {
     last
 }
 
-fn value_of(of: &Arg, current: &str) -> ExpectedWord {
+fn expected_value(of: &Arg, current: &str) -> ExpectedWord {
     let named = |word: String| Completion { word, meaning: String::new() };
     let words: Vec<String> = match of.get_id().as_str() {
         "dialect" => DIALECTS.iter().map(Dialect::to_string).collect(),
@@ -179,7 +179,7 @@ fn options_of(command: &Command, current: &str) -> Vec<Completion> {
 }
 
 /// Returns the subcommands that begin with `current` and are not hidden.
-fn tasks(program: &Command, current: &str) -> Vec<Completion> {
+fn subcommand_candidates(program: &Command, current: &str) -> Vec<Completion> {
     let shown = program.get_subcommands().filter(|task| !task.is_hide_set() && task.get_name().starts_with(current));
     let about = |task: &Command| task.get_about().map(|about| first_sentence(&about.to_string())).unwrap_or_default();
     shown.map(|task| Completion { word: task.get_name().to_owned(), meaning: about(task) }).collect()
@@ -296,7 +296,7 @@ mod tests {
     fn every_candidate_has_a_one_line_description() {
         let mut program = Arguments::command();
         program.build();
-        let all = options_of(&program, "").into_iter().chain(tasks(&program, ""));
+        let all = options_of(&program, "").into_iter().chain(subcommand_candidates(&program, ""));
         for Completion { word, meaning } in all {
             assert!(!meaning.is_empty() && !meaning.contains(['\n', '\t']), "{word}: {meaning:?}");
         }

@@ -35,7 +35,7 @@ use zk_rwlock::{Dialect, Memory, RwLock};
 use crate::arguments::{Arguments, Connection};
 use crate::complete::cursor::{Completion, ExpectedWord};
 use crate::complete::quotes::TypedWord;
-use crate::connect::{self, connect_by};
+use crate::connect::{self, connect_silently};
 use crate::exit::Exit;
 use crate::output::{self, escape_controls};
 
@@ -61,7 +61,7 @@ pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
     // There is no completion for a line that is not UTF-8.
     let read = io::stdin().lock().read_to_end(&mut line).is_ok();
     let Some(line) = String::from_utf8(line).ok().filter(|_| read) else { return Ok(0) };
-    let Line { words, typed } = Line::read(shell, &line);
+    let TypedLine { words, typed } = TypedLine::read(shell, &line);
     let mut program = Arguments::command();
     program.build();
     let answer = match (cursor::expected(&program, &words), words.last()) {
@@ -69,7 +69,7 @@ pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
         (ExpectedWord::Path { mut words, options }, Some(current)) => {
             let line = [OsString::from("zklock")].into_iter().chain(options).chain(["ls".into(), "/".into()]);
             if let Ok(arguments) = Arguments::try_parse_from(line) {
-                let paths = tokio::time::timeout(TIME_LIMIT, paths(current, &arguments.connection)).await;
+                let paths = tokio::time::timeout(TIME_LIMIT, path_candidates(current, &arguments.connection)).await;
                 words.extend(paths.unwrap_or_default());
             }
             answer_text(&words, typed.as_ref())
@@ -83,16 +83,16 @@ pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
 }
 
 /// A command line up to the cursor, as a shell sends it.
-struct Line {
+struct TypedLine {
     /// The words without their quotes.
     words: Vec<String>,
     /// The last word as it was typed, with its quotes. `None` if the shell is not bash, or sent one word only.
     typed: Option<TypedWord>,
 }
 
-impl Line {
+impl TypedLine {
     /// Reads words that each end with a zero byte. The last word may lack its zero byte.
-    fn read(shell: Shell, line: &str) -> Line {
+    fn read(shell: Shell, line: &str) -> TypedLine {
         let mut typed: Vec<&str> = line.strip_suffix('\0').unwrap_or(line).split('\0').collect();
         let replaced = if shell == Shell::Bash && typed.len() > 1 { typed.pop() } else { None };
         let last = typed.len() - 1;
@@ -103,7 +103,7 @@ impl Line {
             _ => (*word).to_owned(),
         };
         let words = typed.iter().enumerate().map(word).collect();
-        Line { words, typed: replaced.map(|replaced| TypedWord::new(typed[last], replaced)) }
+        TypedLine { words, typed: replaced.map(|replaced| TypedWord::new(typed[last], replaced)) }
     }
 }
 
@@ -117,7 +117,7 @@ fn answer_text(words: &[Completion], typed: Option<&TypedWord>) -> String {
 
 /// Returns the paths in the ensemble that begin with `current`. A path ends with a slash if there are locks below it,
 /// unless there are more than [`LOOKED_INTO`] paths.
-async fn paths(current: &str, connection: &Connection) -> Vec<Completion> {
+async fn path_candidates(current: &str, connection: &Connection) -> Vec<Completion> {
     let Some((directory, _)) = (if current.is_empty() { "/" } else { current }).rsplit_once('/') else {
         return Vec::new();
     };
@@ -125,31 +125,34 @@ async fn paths(current: &str, connection: &Connection) -> Vec<Completion> {
     if !directory.is_empty() && RwLock::new(&Memory::new(), directory).is_err() {
         return Vec::new();
     }
-    let Ok(options) = connect::options(TIME_LIMIT, connection) else { return Vec::new() };
-    let Ok(zk) = connect_by(&options, connection).await else { return Vec::new() };
+    let Ok(options) = connect::client_options(TIME_LIMIT, connection) else { return Vec::new() };
+    let Ok(zk) = connect_silently(&options, connection).await else { return Vec::new() };
     let mut paths = Vec::new();
     if let Ok(slot) = zk.session_slot(0).await {
-        let below = below(slot.session(), directory).await;
+        let below = possible_locks_below(slot.session(), directory).await;
         paths = below.into_iter().filter(|path| path.starts_with(current)).collect::<Vec<_>>();
         if paths.len() <= LOOKED_INTO {
-            mark_those_that_go_on(slot.session(), &mut paths).await;
+            add_slash_if_locks_below(slot.session(), &mut paths).await;
         }
     }
     zk.close().await;
     paths.into_iter().map(|word| Completion { word, meaning: String::new() }).collect()
 }
 
-/// Returns the paths directly below this directory that may be locks or directories of locks ([`names`]), except
-/// `/zookeeper`, which is the servers' own. An empty `directory` means the root.
-async fn below(session: &Arc<dyn Session>, directory: &str) -> BTreeSet<String> {
+/// Returns the paths directly below this directory that may be locks or directories of locks
+/// ([`possible_lock_names`]), except `/zookeeper`, which is the servers' own. An empty `directory` means the root.
+async fn possible_locks_below(session: &Arc<dyn Session>, directory: &str) -> BTreeSet<String> {
     let root = if directory.is_empty() { "/" } else { directory };
     let children = session.children(root).await.unwrap_or_default();
-    names(&children).map(|name| format!("{directory}/{name}")).filter(|path| path != "/zookeeper").collect()
+    possible_lock_names(&children)
+        .map(|name| format!("{directory}/{name}"))
+        .filter(|path| path != "/zookeeper")
+        .collect()
 }
 
 /// Returns the names of those children that may be locks or directories of locks: all except contenders, twins, the
 /// parts of a semaphore, and names with control characters.
-fn names(children: &[String]) -> impl Iterator<Item = &str> {
+fn possible_lock_names(children: &[String]) -> impl Iterator<Item = &str> {
     let is_semaphore = OF_A_SEMAPHORE.iter().all(|name| children.iter().any(|child| child == name));
     let is_part = move |name: &&str| is_semaphore && OF_A_SEMAPHORE.contains(name);
     let is_contender =
@@ -167,11 +170,11 @@ fn names(children: &[String]) -> impl Iterator<Item = &str> {
     names.map(|name| name.strip_suffix(RECORD).filter(|lock| !lock.is_empty()).unwrap_or(name))
 }
 
-async fn mark_those_that_go_on(session: &Arc<dyn Session>, paths: &mut [String]) {
+async fn add_slash_if_locks_below(session: &Arc<dyn Session>, paths: &mut [String]) {
     // All requests are sent before the first reply is awaited, so they take one round trip.
     let replies: Vec<_> = paths.iter().map(|path| session.children(path)).collect();
     for (path, reply) in paths.iter_mut().zip(replies) {
-        if reply.await.is_ok_and(|children| names(&children).next().is_some()) {
+        if reply.await.is_ok_and(|children| possible_lock_names(&children).next().is_some()) {
             path.push('/');
         }
     }
@@ -183,7 +186,7 @@ mod tests {
 
     #[test]
     fn quotes_that_the_shell_leaves_are_removed() {
-        let words = |shell, line| Line::read(shell, line).words;
+        let words = |shell, line| TypedLine::read(shell, line).words;
         let line = "zklock\0'-w'\0'/a b'\0";
         let in_bash = format!("{line}/a b'\0");
         assert_eq!(words(Shell::Bash, &in_bash), ["zklock", "-w", "/a b"], "bash sends all words as they were typed");
@@ -203,7 +206,7 @@ mod tests {
     fn contenders_and_semaphore_parts_are_not_offered() {
         let named = |children: &[&str]| {
             let children: Vec<String> = children.iter().map(|name| (*name).to_owned()).collect();
-            names(&children).map(str::to_owned).collect::<Vec<_>>()
+            possible_lock_names(&children).map(str::to_owned).collect::<Vec<_>>()
         };
         let curator = "_c_6f6e1f0e-4b8f-4f3a-9d5c-0a1b2c3d4e5f-__WRIT__0000000004";
         assert_eq!(named(&["web~1-WRITE-0000000001", "web~2-READ-0000000002", curator, "deep"]), ["deep"]);
@@ -219,7 +222,11 @@ mod tests {
     #[test]
     fn a_name_with_control_characters_is_not_offered() {
         for name in ["a\tb", "a\nb", "\x1b[2J", "\x7f", "\u{9b}", "\u{202e}gnp", "a\u{200f}", "a\u{61c}b", "\u{2028}"] {
-            assert_eq!(names(&[name.to_owned(), "plain".to_owned()]).collect::<Vec<_>>(), ["plain"], "{name:?}");
+            assert_eq!(
+                possible_lock_names(&[name.to_owned(), "plain".to_owned()]).collect::<Vec<_>>(),
+                ["plain"],
+                "{name:?}"
+            );
         }
     }
 }

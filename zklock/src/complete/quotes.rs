@@ -21,11 +21,11 @@ pub(crate) struct TypedWord {
 impl TypedWord {
     /// Reads a word. `replaced` is the end of the word that bash is going to replace.
     pub(crate) fn new(word: &str, replaced: &str) -> TypedWord {
-        let (_, quote, quoted_from) = read(word);
+        let (_, quote, quoted_from) = parse_quotes(word);
         let kept = word.strip_suffix(replaced).map_or(0, str::len);
         // bash replaces nothing before the quotes that are open at the end of the word.
         let kept = if quote == Quote::None { kept } else { kept.max(quoted_from) };
-        TypedWord { before: read(&word[..kept]).0, quote }
+        TypedWord { before: parse_quotes(&word[..kept]).0, quote }
     }
 
     /// Returns the text that bash has to insert to turn the typed word into `word`. The text is escaped, so that no
@@ -66,12 +66,12 @@ fn is_plain(character: char) -> bool {
 
 /// Returns a word of a bash command line without its quotes. Variables and other expansions stay as they are.
 pub(crate) fn unquoted(word: &str) -> String {
-    read(word).0
+    parse_quotes(word).0
 }
 
 /// Returns the word without its quotes, the quotes that are open at its end, and the index at which the text in these
 /// open quotes begins.
-fn read(word: &str) -> (String, Quote, usize) {
+fn parse_quotes(word: &str) -> (String, Quote, usize) {
     let (mut text, mut quote, mut quoted_from) = (String::new(), Quote::None, 0);
     let mut rest = word;
     while let Some(character) = rest.chars().next() {
@@ -84,7 +84,7 @@ fn read(word: &str) -> (String, Quote, usize) {
             (Quote::None, '"') => (None, 1, Quote::Double),
             (Quote::Single | Quote::Ansi, '\'') | (Quote::Double, '"') => (None, 1, Quote::None),
             (Quote::Ansi, '\\') => {
-                let (meant, taken) = escape(after);
+                let (meant, taken) = unescape(after);
                 (meant, 1 + taken, quote)
             }
             (Quote::Double, '\\') if !matches!(next, None | Some('\\' | '"' | '$' | '`')) => (Some('\\'), 1, quote),
@@ -104,7 +104,7 @@ fn read(word: &str) -> (String, Quote, usize) {
 /// Returns the character that an escape in `$'..'` stands for, and the length of the escape without its backslash.
 /// `\xHH`, which [`TypedWord::completed`] writes, stands for the character with the hexadecimal code HH. Any other
 /// character after the backslash stands for itself.
-fn escape(after: &str) -> (Option<char>, usize) {
+fn unescape(after: &str) -> (Option<char>, usize) {
     let code = after.strip_prefix('x').and_then(|digits| digits.get(..2));
     match code.and_then(|digits| u8::from_str_radix(digits, 16).ok()).filter(u8::is_ascii) {
         Some(code) => (Some(code.into()), 3),

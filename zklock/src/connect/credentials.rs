@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use crate::connect::settings::{Given, line};
+use crate::connect::settings::{GivenValue, without_bom_and_newline};
 use crate::exit::Exit;
 
 /// The environment variables that the command run by zklock gets only with `--keep-credentials`.
@@ -16,7 +16,7 @@ pub(crate) const VARIABLES: [&str; 6] =
 const MOST: u64 = 1 << 16;
 
 /// The two settings that can give user and password: the text itself, and the name of a file with the text.
-pub(crate) type Either = (Option<Given>, Option<Given>);
+pub(crate) type TextOrFile = (Option<GivenValue>, Option<GivenValue>);
 
 /// Returns user and password from the text or from the only line of the file, or `None` if neither is given. No error
 /// message contains the user or the password.
@@ -24,9 +24,9 @@ pub(crate) type Either = (Option<Given>, Option<Given>);
 /// # Errors
 /// Fails if text and file are both given, if the file cannot be read, or if the text is not exactly one line,
 /// `USER:PASSWORD`.
-pub(crate) fn credentials(either: Either) -> Result<Option<(String, String)>, Exit> {
-    let Some(source) = source(&either) else { return Ok(None) };
-    let text = match either {
+pub(crate) fn credentials(settings: TextOrFile) -> Result<Option<(String, String)>, Exit> {
+    let Some(source) = given_by(&settings) else { return Ok(None) };
+    let text = match settings {
         (None, None) => return Ok(None),
         (Some(given), Some(file)) => {
             return Err(Exit::usage(format!(
@@ -37,13 +37,14 @@ pub(crate) fn credentials(either: Either) -> Result<Option<(String, String)>, Ex
         }
         (Some(given), None) => {
             let text = given.text()?;
-            is_one_line(text).map_err(|problem| given.wrong(problem))?;
+            check_one_line(text).map_err(|problem| given.usage_error(problem))?;
             text.to_owned()
         }
         (None, Some(file)) => {
-            let bytes = read(file.file()).map_err(|error| file.wrong_file(error))?;
-            let text = std::str::from_utf8(line(&bytes)).map_err(|_| file.wrong_file("it is not valid UTF-8"))?;
-            is_one_line(text).map_err(|problem| file.wrong_file(problem))?;
+            let bytes = read_file(file.file()).map_err(|error| file.file_error(error))?;
+            let text = std::str::from_utf8(without_bom_and_newline(&bytes))
+                .map_err(|_| file.file_error("it is not valid UTF-8"))?;
+            check_one_line(text).map_err(|problem| file.file_error(problem))?;
             text.to_owned()
         }
     };
@@ -56,21 +57,21 @@ pub(crate) fn credentials(either: Either) -> Result<Option<(String, String)>, Ex
 }
 
 /// Returns the option, variable or file that gave user and password.
-pub(crate) fn source(either: &Either) -> Option<String> {
-    match either {
+pub(crate) fn given_by(settings: &TextOrFile) -> Option<String> {
+    match settings {
         (None, None) => None,
         (None, Some(file)) => Some(format!("{} {}", file.name(), file.file().display())),
         (Some(given), _) => Some(given.name().to_owned()),
     }
 }
 
-fn read(file: &Path) -> io::Result<Vec<u8>> {
+fn read_file(file: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(file)?.take(MOST).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-fn is_one_line(text: &str) -> Result<(), &'static str> {
+fn check_one_line(text: &str) -> Result<(), &'static str> {
     match (text.is_empty(), text.contains(['\n', '\r'])) {
         (false, false) => Ok(()),
         (true, _) => Err("it is empty, and should be one line, USER:PASSWORD"),
@@ -84,9 +85,9 @@ mod tests {
 
     #[test]
     fn user_and_password_are_one_line() {
-        assert_eq!(is_one_line("me:it"), Ok(()));
+        assert_eq!(check_one_line("me:it"), Ok(()));
         for text in ["", "me:it\n", "me:it\nyou:it", "\nme:it", "me:it\rx"] {
-            assert!(is_one_line(text).is_err_and(|problem| !problem.contains("me:")), "{text:?}");
+            assert!(check_one_line(text).is_err_and(|problem| !problem.contains("me:")), "{text:?}");
         }
     }
 }

@@ -14,8 +14,8 @@ use zk_rwlock::security::{Sasl, Tls};
 use zk_rwlock::{Error, Loss, Memory, RwLock, ZooKeeper, ZooKeeperBuilder};
 
 use crate::arguments::{Connection, parse_duration};
-use crate::connect::credentials::{Either, credentials, source};
-use crate::connect::settings::{Given, Setting};
+use crate::connect::credentials::{TextOrFile, credentials, given_by};
+use crate::connect::settings::{GivenValue, Setting};
 use crate::exit::Exit;
 use crate::output::{escape_controls, in_two_units};
 use crate::status_line::StatusLine;
@@ -43,11 +43,11 @@ pub(crate) async fn connect_with_options(
     if path != "/" {
         RwLock::new(&Memory::new(), path)?;
     }
-    let options = options(connection.connect_timeout.unwrap_or(connection.session_timeout), connection)?;
+    let options = client_options(connection.connect_timeout.unwrap_or(connection.session_timeout), connection)?;
     Ok((connect_visibly(&options, connection).await?, options))
 }
 
-pub(crate) async fn connect_by(options: &ZooKeeperBuilder, connection: &Connection) -> Result<ZooKeeper, Exit> {
+pub(crate) async fn connect_silently(options: &ZooKeeperBuilder, connection: &Connection) -> Result<ZooKeeper, Exit> {
     options.clone().connect(hosts(connection)?).await.map_err(|error| exit_for(error, connection))
 }
 
@@ -56,7 +56,7 @@ pub(crate) async fn connect_visibly(options: &ZooKeeperBuilder, connection: &Con
     let hosts = hosts(connection)?;
     tokio::select! {
         biased;
-        connected = connect_by(options, connection) => connected,
+        connected = connect_silently(options, connection) => connected,
         never = show_connecting(&hosts, options) => match never {},
     }
 }
@@ -88,23 +88,23 @@ async fn show_connecting(servers: &str, options: &ZooKeeperBuilder) -> Infallibl
 
 /// Returns the connect string: from `--zk`, from `ZK_HOSTS`, or the default.
 pub(crate) fn hosts(connection: &Connection) -> Result<String, Exit> {
-    let hosts = settings::HOSTS.given(connection.zk.as_ref());
-    hosts.as_ref().map_or(Ok(DEFAULT_HOSTS), Given::text).map(str::to_owned)
+    let hosts = settings::HOSTS.value(connection.zk.as_ref());
+    hosts.as_ref().map_or(Ok(DEFAULT_HOSTS), GivenValue::text).map(str::to_owned)
 }
 
 /// Returns the options for connections that give up if no server is reached within `limit`. Reads the files that
 /// the options name. Call this once, because such a file may be a pipe, which can be read only once.
-pub(crate) fn options(limit: Duration, connection: &Connection) -> Result<ZooKeeperBuilder, Exit> {
+pub(crate) fn client_options(limit: Duration, connection: &Connection) -> Result<ZooKeeperBuilder, Exit> {
     // The chroot of the connect string is created when it is first needed, because a subcommand that only reads must
     // create nothing.
-    let mut builder = with_time_to_stop(connection.session_timeout).connect_timeout(limit).make_root_on_demand();
-    if let Some(tick) = settings::TICK_TIME.given(connection.tick_time.as_ref()) {
-        builder = builder.tick_time(tick_time(tick.text()?).map_err(|problem| tick.wrong(problem))?);
+    let mut builder = builder_with_stop_margin(connection.session_timeout).connect_timeout(limit).make_root_on_demand();
+    if let Some(tick) = settings::TICK_TIME.value(connection.tick_time.as_ref()) {
+        builder = builder.tick_time(tick_time(tick.text()?).map_err(|problem| tick.usage_error(problem))?);
     }
-    if let Some((user, password)) = credentials(digest(connection))? {
+    if let Some((user, password)) = credentials(digest_settings(connection))? {
         builder = builder.digest(&user, &password);
     }
-    if let Some((user, password)) = credentials(sasl(connection))? {
+    if let Some((user, password)) = credentials(sasl_settings(connection))? {
         builder = builder.sasl(Sasl::digest_md5(&user, &password));
     }
     if let Some(tls) = tls(connection)? {
@@ -128,35 +128,35 @@ fn tick_time(text: &str) -> Result<Duration, String> {
 /// lost connection costs the lock by this margin before the session can expire, so that the command has time to stop.
 /// With a larger margin, the library would have to send heartbeats too often to keep a promise of `docs/zklock.md`: a
 /// disconnection of 0.4 of the session timeout costs no lock.
-fn with_time_to_stop(session_timeout: Duration) -> ZooKeeperBuilder {
+fn builder_with_stop_margin(session_timeout: Duration) -> ZooKeeperBuilder {
     let builder = ZooKeeper::builder().session_timeout(session_timeout);
     if session_timeout.is_zero() { builder } else { builder.stop_margin(session_timeout / 4) }
 }
 
 /// Returns the two settings for the digest scheme: user and password, and the file with them.
-fn digest(connection: &Connection) -> Either {
-    let file = settings::AUTH_FILE.given(connection.auth_file.as_ref());
-    (settings::AUTH.given(connection.auth.as_ref()), file)
+fn digest_settings(connection: &Connection) -> TextOrFile {
+    let file = settings::AUTH_FILE.value(connection.auth_file.as_ref());
+    (settings::AUTH.value(connection.auth.as_ref()), file)
 }
 
 /// Returns the two settings for SASL: user and password, and the file with them.
-fn sasl(connection: &Connection) -> Either {
-    let file = settings::SASL_FILE.given(connection.sasl_file.as_ref());
-    (settings::SASL.given(connection.sasl.as_ref()), file)
+fn sasl_settings(connection: &Connection) -> TextOrFile {
+    let file = settings::SASL_FILE.value(connection.sasl_file.as_ref());
+    (settings::SASL.value(connection.sasl.as_ref()), file)
 }
 
 /// Returns the option, variable or file that gave the setting that `problem` is about. `problem` is the text with which
 /// the library refuses the setting.
-fn invalid(problem: &str, connection: &Connection) -> Option<String> {
-    let name = |given: Option<Given>| given.map(|given| given.name().to_owned());
+fn setting_at_fault(problem: &str, connection: &Connection) -> Option<String> {
+    let name = |given: Option<GivenValue>| given.map(|given| given.name().to_owned());
     match problem {
         _ if problem.starts_with("servers ") || problem.starts_with("servers:") => {
-            name(settings::HOSTS.given(connection.zk.as_ref()))
+            name(settings::HOSTS.value(connection.zk.as_ref()))
         }
-        _ if problem.starts_with("a tick time ") => name(settings::TICK_TIME.given(connection.tick_time.as_ref())),
-        _ if problem.starts_with("SASL user ") => source(&sasl(connection)),
+        _ if problem.starts_with("a tick time ") => name(settings::TICK_TIME.value(connection.tick_time.as_ref())),
+        _ if problem.starts_with("SASL user ") => given_by(&sasl_settings(connection)),
         _ if ["digest user ", "digest together with SASL"].iter().any(|begin| problem.starts_with(begin)) => {
-            source(&digest(connection))
+            given_by(&digest_settings(connection))
         }
         _ => None,
     }
@@ -166,9 +166,9 @@ fn invalid(problem: &str, connection: &Connection) -> Option<String> {
 /// that gave it.
 pub(crate) fn exit_for(error: Error, connection: &Connection) -> Exit {
     let exit = Exit::from(error.clone());
-    let set = source(&sasl(connection)).or_else(|| source(&digest(connection)));
+    let set = given_by(&sasl_settings(connection)).or_else(|| given_by(&digest_settings(connection)));
     let words = match (error, set) {
-        (Error::InvalidInput(problem), _) => match invalid(&problem, connection) {
+        (Error::InvalidInput(problem), _) => match setting_at_fault(&problem, connection) {
             Some(name) => format!("{name}: {problem}"),
             None => return exit,
         },
@@ -182,7 +182,7 @@ pub(crate) fn exit_for(error: Error, connection: &Connection) -> Exit {
         (Error::Lost(why) | Error::Evicted(why), Some(set)) if why == Loss::SessionOver(Ending::AuthFailed) => {
             format!("{}: check the credentials in {set}", exit.message())
         }
-        (Error::Unreachable(_), _) if settings::HOSTS.given(connection.zk.as_ref()).is_none() => {
+        (Error::Unreachable(_), _) if settings::HOSTS.value(connection.zk.as_ref()).is_none() => {
             format!("{}; this is the default address, because neither --zk nor ZK_HOSTS is set", exit.message())
         }
         _ => return exit,
@@ -191,7 +191,7 @@ pub(crate) fn exit_for(error: Error, connection: &Connection) -> Exit {
 }
 
 /// Returns the lock at `path`, whose nodes are named as `--dialect` says.
-pub(crate) fn lock(zk: &ZooKeeper, path: &str, connection: &Connection) -> Result<RwLock, Error> {
+pub(crate) fn lock_at(zk: &ZooKeeper, path: &str, connection: &Connection) -> Result<RwLock, Error> {
     RwLock::builder(zk, path).dialect(connection.dialect).build()
 }
 
@@ -202,11 +202,11 @@ pub(crate) async fn ask<C: Coordinator, T>(
 ) -> Result<T, Failure> {
     let session_slot = zk.session_slot(0).await?;
     let session = session_slot.session();
-    answered(session, request(&**session)).await
+    within_session_timeout(session, request(&**session)).await
 }
 
 /// Awaits the reply for one session timeout at most.
-pub(crate) async fn answered<T>(session: &Arc<dyn Session>, reply: Reply<T>) -> Result<T, Failure> {
+pub(crate) async fn within_session_timeout<T>(session: &Arc<dyn Session>, reply: Reply<T>) -> Result<T, Failure> {
     let limit = session.timeout();
     tokio::time::timeout(limit, reply).await.unwrap_or_else(|_| {
         Err(Failure::Unreachable(format!("no answer within {}", humantime::format_duration(limit))))
@@ -214,12 +214,12 @@ pub(crate) async fn answered<T>(session: &Arc<dyn Session>, reply: Reply<T>) -> 
 }
 
 fn tls(connection: &Connection) -> Result<Option<Tls>, Exit> {
-    let ca = settings::TLS_CA.given(connection.tls_ca.as_ref());
-    let certificate = settings::TLS_CERT.given(connection.tls_cert.as_ref());
-    let key = settings::TLS_KEY.given(connection.tls_key.as_ref());
-    let needs = |given: &Given, other: Setting| {
+    let ca = settings::TLS_CA.value(connection.tls_ca.as_ref());
+    let certificate = settings::TLS_CERT.value(connection.tls_cert.as_ref());
+    let key = settings::TLS_KEY.value(connection.tls_key.as_ref());
+    let needs = |given: &GivenValue, other: Setting| {
         let Setting { option, variable } = other;
-        given.wrong(format!("it needs {option} (or {variable}), too"))
+        given.usage_error(format!("it needs {option} (or {variable}), too"))
     };
     match (ca, certificate, key) {
         (None, None, None) => Ok(None),
@@ -227,10 +227,10 @@ fn tls(connection: &Connection) -> Result<Option<Tls>, Exit> {
         (_, None, Some(key)) => Err(needs(&key, settings::TLS_CERT)),
         (None, Some(certificate), Some(_)) => Err(needs(&certificate, settings::TLS_CA)),
         (Some(ca), certificate, key) => {
-            let mut tls = Tls::from_ca_pem(&read(&ca)?).map_err(|error| ca.wrong_file(problem(error)))?;
+            let mut tls = Tls::from_ca_pem(&read_pem_file(&ca)?).map_err(|error| ca.file_error(problem_text(error)))?;
             if let Some((certificate, key)) = certificate.zip(key) {
-                let pem = (read(&certificate)?, read(&key)?);
-                let wrong = |error| certificate.wrong(format!("with {}: {}", key.name(), problem(error)));
+                let pem = (read_pem_file(&certificate)?, read_pem_file(&key)?);
+                let wrong = |error| certificate.usage_error(format!("with {}: {}", key.name(), problem_text(error)));
                 tls = tls.identity_pem(&pem.0, &pem.1).map_err(wrong)?;
             }
             Ok(Some(tls))
@@ -240,7 +240,7 @@ fn tls(connection: &Connection) -> Result<Option<Tls>, Exit> {
 
 /// Returns the text of the error without the prefix that says that an input is invalid. The caller puts the name of the
 /// setting before the text.
-fn problem(error: Error) -> String {
+fn problem_text(error: Error) -> String {
     match error {
         Error::InvalidInput(problem) => problem,
         error => error.to_string(),
@@ -250,10 +250,10 @@ fn problem(error: Error) -> String {
 const NO_PEM: &str = "it is no PEM text: `openssl x509 -inform DER -in FILE -out NEW` converts a certificate, `openssl pkey \
      -inform DER -in FILE -out NEW` a key, and `openssl pkcs12 -in FILE -nodes -out NEW` a PKCS#12 file with both";
 
-fn read(given: &Given) -> Result<String, Exit> {
+fn read_pem_file(given: &GivenValue) -> Result<String, Exit> {
     fs::read_to_string(given.file()).map_err(|error| match error.kind() {
-        io::ErrorKind::InvalidData => given.wrong_file(NO_PEM),
-        _ => given.wrong_file(error),
+        io::ErrorKind::InvalidData => given.file_error(NO_PEM),
+        _ => given.file_error(error),
     })
 }
 
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn the_stop_margin_is_a_quarter_of_the_session_timeout() {
-        let shown = |timeout| format!("{:?}", with_time_to_stop(timeout));
+        let shown = |timeout| format!("{:?}", builder_with_stop_margin(timeout));
         assert!(shown(Duration::from_secs(6)).contains("stop_margin: Some(1.5s)"));
         assert!(shown(Duration::ZERO).contains("stop_margin: None"), "the library refuses a session timeout of zero");
     }

@@ -34,7 +34,7 @@ pub(crate) const TLS_KEY: Setting = setting("--tls-key", "ZK_TLS_KEY");
 
 /// The value of a setting, and the option or variable that gave it.
 #[derive(Clone)]
-pub(crate) struct Given {
+pub(crate) struct GivenValue {
     text: OsString,
     name: &'static str,
 }
@@ -42,30 +42,30 @@ pub(crate) struct Given {
 impl Setting {
     /// Returns the value of the option, or without the option that of the variable. An empty value counts as not
     /// given, so that an empty variable is the same as an unset one. An empty option hides the variable.
-    pub(crate) fn given(self, option: Option<&OsString>) -> Option<Given> {
-        self.of(option.cloned(), std::env::var_os(self.variable))
+    pub(crate) fn value(self, option: Option<&OsString>) -> Option<GivenValue> {
+        self.option_or_variable(option.cloned(), std::env::var_os(self.variable))
     }
 
-    fn of(self, option: Option<OsString>, variable: Option<OsString>) -> Option<Given> {
+    fn option_or_variable(self, option: Option<OsString>, variable: Option<OsString>) -> Option<GivenValue> {
         let (text, name) = match (option, variable) {
             (Some(text), _) => (text, self.option),
             (None, Some(text)) => (text, self.variable),
             (None, None) => return None,
         };
-        let line = OsStr::from_bytes(line(text.as_bytes()));
-        (!text.is_empty()).then(|| Given { text: line.to_owned(), name })
+        let line = OsStr::from_bytes(without_bom_and_newline(text.as_bytes()));
+        (!text.is_empty()).then(|| GivenValue { text: line.to_owned(), name })
     }
 }
 
 /// Returns the text without the byte order mark at its beginning and the newline at its end, which a text from a file
 /// may have. The value of a variable may have them, too, because Kubernetes can set a variable to the content of a file.
-pub(crate) fn line(text: &[u8]) -> &[u8] {
+pub(crate) fn without_bom_and_newline(text: &[u8]) -> &[u8] {
     let text = text.strip_prefix("\u{feff}".as_bytes()).unwrap_or(text);
     let text = text.strip_suffix(b"\n").unwrap_or(text);
     text.strip_suffix(b"\r").unwrap_or(text)
 }
 
-impl Given {
+impl GivenValue {
     /// Returns the option or variable that gave the value.
     pub(crate) fn name(&self) -> &'static str {
         self.name
@@ -73,7 +73,7 @@ impl Given {
 
     /// Returns the value as text. The error does not show the value, because it may be a password.
     pub(crate) fn text(&self) -> Result<&str, Exit> {
-        self.text.to_str().ok_or_else(|| self.wrong("the value is not valid UTF-8"))
+        self.text.to_str().ok_or_else(|| self.usage_error("the value is not valid UTF-8"))
     }
 
     /// Returns the value as the name of a file.
@@ -82,13 +82,13 @@ impl Given {
     }
 
     /// Returns the error that refuses this value.
-    pub(crate) fn wrong(&self, problem: impl Display) -> Exit {
+    pub(crate) fn usage_error(&self, problem: impl Display) -> Exit {
         Exit::usage(format!("{}: {problem}", self.name))
     }
 
     /// Returns the error that refuses the file that this value names.
-    pub(crate) fn wrong_file(&self, problem: impl Display) -> Exit {
-        self.wrong(format!("{}: {problem}", shortened_if_long(&self.file().display().to_string())))
+    pub(crate) fn file_error(&self, problem: impl Display) -> Exit {
+        self.usage_error(format!("{}: {problem}", shortened_if_long(&self.file().display().to_string())))
     }
 }
 
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn options_override_variables_and_empty_is_unset() {
         let given = |option: Option<&str>, variable: Option<&str>| {
-            let given = TICK_TIME.of(option.map(OsString::from), variable.map(OsString::from));
+            let given = TICK_TIME.option_or_variable(option.map(OsString::from), variable.map(OsString::from));
             given.map(|given| (given.name(), given.text().unwrap().to_owned()))
         };
         assert_eq!(given(None, None), None);
@@ -112,10 +112,10 @@ mod tests {
     #[test]
     fn a_text_of_a_file_loses_its_mark_and_one_newline() {
         for text in ["me:it", "me:it\n", "me:it\r\n", "\u{feff}me:it", "\u{feff}me:it\r\n"] {
-            assert_eq!(line(text.as_bytes()), b"me:it", "{text:?}");
+            assert_eq!(without_bom_and_newline(text.as_bytes()), b"me:it", "{text:?}");
         }
         for (text, rest) in [("me:it\n\n", "me:it\n"), ("\nme:it", "\nme:it"), (" me:it ", " me:it ")] {
-            assert_eq!(line(text.as_bytes()), rest.as_bytes(), "{text:?}");
+            assert_eq!(without_bom_and_newline(text.as_bytes()), rest.as_bytes(), "{text:?}");
         }
     }
 }

@@ -26,7 +26,7 @@ use zk_rwlock::{
 
 use crate::arguments::{Connection, Run};
 use crate::connect::credentials;
-use crate::connect::{self, connect_by, connect_visibly, exit_for};
+use crate::connect::{self, connect_silently, connect_visibly, exit_for};
 use crate::exit::{self, Exit};
 use crate::output::{escape_controls, readable, say, say_within, to_the_millisecond};
 use crate::place::LockOrSemaphore;
@@ -82,11 +82,11 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     open(&Memory::new(), run, &order, connection.dialect)?;
     let mut signals = Signals::listen(tie::has_stage())?;
     child::adopt_orphans()?;
-    let options = connect::options(connect_limit(run, connection), connection)?;
+    let options = connect::client_options(connect_limit(run, connection), connection)?;
     let zk = tokio::select! {
         biased;
         signal = signals.next() => return Ok(end_by(signal)),
-        zk = connect_by(&options, connection), if run.quiet => zk?,
+        zk = connect_silently(&options, connection), if run.quiet => zk?,
         zk = connect_visibly(&options, connection), if !run.quiet => zk?,
     };
     let place = open(&zk, run, &order, connection.dialect)?;
