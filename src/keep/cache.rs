@@ -9,8 +9,8 @@ use std::time::Duration;
 use crate::contend::config::LockConfig;
 use crate::contend::contender::{Contender, LimitedUse};
 use crate::error::error::Error;
-use crate::keep::kept::{Granted, KeptNode, Why, Work, wake};
-use crate::keep::uses::Joined;
+use crate::keep::kept::{AcquisitionFuture, GiveUpReason, GrantedNode, KeptNode, wake};
+use crate::keep::uses::UseState;
 use crate::observe::trace::HoldTrace;
 use crate::queue::mode::Mode;
 use crate::queue::node_name::NodeName;
@@ -22,7 +22,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::debug::debug;
 
 /// The nodes that one lock handle keeps between uses.
-pub(crate) struct Cache {
+pub(crate) struct KeptNodeCache {
     config: Arc<LockConfig>,
     idle: Duration,
     /// The newest kept node. New uses join only this node.
@@ -32,52 +32,52 @@ pub(crate) struct Cache {
     in_vain: [Arc<AtomicBool>; 2],
 }
 
-impl Cache {
-    pub(crate) fn new(config: &Arc<LockConfig>, idle: Duration) -> Cache {
-        Cache { config: Arc::clone(config), idle, newest: Mutex::default(), in_vain: Default::default() }
+impl KeptNodeCache {
+    pub(crate) fn new(config: &Arc<LockConfig>, idle: Duration) -> KeptNodeCache {
+        KeptNodeCache { config: Arc::clone(config), idle, newest: Mutex::default(), in_vain: Default::default() }
     }
 
     /// Joins the newest kept node. Returns `None` if the use cannot run now, or if there is no such node.
-    pub(crate) fn join_now(&self, mode: Mode) -> Option<KeptUse> {
+    pub(crate) fn try_join_newest(&self, mode: Mode) -> Option<KeptNodeUse> {
         // The use joins the node while the mutex is locked, so the `Arc` of the node is not cloned. This code runs
         // millions of times a second, and the clone would be one more write to memory that all threads write.
         let newest = self.newest.lock();
         let used = newest.as_ref().and_then(|kept| kept.join_now(mode));
         drop(newest);
-        used.filter(|used| used.hold().held_at().is_some())
+        used.filter(|used| used.contender().held_at().is_some())
     }
 
     /// Joins the newest kept node. Refuses the use in a forked process. Also refuses the use if no node is kept, or if
     /// the newest node is lost, is closed to further uses or does not cover this mode.
-    pub(crate) fn join(&self, mode: Mode) -> Joined<KeptUse, PendingUse> {
+    pub(crate) fn join_newest(&self, mode: Mode) -> UseState<KeptNodeUse, PendingUse> {
         if is_forked() {
-            return Joined::Refused;
+            return UseState::Refused;
         }
         let newest = self.newest.lock().clone();
-        newest.map_or(Joined::Refused, |kept| kept.join(mode))
+        newest.map_or(UseState::Refused, |kept| kept.join(mode))
     }
 
     /// Joins the newest kept node, or begins to acquire a new node with `begin`. Refuses the use in a forked process.
     /// Also refuses a use that needs a new node if another contender asked for the last node of this mode before that
     /// node had a second use.
-    pub(crate) fn join_or_begin(
+    pub(crate) fn join_newest_or_acquire(
         &self,
         mode: Mode,
-        begin: impl Fn(&Arc<KeptNode>) -> Work,
-    ) -> Joined<KeptUse, PendingUse> {
+        begin: impl Fn(&Arc<KeptNode>) -> AcquisitionFuture,
+    ) -> UseState<KeptNodeUse, PendingUse> {
         loop {
             // A forked process has no thread that would grant a use.
             if is_forked() {
-                return Joined::Refused;
+                return UseState::Refused;
             }
             let before = self.newest.lock().clone();
-            match before.as_ref().map_or(Joined::Refused, |kept| kept.join(mode)) {
-                Joined::Refused => {}
+            match before.as_ref().map_or(UseState::Refused, |kept| kept.join(mode)) {
+                UseState::Refused => {}
                 found => return found,
             }
-            let Some(kept) = self.new_node(mode) else {
-                give_up(before, Why::Replaced);
-                return Joined::Refused;
+            let Some(kept) = self.new_node_unless_in_vain(mode) else {
+                give_up(before, GiveUpReason::Replaced);
+                return UseState::Refused;
             };
             let work = begin(&kept);
             kept.state.lock().work = Some(work);
@@ -88,7 +88,7 @@ impl Cache {
             if newest.as_ref().map(Arc::as_ptr) == before.as_ref().map(Arc::as_ptr) {
                 *newest = Some(kept);
                 drop(newest);
-                give_up(before, Why::Replaced);
+                give_up(before, GiveUpReason::Replaced);
                 return found;
             }
         }
@@ -96,64 +96,64 @@ impl Cache {
 
     /// Creates a kept node of this mode, without an acquisition yet. Returns `None` if another contender asked for the
     /// last node of this mode before that node had a second use. The call after a `None` creates a node again.
-    fn new_node(&self, mode: Mode) -> Option<Arc<KeptNode>> {
+    fn new_node_unless_in_vain(&self, mode: Mode) -> Option<Arc<KeptNode>> {
         let in_vain = &self.in_vain[usize::from(mode == Mode::Write)];
         let keeps = !in_vain.swap(false, Ordering::AcqRel);
         keeps.then(|| KeptNode::new(&self.config, mode, self.idle, in_vain))
     }
 
     /// Gives up the newest kept node if it is idle, because an acquisition of this process could not join the node.
-    pub(crate) fn let_go(&self) {
+    pub(crate) fn give_up_idle_node(&self) {
         let newest = self.newest.lock().take_if(|kept| kept.is_unused());
-        give_up(newest, Why::Replaced);
+        give_up(newest, GiveUpReason::Replaced);
     }
 }
 
-impl Drop for Cache {
+impl Drop for KeptNodeCache {
     fn drop(&mut self) {
         let newest = self.newest.lock().take();
-        give_up(newest, Why::Closed);
+        give_up(newest, GiveUpReason::Closed);
     }
 }
 
 /// Gives up a node that is no longer the newest.
-fn give_up(kept: Option<Arc<KeptNode>>, why: Why) {
+fn give_up(kept: Option<Arc<KeptNode>>, why: GiveUpReason) {
     kept.iter().for_each(|kept| kept.give_up(why));
 }
 
-debug!(Cache as "Cache", |it| idle: it.idle);
+debug!(KeptNodeCache as "KeptNodeCache", |it| idle: it.idle);
 
 impl KeptNode {
-    pub(crate) fn join(self: &Arc<Self>, mode: Mode) -> Joined<KeptUse, PendingUse> {
+    pub(crate) fn join(self: &Arc<Self>, mode: Mode) -> UseState<KeptNodeUse, PendingUse> {
         let mut state = self.state.lock();
         let (joined, granted) = (state.uses.join(mode), state.granted.clone());
         drop(state);
         match joined {
-            Joined::Refused => Joined::Refused,
-            Joined::Waits(number) => {
+            UseState::Refused => UseState::Refused,
+            UseState::Waits(number) => {
                 self.crowded.notify_waiters();
-                Joined::Waits(PendingUse { kept: Arc::clone(self), number, is_over: false })
+                UseState::Waits(PendingUse { kept: Arc::clone(self), number, is_over: false })
             }
-            Joined::Runs(number) => self.run(number, granted).map_or(Joined::Refused, Joined::Runs),
+            UseState::Runs(number) => self.running_use(number, granted).map_or(UseState::Refused, UseState::Runs),
         }
     }
 
     /// Joins the node like [`KeptNode::join`], but returns `None` if the use cannot run now. Does not check whether the node is
     /// lost.
-    pub(crate) fn join_now(&self, mode: Mode) -> Option<KeptUse> {
+    pub(crate) fn join_now(&self, mode: Mode) -> Option<KeptNodeUse> {
         let mut state = self.state.lock();
         let granted = Arc::clone(state.granted.as_ref()?);
         let number = state.uses.join_now(mode)?;
         drop(state);
-        Some(KeptUse::new(granted, number))
+        Some(KeptNodeUse::new(granted, number))
     }
 
     /// Returns the running use with this id. Returns `None` if `granted` is `None`, because the node has no hold. If the node is
     /// lost, gives the node up and returns `None`.
-    fn run(&self, number: u64, granted: Option<Arc<Granted>>) -> Option<KeptUse> {
-        let used = KeptUse::new(granted?, number);
-        if let Err(loss) = used.held_at() {
-            self.give_up(Why::from_loss(loss));
+    fn running_use(&self, number: u64, granted: Option<Arc<GrantedNode>>) -> Option<KeptNodeUse> {
+        let used = KeptNodeUse::new(granted?, number);
+        if let Err(loss) = used.now_if_held() {
+            self.give_up(GiveUpReason::from_loss(loss));
             return None;
         }
         Some(used)
@@ -162,8 +162,8 @@ impl KeptNode {
 
 /// A running use of a kept node, or one of several shares of the use. Dropping the last share ends the use. If the node is
 /// closed to further uses, the node is given up when its last use ends.
-pub(crate) struct KeptUse {
-    granted: Arc<Granted>,
+pub(crate) struct KeptNodeUse {
+    granted: Arc<GrantedNode>,
     number: u64,
     /// The span of the use, the gauge of holders and the warning about a long hold, which all end with the use. `None`
     /// if the user wants none of them.
@@ -175,44 +175,44 @@ pub(crate) struct KeptUse {
     is_over: bool,
 }
 
-impl KeptUse {
-    fn new(granted: Arc<Granted>, number: u64) -> KeptUse {
-        KeptUse { granted, number, trace: None, limit: None, is_changing: false, is_over: false }
+impl KeptNodeUse {
+    fn new(granted: Arc<GrantedNode>, number: u64) -> KeptNodeUse {
+        KeptNodeUse { granted, number, trace: None, limit: None, is_changing: false, is_over: false }
     }
 
-    pub(crate) fn hold(&self) -> &Arc<Contender> {
+    pub(crate) fn contender(&self) -> &Arc<Contender> {
         &self.granted.hold
     }
 
     /// Returns the loss of the hold if the hold is found lost. Otherwise returns the present time on the lease's clock.
-    pub(crate) fn held_at(&self) -> Result<Moment, Loss> {
-        match self.hold().held_at() {
+    pub(crate) fn now_if_held(&self) -> Result<Moment, Loss> {
+        match self.contender().held_at() {
             Some(now) => Ok(now),
-            None => self.hold().detect_loss().map_or_else(|| Ok(self.hold().now()), Err),
+            None => self.contender().detect_loss().map_or_else(|| Ok(self.contender().now()), Err),
         }
     }
 
     /// Waits until this use excludes another contender or another use of this process. Returns the name of that contender's
     /// node. A waiting use of this process has no node of its own, so the name of the kept node is returned for it.
-    pub(crate) async fn contended(&self) -> Result<NodeName, Error> {
+    pub(crate) async fn until_contended(&self) -> Result<NodeName, Error> {
         let kept = Arc::downgrade(&self.granted.kept);
         tokio::select! {
             biased;
-            first = self.hold().contended() => first,
-            () = KeptNode::wait_until_crowded(&kept) => Ok((*self.hold().node_name()).clone()),
+            first = self.contender().contended() => first,
+            () = KeptNode::until_a_use_waits(&kept) => Ok((*self.contender().node_name()).clone()),
         }
     }
 
     /// Starts the time limit of the use, and stores its trace.
-    pub(crate) fn begin(&mut self, trace: HoldTrace) {
-        self.limit = self.hold().begin_limited_use().map(Arc::new);
+    pub(crate) fn start_limit_and_trace(&mut self, trace: HoldTrace) {
+        self.limit = self.contender().begin_limited_use().map(Arc::new);
         self.trace = trace.is_recorded().then(|| Arc::new(trace));
     }
 
     /// Returns a further share of the use, for a further guard.
-    pub(crate) fn share(&self) -> KeptUse {
+    pub(crate) fn share(&self) -> KeptNodeUse {
         self.granted.kept.state.lock().uses.share(self.number);
-        let mut share = KeptUse::new(Arc::clone(&self.granted), self.number);
+        let mut share = KeptNodeUse::new(Arc::clone(&self.granted), self.number);
         share.trace = self.trace.clone();
         share.limit = self.limit.clone();
         share
@@ -223,7 +223,7 @@ impl KeptUse {
         if std::mem::replace(&mut self.is_over, true) {
             return None;
         }
-        let now = now(self.hold());
+        let now = now(self.contender());
         if now == FORKED {
             // Dropping a trace or a limit would lock mutexes, which the parent's threads may have held during the fork.
             std::mem::forget((self.trace.take(), self.limit.take()));
@@ -232,14 +232,14 @@ impl KeptUse {
         self.trace = None;
         self.limit = None;
         if self.is_changing {
-            self.granted.kept.give_up(Why::Unsure);
+            self.granted.kept.give_up(GiveUpReason::Unsure);
         }
-        self.granted.kept.end_use(self.number, self.hold(), now)
+        self.granted.kept.end_use(self.number, self.contender(), now)
     }
 
     /// Ends the use. If the node is given up now, waits until the node is gone.
     pub(crate) async fn release(mut self) -> Result<(), Error> {
-        let now = self.held_at().map_err(Error::Lost)?;
+        let now = self.now_if_held().map_err(Error::Lost)?;
         match self.end(|_| now) {
             Some(hold) => hold.give_back().await,
             None => Ok(()),
@@ -249,18 +249,18 @@ impl KeptUse {
     /// Downgrades the node. The use continues as a read.
     pub(crate) async fn downgrade(&mut self) -> Result<(), Error> {
         self.is_changing = true;
-        self.hold().change_to_read().await?;
+        self.contender().change_to_read().await?;
         self.is_changing = false;
         if let Some(trace) = self.trace.as_mut().and_then(Arc::get_mut) {
             trace.begin_read_hold(self.granted.hold.user_path(), self.granted.hold.node());
         }
-        let woken = self.granted.kept.state.lock().uses.downgraded(self.number);
+        let woken = self.granted.kept.state.lock().uses.record_downgrade(self.number);
         wake(woken);
         Ok(())
     }
 }
 
-impl Drop for KeptUse {
+impl Drop for KeptNodeUse {
     fn drop(&mut self) {
         drop(self.end(Contender::now));
     }
@@ -280,21 +280,21 @@ impl PendingUse {
     ///
     /// # Cancel safety
     /// If the future is dropped, the use still waits, and the next call of this method goes on with the wait.
-    pub(crate) async fn wait(&mut self) -> Result<Option<KeptUse>, Error> {
+    pub(crate) async fn wait(&mut self) -> Result<Option<KeptNodeUse>, Error> {
         poll_fn(|context| self.poll(context)).await
     }
 
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<KeptUse>, Error>> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<KeptNodeUse>, Error>> {
         loop {
             let mut state = self.kept.state.lock();
-            let (standing, granted) = (state.uses.standing(self.number, context.waker()), state.granted.clone());
+            let (use_state, granted) = (state.uses.poll_state(self.number, context.waker()), state.granted.clone());
             drop(state);
-            self.is_over = standing != Joined::Waits(());
-            return Poll::Ready(match standing {
-                Joined::Waits(()) if self.kept.poll_acquisition() => continue,
-                Joined::Waits(()) => return Poll::Pending,
-                Joined::Runs(()) => Ok(self.kept.run(self.number, granted)),
-                Joined::Refused => self.kept.error.get().cloned().map_or(Ok(None), Err),
+            self.is_over = use_state != UseState::Waits(());
+            return Poll::Ready(match use_state {
+                UseState::Waits(()) if self.kept.poll_acquisition() => continue,
+                UseState::Waits(()) => return Poll::Pending,
+                UseState::Runs(()) => Ok(self.kept.running_use(self.number, granted)),
+                UseState::Refused => self.kept.error.get().cloned().map_or(Ok(None), Err),
             });
         }
     }
@@ -305,7 +305,7 @@ impl Drop for PendingUse {
         if !self.is_over {
             let mut state = self.kept.state.lock();
             let woken = state.uses.leave(self.number);
-            drop(self.kept.settle(state, woken));
+            drop(self.kept.give_up_if_over(state, woken));
         }
     }
 }

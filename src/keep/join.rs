@@ -10,9 +10,9 @@ use std::task::{Context, Poll};
 use crate::call::Deadline;
 use crate::contend::acquisition::{Acquisition, Options};
 use crate::error::error::Error;
-use crate::keep::cache::{Cache, KeptUse, PendingUse};
-use crate::keep::kept::{KeptNode, Work};
-use crate::keep::uses::Joined;
+use crate::keep::cache::{KeptNodeCache, KeptNodeUse, PendingUse};
+use crate::keep::kept::{AcquisitionFuture, KeptNode};
+use crate::keep::uses::UseState;
 use crate::observe::on_wait::OnWait;
 use crate::observe::trace::{self, AcquireTrace};
 use crate::queue::member::Progress;
@@ -30,21 +30,24 @@ pub(crate) fn poll_budget(context: &mut Context<'_>) -> Poll<()> {
 
 /// Joins the newest kept node for an attempt (a call of a `try_` method, which must not wait). Returns `None` if the
 /// attempt must enter the queue with a node of its own.
-pub(crate) fn join_without_waiting(acquisition: &mut Acquisition, cache: &Cache) -> Result<Option<KeptUse>, Error> {
-    match cache.join(acquisition.mode) {
-        Joined::Runs(used) => {
+pub(crate) fn join_without_waiting(
+    acquisition: &mut Acquisition,
+    cache: &KeptNodeCache,
+) -> Result<Option<KeptNodeUse>, Error> {
+    match cache.join_newest(acquisition.mode) {
+        UseState::Runs(used) => {
             let _span = acquisition.begin_trace();
             return Ok(Some(begin_use(acquisition, used)));
         }
-        Joined::Waits(waits) => {
-            if waits.kept.hold().is_some() {
+        UseState::Waits(waits) => {
+            if waits.kept.granted_contender().is_some() {
                 return acquisition.report_error(Err(Error::WouldBlock { blockers: waits.kept.as_blockers() }));
             }
             // Another use is acquiring the node, and may have to wait. This attempt must not wait, so it enters the queue
             // with a node of its own.
         }
         // An idle kept node of this process would block the attempt, so the node is given up.
-        Joined::Refused => cache.let_go(),
+        UseState::Refused => cache.give_up_idle_node(),
     }
     Ok(None)
 }
@@ -52,21 +55,22 @@ pub(crate) fn join_without_waiting(acquisition: &mut Acquisition, cache: &Cache)
 /// Waits until a use of a kept node runs. Returns `None` if this acquisition must enter the queue with a node of its
 /// own, for one of three reasons: another contender asked for the last kept node before that node had a second use, a
 /// kept node has refused this acquisition and it is a write, or the process was forked.
-pub(crate) async fn enter(
+pub(crate) async fn wait_for_use(
     acquisition: &mut Acquisition,
-    cache: &Cache,
+    cache: &KeptNodeCache,
     deadline: Option<Deadline>,
-) -> Result<Option<KeptUse>, Error> {
+) -> Result<Option<KeptNodeUse>, Error> {
     loop {
-        let mut waits = match cache.join_or_begin(acquisition.mode, |kept| for_all(acquisition, kept)) {
-            Joined::Runs(used) => return Ok(Some(used)),
-            Joined::Refused => return Ok(None),
-            Joined::Waits(waits) => waits,
-        };
+        let mut waits =
+            match cache.join_newest_or_acquire(acquisition.mode, |kept| shared_acquisition(acquisition, kept)) {
+                UseState::Runs(used) => return Ok(Some(used)),
+                UseState::Refused => return Ok(None),
+                UseState::Waits(waits) => waits,
+            };
         let used = match deadline {
             None if acquisition.options.on_wait.is_none() => waits.wait().await?,
             // The future is boxed, because moving this large future would be most of the cost of a short wait.
-            deadline => Box::pin(wait_in_time(acquisition, &mut waits, deadline)).await?,
+            deadline => Box::pin(wait_until_deadline(acquisition, &mut waits, deadline)).await?,
         };
         match used {
             Some(used) => return Ok(Some(used)),
@@ -79,27 +83,27 @@ pub(crate) async fn enter(
 }
 
 /// Waits until the use runs or is refused, until the deadline at most. Meanwhile calls the `on_wait` listener.
-async fn wait_in_time(
+async fn wait_until_deadline(
     acquisition: &Acquisition,
     waits: &mut PendingUse,
     deadline: Option<Deadline>,
-) -> Result<Option<KeptUse>, Error> {
+) -> Result<Option<KeptNodeUse>, Error> {
     let kept = Arc::clone(&waits.kept);
     let reports = async {
         let Some(mut on_wait) = acquisition.options.on_wait.as_ref().map(OnWait::new) else { return pending().await };
         tokio::select! {
             biased;
             // This future registers no waker, because the waker of the node's acquisition wakes the tasks of all waiting uses.
-            () = poll_fn(|_| if kept.hold().is_some() { Poll::Ready(()) } else { Poll::Pending }) => {}
+            () = poll_fn(|_| if kept.granted_contender().is_some() { Poll::Ready(()) } else { Poll::Pending }) => {}
             never = on_wait.follow(&acquisition.config.paths, &kept.view) => match never {},
         }
-        let (path, uses) = (Arc::clone(&acquisition.config.directory), kept.uses());
+        let (path, uses) = (Arc::clone(&acquisition.config.directory), kept.use_count());
         on_wait.report(Progress { path, place: uses, length: uses, blockers: kept.as_blockers() });
         pending().await
     };
     match acquisition.within(deadline, &kept.view, reports, waits.wait()).await {
         // The node was granted already, so this use has waited for other uses of this process. The error names their node.
-        Err(Error::Timeout { waited, cut_off, .. }) if kept.hold().is_some() => {
+        Err(Error::Timeout { waited, cut_off, .. }) if kept.granted_contender().is_some() => {
             Err(Error::Timeout { waited, blockers: kept.as_blockers(), cut_off })
         }
         answer => answer,
@@ -108,13 +112,13 @@ async fn wait_in_time(
 
 /// Returns the acquisition of a node that several uses share. The acquisition has no timeout, because each use has a timeout of
 /// its own. The error of that timeout names the contenders that this acquisition waits for.
-fn for_all(first: &Acquisition, kept: &Arc<KeptNode>) -> Work {
+fn shared_acquisition(first: &Acquisition, kept: &Arc<KeptNode>) -> AcquisitionFuture {
     let options = Options { label: first.options.label.clone(), ..Options::default() };
     let mut all = Acquisition::new(Arc::clone(&first.config), first.mode, options);
     let shared = Arc::downgrade(kept);
     all.on_entered = Some(Box::new(move |entry, asked| {
         if let Some(kept) = shared.upgrade() {
-            kept.start_background_task(entry, asked);
+            kept.start_give_up_task(entry, asked);
         }
     }));
     let span = all.begin_trace();
@@ -125,9 +129,9 @@ fn for_all(first: &Acquisition, kept: &Arc<KeptNode>) -> Work {
 }
 
 /// Starts a use of a kept node: reports the grant to tracing and metrics, and stores the trace.
-pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptUse) -> KeptUse {
-    trace::count_grant(acquisition.aim(), used.hold().node().path_label(), Grant::Kept.as_str());
-    acquisition.trace.record("sequence", used.hold().node_name().sequence());
-    used.begin(acquisition.begin_hold_trace(used.hold()));
+pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptNodeUse) -> KeptNodeUse {
+    trace::count_grant(acquisition.aim(), used.contender().node().path_label(), Grant::Kept.as_str());
+    acquisition.trace.record("sequence", used.contender().node_name().sequence());
+    used.start_limit_and_trace(acquisition.begin_hold_trace(used.contender()));
     used
 }

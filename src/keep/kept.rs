@@ -30,7 +30,7 @@ use crate::telemetry::meter::{self, GaugeGuard};
 use crate::telemetry::names;
 
 /// The acquisition of a kept node. The uses that wait for the node poll this future, one at a time.
-pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Arc<Contender>, Error>> + Send>>;
+pub(crate) type AcquisitionFuture = Pin<Box<dyn Future<Output = Result<Arc<Contender>, Error>> + Send>>;
 
 /// A kept node, from the start of its acquisition. Its uses follow one another or run at the same time.
 pub(crate) struct KeptNode {
@@ -55,15 +55,15 @@ pub(super) struct KeptState {
     pub(super) uses: Uses<Waker>,
     /// The acquisition, until it ends. `None` while a use polls the acquisition, so that the state is not locked during the
     /// poll: the poll may wake another use, and that use may be polled on the same thread.
-    pub(super) work: Option<Work>,
+    pub(super) work: Option<AcquisitionFuture>,
     /// Set by a use that found no `work`, because another use was polling the acquisition. The other use then polls it again.
     is_wanted: bool,
     /// The hold, from the grant until the node is given up.
-    pub(super) granted: Option<Arc<Granted>>,
+    pub(super) granted: Option<Arc<GrantedNode>>,
     /// The end of the last use, on the clock of the lease. Until a use has ended, this is the time of the grant.
     used: Moment,
     /// The first reason for which the node admits no further use.
-    why: Option<Why>,
+    why: Option<GiveUpReason>,
     /// Counts the node in the metrics while it is kept.
     counted: Option<GaugeGuard>,
     /// Dropping this sender cancels the background task.
@@ -71,14 +71,14 @@ pub(super) struct KeptState {
 }
 
 /// A granted node and its hold. Each running use owns a pointer to this value.
-pub(super) struct Granted {
+pub(super) struct GrantedNode {
     pub(super) kept: Arc<KeptNode>,
     pub(super) hold: Arc<Contender>,
 }
 
 /// Why a node is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Why {
+pub(crate) enum GiveUpReason {
     /// Another contender asked this process to give the node up.
     Asked,
     /// The node was idle for too long.
@@ -94,23 +94,23 @@ pub(crate) enum Why {
     Unsure,
 }
 
-impl Why {
-    pub(super) fn from_loss(loss: Loss) -> Why {
+impl GiveUpReason {
+    pub(super) fn from_loss(loss: Loss) -> GiveUpReason {
         match loss {
-            Loss::SessionOver(Ending::Closed) => Why::Closed,
-            _ => Why::Lost,
+            Loss::SessionOver(Ending::Closed) => GiveUpReason::Closed,
+            _ => GiveUpReason::Lost,
         }
     }
 
     /// Returns the value of the label `cause` in the metrics.
     fn label(self) -> &'static str {
         match self {
-            Why::Asked => "asked",
-            Why::Idle => "idle",
-            Why::Lost => "lost",
-            Why::Closed => "closed",
-            Why::Replaced => "replaced",
-            Why::Unsure => "unsure",
+            GiveUpReason::Asked => "asked",
+            GiveUpReason::Idle => "idle",
+            GiveUpReason::Lost => "lost",
+            GiveUpReason::Closed => "closed",
+            GiveUpReason::Replaced => "replaced",
+            GiveUpReason::Unsure => "unsure",
         }
     }
 }
@@ -169,8 +169,8 @@ impl KeptNode {
             let mut state = self.state.lock();
             state.work = Some(work);
             let is_wanted = state.is_wanted;
-            // If the last waiting use has left during the poll, `settle` drops the acquisition.
-            drop(self.settle(state, Vec::new()));
+            // If the last waiting use has left during the poll, `give_up_if_over` drops the acquisition.
+            drop(self.give_up_if_over(state, Vec::new()));
             if !is_wanted {
                 return false;
             }
@@ -192,42 +192,42 @@ impl KeptNode {
         let mut state = self.state.lock();
         state.used = hold.now();
         let path_label = Arc::clone(hold.node().path_label());
-        state.granted = Some(Arc::new(Granted { kept: Arc::clone(self), hold }));
+        state.granted = Some(Arc::new(GrantedNode { kept: Arc::clone(self), hold }));
         let is_closed = state.uses.is_closed;
         state.counted = (!is_closed).then(|| GaugeGuard::new(names::KEPT_NODES, None, Some(&path_label)));
         let woken = state.uses.grant();
         if is_closed {
-            state.leaves_soon();
+            state.mark_closing();
         }
-        drop(self.settle(state, woken));
+        drop(self.give_up_if_over(state, woken));
     }
 
     /// Closes the node to further uses. The node is given up when its last use ends, or now if it has no use.
-    pub(crate) fn give_up(&self, why: Why) {
+    pub(crate) fn give_up(&self, why: GiveUpReason) {
         let mut state = self.state.lock();
         let woken = state.close(why);
         // Dropping the hold sends the removal of the node.
-        drop(self.settle(state, woken));
+        drop(self.give_up_if_over(state, woken));
     }
 
     /// Handles another contender's request for the node: records in `in_vain` whether the request came before the node's
     /// second use. Does nothing if the node is closed already.
-    fn handle_ask(&self) {
+    fn record_ask(&self) {
         let state = self.state.lock();
         if !state.uses.is_closed {
-            self.in_vain.store(state.uses.count() <= 1, Ordering::Release);
+            self.in_vain.store(state.uses.count_so_far() <= 1, Ordering::Release);
         }
     }
 
     /// Returns the hold, from the grant until the node is given up.
-    pub(crate) fn hold(&self) -> Option<Arc<Contender>> {
+    pub(crate) fn granted_contender(&self) -> Option<Arc<Contender>> {
         self.state.lock().granted.as_ref().map(|granted| Arc::clone(&granted.hold))
     }
 
     /// Returns the kept node as the blocker that another use of this process waits for. Returns no blocker unless the
     /// node is held.
     pub(crate) fn as_blockers(&self) -> Blockers {
-        let hold = self.hold();
+        let hold = self.granted_contender();
         hold.map(|it| lock_paths::blocked_by(&it.node_name(), it.node_data(), it.node().token())).unwrap_or_default()
     }
 
@@ -238,12 +238,12 @@ impl KeptNode {
     }
 
     /// Returns the number of running and waiting uses.
-    pub(crate) fn uses(&self) -> usize {
+    pub(crate) fn use_count(&self) -> usize {
         self.state.lock().uses.len()
     }
 
     /// Waits until a use of this process waits for the node. Returns at once if the `KeptNode` was dropped.
-    pub(super) async fn wait_until_crowded(kept: &Weak<KeptNode>) {
+    pub(super) async fn until_a_use_waits(kept: &Weak<KeptNode>) {
         let Some(crowded) = kept.upgrade().map(|kept| Arc::clone(&kept.crowded)) else { return };
         loop {
             // This future is made before the check, so that a use that begins to wait after the check is not missed.
@@ -261,10 +261,10 @@ impl KeptNode {
         // A transaction of this writer whose outcome is unknown may still be carried out while the node exists. So the next
         // writer must not use the same node.
         let is_unsure = state.uses.mode == Mode::Write && hold.node().may_yet_write();
-        let mut woken = if is_unsure { state.close(Why::Unsure) } else { Vec::new() };
+        let mut woken = if is_unsure { state.close(GiveUpReason::Unsure) } else { Vec::new() };
         woken.extend(state.uses.leave(number));
         state.used = state.used.max(now);
-        self.settle(state, woken)
+        self.give_up_if_over(state, woken)
     }
 
     /// Unlocks the state, and then calls the wakers `woken`. If the node is closed to further uses and its last use has
@@ -272,15 +272,19 @@ impl KeptNode {
     /// the acquisition instead.
     ///
     /// With an idle time of zero, first closes a granted node that has no use.
-    pub(super) fn settle(&self, mut state: MutexGuard<'_, KeptState>, mut woken: Vec<Waker>) -> Option<Arc<Contender>> {
+    pub(super) fn give_up_if_over(
+        &self,
+        mut state: MutexGuard<'_, KeptState>,
+        mut woken: Vec<Waker>,
+    ) -> Option<Arc<Contender>> {
         if self.idle.is_zero() && state.granted.is_some() && state.uses.is_idle() {
-            woken.extend(state.close(Why::Idle));
+            woken.extend(state.close(GiveUpReason::Idle));
         }
         let is_over = state.uses.is_over();
         // These values are dropped after the unlock, because the drop wakes the background task and may end the hold.
         let (granted, why) = (state.granted.take_if(|_| is_over), state.why);
         let parts = granted.as_ref().map(|_| (state.counted.take(), state.background_task.take()));
-        let (uses, used) = (state.uses.count(), state.used);
+        let (uses, used) = (state.uses.count_so_far(), state.used);
         let dropped = state.work.take_if(|_| is_over);
         drop(state);
         wake(woken);
@@ -297,7 +301,7 @@ impl KeptNode {
     }
 
     /// Returns how much longer the node may stay idle. For a node with a use, this is the whole idle time.
-    fn may_idle(&self, now: Moment) -> Duration {
+    fn idle_time_left(&self, now: Moment) -> Duration {
         let state = self.state.lock();
         if state.granted.is_some() && state.uses.is_idle() {
             state.used.saturating_add(self.idle).saturating_sub(now)
@@ -309,8 +313,8 @@ impl KeptNode {
     /// Starts the background task that gives the node up. The acquisition calls this function once the node is created,
     /// perhaps before the grant. `asked` fires when another contender asks for the node. Without `asked`, the node is
     /// not kept.
-    pub(crate) fn start_background_task(self: &Arc<Self>, entry: &Contender, asked: Option<Watch>) {
-        let Some(watch) = asked else { return self.give_up(Why::Unsure) };
+    pub(crate) fn start_give_up_task(self: &Arc<Self>, entry: &Contender, asked: Option<Watch>) {
+        let Some(watch) = asked else { return self.give_up(GiveUpReason::Unsure) };
         let ((node, session), kept) = (entry.node_and_session(), Arc::downgrade(self));
         let by = Arc::clone(&session);
         let background_task = spawn_cancellable(&by, async move {
@@ -319,22 +323,22 @@ impl KeptNode {
                 event = watch => match event {
                     // The data of the directory changes only when a contender asks for the kept nodes. `LookAgain` means that a
                     // change may have been missed while the connection was lost.
-                    Event::Changed | Event::LookAgain => Why::Asked,
+                    Event::Changed | Event::LookAgain => GiveUpReason::Asked,
                     // Servers delete only empty directories. So if the directory is deleted, our node is gone.
-                    Event::Deleted | Event::Over => Why::Lost,
+                    Event::Deleted | Event::Over => GiveUpReason::Lost,
                 },
-                _ = node.until_lost(|pause| retry::slept(&session, pause)) => Why::Lost,
-                () = wait_until_idle(&kept, &session) => Why::Idle,
-                () = wait_for_contention(&kept, &session) => Why::Asked,
-                never = warn_of_slow_uses(&kept, &session) => match never {},
+                _ = node.until_lost(|pause| retry::slept(&session, pause)) => GiveUpReason::Lost,
+                () = until_idle_too_long(&kept, &session) => GiveUpReason::Idle,
+                () = wait_for_contention(&kept, &session) => GiveUpReason::Asked,
+                never = warn_of_long_waits(&kept, &session) => match never {},
             };
-            let why = node.detect_loss().map_or(why, Why::from_loss);
+            let why = node.detect_loss().map_or(why, GiveUpReason::from_loss);
             if let Some(kept) = kept.upgrade() {
                 // The acquisition of a kept node asks for all kept nodes while it waits, and this request fires our own watch,
                 // too. So after a request of our own, the event does not prove that another contender has asked. The node is
                 // then given up, but `in_vain` stays as it is.
-                if why == Why::Asked && !node.read(|it| it.asked_itself) {
-                    kept.handle_ask();
+                if why == GiveUpReason::Asked && !node.read(|it| it.asked_itself) {
+                    kept.record_ask();
                 }
                 kept.give_up(why);
             }
@@ -345,16 +349,16 @@ impl KeptNode {
 
 impl KeptState {
     /// Closes the node to further uses. Returns the wakers of the uses that are refused.
-    fn close(&mut self, why: Why) -> Vec<Waker> {
+    fn close(&mut self, why: GiveUpReason) -> Vec<Waker> {
         self.why.get_or_insert(why);
         if !self.uses.is_closed && !self.uses.is_idle() {
-            self.leaves_soon();
+            self.mark_closing();
         }
         self.uses.close()
     }
 
     /// Marks the node as about to be given up, so that other contenders of this process do not ask for it.
-    fn leaves_soon(&self) {
+    fn mark_closing(&self) {
         if let Some(granted) = &self.granted {
             let (node, session) = granted.hold.node_and_session();
             session.store().mark_closing(&node);
@@ -382,14 +386,14 @@ const CHECKS: u32 = 4;
 
 /// Waits until the node was idle for the time `idle` of the `KeptNode`. Returns early if the session is over, or if the
 /// `KeptNode` was dropped.
-async fn wait_until_idle(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) {
+async fn until_idle_too_long(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) {
     // With an idle time of zero, the node is given up by the call that ends the last use, and not by this task.
     if kept.upgrade().is_some_and(|kept| kept.idle.is_zero()) {
         return std::future::pending().await;
     }
     loop {
         let now = session.lease().now();
-        let Some(left) = kept.upgrade().map(|kept| kept.may_idle(now)) else { return };
+        let Some(left) = kept.upgrade().map(|kept| kept.idle_time_left(now)) else { return };
         if left.is_zero() {
             return;
         }
@@ -409,7 +413,7 @@ async fn wait_for_contention(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) 
         }
         // The task takes only copies, because a pointer to the hold would delay the removal of the node after the last
         // use.
-        let hold = kept.upgrade().and_then(|kept| kept.hold());
+        let hold = kept.upgrade().and_then(|kept| kept.granted_contender());
         let place = hold.map(|hold| (hold.node_name(), Arc::clone(hold.directory())));
         let Some((me, directory)) = place else { continue };
         if let Ok(names) = listing::list(session, &directory).await
@@ -422,13 +426,13 @@ async fn wait_for_contention(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) 
 }
 
 /// Warns about uses that wait long for other uses of this node.
-async fn warn_of_slow_uses(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) -> Infallible {
+async fn warn_of_long_waits(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) -> Infallible {
     // Uses have no timers of their own, because millions of uses may begin in a second. This task checks the first waiting use in
     // intervals instead.
     let (mut first, mut checks) = (None, 0);
     while let Some(limit) = kept.upgrade().and_then(|kept| kept.warn_waiting) {
         // While no use waits, the task has no timer and stays asleep.
-        KeptNode::wait_until_crowded(kept).await;
+        KeptNode::until_a_use_waits(kept).await;
         if !retry::slept(session, (limit / CHECKS).max(IDLE_PAUSE)).await {
             break;
         }

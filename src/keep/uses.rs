@@ -48,7 +48,7 @@ pub(super) struct QueuedUse<W> {
 
 /// Whether a use of a node runs, waits or is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Joined<R, W> {
+pub(crate) enum UseState<R, W> {
     Runs(R),
     Waits(W),
     /// The use cannot join a node: the node does not cover the mode of the use, is closed to further uses or is lost,
@@ -63,27 +63,27 @@ impl<W: Clone> Uses<W> {
     }
 
     /// Adds a use of this mode, unless the use is refused. Returns the id of the use, and whether the use runs or waits.
-    pub(crate) fn join(&mut self, mode: Mode) -> Joined<u64, u64> {
+    pub(crate) fn join(&mut self, mode: Mode) -> UseState<u64, u64> {
         if self.is_closed || (mode == Mode::Write && self.mode == Mode::Read) {
-            return Joined::Refused;
+            return UseState::Refused;
         }
         if let Some(number) = self.join_now(mode) {
-            return Joined::Runs(number);
+            return UseState::Runs(number);
         }
         let number = self.next;
         self.next += 1;
         self.waiting.insert(number, QueuedUse { mode, waker: None });
-        Joined::Waits(number)
+        UseState::Waits(number)
     }
 
     /// Adds a use of this mode and returns its id, if the use can run now.
     pub(crate) fn join_now(&mut self, mode: Mode) -> Option<u64> {
         let covers = !self.is_closed && (mode == Mode::Read || self.mode == Mode::Write);
         let admits = self.is_granted && self.waiting.is_empty() && admits(&self.running, mode);
-        (covers && admits).then(|| self.run(mode))
+        (covers && admits).then(|| self.add_running(mode))
     }
 
-    fn run(&mut self, mode: Mode) -> u64 {
+    fn add_running(&mut self, mode: Mode) -> u64 {
         let number = self.next;
         self.next += 1;
         self.running.push(RunningUse { number, mode, shares: 1 });
@@ -93,16 +93,16 @@ impl<W: Clone> Uses<W> {
     /// Returns the present state of the use with this id. If the use waits, this call stores `waker`, which is woken
     /// when the use runs or is refused. Before the grant, `waker` is also woken whenever the acquisition of the node
     /// must be polled.
-    pub(crate) fn standing(&mut self, number: u64, waker: &W) -> Joined<(), ()> {
-        if self.place(number).is_some() {
-            return Joined::Runs(());
+    pub(crate) fn poll_state(&mut self, number: u64, waker: &W) -> UseState<(), ()> {
+        if self.running_index(number).is_some() {
+            return UseState::Runs(());
         }
         match self.waiting.get_mut(&number) {
             Some(waiting) => {
                 waiting.waker = Some(waker.clone());
-                Joined::Waits(())
+                UseState::Waits(())
             }
-            None => Joined::Refused,
+            None => UseState::Refused,
         }
     }
 
@@ -133,9 +133,9 @@ impl<W: Clone> Uses<W> {
 
     /// Records that the WRITE node became a READ node. The running write continues as a read, and waiting writes are
     /// refused. Returns the wakers of the uses that were refused or now run.
-    pub(crate) fn downgraded(&mut self, number: u64) -> Vec<W> {
+    pub(crate) fn record_downgrade(&mut self, number: u64) -> Vec<W> {
         self.mode = Mode::Read;
-        if let Some(place) = self.place(number) {
+        if let Some(place) = self.running_index(number) {
             self.running[place].mode = Mode::Read;
         }
         let all = std::mem::take(&mut self.waiting).into_iter();
@@ -148,7 +148,7 @@ impl<W: Clone> Uses<W> {
 
     /// Adds a guard to a running use. The use ends when its last guard leaves.
     pub(crate) fn share(&mut self, number: u64) {
-        if let Some(place) = self.place(number) {
+        if let Some(place) = self.running_index(number) {
             self.running[place].shares += 1;
         }
     }
@@ -156,7 +156,7 @@ impl<W: Clone> Uses<W> {
     /// Removes a guard of the running use with this id, or removes the waiting use. Returns the wakers of the uses that
     /// now run.
     pub(crate) fn leave(&mut self, number: u64) -> Vec<W> {
-        match self.place(number) {
+        match self.running_index(number) {
             Some(place) if self.running[place].shares > 1 => {
                 self.running[place].shares -= 1;
                 return Vec::new();
@@ -193,7 +193,7 @@ impl<W: Clone> Uses<W> {
     }
 
     /// Returns how many uses there were so far, including those that have ended.
-    pub(crate) fn count(&self) -> u64 {
+    pub(crate) fn count_so_far(&self) -> u64 {
         self.next
     }
 
@@ -219,7 +219,7 @@ impl<W: Clone> Uses<W> {
 
     /// Returns the index in `running` of the use with this id. Searches from the end, because the latest use often ends
     /// first.
-    fn place(&self, number: u64) -> Option<usize> {
+    fn running_index(&self, number: u64) -> Option<usize> {
         self.running.iter().rposition(|it| it.number == number)
     }
 }

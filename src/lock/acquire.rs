@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::call::{self, Call, Deadline};
 use crate::contend::acquisition::{Acquisition, Options};
 use crate::error::error::Error;
-use crate::keep::cache::Cache;
+use crate::keep::cache::KeptNodeCache;
 use crate::keep::join;
 use crate::lock::hold::{GuardHold, ReadGuard, WriteGuard};
 use crate::lock::rw_lock::RwLock;
@@ -64,7 +64,7 @@ pub struct Granting<G>(Stage<G>);
 enum Stage<G> {
     /// The acquisition tries to join a kept node (a node that the process keeps between uses), without an allocation.
     Joining {
-        cache: Arc<Cache>,
+        cache: Arc<KeptNodeCache>,
         acquisition: Acquisition,
         guard: fn(GuardHold) -> G,
     },
@@ -87,7 +87,7 @@ impl<G: 'static> Future for Granting<G> {
             if let Stage::Joining { cache, mut acquisition, guard } = std::mem::replace(&mut self.0, Stage::Over) {
                 let begun = acquisition.options.begin();
                 let deadline = acquisition.report_error(begun)?;
-                if let Some(used) = cache.join_now(acquisition.mode) {
+                if let Some(used) = cache.try_join_newest(acquisition.mode) {
                     return Poll::Ready(Ok(guard(GuardHold::Kept(join::begin_use(&acquisition, used)))));
                 }
                 let work = async move { join_or_acquire(&cache, &mut acquisition, deadline).await.map(guard) };
@@ -336,11 +336,11 @@ fn acquire<G: 'static>(lock: RwLock, mode: Mode, options: Options, guard: fn(Gua
 
 /// Joins a kept node, which may mean waiting for other uses of the node, or acquires the lock with a node of its own.
 async fn join_or_acquire(
-    cache: &Cache,
+    cache: &KeptNodeCache,
     acquisition: &mut Acquisition,
     deadline: Option<Deadline>,
 ) -> Result<GuardHold, Error> {
-    match join::enter(acquisition, cache, deadline).await {
+    match join::wait_for_use(acquisition, cache, deadline).await {
         Ok(Some(used)) => Ok(GuardHold::Kept(join::begin_use(acquisition, used))),
         // The future is boxed, because moving this large future would be most of the cost of a short wait.
         Ok(None) => Box::pin(acquisition.acquire()).await.map(GuardHold::Alone),
@@ -367,7 +367,7 @@ where
 }
 
 /// Acquires the lock without waiting for a contender, and then runs `rest` within what is left of the timeout.
-pub(crate) async fn try_acquire<L, G, F>(
+pub(crate) async fn try_acquire_and<L, G, F>(
     lock: RwLock,
     mode: Mode,
     deadline: Option<Deadline>,

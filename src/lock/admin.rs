@@ -49,7 +49,7 @@ impl LockConfig {
     }
 
     /// Deletes the record of the last success of a job, and its copy.
-    async fn forget(&self) -> Result<Option<Record>, Error> {
+    async fn delete_record(&self) -> Result<Option<Record>, Error> {
         let path = &metadata::record_path(&self.directory);
         let twin = &metadata::twin_of(path);
         // The record that the first read returned. A retry deletes only this record, so a success that is recorded
@@ -97,7 +97,7 @@ impl LockConfig {
         Ok(is_removed.then_some(member))
     }
 
-    async fn ask(&self) -> Result<(), Error> {
+    async fn ask_keepers(&self) -> Result<(), Error> {
         if !self.dialect.hands_off() {
             return Err(Error::invalid(format!("to ask in the dialect {}, in which no node is kept", self.dialect)));
         }
@@ -215,7 +215,7 @@ impl RwLock {
     /// ```
     pub fn forget(&self) -> Call<Option<Record>> {
         let config = Arc::clone(&self.config);
-        Call::in_time(&self.config.coordinator, async move { config.forget().await })
+        Call::in_time(&self.config.coordinator, async move { config.delete_record().await })
     }
 
     /// Asks every process that [keeps](crate::RwLockBuilder::keep) a node of the lock between uses to delete that node:
@@ -256,7 +256,7 @@ impl RwLock {
     /// ```
     pub fn ask(&self) -> Call<()> {
         let config = Arc::clone(&self.config);
-        Call::in_time(&self.config.coordinator, async move { config.ask().await })
+        Call::in_time(&self.config.coordinator, async move { config.ask_keepers().await })
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::contend::contender::{Contender, NodeData};
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
-use crate::keep::cache::KeptUse;
+use crate::keep::cache::KeptNodeUse;
 use crate::observe::changes::{Changes, DropSignal};
 use crate::queue::node_name::NodeName;
 use crate::session::request::{HoldState, Loss};
@@ -175,7 +175,7 @@ impl Hold {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn contended(&self) -> Result<NodeName, Error> {
-        self.held.contended().await
+        self.held.until_contended().await
     }
 
     /// Runs `work` while the lock is held, and drops it as soon as the lock is lost.
@@ -436,7 +436,7 @@ impl WriteGuard {
 /// What a guard holds: a node of its own, or a use of a node that the process keeps. Several guards may share one hold.
 pub(crate) enum GuardHold {
     Alone(Arc<Contender>),
-    Kept(KeptUse),
+    Kept(KeptNodeUse),
 }
 
 impl GuardHold {
@@ -464,10 +464,10 @@ impl GuardHold {
         }
     }
 
-    pub(crate) async fn contended(&self) -> Result<NodeName, Error> {
+    pub(crate) async fn until_contended(&self) -> Result<NodeName, Error> {
         match self {
             GuardHold::Alone(hold) => hold.contended().await,
-            GuardHold::Kept(used) => used.contended().await,
+            GuardHold::Kept(used) => used.until_contended().await,
         }
     }
 
@@ -485,7 +485,7 @@ impl Deref for GuardHold {
     fn deref(&self) -> &Contender {
         match self {
             GuardHold::Alone(hold) => hold,
-            GuardHold::Kept(used) => used.hold(),
+            GuardHold::Kept(used) => used.contender(),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::contend::config::LockConfig;
 use crate::contend::warnings::{WARN_AFTER, Warnings};
 use crate::error::error::Error;
-use crate::keep::cache::Cache;
+use crate::keep::cache::KeptNodeCache;
 use crate::observe::lock_paths::LockPaths;
 use crate::queue::dialect::{Dialect, machine_name};
 use crate::session::contract::Coordinator;
@@ -55,7 +55,7 @@ use crate::validation;
 pub struct RwLock {
     pub(crate) config: Arc<LockConfig>,
     /// The cache of kept nodes. `None` unless the user set `keep`.
-    pub(crate) cache: Option<Arc<Cache>>,
+    pub(crate) cache: Option<Arc<KeptNodeCache>>,
 }
 
 impl RwLock {
@@ -92,9 +92,9 @@ impl RwLock {
     }
 
     /// Removes the node that this process keeps between uses, if no guard uses it.
-    pub(crate) fn let_go(&self) {
+    pub(crate) fn give_up_idle_node(&self) {
         if let Some(cache) = &self.cache {
-            cache.let_go();
+            cache.give_up_idle_node();
         }
     }
 
@@ -320,12 +320,12 @@ impl RwLockBuilder {
         }
         let idle = self.idle;
         let config = Arc::new(self.config(LockPaths::of_lock)?);
-        let cache = idle.map(|idle| Arc::new(Cache::new(&config, idle)));
+        let cache = idle.map(|idle| Arc::new(KeptNodeCache::new(&config, idle)));
         Ok(RwLock { config, cache })
     }
 
     /// Returns the configuration of a semaphore at this path. The queue of a semaphore works like that of a lock.
-    pub(crate) fn for_semaphore(self) -> Result<LockConfig, Error> {
+    pub(crate) fn semaphore_config(self) -> Result<LockConfig, Error> {
         if self.idle.is_some() {
             return Err(Error::invalid("keep in a semaphore; permits that nobody uses are given back"));
         }

@@ -136,7 +136,7 @@ impl RwLock {
         Call::new(move |deadline| async move {
             check_period(&lock, period)?;
             let config = Arc::clone(&lock.config);
-            acquire::try_acquire(lock, Mode::Write, deadline, WriteGuard::new, |it| {
+            acquire::try_acquire_and(lock, Mode::Write, deadline, WriteGuard::new, |it| {
                 check_if_due(it, &config, None, period)
             })
             .await

@@ -318,7 +318,7 @@ impl SemaphoreBuilder {
         if self.permits == Some(0) {
             return Err(Error::invalid("a semaphore needs at least one permit"));
         }
-        let config = self.lock.for_semaphore()?;
+        let config = self.lock.semaphore_config()?;
         let taken = config.paths.permits.clone().unwrap_or_default();
         let state = SemaphoreState {
             config: Arc::new(config),

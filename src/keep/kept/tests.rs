@@ -4,8 +4,8 @@ use tokio_test::assert_pending;
 
 use super::*;
 use crate::contend::warnings::WARN_AFTER;
-use crate::keep::cache::{KeptUse, PendingUse};
-use crate::keep::uses::Joined;
+use crate::keep::cache::{KeptNodeUse, PendingUse};
+use crate::keep::uses::UseState;
 use crate::lock::rw_lock::RwLock;
 use crate::memory::client::Memory;
 use crate::session::contract::Coordinator;
@@ -14,7 +14,7 @@ const IDLE: Duration = Duration::from_secs(1);
 
 /// Creates a kept node whose acquisition has not ended, with this many waiting uses. Also returns its flag `in_vain`: whether
 /// another contender asked for the node before its second use.
-fn entering(uses: usize) -> (Arc<KeptNode>, Vec<Joined<KeptUse, PendingUse>>, Arc<AtomicBool>) {
+fn entering(uses: usize) -> (Arc<KeptNode>, Vec<UseState<KeptNodeUse, PendingUse>>, Arc<AtomicBool>) {
     let (lock, in_vain) = (RwLock::new(&Memory::new(), "/a").unwrap(), Arc::default());
     let kept = KeptNode::new(&lock.config, Mode::Read, IDLE, &in_vain);
     let uses = (0..uses).map(|_| kept.join(Mode::Read)).collect();
@@ -26,17 +26,24 @@ fn an_ask_before_the_second_use_means_kept_in_vain() {
     for (uses, is_in_vain) in [(1, true), (2, false), (3, false)] {
         let (kept, _uses, in_vain) = entering(uses);
         in_vain.store(!is_in_vain, Ordering::Release);
-        kept.handle_ask();
+        kept.record_ask();
         assert_eq!(in_vain.load(Ordering::Acquire), is_in_vain, "{uses} uses");
     }
 }
 
 #[test]
 fn an_ask_for_a_closed_node_changes_no_flag() {
-    for why in [Why::Idle, Why::Lost, Why::Closed, Why::Replaced, Why::Unsure, Why::Asked] {
+    for why in [
+        GiveUpReason::Idle,
+        GiveUpReason::Lost,
+        GiveUpReason::Closed,
+        GiveUpReason::Replaced,
+        GiveUpReason::Unsure,
+        GiveUpReason::Asked,
+    ] {
         let (kept, _uses, in_vain) = entering(1);
         kept.give_up(why);
-        kept.handle_ask();
+        kept.record_ask();
         assert!(!in_vain.load(Ordering::Acquire), "{why:?}");
     }
 }
@@ -62,7 +69,7 @@ fn an_acquisition_without_a_waiting_use_is_dropped() {
     assert!(work.upgrade().is_some());
     uses.pop();
     assert!(work.upgrade().is_none());
-    assert!(matches!(kept.join(Mode::Read), Joined::Refused), "a use waits for an acquisition that was dropped");
+    assert!(matches!(kept.join(Mode::Read), UseState::Refused), "a use waits for an acquisition that was dropped");
 }
 
 /// A poll of the acquisition may wake the task of the last waiting use, and the waker may run that task, which drops the use.
@@ -78,14 +85,14 @@ fn an_acquisition_whose_last_use_leaves_in_a_poll_is_dropped() {
 fn a_node_before_its_grant_is_not_idle() {
     let (kept, uses, _) = entering(1);
     drop(uses);
-    assert_eq!(kept.may_idle(Moment::ZERO.saturating_add(10 * IDLE)), IDLE);
+    assert_eq!(kept.idle_time_left(Moment::ZERO.saturating_add(10 * IDLE)), IDLE);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_warning_task_sleeps_while_no_use_waits() {
     let ((kept, _uses, _), slot) = (entering(0), Memory::new().session_slot(0).await.unwrap());
     let seen = Arc::downgrade(&kept);
-    let mut warns = tokio_test::task::spawn(warn_of_slow_uses(&seen, slot.session()));
+    let mut warns = tokio_test::task::spawn(warn_of_long_waits(&seen, slot.session()));
     assert_pending!(warns.poll());
     tokio::time::advance(10 * WARN_AFTER).await;
     assert!(!warns.is_woken());
@@ -102,7 +109,7 @@ async fn the_warning_task_sleeps_while_no_use_waits() {
 async fn the_warning_task_does_not_own_the_node() {
     let ((kept, ..), slot) = (entering(0), Memory::new().session_slot(0).await.unwrap());
     let seen = Arc::downgrade(&kept);
-    let mut warns = tokio_test::task::spawn(warn_of_slow_uses(&seen, slot.session()));
+    let mut warns = tokio_test::task::spawn(warn_of_long_waits(&seen, slot.session()));
     assert_pending!(warns.poll());
     drop(kept);
     assert!(seen.upgrade().is_none());
@@ -123,9 +130,16 @@ fn a_kept_node_does_not_own_the_client() {
 /// The documentation of the metric `zk_rwlock_kept_given_up_total` lists the values of its label `cause`.
 #[test]
 fn each_reason_has_its_label_in_the_metrics() {
-    let closed = Why::from_loss(Loss::SessionOver(Ending::Closed));
-    let names =
-        [Why::Asked, Why::Idle, Why::from_loss(Loss::Removed), closed, Why::Replaced, Why::Unsure].map(Why::label);
+    let closed = GiveUpReason::from_loss(Loss::SessionOver(Ending::Closed));
+    let names = [
+        GiveUpReason::Asked,
+        GiveUpReason::Idle,
+        GiveUpReason::from_loss(Loss::Removed),
+        closed,
+        GiveUpReason::Replaced,
+        GiveUpReason::Unsure,
+    ]
+    .map(GiveUpReason::label);
     assert_eq!(names, ["asked", "idle", "lost", "closed", "replaced", "unsure"]);
-    assert_eq!(Why::from_loss(Loss::LeaseRanOut), Why::Lost);
+    assert_eq!(GiveUpReason::from_loss(Loss::LeaseRanOut), GiveUpReason::Lost);
 }

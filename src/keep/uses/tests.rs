@@ -3,8 +3,8 @@
 
 use super::*;
 
-const RUNS: Joined<(), ()> = Joined::Runs(());
-const WAITS: Joined<(), ()> = Joined::Waits(());
+const RUNS: UseState<(), ()> = UseState::Runs(());
+const WAITS: UseState<(), ()> = UseState::Waits(());
 
 /// One step of a sequence of calls on [`Uses`].
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,7 @@ enum Step {
 struct Use {
     number: u64,
     mode: Mode,
-    standing: Joined<(), ()>,
+    standing: UseState<(), ()>,
     /// Whether the waiting use was polled, so that its waker must be called. `true` for a use that ran at once.
     is_polled: bool,
 }
@@ -70,7 +70,7 @@ impl Sequence {
             Step::IsPolled(place) => {
                 let polled = &mut self.left[place];
                 assert_eq!(
-                    self.uses.standing(polled.number, &polled.number),
+                    self.uses.poll_state(polled.number, &polled.number),
                     polled.standing,
                     "the state changed without a wake-up"
                 );
@@ -98,7 +98,7 @@ impl Sequence {
                 let writer = self.writer().expect("allowed");
                 let at = self.left.iter().position(|it| *it == writer).expect("it is left");
                 self.left[at].mode = Mode::Read;
-                self.uses.downgraded(writer.number)
+                self.uses.record_downgrade(writer.number)
             }
         };
         self.compare(step, &before, &woken);
@@ -108,12 +108,12 @@ impl Sequence {
         let waits = self.left.iter().any(|it| it.standing == WAITS);
         let is_covered = mode == Mode::Read || self.uses.mode == Mode::Write;
         let standing = match self.uses.join(mode) {
-            Joined::Refused => {
+            UseState::Refused => {
                 assert!(self.is_closed || !is_covered, "a use was refused for no reason: {:?}", self.steps);
                 return;
             }
-            Joined::Runs(number) => Use { number, mode, standing: RUNS, is_polled: true },
-            Joined::Waits(number) => Use { number, mode, standing: WAITS, is_polled: false },
+            UseState::Runs(number) => Use { number, mode, standing: RUNS, is_polled: true },
+            UseState::Waits(number) => Use { number, mode, standing: WAITS, is_polled: false },
         };
         assert!(
             !self.is_closed && is_covered,
@@ -140,7 +140,7 @@ impl Sequence {
         };
         let mut changed = Vec::new();
         for it in &mut self.left {
-            let standing = uses.standing(it.number, &it.number);
+            let standing = uses.poll_state(it.number, &it.number);
             if standing != it.standing {
                 assert_eq!(it.standing, WAITS, "the state of a running use changed: {:?}", self.steps);
                 assert!(standing == RUNS || refusable(it), "{it:?} was refused: {:?}", self.steps);
@@ -148,7 +148,7 @@ impl Sequence {
                 it.standing = standing;
             }
         }
-        let refused = self.left.iter().filter(|it| it.standing == Joined::Refused).count();
+        let refused = self.left.iter().filter(|it| it.standing == UseState::Refused).count();
         let expected = self.left.iter().zip(before).filter(|(_, was)| was.standing == WAITS);
         let must_be = match step {
             Step::Closed | Step::Failed | Step::Downgraded => expected.filter(|(it, _)| refusable(it)).count(),
@@ -158,7 +158,7 @@ impl Sequence {
         let mut woken = woken.to_vec();
         woken.sort_unstable();
         assert_eq!(woken, changed, "exactly the uses whose state changed are woken: {:?}", self.steps);
-        self.left.retain(|it| it.standing != Joined::Refused);
+        self.left.retain(|it| it.standing != UseState::Refused);
         self.check();
     }
 
@@ -252,24 +252,24 @@ fn long_random_sequences_keep_the_rules() {
 #[test]
 fn only_uses_that_joined_are_counted() {
     let mut uses: Uses<u64> = Uses::new(Mode::Read);
-    assert_eq!((uses.join(Mode::Write), uses.count()), (Joined::Refused, 0));
-    assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Waits(0), 1));
+    assert_eq!((uses.join(Mode::Write), uses.count_so_far()), (UseState::Refused, 0));
+    assert_eq!((uses.join(Mode::Read), uses.count_so_far()), (UseState::Waits(0), 1));
     assert!(uses.grant().is_empty() && uses.wakers().is_empty(), "a waker of a use that was never polled");
-    assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Runs(1), 2));
+    assert_eq!((uses.join(Mode::Read), uses.count_so_far()), (UseState::Runs(1), 2));
     assert!(!uses.is_closed);
     assert!(uses.close().is_empty());
     assert!(uses.is_closed);
-    assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Refused, 2));
+    assert_eq!((uses.join(Mode::Read), uses.count_so_far()), (UseState::Refused, 2));
 }
 
 #[test]
 fn a_shared_use_ends_with_its_last_share() {
     let mut uses: Uses<u64> = Uses::new(Mode::Write);
     assert!(uses.grant().is_empty());
-    assert_eq!(uses.join(Mode::Read), Joined::Runs(0));
+    assert_eq!(uses.join(Mode::Read), UseState::Runs(0));
     uses.share(0);
-    assert_eq!((uses.join(Mode::Write), uses.standing(1, &7)), (Joined::Waits(1), WAITS));
-    assert_eq!((uses.leave(0), uses.standing(1, &7)), (vec![], WAITS));
-    assert_eq!((uses.leave(0), uses.standing(1, &7)), (vec![7], RUNS));
-    assert_eq!(uses.count(), 2, "a share was counted as a use");
+    assert_eq!((uses.join(Mode::Write), uses.poll_state(1, &7)), (UseState::Waits(1), WAITS));
+    assert_eq!((uses.leave(0), uses.poll_state(1, &7)), (vec![], WAITS));
+    assert_eq!((uses.leave(0), uses.poll_state(1, &7)), (vec![7], RUNS));
+    assert_eq!(uses.count_so_far(), 2, "a share was counted as a use");
 }

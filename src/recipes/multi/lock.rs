@@ -173,7 +173,7 @@ impl MultiLock {
     async fn try_acquire(&self) -> Result<MultiGuard, Error> {
         // The `MultiLock` cannot reuse a node that this process keeps idle between uses (`RwLockBuilder::keep`), and would
         // wait for that node. So idle nodes are given up first.
-        self.locks.iter().for_each(|(lock, _)| lock.let_go());
+        self.locks.iter().for_each(|(lock, _)| lock.give_up_idle_node());
         let all: Vec<_> = self.locks.iter().map(|(lock, mode)| acquisition(lock, *mode, Options::default())).collect();
         let mut limit = Duration::MAX;
         for (one, check) in all.iter().zip(join_all(all.iter().map(Acquisition::fail_if_taken)).await) {

@@ -269,7 +269,9 @@ impl<T: Send + Sync + 'static> Shared<T> {
     pub fn try_read(&self) -> Call<SharedReadGuard<T>> {
         let Shared { store } = self.clone();
         Call::new(|deadline| {
-            acquire::try_acquire(store.node.lock.clone(), Mode::Read, deadline, ReadGuard::new, |it| read(store, it))
+            acquire::try_acquire_and(store.node.lock.clone(), Mode::Read, deadline, ReadGuard::new, |it| {
+                read(store, it)
+            })
         })
     }
 
@@ -285,7 +287,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     pub fn try_write(&self) -> Call<SharedWriteGuard<T>> {
         let Shared { store } = self.clone();
         Call::new(|deadline| {
-            acquire::try_acquire(store.node.lock.clone(), Mode::Write, deadline, WriteGuard::new, |it| {
+            acquire::try_acquire_and(store.node.lock.clone(), Mode::Write, deadline, WriteGuard::new, |it| {
                 write(store, None, None, it)
             })
         })
