@@ -25,19 +25,20 @@ use crate::arguments::{Arguments, Task};
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
-    if run::witness::bear() {
+    if run::witness::run_if_witness() {
         return ExitCode::SUCCESS;
     }
-    let outcome =
-        match run::tie::stage().map_or_else(|| Ok(Arguments::from_command_line(std::env::args_os().collect())), Err) {
-            Err(exit) => Err(exit),
-            Ok(Ok(arguments)) => run_in_runtime(arguments),
-            Ok(Err(error)) => {
-                let printed = output::result_of_write(output::print_error(&error));
-                // clap reports --help and --version as an error whose text belongs on standard output.
-                if error.use_stderr() { Err(Exit::usage("")) } else { printed.map(|_| 0) }
-            }
-        };
+    let outcome = match run::tie::become_command_if_stage()
+        .map_or_else(|| Ok(Arguments::from_command_line(std::env::args_os().collect())), Err)
+    {
+        Err(exit) => Err(exit),
+        Ok(Ok(arguments)) => run_in_runtime(arguments),
+        Ok(Err(error)) => {
+            let printed = output::result_of_write(output::print_error(&error));
+            // clap reports --help and --version as an error whose text belongs on standard output.
+            if error.use_stderr() { Err(Exit::usage("")) } else { printed.map(|_| 0) }
+        }
+    };
     output::finish();
     match outcome {
         Ok(code) => ExitCode::from(code),

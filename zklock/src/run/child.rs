@@ -35,7 +35,7 @@ pub(crate) enum ChildEvent {
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Reaped {
+pub(crate) struct ChildOutcome {
     /// The command's exit code. After a signal: 128 plus the signal's number, as in a shell.
     pub(crate) code: u8,
     /// The signal of a key (Ctrl-C, Ctrl-\) that was typed while the command had the terminal. The terminal sent the
@@ -48,7 +48,7 @@ pub(crate) struct Reaped {
     pub(crate) cut_short: Option<Pid>,
 }
 
-impl Reaped {
+impl ChildOutcome {
     /// Returns the exit code of zklock. Does not return if zklock ends by SIGINT ([`end_by`]). `late` is a signal that
     /// came when the command had ended. It counts only if it is SIGINT and the command has ended with 0.
     pub(crate) fn exit_code(self, late: Option<Signal>) -> u8 {
@@ -57,8 +57,8 @@ impl Reaped {
     }
 
     /// Returns this outcome, changed so that zklock ends by `signal`, which came after the command had ended.
-    pub(crate) fn then_ended_by(self, signal: Signal) -> Reaped {
-        Reaped { ends_by: Some(signal), ..self }
+    pub(crate) fn then_ended_by(self, signal: Signal) -> ChildOutcome {
+        ChildOutcome { ends_by: Some(signal), ..self }
     }
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn end_by(signal: Signal) -> u8 {
 
 /// Returns whether no process in this container could continue a stopped zklock: zklock is the container's first
 /// process, or its parent is the first process and is in the same group.
-fn is_left_alone() -> bool {
+fn cannot_be_continued() -> bool {
     let is_init_in_our_group = |parent: Pid| parent.is_init() && getpgid(Some(parent)).ok() == our_group();
     getpid().is_init() || getppid().is_some_and(is_init_in_our_group)
 }
@@ -88,7 +88,7 @@ static COMMAND: AtomicI32 = AtomicI32::new(0);
 /// [`COMMAND`] is set.
 pub(crate) fn adopt_orphans() -> Result<(), Exit> {
     if getpid().is_init() {
-        let mut ended = signals::stream(SignalKind::child())?;
+        let mut ended = signals::signal_stream(SignalKind::child())?;
         tokio::spawn(async move {
             while ended.recv().await.is_some() {
                 reap_orphans();
@@ -108,28 +108,28 @@ fn reap_orphans() {
 }
 
 /// Returns the processes of this container or machine.
-fn processes() -> impl Iterator<Item = (i32, Stat)> {
+fn processes() -> impl Iterator<Item = (i32, ProcessStat)> {
     let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(|pid| Some((pid, Stat::of(pid)?)))
+    pids.filter_map(|pid| Some((pid, ProcessStat::of(pid)?)))
 }
 
 /// The state of a process, from `/proc/PID/stat`.
-pub(crate) struct Stat {
+pub(crate) struct ProcessStat {
     has_ended: bool,
     pub(crate) parent: i32,
     group: i32,
 }
 
-impl Stat {
-    pub(crate) fn of(pid: impl fmt::Display) -> Option<Stat> {
+impl ProcessStat {
+    pub(crate) fn of(pid: impl fmt::Display) -> Option<ProcessStat> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // The program's name stands in parentheses and may contain any character, so the other fields begin after the
         // last parenthesis.
         let mut fields = stat.rsplit_once(") ")?.1.split(' ');
         let has_ended = matches!(fields.next()?, "Z" | "X");
         let mut number = || fields.next()?.parse().ok();
-        Some(Stat { has_ended, parent: number()?, group: number()? })
+        Some(ProcessStat { has_ended, parent: number()?, group: number()? })
     }
 }
 
@@ -189,7 +189,8 @@ impl Child {
         // The witness starts before the command, so that it hears each key that is typed while the command runs.
         let among_us = terminal.as_ref().filter(|_| !lends && !getpid().is_init());
         let witness_among_us = among_us.and_then(|terminal| Witness::start(terminal.our_group()));
-        let process = signals.with_mask_before(|| command.spawn()).map_err(|error| tie::cannot_run(program, &error))?;
+        let process =
+            signals.with_inherited_mask(|| command.spawn()).map_err(|error| tie::cannot_run(program, &error))?;
         let group = Pid::from_child(&process);
         COMMAND.store(group.as_raw_nonzero().get(), Ordering::Relaxed);
         let _ = started.send(group);
@@ -206,7 +207,7 @@ impl Child {
         if lends {
             // zklock sends no CONT here, because CONT would undo a Ctrl-Z that was typed just now. If the command has
             // already asked for the terminal and was stopped for it, the stop is reported as an event, and
-            // `was_stopped` continues the command.
+            // `handle_stop` continues the command.
             child.lend_terminal();
         }
         Ok(child)
@@ -242,8 +243,8 @@ impl Child {
     /// Handles a stop of the command by the signal `by`. Does nothing if zklock has no terminal. If the terminal is
     /// the reason for the stop, zklock acts as a shell does for a job: it lends the command the terminal, or stops as
     /// well until `fg` or `bg`, so that the shell notices the stop. If the command has the terminal and nobody could
-    /// continue a stopped zklock, zklock continues the command instead ([`is_left_alone`]).
-    pub(crate) fn was_stopped(&mut self, by: Signal) {
+    /// continue a stopped zklock, zklock continues the command instead ([`cannot_be_continued`]).
+    pub(crate) fn handle_stop(&mut self, by: Signal) {
         let Some(terminal) = &self.terminal else { return };
         let lent = terminal.is_lent_to(self.group);
         let asks = matches!(by, Signal::TTIN | Signal::TTOU);
@@ -254,7 +255,7 @@ impl Child {
         } else if asks && terminal.is_ours() {
             self.lend_terminal();
             self.signal(Signal::CONT);
-        } else if lent && is_left_alone() {
+        } else if lent && cannot_be_continued() {
             self.signal(Signal::CONT);
         } else if lent {
             terminal.take_back(self.group);
@@ -270,7 +271,7 @@ impl Child {
     }
 
     /// Takes the terminal back and reaps the process, which must have ended.
-    pub(crate) fn reap(mut self) -> Reaped {
+    pub(crate) fn reap(mut self) -> ChildOutcome {
         let status = self.process.wait();
         COMMAND.store(0, Ordering::Relaxed);
         let signal = status.as_ref().ok().and_then(ExitStatusExt::signal);
@@ -281,7 +282,7 @@ impl Child {
             // The terminal is taken back before the witness ends, so that no key is typed while nobody listens.
             terminal.take_back(self.group);
             // Without a witness, zklock takes the signal that ended the command for that of a key.
-            typed = self.witness.take().and_then(Witness::ends).unwrap_or_else(by_key).filter(|_| was_lent);
+            typed = self.witness.take().and_then(Witness::end).unwrap_or_else(by_key).filter(|_| was_lent);
             if signal.is_some() {
                 terminal.restore();
             }
@@ -296,10 +297,10 @@ impl Child {
         let is_cut_short = ended_by_ours.is_some() || self.passed_on.contains(&Signal::TERM.as_raw());
         // After Ctrl-C or Ctrl-\, zklock ends as the key's signal ends flock(1), unless the command has failed for another
         // reason.
-        let typed_to_us = self.witness_among_us.take().and_then(Witness::ends).flatten();
+        let typed_to_us = self.witness_among_us.take().and_then(Witness::end).flatten();
         let ends_by_key = typed.or(typed_to_us).filter(|key| [0, exit::by_signal(key.as_raw())].contains(&code));
         let ends_by = ends_by_key.or((ended_by_ours == Some(Signal::INT.as_raw())).then_some(Signal::INT));
-        Reaped { code, typed, ends_by, cut_short: is_cut_short.then_some(self.group) }
+        ChildOutcome { code, typed, ends_by, cut_short: is_cut_short.then_some(self.group) }
     }
 
     /// Lends the command the terminal.
@@ -321,7 +322,7 @@ pub(crate) fn kill_rest(group: Pid) {
 
 /// Returns whether a process of the group still runs. A zombie does not count.
 pub(crate) fn lives(group: Pid) -> bool {
-    let is_of_group = |stat: Stat| stat.group == group.as_raw_nonzero().get() && !stat.has_ended;
+    let is_of_group = |stat: ProcessStat| stat.group == group.as_raw_nonzero().get() && !stat.has_ended;
     test_kill_process_group(group) != Err(Errno::SRCH) && processes().any(|(_, stat)| is_of_group(stat))
 }
 

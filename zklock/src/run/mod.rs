@@ -30,9 +30,9 @@ use crate::connect::{self, connect_silently, connect_visibly, exit_for};
 use crate::exit::{self, Exit};
 use crate::output::{escape_controls, readable, say, say_within, to_the_millisecond};
 use crate::place::LockOrSemaphore;
-use crate::run::child::{Child, ChildEvent, Reaped, end_by};
+use crate::run::child::{Child, ChildEvent, ChildOutcome, end_by};
 use crate::run::guard::AnyGuard;
-use crate::run::order::Order;
+use crate::run::order::CommandOrder;
 use crate::run::signals::Signals;
 use crate::show::cycles;
 
@@ -49,7 +49,8 @@ const TICK: Duration = Duration::from_millis(10);
 /// The longest time for which zklock waits, after a loss of the lock, until the client knows why it reaches no server.
 const REASON: Duration = Duration::from_millis(500);
 
-/// The time limit of [`circle()`], the search for a circle of processes that wait for each other after `-w` has run out.
+/// The time limit of [`describe_circle`], the search for a circle of processes that wait for each other after `-w` has
+/// run out.
 const CIRCLE: Duration = Duration::from_secs(2);
 
 const KILLED: &str = "the command was killed";
@@ -68,7 +69,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 const FAREWELL_UNREACHED: Duration = Duration::from_millis(300);
 
 pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> {
-    let order = Order::read(run)?;
+    let order = CommandOrder::read(run)?;
     if run.once_in == Some(Duration::ZERO) {
         return Err(Exit::usage("--once-in needs a time that is not zero"));
     }
@@ -79,8 +80,8 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     }
     // The lock is opened on the embedded backend first, so that a wrong path or option is reported before zklock
     // connects.
-    open(&Memory::new(), run, &order, connection.dialect)?;
-    let mut signals = Signals::listen(tie::has_stage())?;
+    open_lock_or_semaphore(&Memory::new(), run, &order, connection.dialect)?;
+    let mut signals = Signals::listen(tie::can_use_stage())?;
     child::adopt_orphans()?;
     let options = connect::client_options(connect_limit(run, connection), connection)?;
     let zk = tokio::select! {
@@ -89,13 +90,13 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
         zk = connect_silently(&options, connection), if run.quiet => zk?,
         zk = connect_visibly(&options, connection), if !run.quiet => zk?,
     };
-    let place = open(&zk, run, &order, connection.dialect)?;
+    let place = open_lock_or_semaphore(&zk, run, &order, connection.dialect)?;
     let stall = StallDetector::begin();
     let guard = tokio::select! {
         biased;
         signal = signals.next() => {
             // `select!` has dropped the acquisition, and the end of the session removes the acquisition's node.
-            leave(&zk, &mut signals).await;
+            end_session(&zk, &mut signals).await;
             return Ok(end_by(signal));
         }
         guard = stall.during(acquire(&place, run, connection.verbose)) => guard,
@@ -103,25 +104,25 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     let guard = match guard {
         Ok(Ok(guard)) => guard,
         Ok(Err(record)) => {
-            skipped(&place, run, &record);
-            leave(&zk, &mut signals).await;
+            report_skipped(&place, run, &record);
+            end_session(&zk, &mut signals).await;
             return Ok(run.skipped_exit_code);
         }
         Err(error) => {
-            let mut refusal = refused(error.clone(), run, connection, &zk, stall.stood_still()).await;
+            let mut refusal = exit_for_refusal(error.clone(), run, connection, &zk, stall.longest_stop()).await;
             if matches!(error, Error::Timeout { cut_off: None, .. }) && !run.quiet {
                 tokio::select! {
                     biased;
                     _ = signals.next_ending() => {}
-                    circle = circle(&place, &zk) => refusal = refusal.with_suffix(&circle),
+                    circle = describe_circle(&place, &zk) => refusal = refusal.with_suffix(&circle),
                 }
             }
-            leave(&zk, &mut signals).await;
+            end_session(&zk, &mut signals).await;
             return Err(refusal);
         }
     };
     let mut typed = None;
-    let outcome = hold(&guard, run, &order, &zk, &mut signals, &mut typed).await;
+    let outcome = run_under_lock(&guard, run, &order, &zk, &mut signals, &mut typed).await;
     let late = give_back(guard, &zk, connection, &mut signals).await;
     if let Some(key) = typed {
         witness::pass_on(key);
@@ -141,7 +142,12 @@ fn connect_limit(run: &Run, connection: &Connection) -> Duration {
     }
 }
 
-fn open<C: Coordinator + Clone>(zk: &C, run: &Run, order: &Order, dialect: Dialect) -> Result<LockOrSemaphore, Exit> {
+fn open_lock_or_semaphore<C: Coordinator + Clone>(
+    zk: &C,
+    run: &Run,
+    order: &CommandOrder,
+    dialect: Dialect,
+) -> Result<LockOrSemaphore, Exit> {
     let named = |lock: RwLockBuilder| run.host.iter().fold(lock.label(&order.label), RwLockBuilder::host);
     let Some(permits) = run.permits else {
         let lock = named(RwLock::builder(zk, &order.path).dialect(dialect));
@@ -165,13 +171,13 @@ async fn acquire(place: &LockOrSemaphore, run: &Run, is_verbose: bool) -> Result
     };
     let shown = async {
         if !run.quiet {
-            waiting::show(place, what(run), places).await;
+            waiting::show(place, goal_words(run), places).await;
         }
         std::future::pending::<Infallible>().await
     };
     let guard = tokio::select! {
         biased;
-        guard = wait_for(place, run, on_progress) => guard?,
+        guard = acquire_with_progress(place, run, on_progress) => guard?,
         never = shown => match never {},
     };
     if let Some(guard) = guard.as_ref().ok().filter(|_| is_verbose) {
@@ -183,7 +189,7 @@ async fn acquire(place: &LockOrSemaphore, run: &Run, is_verbose: bool) -> Result
 }
 
 /// Returns the words for the goal of the wait, such as "to read". The message about the wait contains them.
-fn what(run: &Run) -> &'static str {
+fn goal_words(run: &Run) -> &'static str {
     match (run.permits, run.shared) {
         (Some(_), _) => "for a permit of",
         (None, true) => "to read",
@@ -197,32 +203,32 @@ async fn try_to_acquire(place: &LockOrSemaphore, run: &Run) -> Result<Result<Any
         LockOrSemaphore::Lock(lock) | LockOrSemaphore::Either(lock, ..) => lock,
     };
     Ok(match run.once_in {
-        Some(period) => due(lock.try_once_in(period).await?),
+        Some(period) => guard_or_record(lock.try_once_in(period).await?),
         None if run.shared => Ok(AnyGuard::Read(lock.try_read().await?)),
         None => Ok(AnyGuard::Write(lock.try_write().await?)),
     })
 }
 
-async fn wait_for(
+async fn acquire_with_progress(
     place: &LockOrSemaphore,
     run: &Run,
     on_progress: impl FnMut(&Progress) + Send + 'static,
 ) -> Result<Result<AnyGuard, Record>, Error> {
     let lock = match place {
         LockOrSemaphore::Semaphore(semaphore) => {
-            return Ok(Ok(AnyGuard::Permit(bounded(semaphore.acquire(), run, on_progress).await?)));
+            return Ok(Ok(AnyGuard::Permit(with_progress_and_limit(semaphore.acquire(), run, on_progress).await?)));
         }
         LockOrSemaphore::Lock(lock) | LockOrSemaphore::Either(lock, ..) => lock,
     };
     Ok(match run.once_in {
-        Some(period) => due(bounded(lock.write(), run, on_progress).once_in(period).await?),
-        None if run.shared => Ok(AnyGuard::Read(bounded(lock.read(), run, on_progress).await?)),
-        None => Ok(AnyGuard::Write(bounded(lock.write(), run, on_progress).await?)),
+        Some(period) => guard_or_record(with_progress_and_limit(lock.write(), run, on_progress).once_in(period).await?),
+        None if run.shared => Ok(AnyGuard::Read(with_progress_and_limit(lock.read(), run, on_progress).await?)),
+        None => Ok(AnyGuard::Write(with_progress_and_limit(lock.write(), run, on_progress).await?)),
     })
 }
 
 /// Adds to the acquisition the callback that reports the progress, and the limit of `--wait` if `--wait` is given.
-fn bounded<G: zk_rwlock::Guard>(
+fn with_progress_and_limit<G: zk_rwlock::Guard>(
     acquire: Acquire<G>,
     run: &Run,
     on_progress: impl FnMut(&Progress) + Send + 'static,
@@ -232,7 +238,7 @@ fn bounded<G: zk_rwlock::Guard>(
 }
 
 /// Returns the guard of a job that is due, or the record of the last success.
-fn due(work: Work) -> Result<AnyGuard, Record> {
+fn guard_or_record(work: Work) -> Result<AnyGuard, Record> {
     match work {
         Work::Due(guard) => Ok(AnyGuard::Once(guard)),
         Work::Done(record) => Err(record),
@@ -240,7 +246,7 @@ fn due(work: Work) -> Result<AnyGuard, Record> {
 }
 
 /// Prints that the command is not run because the job was already done, and which process did the job.
-fn skipped(place: &LockOrSemaphore, run: &Run, record: &Record) {
+fn report_skipped(place: &LockOrSemaphore, run: &Run, record: &Record) {
     if run.quiet {
         return;
     }
@@ -249,15 +255,23 @@ fn skipped(place: &LockOrSemaphore, run: &Run, record: &Record) {
     say(&format!("{}: not run, because it was {last}, less than {period} ago", place.path()));
 }
 
-async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeeper, stood_still: Duration) -> Exit {
+async fn exit_for_refusal(
+    error: Error,
+    run: &Run,
+    connection: &Connection,
+    zk: &ZooKeeper,
+    longest_stop: Duration,
+) -> Exit {
     let exit = exit_for(error.clone(), connection);
     let message = match &error {
         Error::Lost(why) | Error::Evicted(why)
-            if can_follow_a_stop(*why) && stood_still > connection.session_timeout / 4 =>
+            if can_follow_a_stop(*why) && longest_stop > connection.session_timeout / 4 =>
         {
             format!("{}{STOOD_STILL}", exit.message())
         }
-        Error::Lost(why) | Error::Evicted(why) => format!("{}{}", exit.message(), cut_off(*why, zk).await),
+        Error::Lost(why) | Error::Evicted(why) => {
+            format!("{}{}", exit.message(), describe_disconnection(*why, zk).await)
+        }
         _ => exit.message().to_owned(),
     };
     let code = match &error {
@@ -274,7 +288,7 @@ async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeepe
 /// which is empty if there is no circle or the search takes longer than [`CIRCLE`]. Only a process that runs under another
 /// `zklock` searches. Any other process holds no lock while it waits, so nobody waits for it, and its search would only be a
 /// load on the servers.
-async fn circle(place: &LockOrSemaphore, zk: &ZooKeeper) -> String {
+async fn describe_circle(place: &LockOrSemaphore, zk: &ZooKeeper) -> String {
     let variable = |name| std::env::var(name).ok();
     let Some(outer) = variable("ZKLOCK_PATH") else { return String::new() };
     let prefix = common_parent(place.path(), &outer).to_owned();
@@ -313,7 +327,7 @@ impl StallDetector {
         let stall = async {
             loop {
                 tokio::time::sleep(BEAT).await;
-                self.longest.set(self.stood_still());
+                self.longest.set(self.longest_stop());
                 self.last.set(Instant::now());
             }
         };
@@ -325,14 +339,14 @@ impl StallDetector {
     }
 
     /// Returns the duration of the longest stop so far.
-    fn stood_still(&self) -> Duration {
+    fn longest_stop(&self) -> Duration {
         self.longest.get().max(self.last.get().elapsed().saturating_sub(BEAT))
     }
 }
 
 /// Returns a suffix for the message of a loss: since when no server is reached, and why. Returns an empty text if the
 /// loss has another cause, or if the client does not know the reason within [`REASON`].
-async fn cut_off(why: Loss, zk: &ZooKeeper) -> String {
+async fn describe_disconnection(why: Loss, zk: &ZooKeeper) -> String {
     if why == Loss::LeaseRanOut && !zk.state().is_connected() {
         let started = Instant::now();
         while started.elapsed() < REASON {
@@ -347,15 +361,15 @@ async fn cut_off(why: Loss, zk: &ZooKeeper) -> String {
 }
 
 /// Runs the command until it ends or the lock is lost. In both cases, sets `typed` to the signal of the key (Ctrl-C, Ctrl-\)
-/// that was typed meanwhile ([`Reaped::typed`]).
-async fn hold(
+/// that was typed meanwhile ([`ChildOutcome::typed`]).
+async fn run_under_lock(
     guard: &AnyGuard,
     run: &Run,
-    order: &Order,
+    order: &CommandOrder,
     zk: &ZooKeeper,
     signals: &mut Signals,
     typed: &mut Option<Signal>,
-) -> Result<Reaped, Exit> {
+) -> Result<ChildOutcome, Exit> {
     signals.listen_to_all()?;
     let environment = [
         ("ZKLOCK_PATH", order.path.clone()),
@@ -364,7 +378,7 @@ async fn hold(
     ];
     if !guard.is_held() {
         let why = guard.lost().await;
-        return lost(why, exit::PLACE_LOST, noticed_in_time(guard, why, zk), "nothing was run").await;
+        return fail_with_loss(why, exit::PLACE_LOST, client_unless_late(guard, why, zk), "nothing was run").await;
     }
     let without = if run.keep_credentials { &[][..] } else { &credentials::VARIABLES };
     let mut child = Child::spawn(&order.command, &environment, without, signals)?;
@@ -387,15 +401,15 @@ async fn hold(
                 }
                 Some(HoldState::Lost { why }) => {
                     say_within(message_wait(guard), &format!("the lock is lost: {why}; the command is ended"));
-                    let in_time = noticed_in_time(guard, why, zk);
+                    let client = client_unless_late(guard, why, zk);
                     let how = stop(guard, run, child, typed).await;
-                    return lost(why, run.lost_exit_code, in_time, how).await;
+                    return fail_with_loss(why, run.lost_exit_code, client, how).await;
                 }
                 Some(_) => {}
                 None => std::future::pending().await,
             },
             event = child.next_event() => match event {
-                ChildEvent::Stopped(by) => child.was_stopped(by),
+                ChildEvent::Stopped(by) => child.handle_stop(by),
                 ChildEvent::Ended => {
                     // A loss at the moment when the command ends counts as a loss, because the command may have run
                     // without the lock.
@@ -408,7 +422,8 @@ async fn hold(
                     }
                     if !held {
                         let why = guard.lost().await;
-                        return lost(why, run.lost_exit_code, noticed_in_time(guard, why, zk), "the command has ended").await;
+                        let client = client_unless_late(guard, why, zk);
+                        return fail_with_loss(why, run.lost_exit_code, client, "the command has ended").await;
                     }
                     return record(guard, run, reaped, signals).await;
                 }
@@ -430,7 +445,12 @@ async fn hold(
 /// # Errors
 /// Fails if the success is not recorded, or if the outcome is unknown for another reason than a signal. Without the
 /// record the next host runs the command again.
-async fn record(guard: &AnyGuard, run: &Run, reaped: Reaped, signals: &mut Signals) -> Result<Reaped, Exit> {
+async fn record(
+    guard: &AnyGuard,
+    run: &Run,
+    reaped: ChildOutcome,
+    signals: &mut Signals,
+) -> Result<ChildOutcome, Exit> {
     let AnyGuard::Once(once) = guard else { return Ok(reaped) };
     if reaped.code != 0 {
         return Ok(reaped);
@@ -468,9 +488,9 @@ async fn record(guard: &AnyGuard, run: &Run, reaped: Reaped, signals: &mut Signa
     Err(Exit::new(code, format!("{problem}: {}; without the record the command is run again", exit.message())))
 }
 
-async fn lost(why: Loss, code: u8, in_time: Option<&ZooKeeper>, how: &str) -> Result<Reaped, Exit> {
-    let because = match in_time {
-        Some(zk) => cut_off(why, zk).await,
+async fn fail_with_loss(why: Loss, code: u8, client: Option<&ZooKeeper>, how: &str) -> Result<ChildOutcome, Exit> {
+    let because = match client {
+        Some(zk) => describe_disconnection(why, zk).await,
         None => STOOD_STILL.to_owned(),
     };
     let problem = format!("the lock was lost: {why}{because}; {how}");
@@ -479,7 +499,7 @@ async fn lost(why: Loss, code: u8, in_time: Option<&ZooKeeper>, how: &str) -> Re
 
 /// Returns the client, which may know why the lock was lost. `None` if zklock noticed the loss only when the session
 /// could already have expired: then zklock stood still, and the servers are not the cause.
-fn noticed_in_time<'z>(guard: &AnyGuard, why: Loss, zk: &'z ZooKeeper) -> Option<&'z ZooKeeper> {
+fn client_unless_late<'z>(guard: &AnyGuard, why: Loss, zk: &'z ZooKeeper) -> Option<&'z ZooKeeper> {
     let is_late = why == Loss::LeaseRanOut && guard.session_left().is_zero();
     (!is_late).then_some(zk)
 }
@@ -492,7 +512,7 @@ fn message_wait(guard: &AnyGuard) -> Duration {
 
 /// Divides `left`, the time until the session can expire: returns the grace between TERM and KILL, which is at most
 /// `wanted`, and the time that is reserved for KILL.
-fn grace(wanted: Duration, left: Duration) -> (Duration, Duration) {
+fn grace_and_reserve(wanted: Duration, left: Duration) -> (Duration, Duration) {
     let reserve = left / 6;
     (wanted.min(left - reserve), reserve)
 }
@@ -506,7 +526,7 @@ fn grace(wanted: Duration, left: Duration) -> (Duration, Duration) {
 /// - If somebody has removed the node, the command still gets this grace, although another contender may have the
 ///   lock.
 async fn stop(guard: &AnyGuard, run: &Run, mut child: Child, typed: &mut Option<Signal>) -> &'static str {
-    let how = end(guard, run, &mut child).await;
+    let how = end_by_term_and_kill(guard, run, &mut child).await;
     let reaped = child.reap();
     *typed = reaped.typed;
     // A command that had ended before KILL, for example while zklock was stopped, was not killed.
@@ -516,8 +536,8 @@ async fn stop(guard: &AnyGuard, run: &Run, mut child: Child, typed: &mut Option<
     }
 }
 
-async fn end(guard: &AnyGuard, run: &Run, child: &mut Child) -> &'static str {
-    let (grace, reserve) = grace(run.grace, guard.session_left());
+async fn end_by_term_and_kill(guard: &AnyGuard, run: &Run, child: &mut Child) -> &'static str {
+    let (grace, reserve) = grace_and_reserve(run.grace, guard.session_left());
     let started = Instant::now();
     if !grace.is_zero() {
         child.signal(Signal::TERM);
@@ -580,7 +600,7 @@ async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, sig
         (false, _) => FAREWELL_UNREACHED,
     };
     // A signal that came earlier must not end the wait before the requests are sent.
-    let pending = signals.pending();
+    let pending = signals.take_pending();
     let limit = if pending.is_some() { limit.min(FAREWELL) } else { limit };
     let left = guard.is_held().then(|| guard.session_left());
     // `select!` and `join!` poll the release first, and that poll sends the request. An error of the release is
@@ -602,7 +622,7 @@ async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, sig
 
 /// Ends the session, so that the servers remove all its nodes. If no server is reached, the session ends by its
 /// timeout. This function does not wait for that end.
-async fn leave(zk: &ZooKeeper, signals: &mut Signals) {
+async fn end_session(zk: &ZooKeeper, signals: &mut Signals) {
     let limit = if is_reached(zk) { FAREWELL } else { FAREWELL_UNREACHED };
     tokio::select! {
         biased;
@@ -670,9 +690,9 @@ mod tests {
     #[test]
     fn the_grace_ends_before_the_session_can_expire() {
         let second = Duration::from_secs(1);
-        assert_eq!(grace(5 * second, 3 * second), (second * 5 / 2, second / 2));
-        assert_eq!(grace(2 * second, 3 * second).0, 2 * second);
-        assert_eq!(grace(5 * second, Duration::ZERO), (Duration::ZERO, Duration::ZERO));
-        assert_eq!(grace(5 * second, Duration::MAX).0, 5 * second, "no limit after a removal on purpose");
+        assert_eq!(grace_and_reserve(5 * second, 3 * second), (second * 5 / 2, second / 2));
+        assert_eq!(grace_and_reserve(2 * second, 3 * second).0, 2 * second);
+        assert_eq!(grace_and_reserve(5 * second, Duration::ZERO), (Duration::ZERO, Duration::ZERO));
+        assert_eq!(grace_and_reserve(5 * second, Duration::MAX).0, 5 * second, "no limit after a removal on purpose");
     }
 }

@@ -13,22 +13,22 @@ const LABEL_MADE: usize = 60;
 
 /// The lock's path, the command to run under the lock, and the label.
 #[derive(Debug)]
-pub(crate) struct Order {
+pub(crate) struct CommandOrder {
     pub(crate) path: String,
     pub(crate) command: Vec<OsString>,
     pub(crate) label: String,
 }
 
 /// Returns the visible subcommand that is most similar to this word, if it is similar enough. clap uses the same measure.
-fn meant(word: &str) -> Option<String> {
+fn similar_subcommand(word: &str) -> Option<String> {
     let program = Arguments::command();
     let names = program.get_subcommands().filter(|task| !task.is_hide_set()).map(|task| task.get_name());
     let like = names.map(|name| (strsim::jaro(word, name), name)).filter(|(likeness, _)| *likeness > 0.7);
     like.max_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, name)| name.to_owned())
 }
 
-impl Order {
-    pub(crate) fn read(run: &Run) -> Result<Order, Exit> {
+impl CommandOrder {
+    pub(crate) fn read(run: &Run) -> Result<CommandOrder, Exit> {
         let mut words = run.words.iter().cloned();
         let path = words
             .next()
@@ -37,7 +37,7 @@ impl Order {
             .into_string()
             .map_err(|path| Exit::usage(format!("{} is no path in ZooKeeper: it is not valid UTF-8", quoted(&path))))?;
         if !path.starts_with('/') {
-            let meant = meant(&path).map(|task| format!("did you mean {task}? ")).unwrap_or_default();
+            let meant = similar_subcommand(&path).map(|task| format!("did you mean {task}? ")).unwrap_or_default();
             return Err(Exit::usage(format!(
                 "{} is neither the path of a lock, which begins with a slash, nor a subcommand; {meant}see zklock --help",
                 quoted(path.as_ref())
@@ -80,7 +80,7 @@ impl Order {
                 vec![shell.unwrap_or_else(|| "/bin/sh".into()), "-c".into(), line]
             }
         };
-        Ok(Order { path, command, label })
+        Ok(CommandOrder { path, command, label })
     }
 }
 
@@ -104,16 +104,16 @@ mod tests {
         Arguments::try_parse_from(["zklock"].iter().chain(words)).expect("valid arguments")
     }
 
-    fn order(words: &[&str]) -> Order {
-        Order::read(&read(words).run).expect("a command and a lock")
+    fn order(words: &[&str]) -> CommandOrder {
+        CommandOrder::read(&read(words).run).expect("a command and a lock")
     }
 
     #[test]
     fn a_misspelt_subcommand_gets_a_suggestion() {
         for (word, task) in [("lss", "ls"), ("wach", "watch"), ("brake", "break"), ("chekc", "check")] {
-            assert_eq!(meant(word).as_deref(), Some(task));
+            assert_eq!(similar_subcommand(word).as_deref(), Some(task));
         }
-        assert_eq!(["migrate", "true", "web-1"].map(meant), [None, None, None]);
+        assert_eq!(["migrate", "true", "web-1"].map(similar_subcommand), [None, None, None]);
     }
 
     #[test]
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(order(&["/l", "make", "-j"]).command, ["make", "-j"]);
         assert_eq!(order(&["/l", "--", "-c"]).command, ["-c"]);
         for words in [&["-c", "make all", "/l"], &["/l", "-c", "make all"], &["/l", "--command", "make all"]] {
-            let Order { command, label, .. } = order(words);
+            let CommandOrder { command, label, .. } = order(words);
             assert_eq!((&command[1..], &*label), (&["-c".into(), "make all".into()][..], "make all"), "{words:?}");
         }
         for (words, problem) in [
@@ -129,11 +129,11 @@ mod tests {
             (&["/l", "-c", "make", "all"], "-c: it takes one word, so quote the line"),
             (&["/l", "--command"], "-c: the line for the shell is missing"),
         ] {
-            let refused = Order::read(&read(words).run).expect_err("Order::read must refuse this");
+            let refused = CommandOrder::read(&read(words).run).expect_err("CommandOrder::read must refuse this");
             assert!(refused.message().starts_with(problem), "{words:?}: {}", refused.message());
         }
         for words in [&["/l", "-x"][..], &["-c", "make", "/l", "-c", "test"]] {
-            let refused = Order::read(&read(words).run).expect_err("Order::read must refuse this");
+            let refused = CommandOrder::read(&read(words).run).expect_err("CommandOrder::read must refuse this");
             assert!(
                 refused.message().contains("options go before the lock's path"),
                 "{words:?}: {}",

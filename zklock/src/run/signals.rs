@@ -66,19 +66,19 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Begins to deliver the signals that would end zklock by default. `has_stage` is from [`tie::has_stage`].
+    /// Begins to deliver the signals that would end zklock by default. `can_use_stage` is from [`tie::can_use_stage`].
     ///
-    /// [`tie::has_stage`]: crate::run::tie::has_stage
-    pub(crate) fn listen(has_stage: bool) -> Result<Signals, Exit> {
+    /// [`tie::can_use_stage`]: crate::run::tie::can_use_stage
+    pub(crate) fn listen(can_use_stage: bool) -> Result<Signals, Exit> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let mut signals = Signals { sender, receiver, before: SigSet::empty() };
-        signals.add(ENDING.iter().copied().chain(real_time()))?;
+        signals.listen_to(ENDING.iter().copied().chain(real_time()))?;
         // The signals are unblocked after their handlers are set, because one of them may already be pending.
         let unblocked = SigSet::empty().thread_swap_mask(SigmaskHow::SIG_SETMASK);
         signals.before = unblocked.map_err(|error| cannot_listen(&error))?;
         // The signals of `FAULTS` are blocked only if there is a stage, which is the process that becomes the command and
         // unblocks them first. Without the stage the command would inherit the blocked signals.
-        if has_stage {
+        if can_use_stage {
             signals.add_faults()?;
         }
         Ok(signals)
@@ -88,14 +88,14 @@ impl Signals {
     pub(crate) fn listen_to_all(&self) -> Result<(), Exit> {
         // The parent of zklock may have ignored SIGCHLD, and zklock inherits this. Without a handler for SIGCHLD, the
         // exit codes of children would be lost.
-        let _stays_registered = stream(SignalKind::child())?;
-        self.add(OTHERS)
+        let _stays_registered = signal_stream(SignalKind::child())?;
+        self.listen_to(OTHERS)
     }
 
     /// Calls `spawn`, which starts the command, with the signal mask that zklock was started with. The signals of
     /// [`FAULTS`] stay blocked, because zklock still waits for them. The process that becomes the command unblocks them
     /// before it runs the command's program.
-    pub(crate) fn with_mask_before<T>(&self, spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    pub(crate) fn with_inherited_mask<T>(&self, spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         // `extend` keeps the real-time signals of the set, which have no names, but `|` would drop them.
         let mut mask = self.before;
         mask.extend(&SigSet::thread_get_mask()?);
@@ -126,7 +126,7 @@ impl Signals {
     }
 
     /// Takes the signals that have come, and returns the last that would end zklock.
-    pub(crate) fn pending(&mut self) -> Option<Signal> {
+    pub(crate) fn take_pending(&mut self) -> Option<Signal> {
         let come = std::iter::from_fn(|| self.receiver.try_recv().ok());
         come.filter(|signal| !OTHERS.contains(signal)).last()
     }
@@ -147,10 +147,10 @@ impl Signals {
         }
     }
 
-    fn add(&self, signals: impl IntoIterator<Item = Signal>) -> Result<(), Exit> {
+    fn listen_to(&self, signals: impl IntoIterator<Item = Signal>) -> Result<(), Exit> {
         let ignored = ignored();
-        for which in signals.into_iter().filter(|which| !is_in(ignored, which.as_raw())) {
-            let mut stream = stream(SignalKind::from_raw(which.as_raw()))?;
+        for which in signals.into_iter().filter(|which| !has_signal(ignored, which.as_raw())) {
+            let mut stream = signal_stream(SignalKind::from_raw(which.as_raw()))?;
             let sender = self.sender.clone();
             tokio::spawn(async move { while stream.recv().await.is_some() && sender.send(which).is_ok() {} });
         }
@@ -162,7 +162,7 @@ impl Signals {
     #[cfg(target_os = "linux")]
     fn add_faults(&self) -> Result<(), Exit> {
         let ignored = ignored();
-        let faults: SigSet = FAULTS.into_iter().filter(|which| !is_in(ignored, *which as i32)).collect();
+        let faults: SigSet = FAULTS.into_iter().filter(|which| !has_signal(ignored, *which as i32)).collect();
         faults.thread_block().map_err(|error| cannot_listen(&error))?;
         let sender = self.sender.clone();
         let take = move || {
@@ -194,7 +194,7 @@ pub(crate) fn unblock_all() {
 /// Unblocks the signals of [`FAULTS`], except those in the set `blocked`.
 #[cfg(target_os = "linux")]
 pub(crate) fn unblock_faults(blocked: u64) {
-    let faults: SigSet = FAULTS.into_iter().filter(|which| !is_in(blocked, *which as i32)).collect();
+    let faults: SigSet = FAULTS.into_iter().filter(|which| !has_signal(blocked, *which as i32)).collect();
     // This cannot fail, because all these signals exist.
     let _ = faults.thread_unblock();
 }
@@ -207,7 +207,7 @@ fn real_time() -> impl Iterator<Item = Signal> {
     return std::iter::empty();
 }
 
-pub(crate) fn stream(kind: SignalKind) -> Result<unix::Signal, Exit> {
+pub(crate) fn signal_stream(kind: SignalKind) -> Result<unix::Signal, Exit> {
     signal(kind).map_err(|error| cannot_listen(&error))
 }
 
@@ -223,7 +223,7 @@ pub(crate) fn ignored() -> u64 {
     set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
 }
 
-pub(crate) fn is_in(set: u64, signal: i32) -> bool {
+pub(crate) fn has_signal(set: u64, signal: i32) -> bool {
     set & bit(signal) != 0
 }
 

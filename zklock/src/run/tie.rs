@@ -24,7 +24,7 @@ const STAGE: &str = "tied-to";
 pub(crate) const OURSELVES: &str = "/proc/self/exe";
 
 /// Returns whether the command is started through the stage, the process that becomes the command. The stage needs `/proc`.
-pub(crate) fn has_stage() -> bool {
+pub(crate) fn can_use_stage() -> bool {
     cfg!(target_os = "linux") && std::fs::exists(OURSELVES).is_ok_and(|exists| exists)
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn has_stage() -> bool {
 /// [`Signals::faults_blocked_before`]: crate::run::signals::Signals::faults_blocked_before
 pub(crate) fn command(program: &OsStr, arguments: &[OsString], faults: u64) -> Command {
     #[cfg(target_os = "linux")]
-    if has_stage() {
+    if can_use_stage() {
         let mut command = Command::new(OURSELVES);
         let parent = format!("{}:{faults:x}", std::process::id());
         command.arg0("zklock").arg(STAGE).arg(parent).arg(program).args(arguments);
@@ -48,7 +48,7 @@ pub(crate) fn command(program: &OsStr, arguments: &[OsString], faults: u64) -> C
 /// Becomes the command, if this process was started as the stage. Returns an error if that fails, and `None` if this
 /// process is not the stage.
 #[cfg(target_os = "linux")]
-pub(crate) fn stage() -> Option<Exit> {
+pub(crate) fn become_command_if_stage() -> Option<Exit> {
     use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, setsid};
 
     let mut words = std::env::args_os().skip(1);
@@ -80,7 +80,7 @@ pub(crate) fn stage() -> Option<Exit> {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn stage() -> Option<Exit> {
+pub(crate) fn become_command_if_stage() -> Option<Exit> {
     None
 }
 

@@ -25,10 +25,10 @@ const SECOND: Duration = Duration::from_secs(1);
 /// the place or the holders change. Dropping the future removes the status line. If no status line is possible, a
 /// wait of less than a second prints nothing, so that cron sends no mail, and no text appears between the output of
 /// other programs.
-pub(crate) async fn show(waits_at: &LockOrSemaphore, what: &str, mut places: watch::Receiver<usize>) {
+pub(crate) async fn show(waits_at: &LockOrSemaphore, goal: &str, mut places: watch::Receiver<usize>) {
     let mut line = StatusLine::default();
     let started = Instant::now();
-    let (mut last, mut reported): (Option<WaitLog>, Option<WaitLog>) = (None, None);
+    let (mut last, mut reported): (Option<WaitState>, Option<WaitState>) = (None, None);
     loop {
         tokio::select! {
             change = places.changed() => {
@@ -37,7 +37,7 @@ pub(crate) async fn show(waits_at: &LockOrSemaphore, what: &str, mut places: wat
                 }
                 let place = *places.borrow_and_update();
                 let holders = waits_at.queue().await.map(|queue| queue.holders().cloned().collect());
-                let seen = WaitLog { place, holders: holders.unwrap_or_default() };
+                let seen = WaitState { place, holders: holders.unwrap_or_default() };
                 last = Some(seen);
             }
             // The ages on the line change every second, and zklock may have moved to the foreground or the background.
@@ -46,9 +46,11 @@ pub(crate) async fn show(waits_at: &LockOrSemaphore, what: &str, mut places: wat
         let Some(seen) = &last else { continue };
         if StatusLine::is_possible() {
             let waited = Some(started.elapsed());
-            line.draw((0..LONGEST.len()).map(|level| seen.words(waits_at.path(), what, waited, level)));
-        } else if started.elapsed() >= SECOND && reported.as_ref().map(WaitLog::gist) != Some(seen.gist()) {
-            output::say_within(Duration::ZERO, &seen.words(waits_at.path(), what, None, 0));
+            line.draw((0..LONGEST.len()).map(|level| seen.line(waits_at.path(), goal, waited, level)));
+        } else if started.elapsed() >= SECOND
+            && reported.as_ref().map(WaitState::reported_part) != Some(seen.reported_part())
+        {
+            output::say_within(Duration::ZERO, &seen.line(waits_at.path(), goal, None, 0));
             reported = last.clone();
         }
     }
@@ -56,20 +58,20 @@ pub(crate) async fn show(waits_at: &LockOrSemaphore, what: &str, mut places: wat
 
 /// The state of the wait that a line shows.
 #[derive(Clone, Debug)]
-struct WaitLog {
+struct WaitState {
     /// The place in the queue, counted from 1.
     place: usize,
     holders: Vec<Member>,
 }
 
-impl WaitLog {
+impl WaitState {
     /// Returns the line at this level of detail, an index of [`LONGEST`].
-    fn words(&self, path: &str, what: &str, waited: Option<Duration>, level: usize) -> String {
+    fn line(&self, path: &str, goal: &str, waited: Option<Duration>, level: usize) -> String {
         let waited = waited.map_or_else(String::new, |waited| format!(" {}", in_two_units(waited)));
         // "for a permit of" loses its "of" if the path does not follow.
         let goal = match level {
-            0..3 => format!(" {what} {path}"),
-            3..6 => format!(" {}", what.trim_end_matches(" of")),
+            0..3 => format!(" {goal} {path}"),
+            3..6 => format!(" {}", goal.trim_end_matches(" of")),
             _ => String::new(),
         };
         let named_most = if level < 4 { 2 } else { 1 };
@@ -89,7 +91,7 @@ impl WaitLog {
     }
 
     /// Returns the part of the state whose change is printed as a new line.
-    fn gist(&self) -> (usize, Vec<&str>) {
+    fn reported_part(&self) -> (usize, Vec<&str>) {
         (self.place, self.holders.iter().map(|holder| &holder.node[..]).collect())
     }
 }
@@ -128,7 +130,7 @@ mod tests {
     use super::*;
 
     /// Returns the state of a wait behind this many holders, on a host with a long name.
-    fn behind(holders: usize) -> WaitLog {
+    fn behind(holders: usize) -> WaitState {
         let zk = Memory::new();
         let lock = RwLock::builder(&zk, "/l").host("web.example").label("migrate").build().expect("a valid path");
         let _held: Vec<_> = (0..holders).map(|_| lock.read().blocking().expect("readers share the lock")).collect();
@@ -136,15 +138,15 @@ mod tests {
         for member in &mut members {
             (member.pid, member.since) = (Some(4711), None);
         }
-        WaitLog { place: holders + 1, holders: members }
+        WaitState { place: holders + 1, holders: members }
     }
 
     #[test]
     fn the_line_drops_details_that_do_not_fit() {
-        let reported = |holders, what, level| behind(holders).words("/l", what, Some(9 * SECOND), level);
+        let reported = |holders, goal, level| behind(holders).line("/l", goal, Some(9 * SECOND), level);
         let whole = "waiting 9s for a permit of /l: place 2, held by READ web.example pid 4711 \"migrate\"";
         assert_eq!(reported(1, "for a permit of", 0), whole);
-        assert_eq!(behind(1).words("/l", "to read", None, 0).split(':').next(), Some("waiting to read /l"));
+        assert_eq!(behind(1).line("/l", "to read", None, 0).split(':').next(), Some("waiting to read /l"));
         let little = "waiting 9s for a permit: place 2, held by READ web.example \"migrate\"";
         assert_eq!(reported(1, "for a permit of", 4), little, "without the path there is no `of`");
         assert_eq!(reported(1, "to write", 6), "waiting 9s: place 2, held by web.example \"migrate\"");
@@ -157,7 +159,7 @@ mod tests {
 
     #[test]
     fn holders_that_are_not_named_are_counted() {
-        let reported = |holders| behind(holders).words("/l", "to write", None, 6);
+        let reported = |holders| behind(holders).line("/l", "to write", None, 6);
         assert!(reported(1).ends_with("\"migrate\""), "{}", reported(1));
         assert!(reported(2).ends_with("\"migrate\" and 1 more"), "{}", reported(2));
         assert!(reported(4).ends_with("\"migrate\" and 3 more"), "{}", reported(4));

@@ -40,7 +40,7 @@ pub(crate) fn pass_on(key: Signal) {
 }
 
 #[cfg(target_os = "linux")]
-pub(crate) use on_linux::{Witness, bear};
+pub(crate) use on_linux::{Witness, run_if_witness};
 
 #[cfg(target_os = "linux")]
 mod on_linux {
@@ -59,7 +59,7 @@ mod on_linux {
     use rustix::process::{Pid, Signal, getppid, kill_process};
 
     use super::PID;
-    use crate::run::signals::{ignored, is_in};
+    use crate::run::signals::{has_signal, ignored};
     use crate::run::tie::OURSELVES;
 
     /// How long zklock waits for the end of the witness before it kills the witness.
@@ -111,7 +111,7 @@ mod on_linux {
 
         /// Ends the witness. Returns the signal of the key that was typed last (`Some(None)` if no key was typed), or
         /// `None` if the witness has not listened.
-        pub(crate) fn ends(self) -> Option<Option<Signal>> {
+        pub(crate) fn end(self) -> Option<Option<Signal>> {
             // The witness may have been stopped together with the command.
             let _ = kill_process(self.pid, Signal::CONT);
             drop(self.stdin);
@@ -129,7 +129,7 @@ mod on_linux {
 
     /// Returns `false` unless this process was started as the witness. The witness reports the typed keys until its
     /// standard input ends, and then returns `true`.
-    pub(crate) fn bear() -> bool {
+    pub(crate) fn run_if_witness() -> bool {
         let words: Vec<_> = std::env::args_os().skip(1).collect();
         let is_parent = |pid: &str| getppid().is_some_and(|parent| parent.as_raw_nonzero().to_string() == pid);
         if !matches!(&words[..], [word, pid] if word == WITNESS && pid.to_str().is_some_and(is_parent)) {
@@ -137,19 +137,19 @@ mod on_linux {
         }
         let ignored = ignored();
         let signals = [NamedSignal::SIGINT, NamedSignal::SIGQUIT, NamedSignal::SIGURG];
-        let signals = signals.into_iter().filter(|signal| !is_in(ignored, *signal as i32)).collect();
+        let signals = signals.into_iter().filter(|signal| !has_signal(ignored, *signal as i32)).collect();
         let Ok(signals) = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK) else { return true };
         let writes = |byte: u8| {
             // The error is ignored: it means that zklock has ended.
             let _ = rustix::io::write(io::stdout(), &[byte]);
         };
         writes(LISTENS);
-        let (stdin, mut heard) = (io::stdin(), Heard::default());
+        let (stdin, mut heard) = (io::stdin(), SignalsSeen::default());
         loop {
             let mut polled = [PollFd::new(&signals, PollFlags::IN), PollFd::new(&stdin, PollFlags::empty())];
             let is_over = poll(&mut polled, None).is_err() || !polled[1].revents().is_empty();
             while let Ok(Some(signal)) = signals.read_signal() {
-                if let Some(key) = heard.key(signal.ssi_signo as i32, signal.ssi_code, signal.ssi_pid) {
+                if let Some(key) = heard.typed_key(signal.ssi_signo as i32, signal.ssi_code, signal.ssi_pid) {
                     writes(key as u8);
                 }
             }
@@ -161,17 +161,17 @@ mod on_linux {
 
     /// What the witness knows of the signals that processes sent to the whole group.
     #[derive(Default)]
-    struct Heard {
+    struct SignalsSeen {
         /// The last signal of a key that a process sent, and the id of that process.
         sent: Option<(i32, u32)>,
         /// The id of the process that sent the last SIGURG.
         urges: Option<u32>,
     }
 
-    impl Heard {
+    impl SignalsSeen {
         /// Returns the signal of a key if `signal`, alone or with an earlier one, proves that the key was typed. `code` and
         /// `sender` are from the siginfo_t of `signal`.
-        fn key(&mut self, signal: i32, code: i32, sender: u32) -> Option<i32> {
+        fn typed_key(&mut self, signal: i32, code: i32, sender: u32) -> Option<i32> {
             match signal == Signal::URG.as_raw() {
                 true => self.urges = Some(sender),
                 false if code == SI_KERNEL => return Some(signal),
@@ -179,7 +179,7 @@ mod on_linux {
             }
             // SIGURG may be read after the signal of the key, because pending signals are read in the order of their numbers.
             let (signal, _) = self.sent.filter(|(_, sender)| self.urges == Some(*sender))?;
-            *self = Heard::default();
+            *self = SignalsSeen::default();
             Some(signal)
         }
     }
@@ -196,8 +196,8 @@ mod on_linux {
         #[test]
         fn only_the_terminal_and_an_inner_zklock_prove_a_key() {
             let last = |heard: &[(i32, i32, u32)]| {
-                let mut state = Heard::default();
-                heard.iter().map(|(signal, code, sender)| state.key(*signal, *code, *sender)).last().flatten()
+                let mut state = SignalsSeen::default();
+                heard.iter().map(|(signal, code, sender)| state.typed_key(*signal, *code, *sender)).last().flatten()
             };
             assert_eq!(last(&[(INT, SI_KERNEL, 0)]), Some(INT));
             assert_eq!(last(&[(INT, SI_USER, 7)]), None, "timeout(1) ends its own group");
@@ -225,12 +225,12 @@ impl Witness {
         None
     }
 
-    pub(crate) fn ends(self) -> Option<Option<Signal>> {
+    pub(crate) fn end(self) -> Option<Option<Signal>> {
         match self {}
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn bear() -> bool {
+pub(crate) fn run_if_witness() -> bool {
     false
 }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use zk_rwlock::Queue;
 use zk_rwlock::queue::{Member, MemberState};
 
-use crate::run::child::Stat;
+use crate::run::child::ProcessStat;
 
 /// A process. Its host and process id identify it, as they do in the members of queues.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -139,7 +139,7 @@ fn zklocks_above(who: &Process) -> impl Iterator<Item = Process> {
 /// Returns the ancestors of this process, from its parent on, if it is on this machine. Leaves out process 1. Each container
 /// has a process 1, and containers may share the name of a host, so a holder with this id may be in another container.
 fn ancestors(who: &Process) -> impl Iterator<Item = Process> {
-    let parent = |pid: u32| u32::try_from(Stat::of(pid)?.parent).ok().filter(|pid| *pid > 1);
+    let parent = |pid: u32| u32::try_from(ProcessStat::of(pid)?.parent).ok().filter(|pid| *pid > 1);
     let first = if who.host == host() { parent(who.pid) } else { None };
     std::iter::successors(first, move |pid| parent(*pid)).take(GENERATIONS).map(|pid| Process { pid, ..who.clone() })
 }

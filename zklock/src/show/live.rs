@@ -69,9 +69,9 @@ async fn on_a_screen(zk: &ZooKeeper, watch: &WatchOrder, dialect: Dialect) -> Re
         history: History::default(),
         doubts: Vec::new(),
         unanswered: None,
-        resized: signals::stream(SignalKind::window_change())?,
+        resized: signals::signal_stream(SignalKind::window_change())?,
         // The shell's `fg` sends SIGCONT. When zklock receives it, zklock redraws the screen immediately.
-        continued: signals::stream(SignalKind::from_raw(RawSignal::CONT.as_raw()))?,
+        continued: signals::signal_stream(SignalKind::from_raw(RawSignal::CONT.as_raw()))?,
         is_ours: terminal::is_background(io::stdout()).is_some(),
     };
     loop {
