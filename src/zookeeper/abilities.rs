@@ -8,11 +8,11 @@
 //! as lacking only in two cases:
 //! - An answer says that the server does not know the request.
 //! - Two connections of the session broke while a request for the feature was not answered. In between, no such request
-//!   was carried out or refused. The second connection had answered a read before ([`Ability::test`]).
+//!   was carried out or refused. The second connection had answered a read before ([`ServerFeature::test_connection`]).
 //!
 //! In the second case both breaks may be chance, so the next session tries the feature again. On ClickHouse Keeper each
 //! try would end a session. So all sessions of a client share one mark that the servers are ClickHouse Keeper
-//! ([`KeeperMark`]).
+//! ([`ClickHouseMark`]).
 
 use std::error::Error;
 use std::sync::Arc;
@@ -26,9 +26,9 @@ use crate::telemetry::log::emit;
 
 /// Whether the servers of a client are ClickHouse Keeper. All sessions of the client share this value.
 #[derive(Debug, Default)]
-pub(crate) struct KeeperMark(AtomicBool);
+pub(crate) struct ClickHouseMark(AtomicBool);
 
-impl KeeperMark {
+impl ClickHouseMark {
     /// Takes the servers for ClickHouse Keeper if the id of a session is from 1 to 2^28 - 1. ClickHouse Keeper counts
     /// sessions up from one (`KeeperStorage`), unless its data came from ZooKeeper. A session id of ZooKeeper has the
     /// server's configured id in its highest byte, and from bit 16 on the milliseconds between the start of the machine
@@ -36,12 +36,12 @@ impl KeeperMark {
     /// the id 0 starts within 4 s after its machine.
     pub(crate) fn learn_from_session_id(&self, session: i64) {
         if (1..1 << 28).contains(&session) {
-            self.set();
+            self.mark_as_clickhouse();
         }
     }
 
     /// Records that the servers are ClickHouse Keeper.
-    pub(crate) fn set(&self) {
+    pub(crate) fn mark_as_clickhouse(&self) {
         if !self.0.swap(true, Ordering::Relaxed) {
             emit!(
                 WARN,
@@ -50,51 +50,51 @@ impl KeeperMark {
         }
     }
 
-    fn is_set(&self) -> bool {
+    fn is_clickhouse(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
 /// Whether the servers of one session have the features that some servers lack.
 #[derive(Debug)]
-pub(crate) struct Abilities {
-    pub(crate) keeper: Arc<KeeperMark>,
-    pub(crate) containers: Ability,
+pub(crate) struct ServerFeatures {
+    pub(crate) keeper: Arc<ClickHouseMark>,
+    pub(crate) containers: ServerFeature,
     /// The request that reads several nodes.
-    pub(crate) several_reads: Ability,
+    pub(crate) multi_read: ServerFeature,
 }
 
-impl Abilities {
-    /// Returns the abilities of the new session with this id. No answer has shown yet whether its servers lack a feature.
-    pub(crate) fn of_session(session: i64, keeper: Arc<KeeperMark>) -> Abilities {
-        let ability = |feature, effect| Ability { session, feature, effect, verdict: Mutex::default() };
-        Abilities {
+impl ServerFeatures {
+    /// Returns the features of the servers of the new session with this id. No answer has shown yet whether its servers lack a feature.
+    pub(crate) fn of_session(session: i64, keeper: Arc<ClickHouseMark>) -> ServerFeatures {
+        let feature = |feature, effect| ServerFeature { session, feature, effect, verdict: Mutex::default() };
+        ServerFeatures {
             keeper,
-            containers: ability("containers", "the directories of locks stay when they are empty"),
-            several_reads: ability("reads of several nodes", "each node is read by a request of its own"),
+            containers: feature("containers", "the directories of locks stay when they are empty"),
+            multi_read: feature("reads of several nodes", "each node is read by a request of its own"),
         }
     }
 
     pub(crate) fn has_containers(&self) -> bool {
-        !self.keeper.is_set() && !self.containers.is_lacking()
+        !self.keeper.is_clickhouse() && !self.containers.is_lacking()
     }
 
-    /// Returns whether the servers may have the request that reads several nodes. The [`KeeperMark`] does not matter here,
+    /// Returns whether the servers may have the request that reads several nodes. The [`ClickHouseMark`] does not matter here,
     /// because every version of ClickHouse Keeper that can host a lock has this request.
-    pub(crate) fn has_several_reads(&self) -> bool {
-        !self.several_reads.is_lacking()
+    pub(crate) fn has_multi_read(&self) -> bool {
+        !self.multi_read.is_lacking()
     }
 
     /// Returns whether reads alone keep a session alive. A follower of ClickHouse Keeper does not report reads to its
     /// leader, so the leader ends a session that only reads.
-    pub(crate) fn is_kept_by_reads(&self) -> bool {
-        !self.keeper.is_set()
+    pub(crate) fn reads_keep_alive(&self) -> bool {
+        !self.keeper.is_clickhouse()
     }
 }
 
 /// A feature, and whether the servers of one session have it, as far as their answers have shown.
 #[derive(Debug)]
-pub(crate) struct Ability {
+pub(crate) struct ServerFeature {
     session: i64,
     feature: &'static str,
     /// What a user notices if the servers lack the feature.
@@ -102,7 +102,7 @@ pub(crate) struct Ability {
     verdict: Mutex<Verdict>,
 }
 
-impl Ability {
+impl ServerFeature {
     fn is_lacking(&self) -> bool {
         *self.verdict.lock() == Verdict::Lacking
     }
@@ -110,9 +110,9 @@ impl Ability {
     /// Tests this connection before a request for the feature. If an earlier connection broke during a request for the
     /// feature, reads a node, and fails if the read is not answered. Without this read, the connection may break for
     /// another reason than the feature.
-    pub(crate) async fn test(&self, connection: u64, client: &zk::Client) -> Result<(), Failure> {
+    pub(crate) async fn test_connection(&self, connection: u64, client: &zk::Client) -> Result<(), Failure> {
         let verdict = *self.verdict.lock();
-        if verdict.is_open_on(connection) {
+        if verdict.may_send_on(connection) {
             return Ok(());
         }
         let answer = client.check_stat("/").await;
@@ -122,7 +122,7 @@ impl Ability {
     /// Records what the answer to a request shows about this feature, and maps an error of the answer to a failure. If
     /// the answer says that the servers lack the feature, the failure is `Unknown`, so that the caller tries again, and
     /// then without the feature. `connection` is the connection on which the request was sent.
-    pub(crate) fn known<T>(
+    pub(crate) fn learn_from_answer<T>(
         &self,
         connection: u64,
         answer: Result<T, zk::Error>,
@@ -158,7 +158,7 @@ enum Verdict {
 impl Verdict {
     /// Returns whether a request for the feature may be sent on this connection without a test of the connection.
     /// Returns `false` if another connection broke during the last request for the feature.
-    fn is_open_on(self, connection: u64) -> bool {
+    fn may_send_on(self, connection: u64) -> bool {
         !matches!(self, Verdict::ClosedOn(earlier) if earlier != connection)
     }
 
@@ -190,18 +190,18 @@ impl Verdict {
 mod tests {
     use super::*;
 
-    fn of_session(session: i64) -> Abilities {
-        let keeper = Arc::new(KeeperMark::default());
+    fn of_session(session: i64) -> ServerFeatures {
+        let keeper = Arc::new(ClickHouseMark::default());
         keeper.learn_from_session_id(session);
-        Abilities::of_session(session, keeper)
+        ServerFeatures::of_session(session, keeper)
     }
 
     #[test]
     fn a_clickhouse_session_is_recognized_by_its_id() {
         let lacking = |session| {
             let shown = of_session(session);
-            assert!(shown.has_several_reads());
-            assert_eq!(shown.is_kept_by_reads(), shown.has_containers());
+            assert!(shown.has_multi_read());
+            assert_eq!(shown.reads_keep_alive(), shown.has_containers());
             !shown.has_containers()
         };
         // The ids are of ZooKeeper's server 0, started 5 s after its machine, and of servers 1 and 255.
@@ -212,10 +212,10 @@ mod tests {
 
     #[test]
     fn keeper_is_recognized_for_all_sessions_of_a_client() {
-        let keeper = Arc::new(KeeperMark::default());
-        let other = Abilities::of_session(1 << 41, Arc::clone(&keeper));
-        keeper.set();
-        assert!(!other.has_containers() && !Abilities::of_session(1 << 42, keeper).has_containers());
+        let keeper = Arc::new(ClickHouseMark::default());
+        let other = ServerFeatures::of_session(1 << 41, Arc::clone(&keeper));
+        keeper.mark_as_clickhouse();
+        assert!(!other.has_containers() && !ServerFeatures::of_session(1 << 42, keeper).has_containers());
     }
 
     type Answer = Result<(), zk::Error>;
@@ -240,8 +240,8 @@ mod tests {
     #[test]
     fn a_connection_after_a_closed_one_must_work_first() {
         let closed = after(&[(CLOSED, 3)]);
-        assert_eq!([Verdict::Open, closed, closed, Verdict::Lacking].map(|it| it.is_open_on(3)), [true; 4]);
-        assert!(!closed.is_open_on(4));
+        assert_eq!([Verdict::Open, closed, closed, Verdict::Lacking].map(|it| it.may_send_on(3)), [true; 4]);
+        assert!(!closed.may_send_on(4));
     }
 
     #[test]
@@ -280,13 +280,13 @@ mod tests {
 
     #[test]
     fn a_lacking_feature_is_an_unknown_outcome() {
-        let abilities = of_session(1 << 40);
+        let features = of_session(1 << 40);
         let known = |answer: Result<(), zk::Error>| {
-            abilities.containers.known(0, answer, |error| Failure::Refused(error.to_string()))
+            features.containers.learn_from_answer(0, answer, |error| Failure::Refused(error.to_string()))
         };
         assert!(matches!(known(Err(zk::Error::Unimplemented)), Err(Failure::Unknown(_))));
-        assert!(!abilities.has_containers() && abilities.has_several_reads());
+        assert!(!features.has_containers() && features.has_multi_read());
         assert!(matches!(known(Err(zk::Error::NoAuth)), Err(Failure::Refused(_))));
-        assert!(abilities.has_containers());
+        assert!(features.has_containers());
     }
 }

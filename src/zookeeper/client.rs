@@ -19,9 +19,9 @@ use crate::session::thread::{BackgroundThread, is_forked, panic_message, sleep};
 use crate::sync::{Mutex, watch};
 use crate::telemetry::log::{self, FAREWELL};
 use crate::telemetry::user_thread;
-use crate::zookeeper::abilities::KeeperMark;
-use crate::zookeeper::connect::{Reconnect, new_session};
-use crate::zookeeper::connections::Route;
+use crate::zookeeper::abilities::ClickHouseMark;
+use crate::zookeeper::connect::{ReconnectSchedule, new_session};
+use crate::zookeeper::connections::ConnectConfig;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::outage::Outage;
 use crate::zookeeper::servers::Servers;
@@ -52,19 +52,19 @@ pub struct ZooKeeper {
 }
 
 struct Sessions {
-    route: Route,
+    config: ConnectConfig,
     background: Arc<BackgroundThread>,
     sessions: Mutex<Vec<Arc<ZooKeeperSession>>>,
-    keeper: Arc<KeeperMark>,
+    keeper: Arc<ClickHouseMark>,
     /// The attempt to open a session, while it is under way. All callers wait for the same attempt, so that many
     /// callers open only one session.
-    opening: Mutex<Option<Opening>>,
+    opening: Mutex<Option<OpeningOutcome>>,
     closed: watch::Sender<bool>,
     outage: Arc<Outage>,
 }
 
 /// The outcome of an attempt to open a session, for all callers that wait. `None` until the attempt has ended.
-type Opening = watch::Receiver<Option<Result<(), Failure>>>;
+type OpeningOutcome = watch::Receiver<Option<Result<(), Failure>>>;
 
 impl ZooKeeper {
     /// Connects with default options. `servers` is a list `host:port,host:port`. A path at its end is the root of all
@@ -164,7 +164,7 @@ impl ZooKeeperBuilder {
             reason: error.to_string(),
         })?;
         let ensemble = Sessions {
-            route: Route { servers: servers.clone(), options: self },
+            config: ConnectConfig { servers: servers.clone(), options: self },
             background,
             sessions: Mutex::new(Vec::new()),
             keeper: Arc::default(),
@@ -185,21 +185,21 @@ impl ZooKeeperBuilder {
 impl Coordinator for ZooKeeper {
     async fn session_slot(&self, own_bytes: usize) -> Result<SessionSlot, Failure> {
         loop {
-            if let Some(ending) = self.ensemble.closed_as() {
+            if let Some(ending) = self.ensemble.why_closed() {
                 return Err(Failure::Over(ending));
             }
-            let session_slot = match self.ensemble.slot_or_opening(own_bytes) {
+            let session_slot = match self.ensemble.reuse_or_begin_opening(own_bytes) {
                 Ok(session_slot) => session_slot,
                 Err(mut opening) => match opening.wait_for(Option::is_some).await.as_deref() {
                     Ok(Some(Err(failure))) => return Err(failure.clone()),
                     Ok(_) => continue,
-                    Err(_) => return Err(thread_has_ended()),
+                    Err(_) => return Err(thread_ended_failure()),
                 },
             };
             // If the session ends during this wait, the next round of the loop chooses another session.
             tokio::select! {
                 biased;
-                () = self.ensemble.closed() => {}
+                () = self.ensemble.until_closed() => {}
                 connected = session_slot.session().until_connected() => if connected.is_ok() {
                     return Ok(session_slot);
                 },
@@ -208,7 +208,7 @@ impl Coordinator for ZooKeeper {
     }
 
     async fn close(&self) {
-        if self.ensemble.closed_as() == Some(Ending::Forked) {
+        if self.ensemble.why_closed() == Some(Ending::Forked) {
             return;
         }
         self.ensemble.closed.send_replace(true);
@@ -237,7 +237,7 @@ impl Coordinator for ZooKeeper {
     }
 
     fn namespace(&self) -> Option<(Vec<String>, String)> {
-        let servers = &self.ensemble.route.servers;
+        let servers = &self.ensemble.config.servers;
         Some((
             servers.each.iter().map(|server| server.address().to_lowercase()).collect(),
             servers.root().trim_end_matches('/').to_owned(),
@@ -249,7 +249,7 @@ impl fmt::Debug for ZooKeeper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sessions = self.ensemble.sessions.lock().iter().map(|session| session.id()).collect::<Vec<_>>();
         f.debug_struct("ZooKeeper")
-            .field("servers", &self.ensemble.route.servers.as_str())
+            .field("servers", &self.ensemble.config.servers.as_str())
             .field("sessions", &sessions)
             .finish()
     }
@@ -289,7 +289,7 @@ impl Drop for Sessions {
 impl Sessions {
     /// Returns why no session may be used: the client was closed, or this process was forked. In a forked process, the
     /// sessions belong to the parent process, which goes on using them.
-    fn closed_as(&self) -> Option<Ending> {
+    fn why_closed(&self) -> Option<Ending> {
         let closed = || self.closed.borrow().then_some(Ending::Closed);
         if is_forked() { Some(Ending::Forked) } else { closed() }
     }
@@ -310,7 +310,7 @@ impl Sessions {
         if let Some(first) = over.first()
             && let Some((lost, ending)) = first.lease().lost_since().zip(first.lease().ending())
         {
-            self.outage.begins(lost, Reconnect::after_loss(first.lease()), ending);
+            self.outage.begins(lost, ReconnectSchedule::after_loss(first.lease()), ending);
         }
         drop((over, idle));
         session_slot
@@ -320,7 +320,7 @@ impl Sessions {
     /// session is not connected, or no session is live, also probes the servers for the reason, at most once a second.
     /// With the probe, opens a new session if no session is live.
     fn state(self: &Arc<Self>) -> ConnectionState {
-        if self.closed_as().is_some() {
+        if self.why_closed().is_some() {
             return ConnectionState::Closed;
         }
         let sessions = self.sessions.lock();
@@ -331,10 +331,10 @@ impl Sessions {
         if is_alive && lost.is_none() {
             return ConnectionState::Connected;
         }
-        let probes = self.outage.probe(&self.route, &self.background);
+        let probes = self.outage.probe(&self.config, &self.background);
         if probes && !is_alive {
             // Opens a session, because a program may wait for `Connected` before its next acquisition.
-            let _slot_or_opening = self.slot_or_opening(0);
+            let _slot_or_opening = self.reuse_or_begin_opening(0);
         }
         let since = lost.or_else(|| self.outage.lost_at()).unwrap_or_else(Instant::now);
         ConnectionState::Connecting { since, why: self.outage.why(since) }
@@ -344,7 +344,7 @@ impl Sessions {
     ///
     /// The attempt runs in a task of its own. So a caller that is not polled does not delay other callers, and any number
     /// of callers that are dropped leave only one attempt behind.
-    fn slot_or_opening(self: &Arc<Self>, own_bytes: usize) -> Result<SessionSlot, Opening> {
+    fn reuse_or_begin_opening(self: &Arc<Self>, own_bytes: usize) -> Result<SessionSlot, OpeningOutcome> {
         let mut opening = self.opening.lock();
         // An attempt adds its session before it clears `opening`, which is locked here. So if no attempt is under way,
         // the session of the last attempt is found.
@@ -358,7 +358,7 @@ impl Sessions {
         }
         let (end, opened) = watch::channel(None);
         *opening = Some(opened.clone());
-        let (connecting, ensemble, closed) = (self.connect(), Arc::downgrade(self), self.closed());
+        let (connecting, ensemble, closed) = (self.connect(), Arc::downgrade(self), self.until_closed());
         self.background.spawn(async move {
             let connected = tokio::select! {
                 biased;
@@ -377,7 +377,7 @@ impl Sessions {
     }
 
     /// Waits until this client is closed or dropped. The future does not keep the client alive.
-    fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
+    fn until_closed(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut closed = self.closed.subscribe();
         // The result of `wait_for` is dropped inside this block, because the result holds the internal lock of the channel.
         async move { drop(closed.wait_for(|closed| *closed).await) }
@@ -388,15 +388,15 @@ impl Sessions {
     ///
     /// Dropping the future gives up the attempt.
     fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
-        let (route, background) = (self.route.clone(), Arc::clone(&self.background));
+        let (config, background) = (self.config.clone(), Arc::clone(&self.background));
         let (keeper, reconnect) = (Arc::clone(&self.keeper), self.outage.reconnect());
-        let attempt = new_session(route, background, keeper, reconnect);
+        let attempt = new_session(config, background, keeper, reconnect);
         let attempt = OptionFuture::from(self.background.begin(attempt));
         async move {
             match attempt.await.flatten() {
                 Some(Ok(answer)) => answer,
                 Some(Err(panicked)) => Err(Failure::Unreachable(panic_message(&*panicked))),
-                None => Err(thread_has_ended()),
+                None => Err(thread_ended_failure()),
             }
         }
     }
@@ -418,6 +418,6 @@ impl Sessions {
 }
 
 /// Returns the failure after the end of the library's thread, which only a bug can cause.
-fn thread_has_ended() -> Failure {
+fn thread_ended_failure() -> Failure {
     Failure::Unreachable("the library's thread has ended".to_owned())
 }

@@ -12,9 +12,9 @@ use crate::session::retry::{self, RetryLimit};
 use crate::session::thread::{BackgroundThread, sleep};
 use crate::sync::random;
 use crate::telemetry::log::emit;
-use crate::zookeeper::abilities::KeeperMark;
+use crate::zookeeper::abilities::ClickHouseMark;
 use crate::zookeeper::connection::{Failed, Target, reconnect_jitter};
-use crate::zookeeper::connections::{Finder, Route};
+use crate::zookeeper::connections::{ConnectConfig, ServerFinder};
 use crate::zookeeper::link::Link;
 use crate::zookeeper::options::{SHORTEST_TIMEOUT, ZooKeeperBuilder};
 use crate::zookeeper::probe::reason;
@@ -27,21 +27,21 @@ const PROBE_AHEAD: Duration = Duration::from_secs(3);
 
 /// When a lost session may be replaced.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reconnect {
+pub(super) struct ReconnectSchedule {
     /// When the last answered request of the lost session was sent.
     answered: Moment,
     /// When the first attempt to open a new session may start.
     due: Moment,
 }
 
-impl Reconnect {
+impl ReconnectSchedule {
     /// Returns when a new session may replace the session of this lease. `None` unless that session has expired, or a
     /// server gave the client another session when the client resumed that one.
-    pub(super) fn after_loss(lease: &Lease) -> Option<Reconnect> {
+    pub(super) fn after_loss(lease: &Lease) -> Option<ReconnectSchedule> {
         let is_lost = matches!(lease.ending(), Some(Ending::Expired | Ending::Replaced));
         let (answered, ended) = lease.away().filter(|_| is_lost)?;
         let due = ended + reconnect_jitter(ended.saturating_sub(answered), lease.timeout(), random());
-        Some(Reconnect { answered, due })
+        Some(ReconnectSchedule { answered, due })
     }
 
     /// Returns the time until the first attempt may start, at most half of `bound`, the time limit for all attempts
@@ -63,8 +63,8 @@ impl Reconnect {
 /// If the session replaces a lost one, a random pause follows each round of attempts, so that not all clients of an
 /// ensemble come back within a second.
 async fn open(
-    finder: &mut Finder,
-    lost: Option<Reconnect>,
+    finder: &mut ServerFinder,
+    lost: Option<ReconnectSchedule>,
     session: Option<(&zk::SessionInfo, Duration)>,
 ) -> Result<(Link, Target, Moment), zk::Error> {
     finder.look_up_all();
@@ -79,11 +79,11 @@ async fn open(
             Some(Err(zk::Error::NoHosts | zk::Error::Timeout | zk::Error::SessionExpired)) => Failed::Refused,
             Some(Err(error)) => return Err(error),
         };
-        let server = finder.route.name(target);
+        let server = finder.config.address_text(target);
         emit!(DEBUG, server, ?limit, ?why, "an attempt to open a session has failed");
-        finder.failed(target, why);
+        finder.record_failure(target, why);
         if let Some(lost) = lost.filter(|_| finder.attempts.is_round_over()) {
-            sleep(lost.next_pause(since_boot(), &finder.route.options)).await;
+            sleep(lost.next_pause(since_boot(), &finder.config.options)).await;
             finder.attempts.rested();
         }
     }
@@ -94,9 +94,9 @@ async fn open(
 /// If the servers grant a shorter timeout than requested, connects again with options for the granted timeout, and
 /// resumes the session. The reason is that the client crate takes the limit of a connection's silence before it
 /// connects, and this limit depends on the session timeout.
-async fn open_as_granted(
-    finder: &mut Finder,
-    lost: Option<Reconnect>,
+async fn open_with_granted_timeout(
+    finder: &mut ServerFinder,
+    lost: Option<ReconnectSchedule>,
     bound: Duration,
 ) -> Result<(Link, Target, Moment), zk::Error> {
     if let Some(lost) = lost {
@@ -104,7 +104,7 @@ async fn open_as_granted(
     }
     let (mut link, mut target, started) = open(finder, lost, None).await?;
     loop {
-        let (requested, timeout) = (finder.route.options.session_timeout, link.client.session_timeout());
+        let (requested, timeout) = (finder.config.options.session_timeout, link.client.session_timeout());
         if timeout >= requested || timeout < SHORTEST_TIMEOUT {
             return Ok((link, target, started));
         }
@@ -114,8 +114,8 @@ async fn open_as_granted(
             ?requested,
             "the server grants a shorter session timeout than requested: ask for no more, or raise its maxSessionTimeout"
         );
-        let Route { servers, options } = finder.route.clone();
-        *finder = Finder::new(Route { servers, options: options.with_granted_timeout(timeout) });
+        let ConnectConfig { servers, options } = finder.config.clone();
+        *finder = ServerFinder::new(ConnectConfig { servers, options: options.with_granted_timeout(timeout) });
         let session = link.client.session().clone();
         drop(link);
         (link, target, _) = open(finder, lost, Some((&session, timeout))).await?;
@@ -125,18 +125,18 @@ async fn open_as_granted(
 /// Opens a session, and creates the path at the end of the connect string unless an option says otherwise. If the
 /// session replaces a `lost` one, a random pause comes first.
 pub(super) async fn new_session(
-    route: Route,
+    config: ConnectConfig,
     background: Arc<BackgroundThread>,
-    keeper: Arc<KeeperMark>,
-    lost: Option<Reconnect>,
+    keeper: Arc<ClickHouseMark>,
+    lost: Option<ReconnectSchedule>,
 ) -> Result<Arc<ZooKeeperSession>, Failure> {
-    let (servers, bound) = (route.servers.as_str(), route.options.open_limit());
-    let mut finder = Finder::new(route.clone());
-    let opened = open_as_granted(&mut finder, lost, bound);
+    let (servers, bound) = (config.servers.as_str(), config.options.open_limit());
+    let mut finder = ServerFinder::new(config.clone());
+    let opened = open_with_granted_timeout(&mut finder, lost, bound);
     let (link, target, started) = tokio::select! {
         biased;
         connected = opened => connected.map_err(|error| connect_failure(error, servers))?,
-        why = reason_at_the_end(&route, bound) => {
+        why = wait_and_find_reason(&config, bound) => {
             let waited = humantime::format_duration(bound);
             return Err(Failure::Unreachable(format!("no session with {servers} within {waited}: {why}")));
         }
@@ -147,8 +147,8 @@ pub(super) async fn new_session(
             "{servers} grants a session timeout of {granted:?}: it must be from {least:?}"
         )));
     }
-    let server = route.name(target);
-    let options = finder.route.options.clone();
+    let server = config.address_text(target);
+    let options = finder.config.options.clone();
     let session = ZooKeeperSession::new((link, target), finder, &background, started, keeper)?;
     let (timeout, rides_out) = (session.lease().timeout(), options.rides_out(session.lease()));
     emit!(
@@ -176,11 +176,11 @@ pub(super) async fn new_session(
 
 /// Waits for `bound`, and returns the reason why there is no session. Probes the servers for the reason shortly before
 /// the end.
-async fn reason_at_the_end(route: &Route, bound: Duration) -> String {
+async fn wait_and_find_reason(config: &ConnectConfig, bound: Duration) -> String {
     let ahead = PROBE_AHEAD.min(bound / 2);
     let (nearly, end) = (sleep(bound - ahead), sleep(bound));
     nearly.await;
-    let why = reason(route, ahead).await.words;
+    let why = reason(config, ahead).await.words;
     end.await;
     why
 }
@@ -205,17 +205,17 @@ mod tests {
             let store = SessionStore::new(Lease::with_clock(30 * second, Box::new(clock)));
             store.began(second);
             store.end(why);
-            Reconnect::after_loss(store.lease())
+            ReconnectSchedule::after_loss(store.lease())
         };
         for why in [Ending::Closed, Ending::AuthFailed] {
             assert!(over(why).is_none(), "{why}");
         }
         for why in [Ending::Expired, Ending::Replaced] {
-            let Reconnect { answered, due } = over(why).unwrap();
+            let ReconnectSchedule { answered, due } = over(why).unwrap();
             assert_eq!(answered, second);
             assert!((41 * second..51 * second).contains(&due), "{due:?}");
         }
-        assert!(Reconnect::after_loss(&Lease::new(second)).is_none(), "the session is not over");
+        assert!(ReconnectSchedule::after_loss(&Lease::new(second)).is_none(), "the session is not over");
         let due: BTreeSet<_> = (0..20).filter_map(|_| over(Ending::Expired)).map(|it| it.due).collect();
         assert!(due.len() > 1, "all clients come back at the same moment");
     }
@@ -223,7 +223,8 @@ mod tests {
     #[test]
     fn the_first_pause_is_at_most_half_the_connect_timeout() {
         let second = Duration::from_secs(1);
-        let pause = |due: Moment| Reconnect { answered: Moment::ZERO, due }.first_pause(10 * second, 10_000 * second);
+        let pause =
+            |due: Moment| ReconnectSchedule { answered: Moment::ZERO, due }.first_pause(10 * second, 10_000 * second);
         assert_eq!(pause(100_000 * second), 5_000 * second);
         assert_eq!(pause(1_000 * second), 990 * second);
         assert_eq!(pause(Moment::ZERO), Duration::ZERO);
@@ -233,7 +234,7 @@ mod tests {
     fn tries_are_separated_by_random_pauses() {
         let second = Duration::from_secs(1);
         let options = ZooKeeperBuilder::new().session_timeout(10 * second);
-        let lost = Reconnect { answered: Moment::ZERO, due: Moment::ZERO };
+        let lost = ReconnectSchedule { answered: Moment::ZERO, due: Moment::ZERO };
         let pauses: BTreeSet<_> = (0..20).map(|_| lost.next_pause(40 * second, &options)).collect();
         assert!(pauses.len() > 10, "{pauses:?}");
     }
@@ -241,9 +242,9 @@ mod tests {
     #[test]
     fn the_reason_is_reported_at_the_limit_and_not_before() {
         let servers = Servers::parse("127.0.0.1:1").unwrap();
-        let route = Route { servers, options: ZooKeeperBuilder::new() };
+        let config = ConnectConfig { servers, options: ZooKeeperBuilder::new() };
         let (began, limit) = (std::time::Instant::now(), Duration::from_millis(50));
-        let why = pollster::block_on(reason_at_the_end(&route, limit));
+        let why = pollster::block_on(wait_and_find_reason(&config, limit));
         assert!(why.starts_with("127.0.0.1:1: "), "{why}");
         assert!(began.elapsed() >= limit);
     }

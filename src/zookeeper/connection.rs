@@ -122,7 +122,7 @@ pub enum Failed {
 pub struct Attempts {
     session_timeout: Duration,
     limit: Duration,
-    known: Vec<Known>,
+    known: Vec<KnownAddress>,
     /// The number of the present round.
     round: u64,
     /// The number of attempts since a connection was ready, or since the client paused between two rounds. Attempts by
@@ -140,7 +140,7 @@ pub struct Attempts {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Known {
+struct KnownAddress {
     target: Target,
     limit: Duration,
     is_silent: bool,
@@ -173,7 +173,7 @@ impl Attempts {
                 Some(known) => known.is_fresh = true,
                 None => {
                     let (limit, place) = (self.limit, random());
-                    self.known.push(Known { target, limit, is_fresh: true, place, ..Known::default() });
+                    self.known.push(KnownAddress { target, limit, is_fresh: true, place, ..KnownAddress::default() });
                 }
             }
         }
@@ -235,7 +235,7 @@ impl Attempts {
         key(a).cmp(&key(b))
     }
 
-    fn find(&mut self, target: Target) -> Option<&mut Known> {
+    fn find(&mut self, target: Target) -> Option<&mut KnownAddress> {
         self.known.iter_mut().find(|it| it.target == target)
     }
 

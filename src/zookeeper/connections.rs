@@ -1,4 +1,4 @@
-//! The connections of one session, one after another. [`Finder`] makes the attempts to connect, and [`Attempts`]
+//! The connections of one session, one after another. [`ServerFinder`] makes the attempts to connect, and [`Attempts`]
 //! decides where and when. When a connection is lost, [`Connections::run`] resumes the session on another one.
 //!
 //! The first connection is *ready* at once. Any other connection is ready once a quorum has answered a transaction on
@@ -28,7 +28,7 @@ use crate::session::thread::{BackgroundThread, sleep};
 use crate::sync::{Mutex, mpsc, random, watch};
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
-use crate::zookeeper::abilities::Abilities;
+use crate::zookeeper::abilities::ServerFeatures;
 use crate::zookeeper::connection::{Attempts, Failed, Next, Target, reconnect_jitter};
 use crate::zookeeper::link::{Link, LinkEnd, discard};
 use crate::zookeeper::lookup::addresses;
@@ -44,12 +44,12 @@ const ARMED_AT_ONCE: usize = 256;
 
 /// The servers of a client, and the options of the connections to them.
 #[derive(Clone)]
-pub(super) struct Route {
+pub(super) struct ConnectConfig {
     pub(super) servers: Servers,
     pub(super) options: ZooKeeperBuilder,
 }
 
-impl Route {
+impl ConnectConfig {
     /// Returns the connect string for one attempt.
     fn connect_string(&self, target: Target) -> String {
         let of_name = || self.servers.each[target.server].text.clone();
@@ -57,13 +57,13 @@ impl Route {
     }
 
     /// Returns the address of an attempt's server, for logs and errors.
-    pub(super) fn name(&self, target: Target) -> String {
+    pub(super) fn address_text(&self, target: Target) -> String {
         target.address.map_or_else(|| self.servers.each[target.server].address(), |address| address.to_string())
     }
 
     /// Connects to this address. `None` if no answer comes within `limit`. If `session` is given, the connection resumes
     /// that session.
-    pub(super) async fn open(
+    pub(super) async fn open_link(
         &self,
         target: Target,
         limit: Duration,
@@ -97,23 +97,23 @@ impl Route {
     }
 }
 
-type Found = Result<Vec<Option<SocketAddr>>, String>;
+type ServerLookupResult = Result<Vec<Option<SocketAddr>>, String>;
 
 /// Makes one attempt to connect after another, and looks up the servers' names meanwhile.
-pub(super) struct Finder {
-    pub(super) route: Route,
+pub(super) struct ServerFinder {
+    pub(super) config: ConnectConfig,
     pub(super) attempts: Attempts,
     /// For each server, whether its look-up is under way.
     is_under_way: Vec<bool>,
-    pending: FuturesUnordered<BoxFuture<'static, (usize, Found)>>,
+    pending: FuturesUnordered<BoxFuture<'static, (usize, ServerLookupResult)>>,
 }
 
-impl Finder {
+impl ServerFinder {
     /// Returns the finder of a client that has not connected yet.
-    pub(super) fn new(route: Route) -> Finder {
-        let attempts = Attempts::new(route.options.session_timeout, route.options.attempt());
-        let is_under_way = vec![false; route.servers.each.len()];
-        Finder { route, attempts, is_under_way, pending: FuturesUnordered::new() }
+    pub(super) fn new(config: ConnectConfig) -> ServerFinder {
+        let attempts = Attempts::new(config.options.session_timeout, config.options.attempt());
+        let is_under_way = vec![false; config.servers.each.len()];
+        ServerFinder { config, attempts, is_under_way, pending: FuturesUnordered::new() }
     }
 
     /// Begins to look up each server. The answers to earlier look-ups do not count any more.
@@ -128,7 +128,7 @@ impl Finder {
         if std::mem::replace(&mut self.is_under_way[server], true) {
             return;
         }
-        let (name, options) = (self.route.servers.each[server].address(), &self.route.options);
+        let (name, options) = (self.config.servers.each[server].address(), &self.config.options);
         let (needs_name, patience) = (options.needs_names(), options.session_timeout / 12);
         self.pending.push(Box::pin(async move {
             if !pause.is_zero() {
@@ -145,15 +145,15 @@ impl Finder {
     }
 
     /// Records the result of the next look-up that ends. Never returns if none is under way.
-    async fn learn(&mut self) {
+    async fn record_next_lookup(&mut self) {
         let Some((server, found)) = self.pending.next().await else { return std::future::pending().await };
         self.is_under_way[server] = false;
         match found {
             Ok(found) => self.attempts.learn(server, &found, random),
             Err(error) => {
-                let name = self.route.servers.each[server].address();
+                let name = self.config.servers.each[server].address();
                 emit!(DEBUG, name, error, "a name of a server cannot be looked up");
-                self.look_up(server, self.route.options.session_timeout / 20);
+                self.look_up(server, self.config.options.session_timeout / 20);
             }
         }
     }
@@ -169,24 +169,24 @@ impl Finder {
                 Next::Attempt(target, limit) => break (target, limit),
                 Next::Pause(pause) => tokio::select! {
                     biased;
-                    () = self.learn() => {}
+                    () = self.record_next_lookup() => {}
                     () = sleep(pause) => {}
                 },
             }
         };
-        let (began, route) = (since_boot(), self.route.clone());
-        let mut attempt = pin!(route.open(target, limit, session));
+        let (began, config) = (since_boot(), self.config.clone());
+        let mut attempt = pin!(config.open_link(target, limit, session));
         loop {
             tokio::select! {
                 biased;
                 opened = &mut attempt => return (target, limit, began, opened),
-                () = self.learn() => {}
+                () = self.record_next_lookup() => {}
             }
         }
     }
 
     /// Records that an attempt has failed, and looks its server up again.
-    pub(super) fn failed(&mut self, target: Target, why: Failed) {
+    pub(super) fn record_failure(&mut self, target: Target, why: Failed) {
         self.attempts.failed(target, why, since_boot());
         self.look_up(target.server, Duration::ZERO);
     }
@@ -194,7 +194,7 @@ impl Finder {
 
 /// What the connections of one session share.
 pub(super) struct Connections {
-    pub(super) route: Route,
+    pub(super) config: ConnectConfig,
     pub(super) store: Arc<SessionStore>,
     pub(super) pipeline: Arc<Pipeline>,
     pub(super) watches: Arc<Watches>,
@@ -202,7 +202,7 @@ pub(super) struct Connections {
     /// The user as which this client is authenticated, for error messages.
     pub(super) whom: String,
     pub(super) rights: OwnRights,
-    pub(super) abilities: Abilities,
+    pub(super) features: ServerFeatures,
     /// The length in bytes of the root, which is the path at the end of the connect string.
     pub(super) root_bytes: usize,
     /// The session's id and password.
@@ -211,11 +211,11 @@ pub(super) struct Connections {
     pub(super) granted: Duration,
     /// The address of the server that the session is connected to; `None` without a connection.
     pub(super) server: Mutex<Option<String>>,
-    pub(super) leaves: mpsc::UnboundedSender<LeaveRequest>,
+    pub(super) leaves: mpsc::UnboundedSender<LeaveServerRequest>,
 }
 
 /// A request to leave a server that disagrees with its leader.
-pub(super) struct LeaveRequest {
+pub(super) struct LeaveServerRequest {
     /// The number of the connection that is to be left.
     pub(super) connection: u64,
     /// The path of the node about which the server and the leader do not agree.
@@ -225,7 +225,7 @@ pub(super) struct LeaveRequest {
 }
 
 /// A connection whose task runs on the library's thread.
-pub(super) struct Served {
+pub(super) struct ServedConnection {
     target: Target,
     /// The client, until the connection is ready. After that, the pipeline has the client.
     unready: Option<Arc<zk::Client>>,
@@ -236,7 +236,7 @@ pub(super) struct Served {
     task: Option<FallibleTask<thread::Result<()>>>,
 }
 
-impl Served {
+impl ServedConnection {
     /// Waits until the connection has ended.
     async fn wait_for_end(&self) -> LinkEnd {
         let mut end = self.end.clone();
@@ -246,13 +246,13 @@ impl Served {
 
     /// Closes the session on this connection, unless the connection has ended: drops the client, and waits up to
     /// `limit` for the server's answer. The caller has not made the connection ready, so nobody else has the client.
-    async fn close(mut self, limit: Duration) {
+    async fn close_session(mut self, limit: Duration) {
         discard(self.unready.take());
         let _ended = within(sleep(limit), self.wait_for_end()).await;
     }
 }
 
-impl Drop for Served {
+impl Drop for ServedConnection {
     /// Abandons the connection. The task is dropped before the client, because a running task would close the session once
     /// the last client is dropped.
     fn drop(&mut self) {
@@ -266,24 +266,24 @@ impl Connections {
     /// Serves a new session until it is over: on its first connection, and then on others.
     pub(super) async fn run(
         self: Arc<Self>,
-        mut served: Served,
-        mut finder: Finder,
-        mut leaves: mpsc::UnboundedReceiver<LeaveRequest>,
+        mut served: ServedConnection,
+        mut finder: ServerFinder,
+        mut leaves: mpsc::UnboundedReceiver<LeaveServerRequest>,
     ) {
         let mut is_told_lost = false;
         let ending = loop {
             let why = tokio::select! {
                 biased;
                 ended = served.wait_for_end() => ended,
-                Some(asked) = leaves.recv() => match self.leave(asked, &mut served, &mut finder.attempts).await {
+                Some(asked) = leaves.recv() => match self.answer_leave_request(asked, &mut served, &mut finder.attempts).await {
                     Some(why) => why,
                     None => continue,
                 },
                 // The connection of an idle session is made ready only when the session's first request is made.
                 () = self.pipeline.wanted.notified(), if served.unready.is_some() => {
-                    match self.get_ready(&served).await {
+                    match self.make_ready(&served).await {
                         Ok(()) => {
-                            self.mark_ready(&mut served, &mut finder.attempts, true);
+                            self.mark_connected(&mut served, &mut finder.attempts, true);
                             continue;
                         }
                         Err(why) => why,
@@ -292,10 +292,10 @@ impl Connections {
             };
             if let LinkEnd::Over(ending) = why {
                 self.store.end(ending);
-                served.close(self.granted).await;
+                served.close_session(self.granted).await;
                 break ending;
             }
-            let (server, session, lost_at) = (self.route.name(served.target), self.id(), since_boot());
+            let (server, session, lost_at) = (self.config.address_text(served.target), self.id(), since_boot());
             // The loss of an unused connection is not logged at INFO, because such a connection may be lost again and again.
             if served.unready.is_none() && !self.pipeline.is_closed() {
                 is_told_lost = true;
@@ -309,14 +309,14 @@ impl Connections {
             let resumed = tokio::select! {
                 biased;
                 resumed = self.resume(&mut finder) => resumed,
-                () = self.closed_for_long() => Err(Ending::Closed),
-                () = self.silent_for_long() => Err(Ending::Expired),
+                () = self.until_closed_for_long() => Err(Ending::Closed),
+                () = self.until_silent_for_long() => Err(Ending::Expired),
             };
             match resumed {
                 Ok(next) => served = next,
                 Err(ending) => break ending,
             }
-            let (server, after) = (self.route.name(served.target), since_boot().saturating_sub(lost_at));
+            let (server, after) = (self.config.address_text(served.target), since_boot().saturating_sub(lost_at));
             if std::mem::replace(&mut is_told_lost, false) {
                 emit!(INFO, session, server, ?after, "the connection is back");
             }
@@ -337,7 +337,7 @@ impl Connections {
         self.store.end(why);
         // Only ClickHouse Keeper replaces a session on a reconnect, so the servers must be ClickHouse Keeper.
         if why == Ending::Replaced {
-            self.abilities.keeper.set();
+            self.features.keeper.mark_as_clickhouse();
         }
         self.pipeline.close();
         self.watches.end();
@@ -345,7 +345,7 @@ impl Connections {
 
     /// Ends the session because the id of a new transaction is not higher than an earlier id. So the ensemble has gone back
     /// to an earlier state, in which other contenders may hold this session's locks.
-    pub(super) fn end_as_gone_back(&self) -> Failure {
+    pub(super) fn end_after_restore(&self) -> Failure {
         emit!(ERROR, session = self.id(), "the ensemble has gone back to an earlier state");
         self.end(Ending::Expired);
         Failure::Over(Ending::Expired)
@@ -363,7 +363,7 @@ impl Connections {
         })
     }
 
-    pub(super) fn failure(&self, error: zk::Error, needs: (&'static str, &str)) -> Failure {
+    pub(super) fn translate_error(&self, error: zk::Error, needs: (&'static str, &str)) -> Failure {
         translate::failure(error, needs, &self.whom)
     }
 
@@ -371,7 +371,7 @@ impl Connections {
     /// timeout plus a random time. By then the ensemble has usually ended the session. The random time is up to an
     /// eighth of the session timeout. Without it, all clients of an ensemble would open new sessions at the same
     /// moment.
-    async fn silent_for_long(&self) {
+    async fn until_silent_for_long(&self) {
         let (lease, spread) = (self.store.lease(), reconnect_jitter(self.granted / 2, self.granted, random()));
         while let Some(left) = (lease.answered_at() + self.granted * 7 / 5 + spread).checked_sub(lease.now()) {
             sleep(left.max(Duration::from_millis(1))).await;
@@ -379,7 +379,7 @@ impl Connections {
     }
 
     /// Waits until the session is closed, and then for a session timeout.
-    async fn closed_for_long(&self) {
+    async fn until_closed_for_long(&self) {
         while !self.pipeline.is_closed() {
             self.pipeline.wanted.notified().await;
         }
@@ -387,7 +387,7 @@ impl Connections {
     }
 
     /// Starts the task of a connection.
-    pub(super) fn serve(self: &Arc<Self>, link: Link, target: Target) -> Served {
+    pub(super) fn serve(self: &Arc<Self>, link: Link, target: Target) -> ServedConnection {
         let (ending, end) = watch::channel(None);
         let (client, on_link) = (Arc::clone(&link.client), Arc::new(OnLink::default()));
         let (watches, this, on_end) = (Arc::clone(&self.watches), Arc::clone(self), Arc::clone(&on_link));
@@ -395,13 +395,13 @@ impl Connections {
             move || watches.deliver(),
             move |why| {
                 on_end.end(why == LinkEnd::Panicked);
-                let is_silent = this.store.lease().silent_for() >= this.route.options.silence();
+                let is_silent = this.store.lease().silent_for() >= this.config.options.silence();
                 this.mark_lost();
                 ending.send_replace(Some(if why == LinkEnd::Lost && is_silent { LinkEnd::Silent } else { why }));
             },
         );
         let task = self.background.begin(serving);
-        Served { target, unready: Some(client), on_link, end, task }
+        ServedConnection { target, unready: Some(client), on_link, end, task }
     }
 
     /// Records that the connection is lost. Called before any request or watch of the lost connection fails.
@@ -414,18 +414,18 @@ impl Connections {
     }
 
     /// Records that a connection is lost, and then abandons it.
-    fn give_up(&self, served: Served) {
+    fn give_up(&self, served: ServedConnection) {
         self.mark_lost();
         drop(served);
     }
 
     /// Lets the session use this connection: sends the requests that have waited, and then wakes the tasks that wait
-    /// for a connection. On a reconnect, [`Connections::arm`] has already delivered the missed events.
+    /// for a connection. On a reconnect, [`Connections::rearm_watches`] has already delivered the missed events.
     ///
     /// If `is_ready` is `false`, the session is idle: no request waits, and no watch has to be armed. The session then
     /// counts as connected, and [`Connections::run`] makes the connection ready at the first request.
-    pub(super) fn mark_ready(&self, served: &mut Served, attempts: &mut Attempts, is_ready: bool) {
-        *self.server.lock() = Some(self.route.name(served.target));
+    pub(super) fn mark_connected(&self, served: &mut ServedConnection, attempts: &mut Attempts, is_ready: bool) {
+        *self.server.lock() = Some(self.config.address_text(served.target));
         if is_ready {
             attempts.ready(served.target);
             if let Some(client) = served.unready.take() {
@@ -437,14 +437,20 @@ impl Connections {
 
     /// Answers a request to leave a server. Leaves the server if the request is about the present connection, and if
     /// there may be another server. Writes under way get some time to end.
-    async fn leave(&self, asked: LeaveRequest, served: &mut Served, attempts: &mut Attempts) -> Option<LinkEnd> {
-        let LeaveRequest { connection, node, answer } = asked;
+    async fn answer_leave_request(
+        &self,
+        asked: LeaveServerRequest,
+        served: &mut ServedConnection,
+        attempts: &mut Attempts,
+    ) -> Option<LinkEnd> {
+        let LeaveServerRequest { connection, node, answer } = asked;
         if connection != self.store.connection() {
             let _unheard = answer.send(Ok(false));
             return None;
         }
         if !attempts.leave(served.target, since_boot()) {
-            let _unheard = answer.send(Err(Failure::Diverged { node, server: self.route.name(served.target) }));
+            let _unheard =
+                answer.send(Err(Failure::Diverged { node, server: self.config.address_text(served.target) }));
             return None;
         }
         // From here on, requests wait for the next connection. So each request that the caller makes after `Ok(true)` goes
@@ -465,7 +471,7 @@ impl Connections {
     }
 
     /// Tries one address after another until a connection has resumed the session. Fails if the session is over.
-    async fn resume(self: &Arc<Self>, finder: &mut Finder) -> Result<Served, Ending> {
+    async fn resume(self: &Arc<Self>, finder: &mut ServerFinder) -> Result<ServedConnection, Ending> {
         finder.look_up_all();
         loop {
             let (target, limit, handshake, opened) = finder.attempt(Some((&self.session, self.granted))).await;
@@ -482,12 +488,12 @@ impl Connections {
                     let mut served = self.serve(link, target);
                     match self.accept(&served, handshake).await {
                         Ok(is_ready) => {
-                            self.mark_ready(&mut served, &mut finder.attempts, is_ready);
+                            self.mark_connected(&mut served, &mut finder.attempts, is_ready);
                             return Ok(served);
                         }
                         Err(LinkEnd::Over(ending)) => {
                             self.store.end(ending);
-                            served.close(self.granted).await;
+                            served.close_session(self.granted).await;
                             return Err(ending);
                         }
                         Err(why) => {
@@ -497,9 +503,9 @@ impl Connections {
                     }
                 }
             };
-            let (session, server) = (self.id(), self.route.name(target));
+            let (session, server) = (self.id(), self.config.address_text(target));
             emit!(DEBUG, session, server, ?limit, ?why, "an attempt to resume the session has failed");
-            finder.failed(target, why);
+            finder.record_failure(target, why);
         }
     }
 
@@ -507,8 +513,8 @@ impl Connections {
     /// session is idle. Returns whether the connection is ready.
     ///
     /// [`SessionStore::resumed`] records when the handshake was sent. The handshake extends the lease only once a
-    /// quorum has answered ([`Connections::ask_quorum`]).
-    async fn accept(&self, served: &Served, handshake: Moment) -> Result<bool, LinkEnd> {
+    /// quorum has answered ([`Connections::until_quorum_answers`]).
+    async fn accept(&self, served: &ServedConnection, handshake: Moment) -> Result<bool, LinkEnd> {
         let Some(client) = &served.unready else { return Err(LinkEnd::Lost) };
         if client.session_id().0 != self.session.id().0 {
             return Err(LinkEnd::Over(Ending::Replaced));
@@ -526,23 +532,23 @@ impl Connections {
         if is_idle && !self.pipeline.is_closed() {
             return Ok(false);
         }
-        self.get_ready(served).await.map(|()| true)
+        self.make_ready(served).await.map(|()| true)
     }
 
     /// Checks a connection by a transaction, and arms all watches again. If the watches could not be armed since the
     /// connection was lost, more than seven fifths of the session timeout ago, returns that the session is over.
     /// Without this end, a session could be unusable for ever, because the reply to one watch may break every
     /// connection.
-    async fn get_ready(&self, served: &Served) -> Result<(), LinkEnd> {
+    async fn make_ready(&self, served: &ServedConnection) -> Result<(), LinkEnd> {
         if self.pipeline.is_closed() {
             return Err(LinkEnd::Over(Ending::Closed));
         }
         let Some(client) = &served.unready else { return Err(LinkEnd::Lost) };
         let mut is_checked = false;
         let ready = async {
-            self.ask_quorum(client).await?;
+            self.until_quorum_answers(client).await?;
             is_checked = true;
-            self.arm(client).await
+            self.rearm_watches(client).await
         };
         let ready = tokio::select! {
             biased;
@@ -562,7 +568,7 @@ impl Connections {
     }
 
     /// Sends a transaction that changes nothing, which only a quorum can answer.
-    async fn ask_quorum(&self, client: &zk::Client) -> Result<(), LinkEnd> {
+    async fn until_quorum_answers(&self, client: &zk::Client) -> Result<(), LinkEnd> {
         let sent = self.store.lease().now();
         let check = [Operation::Check { path: "/".to_owned(), version: None }];
         let answer = within(sleep(self.granted / 4), commit(client, &check, &self.rights.acl, &self.whom)).await;
@@ -579,7 +585,7 @@ impl Connections {
 
     /// Arms all watches of the session again, and checks whether all its nodes exist. If a node is gone, ends the
     /// session if the ensemble has gone back to an earlier state.
-    async fn arm(&self, client: &zk::Client) -> Result<(), LinkEnd> {
+    async fn rearm_watches(&self, client: &zk::Client) -> Result<(), LinkEnd> {
         let lease = self.store.lease();
         let mut checked = lease.now();
         let (keys, own, gone) = (self.watches.keys(), self.store.own_paths(), Mutex::new(None));
@@ -588,7 +594,7 @@ impl Connections {
             // between the reads.
             if lease.now().saturating_sub(checked) > lease.heartbeat_period() {
                 checked = lease.now();
-                self.ask_quorum(client).await?;
+                self.until_quorum_answers(client).await?;
             }
             let sent = lease.now();
             let reads = some.iter().map(async |key| {
@@ -600,7 +606,7 @@ impl Connections {
                         read.map(|(_, stat, watcher)| (Some(stat), Some(watcher)))
                     }
                 };
-                let answer = answer.map_err(|error| self.failure(error, ("READ", path)));
+                let answer = answer.map_err(|error| self.translate_error(error, ("READ", path)));
                 if let Some(path) = own.get(&**path).filter(|_| matches!(answer, Ok((None, _)))) {
                     *gone.lock() = Some(path.clone());
                 }
@@ -647,7 +653,7 @@ impl Connections {
             ];
             match commit(client, &operations, &self.rights.acl, &self.whom).await {
                 Ok((_, zxid)) if zxid <= newest => {
-                    self.end_as_gone_back();
+                    self.end_after_restore();
                     return Err(LinkEnd::Over(Ending::Expired));
                 }
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode && directory != "/" => {

@@ -18,14 +18,14 @@ use crate::sync::{Mutex, watch};
 
 pub(super) type TcpStream = Async<std::net::TcpStream>;
 
-type Found = Result<Vec<SocketAddr>, String>;
+type LookupResult = Result<Vec<SocketAddr>, String>;
 
 /// The look-ups of one name that are under way.
 #[derive(Default)]
 struct UnderWay {
     count: u32,
     /// When the last look-up began, and the channel for the answer of the look-up that ends first.
-    last: Option<(Moment, watch::Sender<Option<Found>>)>,
+    last: Option<(Moment, watch::Sender<Option<LookupResult>>)>,
 }
 
 /// The most look-ups of one name at a time.
@@ -35,11 +35,11 @@ static UNDER_WAY: Mutex<BTreeMap<String, UnderWay>> = Mutex::new(BTreeMap::new()
 
 /// Returns the addresses of a `host:port`, or an error message. Another look-up of the name begins whenever none has
 /// answered for `patience`, with up to [`MOST`] under way.
-pub(super) async fn addresses(of: &str, patience: Duration) -> Found {
+pub(super) async fn addresses(of: &str, patience: Duration) -> LookupResult {
     look_up_shared(of, patience, |of| Ok(of.to_socket_addrs().map_err(|error| error.to_string())?.collect())).await
 }
 
-async fn look_up_shared(of: &str, patience: Duration, look_up: fn(&str) -> Found) -> Found {
+async fn look_up_shared(of: &str, patience: Duration, look_up: fn(&str) -> LookupResult) -> LookupResult {
     if let Ok(address) = of.parse() {
         return Ok(vec![address]);
     }
@@ -54,7 +54,7 @@ async fn look_up_shared(of: &str, patience: Duration, look_up: fn(&str) -> Found
 
 /// Returns the channel for the answer of the look-ups of this name. Begins a look-up if none is unanswered, or if the
 /// last one began `patience` ago and fewer than [`MOST`] are under way.
-fn begin(of: &str, patience: Duration, look_up: fn(&str) -> Found) -> watch::Receiver<Option<Found>> {
+fn begin(of: &str, patience: Duration, look_up: fn(&str) -> LookupResult) -> watch::Receiver<Option<LookupResult>> {
     let (mut all, now) = (UNDER_WAY.lock(), since_boot());
     let name = all.entry(of.to_owned()).or_default();
     // An answer that has come is not kept for later callers.
@@ -123,7 +123,7 @@ mod tests {
         static HANGING: Mutex<Option<mpsc::Receiver<()>>> = Mutex::new(None);
         let (end, hangs) = mpsc::channel();
         *HANGING.lock() = Some(hangs);
-        let look_up: fn(&str) -> Found = |_| {
+        let look_up: fn(&str) -> LookupResult = |_| {
             LOOKUPS.fetch_add(1, Ordering::SeqCst);
             let hangs = HANGING.lock().take();
             let _ended = hangs.map(|hangs| hangs.recv());
@@ -152,7 +152,7 @@ mod tests {
         static LOOKUPS: AtomicUsize = AtomicUsize::new(0);
         static ENDED: Mutex<bool> = Mutex::new(false);
         // Every look-up hangs until the end of the test.
-        let look_up: fn(&str) -> Found = |_| {
+        let look_up: fn(&str) -> LookupResult = |_| {
             LOOKUPS.fetch_add(1, Ordering::SeqCst);
             while !*ENDED.lock() {
                 std::thread::sleep(Duration::from_millis(1));

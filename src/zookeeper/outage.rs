@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use crate::session::request::{Ending, Failure};
 use crate::session::thread::BackgroundThread;
 use crate::sync::Mutex;
-use crate::zookeeper::connect::Reconnect;
-use crate::zookeeper::connections::Route;
+use crate::zookeeper::connect::ReconnectSchedule;
+use crate::zookeeper::connections::ConnectConfig;
 use crate::zookeeper::probe::{PROBE_LIMIT, reason};
 
 /// The least time between the end of a probe and the next probe.
@@ -23,7 +23,7 @@ pub(super) struct Outage(Mutex<OutageState>);
 struct OutageState {
     /// When the last session lost its connection, and when a new session may replace that session. `None` while a session
     /// exists.
-    lost: Option<(Instant, Option<Reconnect>)>,
+    lost: Option<(Instant, Option<ReconnectSchedule>)>,
     refusal: Option<Refusal>,
     is_probing: bool,
     /// When the last probe ended.
@@ -39,7 +39,7 @@ struct Refusal {
 
 impl Outage {
     /// Records that the last session is over, and that it lost its connection at `lost`.
-    pub(super) fn begins(&self, lost: Instant, reconnect: Option<Reconnect>, ending: Ending) {
+    pub(super) fn begins(&self, lost: Instant, reconnect: Option<ReconnectSchedule>, ending: Ending) {
         self.0.lock().lost = Some((lost, reconnect));
         self.refused(ending.to_string(), ending == Ending::AuthFailed);
     }
@@ -55,7 +55,7 @@ impl Outage {
     }
 
     /// Returns when the next session may be opened, or `None` if that session replaces no lost one.
-    pub(super) fn reconnect(&self) -> Option<Reconnect> {
+    pub(super) fn reconnect(&self) -> Option<ReconnectSchedule> {
         self.0.lock().lost.and_then(|(_, reconnect)| reconnect)
     }
 
@@ -86,16 +86,16 @@ impl Outage {
 
     /// Starts a probe of the servers for the reason, in the background, unless a probe is under way or the last one
     /// ended less than [`PROBE_INTERVAL`] ago. Returns whether a probe was started.
-    pub(super) fn probe(self: &Arc<Self>, route: &Route, background: &BackgroundThread) -> bool {
+    pub(super) fn probe(self: &Arc<Self>, config: &ConnectConfig, background: &BackgroundThread) -> bool {
         let mut known = self.0.lock();
         if known.is_probing || known.probed.is_some_and(|probed| probed.elapsed() < PROBE_INTERVAL) {
             return false;
         }
         known.is_probing = true;
         drop(known);
-        let (outage, route) = (Arc::clone(self), route.clone());
+        let (outage, config) = (Arc::clone(self), config.clone());
         background.spawn(async move {
-            let found = reason(&route, PROBE_LIMIT).await;
+            let found = reason(&config, PROBE_LIMIT).await;
             outage.refused(found.words, found.is_known);
             let mut known = outage.0.lock();
             (known.is_probing, known.probed) = (false, Some(Instant::now()));
@@ -140,8 +140,8 @@ mod tests {
     fn servers_are_probed_at_most_once_a_second() {
         let outage = Arc::new(Outage::default());
         let (servers, background) = (Servers::parse("127.0.0.1:1").unwrap(), BackgroundThread::get().unwrap());
-        let route = Route { servers, options: ZooKeeperBuilder::new() };
-        let probes = || outage.probe(&route, &background);
+        let config = ConnectConfig { servers, options: ZooKeeperBuilder::new() };
+        let probes = || outage.probe(&config, &background);
         assert_eq!([probes(), probes()], [true, false], "a probe is under way");
         for _ in 0..60_000 {
             if !outage.0.lock().is_probing {

@@ -15,7 +15,7 @@ use crate::error::error::Error;
 use crate::session::retry::within;
 use crate::session::thread::sleep;
 use crate::telemetry::log::emit;
-use crate::zookeeper::connections::Route;
+use crate::zookeeper::connections::ConnectConfig;
 use crate::zookeeper::lookup::{TcpStream, addresses, connect};
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::servers::{Server, Servers};
@@ -50,11 +50,11 @@ pub(super) struct Reason {
 }
 
 /// Probes all servers at the same time for the reason why they give no session. Takes at most `limit`.
-pub(super) async fn reason(route: &Route, limit: Duration) -> Reason {
+pub(super) async fn reason(config: &ConnectConfig, limit: Duration) -> Reason {
     // A limit above an hour counts as an hour, so that the sum does not overflow.
     let deadline = Instant::now() + limit.min(Duration::from_secs(3600));
-    let servers = &route.servers.each;
-    let probes = servers.iter().map(|server| probe_one(server, &route.options, deadline));
+    let servers = &config.servers.each;
+    let probes = servers.iter().map(|server| probe_one(server, &config.options, deadline));
     let (mut all, mut is_known) = (Vec::new(), true);
     for (server, answer) in servers.iter().zip(join_all(probes).await) {
         let (words, is_reason) = answer.map_or_else(|words| (words, true), |answer| meaning(&answer));
@@ -72,8 +72,8 @@ pub(super) async fn reason(route: &Route, limit: Duration) -> Reason {
 /// # Errors
 /// [`Error::InvalidInput`] if `servers` is not a connect string.
 pub async fn why_no_session(servers: &str, options: &ZooKeeperBuilder, limit: Duration) -> Result<String, Error> {
-    let route = Route { servers: Servers::parse(servers)?, options: options.clone() };
-    Ok(reason(&route, limit).await.words)
+    let config = ConnectConfig { servers: Servers::parse(servers)?, options: options.clone() };
+    Ok(reason(&config, limit).await.words)
 }
 
 /// Sends a four-letter word to the first server of this connect string, on a new connection, and returns the answer.

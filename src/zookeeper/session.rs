@@ -23,9 +23,9 @@ use crate::sync::{Mutex, mpsc, watch};
 use crate::telemetry::debug::debug;
 use crate::telemetry::log;
 use crate::validation::REQUEST_LIMIT;
-use crate::zookeeper::abilities::{Abilities, KeeperMark};
+use crate::zookeeper::abilities::{ClickHouseMark, ServerFeatures};
 use crate::zookeeper::connection::Target;
-use crate::zookeeper::connections::{Connections, Finder, LeaveRequest};
+use crate::zookeeper::connections::{Connections, LeaveServerRequest, ServerFinder};
 use crate::zookeeper::link::Link;
 use crate::zookeeper::pipeline::{Pipeline, Request};
 use crate::zookeeper::translate::{self, commit, is_removal, mode};
@@ -55,12 +55,12 @@ impl ZooKeeperSession {
     /// tasks.
     pub(super) fn new(
         (link, target): (Link, Target),
-        mut finder: Finder,
+        mut finder: ServerFinder,
         background: &Arc<BackgroundThread>,
         started: Moment,
-        keeper: Arc<KeeperMark>,
+        keeper: Arc<ClickHouseMark>,
     ) -> Result<Arc<ZooKeeperSession>, Failure> {
-        let (client, options) = (&link.client, &finder.route.options);
+        let (client, options) = (&link.client, &finder.config.options);
         options.check_lease().map_err(|problem| Failure::Refused(format!("{problem}, which the servers grant")))?;
         let store = Arc::new(SessionStore::new(options.lease()));
         store.began(started);
@@ -73,7 +73,7 @@ impl ZooKeeperSession {
             pipeline: Arc::new(Pipeline::new(&store, background)),
             rights: options.own_rights(),
             whom: options.whom(),
-            abilities: Abilities::of_session(id, keeper),
+            features: ServerFeatures::of_session(id, keeper),
             root_bytes: client.path().trim_end_matches('/').len(),
             session: client.session().clone(),
             granted: client.session_timeout(),
@@ -82,10 +82,10 @@ impl ZooKeeperSession {
             server: Mutex::default(),
             leaves,
             store,
-            route: finder.route.clone(),
+            config: finder.config.clone(),
         });
         let mut served = connections.serve(link, target);
-        connections.mark_ready(&mut served, &mut finder.attempts, true);
+        connections.mark_connected(&mut served, &mut finder.attempts, true);
         let serving = Arc::clone(&connections).run(served, finder, asked);
         background.spawn(connections.supervised(serving).map(move |()| drop(follows)));
         let session = Arc::new(ZooKeeperSession {
@@ -137,7 +137,7 @@ impl ZooKeeperSession {
     {
         self.ask(Request::Read, path, move |client, it, path| {
             let answer = read(client, Arc::clone(&it), Arc::clone(&path));
-            async move { answer.await.map_err(|error| it.failure(error, ("READ", &path))) }
+            async move { answer.await.map_err(|error| it.translate_error(error, ("READ", &path))) }
         })
     }
 
@@ -164,7 +164,7 @@ impl Session for ZooKeeperSession {
 
     fn server(&self) -> Option<String> {
         let server = self.connections.server.lock().clone();
-        Some(server.unwrap_or_else(|| format!("one of {}", self.connections.route.servers.list())))
+        Some(server.unwrap_or_else(|| format!("one of {}", self.connections.config.servers.list())))
     }
 
     fn store(&self) -> &Arc<SessionStore> {
@@ -173,34 +173,34 @@ impl Session for ZooKeeperSession {
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
         let kind = match kind {
-            Kind::Container if !self.connections.abilities.has_containers() => Kind::Persistent,
+            Kind::Container if !self.connections.features.has_containers() => Kind::Persistent,
             kind => kind,
         };
         let data: Arc<[u8]> = data.into();
         self.ask(Request::Write, path, move |client, it, path| {
             let (data, connection, newest) = (Arc::clone(&data), it.store.connection(), it.store.newest_zxid());
             async move {
-                let containers = &it.abilities.containers;
-                let failure = |error| it.failure(error, ("CREATE", parent(&path)));
+                let containers = &it.features.containers;
+                let failure = |error| it.translate_error(error, ("CREATE", parent(&path)));
                 let options = mode(kind).with_acls(zk::Acls::new(&it.rights.acl.entries));
                 if kind == Kind::Container {
-                    containers.test(connection, &client).await?;
+                    containers.test_connection(connection, &client).await?;
                 }
                 let created = client.create(&path, &data, &options).await;
                 let (stat, sequence) = match kind {
-                    Kind::Container => containers.known(connection, created, failure)?,
+                    Kind::Container => containers.learn_from_answer(connection, created, failure)?,
                     _ => created.map_err(failure)?,
                 };
                 let path =
                     if kind == Kind::EphemeralSequential { format!("{path}{sequence}") } else { path.to_string() };
-                if stat.czxid <= newest { Err(it.end_as_gone_back()) } else { Ok(translate::created(path, &stat)) }
+                if stat.czxid <= newest { Err(it.end_after_restore()) } else { Ok(translate::created(path, &stat)) }
             }
         })
     }
 
     fn delete(&self, path: &str) -> Reply<()> {
         self.ask(Request::Removal, path, |client, it, path| async move {
-            client.delete(&path, None).await.map_err(|error| it.failure(error, ("DELETE", parent(&path))))
+            client.delete(&path, None).await.map_err(|error| it.translate_error(error, ("DELETE", parent(&path))))
         })
     }
 
@@ -229,17 +229,17 @@ impl Session for ZooKeeperSession {
     }
 
     fn data_of_each(&self, paths: &[String]) -> Reply<Contents> {
-        if paths.len() < 2 || !self.connections.abilities.has_several_reads() {
+        if paths.len() < 2 || !self.connections.features.has_multi_read() {
             return request::each_that_is_there(paths.iter().map(|path| self.data(path)).collect());
         }
         let each: Arc<[String]> = paths.into();
         self.ask(Request::Read, &paths[0], move |client, it, first| {
             let (each, connection) = (Arc::clone(&each), it.store.connection());
             async move {
-                let several_reads = &it.abilities.several_reads;
-                several_reads.test(connection, &client).await?;
+                let multi_read = &it.features.multi_read;
+                multi_read.test_connection(connection, &client).await?;
                 let read = translate::data_of_each(&client, &each).await;
-                several_reads.known(connection, read, |error| it.failure(error, ("READ", &first)))
+                multi_read.learn_from_answer(connection, read, |error| it.translate_error(error, ("READ", &first)))
             }
         })
     }
@@ -273,7 +273,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn is_kept_by_reads(&self) -> bool {
-        self.connections.abilities.is_kept_by_reads()
+        self.connections.features.reads_keep_alive()
     }
 
     fn request_bytes(&self, operations: &[Operation]) -> usize {
@@ -288,14 +288,14 @@ impl Session for ZooKeeperSession {
             async move {
                 let (outcomes, newest) = commit(&client, &operations, &it.rights.acl, &it.whom).await?;
                 it.store.record_zxid(newest);
-                if (1..=before).contains(&newest) { Err(it.end_as_gone_back()) } else { Ok(outcomes) }
+                if (1..=before).contains(&newest) { Err(it.end_after_restore()) } else { Ok(outcomes) }
             }
         })
     }
 
     fn leave_server(&self, connection: u64, node: &str) -> Reply<bool> {
         let (answer, left) = oneshot::channel();
-        let _over = self.connections.leaves.send(LeaveRequest { connection, node: node.to_owned(), answer });
+        let _over = self.connections.leaves.send(LeaveServerRequest { connection, node: node.to_owned(), answer });
         let store = Arc::clone(self.store());
         Box::pin(async move {
             tokio::select! {
@@ -327,7 +327,7 @@ debug!(ZooKeeperSession as "ZooKeeperSession", |it| id: it.id(), lease: it.lease
 /// Creates the path at the end of the connect string, unless it exists.
 async fn make_root(client: Arc<zk::Client>, it: Arc<Connections>) -> Result<(), Failure> {
     let root = client.path().to_owned();
-    if client.check_stat("/").await.map_err(|error| it.failure(error, ("READ", &root)))?.is_some() {
+    if client.check_stat("/").await.map_err(|error| it.translate_error(error, ("READ", &root)))?.is_some() {
         return Ok(());
     }
     let whole = client.as_ref().clone().chroot("/").map_err(|_| Failure::Refused(format!("path {root:?}")))?;
@@ -339,5 +339,5 @@ async fn make_root(client: Arc<zk::Client>, it: Arc<Connections>) -> Result<(), 
     }
     // Other errors name paths below the root. This error names a path above it, so it also says what the root is.
     let above = format!("{above} (the connect string's {root} is missing)");
-    Err(it.failure(error, ("CREATE", &above)))
+    Err(it.translate_error(error, ("CREATE", &above)))
 }
