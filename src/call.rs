@@ -23,7 +23,7 @@ use crate::telemetry::debug::debug;
 /// error gives the reason. If the timeout is shorter than twice this constant, the client asks at half of the timeout.
 const REASON_AHEAD: Duration = Duration::from_millis(1_200);
 
-/// The number of slices into which [`in_time_awake`] divides a time limit. A slice that lasts too long shows that the process
+/// The number of slices into which [`within_unless_stopped`] divides a time limit. A slice that lasts too long shows that the process
 /// was stopped.
 const SLICES: u32 = 8;
 
@@ -68,7 +68,7 @@ pub(crate) const SESSION_TRIES: usize = 3;
 #[must_use = "nothing is sent before this is awaited"]
 pub struct Call<T> {
     timeout: Option<Duration>,
-    begin: Option<Box<Begin<T>>>,
+    begin: Option<Box<MakeAnswer<T>>>,
     answer: Option<Answer<T>>,
 }
 
@@ -98,7 +98,7 @@ pub struct Call<T> {
 /// ```
 #[track_caller]
 pub fn block_on<F: IntoFuture>(future: F) -> F::Output {
-    assert!(may_block(), "{BLOCKED}");
+    assert!(is_blocking_allowed(), "{BLOCKED}");
     pollster::block_on(future.into_future())
 }
 
@@ -108,7 +108,7 @@ const BLOCKED: &str = "a call that blocks, on a thread that runs tasks of a toki
 
 /// Returns whether tokio allows this thread to block. Tokio cannot be asked directly, so this function calls
 /// `blocking_recv`, which panics where tokio forbids blocking.
-fn may_block() -> bool {
+fn is_blocking_allowed() -> bool {
     let (sender, receiver) = oneshot::channel();
     let _ = sender.send(());
     panic::catch_unwind(panic::AssertUnwindSafe(|| receiver.blocking_recv())).is_ok()
@@ -116,7 +116,7 @@ fn may_block() -> bool {
 
 /// A function that makes the future of a call's answer. The argument is the deadline at which the future must end; `None` if
 /// the caller gave no timeout.
-type Begin<T> = dyn FnOnce(Option<Deadline>) -> Answer<T> + Send;
+type MakeAnswer<T> = dyn FnOnce(Option<Deadline>) -> Answer<T> + Send;
 
 type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
@@ -129,12 +129,12 @@ impl<T: Send + 'static> Call<T> {
     }
 
     /// Makes a call that runs `work`, and that fails with [`Error::Timeout`] after the caller's timeout.
-    pub(crate) fn in_time(
+    pub(crate) fn with_deadline(
         coordinator: &Arc<dyn Coordinator>,
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Call<T> {
         let coordinator = Arc::clone(coordinator);
-        Call::new(|deadline| async move { in_time(&coordinator, deadline, work).await })
+        Call::new(|deadline| async move { within_deadline(&coordinator, deadline, work).await })
     }
 
     /// Sets the time after which the call fails with [`Error::Timeout`]. The error comes in time, also while
@@ -195,7 +195,7 @@ impl Deadline {
 
     /// Waits until the deadline. If the client is disconnected then, returns since when and why. Returns `None` if the
     /// client is connected.
-    pub(crate) async fn pass(&self, coordinator: &Arc<dyn Coordinator>) -> Option<CutOff> {
+    pub(crate) async fn until_passed(&self, coordinator: &Arc<dyn Coordinator>) -> Option<CutOff> {
         let left = self.left();
         coordinator.sleep(left - REASON_AHEAD.min(left / 2)).await;
         // While the client is disconnected, this call of `state` makes the client ask the servers for the reason.
@@ -206,7 +206,7 @@ impl Deadline {
 }
 
 /// Returns the result of `work`, or [`Error::Timeout`] at the deadline, if there is one.
-pub(crate) async fn in_time<T>(
+pub(crate) async fn within_deadline<T>(
     coordinator: &Arc<dyn Coordinator>,
     deadline: Option<Deadline>,
     work: impl Future<Output = Result<T, Error>>,
@@ -215,59 +215,60 @@ pub(crate) async fn in_time<T>(
     tokio::select! {
         biased;
         done = work => done,
-        cut_off = deadline.pass(coordinator) => Err(Error::late(deadline.whole, cut_off)),
+        cut_off = deadline.until_passed(coordinator) => Err(Error::timed_out(deadline.whole, cut_off)),
     }
 }
 
 /// Returns the result of `work`, or [`Error::Unreachable`] after `limit`, which is the session timeout. If this process was
-/// stopped or the client is disconnected, the wait is longer: see [`in_time_awake`].
-pub(crate) async fn bounded<T>(
+/// stopped or the client is disconnected, the wait is longer: see [`within_unless_stopped`].
+pub(crate) async fn within_session_timeout<T>(
     coordinator: &Arc<dyn Coordinator>,
     limit: Duration,
     work: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
-    in_time_awake(limit, |limit| coordinator.sleep(limit), || coordinator.state().is_connected(), work)
+    within_unless_stopped(limit, |limit| coordinator.sleep(limit), || coordinator.state().is_connected(), work)
         .await
-        .unwrap_or_else(|| Err(Error::Unreachable(no_answer(limit))))
+        .unwrap_or_else(|| Err(Error::Unreachable(no_answer_text(limit))))
 }
 
 /// Repeats the request `ask` until its outcome is known, as [`retry::until_known`] does. Fails if no answer comes for a
 /// session timeout. If this process was stopped or the client is disconnected, the wait is longer: see
-/// [`in_time_awake`].
-pub(crate) async fn await_answer<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
+/// [`within_unless_stopped`].
+pub(crate) async fn ask_until_answered<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
 {
     let limit = session.timeout();
-    let answer = in_time_awake(
+    let answer = within_unless_stopped(
         limit,
         |limit| session.sleep(limit),
         || session.lease().is_connected(),
         retry::until_known(session, ask),
     )
     .await;
-    answer.unwrap_or_else(|| Err(Failure::Unreachable(no_answer(limit))))
+    answer.unwrap_or_else(|| Err(Failure::Unreachable(no_answer_text(limit))))
 }
 
 /// Returns the names of the children of a node; no names if the node does not exist. With `is_synced`, a sync precedes
 /// the read, so the names are not older than this call.
-pub(crate) async fn names(
+pub(crate) async fn list_children(
     session: &Arc<dyn Session>,
     directory: &str,
     is_synced: bool,
 ) -> Result<Vec<String>, Failure> {
-    let listing = await_answer(session, || retry::read(session, directory, is_synced, |it, path| it.children(path)));
+    let listing =
+        ask_until_answered(session, || retry::read(session, directory, is_synced, |it, path| it.children(path)));
     listing.await.or_else(retry::none_without_node)
 }
 
 /// Deletes a node of the lock or semaphore at `path`. Returns whether this call has removed the node, or may have: if
 /// the delete was repeated, the repetition cannot tell who has removed the node.
-pub(crate) async fn removes(coordinator: &impl Coordinator, path: &str, node: &str) -> Result<bool, Error> {
+pub(crate) async fn delete_node(coordinator: &impl Coordinator, path: &str, node: &str) -> Result<bool, Error> {
     let fault = |failure| Error::from_failure(failure, "remove a node of", path);
     let session_slot = coordinator.session_slot(0).await.map_err(fault)?;
     let session = session_slot.session();
     let tries = AtomicU32::new(0);
-    let removal = await_answer(session, || {
+    let removal = ask_until_answered(session, || {
         tries.fetch_add(1, Ordering::Relaxed);
         session.delete(node)
     });
@@ -285,7 +286,7 @@ pub(crate) async fn removes(coordinator: &impl Coordinator, path: &str, node: &s
 ///
 /// `ask` must create no ephemeral node. The owner of such a node has to keep the node's session, but this function
 /// gives the session back when it returns.
-pub(crate) async fn on_a_session<T, F>(
+pub(crate) async fn retry_on_fresh_session<T, F>(
     coordinator: &impl Coordinator,
     (operation, path): (&'static str, &str),
     ask: impl Fn(Arc<dyn Session>) -> F,
@@ -308,21 +309,21 @@ where
 /// Why a piece of work on a session was not done.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-pub(crate) enum NotDone {
+pub(crate) enum WorkError {
     /// A request failed. The work may succeed on another session.
     Failed(#[from] Failure),
     /// The requests succeeded, but their answers forbid the work. Another session would not help.
     Refused(#[from] Error),
 }
 
-impl NotDone {
-    /// Makes [`NotDone::Failed`] the outer error, after which [`on_a_session`] and [`await_answer`] may repeat the
-    /// work. Makes [`NotDone::Refused`] the inner error, which both take for an answer.
-    pub(crate) fn split<T>(answer: Result<T, NotDone>) -> Result<Result<T, Error>, Failure> {
+impl WorkError {
+    /// Makes [`WorkError::Failed`] the outer error, after which [`retry_on_fresh_session`] and [`ask_until_answered`] may repeat the
+    /// work. Makes [`WorkError::Refused`] the inner error, which both take for an answer.
+    pub(crate) fn refusal_as_answer<T>(answer: Result<T, WorkError>) -> Result<Result<T, Error>, Failure> {
         match answer {
             Ok(done) => Ok(Ok(done)),
-            Err(NotDone::Refused(error)) => Ok(Err(error)),
-            Err(NotDone::Failed(failure)) => Err(failure),
+            Err(WorkError::Refused(error)) => Ok(Err(error)),
+            Err(WorkError::Failed(failure)) => Err(failure),
         }
     }
 }
@@ -332,7 +333,7 @@ impl NotDone {
 /// There is one exception. If the process was stopped during the wait, or if the client is disconnected at the limit,
 /// `work` gets twice the limit in addition, because the session may have ended. That is enough for a fresh session. A
 /// slice of the wait that lasts too long shows that the process was stopped.
-async fn in_time_awake<T, S: Future<Output = ()>>(
+async fn within_unless_stopped<T, S: Future<Output = ()>>(
     limit: Duration,
     sleep: impl Fn(Duration) -> S,
     is_connected: impl Fn() -> bool,
@@ -354,7 +355,7 @@ async fn in_time_awake<T, S: Future<Output = ()>>(
     }
 }
 
-fn no_answer(limit: Duration) -> String {
+fn no_answer_text(limit: Duration) -> String {
     format!("no answer within {}, the session timeout", humantime::format_duration(limit))
 }
 
@@ -372,7 +373,7 @@ mod tests {
                 advance(Duration::from_millis(stopped)).await;
                 sleep(Duration::from_millis(1_500)).await;
             };
-            let answer = in_time_awake(Duration::from_secs(1), sleep, || true, work).await;
+            let answer = within_unless_stopped(Duration::from_secs(1), sleep, || true, work).await;
             assert_eq!(answer.is_some(), is_answered, "{stopped}");
         }
     }

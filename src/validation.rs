@@ -87,11 +87,11 @@ impl FromStr for Dialect {
 }
 
 pub(crate) fn check_label(label: Option<&str>) -> Result<(), Error> {
-    label.map_or(Ok(()), |label| check_said("label", label))
+    label.map_or(Ok(()), |label| check_text("label", label))
 }
 
 /// Refuses a text that is too long or has control characters. The error calls the text `name`, such as "label".
-pub(crate) fn check_said(name: &str, text: &str) -> Result<(), Error> {
+pub(crate) fn check_text(name: &str, text: &str) -> Result<(), Error> {
     if text.len() > 256 {
         return Err(Error::invalid(format!("{name} of {} bytes; at most 256 are kept", text.len())));
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use futures_util::FutureExt;
 use tokio::time::Instant;
 
-use crate::call::{self, Deadline, NotDone, SESSION_TRIES};
+use crate::call::{self, Deadline, SESSION_TRIES, WorkError};
 use crate::contend::config::LockConfig;
 use crate::contend::contender::Contender;
 use crate::contend::permit_request::{EarlyRead, PermitRequest, SeenPermits};
@@ -79,7 +79,7 @@ impl Options {
             return Err(Error::invalid("a timeout of zero; to not wait at all, use a try_ method"));
         }
         match self.deadline {
-            Some(deadline) if deadline.left().is_zero() => Err(Error::late(timeout, None)),
+            Some(deadline) if deadline.left().is_zero() => Err(Error::timed_out(timeout, None)),
             _ => Ok(Some(*self.deadline.get_or_insert_with(|| Deadline::new(timeout)))),
         }
     }
@@ -262,26 +262,26 @@ impl Acquisition {
                     }
                     tries = 0;
                 }
-                Err(NotDone::Failed(Failure::Over(_))) if tries < SESSION_TRIES => {
+                Err(WorkError::Failed(Failure::Over(_))) if tries < SESSION_TRIES => {
                     follow::wait_until_known_to_be_over(entry.session()).await;
                 }
-                Err(NotDone::Failed(Failure::NoAuth(lacks))) if entry.unmake_directory().await => {
-                    return Err(Error::shut_out(&config.directory, lacks));
+                Err(WorkError::Failed(Failure::NoAuth(lacks))) if entry.unmake_directory().await => {
+                    return Err(Error::own_directory_denied(&config.directory, lacks));
                 }
                 // No create has found the directory, so our node never existed. So the error is not `Evicted`, which `stop`
                 // returns for a missing node.
-                Err(NotDone::Failed(failure @ Failure::NoNode)) => {
+                Err(WorkError::Failed(failure @ Failure::NoNode)) => {
                     return Err(Error::from_failure(failure, "enter", &config.directory));
                 }
-                Err(NotDone::Failed(failure)) => return Err(config.stop(failure)),
-                Err(NotDone::Refused(error)) => return Err(error),
+                Err(WorkError::Failed(failure)) => return Err(config.stop(failure)),
+                Err(WorkError::Refused(error)) => return Err(error),
             }
         }
     }
 
     /// Creates the node, and lists the directory. The state machine
     /// [`NodeState`](crate::session::node::state::NodeState) decides the steps.
-    async fn take_place(&self, entry: &Contender) -> Result<FirstReads, NotDone> {
+    async fn take_place(&self, entry: &Contender) -> Result<FirstReads, WorkError> {
         let (mut step, mut early_read) = (EntryStep::Create, None);
         loop {
             step = match step {
@@ -302,7 +302,9 @@ impl Acquisition {
                             if let Err(refused) = rights.await {
                                 // The node is removed before the caller learns of the refusal.
                                 return Err(match entry.leave().1.await {
-                                    Err(Failure::NoAuth(lacks)) => Error::stays(entry.node().path(), lacks).into(),
+                                    Err(Failure::NoAuth(lacks)) => {
+                                        Error::own_node_undeletable(entry.node().path(), lacks).into()
+                                    }
                                     _ => refused.into(),
                                 });
                             }
@@ -335,7 +337,7 @@ impl Acquisition {
         let dialect = self.config.dialect;
         match entry.leave().1.await {
             Ok(()) | Err(Failure::NoNode) => {}
-            Err(Failure::NoAuth(lacks)) => return Err(Error::stays(entry.node().path(), lacks)),
+            Err(Failure::NoAuth(lacks)) => return Err(Error::own_node_undeletable(entry.node().path(), lacks)),
             Err(failure) => return Err(self.config.stop(failure)),
         }
         if dialect.keeps_directories() {
@@ -455,9 +457,9 @@ impl Acquisition {
     /// error if our node may not be deleted either, or if the ACL that this client gave the directory keeps this client out.
     async fn leave_denied(&self, entry: &Contender, denied: Error) -> Error {
         match (entry.leave().1.await, denied) {
-            (Err(Failure::NoAuth(lacks)), _) => Error::stays(entry.node().path(), lacks),
+            (Err(Failure::NoAuth(lacks)), _) => Error::own_node_undeletable(entry.node().path(), lacks),
             (Ok(()), Error::PermissionDenied { lacks, .. }) if entry.unmake_directory().await => {
-                Error::shut_out(&self.config.directory, lacks)
+                Error::own_directory_denied(&self.config.directory, lacks)
             }
             (_, denied) => denied,
         }
@@ -481,7 +483,8 @@ impl Acquisition {
                 }
             }
         };
-        let reported = async { self.report_error(call::in_time(&self.config.coordinator, deadline, attempt).await) };
+        let reported =
+            async { self.report_error(call::within_deadline(&self.config.coordinator, deadline, attempt).await) };
         span.instrument(pin!(reported)).await
     }
 
@@ -497,8 +500,8 @@ impl Acquisition {
         let mut looks = 0;
         loop {
             looks += 1;
-            let seen = call::on_a_session(&self.config.coordinator, ("list", path), |session| async move {
-                let names = call::names(&session, path, false).await?;
+            let seen = call::retry_on_fresh_session(&self.config.coordinator, ("list", path), |session| async move {
+                let names = call::list_children(&session, path, false).await?;
                 Ok((session, names))
             });
             let (session, names) = seen.await?;
@@ -509,7 +512,7 @@ impl Acquisition {
                     None => self.config.check_for_other_use(&session, &names, None).await.map(|()| true),
                 }
             };
-            let has_room = call::bounded(&self.config.coordinator, session.timeout(), has_room).await?;
+            let has_room = call::within_session_timeout(&self.config.coordinator, session.timeout(), has_room).await?;
             let ahead = turn::ahead_of(&newcomer, &names);
             if has_room && ahead.is_empty() {
                 return Ok(session.timeout());
@@ -525,7 +528,7 @@ impl Acquisition {
     /// Enters the queue, and takes the lock unless another contender excludes us. Waits at most `limit` for replies of the
     /// ensemble.
     pub(crate) async fn take_now(&self, limit: Duration) -> Result<Arc<Contender>, Error> {
-        call::bounded(&self.config.coordinator, limit, self.enter(IfTaken::GiveUp, None)).await
+        call::within_session_timeout(&self.config.coordinator, limit, self.enter(IfTaken::GiveUp, None)).await
     }
 
     /// Waits for `granted` until the deadline, if there is one. Meanwhile polls `reports`. Before the deadline, asks
@@ -552,7 +555,7 @@ impl Acquisition {
         };
         let late = async {
             let Some(deadline) = deadline else { return pending().await };
-            (deadline.whole, deadline.pass(&self.config.coordinator).await)
+            (deadline.whole, deadline.until_passed(&self.config.coordinator).await)
         };
         tokio::select! {
             biased;

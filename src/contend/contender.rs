@@ -293,7 +293,8 @@ impl Contender {
     pub(crate) async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
         validation::check_path(path)?;
         let node = self.run(retry::data(self.session(), path, false)).await?;
-        node.map(|node| node.map(NodeData::new)).map_err(|failure| Error::under_lock(failure, "read", path))
+        node.map(|node| node.map(NodeData::new))
+            .map_err(|failure| Error::from_failure_under_lock(failure, "read", path))
     }
 
     /// Waits until a contender in the queue must wait for this hold. Returns the name of the first such contender.
@@ -416,7 +417,7 @@ impl Contender {
         match (loss, answer.await) {
             (Some(loss), _) => Err(Error::Lost(loss)),
             (None, Ok(())) => Ok(()),
-            (None, Err(Failure::NoAuth(lacks))) => Err(Error::stays(self.node().path(), lacks)),
+            (None, Err(Failure::NoAuth(lacks))) => Err(Error::own_node_undeletable(self.node().path(), lacks)),
             (None, Err(failure)) => Err(self.lost_by(failure, "release")),
         }
     }
@@ -426,7 +427,7 @@ impl Contender {
         match failure {
             Failure::NoNode => Error::Lost(Loss::Removed),
             Failure::Operation { failure, .. } => self.lost_by(*failure, operation),
-            failure => Error::under_lock(failure, operation, &self.user_path),
+            failure => Error::from_failure_under_lock(failure, operation, &self.user_path),
         }
     }
 }

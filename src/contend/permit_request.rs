@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use futures_util::future::OptionFuture;
 
-use crate::call::{self, NotDone};
+use crate::call::{self, WorkError};
 use crate::contend::contender::Contender;
 use crate::contend::semaphore::{SemaphoreState, TAKE};
 use crate::error::error::Error;
@@ -75,21 +75,22 @@ impl PermitRequest {
             return Ok(());
         }
         let path = self.state.config.user_path();
-        let checked = call::on_a_session(&self.state.config.coordinator, (TAKE, path), |session| async move {
-            let node = retry::data(&session, path, false).await?;
-            match self.state.agree(&session, node, None).await {
-                // The semaphore's node is missing. The acquisition creates the node when it enters the queue, and checks
-                // the number of permits then.
-                Err(NotDone::Failed(Failure::NoNode)) => Ok(Ok(())),
-                agreed => NotDone::split(agreed).map(|agreed| self.fail_if_too_many(agreed?.0)),
-            }
-        });
+        let checked =
+            call::retry_on_fresh_session(&self.state.config.coordinator, (TAKE, path), |session| async move {
+                let node = retry::data(&session, path, false).await?;
+                match self.state.agree(&session, node, None).await {
+                    // The semaphore's node is missing. The acquisition creates the node when it enters the queue, and checks
+                    // the number of permits then.
+                    Err(WorkError::Failed(Failure::NoNode)) => Ok(Ok(())),
+                    agreed => WorkError::refusal_as_answer(agreed).map(|agreed| self.fail_if_too_many(agreed?.0)),
+                }
+            });
         checked.await?
     }
 
     /// Creates the semaphore's node, before the acquisition creates the directory of the queue below that node. Fails if
     /// there is a node at the path that must not become a semaphore.
-    pub(crate) async fn make(&self, entry: &Contender) -> Result<(), NotDone> {
+    pub(crate) async fn make(&self, entry: &Contender) -> Result<(), WorkError> {
         let node = retry::data(entry.session(), self.state.config.user_path(), true).await?;
         self.state.agree(entry.session(), node, Some(entry)).await.map(drop)
     }
@@ -124,7 +125,7 @@ impl PermitRequest {
         &self,
         entry: &Contender,
         sent: Option<EarlyRead>,
-    ) -> Result<Option<Box<SeenPermits>>, NotDone> {
+    ) -> Result<Option<Box<SeenPermits>>, WorkError> {
         let Some(EarlyRead { names, number, children }) = sent else { return Ok(None) };
         let (names, number, children) = (names.await, number.await, OptionFuture::from(children).await);
         let node = match number {
@@ -152,7 +153,7 @@ impl PermitRequest {
         entry: &Contender,
         gives_up: bool,
         queue_view: Option<&QueueView>,
-    ) -> Result<Grant, NotDone> {
+    ) -> Result<Grant, WorkError> {
         let (session, paths) = (entry.session(), &self.state.config.paths);
         let mut view = View::new(&self.state, entry, &mut grant);
         let mut seen = early_read;
@@ -221,7 +222,7 @@ impl<'a> View<'a> {
 
     /// Exchanges the node in the queue for a permit node. Returns `false` if the caller must read the permits again.
     /// `version` is the expected version of the semaphore's node.
-    async fn try_exchange(&mut self, count: u32, version: i32) -> Result<bool, NotDone> {
+    async fn try_exchange(&mut self, count: u32, version: i32) -> Result<bool, WorkError> {
         let (entry, session) = (self.entry, self.entry.session());
         let SemaphoreState { config, taken, .. } = self.state;
         let to = format!("{taken}/{}", permits::name(&entry.node().tag().to_string(), count));
@@ -242,7 +243,7 @@ impl<'a> View<'a> {
     }
 
     /// Reads the taken permits and the number of permits, and sets the watch on the taken permits.
-    async fn read_permits(&mut self) -> Result<SeenPermits, NotDone> {
+    async fn read_permits(&mut self) -> Result<SeenPermits, WorkError> {
         let session = Arc::clone(self.entry.session());
         let mut tries = RetryLimit::LOST_ANSWERS;
         loop {
@@ -327,7 +328,7 @@ impl<'a> View<'a> {
 
     /// Stores the holders in `queue_view`, and waits until a permit may have been released since the read `now`, or the number
     /// of permits may have changed.
-    async fn wait_for_change(&mut self, now: &SeenPermits, queue_view: Option<&QueueView>) -> Result<(), NotDone> {
+    async fn wait_for_change(&mut self, now: &SeenPermits, queue_view: Option<&QueueView>) -> Result<(), WorkError> {
         let (session, path, me) = (self.entry.session(), self.state.config.user_path(), &*self.entry.node_name());
         if let Some(view) = queue_view {
             let queued = OptionFuture::from(view.has_listener.then(|| session.children(self.entry.directory()))).await;

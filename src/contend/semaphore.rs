@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 
-use crate::call::NotDone;
+use crate::call::WorkError;
 use crate::contend::config::LockConfig;
 use crate::contend::contender::Contender;
 use crate::contend::directory;
@@ -63,7 +63,7 @@ impl SemaphoreState {
         &self,
         session: &Arc<dyn Session>,
         mut children: Option<Vec<String>>,
-    ) -> Result<(), NotDone> {
+    ) -> Result<(), WorkError> {
         for listings in 1.. {
             let names = match children.take() {
                 Some(names) => names,
@@ -87,7 +87,7 @@ impl SemaphoreState {
         &self,
         session: &Arc<dyn Session>,
         children: Option<Vec<String>>,
-    ) -> Result<(), NotDone> {
+    ) -> Result<(), WorkError> {
         if !self.has_no_lock.load(Ordering::Acquire) {
             self.check_for_lock(session, children).await?;
             self.has_no_lock.store(true, Ordering::Release);
@@ -97,7 +97,7 @@ impl SemaphoreState {
 
     /// Checks the rights of other clients, if this client refuses wide ACLs. Fails if an ACL lets other clients change
     /// the number of permits or take permits.
-    pub(crate) async fn check_rights(&self, session: &Arc<dyn Session>) -> Result<(), NotDone> {
+    pub(crate) async fn check_rights(&self, session: &Arc<dyn Session>) -> Result<(), WorkError> {
         for node in [self.config.user_path(), &self.taken] {
             match retry::check_rights(session, node).await {
                 Ok(()) | Err(Failure::NoNode) => {}
@@ -121,10 +121,10 @@ impl SemaphoreState {
 
     /// Returns the error of an acquisition in the queue that ended with `why`. If a request has failed, and the
     /// contender's node is lost, returns the loss instead of the failure.
-    pub(crate) fn take_error(&self, entry: &Contender, why: NotDone) -> Error {
+    pub(crate) fn take_error(&self, entry: &Contender, why: WorkError) -> Error {
         match why {
-            NotDone::Refused(error) => error,
-            NotDone::Failed(failure) => match (entry.detect_loss(), failure) {
+            WorkError::Refused(error) => error,
+            WorkError::Failed(failure) => match (entry.detect_loss(), failure) {
                 (Some(loss), _) => self.config.evicted(loss),
                 (None, failure @ (Failure::NoNode | Failure::Over(_))) => self.config.stop(failure),
                 (None, failure) => Error::from_failure(failure, TAKE, self.config.user_path()),
@@ -210,7 +210,7 @@ impl SemaphoreState {
         session: &Arc<dyn Session>,
         mut node: Option<(Vec<u8>, Stat)>,
         maker: Option<&Contender>,
-    ) -> Result<(u32, i32), NotDone> {
+    ) -> Result<(u32, i32), WorkError> {
         let (path, mut rounds) = (self.config.user_path(), 0);
         loop {
             if let Some((data, stat)) = &node
@@ -254,7 +254,7 @@ impl SemaphoreState {
         node: Option<&(Vec<u8>, Stat)>,
         twin: Twin,
         maker: Option<&Contender>,
-    ) -> Result<Option<i32>, NotDone> {
+    ) -> Result<Option<i32>, WorkError> {
         let is_unset = node.is_none_or(|(data, _)| permits::decode(data) == Ok(None));
         if is_unset {
             // Until the number is written, contenders of a lock may come, although an earlier listing showed no lock.
@@ -306,7 +306,7 @@ impl SemaphoreState {
         session: &Arc<dyn Session>,
         mut writes: Vec<Operation>,
         maker: Option<&Contender>,
-    ) -> Result<bool, NotDone> {
+    ) -> Result<bool, WorkError> {
         let made = |node: &str| maker.iter().for_each(|maker| maker.record_made(node));
         for _ in 0..CREATES {
             match retry::until_known(session, || session.transact(&writes)).await {
@@ -332,7 +332,7 @@ impl SemaphoreState {
 
     /// Fails if the semaphore's node, which has no number of permits, is or may be used for something else. If the twin has a
     /// number, the node is known to be a semaphore's, and its number was deleted.
-    async fn check_for_other_use(&self, session: &Arc<dyn Session>, twin: Twin) -> Result<(), NotDone> {
+    async fn check_for_other_use(&self, session: &Arc<dyn Session>, twin: Twin) -> Result<(), WorkError> {
         if matches!(twin, Twin::Number(_)) {
             return Ok(());
         }
@@ -351,7 +351,7 @@ impl SemaphoreState {
     /// Fails if the path is the path of a lock under which a job runs [once in a while](crate::Acquire::once_in). Such
     /// a job has a record of its last success in a node beside the path, and a copy of the record in the twin of that
     /// node.
-    async fn check_for_record(&self, session: &Arc<dyn Session>) -> Result<(), NotDone> {
+    async fn check_for_record(&self, session: &Arc<dyn Session>) -> Result<(), WorkError> {
         let record = metadata::record_path(self.config.user_path());
         for path in [record.clone(), metadata::twin_of(&record)] {
             let node = retry::data(session, &path, false).await?;

@@ -80,7 +80,7 @@ pub enum Error {
         "not {} within {}: {}",
         if .blockers.ahead > 0 { "granted" } else { "done" },
         humantime::format_duration(*.waited),
-        obstacle(blockers, cut_off.as_ref())
+        timeout_reason(blockers, cut_off.as_ref())
     )]
     Timeout {
         /// The timeout that expired.
@@ -358,17 +358,17 @@ impl Error {
     }
 
     /// Returns the error for a node of this client that the client itself may not delete.
-    pub(crate) fn stays(path: String, lacks: Box<Denied>) -> Error {
+    pub(crate) fn own_node_undeletable(path: String, lacks: Box<Denied>) -> Error {
         Error::PermissionDenied { operation: Error::DELETE_OWN_NODE, path, lacks }
     }
 
     /// Returns the error for a directory that this client created with an ACL that denies access to this client itself.
-    pub(crate) fn shut_out(path: &str, lacks: Box<Denied>) -> Error {
+    pub(crate) fn own_directory_denied(path: &str, lacks: Box<Denied>) -> Error {
         Error::PermissionDenied { operation: Error::ENTER_OWN_DIRECTORY, path: path.to_owned(), lacks }
     }
 
     /// Returns the timeout error of a call that waits for no contender.
-    pub(crate) fn late(waited: Duration, cut_off: Option<CutOff>) -> Error {
+    pub(crate) fn timed_out(waited: Duration, cut_off: Option<CutOff>) -> Error {
         Error::Timeout { waited, blockers: Blockers::default(), cut_off }
     }
 
@@ -378,7 +378,7 @@ impl Error {
         Error::InvalidInput(shortened(&problem.into(), 4_000, 150).into_owned())
     }
 
-    /// Turns the failure of a request into an error. If the caller holds the lock, use [`Error::under_lock`] instead,
+    /// Turns the failure of a request into an error. If the caller holds the lock, use [`Error::from_failure_under_lock`] instead,
     /// because the end of the session is then a loss.
     pub(crate) fn from_failure(failure: Failure, operation: &'static str, path: &str) -> Error {
         let path = path.to_owned();
@@ -398,7 +398,7 @@ impl Error {
 
     /// Turns the failure of a request that was sent under a lock into an error. The end of the session is the loss of
     /// the lock, because the lock's node ends with the session.
-    pub(crate) fn under_lock(failure: Failure, operation: &'static str, path: &str) -> Error {
+    pub(crate) fn from_failure_under_lock(failure: Failure, operation: &'static str, path: &str) -> Error {
         match failure {
             Failure::Over(ending) => Error::Lost(Loss::SessionOver(ending)),
             failure => Error::from_failure(failure, operation, path),
@@ -407,7 +407,7 @@ impl Error {
 }
 
 /// Returns why the call was not done at the timeout, in words.
-fn obstacle(blockers: &Blockers, cut_off: Option<&CutOff>) -> String {
+fn timeout_reason(blockers: &Blockers, cut_off: Option<&CutOff>) -> String {
     match cut_off {
         None => blockers.to_string(),
         Some(cut_off) if blockers.ahead == 0 => cut_off.to_string(),

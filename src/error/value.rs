@@ -80,7 +80,7 @@ pub enum ValueError {
     },
 
     /// The new value is too large. Nothing was changed.
-    #[error("the new value takes {bytes} bytes{}", too_large(*.limit))]
+    #[error("the new value takes {bytes} bytes{}", size_limit_text(*.limit))]
     TooLarge {
         /// The size of the value in bytes, including its header.
         bytes: usize,
@@ -97,7 +97,7 @@ impl ValueError {
     }
 }
 
-fn too_large(limit: Option<usize>) -> String {
+fn size_limit_text(limit: Option<usize>) -> String {
     match limit {
         Some(limit) => format!(", and at most {limit} are allowed"),
         None => ", and the servers closed the connection each time it was sent: their jute.maxbuffer must be smaller"

@@ -363,7 +363,7 @@ where
     let deadline = options.begin().unwrap_or_default();
     let coordinator = Arc::clone(&lock.config.coordinator);
     let guard = Acquire::<L> { source: lock, options }.await?;
-    call::in_time(&coordinator, deadline, rest(guard)).await
+    call::within_deadline(&coordinator, deadline, rest(guard)).await
 }
 
 /// Acquires the lock without waiting for a contender, and then runs `rest` within what is left of the timeout.
@@ -380,5 +380,6 @@ where
     let held = lock.try_acquire(mode, deadline).await?;
     let limit = held.session().timeout();
     let coordinator = &lock.config.coordinator;
-    call::in_time(coordinator, deadline, call::bounded(coordinator, limit, rest(guard(held)))).await
+    call::within_deadline(coordinator, deadline, call::within_session_timeout(coordinator, limit, rest(guard(held))))
+        .await
 }

@@ -20,12 +20,15 @@ impl LockConfig {
     /// permits of the semaphore, or `None` for a lock. With `is_synced`, the queue is not older than this call.
     pub(crate) async fn queue(&self, is_synced: bool, permits: Option<u32>) -> Result<(Queue, Vec<String>), Error> {
         let paths = &self.paths;
-        let seen =
-            call::on_a_session(&self.coordinator, ("read the queue of", self.user_path()), |session| async move {
+        let seen = call::retry_on_fresh_session(
+            &self.coordinator,
+            ("read the queue of", self.user_path()),
+            |session| async move {
                 let (taken, queued) = paths.names(&session, is_synced).await?;
                 let queue = paths.read_queue(&session, self.dialect, (&taken, &queued), permits).await?;
                 Ok((queue, taken, queued))
-            });
+            },
+        );
         let (queue, taken, queued) = seen.await?;
         if paths.permits.is_none() {
             self.check_for_foreign(&queued)?;
@@ -37,13 +40,14 @@ impl LockConfig {
     /// library, or that this client may not read, counts as no record.
     async fn queue_and_record(&self) -> Result<Queue, Error> {
         let (path, record) = (&self.directory, &metadata::record_path(&self.directory));
-        let last = call::on_a_session(&self.coordinator, ("read the record of", path), |session| async move {
-            match call::await_answer(&session, || RecordNode::read(&session, record)).await {
-                Ok(RecordNode::Done(done, _)) => Ok(Some(done)),
-                Ok(RecordNode::None { .. } | RecordNode::Foreign) | Err(Failure::NoAuth(_)) => Ok(None),
-                Err(failure) => Err(failure),
-            }
-        });
+        let last =
+            call::retry_on_fresh_session(&self.coordinator, ("read the record of", path), |session| async move {
+                match call::ask_until_answered(&session, || RecordNode::read(&session, record)).await {
+                    Ok(RecordNode::Done(done, _)) => Ok(Some(done)),
+                    Ok(RecordNode::None { .. } | RecordNode::Foreign) | Err(Failure::NoAuth(_)) => Ok(None),
+                    Err(failure) => Err(failure),
+                }
+            });
         let ((queue, _), done) = tokio::try_join!(self.queue(false, None), last)?;
         Ok(Queue { done, ..queue })
     }
@@ -55,33 +59,34 @@ impl LockConfig {
         // The record that the first read returned. A retry deletes only this record, so a success that is recorded
         // meanwhile stays.
         let last = &OnceLock::new();
-        let found = call::on_a_session(&self.coordinator, ("forget the record", path), |session| async move {
-            call::await_answer(&session, || session.sync(path)).await?;
-            let forget = || async {
-                let (record, second) =
-                    (RecordNode::read(&session, path).await?, RecordNode::read(&session, twin).await?);
-                if matches!(record, RecordNode::Foreign) {
-                    return Ok(record);
-                }
-                let (mut now, mut delete) = (None, Vec::new());
-                for (path, node) in [(path, &record), (twin, &second)] {
-                    if let RecordNode::Done(done, version) = node {
-                        now.get_or_insert(done);
-                        delete.push(Operation::Delete { path: path.clone(), version: Some(*version) });
+        let found =
+            call::retry_on_fresh_session(&self.coordinator, ("forget the record", path), |session| async move {
+                call::ask_until_answered(&session, || session.sync(path)).await?;
+                let forget = || async {
+                    let (record, second) =
+                        (RecordNode::read(&session, path).await?, RecordNode::read(&session, twin).await?);
+                    if matches!(record, RecordNode::Foreign) {
+                        return Ok(record);
                     }
-                }
-                if now.is_some_and(|now| last.get_or_init(|| now.clone()) == now) {
-                    match session.transact(&delete).await {
-                        // Another client has replaced the record by that of a later success, which stays, or has deleted it.
-                        Err(Failure::Operation { failure, .. })
-                            if matches!(*failure, Failure::NoNode | Failure::BadVersion) => {}
-                        answer => drop(answer?),
+                    let (mut now, mut delete) = (None, Vec::new());
+                    for (path, node) in [(path, &record), (twin, &second)] {
+                        if let RecordNode::Done(done, version) = node {
+                            now.get_or_insert(done);
+                            delete.push(Operation::Delete { path: path.clone(), version: Some(*version) });
+                        }
                     }
-                }
-                Ok(record)
-            };
-            call::await_answer(&session, forget).await
-        });
+                    if now.is_some_and(|now| last.get_or_init(|| now.clone()) == now) {
+                        match session.transact(&delete).await {
+                            // Another client has replaced the record by that of a later success, which stays, or has deleted it.
+                            Err(Failure::Operation { failure, .. })
+                                if matches!(*failure, Failure::NoNode | Failure::BadVersion) => {}
+                            answer => drop(answer?),
+                        }
+                    }
+                    Ok(record)
+                };
+                call::ask_until_answered(&session, forget).await
+            });
         match found.await? {
             RecordNode::Foreign if last.get().is_none() => Err(Error::ForeignRecord { path: path.clone() }),
             _ => Ok(last.get().cloned()),
@@ -93,7 +98,7 @@ impl LockConfig {
         let Some(member) = queue.members.into_iter().find(|member| member.token == Some(token)) else {
             return Ok(None);
         };
-        let is_removed = call::removes(&self.coordinator, self.user_path(), &self.paths.node(&member)).await?;
+        let is_removed = call::delete_node(&self.coordinator, self.user_path(), &self.paths.node(&member)).await?;
         Ok(is_removed.then_some(member))
     }
 
@@ -102,11 +107,11 @@ impl LockConfig {
             return Err(Error::invalid(format!("to ask in the dialect {}, in which no node is kept", self.dialect)));
         }
         let path = &self.directory;
-        let asked = call::on_a_session(&self.coordinator, ("ask", path), |session| async move {
+        let asked = call::retry_on_fresh_session(&self.coordinator, ("ask", path), |session| async move {
             // Without a sync, a server that lags may show an older version of the directory. The leader would refuse a write
             // with that version, so no process would be asked.
-            call::await_answer(&session, || session.sync(path)).await?;
-            let asked = call::await_answer(&session, || directory::ask_as_it_is(&session, path, None)).await;
+            call::ask_until_answered(&session, || session.sync(path)).await?;
+            let asked = call::ask_until_answered(&session, || directory::ask_as_it_is(&session, path, None)).await;
             asked.or_else(retry::none_without_node)
         });
         asked.await
@@ -144,7 +149,7 @@ impl RwLock {
     /// ```
     pub fn queue(&self) -> Call<Queue> {
         let config = Arc::clone(&self.config);
-        Call::in_time(&self.config.coordinator, async move { config.queue_and_record().await })
+        Call::with_deadline(&self.config.coordinator, async move { config.queue_and_record().await })
     }
 
     /// Removes the member of the queue that has this [token](crate::queue::Member::token), and returns it. `None` if no member
@@ -178,7 +183,7 @@ impl RwLock {
     /// ```
     pub fn evict(&self, token: i64) -> Call<Option<Member>> {
         let config = Arc::clone(&self.config);
-        Call::in_time(&self.config.coordinator, async move {
+        Call::with_deadline(&self.config.coordinator, async move {
             // `true` syncs the server first, because a server that lags may not show a member that other clients see already.
             config.evict(config.queue(true, None).await?.0, token).await
         })
@@ -215,7 +220,7 @@ impl RwLock {
     /// ```
     pub fn forget(&self) -> Call<Option<Record>> {
         let config = Arc::clone(&self.config);
-        Call::in_time(&self.config.coordinator, async move { config.delete_record().await })
+        Call::with_deadline(&self.config.coordinator, async move { config.delete_record().await })
     }
 
     /// Asks every process that [keeps](crate::RwLockBuilder::keep) a node of the lock between uses to delete that node:
@@ -256,7 +261,7 @@ impl RwLock {
     /// ```
     pub fn ask(&self) -> Call<()> {
         let config = Arc::clone(&self.config);
-        Call::in_time(&self.config.coordinator, async move { config.ask_keepers().await })
+        Call::with_deadline(&self.config.coordinator, async move { config.ask_keepers().await })
     }
 }
 

@@ -59,11 +59,11 @@ impl LockPaths {
     ) -> Result<(Vec<String>, Vec<String>), Failure> {
         let taken = async {
             match &self.permits {
-                Some(permits) => call::names(session, permits, is_synced).await,
+                Some(permits) => call::list_children(session, permits, is_synced).await,
                 None => Ok(Vec::new()),
             }
         };
-        tokio::try_join!(taken, call::names(session, &self.queue, is_synced))
+        tokio::try_join!(taken, call::list_children(session, &self.queue, is_synced))
     }
 
     /// Reads the nodes of the members, and returns the members with the data of their nodes, such as labels and tokens. Sends
@@ -96,7 +96,7 @@ impl LockPaths {
     ) -> Result<Queue, Failure> {
         let turns = turn::turns(dialect, queued);
         let named: Vec<Member> = holders(taken).chain(turns.iter().map(|(it, turn)| self.member(it, turn))).collect();
-        let read = |some| call::await_answer(session, move || self.read(session, dialect, some));
+        let read = |some| call::ask_until_answered(session, move || self.read(session, dialect, some));
         let reads: Vec<_> = named.chunks(NODES_A_REQUEST).map(read).collect();
         let mut members: Vec<Member> = stream::iter(reads).buffered(REQUESTS_IN_FLIGHT).try_concat().await?;
         // The holders of permits come first, in the order of their grants.

@@ -64,10 +64,10 @@ impl Survey {
     pub fn below<C: Coordinator + Clone>(coordinator: &C, prefix: impl AsRef<str>) -> Call<Survey> {
         let coordinator: Arc<dyn Coordinator> = Arc::new(coordinator.clone());
         let prefix = prefix.as_ref().to_owned();
-        Call::in_time(&Arc::clone(&coordinator), async move {
+        Call::with_deadline(&Arc::clone(&coordinator), async move {
             validation::check_path(&prefix)?;
             let operation = ("list the locks below", &*prefix);
-            call::on_a_session(&coordinator, operation, |session| Survey::walk(session, &prefix)).await
+            call::retry_on_fresh_session(&coordinator, operation, |session| Survey::walk(session, &prefix)).await
         })
     }
 
@@ -82,7 +82,7 @@ impl Survey {
                 let list = |node: &String| {
                     session.children(node).map(|listed| shown(listed.or_else(retry::none_without_node)))
                 };
-                let listings = call::await_answer(&session, || try_join_all(some.iter().map(list))).await?;
+                let listings = call::ask_until_answered(&session, || try_join_all(some.iter().map(list))).await?;
                 for (node, children) in some.iter().zip(listings) {
                     match children {
                         Some(children) => survey.add_queues_at(&session, node, children, &mut below).await?,
@@ -133,7 +133,7 @@ impl Survey {
     async fn add_records(&mut self, session: &Arc<dyn Session>, paths: &[String]) -> Result<(), Failure> {
         let mut records = BTreeMap::new();
         for some in paths.chunks(NODES_A_REQUEST) {
-            let nodes = call::await_answer(session, || session.data_of_each(some)).await?;
+            let nodes = call::ask_until_answered(session, || session.data_of_each(some)).await?;
             let locks = some.iter().filter_map(|path| metadata::lock_of_record(path));
             // A record that this client may not read is left out.
             records.extend(locks.zip(nodes).filter_map(|(lock, node)| {
@@ -159,7 +159,7 @@ impl Survey {
 /// permits or a holder. Also `None` if this client may not read the node, or may not list its directories.
 async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queue>, Failure> {
     let queue_paths = LockPaths::of_semaphore(node.into());
-    let read = call::await_answer(session, || session.data(node)).await;
+    let read = call::ask_until_answered(session, || session.data(node)).await;
     let Some((data, _)) = shown(read)? else { return Ok(None) };
     // If this client may not list a directory, this function returns `None`. The survey then looks at the directory as at
     // any other node, and reports it in `unreadable`.

@@ -181,7 +181,7 @@ async fn check_if_due(
 ) -> Result<Work, Error> {
     let hold = &guard.held;
     let (session, path) = (hold.session(), metadata::record_path(hold.user_path()));
-    let refused = |failure| Error::under_lock(failure, "read the record", &path);
+    let refused = |failure| Error::from_failure_under_lock(failure, "read the record", &path);
     let seen = hold.run(RecordNode::read(session, &path)).await?;
     let (last, is_there) = match seen.map_err(refused)? {
         RecordNode::Foreign => return Err(Error::ForeignRecord { path }),

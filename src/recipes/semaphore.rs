@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::call::{self, Call, NotDone};
+use crate::call::{self, Call, WorkError};
 use crate::contend::acquisition::{Acquisition, Options};
 use crate::contend::contender::Contender;
 use crate::contend::permit_request::PermitRequest;
@@ -413,7 +413,7 @@ impl Semaphore {
     /// ```
     pub fn queue(&self) -> Call<Queue> {
         let state = Arc::clone(&self.state);
-        Call::in_time(&self.state.config.coordinator, async move { queue(&state, false).await })
+        Call::with_deadline(&self.state.config.coordinator, async move { queue(&state, false).await })
     }
 
     /// Removes the holder or waiter that has this [token](crate::queue::Member::token), and returns it. If no member
@@ -443,7 +443,7 @@ impl Semaphore {
     /// ```
     pub fn evict(&self, token: i64) -> Call<Option<Member>> {
         let state = Arc::clone(&self.state);
-        Call::in_time(&self.state.config.coordinator, async move {
+        Call::with_deadline(&self.state.config.coordinator, async move {
             // A sync is sent before the listing, because a lagging server may not show the member yet.
             state.config.evict(queue(&state, true).await?, token).await
         })
@@ -459,7 +459,7 @@ impl Semaphore {
     pub fn permits(&self) -> Call<Option<u32>> {
         let state = Arc::clone(&self.state);
         let work = async move { number(&state, "read the permits of", false).await };
-        Call::in_time(&self.state.config.coordinator, work)
+        Call::with_deadline(&self.state.config.coordinator, work)
     }
 
     /// Changes the number of permits, for all clients. Creates the semaphore's node if it is missing. Fails if the path is used
@@ -498,7 +498,7 @@ impl Semaphore {
     /// ```
     pub fn set_permits(&self, permits: u32) -> Call<()> {
         let state = Arc::clone(&self.state);
-        Call::in_time(&self.state.config.coordinator, async move { set(&state, permits).await })
+        Call::with_deadline(&self.state.config.coordinator, async move { set(&state, permits).await })
     }
 
     /// Removes the semaphore, if nobody holds or waits for a permit. One transaction deletes its node, its two directories and
@@ -534,7 +534,7 @@ impl Semaphore {
     /// ```
     pub fn remove(&self) -> Call<Option<u32>> {
         let state = Arc::clone(&self.state);
-        Call::in_time(&self.state.config.coordinator, async move { remove(&state).await })
+        Call::with_deadline(&self.state.config.coordinator, async move { remove(&state).await })
     }
 }
 
@@ -556,11 +556,12 @@ async fn on_a_session<T, F>(
     work: impl Fn(Arc<dyn Session>) -> F,
 ) -> Result<T, Error>
 where
-    F: Future<Output = Result<T, NotDone>>,
+    F: Future<Output = Result<T, WorkError>>,
 {
     let (path, work) = (state.config.user_path(), &work);
-    let answer = call::on_a_session(&state.config.coordinator, (operation, path), |session| async move {
-        call::await_answer(&session, || async { NotDone::split(work(Arc::clone(&session)).await) }).await
+    let answer = call::retry_on_fresh_session(&state.config.coordinator, (operation, path), |session| async move {
+        call::ask_until_answered(&session, || async { WorkError::refusal_as_answer(work(Arc::clone(&session)).await) })
+            .await
     });
     answer.await?
 }
@@ -580,7 +581,7 @@ async fn set(state: &SemaphoreState, permits: u32) -> Result<(), Error> {
     on_a_session(state, "set the permits of", |session| try_to_set(state, session, permits)).await
 }
 
-async fn try_to_set(state: &SemaphoreState, session: Arc<dyn Session>, permits: u32) -> Result<(), NotDone> {
+async fn try_to_set(state: &SemaphoreState, session: Arc<dyn Session>, permits: u32) -> Result<(), WorkError> {
     let (session, path) = (&session, state.config.user_path());
     loop {
         let node = retry::data(session, path, true).await?;
@@ -627,7 +628,7 @@ async fn remove(state: &SemaphoreState) -> Result<Option<u32>, Error> {
 
 /// Removes the semaphore's nodes. Returns the number of permits in the node or in its twin, and whether the nodes are
 /// gone. The nodes stay if somebody holds or waits for permits, or if another client has changed one of them meanwhile.
-async fn try_to_remove(state: &SemaphoreState, session: Arc<dyn Session>) -> Result<(Option<u32>, bool), NotDone> {
+async fn try_to_remove(state: &SemaphoreState, session: Arc<dyn Session>) -> Result<(Option<u32>, bool), WorkError> {
     let (session, path) = (&session, state.config.user_path());
     let node = retry::data(session, path, true).await?;
     let twin = state.read_twin(session).await?;

@@ -77,15 +77,15 @@ const OPERATION: &str = "read the leader of";
 
 pub(crate) fn leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
     let lock = Arc::clone(config);
-    Call::in_time(&config.coordinator, async move {
+    Call::with_deadline(&config.coordinator, async move {
         let (config, path) = (&lock, &lock.directory);
-        let seen = call::on_a_session(&lock.coordinator, (OPERATION, path), |session| async move {
+        let seen = call::retry_on_fresh_session(&lock.coordinator, (OPERATION, path), |session| async move {
             let mut denials = RetryLimit::DENIALS;
             loop {
-                let names = call::names(&session, path, false).await?;
+                let names = call::list_children(&session, path, false).await?;
                 let Some(first) = leading(config.dialect, &names) else { return Ok((names, None)) };
                 let node = format!("{path}/{}", first.as_str());
-                let read = call::await_answer(&session, || session.data(&node));
+                let read = call::ask_until_answered(&session, || session.data(&node));
                 match unless_gone(&session, path, &first, read).await {
                     Ok(Some((data, stat))) => return Ok((names, Some(Leader::new(&first, &data, stat)))),
                     Ok(None) => {}

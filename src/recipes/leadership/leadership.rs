@@ -441,7 +441,7 @@ impl LeadershipBuilder {
             return Err(Error::invalid("the pause between campaigns is zero"));
         }
         if let Some(data) = self.data {
-            validation::check_said("data", &data)?;
+            validation::check_text("data", &data)?;
             self.lock = self.lock.label(data);
         }
         let lock = self.lock.build()?;

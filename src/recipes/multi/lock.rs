@@ -167,7 +167,7 @@ impl MultiLock {
     /// ```
     pub fn try_lock(&self) -> Call<MultiGuard> {
         let this = self.clone();
-        Call::in_time(&self.coordinator, async move { this.try_acquire().await })
+        Call::with_deadline(&self.coordinator, async move { this.try_acquire().await })
     }
 
     async fn try_acquire(&self) -> Result<MultiGuard, Error> {

@@ -430,7 +430,7 @@ async fn update<T: Send + Sync + 'static, R: Send>(
             let acquire = Acquire::<SharedWriteGuard<T>> { source: (shared.clone(), None), options: options.clone() };
             let mut guard = acquire.await?;
             let output = change(&mut guard);
-            match call::in_time(shared.store.node.coordinator(), deadline, guard.commit()).await {
+            match call::within_deadline(shared.store.node.coordinator(), deadline, guard.commit()).await {
                 Ok(written) => Ok(Updated { output, written }),
                 Err(Error::Timeout { .. }) => {
                     let reason = "no answer in the time given".to_owned();

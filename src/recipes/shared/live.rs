@@ -122,7 +122,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// ```
     pub fn live(&self) -> Call<Live<T>> {
         let store = Arc::clone(&self.store);
-        Call::in_time(self.store.node.coordinator(), async move {
+        Call::with_deadline(self.store.node.coordinator(), async move {
             let first = changes(&store).next().await;
             let first = first.unwrap_or_else(|| Err::<_, Error>(store.why_over()))?;
             Ok(Live { store, first })
@@ -169,7 +169,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// ```
     pub fn wait_for(&self, mut is_wanted: impl FnMut(&T) -> bool + Send + 'static) -> Call<Arc<Stored<T>>> {
         let store = Arc::clone(&self.store);
-        Call::in_time(self.store.node.coordinator(), async move {
+        Call::with_deadline(self.store.node.coordinator(), async move {
             let mut changes = changes(&store);
             loop {
                 match changes.next().await {

@@ -140,7 +140,8 @@ impl ValueNode {
             return Err(Error::Lost(loss));
         }
         let node = read_node(hold.session(), &self.path).await;
-        let now = Base::new(node.map_err(|failure| Error::under_lock(failure, "read", &self.path))?.as_ref());
+        let now =
+            Base::new(node.map_err(|failure| Error::from_failure_under_lock(failure, "read", &self.path))?.as_ref());
         if now.mark.is_some_and(|mark| mark.token == hold.node().token()) {
             return Ok(now);
         }
