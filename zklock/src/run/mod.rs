@@ -294,9 +294,9 @@ async fn describe_circle(place: &LockOrSemaphore, zk: &ZooKeeper) -> String {
     let prefix = common_parent(place.path(), &outer).to_owned();
     let under = variable("ZKLOCK_TOKEN").and_then(|token| token.parse().ok()).map(|token| (outer, token));
     let Ok(survey) = Survey::below(zk, &prefix).timeout(CIRCLE).await else { return String::new() };
-    let Some(edges) = cycles::through(&survey.queues, place.path(), under) else { return String::new() };
-    let edges: Vec<String> = edges.iter().map(|edge| escape_controls(&edge.to_string())).collect();
-    format!("; this wait closes a circle: {}", edges.join("; "))
+    let Some(waits) = cycles::circle_closed_by_wait(&survey.queues, place.path(), under) else { return String::new() };
+    let waits: Vec<String> = waits.iter().map(|wait| escape_controls(&wait.to_string())).collect();
+    format!("; this wait closes a circle: {}", waits.join("; "))
 }
 
 /// Returns the path of the deepest node above both locks.

@@ -108,7 +108,7 @@ fn name(member: &Member, level: usize) -> String {
     if let Some(label) = member.label.as_ref().filter(|_| level < 8) {
         words.push(format!("\"{}\"", shorten(&escape_controls(label), LONGEST[level])));
     }
-    words.extend(table::entered(member));
+    words.extend(table::entered_ago(member));
     words.join(" ")
 }
 

@@ -15,8 +15,8 @@
 //!   witness recognizes it. SIGURG has no effect on a process that does not handle it.
 //!
 //! If the command does not have the terminal, another witness listens in zklock's own group. That witness tells zklock
-//! whether Ctrl-C was typed, so that the script that started zklock got SIGINT, too, or whether a process sent SIGINT to
-//! zklock alone. If the command exits with 0, zklock ends by SIGINT only in the first case.
+//! whether Ctrl-C was typed, so that the script that started zklock got SIGINT, too, or whether a process sent SIGINT
+//! to zklock alone. If the command exits with 0, zklock ends by SIGINT only in the first case.
 //!
 //! No key is missed, because the kernel sends the signal to all processes of the group before the end of any of them can
 //! be noticed, and the witness reads all pending signals before it ends.

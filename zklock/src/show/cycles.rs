@@ -23,7 +23,7 @@ struct Process {
 
 /// A process that waits for a lock, and the process that holds the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Edge {
+pub(crate) struct ProcessWait {
     who: Process,
     path: String,
     holder: Process,
@@ -32,7 +32,11 @@ pub(crate) struct Edge {
 /// Returns the shortest circle that this process closes by its wait for the lock at `path`, or `None` if there is no
 /// such circle. The wait counts as a wait of the outer `zklock`, under whose lock this process runs, and counts even if
 /// this process has just left the queue. `under` is the path and the token of the outer lock, if they are known.
-pub(crate) fn through(queues: &[Queue], path: &str, under: Option<(String, i64)>) -> Option<Vec<Edge>> {
+pub(crate) fn circle_closed_by_wait(
+    queues: &[Queue],
+    path: &str,
+    under: Option<(String, i64)>,
+) -> Option<Vec<ProcessWait>> {
     let mut locks = Lock::all(queues);
     let is_holder = |it: &Process| locks.iter().any(|lock| lock.holders.contains(it));
     let under = under.and_then(|(path, token)| {
@@ -43,10 +47,10 @@ pub(crate) fn through(queues: &[Queue], path: &str, under: Option<(String, i64)>
     let us = under.or_else(|| zklocks_above(&us).find(is_holder))?;
     let wanted = locks.iter_mut().find(|lock| lock.path == path)?;
     if wanted.holders.contains(&us) {
-        return Some(vec![Edge { who: us.clone(), path: path.to_owned(), holder: us }]);
+        return Some(vec![ProcessWait { who: us.clone(), path: path.to_owned(), holder: us }]);
     }
     wanted.waiters.insert(us.clone());
-    shortest(&waits(&locks), &us)
+    shortest_circle(&waits(&locks), &us)
 }
 
 /// Returns circles of processes that wait for each other, each circle once. Of circles that share a process, only one
@@ -55,7 +59,7 @@ pub(crate) fn through(queues: &[Queue], path: &str, under: Option<(String, i64)>
 /// A circle is not always a deadlock, because one task of a process may wait while another task of the process holds a
 /// lock. The holding task may go on and release the lock. Waits within one process are left out, because tasks of one
 /// process often wait for each other.
-pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<Edge>> {
+pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<ProcessWait>> {
     let locks = Lock::all(queues);
     let waits = waits(&locks);
     let holders: BTreeSet<&Process> = locks.iter().flat_map(|lock| &lock.holders).collect();
@@ -64,13 +68,14 @@ pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<Edge>> {
     let starts = waits.keys().filter(|who| holders.contains(*who));
     // The searches from several members may find the same circle. A circle is returned only if the search from its
     // smallest member finds this circle. So a circle is left out if its smallest member has a shorter one.
-    let is_first = |cycle: &Vec<Edge>, start: &Process| cycle.iter().all(|wait| wait.who >= *start);
-    starts.filter_map(|start| shortest(&waits, start).filter(|cycle| is_first(cycle, start))).collect()
+    let is_first = |cycle: &Vec<ProcessWait>, start: &Process| cycle.iter().all(|wait| wait.who >= *start);
+    starts.filter_map(|start| shortest_circle(&waits, start).filter(|cycle| is_first(cycle, start))).collect()
 }
 
-pub(crate) fn json_of(cycles: &[Vec<Edge>]) -> Value {
+pub(crate) fn json_of(cycles: &[Vec<ProcessWait>]) -> Value {
     let process = |process: &Process| json!({ "host": process.host, "pid": process.pid });
-    let wait = |wait: &Edge| json!({ "waits": process(&wait.who), "path": wait.path, "holds": process(&wait.holder) });
+    let wait =
+        |wait: &ProcessWait| json!({ "waits": process(&wait.who), "path": wait.path, "holds": process(&wait.holder) });
     cycles.iter().map(|cycle| Value::from(cycle.iter().map(wait).collect::<Vec<_>>())).collect()
 }
 
@@ -150,8 +155,8 @@ fn host() -> String {
 
 /// Finds the shortest circle through `start` by a breadth-first search. The search visits the holders of each lock once,
 /// however many processes wait for the lock.
-fn shortest(waits: &BTreeMap<&Process, Vec<&Lock<'_>>>, start: &Process) -> Option<Vec<Edge>> {
-    let edge = |who: &Process, lock: &Lock<'_>, holder: &Process| Edge {
+fn shortest_circle(waits: &BTreeMap<&Process, Vec<&Lock<'_>>>, start: &Process) -> Option<Vec<ProcessWait>> {
+    let wait = |who: &Process, lock: &Lock<'_>, holder: &Process| ProcessWait {
         who: who.clone(),
         path: lock.path.to_owned(),
         holder: holder.clone(),
@@ -161,9 +166,9 @@ fn shortest(waits: &BTreeMap<&Process, Vec<&Lock<'_>>>, start: &Process) -> Opti
     while let Some(who) = next.pop_front() {
         for lock in waits.get(who).into_iter().flatten() {
             if who != start && lock.holders.contains(start) {
-                let mut cycle = vec![edge(who, lock, start)];
+                let mut cycle = vec![wait(who, lock, start)];
                 while let Some((before, lock)) = reached.get(&cycle[cycle.len() - 1].who) {
-                    cycle.push(edge(before, lock, &cycle[cycle.len() - 1].who));
+                    cycle.push(wait(before, lock, &cycle[cycle.len() - 1].who));
                 }
                 cycle.reverse();
                 return Some(cycle);
@@ -181,7 +186,7 @@ fn shortest(waits: &BTreeMap<&Process, Vec<&Lock<'_>>>, start: &Process) -> Opti
     None
 }
 
-impl fmt::Display for Edge {
+impl fmt::Display for ProcessWait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} waits for {}, which {} holds", self.who, self.path, self.holder)
     }

@@ -23,8 +23,8 @@ use crate::arguments::{Connection, WatchOrder};
 use crate::exit::Exit;
 use crate::output;
 use crate::place::LockOrSemaphore;
-use crate::show::live::{SILENCE, answer};
-use crate::show::{doubts, table, warn};
+use crate::show::live::{SILENCE, none_if_passing};
+use crate::show::{table, warn, warnings_about_free};
 
 /// The interval at which zklock looks whether it is connected.
 const TICK: Duration = Duration::from_millis(100);
@@ -32,15 +32,15 @@ const TICK: Duration = Duration::from_millis(100);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// A lock that is followed: its path, and the naming scheme of its nodes.
-type Followed = (String, Dialect);
+type FollowedLock = (String, Dialect);
 
 /// Prints the queues of the paths, and then each change. Ends when standard output has no reader any more.
-pub(crate) async fn in_lines(zk: &ZooKeeper, order: &WatchOrder, connection: &Connection) -> Result<u8, Exit> {
-    let breaks = &Breaks { zk, order, was_connected: Cell::new(true), told: Cell::new(None) };
-    let begin = |lock: Followed| async move { (follow(breaks, &lock).await, lock) }.boxed_local();
+pub(crate) async fn print_changes(zk: &ZooKeeper, order: &WatchOrder, connection: &Connection) -> Result<u8, Exit> {
+    let reports = &ConnectionReports { zk, order, was_connected: Cell::new(true), last_report: Cell::new(None) };
+    let begin = |lock: FollowedLock| async move { (follow(reports, &lock).await, lock) }.boxed_local();
     let mut followed = FuturesUnordered::new();
-    let mut known: BTreeSet<Followed> = BTreeSet::new();
-    let mut telling = pin!(breaks.keep_telling());
+    let mut known: BTreeSet<FollowedLock> = BTreeSet::new();
+    let mut reporting = pin!(reports.report_until_unread());
     let (sender, mut found) = mpsc::unbounded_channel();
     let mut search = pin!(search(zk, order, sender));
     if !order.tree {
@@ -57,24 +57,24 @@ pub(crate) async fn in_lines(zk: &ZooKeeper, order: &WatchOrder, connection: &Co
                 Ok(()) => _ = known.remove(&lock),
             },
             Some(lock) = found.recv(), if order.tree => {
-                if known.insert(Followed::clone(&lock)) {
+                if known.insert(FollowedLock::clone(&lock)) {
                     followed.push(begin(lock));
                 }
             }
             ended = &mut search, if order.tree => ended?,
-            ended = &mut telling => return ended.map(|()| 0),
+            ended = &mut reporting => return ended.map(|()| 0),
         }
     }
 }
 
 /// Looks for locks below the paths again and again, and sends each lock that has a contender or a record.
-async fn search(zk: &ZooKeeper, order: &WatchOrder, found: UnboundedSender<Followed>) -> Result<(), Exit> {
+async fn search(zk: &ZooKeeper, order: &WatchOrder, found: UnboundedSender<FollowedLock>) -> Result<(), Exit> {
     let mut is_first = true;
     loop {
         for prefix in &order.paths {
-            let Some(survey) = answer(Survey::below(zk, prefix).await)? else { continue };
+            let Some(survey) = none_if_passing(Survey::below(zk, prefix).await)? else { continue };
             if is_first {
-                warn(&doubts(zk, std::slice::from_ref(prefix), true, &survey.queues).await);
+                warn(&warnings_about_free(zk, std::slice::from_ref(prefix), true, &survey.queues).await);
             }
             for queue in survey.queues {
                 // This cannot fail, because the receiver lives as long as this future.
@@ -87,17 +87,17 @@ async fn search(zk: &ZooKeeper, order: &WatchOrder, found: UnboundedSender<Follo
 }
 
 /// Notices when the connection breaks and when it is back. With `--json`, prints a line for each path in both cases.
-struct Breaks<'z> {
+struct ConnectionReports<'z> {
     zk: &'z ZooKeeper,
     order: &'z WatchOrder,
     was_connected: Cell<bool>,
     /// When a break or the return of the connection was last noticed.
-    told: Cell<Option<Instant>>,
+    last_report: Cell<Option<Instant>>,
 }
 
-impl Breaks<'_> {
+impl ConnectionReports<'_> {
     /// With `--json`, prints a line for each path if the connection broke or came back since the last call.
-    fn tell(&self) -> Result<(), Exit> {
+    fn report_change(&self) -> Result<(), Exit> {
         let state = self.zk.state();
         let is_connected = state == ConnectionState::Connected;
         if is_connected == self.was_connected.replace(is_connected) {
@@ -114,8 +114,8 @@ impl Breaks<'_> {
     /// client's state. Call this function when the event of a watch shows that the connection was lost
     /// ([`Event::LookAgain`]). Prints nothing within a second of the last report, because several watches may tell of
     /// the same break.
-    fn tell_of_short(&self) -> Result<(), Exit> {
-        if self.was_connected.get() && self.told.get().is_none_or(|told| told.elapsed() > SECOND) {
+    fn report_short_break(&self) -> Result<(), Exit> {
+        if self.was_connected.get() && self.last_report.get().is_none_or(|at| at.elapsed() > SECOND) {
             self.print(false, None)?;
             self.print(true, None)?;
         }
@@ -123,18 +123,18 @@ impl Breaks<'_> {
     }
 
     fn print(&self, is_connected: bool, why: Option<String>) -> Result<(), Exit> {
-        self.told.set(Some(Instant::now()));
+        self.last_report.set(Some(Instant::now()));
         let event = if is_connected { "connected" } else { "disconnected" };
         for path in self.order.paths.iter().filter(|_| self.order.json) {
-            print_json(&json!({ "at": written(SystemTime::now()), "event": event, "path": path, "why": why }))?;
+            print_json(&json!({ "at": rfc3339(SystemTime::now()), "event": event, "path": path, "why": why }))?;
         }
         Ok(())
     }
 
-    /// Calls [`Breaks::tell`] again and again, until standard output has no reader any more.
-    async fn keep_telling(&self) -> Result<(), Exit> {
+    /// Calls [`ConnectionReports::report_change`] again and again, until standard output has no reader any more.
+    async fn report_until_unread(&self) -> Result<(), Exit> {
         while output::has_reader() {
-            self.tell()?;
+            self.report_change()?;
             tokio::time::sleep(TICK).await;
         }
         Ok(())
@@ -142,11 +142,11 @@ impl Breaks<'_> {
 }
 
 /// Prints each change of one queue. With `--tree`, returns when the lock's directory is gone.
-async fn follow(breaks: &Breaks<'_>, (path, dialect): &Followed) -> Result<(), Exit> {
-    let (zk, order) = (breaks.zk, breaks.order);
+async fn follow(reports: &ConnectionReports<'_>, (path, dialect): &FollowedLock) -> Result<(), Exit> {
+    let (zk, order) = (reports.zk, reports.order);
     let place = LockOrSemaphore::at(zk, path, *dialect)?;
     let mut watches = Watches::new(path, *dialect);
-    let (mut last, mut fired, mut told): (Option<Seen>, _, _) = (None, None, None);
+    let (mut last, mut fired, mut told): (Option<QueueLook>, _, _) = (None, None, None);
     loop {
         let looked = {
             let mut look = pin!(async {
@@ -161,21 +161,21 @@ async fn follow(breaks: &Breaks<'_>, (path, dialect): &Followed) -> Result<(), E
                 }
             }
         };
-        breaks.tell()?;
+        reports.report_change()?;
         if matches!(fired, Some((Event::LookAgain, _))) {
-            breaks.tell_of_short()?;
+            reports.report_short_break()?;
         }
-        if let Some(queue) = answer(looked)? {
+        if let Some(queue) = none_if_passing(looked)? {
             let at = told.take().unwrap_or_else(SystemTime::now);
-            let mut seen = Seen::after(last.as_ref(), queue, watches.shown.clone());
+            let mut seen = QueueLook::new(last.as_ref(), queue, watches.shown.clone());
             if let Some(before) = &last {
                 let change = Change::between(before, &mut seen, fired == Some((Event::Changed, true)));
-                if change.unseen > 0 || gist(&before.queue) != gist(&seen.queue) {
+                if change.unseen > 0 || printed_part(&before.queue) != printed_part(&seen.queue) {
                     seen.print(at, &change, order.json)?;
                 }
             } else {
                 if !order.tree {
-                    warn(&doubts(zk, &[], false, std::slice::from_ref(&seen.queue)).await);
+                    warn(&warnings_about_free(zk, &[], false, std::slice::from_ref(&seen.queue)).await);
                 }
                 seen.print(at, &Change::default(), order.json)?;
             }
@@ -184,13 +184,13 @@ async fn follow(breaks: &Breaks<'_>, (path, dialect): &Followed) -> Result<(), E
             }
             last = Some(seen);
         }
-        fired = tokio::time::timeout(order.interval, watches.fires()).await.ok();
+        fired = tokio::time::timeout(order.interval, watches.next_event()).await.ok();
         told = fired.map(|_| SystemTime::now()).or(told);
     }
 }
 
 /// What one look at a queue showed. A look arms the watches, and then reads the queue.
-struct Seen {
+struct QueueLook {
     queue: Queue,
     /// The names that the directory showed when its watch was armed, before the queue was read. `None` if there was no
     /// directory.
@@ -199,17 +199,17 @@ struct Seen {
     newest: Option<i64>,
 }
 
-impl Seen {
-    fn after(before: Option<&Seen>, queue: Queue, shown: Option<BTreeSet<String>>) -> Seen {
+impl QueueLook {
+    fn new(before: Option<&QueueLook>, queue: Queue, shown: Option<BTreeSet<String>>) -> QueueLook {
         let newest = queue.members.iter().filter_map(|member| sequence(member, &queue)).max();
         // Without a directory, the next sequence number is 0. In an empty directory, the numbers go on from the last
         // look.
         let empty = if shown.is_none() { Some(-1) } else { before.and_then(|before| before.newest) };
-        Seen { queue, shown, newest: newest.or(empty) }
+        QueueLook { queue, shown, newest: newest.or(empty) }
     }
 
     /// Returns whether the queue has the contenders that its directory showed when the watch was armed.
-    fn is_as_shown(&self) -> bool {
+    fn matches_directory(&self) -> bool {
         let is_contender = |name: &&String| NodeName::parse_as(name, self.queue.dialect).is_some();
         let members = self.queue.members.iter().map(|member| &member.node);
         self.shown.iter().flatten().filter(is_contender).collect::<BTreeSet<_>>() == members.collect()
@@ -222,11 +222,11 @@ impl Seen {
         }
         let mut line = table::json(&self.queue);
         if let Value::Object(line) = &mut line {
-            line.shift_insert(0, "at".to_owned(), json!(written(at)));
+            line.shift_insert(0, "at".to_owned(), json!(rfc3339(at)));
             line.shift_insert(1, "event".to_owned(), json!("queue"));
-            line.insert("came".to_owned(), change.came.iter().map(short).collect());
-            line.insert("went".to_owned(), change.went.iter().map(short).collect());
-            line.insert("granted".to_owned(), change.granted.iter().map(short).collect());
+            line.insert("came".to_owned(), change.came.iter().map(short_json).collect());
+            line.insert("went".to_owned(), change.went.iter().map(short_json).collect());
+            line.insert("granted".to_owned(), change.granted.iter().map(short_json).collect());
             line.insert("unseen".to_owned(), json!(change.unseen));
             line.insert("changes".to_owned(), json!(change.came.len() + change.went.len() + 2 * change.unseen));
         }
@@ -252,7 +252,7 @@ struct Change {
 impl Change {
     /// Compares two looks. `has_fired` says whether the watch on the directory has reported a change. Raises
     /// `now.newest` if a contender came and left unseen, because that contender got the next number.
-    fn between(before: &Seen, now: &mut Seen, has_fired: bool) -> Change {
+    fn between(before: &QueueLook, now: &mut QueueLook, has_fired: bool) -> Change {
         let holds = |member: &Member| member.state == MemberState::Holds;
         let earlier: HashMap<_, _> = before.queue.members.iter().map(|it| (&it.node, holds(it))).collect();
         let later: HashSet<_> = now.queue.members.iter().map(|it| &it.node).collect();
@@ -269,7 +269,7 @@ impl Change {
             given.saturating_sub(came.iter().filter(|member| sequence(member, &now.queue).is_some()).count());
         // The watch reported a change of the directory, but the directory shows the same nodes as when the watch was armed. A
         // contender has come and left since the earlier look, because that look showed these nodes, too.
-        if has_fired && came.is_empty() && went.is_empty() && before.shown == now.shown && before.is_as_shown() {
+        if has_fired && came.is_empty() && went.is_empty() && before.shown == now.shown && before.matches_directory() {
             unseen = 1;
             now.newest = before.newest.map(|newest| newest + 1);
         }
@@ -278,7 +278,7 @@ impl Change {
 }
 
 /// Returns a member with few of its fields, for the lists `came`, `went` and `granted` of a line.
-fn short(member: &Member) -> Value {
+fn short_json(member: &Member) -> Value {
     json!({
         "node": member.node,
         "host": member.host,
@@ -288,7 +288,7 @@ fn short(member: &Member) -> Value {
     })
 }
 
-fn written(at: SystemTime) -> String {
+fn rfc3339(at: SystemTime) -> String {
     humantime::format_rfc3339_millis(at).to_string()
 }
 
@@ -298,14 +298,14 @@ fn print_json(line: &Value) -> Result<(), Exit> {
 
 /// Returns the part of a queue whose change is printed. The ages of members are not in this part, because they change
 /// all the time.
-fn gist(queue: &Queue) -> (Vec<(String, bool)>, Option<SystemTime>, Option<u32>) {
+fn printed_part(queue: &Queue) -> (Vec<(String, bool)>, Option<SystemTime>, Option<u32>) {
     let members = queue.members.iter().map(|member| (member.node.clone(), member.state == MemberState::Holds));
     (members.collect(), queue.done.as_ref().map(|done| done.at), queue.permits)
 }
 
 /// The change that a watch reports.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum On {
+enum WatchTarget {
     /// A child of this node is created or deleted.
     Children(String),
     /// This node is written or deleted.
@@ -315,18 +315,18 @@ enum On {
 /// The watches that report the changes of one queue.
 struct Watches {
     path: String,
-    wanted: Vec<On>,
-    armed: BTreeMap<On, Watch>,
+    wanted: Vec<WatchTarget>,
+    armed: BTreeMap<WatchTarget, Watch>,
     /// The names that the directory showed when its watch was armed. `None` if there was no directory.
     shown: Option<BTreeSet<String>>,
 }
 
 impl Watches {
     fn new(path: &str, dialect: Dialect) -> Watches {
-        let mut wanted = vec![On::Children(path.to_owned())];
+        let mut wanted = vec![WatchTarget::Children(path.to_owned())];
         if dialect == Dialect::Native {
-            wanted.extend(["queue", "permits"].map(|part| On::Children(format!("{path}/{part}"))));
-            wanted.extend([path.to_owned(), format!("{path}.done")].map(On::Node));
+            wanted.extend(["queue", "permits"].map(|part| WatchTarget::Children(format!("{path}/{part}"))));
+            wanted.extend([path.to_owned(), format!("{path}.done")].map(WatchTarget::Node));
         }
         Watches { path: path.to_owned(), wanted, armed: BTreeMap::new(), shown: None }
     }
@@ -343,38 +343,38 @@ impl Watches {
                 break;
             }
             self.shown = None;
-            if !self.arm_above(session).await {
+            if !self.watch_nearest_ancestor(session).await {
                 break;
             }
             self.arm_all(session, vec![self.wanted[0].clone()]).await;
         }
     }
 
-    async fn arm_all(&mut self, session: &Arc<dyn Session>, mut missing: Vec<On>) {
-        missing.retain(|on| !self.armed.contains_key(on));
-        let sent: Vec<Reply<(Vec<String>, Watch)>> = missing.iter().map(|on| send(session, on)).collect();
-        for (on, answer) in missing.into_iter().zip(future::join_all(sent).await) {
+    async fn arm_all(&mut self, session: &Arc<dyn Session>, mut missing: Vec<WatchTarget>) {
+        missing.retain(|target| !self.armed.contains_key(target));
+        let sent: Vec<Reply<(Vec<String>, Watch)>> = missing.iter().map(|target| send_watch(session, target)).collect();
+        for (target, answer) in missing.into_iter().zip(future::join_all(sent).await) {
             let Ok((names, watch)) = answer else { continue };
-            if on == self.wanted[0] {
+            if target == self.wanted[0] {
                 self.shown = Some(names.into_iter().collect());
             }
-            self.armed.insert(on, watch);
+            self.armed.insert(target, watch);
         }
     }
 
     /// Watches the nearest existing node above the directory, to learn when the next node on the path is created. Returns
     /// whether that next node exists already, because the watch would not report it.
-    async fn arm_above(&mut self, session: &Arc<dyn Session>) -> bool {
+    async fn watch_nearest_ancestor(&mut self, session: &Arc<dyn Session>) -> bool {
         let mut way = &self.path[..];
         while let Some((parent, next)) = way.rsplit_once('/') {
             way = parent;
-            let on = On::Children(if parent.is_empty() { "/".to_owned() } else { parent.to_owned() });
-            if self.armed.contains_key(&on) {
+            let target = WatchTarget::Children(if parent.is_empty() { "/".to_owned() } else { parent.to_owned() });
+            if self.armed.contains_key(&target) {
                 return false;
             }
-            match send(session, &on).await {
+            match send_watch(session, &target).await {
                 Ok((names, _)) if names.iter().any(|name| name == next) => return true,
-                Ok((_, watch)) => return self.armed.insert(on, watch).is_some(),
+                Ok((_, watch)) => return self.armed.insert(target, watch).is_some(),
                 Err(Failure::NoNode) => {}
                 Err(_) => return false,
             }
@@ -384,14 +384,14 @@ impl Watches {
 
     /// Waits until a watch fires. Returns its event, and whether it is the watch on the directory of the queue. In that case
     /// [`Event::Changed`] tells that a node was created or deleted in the directory.
-    async fn fires(&mut self) -> (Event, bool) {
+    async fn next_event(&mut self) -> (Event, bool) {
         if self.armed.is_empty() {
             return future::pending().await;
         }
         let (event, at, _) = select_all(self.armed.values_mut()).await;
-        let on = self.armed.keys().nth(at).cloned();
-        let is_of_directory = on.as_ref() == Some(&self.wanted[0]);
-        on.map(|on| self.armed.remove(&on));
+        let target = self.armed.keys().nth(at).cloned();
+        let is_of_directory = target.as_ref() == Some(&self.wanted[0]);
+        target.map(|target| self.armed.remove(&target));
         if event == Event::Over {
             self.armed.clear();
         }
@@ -399,10 +399,10 @@ impl Watches {
     }
 }
 
-fn send(session: &Arc<dyn Session>, on: &On) -> Reply<(Vec<String>, Watch)> {
-    match on {
-        On::Children(path) => session.watch_children(path),
-        On::Node(path) => {
+fn send_watch(session: &Arc<dyn Session>, target: &WatchTarget) -> Reply<(Vec<String>, Watch)> {
+    match target {
+        WatchTarget::Children(path) => session.watch_children(path),
+        WatchTarget::Node(path) => {
             let watch = session.watch(path);
             Box::pin(async move { Ok((Vec::new(), watch.await?)) })
         }

@@ -62,7 +62,7 @@ impl Column {
     }
 
     /// Sets a brief form of the cells for narrow terminals.
-    pub(crate) fn briefly(self, brief: Vec<String>) -> Column {
+    pub(crate) fn with_brief_cells(self, brief: Vec<String>) -> Column {
         Column { brief: Some(brief), ..self }
     }
 
@@ -128,7 +128,7 @@ fn fit(mut columns: Vec<Column>, most: usize) -> Vec<Column> {
     }
     for (goes, least) in MAY_GO {
         if total(&columns, |column| column.narrowest(least)) <= most {
-            return level(columns, most, least);
+            return shorten_widest(columns, most, least);
         }
         columns.retain(|column| column.heading != goes);
     }
@@ -136,7 +136,7 @@ fn fit(mut columns: Vec<Column>, most: usize) -> Vec<Column> {
 }
 
 /// Shortens the widest columns until the table fits into `most`. No column gets narrower than [`Column::narrowest`].
-fn level(columns: Vec<Column>, most: usize, least: usize) -> Vec<Column> {
+fn shorten_widest(columns: Vec<Column>, most: usize, least: usize) -> Vec<Column> {
     let mut widths: Vec<usize> = columns.iter().map(Column::width).collect();
     let narrowest: Vec<usize> = columns.iter().map(|column| column.narrowest(least)).collect();
     let mut excess = total(&columns, Column::width).saturating_sub(most);
@@ -183,11 +183,13 @@ mod tests {
     fn columns(rows: &[[&str; 10]]) -> Vec<Column> {
         let cells = |at: usize| rows.iter().map(|row| row[at].to_owned()).collect::<Vec<_>>();
         let column = |(at, heading): (usize, &&'static str)| match *heading {
-            "HOST" => Column::new(heading, cells(at)).cut(Cut::Middle).briefly(without_shared_domain(&cells(at))),
+            "HOST" => {
+                Column::new(heading, cells(at)).cut(Cut::Middle).with_brief_cells(without_shared_domain(&cells(at)))
+            }
             "LABEL" => Column::new(heading, cells(at)).cut(Cut::End),
             "BEHIND" => {
                 let places = cells(at).iter().map(|cell| cell.split(' ').next().unwrap().to_owned()).collect();
-                Column::new(heading, cells(at)).briefly(places)
+                Column::new(heading, cells(at)).with_brief_cells(places)
             }
             _ => Column::new(heading, cells(at)),
         };

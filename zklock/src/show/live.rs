@@ -18,7 +18,7 @@ use crate::output::{self, shorten, shorten_in_the_middle, width, wrapped};
 use crate::place::LockOrSemaphore;
 use crate::run::signals;
 use crate::show::overview::{self, History};
-use crate::show::{doubts, follow, table};
+use crate::show::{follow, table, warnings_about_free};
 use crate::terminal;
 
 /// The longest time between two drawings of the screen. It is short, because the screen shows how long ago things happened.
@@ -39,7 +39,7 @@ pub(crate) async fn watch(watch: &WatchOrder, connection: &Connection) -> Result
     if output::has_cursor_control(&io::stdout()) && !watch.json {
         on_a_screen(&zk, watch, connection.dialect).await
     } else {
-        follow::in_lines(&zk, watch, connection).await
+        follow::print_changes(&zk, watch, connection).await
     }
 }
 
@@ -50,8 +50,8 @@ struct Screen {
     is_overview: bool,
     seen: Option<Vec<Queue>>,
     history: History,
-    /// The messages of [`doubts`], which say why the answer "free" may mislead.
-    doubts: Vec<String>,
+    /// The messages of [`warnings_about_free`], which say why the answer "free" may mislead.
+    warnings: Vec<String>,
     /// When the request that waits for an answer was sent. `None` if no request waits.
     unanswered: Option<Instant>,
     resized: Signal,
@@ -67,7 +67,7 @@ async fn on_a_screen(zk: &ZooKeeper, watch: &WatchOrder, dialect: Dialect) -> Re
         is_overview: watch.tree || watch.paths.len() > 1,
         seen: None,
         history: History::default(),
-        doubts: Vec::new(),
+        warnings: Vec::new(),
         unanswered: None,
         resized: signals::signal_stream(SignalKind::window_change())?,
         // The shell's `fg` sends SIGCONT. When zklock receives it, zklock redraws the screen immediately.
@@ -76,18 +76,19 @@ async fn on_a_screen(zk: &ZooKeeper, watch: &WatchOrder, dialect: Dialect) -> Re
     };
     loop {
         screen.unanswered.get_or_insert_with(Instant::now);
-        let is_doubtful = screen.seen.is_none() || !screen.doubts.is_empty();
+        let is_doubtful = screen.seen.is_none() || !screen.warnings.is_empty();
         let look = async {
-            let Some(seen) = look(zk, watch, dialect).await? else { return Ok(None) };
-            let doubts = if is_doubtful { doubts(zk, &watch.paths, watch.tree, &seen).await } else { Vec::new() };
-            Ok::<_, Exit>(Some((seen, doubts)))
+            let Some(seen) = read_queues(zk, watch, dialect).await? else { return Ok(None) };
+            let warnings =
+                if is_doubtful { warnings_about_free(zk, &watch.paths, watch.tree, &seen).await } else { Vec::new() };
+            Ok::<_, Exit>(Some((seen, warnings)))
         };
-        let Some(looked) = screen.drawn_during(look).await? else { return Ok(0) };
-        if let Some((seen, doubts)) = looked? {
+        let Some(looked) = screen.redraw_until(look).await? else { return Ok(0) };
+        if let Some((seen, warnings)) = looked? {
             screen.history.add(&seen, Instant::now());
-            (screen.seen, screen.doubts, screen.unanswered) = (Some(seen), doubts, None);
+            (screen.seen, screen.warnings, screen.unanswered) = (Some(seen), warnings, None);
         }
-        let waited = screen.draw()? && screen.drawn_during(tokio::time::sleep(watch.interval)).await?.is_some();
+        let waited = screen.draw()? && screen.redraw_until(tokio::time::sleep(watch.interval)).await?.is_some();
         if !waited {
             return Ok(0);
         }
@@ -95,20 +96,22 @@ async fn on_a_screen(zk: &ZooKeeper, watch: &WatchOrder, dialect: Dialect) -> Re
 }
 
 /// Reads the queues of all paths, or with `--tree` of all locks below them. Returns `None` if there was no answer.
-async fn look(zk: &ZooKeeper, watch: &WatchOrder, dialect: Dialect) -> Result<Option<Vec<Queue>>, Exit> {
+async fn read_queues(zk: &ZooKeeper, watch: &WatchOrder, dialect: Dialect) -> Result<Option<Vec<Queue>>, Exit> {
     if watch.tree {
         let surveys = watch.paths.iter().map(|path| Survey::below(zk, path).into_future());
-        return answer(try_join_all(surveys).await.map(|all| all.into_iter().flat_map(|it| it.queues).collect()));
+        return none_if_passing(
+            try_join_all(surveys).await.map(|all| all.into_iter().flat_map(|it| it.queues).collect()),
+        );
     }
     let places = watch.paths.iter().map(|path| LockOrSemaphore::at(zk, path, dialect));
     let places = places.collect::<Result<Vec<_>, _>>()?;
-    answer(try_join_all(places.iter().map(LockOrSemaphore::queue)).await)
+    none_if_passing(try_join_all(places.iter().map(LockOrSemaphore::queue)).await)
 }
 
 impl Screen {
     /// Redraws the screen until the future is ready. Returns `None` if [`Screen::draw`] reports that the screen is
     /// gone.
-    async fn drawn_during<F: Future>(&mut self, what: F) -> Result<Option<F::Output>, Exit> {
+    async fn redraw_until<F: Future>(&mut self, what: F) -> Result<Option<F::Output>, Exit> {
         let mut what = pin!(what);
         loop {
             tokio::select! {
@@ -145,19 +148,19 @@ impl Screen {
         let heading = shorten_in_the_middle(&self.title, columns.saturating_sub(width(&status)).max(1)) + &status;
         let mut lines = vec![shorten(&heading, columns), String::new()];
         if let Some(seen) = &self.seen {
-            let doubts = self.doubts.iter().map(|words| wrapped(words, Some(columns)) + "\n").collect::<String>();
+            let warnings = self.warnings.iter().map(|words| wrapped(words, Some(columns)) + "\n").collect::<String>();
             // The last row stays empty, because a cursor in it would scroll the screen.
-            let left = rows.saturating_sub(lines.len() + doubts.lines().count() + 1);
+            let left = rows.saturating_sub(lines.len() + warnings.lines().count() + 1);
             lines.extend(match &seen[..] {
                 [queue] if !self.is_overview => {
                     let mut table = table::table_within(queue, columns, left, output::is_colourful());
-                    let held = self.history.held(queue, Instant::now()).filter(|_| table.len() < left);
+                    let held = self.history.held_line(queue, Instant::now()).filter(|_| table.len() < left);
                     table.extend(held.map(|held| shorten(&held, columns)));
                     table
                 }
-                queues => overview::rows(queues, &self.history, columns, left),
+                queues => overview::totals_and_rows(queues, &self.history, columns, left),
             });
-            lines.extend(doubts.lines().map(str::to_owned));
+            lines.extend(warnings.lines().map(str::to_owned));
         }
         // The text moves the cursor to the top left corner, and clears the rest of each line and the rows below.
         output::print(&format!("\x1b[H{}\x1b[K\n\x1b[J", lines.join("\x1b[K\n")))
@@ -166,7 +169,7 @@ impl Screen {
 
 /// Turns the outcome of a read into what was read. Returns `None` after an error that may pass: the connection may come
 /// back, or a new session may be opened.
-pub(crate) fn answer<T>(looked: Result<T, Error>) -> Result<Option<T>, Exit> {
+pub(crate) fn none_if_passing<T>(looked: Result<T, Error>) -> Result<Option<T>, Exit> {
     match looked {
         Ok(seen) => Ok(Some(seen)),
         Err(Error::Unreachable(_) | Error::OutcomeUnknown { .. }) => Ok(None),
@@ -184,9 +187,9 @@ mod tests {
         let away = Error::Unreachable("it is away".to_owned());
         let unknown = Error::OutcomeUnknown { operation: "read", reason: "it was cut".to_owned() };
         for passes in [away, unknown] {
-            assert!(answer::<Queue>(Err(passes)).is_ok_and(|queue| queue.is_none()));
+            assert!(none_if_passing::<Queue>(Err(passes)).is_ok_and(|queue| queue.is_none()));
         }
         let denied = Error::PermissionDenied { operation: "read", path: "/lock".to_owned(), lacks: Box::default() };
-        assert!(answer::<Queue>(Err(denied)).is_err_and(|exit| exit.code() == exit::NO_PERMISSION));
+        assert!(none_if_passing::<Queue>(Err(denied)).is_err_and(|exit| exit.code() == exit::NO_PERMISSION));
     }
 }

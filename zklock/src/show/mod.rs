@@ -25,14 +25,14 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&ls.path, connection).await?;
     let text = if ls.tree {
         let survey = Survey::below(&zk, &ls.path).await?;
-        warn(&doubts(&zk, slice::from_ref(&ls.path), true, &survey.queues).await);
+        warn(&warnings_about_free(&zk, slice::from_ref(&ls.path), true, &survey.queues).await);
         match ls.json {
             true => escape_json(&format!("{:#}\n", table::json_of_survey(&survey, &ls.path))),
             false => table::tables(&survey, &ls.path, columns, colourful),
         }
     } else {
         let queue = LockOrSemaphore::at(&zk, &ls.path, connection.dialect)?.queue().await?;
-        warn(&doubts(&zk, &[], false, slice::from_ref(&queue)).await);
+        warn(&warnings_about_free(&zk, &[], false, slice::from_ref(&queue)).await);
         match ls.json {
             true => escape_json(&format!("{:#}\n", table::json(&queue))),
             false => table::table(&queue, columns, colourful),
@@ -42,30 +42,35 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
     Ok(0)
 }
 
-pub(crate) fn warn(doubts: &[String]) {
-    doubts.iter().for_each(|words| output::say(words));
+pub(crate) fn warn(warnings: &[String]) {
+    warnings.iter().for_each(|words| output::say(words));
 }
 
 /// Returns a message for each path for which the answer "free" alone would mislead the user.
-pub(crate) async fn doubts(zk: &ZooKeeper, paths: &[String], is_tree: bool, queues: &[Queue]) -> Vec<String> {
-    let mut doubts = Vec::new();
+pub(crate) async fn warnings_about_free(
+    zk: &ZooKeeper,
+    paths: &[String],
+    is_tree: bool,
+    queues: &[Queue],
+) -> Vec<String> {
+    let mut warnings = Vec::new();
     match is_tree {
         true => {
             for path in paths.iter().filter(|path| !queues.iter().any(|queue| is_at_or_below(&queue.path, path))) {
-                doubts.extend(place::missing_path_message(zk, path).await);
+                warnings.extend(place::missing_path_message(zk, path).await);
             }
         }
         false => {
             for queue in queues {
-                doubts.extend(doubt(zk, queue).await);
+                warnings.extend(warning_about_free(zk, queue).await);
             }
         }
     }
-    doubts
+    warnings
 }
 
 /// Returns a message if the path does not exist, or if the user may have taken a value or a directory of locks for a lock.
-async fn doubt(zk: &ZooKeeper, queue: &Queue) -> Option<String> {
+async fn warning_about_free(zk: &ZooKeeper, queue: &Queue) -> Option<String> {
     if !queue.members.is_empty() || queue.permits.is_some() {
         return None;
     }

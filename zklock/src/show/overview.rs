@@ -52,7 +52,7 @@ impl History {
 
     /// Returns the line that says for how long a lock is held. Nobody but the holder knows the time of the grant, so the stated
     /// time is a lower bound.
-    pub(crate) fn held(&self, queue: &Queue, now: Instant) -> Option<String> {
+    pub(crate) fn held_line(&self, queue: &Queue, now: Instant) -> Option<String> {
         self.held_for(queue, now).map(|held| format!("held for at least {}", in_two_units(held)))
     }
 
@@ -68,7 +68,7 @@ fn waiters(queue: &Queue) -> impl Iterator<Item = &Member> {
 }
 
 /// Returns the totals and a row for each queue, in at most `columns` columns and `rows` rows.
-pub(crate) fn rows(queues: &[Queue], history: &History, columns: usize, rows: usize) -> Vec<String> {
+pub(crate) fn totals_and_rows(queues: &[Queue], history: &History, columns: usize, rows: usize) -> Vec<String> {
     let mut queues: Vec<&Queue> = queues.iter().collect();
     queues.sort_by_key(|queue| {
         (std::cmp::Reverse(waiters(queue).count()), queue.holders().next().is_none(), &queue.path)
@@ -89,7 +89,7 @@ pub(crate) fn rows(queues: &[Queue], history: &History, columns: usize, rows: us
             column("HELD", &|queue| {
                 history.held_for(queue, now).map_or_else(dash, |held| format!("{}+", in_two_units(held)))
             }),
-            column("HOLDER", &holder).cut(Cut::End),
+            column("HOLDER", &holder_text).cut(Cut::End),
             column("TREND", &|queue| history.sparkline(&queue.path)),
         ],
         Some(columns),
@@ -104,8 +104,8 @@ fn longest_wait(queue: &Queue) -> Option<Duration> {
 
 /// Returns how many permits are free, the first holder, and how many more holders there are. A lock without
 /// holders is "free", or "free, with a record" if a job under the lock has recorded that it is done.
-fn holder(queue: &Queue) -> String {
-    let (mut holders, permits) = (queue.holders(), table::free(queue));
+fn holder_text(queue: &Queue) -> String {
+    let (mut holders, permits) = (queue.holders(), table::free_permits_text(queue));
     let first = match (holders.next(), &permits, &queue.done) {
         (Some(Member { host, label: Some(label), .. }), ..) => Some(format!("{host} {label:?}")),
         (Some(first), ..) => Some(first.host.clone()),
@@ -145,21 +145,21 @@ mod tests {
         let (queues, mut history) = (two(), History::default());
         let began = Instant::now();
         history.add(&queues, began);
-        let wide = rows(&queues, &history, 120, 10);
+        let wide = totals_and_rows(&queues, &history, 120, 10);
         assert_eq!(wide[0], "2 paths, 1 held, 1 waiting".replace("1 held", "2 held"));
         assert!(wide[1].starts_with("PATH      WAITING  LONGEST  HELD  HOLDER"), "{wide:?}");
         assert!(wide[2].starts_with("/awaited  1 ") && wide[3].starts_with("/held     0        -"), "{wide:?}");
         assert!(wide[2].contains("web \"migrate\"") && wide[2].ends_with('█'), "{wide:?}");
         for columns in [40, 30] {
-            let narrow = rows(&queues, &history, columns, 10);
+            let narrow = totals_and_rows(&queues, &history, columns, 10);
             assert!(narrow.iter().all(|line| crate::output::width(line) <= columns), "{narrow:?}");
             assert!(narrow[1].starts_with("PATH") && narrow[1].contains("WAITING"), "{narrow:?}");
         }
-        assert_eq!(rows(&queues, &history, 120, 3).last().map(String::as_str), Some("... and 2 more"));
+        assert_eq!(totals_and_rows(&queues, &history, 120, 3).last().map(String::as_str), Some("... and 2 more"));
         let later = began + Duration::from_secs(90);
-        assert_eq!(history.held(&queues[0], later).as_deref(), Some("held for at least 1m 30s"));
+        assert_eq!(history.held_line(&queues[0], later).as_deref(), Some("held for at least 1m 30s"));
         history.add(&[], later);
-        assert_eq!(history.held(&queues[0], later), None);
+        assert_eq!(history.held_line(&queues[0], later), None);
     }
 
     #[test]

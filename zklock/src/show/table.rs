@@ -20,7 +20,7 @@ const LABEL_SHOWN: usize = 40;
 pub(crate) fn table(queue: &Queue, columns: Option<usize>, colourful: bool) -> String {
     let first = headline(queue).map(|words| wrapped(&format!("{}: {words}", queue.path), columns));
     let members = lines(queue, columns, colourful);
-    let last = last_done(queue).into_iter().map(|line| wrapped(&line, columns));
+    let last = last_done_text(queue).into_iter().map(|line| wrapped(&line, columns));
     first.into_iter().chain(members).chain(last).map(|line| line + "\n").collect()
 }
 
@@ -30,17 +30,17 @@ pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful
     let plain = |text: String| shorten(&text, columns);
     let mut table: Vec<String> = headline(queue).into_iter().map(plain).collect();
     table.extend(lines(queue, Some(columns), colourful));
-    table.extend(last_done(queue).map(plain));
+    table.extend(last_done_text(queue).map(plain));
     layout::at_most(rows, table, columns)
 }
 
 /// Returns the text before the members: how many permits are free, or that a lock is free.
 fn headline(queue: &Queue) -> Option<String> {
-    free(queue).or_else(|| queue.members.is_empty().then(|| "free".to_owned()))
+    free_permits_text(queue).or_else(|| queue.members.is_empty().then(|| "free".to_owned()))
 }
 
 /// Returns the text about how many permits of a semaphore are free. `None` for a lock.
-pub(crate) fn free(queue: &Queue) -> Option<String> {
+pub(crate) fn free_permits_text(queue: &Queue) -> Option<String> {
     let (all, free) = (queue.permits?, queue.free()?);
     if all == 0 {
         return Some("the number of permits is invalid".to_owned());
@@ -58,7 +58,7 @@ pub(crate) fn mode(member: &Member) -> String {
 }
 
 /// Returns the text about the record of the last run under `--once-in`, if there is a record.
-fn last_done(queue: &Queue) -> Option<String> {
+fn last_done_text(queue: &Queue) -> Option<String> {
     queue.done.as_ref().map(|done| format!("last {}", escape_controls(&done.to_string())))
 }
 
@@ -140,7 +140,7 @@ pub(crate) fn json_of_survey(survey: &Survey, prefix: &str) -> Value {
 
 /// Returns how long ago the member queued up, or was granted its permits, as in `queued 3days 4h ago`. The time of a
 /// lock's grant is not known.
-pub(crate) fn entered(member: &Member) -> Option<String> {
+pub(crate) fn entered_ago(member: &Member) -> Option<String> {
     let is_permit = member.permits.is_some() && member.state == MemberState::Holds;
     let how = if is_permit { "granted" } else { "queued" };
     Some(format!("{how} {} ago", in_two_units(age(member.since?))))
@@ -158,19 +158,19 @@ fn columns(queue: &Queue) -> Vec<Column> {
         |heading, cell: &dyn Fn(&Member) -> String| Column::new(heading, queue.members.iter().map(cell).collect());
     let hosts: Vec<String> = queue.members.iter().map(host).collect();
     let label = |label: &str| shorten(&escape_controls(label), LABEL_SHOWN);
-    let (behind, brief) = behind(queue).into_iter().map(<(String, String)>::from).unzip();
+    let (behind, brief) = predecessor_texts(queue).into_iter().map(<(String, String)>::from).unzip();
     vec![
         Column::new("PLACE", (1..=queue.members.len()).map(|place| place.to_string()).collect()),
         column("STATE", &|member| shown_state(member).to_owned()),
         column("MODE", &mode),
-        Column::new("HOST", hosts.clone()).cut(Cut::Middle).briefly(layout::without_shared_domain(&hosts)),
+        Column::new("HOST", hosts.clone()).cut(Cut::Middle).with_brief_cells(layout::without_shared_domain(&hosts)),
         column("PID", &|member| member.pid.map_or_else(unknown, |pid| pid.to_string())),
         column("LABEL", &|member| member.label.as_deref().map_or_else(unknown, label)).cut(Cut::End),
         column("QUEUED", &|member| {
-            entered(member).map_or_else(unknown, |words| words.trim_start_matches("queued ").to_owned())
+            entered_ago(member).map_or_else(unknown, |words| words.trim_start_matches("queued ").to_owned())
         }),
         column("SESSION", &|member| member.session.map_or_else(unknown, session)),
-        Column::new("BEHIND", behind).briefly(brief),
+        Column::new("BEHIND", behind).with_brief_cells(brief),
         column("TOKEN", &|member| member.token.map_or_else(unknown, |token| token.to_string())),
     ]
 }
@@ -181,7 +181,7 @@ fn host(member: &Member) -> String {
 
 /// Returns for each member what it waits for: the place and host of its predecessor, the holders of permits, or a
 /// predecessor that has left. The second text for each member is shorter, for narrow terminals.
-fn behind(queue: &Queue) -> Vec<[String; 2]> {
+fn predecessor_texts(queue: &Queue) -> Vec<[String; 2]> {
     let words = |(member, ahead): (&Member, Option<usize>)| match (ahead, &member.state) {
         (Some(ahead), _) => [format!("{ahead} {}", host(&queue.members[ahead - 1])), ahead.to_string()],
         (None, MemberState::Waits { behind }) if behind == "permits" && queue.permits.is_some() => {
@@ -214,13 +214,13 @@ fn session(id: i64) -> String {
 fn shown_state(member: &Member) -> &'static str {
     match member.state {
         MemberState::Holds if member.is_candidate => "leads",
-        _ if is_kept(member) => "keeps",
+        _ if may_be_kept(member) => "keeps",
         _ => state(&member.state),
     }
 }
 
 /// Returns whether the member holds a lock that its process may keep between uses.
-fn is_kept(member: &Member) -> bool {
+fn may_be_kept(member: &Member) -> bool {
     member.keeps && member.state == MemberState::Holds
 }
 
@@ -269,17 +269,17 @@ mod tests {
     #[test]
     fn a_waiter_names_the_place_of_its_predecessor() {
         let mut queue = three();
-        assert_eq!(behind(&queue), [["-", "-"], ["1 web", "1"], ["2 web", "2"]]);
+        assert_eq!(predecessor_texts(&queue), [["-", "-"], ["1 web", "1"], ["2 web", "2"]]);
         let gone = || MemberState::Waits { behind: "web~1-WRITE-0000000000".to_owned() };
         let for_permits = || MemberState::Waits { behind: "permits".to_owned() };
         queue.members[2].state = gone();
-        assert_eq!(behind(&queue)[2], ["one that left", "left"]);
+        assert_eq!(predecessor_texts(&queue)[2], ["one that left", "left"]);
         queue.members[2].state = for_permits();
-        assert_eq!(behind(&queue)[2], ["one that left", "left"], "a lock has no permits");
+        assert_eq!(predecessor_texts(&queue)[2], ["one that left", "left"], "a lock has no permits");
         queue.permits = Some(4);
-        assert_eq!(behind(&queue)[2], ["the holders", "holders"]);
+        assert_eq!(predecessor_texts(&queue)[2], ["the holders", "holders"]);
         queue.members[2].state = gone();
-        assert_eq!(behind(&queue)[2], ["one that left", "left"]);
+        assert_eq!(predecessor_texts(&queue)[2], ["one that left", "left"]);
     }
 
     #[test]

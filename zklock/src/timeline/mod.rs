@@ -9,7 +9,7 @@ use std::io::{self, BufRead, BufReader};
 use crate::arguments::Timeline;
 use crate::exit::{self, Exit};
 use crate::output;
-use crate::timeline::rows::{Line, Picture, Watcher};
+use crate::timeline::rows::{Picture, WatchLine, WatcherState};
 
 /// The most rows of a picture. A picture with more rows is unreadable, and makes a browser slow.
 const ROWS_MAX: usize = 2_000;
@@ -27,23 +27,23 @@ pub(crate) fn timeline(order: &Timeline) -> Result<u8, Exit> {
     if picture.count == 0 {
         return Err(Exit::usage("nobody held or waited: there is nothing to draw"));
     }
-    output::print(&svg::drawn(&picture))?;
+    output::print(&svg::svg_text(&picture))?;
     Ok(0)
 }
 
 /// Reads the lines of one watcher (a `zklock watch --json`). Refuses too many rows as soon as there are too many, so that a
 /// long file needs little memory.
 fn read(name: &str, mut lines: impl BufRead, order: &Timeline, picture: &mut Picture<'_>) -> Result<(), Exit> {
-    let (mut watcher, mut text, mut number) = (Watcher::default(), String::new(), 0);
+    let (mut watcher, mut text, mut number) = (WatcherState::default(), String::new(), 0);
     loop {
         text.clear();
         number += 1;
         match lines.read_line(&mut text) {
             Ok(0) => return Ok(()),
             Ok(_) if text.trim().is_empty() => {}
-            Ok(_) => match serde_json::from_str::<Line<'_>>(&text) {
+            Ok(_) => match serde_json::from_str::<WatchLine<'_>>(&text) {
                 Ok(line) => {
-                    picture.take(&mut watcher, &line);
+                    picture.add_line(&mut watcher, &line);
                     // Too many rows before `--from` are no error, because those of contenders that leave before `--from` are
                     // not drawn.
                     if picture.count > ROWS_MAX && order.from.is_none_or(|from| line.at >= from) {

@@ -12,20 +12,20 @@ use crate::place::is_at_or_below;
 
 /// A line of `zklock watch --json`. Unknown fields are ignored.
 #[derive(Deserialize)]
-pub(crate) struct Line<'l> {
-    #[serde(deserialize_with = "time")]
+pub(crate) struct WatchLine<'l> {
+    #[serde(deserialize_with = "deserialize_time")]
     pub(crate) at: SystemTime,
     #[serde(borrow)]
     path: Cow<'l, str>,
     #[serde(borrow)]
     event: Cow<'l, str>,
     #[serde(borrow, default)]
-    members: Vec<Seen<'l>>,
+    members: Vec<ListedMember<'l>>,
 }
 
 /// A member of the queue, as a line of `zklock watch --json` lists it.
 #[derive(Deserialize)]
-struct Seen<'l> {
+struct ListedMember<'l> {
     #[serde(borrow)]
     node: Cow<'l, str>,
     #[serde(borrow)]
@@ -40,16 +40,16 @@ struct Seen<'l> {
     token: Option<i64>,
     #[serde(borrow)]
     session: Option<Cow<'l, str>>,
-    #[serde(deserialize_with = "maybe_time")]
+    #[serde(deserialize_with = "deserialize_optional_time")]
     since: Option<SystemTime>,
 }
 
-fn time<'d, D: Deserializer<'d>>(from: D) -> Result<SystemTime, D::Error> {
+fn deserialize_time<'d, D: Deserializer<'d>>(from: D) -> Result<SystemTime, D::Error> {
     let text = Cow::<str>::deserialize(from)?;
     humantime::parse_rfc3339(&text).map_err(serde::de::Error::custom)
 }
 
-fn maybe_time<'d, D: Deserializer<'d>>(from: D) -> Result<Option<SystemTime>, D::Error> {
+fn deserialize_optional_time<'d, D: Deserializer<'d>>(from: D) -> Result<Option<SystemTime>, D::Error> {
     let text = Option::<Cow<'_, str>>::deserialize(from)?;
     text.map(|text| humantime::parse_rfc3339(&text).map_err(serde::de::Error::custom)).transpose()
 }
@@ -75,7 +75,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    fn of(seen: &Seen<'_>, at: SystemTime) -> Row {
+    fn of(seen: &ListedMember<'_>, at: SystemTime) -> Row {
         Row {
             mode: seen.mode.to_string(),
             host: seen.host.to_string(),
@@ -104,7 +104,7 @@ impl Row {
 
 /// A time in which a watcher (`zklock watch --json`) was not connected, so that it saw no changes at `path`.
 #[derive(Clone, Debug)]
-pub(crate) struct Break {
+pub(crate) struct Disconnection {
     pub(crate) path: String,
     pub(crate) from: SystemTime,
     pub(crate) to: Option<SystemTime>,
@@ -112,21 +112,21 @@ pub(crate) struct Break {
 
 /// The queues as one watcher (a `zklock watch --json`) saw them last.
 #[derive(Default)]
-pub(crate) struct Watcher {
+pub(crate) struct WatcherState {
     /// The nodes of the contenders that were in the queue, by path.
     there: HashMap<String, HashSet<String>>,
-    /// The index in [`Picture::breaks`] of the break that has no end yet, by path.
+    /// The index in [`Picture::disconnections`] of the disconnection that has no end yet, by path.
     cut_off: HashMap<String, usize>,
 }
 
-/// What is drawn: for each path the rows, by the nodes of their contenders, and the breaks.
+/// What is drawn: for each path the rows, by the nodes of their contenders, and the disconnections.
 ///
 /// If several watchers saw a contender, the earliest time of each event counts, because a watcher sees an event late,
 /// but not early if its clock is right.
 pub(crate) struct Picture<'o> {
     order: &'o Timeline,
     pub(crate) paths: BTreeMap<String, HashMap<String, Row>>,
-    pub(crate) breaks: Vec<Break>,
+    pub(crate) disconnections: Vec<Disconnection>,
     /// The number of rows.
     pub(crate) count: usize,
     last: SystemTime,
@@ -134,28 +134,28 @@ pub(crate) struct Picture<'o> {
 
 impl<'o> Picture<'o> {
     pub(crate) fn new(order: &'o Timeline) -> Picture<'o> {
-        Picture { order, paths: BTreeMap::new(), breaks: Vec::new(), count: 0, last: SystemTime::UNIX_EPOCH }
+        Picture { order, paths: BTreeMap::new(), disconnections: Vec::new(), count: 0, last: SystemTime::UNIX_EPOCH }
     }
 
     /// Adds a line of a watcher. Leaves out contenders outside of the times and the path that `order` selects, but no
-    /// breaks.
-    pub(crate) fn take(&mut self, watcher: &mut Watcher, line: &Line<'_>) {
+    /// disconnections.
+    pub(crate) fn add_line(&mut self, watcher: &mut WatcherState, line: &WatchLine<'_>) {
         let path = line.path.to_string();
         self.last = self.last.max(line.at);
         match &*line.event {
             "disconnected" => {
-                watcher.cut_off.insert(path.clone(), self.breaks.len());
-                self.breaks.push(Break { path, from: line.at, to: None });
+                watcher.cut_off.insert(path.clone(), self.disconnections.len());
+                self.disconnections.push(Disconnection { path, from: line.at, to: None });
             }
-            "connected" => _ = watcher.cut_off.remove(&path).map(|index| self.breaks[index].to = Some(line.at)),
+            "connected" => _ = watcher.cut_off.remove(&path).map(|index| self.disconnections[index].to = Some(line.at)),
             _ if self.order.lock.as_ref().is_none_or(|above| is_at_or_below(&path, above)) => {
-                self.take_queue(watcher, path, line);
+                self.add_queue_line(watcher, path, line);
             }
             _ => {}
         }
     }
 
-    fn take_queue(&mut self, watcher: &mut Watcher, path: String, line: &Line<'_>) {
+    fn add_queue_line(&mut self, watcher: &mut WatcherState, path: String, line: &WatchLine<'_>) {
         let (rows, at) = (self.paths.entry(path.clone()).or_default(), line.at);
         let count = rows.len();
         let there = watcher.there.entry(path).or_default();
@@ -248,8 +248,8 @@ mod tests {
     fn picture<'o>(order: &'o Timeline, watchers: &[&[String]]) -> Picture<'o> {
         let mut picture = Picture::new(order);
         for lines in watchers {
-            let mut watcher = Watcher::default();
-            lines.iter().for_each(|line| picture.take(&mut watcher, &serde_json::from_str(line).expect("a line")));
+            let mut watcher = WatcherState::default();
+            lines.iter().for_each(|line| picture.add_line(&mut watcher, &serde_json::from_str(line).expect("a line")));
         }
         picture
     }

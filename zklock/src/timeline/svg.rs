@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::output::{in_two_units, to_the_millisecond};
 use crate::place::is_at_or_below;
-use crate::timeline::rows::{Break, Picture, Row};
+use crate::timeline::rows::{Disconnection, Picture, Row};
 
 const WIDTH: f64 = 1200.0;
 /// The width of the texts on the left of the picture.
@@ -70,7 +70,7 @@ impl Axis {
 }
 
 /// Returns the picture as the text of an SVG file.
-pub(crate) fn drawn(picture: &Picture<'_>) -> String {
+pub(crate) fn svg_text(picture: &Picture<'_>) -> String {
     let axis = Axis::of(picture);
     let mut paths: Vec<_> = picture.paths.iter().filter(|(_, rows)| !rows.is_empty()).collect();
     // The path with the longest wait comes first.
@@ -101,17 +101,17 @@ pub(crate) fn drawn(picture: &Picture<'_>) -> String {
             "<text x=\"8\" y=\"{:.1}\"><tspan class=\"path\">{}</tspan>{}</text>",
             y + 13.0,
             escaped(path),
-            escaped(&longest(rows.values(), &axis))
+            escaped(&longest_times_text(rows.values(), &axis))
         );
         let mut rows: Vec<_> = rows.iter().collect();
         rows.sort_by_key(|(node, row)| (row.queued, row.token, *node));
         for (_, row) in rows {
             y += ROW;
-            draw(&mut svg, &axis, row, y);
+            draw_row(&mut svg, &axis, row, y);
         }
         y += ROW;
-        let is_seen = |it: &&Break| is_at_or_below(path, &it.path);
-        for cut_off in picture.breaks.iter().filter(is_seen) {
+        let is_seen = |it: &&Disconnection| is_at_or_below(path, &it.path);
+        for cut_off in picture.disconnections.iter().filter(is_seen) {
             let (from, to) = (axis.x(cut_off.from), axis.x(cut_off.to.unwrap_or(axis.to())));
             let _ = writeln!(
                 svg,
@@ -157,10 +157,10 @@ fn legend(svg: &mut String, axis: &Axis) {
     );
 }
 
-fn draw(svg: &mut String, axis: &Axis, row: &Row, y: f64) {
+fn draw_row(svg: &mut String, axis: &Axis, row: &Row, y: f64) {
     let high = if row.mode == "READ" { 5.0 } else { 12.0 };
     let (middle, end) = (y + ROW / 2.0, row.went.unwrap_or(axis.to()));
-    let _ = writeln!(svg, "<g><title>{}</title>", escaped(&told(row)));
+    let _ = writeln!(svg, "<g><title>{}</title>", escaped(&tooltip(row)));
     let _ = writeln!(svg, "<text x=\"16\" y=\"{:.1}\">{}</text>", middle + 4.0, escaped(&name(row)));
     let mut bar = |class: &str, from: SystemTime, to: SystemTime| {
         let (x, right) = (axis.x(from), axis.x(to));
@@ -201,7 +201,7 @@ fn name(row: &Row) -> String {
 }
 
 /// Returns the text after a path: the longest wait, and the longest hold.
-fn longest<'r>(rows: impl Iterator<Item = &'r Row> + Clone, axis: &Axis) -> String {
+fn longest_times_text<'r>(rows: impl Iterator<Item = &'r Row> + Clone, axis: &Axis) -> String {
     let end = axis.to();
     let waits = rows.clone().map(|row| ("wait", row.waited(end), row.queued, row));
     let holds = rows.filter_map(|row| Some(("hold", row.held(end), row.granted?, row)));
@@ -217,35 +217,35 @@ fn longest<'r>(rows: impl Iterator<Item = &'r Row> + Clone, axis: &Axis) -> Stri
 }
 
 /// Returns the text that is shown while the pointer is on a row.
-fn told(row: &Row) -> String {
+fn tooltip(row: &Row) -> String {
     let time = |at: SystemTime| humantime::format_rfc3339_millis(at).to_string();
     let between = |from: SystemTime, to: SystemTime| to_the_millisecond(to.duration_since(from).unwrap_or_default());
     let pid = row.pid.map_or_else(String::new, |pid| format!(" pid {pid}"));
-    let mut told = format!("{} {}{pid}", row.mode, row.host);
+    let mut text = format!("{} {}{pid}", row.mode, row.host);
     if let Some(label) = &row.label {
-        let _ = write!(told, " \"{label}\"");
+        let _ = write!(text, " \"{label}\"");
     }
     if let Some(token) = row.token {
-        let _ = write!(told, ", token {token}");
+        let _ = write!(text, ", token {token}");
     }
-    let _ = write!(told, "\nqueued {}", time(row.queued));
+    let _ = write!(text, "\nqueued {}", time(row.queued));
     match (row.granted, row.went) {
         (Some(granted), went) => {
-            let _ = write!(told, "\ngranted {}, after {}", time(granted), between(row.queued, granted));
+            let _ = write!(text, "\ngranted {}, after {}", time(granted), between(row.queued, granted));
             if let Some(went) = went {
-                let _ = write!(told, "\nwent {}, after holding for {}", time(went), between(granted, went));
+                let _ = write!(text, "\nwent {}, after holding for {}", time(went), between(granted, went));
             }
         }
         (None, Some(went)) => {
-            let _ = write!(told, "\nwent without the lock {}, after {}", time(went), between(row.queued, went));
+            let _ = write!(text, "\nwent without the lock {}, after {}", time(went), between(row.queued, went));
         }
         (None, None) => {}
     }
     if let Some(others @ 1..) = row.went_with {
         let others = if others == 1 { "the other node".to_owned() } else { format!("{others} other nodes") };
-        let _ = write!(told, "\nwent together with {others} of its session, which may have ended");
+        let _ = write!(text, "\nwent together with {others} of its session, which may have ended");
     }
-    told
+    text
 }
 
 /// Returns the time of day: with milliseconds if the picture is short, and with the date if it covers a day or more.
