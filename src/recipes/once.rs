@@ -134,7 +134,7 @@ impl RwLock {
     pub fn try_once_in(&self, period: Duration) -> Call<Work> {
         let lock = self.clone();
         Call::new(move |deadline| async move {
-            check_period(&lock, period)?;
+            check_once_options(&lock, period)?;
             let config = Arc::clone(&lock.config);
             acquire::try_acquire_and(lock, Mode::Write, deadline, WriteGuard::new, |it| {
                 check_if_due(it, &config, None, period)
@@ -151,7 +151,7 @@ impl Guard for Work {
         Granting::new(async move {
             let (config, label) = (Arc::clone(&lock.config), options.label.clone());
             let aim = Aim::Lock(Mode::Write);
-            check_period(&lock, period)
+            check_once_options(&lock, period)
                 .inspect_err(|error| trace::not_granted((&config.directory, &config.path_label), aim, error))?;
             acquire::acquire_and(lock, options, |guard| check_if_due(guard, &config, label, period)).await
         })
@@ -159,7 +159,7 @@ impl Guard for Work {
 }
 
 /// Fails if the options do not fit `once_in`.
-fn check_period(RwLock { config, cache }: &RwLock, period: Duration) -> Result<(), Error> {
+fn check_once_options(RwLock { config, cache }: &RwLock, period: Duration) -> Result<(), Error> {
     if period.is_zero() {
         return Err(Error::invalid("the period of once_in is zero"));
     }

@@ -458,7 +458,7 @@ impl Semaphore {
     /// [`Error::Permits`] if the path is used for something else than a semaphore. For other errors see [`Error`].
     pub fn permits(&self) -> Call<Option<u32>> {
         let state = Arc::clone(&self.state);
-        let work = async move { number(&state, "read the permits of", false).await };
+        let work = async move { read_number(&state, "read the permits of", false).await };
         Call::with_deadline(&self.state.config.coordinator, work)
     }
 
@@ -498,7 +498,7 @@ impl Semaphore {
     /// ```
     pub fn set_permits(&self, permits: u32) -> Call<()> {
         let state = Arc::clone(&self.state);
-        Call::with_deadline(&self.state.config.coordinator, async move { set(&state, permits).await })
+        Call::with_deadline(&self.state.config.coordinator, async move { set_permits(&state, permits).await })
     }
 
     /// Removes the semaphore, if nobody holds or waits for a permit. One transaction deletes its node, its two directories and
@@ -540,7 +540,7 @@ impl Semaphore {
 
 /// Reads the queue. If `is_synced`, the result is no older than this call.
 async fn queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> {
-    let number = number(state, "read the queue of", is_synced).await?.or(state.known());
+    let number = read_number(state, "read the queue of", is_synced).await?.or(state.known());
     let (queue, taken) = state.config.queue(is_synced, number).await?;
     if let Err(name) = permits::taken(&taken) {
         return Err(state.doubtful_error(format!("{name:?} is no permit")));
@@ -566,7 +566,7 @@ where
     answer.await?
 }
 
-async fn number(state: &SemaphoreState, operation: &'static str, is_synced: bool) -> Result<Option<u32>, Error> {
+async fn read_number(state: &SemaphoreState, operation: &'static str, is_synced: bool) -> Result<Option<u32>, Error> {
     let read = on_a_session(state, operation, |session| async move {
         let node = retry::data(&session, state.config.user_path(), is_synced).await?;
         Ok(node.map_or(Ok(None), |(data, _)| state.parse_number(&data))?)
@@ -574,14 +574,14 @@ async fn number(state: &SemaphoreState, operation: &'static str, is_synced: bool
     read.await
 }
 
-async fn set(state: &SemaphoreState, permits: u32) -> Result<(), Error> {
+async fn set_permits(state: &SemaphoreState, permits: u32) -> Result<(), Error> {
     if permits == 0 {
         return Err(Error::invalid("a semaphore needs at least one permit"));
     }
-    on_a_session(state, "set the permits of", |session| try_to_set(state, session, permits)).await
+    on_a_session(state, "set the permits of", |session| try_to_set_permits(state, session, permits)).await
 }
 
-async fn try_to_set(state: &SemaphoreState, session: Arc<dyn Session>, permits: u32) -> Result<(), WorkError> {
+async fn try_to_set_permits(state: &SemaphoreState, session: Arc<dyn Session>, permits: u32) -> Result<(), WorkError> {
     let (session, path) = (&session, state.config.user_path());
     loop {
         let node = retry::data(session, path, true).await?;

@@ -18,22 +18,22 @@ use crate::sync::{Mutex, random, watch};
 use crate::telemetry::log::emit;
 
 /// The user's health check. Returns whether this candidate is fit to lead.
-pub(crate) type Check = Box<dyn Fn() -> Pin<Box<dyn Future<Output = bool> + Send>> + Send + Sync>;
+pub(crate) type HealthCheck = Box<dyn Fn() -> Pin<Box<dyn Future<Output = bool> + Send>> + Send + Sync>;
 
 /// The state of one candidate. All clones of its handle share it.
 pub(crate) struct Candidate {
     pub(crate) lock: RwLock,
     /// The interval between two health checks, and the check.
-    pub(crate) health: Option<(Duration, Check)>,
-    pub(crate) status: watch::Sender<Status>,
+    pub(crate) health: Option<(Duration, HealthCheck)>,
+    pub(crate) status: watch::Sender<CandidateStatus>,
     /// The backoff between campaigns, and the end of the pause that was scheduled last.
-    pub(crate) next_pause: Mutex<(Pauses, Option<Instant>)>,
+    pub(crate) next_pause: Mutex<(Backoff, Option<Instant>)>,
     /// The time of the first health check that has failed since the last successful one. `None` while the candidate is healthy.
     pub(crate) unhealthy_since: Mutex<Option<Instant>>,
 }
 
 #[derive(Default)]
-pub(crate) struct Status {
+pub(crate) struct CandidateStatus {
     pub(crate) is_campaigning: bool,
     pub(crate) is_stopped: bool,
     /// The present term, from the grant of the write lock until the lock's node is deleted.
@@ -42,10 +42,10 @@ pub(crate) struct Status {
     pub(crate) is_resigned: bool,
 }
 
-impl Status {
+impl CandidateStatus {
     /// Returns whether `term` is the present term. Compares the guards and not the term numbers, because an ensemble that was
     /// emptied, or restored from a backup, gives the same numbers again.
-    pub(crate) fn is_in(&self, term: &Term) -> bool {
+    pub(crate) fn is_present_term(&self, term: &Term) -> bool {
         self.term.as_ref().is_some_and(|it| Arc::ptr_eq(&it.guard, &term.guard))
     }
 }
@@ -62,8 +62,8 @@ pub(crate) enum TermEnd {
 const MAX_PAUSE: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 impl Candidate {
-    pub(crate) fn new(lock: RwLock, health: Option<(Duration, Check)>, pause: Duration) -> Candidate {
-        let (status, next_pause) = (watch::Sender::default(), Mutex::new((Pauses::new(pause), None)));
+    pub(crate) fn new(lock: RwLock, health: Option<(Duration, HealthCheck)>, pause: Duration) -> Candidate {
+        let (status, next_pause) = (watch::Sender::default(), Mutex::new((Backoff::new(pause), None)));
         Candidate { lock, health, status, next_pause, unhealthy_since: Mutex::default() }
     }
 
@@ -81,10 +81,10 @@ impl Candidate {
         let mut has_warned = false;
         loop {
             self.wait_for_pause().await;
-            self.until_healthy(true).await;
+            self.until_health_is(true).await;
             let granted = tokio::select! {
                 biased;
-                () = self.until_healthy(false) => continue,
+                () = self.until_health_is(false) => continue,
                 granted = self.lock.write().into_future() => granted,
             };
             match granted {
@@ -118,12 +118,12 @@ impl Candidate {
             return;
         }
         let mut next_pause = self.next_pause.lock();
-        let longest = next_pause.0.longest_after(lasted, ended.is_ok());
+        let longest = next_pause.0.next_longest_pause(lasted, ended.is_ok());
         next_pause.1 = longest.map(|longest| Instant::now() + random_pause(longest.min(MAX_PAUSE), random()));
     }
 
     /// Runs the health check until its result is `is_wanted`. Without a health check, the candidate counts as healthy.
-    async fn until_healthy(&self, is_wanted: bool) {
+    async fn until_health_is(&self, is_wanted: bool) {
         let Some((interval, check)) = &self.health else {
             match is_wanted {
                 true => return,
@@ -135,19 +135,19 @@ impl Candidate {
         if !is_wanted {
             self.lock.config.coordinator.sleep(*interval).await;
         }
-        while self.is_healthy(*interval, check).await != is_wanted {
+        while self.run_health_check(*interval, check).await != is_wanted {
             self.lock.config.coordinator.sleep(*interval).await;
         }
     }
 
     /// Runs the health check. A check that takes longer than `interval` counts as failed.
-    async fn is_healthy(&self, interval: Duration, check: &Check) -> bool {
+    async fn run_health_check(&self, interval: Duration, check: &HealthCheck) -> bool {
         let is_healthy = retry::within(self.lock.config.coordinator.sleep(interval), check()).await.unwrap_or(false);
         let mut unhealthy_since = self.unhealthy_since.lock();
         let before = *unhealthy_since;
         *unhealthy_since = (!is_healthy).then(|| before.unwrap_or_else(Instant::now));
         drop(unhealthy_since);
-        let (path, data) = (self.lock.path(), self.data());
+        let (path, data) = (self.lock.path(), self.published_data());
         match (before, is_healthy) {
             (None, false) => emit!(WARN, path, data, "the health check failed: not campaigning until it succeeds"),
             (Some(since), true) => {
@@ -158,7 +158,7 @@ impl Candidate {
         is_healthy
     }
 
-    fn data(&self) -> Option<String> {
+    fn published_data(&self) -> Option<String> {
         self.lock.config.label.clone()
     }
 }
@@ -170,7 +170,7 @@ pub(crate) struct Campaign {
 
 impl Campaign {
     /// Waits for the next term. Returns `None` once the candidate is stopped.
-    pub(crate) fn next(&self) -> Task<Result<Option<RunningTerm>, Error>> {
+    pub(crate) fn next_term(&self) -> BoxedStep<Result<Option<RunningTerm>, Error>> {
         let candidate = Arc::clone(&self.candidate);
         Box::pin(async move {
             let mut status = candidate.status.subscribe();
@@ -184,7 +184,7 @@ impl Campaign {
                 status.term = Some(term.clone());
                 status.is_resigned = false;
             });
-            let (path, data) = (candidate.lock.path(), candidate.data());
+            let (path, data) = (candidate.lock.path(), candidate.published_data());
             emit!(INFO, path, term = term.number(), data, "a term begins");
             drop(status);
             Ok(Some(RunningTerm { candidate, term, began, why: "dropped" }))
@@ -200,7 +200,7 @@ impl Drop for Campaign {
 
 /// A boxed future of one step of a campaign. `Box<dyn Future + Send>` states that the step is `Send`. Without the box,
 /// the compiler would have to prove this anew for the future of `lead`, and fails if the caller's work borrows.
-type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+type BoxedStep<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// A term while its work runs. The term ends when this value is dropped, even if clones of the [`Term`] exist.
 pub(crate) struct RunningTerm {
@@ -213,7 +213,7 @@ pub(crate) struct RunningTerm {
 
 impl RunningTerm {
     /// Waits until the work must stop.
-    fn wait_for_end(&self) -> Task<TermEnd> {
+    fn wait_for_end(&self) -> BoxedStep<TermEnd> {
         let (candidate, term) = (Arc::clone(&self.candidate), self.term.clone());
         Box::pin(async move {
             let mut status = candidate.status.subscribe();
@@ -221,7 +221,7 @@ impl RunningTerm {
                 biased;
                 _ = term.guard.lost() => TermEnd::Lost,
                 _ = status.wait_for(|status| status.is_stopped || status.is_resigned) => TermEnd::Resigned,
-                () = candidate.until_healthy(false) => TermEnd::Unhealthy,
+                () = candidate.until_health_is(false) => TermEnd::Unhealthy,
             }
         })
     }
@@ -233,7 +233,7 @@ impl RunningTerm {
         let loss = || term.guard.held.detect_loss().map(|_| TermEnd::Lost);
         // At the end of the term, `while_held` drops the work. The lock is given back only after that.
         let ended = while_held(loss, self.wait_for_end(), work).await;
-        let given_back: Task<Result<(), Error>> = Box::pin(self.give_back(ended.as_ref().err().copied()));
+        let given_back: BoxedStep<Result<(), Error>> = Box::pin(self.give_back(ended.as_ref().err().copied()));
         given_back.await?;
         Ok(ended.ok())
     }
@@ -265,7 +265,7 @@ impl RunningTerm {
 impl Drop for RunningTerm {
     fn drop(&mut self) {
         let (path, data, lasted, why) =
-            (self.candidate.lock.path(), self.candidate.data(), self.began.elapsed(), self.why);
+            (self.candidate.lock.path(), self.candidate.published_data(), self.began.elapsed(), self.why);
         emit!(INFO, path, term = self.term.number(), data, ?lasted, why, "a term ends");
         // The reply to the removal of the node is dropped, because `drop` cannot wait for the reply. The removal goes on in the
         // background.
@@ -314,24 +314,24 @@ impl Deref for Term {
 const MAX_DOUBLINGS: u32 = 5;
 
 /// The backoff between campaigns: the pause doubles with each failed campaign or short term in a row.
-pub(crate) struct Pauses {
+pub(crate) struct Backoff {
     pause: Duration,
     short: u32,
 }
 
-impl Pauses {
-    pub(crate) fn new(pause: Duration) -> Pauses {
-        Pauses { pause, short: 0 }
+impl Backoff {
+    pub(crate) fn new(pause: Duration) -> Backoff {
+        Backoff { pause, short: 0 }
     }
 
     /// Returns the maximum of the random pause before the next campaign. `lasted` is the length of the last term, or
-    /// zero if the campaign failed. `is_wanted` is whether the term or campaign ended without a loss of the lock.
+    /// zero if the campaign failed. `without_loss` is whether the term or campaign ended without a loss of the lock.
     /// Returns `None` after a long term that was not lost.
-    pub(crate) fn longest_after(&mut self, lasted: Duration, is_wanted: bool) -> Option<Duration> {
+    pub(crate) fn next_longest_pause(&mut self, lasted: Duration, without_loss: bool) -> Option<Duration> {
         let longest = self.pause.saturating_mul(1 << self.short);
         if lasted > longest {
             self.short = 0;
-            return (!is_wanted).then_some(self.pause);
+            return (!without_loss).then_some(self.pause);
         }
         self.short = (self.short + 1).min(MAX_DOUBLINGS);
         Some(longest)
@@ -353,27 +353,28 @@ mod tests {
 
     #[test]
     fn the_pause_doubles_to_32_times_until_a_long_term() {
-        let mut pauses = Pauses::new(SECOND);
-        let longest: Vec<_> = (0..8).map(|_| pauses.longest_after(Duration::ZERO, false).unwrap().as_secs()).collect();
+        let mut pauses = Backoff::new(SECOND);
+        let longest: Vec<_> =
+            (0..8).map(|_| pauses.next_longest_pause(Duration::ZERO, false).unwrap().as_secs()).collect();
         assert_eq!(longest, [1, 2, 4, 8, 16, 32, 32, 32]);
         assert_eq!(
-            pauses.longest_after(32 * SECOND, false),
+            pauses.next_longest_pause(32 * SECOND, false),
             Some(32 * SECOND),
             "the term is no longer than the last pause"
         );
-        assert_eq!(pauses.longest_after(33 * SECOND, false), Some(SECOND));
-        assert_eq!(pauses.longest_after(SECOND / 2, false), Some(SECOND));
+        assert_eq!(pauses.next_longest_pause(33 * SECOND, false), Some(SECOND));
+        assert_eq!(pauses.next_longest_pause(SECOND / 2, false), Some(SECOND));
     }
 
     #[test]
-    fn only_a_short_term_with_a_wanted_end_pauses() {
-        let mut pauses = Pauses::new(SECOND);
-        assert_eq!(pauses.longest_after(2 * SECOND, true), None);
-        assert_eq!(pauses.longest_after(SECOND, true), Some(SECOND));
-        assert_eq!(pauses.longest_after(2 * SECOND, true), Some(2 * SECOND));
-        assert_eq!(pauses.longest_after(5 * SECOND, true), None);
-        assert_eq!(Pauses::new(Duration::ZERO).longest_after(Duration::ZERO, false), Some(Duration::ZERO));
-        assert_eq!(Pauses::new(Duration::MAX).longest_after(SECOND, false), Some(Duration::MAX));
+    fn only_a_short_term_without_a_loss_pauses() {
+        let mut pauses = Backoff::new(SECOND);
+        assert_eq!(pauses.next_longest_pause(2 * SECOND, true), None);
+        assert_eq!(pauses.next_longest_pause(SECOND, true), Some(SECOND));
+        assert_eq!(pauses.next_longest_pause(2 * SECOND, true), Some(2 * SECOND));
+        assert_eq!(pauses.next_longest_pause(5 * SECOND, true), None);
+        assert_eq!(Backoff::new(Duration::ZERO).next_longest_pause(Duration::ZERO, false), Some(Duration::ZERO));
+        assert_eq!(Backoff::new(Duration::MAX).next_longest_pause(SECOND, false), Some(Duration::MAX));
     }
 
     #[test]

@@ -67,7 +67,7 @@ impl fmt::Display for Leader {
 }
 
 /// Returns the leader: the first contender in the queue, if that contender is a writer and the lock is granted to it.
-pub(crate) fn leading(dialect: Dialect, names: &[String]) -> Option<NodeName> {
+pub(crate) fn find_leader(dialect: Dialect, names: &[String]) -> Option<NodeName> {
     let first = turn::turns(dialect, names).into_iter().next();
     first.filter(|(contender, turn)| contender.mode() == Mode::Write && *turn == Turn::Granted).map(|(first, _)| first)
 }
@@ -83,7 +83,7 @@ pub(crate) fn leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
             let mut denials = RetryLimit::DENIALS;
             loop {
                 let names = call::list_children(&session, path, false).await?;
-                let Some(first) = leading(config.dialect, &names) else { return Ok((names, None)) };
+                let Some(first) = find_leader(config.dialect, &names) else { return Ok((names, None)) };
                 let node = format!("{path}/{}", first.as_str());
                 let read = call::ask_until_answered(&session, || session.data(&node));
                 match unless_gone(&session, path, &first, read).await {
@@ -185,7 +185,7 @@ impl Followed for Observer {
                 session.sleep(PAUSE).await;
                 continue;
             }
-            let first = leading(self.config.dialect, &names);
+            let first = find_leader(self.config.dialect, &names);
             let waited = match &first {
                 Some(first) => self.watch_leader(session, first).await,
                 None => self.watch_directory(session).await,
@@ -223,7 +223,7 @@ impl Observer {
     async fn watch_directory(&self, session: &Arc<dyn Session>) -> Result<(), Failure> {
         let path = &self.config.directory;
         let (names, mut change) = retry::until_known(session, || session.watch_children(path)).await?;
-        if leading(self.config.dialect, &names).is_some() {
+        if find_leader(self.config.dialect, &names).is_some() {
             return Ok(());
         }
         self.report(Ok(None));
@@ -233,7 +233,7 @@ impl Observer {
                 return Ok(());
             }
             let names = session.children(path).await;
-            if !names.is_ok_and(|names| leading(self.config.dialect, &names).is_none()) {
+            if !names.is_ok_and(|names| find_leader(self.config.dialect, &names).is_none()) {
                 return Ok(());
             }
         }
@@ -264,7 +264,7 @@ mod tests {
     fn a_writer_leads_unless_tied_or_behind_a_reader() {
         let leading = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
-            leading(Dialect::Native, &names).map(|leads| leads.as_str().to_owned())
+            find_leader(Dialect::Native, &names).map(|leads| leads.as_str().to_owned())
         };
         let [one, two] = ["web-1~aaaaaaaa-WRITE-0000000001", "web-2~bbbbbbbb-WRITE-0000000002"];
         assert_eq!(leading(&[two, "stranger", one]).as_deref(), Some(one));

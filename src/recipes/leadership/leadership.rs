@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::call::Call;
 use crate::error::error::Error;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
-use crate::recipes::leadership::campaign::{Candidate, Check, Term};
+use crate::recipes::leadership::campaign::{Candidate, HealthCheck, Term};
 use crate::recipes::leadership::leader::{self, Leader, LeaderChanges};
 use crate::session::contract::Coordinator;
 use crate::telemetry::debug::debug;
@@ -137,7 +137,7 @@ impl Leadership {
         F: Future,
     {
         let campaign = self.candidate.begin_campaign()?;
-        while let Some(term) = campaign.next().await? {
+        while let Some(term) = campaign.next_term().await? {
             let lasting = term.term.clone();
             if let Some(output) = term.run(async { work(lasting).await }).await? {
                 return Ok(Some(output));
@@ -183,7 +183,7 @@ impl Leadership {
     /// ```
     pub async fn lead_mut<T>(&self, mut work: impl AsyncFnMut(Term) -> T) -> Result<Option<T>, Error> {
         let campaign = self.candidate.begin_campaign()?;
-        while let Some(term) = campaign.next().await? {
+        while let Some(term) = campaign.next_term().await? {
             let lasting = term.term.clone();
             if let Some(output) = term.run(async { work(lasting).await }).await? {
                 return Ok(Some(output));
@@ -241,9 +241,9 @@ impl Leadership {
     pub async fn resign(&self) -> bool {
         let mut status = self.candidate.status.subscribe();
         let Some(term) = self.term() else { return false };
-        self.candidate.status.send_modify(|status| status.is_resigned |= status.is_in(&term));
+        self.candidate.status.send_modify(|status| status.is_resigned |= status.is_present_term(&term));
         // `wait_for` fails only if the sender is gone, and `self` owns the sender.
-        let _ended = status.wait_for(|status| !status.is_in(&term)).await;
+        let _ended = status.wait_for(|status| !status.is_present_term(&term)).await;
         true
     }
 
@@ -358,7 +358,7 @@ impl fmt::Debug for Leadership {
 pub struct LeadershipBuilder {
     lock: RwLockBuilder,
     data: Option<String>,
-    health: Option<(Duration, Check)>,
+    health: Option<(Duration, HealthCheck)>,
     pause: Duration,
 }
 

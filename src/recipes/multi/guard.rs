@@ -18,7 +18,7 @@ use crate::sync::OnceLock;
 use crate::validation;
 
 /// Returns the error of an acquisition that lost one of its locks before the last lock was granted.
-fn evicted((path, why): (&str, Loss)) -> Error {
+fn evicted_error((path, why): (&str, Loss)) -> Error {
     Error::Evicted(why).with_lock_path(path)
 }
 
@@ -66,7 +66,7 @@ impl MultiGuard {
         let held = tokio::select! {
             biased;
             answer = granted => answer.map_err(|error| error.with_lock_path(path))?,
-            loss = self.lost() => return Err(evicted(loss)),
+            loss = self.lost() => return Err(evicted_error(loss)),
         };
         self.locks.push(held);
         Ok(())
@@ -75,7 +75,7 @@ impl MultiGuard {
     /// Returns the guard. Fails if a lock was lost while later locks were acquired.
     pub(crate) fn complete(self) -> Result<MultiGuard, Error> {
         match self.loss() {
-            Some(loss) => Err(evicted(loss)),
+            Some(loss) => Err(evicted_error(loss)),
             None => Ok(self),
         }
     }

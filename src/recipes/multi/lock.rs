@@ -78,7 +78,7 @@ impl MultiLock {
         let mut locks: Vec<_> = locks.into_iter().map(|(lock, mode)| (lock.borrow().clone(), mode)).collect();
         locks.sort_by(|(one, _), (other, _)| one.path().cmp(other.path()));
         if let [(first, _), others @ ..] = &locks[..] {
-            others.iter().try_for_each(|(other, _)| check_for_one_place(first, other))?;
+            others.iter().try_for_each(|(other, _)| check_same_ensemble(first, other))?;
         }
         // A node has only one valid path. So equal paths are the same lock, and different paths are different locks.
         if let Some(twice) = locks.windows(2).find(|pair| pair[0].0.path() == pair[1].0.path()) {
@@ -208,7 +208,7 @@ fn acquisition(lock: &RwLock, mode: Mode, options: Options) -> Acquisition {
 }
 
 /// Fails if the two locks are certainly of different ensembles, or if their connect strings end in different paths.
-fn check_for_one_place(one: &RwLock, other: &RwLock) -> Result<(), Error> {
+fn check_same_ensemble(one: &RwLock, other: &RwLock) -> Result<(), Error> {
     let namespace = |lock: &RwLock| lock.config.coordinator.namespace();
     let (Some((servers, root)), Some((others, other_root))) = (namespace(one), namespace(other)) else { return Ok(()) };
     let refused = |problem: String| {

@@ -63,7 +63,7 @@ impl<T> Deref for Stored<T> {
 }
 
 /// The conditions that the bytes of a value must meet, whatever the type of the value.
-pub(crate) struct Form {
+pub(crate) struct ValueRules {
     /// The name of the format, which the user's code has returned. The name is stored here, because the thread that keeps the
     /// sessions alive compares it with the header of each value, and must not run user code.
     pub(crate) name: String,
@@ -71,9 +71,9 @@ pub(crate) struct Form {
     pub(crate) size_limit: usize,
 }
 
-impl Form {
-    pub(crate) fn new(name: &str) -> Form {
-        Form { name: name.to_owned(), schema: 1, size_limit: SIZE_LIMIT }
+impl ValueRules {
+    pub(crate) fn new(name: &str) -> ValueRules {
+        ValueRules { name: name.to_owned(), schema: 1, size_limit: SIZE_LIMIT }
     }
 
     /// Fails if the name of the format would make the header unreadable.
@@ -89,12 +89,12 @@ impl Form {
 
     /// Splits a node's bytes into the header and the encoded value. Fails if there are no bytes, if they are not from this
     /// library, if the value has a newer schema, or if it has the same schema in another format.
-    pub(crate) fn open<'bytes>(&self, bytes: &'bytes [u8]) -> Result<(Written, &'bytes [u8]), ValueError> {
+    pub(crate) fn split_and_check<'bytes>(&self, bytes: &'bytes [u8]) -> Result<(Written, &'bytes [u8]), ValueError> {
         if bytes.is_empty() {
             return Err(ValueError::Unset);
         }
-        let (Envelope { format: found, written, .. }, payload) =
-            Envelope::open(bytes).map_err(|problem| ValueError::Foreign { problem })?;
+        let (Header { format: found, written, .. }, payload) =
+            Header::split(bytes).map_err(|problem| ValueError::Foreign { problem })?;
         if written.schema > self.schema {
             return Err(ValueError::NewerSchema { known: self.schema, written: Box::new(written) });
         }
@@ -119,9 +119,9 @@ pub(crate) type Initial<T> = Box<dyn Fn() -> T + Send + Sync>;
 pub(crate) type Migrate<T> = Box<dyn Fn(u32, &[u8]) -> Result<T, FormatError> + Send + Sync>;
 
 impl<T: 'static> Codec<T> {
-    pub(crate) fn open(&self, form: &Form, bytes: &[u8]) -> Result<Stored<T>, ValueError> {
-        let (written, payload) = form.open(bytes)?;
-        let known = form.schema;
+    pub(crate) fn decode(&self, rules: &ValueRules, bytes: &[u8]) -> Result<Stored<T>, ValueError> {
+        let (written, payload) = rules.split_and_check(bytes)?;
+        let known = rules.schema;
         let value = if written.schema == known {
             self.format.decode(payload).map_err(|problem| ValueError::WrongType {
                 problem: problem.to_string(),
@@ -138,14 +138,14 @@ impl<T: 'static> Codec<T> {
     }
 
     /// Encodes a value. Fails if the bytes cannot be decoded again, so that no commit writes an unreadable value.
-    pub(crate) fn payload(&self, value: &T) -> Result<Vec<u8>, ValueError> {
-        let payload = self.format.encode(value).map_err(unwritable)?;
-        self.format.decode(&payload).map_err(unwritable)?;
+    pub(crate) fn encode(&self, value: &T) -> Result<Vec<u8>, ValueError> {
+        let payload = self.format.encode(value).map_err(unwritable_error)?;
+        self.format.decode(&payload).map_err(unwritable_error)?;
         Ok(payload)
     }
 }
 
-fn unwritable(problem: FormatError) -> ValueError {
+fn unwritable_error(problem: FormatError) -> ValueError {
     ValueError::Unwritable { problem: problem.to_string() }
 }
 
@@ -155,38 +155,38 @@ const VERSION: &str = "1";
 
 /// The identity of one commit: the fencing token of the commit's lock, and the id of the commit under that lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mark {
+pub(crate) struct CommitId {
     pub(crate) token: i64,
     pub(crate) commit: u32,
 }
 
-impl Mark {
-    pub(crate) fn new(written: &Written) -> Mark {
-        Mark { token: written.token, commit: written.commit }
+impl CommitId {
+    pub(crate) fn new(written: &Written) -> CommitId {
+        CommitId { token: written.token, commit: written.commit }
     }
 
-    fn parse(text: &str) -> Option<Mark> {
+    fn parse(text: &str) -> Option<CommitId> {
         let (token, commit) = text.split_once('/')?;
-        Some(Mark { token: token.parse().ok()?, commit: commit.parse().ok()? })
+        Some(CommitId { token: token.parse().ok()?, commit: commit.parse().ok()? })
     }
 }
 
 /// The header of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Envelope {
+pub(crate) struct Header {
     pub(crate) format: String,
     pub(crate) written: Written,
     /// The earlier commit whose value was replaced by this value. If the reply to the earlier commit was lost, this field tells
     /// the writer of the earlier commit that it was carried out.
-    pub(crate) after: Option<Mark>,
+    pub(crate) after: Option<CommitId>,
 }
 
-impl Envelope {
+impl Header {
     /// Returns the bytes of a node: this header, followed by the value's own bytes.
-    pub(crate) fn seal(&self, payload: &[u8]) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self, payload: &[u8]) -> Vec<u8> {
         let Written { host, label, token, commit, at, schema } = &self.written;
         let (label, at) = (line("label", label.as_deref()), humantime::format_rfc3339_millis(date(*at)));
-        let after = line("after", self.after.map(|Mark { token, commit }| format!("{token}/{commit}")));
+        let after = line("after", self.after.map(|CommitId { token, commit }| format!("{token}/{commit}")));
         let form = format!("format={}\nschema={schema}", self.format);
         let commit = format!("token={token}\ncommit={commit}\n{after}at={at}");
         [format!("{MAGIC}{VERSION}\n{form}\nhost={host}\n{label}{commit}\n\n").as_bytes(), payload].concat()
@@ -194,7 +194,7 @@ impl Envelope {
 
     /// Splits a node's bytes into the header and the value's own bytes. The error is the reason why the bytes are not from this
     /// library.
-    pub(crate) fn open(bytes: &[u8]) -> Result<(Envelope, &[u8]), String> {
+    pub(crate) fn split(bytes: &[u8]) -> Result<(Header, &[u8]), String> {
         let foreign = || format!("they begin with {:?}", String::from_utf8_lossy(&bytes[..bytes.len().min(24)]));
         if !bytes.starts_with(MAGIC.as_bytes()) {
             return Err(foreign());
@@ -219,8 +219,8 @@ impl Envelope {
             at,
             schema: number("schema")?,
         };
-        let after = field("after").and_then(Mark::parse);
-        Ok((Envelope { format: needed("format")?.to_owned(), written, after }, &bytes[end + 2..]))
+        let after = field("after").and_then(CommitId::parse);
+        Ok((Header { format: needed("format")?.to_owned(), written, after }, &bytes[end + 2..]))
     }
 }
 
@@ -394,28 +394,28 @@ mod tests {
 
     #[test]
     fn a_format_name_has_one_to_64_plain_characters() {
-        let is_fit = |name: &str| Form::new(name).check_name().is_ok();
+        let is_fit = |name: &str| ValueRules::new(name).check_name().is_ok();
         assert!(is_fit("j") && is_fit("json+zstd_2.1-b") && is_fit(&"j".repeat(64)));
         assert!(!is_fit("") && !is_fit("a b") && !is_fit("é") && !is_fit(&"j".repeat(65)));
     }
 
     #[test]
     fn bytes_without_an_envelope_are_no_value() {
-        let form = Form::new("byte");
-        assert_eq!(form.open(b""), Err(ValueError::Unset));
-        assert!(matches!(form.open(b"rubbish"), Err(ValueError::Foreign { .. })));
+        let rules = ValueRules::new("byte");
+        assert_eq!(rules.split_and_check(b""), Err(ValueError::Unset));
+        assert!(matches!(rules.split_and_check(b"rubbish"), Err(ValueError::Foreign { .. })));
     }
 
-    fn envelope() -> Envelope {
+    fn header() -> Header {
         let at = UNIX_EPOCH + Duration::from_millis(1_795_253_400_125);
         let label = Some("rotate = keys".to_owned());
         let written = Written { host: "web-1".to_owned(), label, token: 4_294_967_301, commit: 1, at, schema: 3 };
-        Envelope { format: "json".to_owned(), written, after: Some(Mark { token: 4_294_967_290, commit: 2 }) }
+        Header { format: "json".to_owned(), written, after: Some(CommitId { token: 4_294_967_290, commit: 2 }) }
     }
 
     #[test]
     fn a_node_is_a_text_header_and_the_unchanged_value() {
-        let bytes = envelope().seal(b"{\"endpoint\":\"db-1\"}");
+        let bytes = header().to_bytes(b"{\"endpoint\":\"db-1\"}");
         let text = "zk-rwlock value 1\nformat=json\nschema=3\nhost=web-1\nlabel=rotate = keys\ntoken=4294967301\ncommit=1\n\
                     after=4294967290/2\nat=2026-11-21T09:30:00.125Z\n\n{\"endpoint\":\"db-1\"}";
         assert_eq!(String::from_utf8(bytes).unwrap(), text);
@@ -424,8 +424,8 @@ mod tests {
     #[test]
     fn any_bytes_can_be_the_value() {
         for payload in [&b""[..], b"\n\n", b"\n\nzk-rwlock value 1\n", &[0, 255, 10, 10, 0]] {
-            let bytes = envelope().seal(payload);
-            assert_eq!(Envelope::open(&bytes), Ok((envelope(), payload)));
+            let bytes = header().to_bytes(payload);
+            assert_eq!(Header::split(&bytes), Ok((header(), payload)));
         }
     }
 
@@ -442,35 +442,38 @@ mod tests {
             (b"zk-rwlock value 1\nat=2026-11-21T09:30:00Z\nhost=a\ntoken=x\n\n", "token is not a number"),
             (b"zk-rwlock value 1\nat=2026-11-21T09:30:00Z\nhost=a\ntoken=1\ncommit=-1\n\n", "commit is not a number"),
         ] {
-            assert_eq!(Envelope::open(bytes), Err(reason.to_owned()));
+            assert_eq!(Header::split(bytes), Err(reason.to_owned()));
         }
     }
 
     #[test]
     fn fields_of_later_versions_are_ignored() {
-        let text = String::from_utf8(envelope().seal(b"1")).unwrap().replace("host=", "colour=blue\nnonsense\nhost=");
-        assert_eq!(Envelope::open(text.as_bytes()), Ok((envelope(), &b"1"[..])));
+        let text = String::from_utf8(header().to_bytes(b"1")).unwrap().replace("host=", "colour=blue\nnonsense\nhost=");
+        assert_eq!(Header::split(text.as_bytes()), Ok((header(), &b"1"[..])));
     }
 
     #[test]
     fn any_bytes_are_refused_or_round_trip() {
-        let bare = Envelope { after: None, ..envelope() };
-        let written = Written { label: Some("keys\r".to_owned()), ..envelope().written };
-        let returned = Envelope { written, ..envelope() };
-        assert_eq!(Envelope::open(&returned.seal(b"1")), Ok((returned, &b"1"[..])));
-        let samples =
-            [envelope().seal(b"{\"endpoint\":\"db-1\"}"), bare.seal(b"\n\n\0\xff"), b"zk-rwlock value 2\n\n".to_vec()];
-        fuzz(&samples, |bytes| match Envelope::open(bytes) {
-            Ok((envelope, payload)) => {
+        let bare = Header { after: None, ..header() };
+        let written = Written { label: Some("keys\r".to_owned()), ..header().written };
+        let returned = Header { written, ..header() };
+        assert_eq!(Header::split(&returned.to_bytes(b"1")), Ok((returned, &b"1"[..])));
+        let samples = [
+            header().to_bytes(b"{\"endpoint\":\"db-1\"}"),
+            bare.to_bytes(b"\n\n\0\xff"),
+            b"zk-rwlock value 2\n\n".to_vec(),
+        ];
+        fuzz(&samples, |bytes| match Header::split(bytes) {
+            Ok((header, payload)) => {
                 assert!(bytes.ends_with(payload));
                 // The header is encoded once more before the comparison, because foreign bytes may spell numbers and times
                 // differently.
-                let written = envelope.seal(payload);
-                let (again, same) = Envelope::open(&written).unwrap();
-                assert_eq!((again.seal(same), same), (written.clone(), payload));
-                assert_eq!((again.format, again.after), (envelope.format, envelope.after));
-                assert_eq!(again.written.token, envelope.written.token);
-                assert_eq!((again.written.host, again.written.label), (envelope.written.host, envelope.written.label));
+                let written = header.to_bytes(payload);
+                let (again, same) = Header::split(&written).unwrap();
+                assert_eq!((again.to_bytes(same), same), (written.clone(), payload));
+                assert_eq!((again.format, again.after), (header.format, header.after));
+                assert_eq!(again.written.token, header.written.token);
+                assert_eq!((again.written.host, again.written.label), (header.written.host, header.written.label));
             }
             Err(reason) => assert!(!reason.is_empty() && reason.len() < 3 * bytes.len() + 200, "{reason}"),
         });

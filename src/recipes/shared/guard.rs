@@ -11,10 +11,10 @@ use crate::error::value::Written;
 use crate::lock::acquire::{self, Acquire, Granting, Guard};
 use crate::lock::hold::{ReadGuard, WriteGuard};
 use crate::queue::mode::Mode;
-use crate::recipes::shared::codec::{Mark, Stored};
-use crate::recipes::shared::node::{Base, NewValue};
+use crate::recipes::shared::codec::{CommitId, Stored};
+use crate::recipes::shared::node::{Base, CommittedValue};
 use crate::recipes::shared::shared::Shared;
-use crate::recipes::shared::store::{Loaded, Store};
+use crate::recipes::shared::store::{Loaded, SharedState};
 use crate::session::request::{Failure, Loss};
 
 /// A [`Shared`](crate::Shared) value, held to read. Derefs to the value, which was read when the lock was granted, and
@@ -38,7 +38,7 @@ pub struct SharedWriteGuard<T> {
     /// search for the outcome failed.
     in_doubt: bool,
     label: Option<String>,
-    store: Arc<Store<T>>,
+    state: Arc<SharedState<T>>,
     guard: WriteGuard,
 }
 
@@ -141,19 +141,19 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn commit(&mut self) -> Result<Written, Error> {
-        let (node, hold, loaded) = (&self.store.node, &self.guard.held, &mut self.loaded);
+        let (node, hold, loaded) = (&self.state.node, &self.guard.held, &mut self.loaded);
         if self.in_doubt {
-            loaded.base = node.next_base(hold, loaded.base).await?;
+            loaded.base = node.base_after_doubt(hold, loaded.base).await?;
         }
-        let payload = self.store.payload(&loaded.value)?;
+        let payload = self.state.encode(&loaded.value)?;
         self.in_doubt = true;
         let answer = node.write(hold, &payload, &self.label, loaded.base).await;
         self.in_doubt = matches!(answer, Err(Error::OutcomeUnknown { .. }));
         let committed = answer?;
-        let NewValue { version, written, .. } = &committed;
-        loaded.base = Base { version: Some(*version), mark: Some(Mark::new(written)), ..loaded.base };
+        let CommittedValue { version, written, .. } = &committed;
+        loaded.base = Base { version: Some(*version), commit_id: Some(CommitId::new(written)), ..loaded.base };
         loaded.written = Some(written.clone());
-        self.store.record_commit(hold.session().lease(), &committed);
+        self.state.record_commit(hold.session().lease(), &committed);
         Ok(committed.written)
     }
 
@@ -172,7 +172,7 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     /// # Errors
     /// The errors of [`WriteGuard::downgrade`] and of [`Shared::read`](crate::Shared::read).
     pub async fn downgrade(self) -> Result<SharedReadGuard<T>, Error> {
-        read(self.store, self.guard.downgrade().await?).await
+        load_read_guard(self.state, self.guard.downgrade().await?).await
     }
 }
 
@@ -267,10 +267,10 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// [`Error::WouldBlock`], which names the contenders that the call would wait for. The other errors are those of
     /// [`Shared::read`].
     pub fn try_read(&self) -> Call<SharedReadGuard<T>> {
-        let Shared { store } = self.clone();
+        let Shared { state } = self.clone();
         Call::new(|deadline| {
-            acquire::try_acquire_and(store.node.lock.clone(), Mode::Read, deadline, ReadGuard::new, |it| {
-                read(store, it)
+            acquire::try_acquire_and(state.node.lock.clone(), Mode::Read, deadline, ReadGuard::new, |it| {
+                load_read_guard(state, it)
             })
         })
     }
@@ -285,10 +285,10 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// [`Error::WouldBlock`], which names the contenders that the call would wait for. The other errors are those of
     /// [`Shared::read`].
     pub fn try_write(&self) -> Call<SharedWriteGuard<T>> {
-        let Shared { store } = self.clone();
+        let Shared { state } = self.clone();
         Call::new(|deadline| {
-            acquire::try_acquire_and(store.node.lock.clone(), Mode::Write, deadline, WriteGuard::new, |it| {
-                write(store, None, None, it)
+            acquire::try_acquire_and(state.node.lock.clone(), Mode::Write, deadline, WriteGuard::new, |it| {
+                load_write_guard(state, None, None, it)
             })
         })
     }
@@ -297,8 +297,8 @@ impl<T: Send + Sync + 'static> Shared<T> {
 impl<T: Send + Sync + 'static> Guard for SharedReadGuard<T> {
     type Source = Shared<T>;
 
-    fn acquire(Shared { store }: Shared<T>, options: Options) -> Granting<SharedReadGuard<T>> {
-        Granting::new(acquire::acquire_and(store.node.lock.clone(), options, |guard| read(store, guard)))
+    fn acquire(Shared { state }: Shared<T>, options: Options) -> Granting<SharedReadGuard<T>> {
+        Granting::new(acquire::acquire_and(state.node.lock.clone(), options, |guard| load_read_guard(state, guard)))
     }
 }
 
@@ -306,10 +306,10 @@ impl<T: Send + Sync + 'static> Guard for SharedWriteGuard<T> {
     /// The handle, and the value of [`Acquire::replacing`].
     type Source = (Shared<T>, Option<T>);
 
-    fn acquire((Shared { store }, instead): Self::Source, options: Options) -> Granting<SharedWriteGuard<T>> {
+    fn acquire((Shared { state }, instead): Self::Source, options: Options) -> Granting<SharedWriteGuard<T>> {
         let label = options.label.clone();
-        Granting::new(acquire::acquire_and(store.node.lock.clone(), options, |guard| {
-            write(store, instead, label, guard)
+        Granting::new(acquire::acquire_and(state.node.lock.clone(), options, |guard| {
+            load_write_guard(state, instead, label, guard)
         }))
     }
 }
@@ -336,19 +336,22 @@ impl<T: Send + Sync + 'static> Acquire<SharedWriteGuard<T>> {
     }
 }
 
-async fn read<T: Send + Sync + 'static>(store: Arc<Store<T>>, guard: ReadGuard) -> Result<SharedReadGuard<T>, Error> {
-    Ok(SharedReadGuard { stored: store.read_under(&guard).await?, guard })
+async fn load_read_guard<T: Send + Sync + 'static>(
+    state: Arc<SharedState<T>>,
+    guard: ReadGuard,
+) -> Result<SharedReadGuard<T>, Error> {
+    Ok(SharedReadGuard { stored: state.read_under_lock(&guard).await?, guard })
 }
 
-async fn write<T: Send + Sync + 'static>(
-    store: Arc<Store<T>>,
+async fn load_write_guard<T: Send + Sync + 'static>(
+    state: Arc<SharedState<T>>,
     instead: Option<T>,
     label: Option<String>,
     guard: WriteGuard,
 ) -> Result<SharedWriteGuard<T>, Error> {
-    let loaded = store.load(&guard.held, instead).await?;
-    let label = label.or_else(|| store.node.label().clone());
-    Ok(SharedWriteGuard { loaded, in_doubt: false, label, store, guard })
+    let loaded = state.load_for_write(&guard.held, instead).await?;
+    let label = label.or_else(|| state.node.label().clone());
+    Ok(SharedWriteGuard { loaded, in_doubt: false, label, state, guard })
 }
 
 /// The maximum number of tries of one update.
@@ -430,7 +433,7 @@ async fn update<T: Send + Sync + 'static, R: Send>(
             let acquire = Acquire::<SharedWriteGuard<T>> { source: (shared.clone(), None), options: options.clone() };
             let mut guard = acquire.await?;
             let output = change(&mut guard);
-            match call::within_deadline(shared.store.node.coordinator(), deadline, guard.commit()).await {
+            match call::within_deadline(shared.state.node.coordinator(), deadline, guard.commit()).await {
                 Ok(written) => Ok(Updated { output, written }),
                 Err(Error::Timeout { .. }) => {
                     let reason = "no answer in the time given".to_owned();

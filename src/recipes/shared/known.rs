@@ -39,12 +39,12 @@ impl fmt::Display for CopyState {
 }
 
 #[derive(Default)]
-pub(crate) struct Known {
+pub(crate) struct LocalCopy {
     /// Whether this process has read or written a value. If so, a node that is missing now was deleted. This holds even
     /// if its twin (an empty node that shows that the value existed) is missing, too.
     pub(super) was_seen: bool,
     /// The newest content of the node with a valid header.
-    pub(crate) newest: Option<Arc<Seen>>,
+    pub(crate) newest: Option<Arc<SeenContent>>,
     /// The last error, with its event number. `None` once a value was read or committed after the error.
     pub(super) trouble: Option<(u64, Error)>,
     /// The event number of the newest value, if a later read found no value in the node, or content that this process
@@ -60,18 +60,18 @@ pub(crate) struct Known {
 }
 
 /// A value or an error, with the number of its event.
-pub(crate) type ValueEvent = (u64, Result<Arc<Seen>, Error>);
+pub(crate) type ValueEvent = (u64, Result<Arc<SeenContent>, Error>);
 
 /// The content of the node at one time.
-pub(crate) struct Seen {
+pub(crate) struct SeenContent {
     pub(crate) event: u64,
     czxid: i64,
     pub(super) version: i32,
     pub(super) bytes: Vec<u8>,
 }
 
-impl Known {
-    pub(super) fn state(&self) -> CopyState {
+impl LocalCopy {
+    pub(super) fn copy_state(&self) -> CopyState {
         match (&self.over, &self.trouble, &self.lease) {
             (Some(error), ..) => CopyState::Over(error.clone()),
             (_, Some((_, error)), _) => CopyState::Behind(error.clone()),
@@ -92,12 +92,12 @@ impl Known {
     }
 
     /// Returns whether the node has no value now, and no value came after the event `before`.
-    pub(super) fn is_unset_since(&self, before: u64) -> bool {
+    pub(super) fn has_no_value_since(&self, before: u64) -> bool {
         let is_unset = |(_, error): &(u64, Error)| error.value_error().is_some_and(ValueError::is_no_value);
         self.newest.as_ref().is_none_or(|newest| newest.event <= before) && self.trouble.as_ref().is_some_and(is_unset)
     }
 
-    pub(super) fn set_trouble(&mut self, error: Error) -> bool {
+    pub(super) fn record_error(&mut self, error: Error) -> bool {
         // An error with the same text as the last one is not reported again.
         if self.trouble.as_ref().is_some_and(|(_, before)| before.to_string() == error.to_string()) {
             return false;
@@ -141,7 +141,7 @@ impl Known {
     /// commit unless the newest value has the same czxid and a lower version. With another czxid, the commit's node may
     /// be the older one, from before a restore of the ensemble.
     pub(super) fn record_commit(&mut self, bytes: &[u8], czxid: Option<i64>, version: i32) -> bool {
-        let is_before = |newest: &Seen| Some(newest.czxid) == czxid && version.wrapping_sub(newest.version) > 0;
+        let is_before = |newest: &SeenContent| Some(newest.czxid) == czxid && version.wrapping_sub(newest.version) > 0;
         let Some(czxid) = self.newest.as_ref().filter(|it| is_before(it)).map(|it| it.czxid) else { return false };
         self.trouble = None;
         self.set_newest(bytes.to_vec(), czxid, version);
@@ -152,7 +152,7 @@ impl Known {
     fn set_newest(&mut self, bytes: Vec<u8>, czxid: i64, version: i32) {
         self.last_event += 1;
         self.was_seen = true;
-        self.newest = Some(Arc::new(Seen { event: self.last_event, czxid, version, bytes }));
+        self.newest = Some(Arc::new(SeenContent { event: self.last_event, czxid, version, bytes }));
     }
 }
 
@@ -166,14 +166,14 @@ mod tests {
         Error::Unreachable(reason.to_owned())
     }
 
-    /// Returns the [`Known`] of a process that has read the value once, from a synced server.
-    fn known_at(czxid: i64, version: i32) -> Known {
-        let mut known = Known::default();
+    /// Returns the [`LocalCopy`] of a process that has read the value once, from a synced server.
+    fn known_at(czxid: i64, version: i32) -> LocalCopy {
+        let mut known = LocalCopy::default();
         assert!(known.record_read(b"a".to_vec(), czxid, version, 0));
         known
     }
 
-    fn newest(known: &Known) -> (i64, i32) {
+    fn newest(known: &LocalCopy) -> (i64, i32) {
         known.newest.as_ref().map(|newest| (newest.czxid, newest.version)).expect("a value was read")
     }
 
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn a_commit_to_another_node_is_known_once_read() {
         let mut known = known_at(10, 3);
-        assert!(known.set_trouble(trouble("a")) && !known.record_commit(b"b", Some(5), 4));
+        assert!(known.record_error(trouble("a")) && !known.record_commit(b"b", Some(5), 4));
         assert!(known.record_read(b"c".to_vec(), 5, 5, 0));
         assert_eq!(newest(&known), (5, 5));
         assert!(known.record_commit(b"d", Some(5), 6) && !known.record_commit(b"e", None, 7));
@@ -247,22 +247,24 @@ mod tests {
     #[test]
     fn a_watched_copy_without_a_value_is_fetching() {
         let lease = Some(Arc::new(Lease::new(Duration::from_secs(6))));
-        let mut known = Known { lease, ..Known::default() };
-        assert!(matches!(known.state(), CopyState::Fetching));
+        let mut known = LocalCopy { lease, ..LocalCopy::default() };
+        assert!(matches!(known.copy_state(), CopyState::Fetching));
         assert!(known.record_read(Vec::new(), 10, 3, 0));
-        assert!(!matches!(known.state(), CopyState::Fetching));
+        assert!(!matches!(known.copy_state(), CopyState::Fetching));
     }
 
     #[test]
     fn repeated_trouble_is_reported_once() {
         let mut known = known_at(10, 3);
         assert!(known.record_commit(b"b", Some(10), 4));
-        assert!(known.set_trouble(trouble("a")) && !known.set_trouble(trouble("a")) && known.set_trouble(trouble("b")));
+        assert!(
+            known.record_error(trouble("a")) && !known.record_error(trouble("a")) && known.record_error(trouble("b"))
+        );
         let seen = known.last_event;
         assert!(matches!(known.event_after(seen - 1), Some((event, Err(_))) if event == seen));
         // A read that is older than our own commit clears the error. The older value is not reported.
         assert!(known.record_read(b"a".to_vec(), 10, 3, 1) && known.event_after(seen).is_none());
-        assert!(known.set_trouble(trouble("b")) && known.record_read(b"b".to_vec(), 10, 4, 1));
+        assert!(known.record_error(trouble("b")) && known.record_read(b"b".to_vec(), 10, 4, 1));
         assert!(matches!(known.event_after(known.last_event - 1), Some((_, Ok(value))) if value.version == 4));
     }
 }

@@ -15,9 +15,9 @@ use crate::error::error::Error;
 use crate::error::value::ValueError;
 use crate::observe::changes::Changes;
 use crate::recipes::shared::codec::Stored;
-use crate::recipes::shared::known::{CopyState, Known};
+use crate::recipes::shared::known::{CopyState, LocalCopy};
 use crate::recipes::shared::shared::Shared;
-use crate::recipes::shared::store::{self, Store};
+use crate::recipes::shared::store::{self, SharedState};
 use crate::sync::watch;
 use crate::telemetry::debug::debug;
 
@@ -26,7 +26,7 @@ use crate::telemetry::debug::debug;
 ///
 /// The node is watched until all handles of the value are dropped. A handle is cheap to clone, and clones share the copy.
 pub struct Live<T> {
-    store: Arc<Store<T>>,
+    state: Arc<SharedState<T>>,
     /// The first value that came. `get` falls back to this value if the copy has none, which should not happen.
     first: Arc<Stored<T>>,
 }
@@ -67,27 +67,27 @@ impl<T: Send + Sync + 'static> Live<T> {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn get(&self) -> Arc<Stored<T>> {
-        self.store.latest().unwrap_or_else(|| Arc::clone(&self.first))
+        self.state.latest().unwrap_or_else(|| Arc::clone(&self.first))
     }
 
     /// Returns how fresh [`get`](Self::get) is now. Sends nothing, and waits for nothing.
     pub fn state(&self) -> CopyState {
-        self.store.state()
+        self.state.copy_state()
     }
 
     /// Returns a stream of the values: first the present one, then each new one that is read. See [`ValueChanges`].
     pub fn changes(&self) -> ValueChanges<T> {
-        changes(&self.store)
+        changes(&self.state)
     }
 }
 
 impl<T> Clone for Live<T> {
     fn clone(&self) -> Self {
-        Live { store: Arc::clone(&self.store), first: Arc::clone(&self.first) }
+        Live { state: Arc::clone(&self.state), first: Arc::clone(&self.first) }
     }
 }
 
-debug!(Live<T> as "Live" for [T], |it| path: it.store.node.path);
+debug!(Live<T> as "Live" for [T], |it| path: it.state.node.path);
 
 impl<T: Send + Sync + 'static> Shared<T> {
     /// Waits for the first value, and returns a copy that always has one. Use this for a service that needs its
@@ -121,18 +121,18 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn live(&self) -> Call<Live<T>> {
-        let store = Arc::clone(&self.store);
-        Call::with_deadline(self.store.node.coordinator(), async move {
-            let first = changes(&store).next().await;
-            let first = first.unwrap_or_else(|| Err::<_, Error>(store.why_over()))?;
-            Ok(Live { store, first })
+        let state = Arc::clone(&self.state);
+        Call::with_deadline(self.state.node.coordinator(), async move {
+            let first = changes(&state).next().await;
+            let first = first.unwrap_or_else(|| Err::<_, Error>(state.end_error()))?;
+            Ok(Live { state, first })
         })
     }
 
     /// Returns a stream of the values: first the present one, then each new one that is read. If there is no value, the
     /// [initial](crate::shared::SharedBuilder::initial) one is written, and comes first. See [`ValueChanges`].
     pub fn changes(&self) -> ValueChanges<T> {
-        changes(&self.store)
+        changes(&self.state)
     }
 
     /// Waits until `is_wanted` returns `true` for the value, and returns that value. Returns at once if the present
@@ -168,16 +168,16 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn wait_for(&self, mut is_wanted: impl FnMut(&T) -> bool + Send + 'static) -> Call<Arc<Stored<T>>> {
-        let store = Arc::clone(&self.store);
-        Call::with_deadline(self.store.node.coordinator(), async move {
-            let mut changes = changes(&store);
+        let state = Arc::clone(&self.state);
+        Call::with_deadline(self.state.node.coordinator(), async move {
+            let mut changes = changes(&state);
             loop {
                 match changes.next().await {
                     Some(Ok(value)) if is_wanted(&value) => return Ok(value),
                     Some(Ok(_)) => {}
                     Some(Err(error)) if error.value_error().is_some_and(ValueError::is_no_value) => {}
                     Some(Err(error)) => return Err(error),
-                    None => return Err(store.why_over()),
+                    None => return Err(state.end_error()),
                 }
             }
         })
@@ -213,10 +213,10 @@ impl<T: Send + Sync + 'static> Shared<T> {
 pub type ValueChanges<T> = Changes<Result<Arc<Stored<T>>, Error>>;
 
 /// Starts to follow the node, and returns a stream of the values.
-fn changes<T: Send + Sync + 'static>(store: &Arc<Store<T>>) -> ValueChanges<T> {
-    store.follow();
-    let (store, known) = (Arc::clone(store), store.known.subscribe());
-    let subscriber = Subscriber { store, known, is_new: true, before: 0, seen: 0, initial_write: None };
+fn changes<T: Send + Sync + 'static>(state: &Arc<SharedState<T>>) -> ValueChanges<T> {
+    state.start_follower();
+    let (state, known) = (Arc::clone(state), state.known.subscribe());
+    let subscriber = Subscriber { state, known, is_new: true, before: 0, seen: 0, initial_write: None };
     Changes::new(unfold(subscriber, |mut subscriber| async {
         let next = subscriber.next().await?;
         subscriber.is_new = false;
@@ -224,10 +224,10 @@ fn changes<T: Send + Sync + 'static>(store: &Arc<Store<T>>) -> ValueChanges<T> {
     }))
 }
 
-/// The state of one stream of values. `seen` is its position among the numbered events of the copy ([`Known`]).
+/// The state of one stream of values. `seen` is its position among the numbered events of the copy ([`LocalCopy`]).
 struct Subscriber<T> {
-    store: Arc<Store<T>>,
-    known: watch::Receiver<Known>,
+    state: Arc<SharedState<T>>,
+    known: watch::Receiver<LocalCopy>,
     /// Whether the stream has yielded nothing yet.
     is_new: bool,
     /// The field `vanished` of the copy at the stream's first item: the event number of a value that the node no longer
@@ -235,11 +235,11 @@ struct Subscriber<T> {
     before: u64,
     seen: u64,
     /// The background write of the initial value, if one runs.
-    initial_write: Option<InitialWrite>,
+    initial_write: Option<InitialWriteHandle>,
 }
 
 /// Receives the error of the background write of the initial value. Dropping the receiver stops the write.
-type InitialWrite = oneshot::Receiver<Error>;
+type InitialWriteHandle = oneshot::Receiver<Error>;
 
 impl<T: Send + Sync + 'static> Subscriber<T> {
     async fn next(&mut self) -> Option<Result<Arc<Stored<T>>, Error>> {
@@ -249,7 +249,7 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
                 if self.is_new {
                     (self.before, self.seen) = (known.vanished, self.seen.max(known.vanished));
                 }
-                (known.event_after(self.seen), known.is_unset_since(self.before), known.over.is_some())
+                (known.event_after(self.seen), known.has_no_value_since(self.before), known.over.is_some())
             };
             if !is_unset {
                 // The node has content, or its content is unknown. Dropping the receiver stops the write of the initial
@@ -258,7 +258,7 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
             }
             self.seen = event.as_ref().map_or(self.seen, |(number, _)| *number);
             match event {
-                Some((_, Ok(value))) => return Some(self.store.value_of(&value)),
+                Some((_, Ok(value))) => return Some(self.state.value_of(&value)),
                 Some((_, Err(error))) => {
                     if is_unset && error.value_error() != Some(&ValueError::Vanished) {
                         self.initial_write = self.initial_write.take().or_else(|| self.start_initial_write());
@@ -270,7 +270,7 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
                 None if is_over => return None,
                 None => tokio::select! {
                     biased;
-                    // `changed` cannot fail, because `store` owns the sender.
+                    // `changed` cannot fail, because `state` owns the sender.
                     _ = self.known.changed() => {}
                     Some(answer) = OptionFuture::from(self.initial_write.as_mut()) => {
                         self.initial_write = None;
@@ -289,14 +289,14 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
     /// returned receiver stops the write.
     ///
     /// The caller encodes the value, because user code must not run on the thread that keeps the sessions alive.
-    fn start_initial_write(&self) -> Option<InitialWrite> {
-        let payload = self.store.payload(&self.store.codec.initial.as_ref()?());
-        let ((mut failed, initial_write), node) = (oneshot::channel(), Arc::clone(&self.store.node));
-        let (mut known, before) = (self.store.known.subscribe(), self.before);
+    fn start_initial_write(&self) -> Option<InitialWriteHandle> {
+        let payload = self.state.encode(&self.state.codec.initial.as_ref()?());
+        let ((mut failed, initial_write), node) = (oneshot::channel(), Arc::clone(&self.state.node));
+        let (mut known, before) = (self.state.known.subscribe(), self.before);
         let write = async move {
             let write = async {
                 match payload {
-                    Ok(payload) => node.write_initial_until_seen(&payload).await,
+                    Ok(payload) => node.write_initial_repeatedly(&payload).await,
                     Err(error) => error,
                 }
             };
@@ -305,12 +305,12 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
                 () = failed.closed() => {}
                 // Stops the write once the node has a value. The stream cannot do this, because it may not be polled
                 // for a long time. `map(drop)` ends the borrow of the copy before the write is dropped.
-                () = known.wait_for(|known| !known.is_unset_since(before)).map(drop) => {}
+                () = known.wait_for(|known| !known.has_no_value_since(before)).map(drop) => {}
                 error = write => drop(failed.send(error)),
             }
         };
-        let started = store::start_in_background(self.store.node.coordinator(), Box::pin(write));
-        started.unwrap_or_else(|error| self.store.end(error));
+        let started = store::start_in_background(self.state.node.coordinator(), Box::pin(write));
+        started.unwrap_or_else(|error| self.state.record_end(error));
         Some(initial_write)
     }
 }

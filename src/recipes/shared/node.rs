@@ -9,7 +9,7 @@ use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
 use crate::lock::rw_lock::RwLock;
 use crate::queue::metadata;
-use crate::recipes::shared::codec::{self, Envelope, Form, Mark, OVERHEAD};
+use crate::recipes::shared::codec::{self, CommitId, Header, OVERHEAD, ValueRules};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::PAUSE;
 use crate::session::presence::{self, PAUSE_MAX};
@@ -20,11 +20,11 @@ use crate::session::retry;
 pub(crate) struct ValueNode {
     pub(crate) lock: RwLock,
     pub(crate) path: String,
-    pub(crate) form: Form,
+    pub(crate) rules: ValueRules,
 }
 
 /// The result of a commit.
-pub(crate) struct NewValue {
+pub(crate) struct CommittedValue {
     pub(crate) bytes: Vec<u8>,
     /// The czxid of the node. `None` if this holder created the node, because the reply of a transaction has no czxid.
     pub(crate) czxid: Option<i64>,
@@ -41,7 +41,7 @@ impl ValueNode {
         &self.lock.config.label
     }
 
-    pub(crate) fn fault(&self, error: ValueError) -> Error {
+    pub(crate) fn value_error(&self, error: ValueError) -> Error {
         Error::Value { path: self.path.clone(), error }
     }
 
@@ -63,7 +63,7 @@ impl ValueNode {
         payload: &[u8],
         label: &Option<String>,
         base: Base,
-    ) -> Result<NewValue, Error> {
+    ) -> Result<CommittedValue, Error> {
         let (node, config) = (hold.node(), &self.lock.config);
         let written = Written {
             host: config.host.clone(),
@@ -71,18 +71,20 @@ impl ValueNode {
             token: node.token(),
             commit: node.change(|it| it.state.next_commit()),
             at: codec::now(),
-            schema: self.form.schema,
+            schema: self.rules.schema,
         };
-        let mark = Mark::new(&written);
-        let envelope = Envelope { format: self.form.name.clone(), written, after: base.mark };
-        let bytes = envelope.seal(payload);
-        if bytes.len() > self.form.size_limit {
-            node.change(|it| it.state.commit_not_sent(mark.commit));
-            return Err(self.fault(ValueError::TooLarge { bytes: bytes.len(), limit: Some(self.form.size_limit) }));
+        let commit_id = CommitId::new(&written);
+        let header = Header { format: self.rules.name.clone(), written, after: base.commit_id };
+        let bytes = header.to_bytes(payload);
+        if bytes.len() > self.rules.size_limit {
+            node.change(|it| it.state.commit_not_sent(commit_id.commit));
+            return Err(
+                self.value_error(ValueError::TooLarge { bytes: bytes.len(), limit: Some(self.rules.size_limit) })
+            );
         }
-        Commit { node: self, hold, bytes: &bytes, mark, base }.put().await?;
+        Commit { node: self, hold, bytes: &bytes, commit_id, base }.carry_out().await?;
         let version = base.version.map_or(0, |version| version.wrapping_add(1));
-        Ok(NewValue { bytes, czxid: base.czxid, version, written: envelope.written })
+        Ok(CommittedValue { bytes, czxid: base.czxid, version, written: header.written })
     }
 
     /// Writes the initial value. Returns `None` if another client has created, changed or deleted the node meanwhile.
@@ -91,7 +93,7 @@ impl ValueNode {
         hold: &Contender,
         payload: &[u8],
         base: Base,
-    ) -> Result<Option<NewValue>, Error> {
+    ) -> Result<Option<CommittedValue>, Error> {
         match self.write(hold, payload, self.label(), base).await {
             Err(Error::TransactionRefused {
                 reason: Failure::NodeExists | Failure::BadVersion | Failure::NoNode,
@@ -104,14 +106,14 @@ impl ValueNode {
     /// Writes the initial value under the read lock whenever the node has no value. Goes on until the caller drops this
     /// future. The caller's server may never show the value, so the pauses between the tries grow. Returns only an
     /// error that no retry can fix.
-    pub(crate) async fn write_initial_until_seen(&self, payload: &[u8]) -> Error {
+    pub(crate) async fn write_initial_repeatedly(&self, payload: &[u8]) -> Error {
         let mut pause = PAUSE;
         loop {
             let attempt = async {
                 let guard = self.lock.read().await?;
                 let (bytes, base) = self.read(&guard.held, false).await?;
                 if base.is_vanished() {
-                    return Err(self.fault(ValueError::Vanished));
+                    return Err(self.value_error(ValueError::Vanished));
                 }
                 match bytes.is_empty() {
                     true => self.write_initial(&guard.held, payload, base).await.map(drop),
@@ -135,17 +137,17 @@ impl ValueNode {
     /// the node's present state if this holder wrote it. Otherwise it is `before`. If another client has written the
     /// node since `before`, the version check then refuses the next commit. Fails if the lock is lost, or if another
     /// client has deleted the node and created it again.
-    pub(crate) async fn next_base(&self, hold: &Contender, before: Base) -> Result<Base, Error> {
+    pub(crate) async fn base_after_doubt(&self, hold: &Contender, before: Base) -> Result<Base, Error> {
         if let Some(loss) = hold.detect_loss() {
             return Err(Error::Lost(loss));
         }
-        let node = read_node(hold.session(), &self.path).await;
+        let node = read_synced(hold.session(), &self.path).await;
         let now =
             Base::new(node.map_err(|failure| Error::from_failure_under_lock(failure, "read", &self.path))?.as_ref());
-        if now.mark.is_some_and(|mark| mark.token == hold.node().token()) {
+        if now.commit_id.is_some_and(|commit_id| commit_id.token == hold.node().token()) {
             return Ok(now);
         }
-        if now.czxid.is_some_and(|czxid| before.is_replaced(czxid)) {
+        if now.czxid.is_some_and(|czxid| before.is_replaced_by(czxid)) {
             let path = self.path.clone();
             return Err(Error::TransactionRefused { index: 0, path, reason: Failure::BadVersion });
         }
@@ -162,7 +164,7 @@ pub(crate) struct Base {
     /// transaction has no czxid.
     pub(crate) czxid: Option<i64>,
     /// The commit that wrote the node's value. `None` if the content is not a value of this library.
-    pub(crate) mark: Option<Mark>,
+    pub(crate) commit_id: Option<CommitId>,
     pub(crate) absence: Absence,
 }
 
@@ -177,11 +179,11 @@ pub(crate) struct Absence {
 
 impl Base {
     pub(crate) fn new(node: Option<&NodeData>) -> Base {
-        let envelope = node.and_then(|node| Envelope::open(&node.data).ok());
+        let header = node.and_then(|node| Header::split(&node.data).ok());
         Base {
             version: node.map(|node| node.version),
             czxid: node.map(|node| node.czxid),
-            mark: envelope.map(|(envelope, _)| Mark::new(&envelope.written)),
+            commit_id: header.map(|(header, _)| CommitId::new(&header.written)),
             absence: Absence::default(),
         }
     }
@@ -192,7 +194,7 @@ impl Base {
 
     /// Returns whether the node of this state was deleted, and another node with this czxid was created at its path.
     /// Returns `false` if the czxid of this state is unknown.
-    pub(crate) fn is_replaced(&self, czxid: i64) -> bool {
+    pub(crate) fn is_replaced_by(&self, czxid: i64) -> bool {
         self.czxid.is_some_and(|before| before != czxid)
     }
 }
@@ -201,14 +203,14 @@ struct Commit<'a> {
     node: &'a ValueNode,
     hold: &'a Contender,
     bytes: &'a [u8],
-    mark: Mark,
+    commit_id: CommitId,
     base: Base,
 }
 
 impl Commit<'_> {
     /// Writes the bytes if the lock is held and the node is still in the state `base`. If the reply is lost, reads the node,
     /// and writes again if the commit was certainly not carried out.
-    async fn put(self) -> Result<(), Error> {
+    async fn carry_out(self) -> Result<(), Error> {
         let (mut doubt, mut tries) = (None, 0);
         loop {
             let Err(error) = self.transaction().commit_once().await else { return Ok(()) };
@@ -219,7 +221,7 @@ impl Commit<'_> {
             tries += 1;
             // The node is also read after a refusal of a repeated commit, because the first commit may have changed the
             // version, and so caused the refusal.
-            let (fate, loss) = self.find_out().await.unwrap_or((Fate::Unknown, None));
+            let (fate, loss) = self.find_fate().await.unwrap_or((Fate::Unknown, None));
             let is_repeated = fate == Fate::Undone && loss.is_none() && tries < TRIES;
             if is_unknown && (fate == Fate::Done || is_repeated) {
                 self.hold.node().settle_write();
@@ -231,13 +233,13 @@ impl Commit<'_> {
                 (Fate::Undone, Some(loss)) => return Err(Error::Lost(loss)),
                 (Fate::Undone, None) if is_repeated => doubt = doubt.or(Some(error)),
                 // The reply to each commit was lost, but the reads were answered. The likely cause is the commit's size.
-                _ => return Err(self.node.fault(ValueError::TooLarge { bytes: self.bytes.len(), limit: None })),
+                _ => return Err(self.node.value_error(ValueError::TooLarge { bytes: self.bytes.len(), limit: None })),
             }
         }
     }
 
     fn transaction(&self) -> Transaction<'_> {
-        let (path, limit) = (&self.node.path, self.node.form.size_limit.saturating_add(OVERHEAD));
+        let (path, limit) = (&self.node.path, self.node.rules.size_limit.saturating_add(OVERHEAD));
         let transaction = Transaction::new(self.hold).size_limit(limit);
         match self.base.version {
             None if self.base.absence.has_twin => transaction.create(path, self.bytes),
@@ -248,8 +250,8 @@ impl Commit<'_> {
 
     /// Reads the node, and returns what became of the commit. If the lock is lost, first deletes this holder's lock node, so
     /// that the commit cannot take effect later, and also returns the loss. Returns `None` if the delete or the read fails.
-    async fn find_out(&self) -> Option<(Fate, Option<Loss>)> {
-        let fate = |node: Option<(Vec<u8>, Stat)>| fate_of(node.as_ref(), self.base, self.mark);
+    async fn find_fate(&self) -> Option<(Fate, Option<Loss>)> {
+        let fate = |node: Option<(Vec<u8>, Stat)>| fate_of(node.as_ref(), self.base, self.commit_id);
         match self.hold.run(retry::data(self.hold.session(), &self.node.path, true)).await {
             Err(_) | Ok(Err(Failure::Over(_))) => {}
             Ok(read) => return Some((fate(read.ok()?), None)),
@@ -264,25 +266,25 @@ impl Commit<'_> {
     }
 }
 
-/// Returns what became of the commit `mark`, which was to replace the state `base`. `node` is the present content.
-fn fate_of(node: Option<&(Vec<u8>, Stat)>, base: Base, mark: Mark) -> Fate {
+/// Returns what became of the commit `commit_id`, which was to replace the state `base`. `node` is the present content.
+fn fate_of(node: Option<&(Vec<u8>, Stat)>, base: Base, commit_id: CommitId) -> Fate {
     let Some((data, stat)) = node else {
         // If the commit was to create the node, it was not carried out. If the node existed before the commit, another
         // client has deleted it, and whether that was before or after the commit is unknown.
         return if base.version.is_none() { Fate::Undone } else { Fate::Unknown };
     };
-    let envelope = Envelope::open(data).ok().map(|(envelope, _)| envelope);
-    let (last, after) = (envelope.as_ref().map(|it| Mark::new(&it.written)), envelope.as_ref().and_then(|it| it.after));
-    if last == Some(mark) || after == Some(mark) {
+    let header = Header::split(data).ok().map(|(header, _)| header);
+    let (last, after) = (header.as_ref().map(|it| CommitId::new(&it.written)), header.as_ref().and_then(|it| it.after));
+    if last == Some(commit_id) || after == Some(commit_id) {
         return Fate::Done;
     }
-    if base.is_replaced(stat.czxid) {
+    if base.is_replaced_by(stat.czxid) {
         return Fate::Unknown;
     }
     // The number of writes since `base`, including a create.
     match stat.version.wrapping_sub(base.version.unwrap_or(-1)) {
         // If there was no write, the commit was not carried out. If there was one write, it came from another client,
-        // because the value does not have our mark. So the version check refuses the commit.
+        // because the value is not from our commit. So the version check refuses the commit.
         0 | 1 => Fate::Undone,
         // The second write names the commit that it replaced, which is not ours. So the first write came from another
         // client, and the version check refuses our commit.
@@ -301,7 +303,7 @@ pub(crate) async fn absence_of(session: &Arc<dyn Session>, path: &str, is_known:
 }
 
 /// Reads the node after a sync, so that the result is no older than this call. Repeats the read if its reply is lost.
-pub(crate) async fn read_node(session: &Arc<dyn Session>, path: &str) -> Result<Option<NodeData>, Failure> {
+pub(crate) async fn read_synced(session: &Arc<dyn Session>, path: &str) -> Result<Option<NodeData>, Failure> {
     Ok(retry::data(session, path, true).await?.map(NodeData::new))
 }
 
@@ -312,14 +314,14 @@ mod tests {
     use super::*;
     use crate::error::value::Written;
 
-    const OURS: Mark = Mark { token: 7, commit: 1 };
-    const OTHERS: Mark = Mark { token: 8, commit: 1 };
+    const OURS: CommitId = CommitId { token: 7, commit: 1 };
+    const OTHERS: CommitId = CommitId { token: 8, commit: 1 };
 
     /// Returns the bytes of a value that the commit `by` wrote. The commit `after` wrote the previous value.
-    fn value(by: Mark, after: Option<Mark>) -> Vec<u8> {
-        let Mark { token, commit } = by;
+    fn value(by: CommitId, after: Option<CommitId>) -> Vec<u8> {
+        let CommitId { token, commit } = by;
         let written = Written { host: "h".to_owned(), label: None, token, commit, at: UNIX_EPOCH, schema: 1 };
-        Envelope { format: "raw".to_owned(), written, after }.seal(b"x")
+        Header { format: "raw".to_owned(), written, after }.to_bytes(b"x")
     }
 
     fn stat(version: i32, czxid: i64) -> Stat {
@@ -348,7 +350,7 @@ mod tests {
             (None, Some((&b"rubbish".to_vec(), 1)), Fate::Unknown),
             (Some(i32::MAX), Some((&others, i32::MIN)), Fate::Undone),
         ] {
-            let base = Base { version: base, czxid: base.map(|_| 1), mark: None, absence: Absence::default() };
+            let base = Base { version: base, czxid: base.map(|_| 1), commit_id: None, absence: Absence::default() };
             let node = node.map(|(data, version)| (data.clone(), stat(version, 1)));
             let found = fate_of(node.as_ref(), base, OURS);
             assert_eq!(found, expected, "{base:?}, then {:?}", node.map(|it| it.1));
@@ -358,7 +360,7 @@ mod tests {
     #[test]
     fn a_recreated_node_only_proves_a_done_commit() {
         let (ours, others) = (value(OURS, None), value(OTHERS, None));
-        let base = Base { version: Some(3), czxid: Some(1), mark: None, absence: Absence::default() };
+        let base = Base { version: Some(3), czxid: Some(1), commit_id: None, absence: Absence::default() };
         for (data, version, expected) in
             [(&others, 3, Fate::Unknown), (&others, 4, Fate::Unknown), (&ours, 0, Fate::Done)]
         {

@@ -6,9 +6,9 @@ use crate::error::error::Error;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 #[cfg(feature = "json")]
 use crate::recipes::shared::codec::Json;
-use crate::recipes::shared::codec::{Codec, Form, Format, FormatError};
+use crate::recipes::shared::codec::{Codec, Format, FormatError, ValueRules};
 use crate::recipes::shared::node::ValueNode;
-use crate::recipes::shared::store::Store;
+use crate::recipes::shared::store::SharedState;
 use crate::session::contract::Coordinator;
 use crate::telemetry::debug::debug;
 use crate::validation;
@@ -90,7 +90,7 @@ use crate::validation;
 /// # Ok::<(), Error>(()) }).unwrap();
 /// ```
 pub struct Shared<T> {
-    pub(crate) store: Arc<Store<T>>,
+    pub(crate) state: Arc<SharedState<T>>,
 }
 
 #[cfg(feature = "json")]
@@ -125,38 +125,38 @@ impl<T: Send + Sync + 'static> Shared<T> {
         format: impl Format<T>,
     ) -> SharedBuilder<T> {
         let path = path.as_ref().to_owned();
-        let (lock, form) = (RwLock::builder(coordinator, format!("{path}/lock")), Form::new(format.name()));
+        let (lock, rules) = (RwLock::builder(coordinator, format!("{path}/lock")), ValueRules::new(format.name()));
         let codec = Codec { format: Box::new(format), initial: None, migrate: None };
-        SharedBuilder { lock, path, form, codec }
+        SharedBuilder { lock, path, rules, codec }
     }
 }
 
 impl<T> Shared<T> {
     /// Returns the lock, for its queue, and for callers that need no value.
     pub fn lock(&self) -> &RwLock {
-        &self.store.node.lock
+        &self.state.node.lock
     }
 
     /// Returns the path of the value node.
     pub fn value_path(&self) -> &str {
-        &self.store.node.path
+        &self.state.node.path
     }
 }
 
 impl<T> Clone for Shared<T> {
     fn clone(&self) -> Self {
-        Shared { store: Arc::clone(&self.store) }
+        Shared { state: Arc::clone(&self.state) }
     }
 }
 
-debug!(Shared<T> as "Shared" for [T], |it| path: it.store.node.path, schema: it.store.node.form.schema);
+debug!(Shared<T> as "Shared" for [T], |it| path: it.state.node.path, schema: it.state.node.rules.schema);
 
 /// The options of a [`Shared`]. Made by [`Shared::builder`] and [`Shared::with_format`].
 #[must_use = "nothing is opened before `build`"]
 pub struct SharedBuilder<T> {
     lock: RwLockBuilder,
     path: String,
-    form: Form,
+    rules: ValueRules,
     codec: Codec<T>,
 }
 
@@ -209,7 +209,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     /// A value of a newer schema is a [`ValueError::NewerSchema`](crate::error::ValueError::NewerSchema), and is left
     /// alone. A value of an older schema is passed to [`migrate`](Self::migrate).
     pub fn schema(mut self, schema: u32) -> Self {
-        self.form.schema = schema;
+        self.rules.schema = schema;
         self
     }
 
@@ -255,7 +255,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     /// fits into the servers' default limit. Lower the size if the servers' `jute.maxbuffer` is lower. Raise it only if
     /// `jute.maxbuffer` is higher everywhere, also on all clients that may read the node.
     pub fn size_limit(mut self, bytes: usize) -> Self {
-        self.form.size_limit = bytes;
+        self.rules.size_limit = bytes;
         self
     }
 
@@ -267,10 +267,10 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
         validation::check_directory(&self.path)?;
         let path = format!("{}/value", self.path);
         validation::check_path(&path)?;
-        self.form.check_name()?;
-        let node = ValueNode { lock: self.lock.build()?, path, form: self.form };
-        Ok(Shared { store: Store::new(node, self.codec) })
+        self.rules.check_name()?;
+        let node = ValueNode { lock: self.lock.build()?, path, rules: self.rules };
+        Ok(Shared { state: SharedState::new(node, self.codec) })
     }
 }
 
-debug!(SharedBuilder<T> as "SharedBuilder" for [T], |it| lock: it.lock, schema: it.form.schema);
+debug!(SharedBuilder<T> as "SharedBuilder" for [T], |it| lock: it.lock, schema: it.rules.schema);

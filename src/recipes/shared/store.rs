@@ -13,9 +13,9 @@ use crate::contend::contender::Contender;
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
 use crate::lock::hold::ReadGuard;
-use crate::recipes::shared::codec::{Codec, Envelope, Stored};
-use crate::recipes::shared::known::{CopyState, Known, Seen};
-use crate::recipes::shared::node::{self, Base, NewValue, ValueNode};
+use crate::recipes::shared::codec::{Codec, Header, Stored};
+use crate::recipes::shared::known::{CopyState, LocalCopy, SeenContent};
+use crate::recipes::shared::node::{self, Base, CommittedValue, ValueNode};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::{self, Followed, follow};
 use crate::session::lease::Lease;
@@ -34,12 +34,12 @@ const WATCH: &str = "watch";
 const MAX_INITIAL_WRITES: u32 = 64;
 
 /// The state that all clones of a [`Shared`](crate::Shared) share.
-pub(crate) struct Store<T> {
+pub(crate) struct SharedState<T> {
     /// Dropping this sender stops the [`Follower`] of the node. The field stands first, so it is dropped first, and the
     /// follower's watch and session slot are released before the coordinator.
     stop_follower: OnceLock<oneshot::Sender<()>>,
     /// The copy of the node. The follower updates the copy, and shares it.
-    pub(super) known: Arc<watch::Sender<Known>>,
+    pub(super) known: Arc<watch::Sender<LocalCopy>>,
     decoded: Mutex<Decoded<T>>,
     kept: Mutex<Option<KeptValue<T>>>,
     pub(crate) codec: Codec<T>,
@@ -74,11 +74,11 @@ pub(crate) struct Loaded<T> {
     pub(crate) base: Base,
 }
 
-impl<T> Store<T> {
-    pub(crate) fn new(node: ValueNode, codec: Codec<T>) -> Arc<Store<T>> {
-        let (stop_follower, known) = (OnceLock::new(), Arc::new(watch::Sender::new(Known::default())));
+impl<T> SharedState<T> {
+    pub(crate) fn new(node: ValueNode, codec: Codec<T>) -> Arc<SharedState<T>> {
+        let (stop_follower, known) = (OnceLock::new(), Arc::new(watch::Sender::new(LocalCopy::default())));
         let (decoded, kept) = (Mutex::new(Decoded { event: 0, value: None, last_good: None }), Mutex::new(None));
-        Arc::new(Store { stop_follower, known, decoded, kept, codec, node: Arc::new(node) })
+        Arc::new(SharedState { stop_follower, known, decoded, kept, codec, node: Arc::new(node) })
     }
 
     /// Returns the value that an earlier read found under the same kept node. Clients that use the lock cannot have
@@ -102,23 +102,23 @@ impl<T> Store<T> {
     }
 }
 
-impl<T: Send + Sync + 'static> Store<T> {
+impl<T: Send + Sync + 'static> SharedState<T> {
     /// Reads the value under the lock, and writes the initial value if there is none. While the process keeps its lock
     /// node, later reads return the value of the first read without a request, until this process sends a transaction
     /// under the lock node.
-    pub(crate) async fn read_under(&self, guard: &ReadGuard) -> Result<Arc<Stored<T>>, Error> {
+    pub(crate) async fn read_under_lock(&self, guard: &ReadGuard) -> Result<Arc<Stored<T>>, Error> {
         if let Some(value) = self.kept_value(guard) {
             return Ok(value);
         }
-        let (hold, Store { node, codec, .. }) = (&guard.held, self);
+        let (hold, SharedState { node, codec, .. }) = (&guard.held, self);
         let mut tries = 0;
         loop {
             let (writes, is_known) = (hold.node().settled_writes(), self.known.borrow().was_seen);
             let (bytes, base) = node.read(hold, is_known).await?;
-            match (self.open(&bytes, &base), &codec.initial) {
+            match (self.decode(&bytes, &base), &codec.initial) {
                 (Err(ValueError::Unset), Some(initial)) if tries < MAX_INITIAL_WRITES => {
                     tries += 1;
-                    let payload = self.payload(&initial())?;
+                    let payload = self.encode(&initial())?;
                     if let Some(committed) = node.write_initial(hold, &payload, base).await? {
                         self.record_commit(hold.session().lease(), &committed);
                     }
@@ -128,29 +128,29 @@ impl<T: Send + Sync + 'static> Store<T> {
                     self.keep_value(guard, writes, &value);
                     return Ok(value);
                 }
-                (Err(error), _) => return Err(node.fault(error)),
+                (Err(error), _) => return Err(node.value_error(error)),
             }
         }
     }
 
     /// Returns the value at the start of a write: `instead` if that is given, else the node's value, else the initial value.
-    pub(crate) async fn load(&self, hold: &Contender, instead: Option<T>) -> Result<Loaded<T>, Error> {
-        let Store { node, codec, .. } = self;
+    pub(crate) async fn load_for_write(&self, hold: &Contender, instead: Option<T>) -> Result<Loaded<T>, Error> {
+        let SharedState { node, codec, .. } = self;
         let is_known = self.known.borrow().was_seen;
         let (bytes, base) = node.read(hold, is_known).await?;
         if let Some(value) = instead {
-            let written = Envelope::open(&bytes).ok().map(|(envelope, _)| envelope.written);
+            let written = Header::split(&bytes).ok().map(|(header, _)| header.written);
             return Ok(Loaded { value, written, base });
         }
-        match (self.open(&bytes, &base), &codec.initial) {
+        match (self.decode(&bytes, &base), &codec.initial) {
             (Ok(Stored { value, written }), _) => Ok(Loaded { value, written: Some(written), base }),
             (Err(ValueError::Unset), Some(initial)) => Ok(Loaded { value: initial(), written: None, base }),
-            (Err(error), _) => Err(node.fault(error)),
+            (Err(error), _) => Err(node.value_error(error)),
         }
     }
 
-    fn open(&self, bytes: &[u8], base: &Base) -> Result<Stored<T>, ValueError> {
-        let opened = self.codec.open(&self.node.form, bytes);
+    fn decode(&self, bytes: &[u8], base: &Base) -> Result<Stored<T>, ValueError> {
+        let opened = self.codec.decode(&self.node.rules, bytes);
         match opened {
             Ok(_) => {
                 self.known.send_if_modified(|known| {
@@ -165,13 +165,13 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 
     /// Encodes a value. Fails if the bytes cannot be decoded again.
-    pub(crate) fn payload(&self, value: &T) -> Result<Vec<u8>, Error> {
-        self.codec.payload(value).map_err(|error| self.node.fault(error))
+    pub(crate) fn encode(&self, value: &T) -> Result<Vec<u8>, Error> {
+        self.codec.encode(value).map_err(|error| self.node.value_error(error))
     }
 
     /// Returns the newest value that has come from the ensemble and could be decoded.
     pub(crate) fn latest(&self) -> Option<Arc<Stored<T>>> {
-        self.follow();
+        self.start_follower();
         let newest = self.known.borrow().newest.clone()?;
         match self.value_of(&newest) {
             Ok(value) => Some(value),
@@ -179,11 +179,11 @@ impl<T: Send + Sync + 'static> Store<T> {
         }
     }
 
-    pub(crate) fn state(&self) -> CopyState {
-        self.follow();
+    pub(crate) fn copy_state(&self) -> CopyState {
+        self.start_follower();
         let (state, newest) = {
             let known = self.known.borrow();
-            (known.state(), known.newest.clone())
+            (known.copy_state(), known.newest.clone())
         };
         match (state, newest) {
             (state @ (CopyState::Current | CopyState::Disconnected), Some(newest)) => {
@@ -194,13 +194,13 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 
     /// Starts the [`Follower`] of the node, unless it was started before.
-    pub(crate) fn follow(&self) {
+    pub(crate) fn start_follower(&self) {
         self.stop_follower.get_or_init(|| {
             let (node, path) = (Arc::downgrade(&self.node), self.node.path.clone());
             let (has_initial, known) = (self.codec.initial.is_some(), Arc::clone(&self.known));
             let follower = Follower { node, path, has_initial, known };
             let (stop, task) = retry::cancellable(async move { follow(&follower).await });
-            start_in_background(self.node.coordinator(), task).unwrap_or_else(|error| self.end(error));
+            start_in_background(self.node.coordinator(), task).unwrap_or_else(|error| self.record_end(error));
             stop
         });
     }
@@ -210,13 +210,17 @@ impl<T: Send + Sync + 'static> Store<T> {
     /// The format is user code, which may take long, panic, or use this copy. So no mutex is locked during the
     /// decoding. A caller that comes during the decoding does not wait: it decodes the bytes, too, and returns the
     /// value that was stored first.
-    pub(crate) fn value_of(&self, seen: &Seen) -> Result<Arc<Stored<T>>, Error> {
+    pub(crate) fn value_of(&self, seen: &SeenContent) -> Result<Arc<Stored<T>>, Error> {
         let decoded_before =
             |decoded: &Decoded<T>| if decoded.event == seen.event { decoded.value.clone() } else { None };
         if let Some(value) = decoded_before(&self.decoded.lock()) {
             return value;
         }
-        let value = self.codec.open(&self.node.form, &seen.bytes).map(Arc::new).map_err(|error| self.node.fault(error));
+        let value = self
+            .codec
+            .decode(&self.node.rules, &seen.bytes)
+            .map(Arc::new)
+            .map_err(|error| self.node.value_error(error));
         let mut decoded = self.decoded.lock();
         if let Some(first) = decoded_before(&decoded) {
             return first;
@@ -234,7 +238,7 @@ impl<T: Send + Sync + 'static> Store<T> {
 
     /// Stores a commit of this process in the copy, before the watch reports it. `lease` belongs to the session that
     /// sent the commit.
-    pub(crate) fn record_commit(&self, lease: &Lease, NewValue { bytes, czxid, version, .. }: &NewValue) {
+    pub(crate) fn record_commit(&self, lease: &Lease, CommittedValue { bytes, czxid, version, .. }: &CommittedValue) {
         self.known.send_if_modified(|known| {
             known.was_seen = true;
             // If the session has ended, the commit is ignored, because the ensemble may have been restored to a state
@@ -243,11 +247,11 @@ impl<T: Send + Sync + 'static> Store<T> {
         });
     }
 
-    pub(crate) fn why_over(&self) -> Error {
+    pub(crate) fn end_error(&self) -> Error {
         self.known.borrow().over.clone().unwrap_or(Error::Closed(Ending::Closed))
     }
 
-    pub(crate) fn end(&self, error: Error) {
+    pub(crate) fn record_end(&self, error: Error) {
         self.known.send_modify(|known| known.over = Some(error));
     }
 }
@@ -260,7 +264,7 @@ struct Follower {
     path: String,
     /// Whether the user gave an initial value.
     has_initial: bool,
-    known: Arc<watch::Sender<Known>>,
+    known: Arc<watch::Sender<LocalCopy>>,
 }
 
 impl Followed for Follower {
@@ -273,7 +277,7 @@ impl Followed for Follower {
         let error = Error::from_failure(failure, WATCH, &self.path);
         match is_over {
             true => self.known.send_modify(|known| known.over = Some(error)),
-            false => self.set_trouble(error),
+            false => self.record_error(error),
         }
     }
 
@@ -293,7 +297,7 @@ impl Followed for Follower {
             let (mut change, (bytes, stat)) = match retry::watched_data(session, &self.path).await {
                 Ok(answers) => answers,
                 Err(Failure::NoNode) => {
-                    if self.handle_missing(session, is_known, &mut denials).await? {
+                    if self.record_missing_node(session, is_known, &mut denials).await? {
                         follow::possible(session, &self.path).await?;
                     }
                     continue;
@@ -317,7 +321,7 @@ impl Followed for Follower {
                         Ok(_) => {}
                         Err(diverged @ Failure::Diverged { .. }) => {
                             outdated = Some(stat);
-                            self.set_trouble(Error::from_failure(diverged, WATCH, &self.path));
+                            self.record_error(Error::from_failure(diverged, WATCH, &self.path));
                         }
                         Err(failure) => return Err(failure),
                     }
@@ -328,8 +332,8 @@ impl Followed for Follower {
 }
 
 impl Follower {
-    fn set_trouble(&self, error: Error) {
-        self.known.send_if_modified(|known| known.set_trouble(error));
+    fn record_error(&self, error: Error) {
+        self.known.send_if_modified(|known| known.record_error(error));
     }
 
     /// Returns the value's node. Fails if no handle of the value exists any more.
@@ -341,9 +345,9 @@ impl Follower {
         let node = self.node()?;
         self.known.send_if_modified(|known| {
             known.lease = Some(Arc::clone(lease));
-            match node.form.open(&bytes) {
+            match node.rules.split_and_check(&bytes) {
                 Ok(_) => known.record_read(bytes, stat.czxid, stat.version, synced),
-                Err(error) => known.set_trouble(node.fault(error)),
+                Err(error) => known.record_error(node.value_error(error)),
             }
         });
         Ok(())
@@ -352,7 +356,7 @@ impl Follower {
     /// Handles a read that found no node. Returns `true` if the caller should wait until the node is created. Returns
     /// `false` if the ensemble's leader has the node. The caller then reads again, because the leader's reply has synced
     /// the server.
-    async fn handle_missing(
+    async fn record_missing_node(
         &self,
         session: &Arc<dyn Session>,
         is_known: bool,
@@ -364,11 +368,11 @@ impl Follower {
             true => presence::leader_still_has(session, &self.path, denials).await,
             false => Ok(false),
         };
-        self.set_trouble(match is_at_leader {
+        self.record_error(match is_at_leader {
             Ok(true) => return Ok(false),
             Err(diverged @ Failure::Diverged { .. }) => Error::from_failure(diverged, WATCH, &self.path),
-            _ if absence.is_gone => self.node()?.fault(ValueError::Vanished),
-            _ => self.node()?.fault(ValueError::Unset),
+            _ if absence.is_gone => self.node()?.value_error(ValueError::Vanished),
+            _ => self.node()?.value_error(ValueError::Unset),
         });
         Ok(true)
     }
@@ -402,32 +406,32 @@ mod tests {
     use super::*;
     use crate::lock::rw_lock::RwLock;
     use crate::memory::client::Memory;
-    use crate::recipes::shared::codec::{Form, Raw};
+    use crate::recipes::shared::codec::{Raw, ValueRules};
 
     fn trouble(reason: &str) -> Error {
         Error::Unreachable(reason.to_owned())
     }
 
-    /// Returns a store whose follower is never started.
-    fn copy() -> Arc<Store<String>> {
+    /// Returns a state whose follower is never started.
+    fn copy() -> Arc<SharedState<String>> {
         let lock = RwLock::new(&Memory::new(), "/lock").expect("valid");
-        let node = ValueNode { lock, path: "/value".to_owned(), form: Form::new("raw") };
-        let copy = Store::new(node, Codec { format: Box::new(Raw), initial: None, migrate: None });
+        let node = ValueNode { lock, path: "/value".to_owned(), rules: ValueRules::new("raw") };
+        let copy = SharedState::new(node, Codec { format: Box::new(Raw), initial: None, migrate: None });
         let (stop, _) = oneshot::channel();
         copy.stop_follower.set(stop).expect("no follower was started");
         copy
     }
 
-    fn committed(czxid: Option<i64>, version: i32) -> NewValue {
+    fn committed(czxid: Option<i64>, version: i32) -> CommittedValue {
         let (host, at) = ("h".to_owned(), std::time::UNIX_EPOCH);
         let written = Written { host, label: None, token: 7, commit: 1, at, schema: 1 };
-        NewValue { bytes: b"x".to_vec(), czxid, version, written }
+        CommittedValue { bytes: b"x".to_vec(), czxid, version, written }
     }
 
     #[test]
     fn a_commit_to_a_known_node_is_in_the_copy_at_once() {
         let copy = copy();
-        let version = |copy: &Store<String>| copy.known.borrow().newest.as_ref().map(|newest| newest.version);
+        let version = |copy: &SharedState<String>| copy.known.borrow().newest.as_ref().map(|newest| newest.version);
         let lease = Lease::new(Duration::from_secs(6));
         copy.record_commit(&lease, &committed(Some(10), 1));
         assert_eq!(version(&copy), None, "the copy does not know the node");
@@ -444,8 +448,8 @@ mod tests {
     #[test]
     fn a_copy_that_cannot_follow_says_why() {
         let copy = copy();
-        assert!(matches!(copy.state(), CopyState::Fetching));
-        copy.known.send_if_modified(|known| known.set_trouble(trouble("a")));
-        assert!(matches!(copy.state(), CopyState::Behind(Error::Unreachable(reason)) if reason == "a"));
+        assert!(matches!(copy.copy_state(), CopyState::Fetching));
+        copy.known.send_if_modified(|known| known.record_error(trouble("a")));
+        assert!(matches!(copy.copy_state(), CopyState::Behind(Error::Unreachable(reason)) if reason == "a"));
     }
 }
