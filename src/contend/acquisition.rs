@@ -291,7 +291,7 @@ impl Acquisition {
                     // `is_sent` is false.
                     entry.ask_for_node();
                     let rights = retry::check_rights(entry.session(), entry.directory());
-                    let (listing, is_sent) = listing::list_or_join(entry.session(), entry.directory());
+                    let (listing, is_sent) = listing::list_telling_if_sent(entry.session(), entry.directory());
                     let request = self.permits.as_ref().filter(|_| is_sent);
                     early_read = request.map(|request| request.send_early_read(entry));
                     // The reply to the listing comes after the reply to the create. Awaiting the later one first
@@ -392,7 +392,7 @@ impl Acquisition {
         let Some(epoch) = node.epoch() else { return Ok(false) };
         node.hold(epoch);
         if let Some(name) = grant.unconfirmed() {
-            session.store().request_check(&entry.child(name).into(), node);
+            session.store().request_hand_off_check(&entry.child(name).into(), node);
         }
         let kind = grant.as_str();
         trace::count_grant(self.aim(), node.path_label(), kind);

@@ -8,7 +8,7 @@ use crate::contend::contender::Contender;
 use crate::error::error::Error;
 use crate::queue::node_name::NodeName;
 use crate::session::node::state::NodeState;
-use crate::session::presence::{is_there, leader_still_has};
+use crate::session::presence::{is_there, pause_if_leader_has};
 use crate::session::request::{Failure, Kind, Loss, Operation, parent};
 use crate::session::retry::RetryLimit;
 
@@ -146,7 +146,7 @@ impl Contender {
             }
             // Our node is gone, and our server does not show the new node. The server may lag behind, and a try whose reply was
             // lost may have created the new node. So the ensemble's leader is asked.
-            if !may_be_done || !leader_still_has(session, to, &mut denials).await? {
+            if !may_be_done || !pause_if_leader_has(session, to, &mut denials).await? {
                 node.end_move(NodeState::cancel_move);
                 node.lose(Loss::Removed);
                 return Err(Failure::NoNode);

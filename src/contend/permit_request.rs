@@ -313,16 +313,16 @@ impl<'a> View<'a> {
         let predecessor = signal.rsplit_once('/').and_then(|(_, name)| NodeName::parse(name));
         let has_taken = predecessor.is_some_and(|it| names.iter().any(|name| permits::is_of(name, it.tag())));
         let Some(queue) = queue.or(has_taken.then(Vec::new)) else { return Ok(false) };
-        let shown = hand_off::paths_up_to(&queue, &signal);
+        let shown = hand_off::paths_numbered_up_to(&queue, &signal);
         if let Some(left) = presence::first_there(self.entry.session(), &shown).await? {
-            hand_off::lose_interfered(&signal, &left, [self.entry.node()]);
+            hand_off::record_interference(&signal, &left, [self.entry.node()]);
             return Err(Failure::NoNode);
         }
         self.signal = None;
         // A server that still lists one of these contenders lags behind the leader, and may also lack the permit nodes
         // that they created. So the permits are read again.
         let gone = shown.iter().filter_map(|path| path.rsplit('/').next()).map(str::to_owned).collect();
-        presence::leave_if_listed(self.entry.session(), self.entry.directory(), gone).await?;
+        presence::leave_server_if_listed(self.entry.session(), self.entry.directory(), gone).await?;
         Ok(shown.is_empty())
     }
 
@@ -359,10 +359,10 @@ impl<'a> View<'a> {
                 let missed = missed.map_err(|loss| self.state.config.evicted(loss))?;
                 if missed.contains(&0) {
                     self.number = None;
-                    presence::leave_if_it_differs(session, path, Some(now.version)).await?;
+                    presence::leave_differing_server(session, path, Some(now.version)).await?;
                 }
                 let gone = missed.iter().filter_map(|index| now.names.get(index.checked_sub(1)?));
-                presence::leave_if_listed(session, &self.state.taken, gone.cloned().collect()).await?;
+                presence::leave_server_if_listed(session, &self.state.taken, gone.cloned().collect()).await?;
             }
             Some(()) = OptionFuture::from(look_again) => {}
         }

@@ -384,7 +384,7 @@ impl SemaphoreState {
         rounds: &mut u32,
     ) -> Result<(), Failure> {
         *rounds += 1;
-        if *rounds > 1 && !presence::leave_if_it_differs(session, path, version).await? {
+        if *rounds > 1 && !presence::leave_differing_server(session, path, version).await? {
             // If the session ends meanwhile, the caller's next request fails.
             retry::within(session.until_over().map(drop), session.sleep(session.timeout())).await;
         }

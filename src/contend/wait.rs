@@ -20,7 +20,7 @@ use crate::queue::turn::{self, Claim, Departure, Grant, Step, Waiter};
 use crate::session::presence::{self, Recheck, check};
 use crate::session::request::{Event, Failure, Listing, Loss, Stat, Watch};
 use crate::session::retry::{self, RetryLimit, spawn_awaited};
-use crate::session::watch::cannot_watch;
+use crate::session::watch::log_cannot_watch;
 use crate::telemetry::meter;
 
 /// The wait of an acquisition, from the create of its node until the grant.
@@ -127,10 +127,12 @@ impl PendingAcquisition<'_> {
         let differs = match claim {
             // The loss of our node is known already. So the claim that our node is missing is true.
             Claim::Unlisted if entry.detect_loss().is_some() => Ok(false),
-            Claim::Unlisted => presence::leader_still_has(session, &entry.node().path(), &mut self.denials).await,
+            Claim::Unlisted => presence::pause_if_leader_has(session, &entry.node().path(), &mut self.denials).await,
             // A server may still list a node of a deleted directory. Once a node of the new directory gets the same
             // sequence number, that server shows the number twice.
-            Claim::Rival(rival) => presence::leave_if_listed(session, entry.directory(), vec![rival.clone()]).await,
+            Claim::Rival(rival) => {
+                presence::leave_server_if_listed(session, entry.directory(), vec![rival.clone()]).await
+            }
             Claim::Ahead => {
                 let me = entry.node_name();
                 let ahead = names.map(|names| turn::ahead_of(&me, names)).unwrap_or_default();
@@ -200,7 +202,7 @@ impl PendingAcquisition<'_> {
         if let Some(own) = own {
             match own.await {
                 Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),
-                Err(failure) => cannot_watch(node, &failure),
+                Err(failure) => log_cannot_watch(node, &failure),
                 Ok(()) => {}
             }
         }
@@ -271,7 +273,7 @@ impl PendingAcquisition<'_> {
         let failing = entry.failing(vec![check(entry.child(predecessor), None)]).await;
         let is_gone = !failing.map_err(|loss| config.evicted(loss))?.is_empty();
         let gone = is_gone.then(|| predecessor.to_string()).into_iter().collect();
-        let left = presence::leave_if_listed(entry.session(), entry.directory(), gone).await;
+        let left = presence::leave_server_if_listed(entry.session(), entry.directory(), gone).await;
         left.map(|_| is_gone).map_err(|failure| config.stop(failure))
     }
 }

@@ -141,7 +141,7 @@ impl LockPaths {
         let gone = retry::within(session.sleep(session.timeout()), presence::failing(session, &checks)).await;
         let gone: Vec<_> = gone.unwrap_or_default().into_iter().map(|index| names[index].clone()).collect();
         let are_gone = !gone.is_empty();
-        presence::leave_if_listed(session, directory, gone).await.map(|_| are_gone)
+        presence::leave_server_if_listed(session, directory, gone).await.map(|_| are_gone)
     }
 
     /// Returns the progress of `me` according to `taken`, the names of the permit nodes, and `names`, the names in the queue.

@@ -596,7 +596,7 @@ async fn try_to_set_permits(state: &SemaphoreState, session: Arc<dyn Session>, p
         if state.write(session, permits, node.as_ref(), twin, None).await?.is_some() {
             return Ok(());
         }
-        presence::leave_if_it_differs(session, path, node.map(|(_, stat)| stat.version)).await?;
+        presence::leave_differing_server(session, path, node.map(|(_, stat)| stat.version)).await?;
     }
 }
 

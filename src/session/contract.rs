@@ -20,7 +20,7 @@ use crate::session::store::SessionStore;
 /// Returns the directory for a node that exists only during a check, next to the owner's node at `path`. If the owner's
 /// node is a permit of a semaphore, returns the parent of the directory of permits instead, because any other name
 /// among the permits makes every count of the permits fail.
-pub(crate) fn temporary_parent(path: &str) -> &str {
+pub(crate) fn directory_for_check_node(path: &str) -> &str {
     let (directory, name) = path.rsplit_once('/').unwrap_or_default();
     if permits_of(name).is_some() { request::parent(directory) } else { directory }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::session::contract::{Coordinator, Session, SessionSlot};
-use crate::session::presence::{self, Recheck, unless_over};
+use crate::session::presence::{self, Recheck, fail_if_over};
 use crate::session::request::Failure;
 use crate::session::retry;
 
@@ -91,11 +91,11 @@ pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(
                 drop(names);
                 tokio::select! {
                     biased;
-                    event = change => unless_over(session, event).await?,
+                    event = change => fail_if_over(session, event).await?,
                     // The ensemble's leader has the node, although no event has come. If the server still lacks the
                     // node, this client connects to another server.
                     () = look.find(path, true) => {
-                        let _diverged = presence::leave_if_it_differs(session, path, None).await;
+                        let _diverged = presence::leave_differing_server(session, path, None).await;
                         wanted = path;
                         continue;
                     }

@@ -47,7 +47,7 @@ impl SessionStore {
 
     /// Requests a check, by keep-alive, of the hand-off that has granted the lock to `node`. `path` is the node of the
     /// holder that released. Does nothing if this hand-off is the last one that was confirmed.
-    pub(crate) fn request_check(&self, path: &Arc<str>, node: &Arc<Node>) {
+    pub(crate) fn request_hand_off_check(&self, path: &Arc<str>, node: &Arc<Node>) {
         let mut record = self.record.lock();
         // Another check of a confirmed hand-off may still be due, because a contender was granted the lock just before
         // the confirmation. That check then also covers `node`.
@@ -61,7 +61,7 @@ impl SessionStore {
 
     /// Returns the paths of the hand-offs whose check must start now. Returns a path once for each check. Drops a
     /// hand-off that is not under check if none of the contenders to which it granted the lock still holds the lock.
-    pub(super) fn take_unchecked(&self) -> Vec<Arc<str>> {
+    pub(super) fn begin_hand_off_checks(&self) -> Vec<Arc<str>> {
         let mut record = self.record.lock();
         record.hand_offs.retain(|_, it| it.is_under_check || it.granted.iter().any(|node| node.is_holding()));
         let all = record.hand_offs.iter_mut();
@@ -69,7 +69,7 @@ impl SessionStore {
     }
 
     /// Ends the check of a hand-off. Returns our nodes to which the hand-off granted the lock.
-    fn finish_check(&self, path: &Arc<str>) -> Option<Vec<Arc<Node>>> {
+    fn finish_hand_off_check(&self, path: &Arc<str>) -> Option<Vec<Arc<Node>>> {
         self.record.lock().hand_offs.remove(path).map(|it| it.granted)
     }
 }
@@ -97,21 +97,21 @@ pub(super) async fn check(session: Weak<dyn Session>, path: Arc<str>) {
     OptionFuture::from(pause).await;
     let Some(live) = session.upgrade() else { return };
     let store = live.store();
-    let Some(granted) = store.finish_check(&path) else { return };
+    let Some(granted) = store.finish_hand_off_check(&path) else { return };
     if survivor == Ok(None) && granted.iter().any(|node| node.is_held()) {
-        survivor = survivor_up_to(&live, &path).await;
+        survivor = find_contender_up_to(&live, &path).await;
         if survivor == Ok(None) {
             store.record.lock().last_confirmed = Some(Arc::clone(&path));
         }
     }
     if let Ok(Some(survivor)) = survivor {
-        lose_interfered(&path, &survivor, &granted);
+        record_interference(&path, &survivor, &granted);
     }
 }
 
 /// Marks these nodes as lost, because the hand-off that granted them the lock was a stranger's write. `left` is a
 /// contender in front of them that still exists.
-pub(crate) fn lose_interfered<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<Node>>) {
+pub(crate) fn record_interference<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<Node>>) {
     emit!(ERROR, path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
     for node in granted {
         node.lose(Loss::Interfered);
@@ -119,16 +119,16 @@ pub(crate) fn lose_interfered<'n>(path: &str, left: &str, granted: impl IntoIter
 }
 
 /// Returns a contender that still exists and whose sequence number is at most that of the node at `path`.
-async fn survivor_up_to(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
+async fn find_contender_up_to(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
     let directory = Arc::from(path.rsplit_once('/').unwrap_or_default().0);
     let listed = repeat(session, RetryLimit::ENDLESS, || listing::list(session, &directory)).await;
     let names = listed.or_else(none_without_node)?;
-    presence::first_there(session, &paths_up_to(&names, path)).await
+    presence::first_there(session, &paths_numbered_up_to(&names, path)).await
 }
 
 /// Returns the paths of those contenders among these names whose sequence numbers are at most that of the node at
 /// `path`.
-pub(crate) fn paths_up_to(names: &[String], path: &str) -> Vec<String> {
+pub(crate) fn paths_numbered_up_to(names: &[String], path: &str) -> Vec<String> {
     let (directory, name) = path.rsplit_once('/').unwrap_or_default();
     let number = |name: &str| NodeName::parse(name).map(|it| it.sequence());
     let up_to = names.iter().filter(|other| number(other).is_some_and(|it| Some(it) <= number(name)));

@@ -12,11 +12,11 @@ use crate::session::hand_off;
 use crate::session::lease::Moment;
 use crate::session::node::Node;
 use crate::session::presence::{self, check};
-use crate::session::removal::remove_late;
+use crate::session::removal::remove_late_nodes;
 use crate::session::request::Failure;
 use crate::session::retry::{RetryLimit, spawn_cancellable, within};
 use crate::session::store::SessionStore;
-use crate::session::watch::watch_own;
+use crate::session::watch::watch_own_nodes;
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 
@@ -52,9 +52,9 @@ async fn watch_nodes(session: &Weak<dyn Session>, store: &SessionStore, grace: D
         let unwatched;
         (unwatched, more) = store.unwatched.take(grace);
         if !unwatched.is_empty() {
-            session.spawn(Box::pin(watch_own(Arc::clone(&session), unwatched)));
+            session.spawn(Box::pin(watch_own_nodes(Arc::clone(&session), unwatched)));
         }
-        for path in store.take_unchecked() {
+        for path in store.begin_hand_off_checks() {
             session.spawn(Box::pin(hand_off::check(Arc::downgrade(&session), path)));
         }
     }
@@ -71,7 +71,7 @@ impl SessionStore {
 
     /// Returns the nodes that a heartbeat checks, with their paths: all nodes that are held, or one other node if none
     /// is held.
-    fn to_check(&self) -> Vec<(Arc<Node>, String)> {
+    fn nodes_to_check(&self) -> Vec<(Arc<Node>, String)> {
         let record = self.record.lock();
         let standing = |node: &Arc<Node>| Some((Arc::clone(node), node.standing_path()?));
         // Only nodes that are held and not lost are checked together, because a transaction fails at the first missing
@@ -118,7 +118,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
         }
         // The search for late creates starts after the heartbeat, so that the heartbeat does not wait for the listings.
         if lease.is_connected() && swept.0 != store.connection() {
-            swept = (store.connection(), Some(spawn_cancellable(&live, remove_late(Arc::clone(&live)))));
+            swept = (store.connection(), Some(spawn_cancellable(&live, remove_late_nodes(Arc::clone(&live)))));
         }
         if is_steady {
             drop(live);
@@ -145,7 +145,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
     }
 }
 
-/// Touches the session by a read, and then lets the read extend the lease, by [`check_own`]. The read is left out if
+/// Touches the session by a read, and then lets the read extend the lease, by [`check_own_nodes`]. The read is left out if
 /// another request has touched the session recently.
 async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     let lease = store.lease();
@@ -166,15 +166,15 @@ async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     if let Some(live) = session.upgrade().filter(|_| !lease.counts_since(touched.saturating_sub(soon)))
         && lease.is_connected()
     {
-        check_own(&live).await;
+        check_own_nodes(&live).await;
     }
 }
 
-/// Checks that the nodes of `to_check` exist, by transactions that change nothing. Since a quorum commits each
+/// Checks that the nodes of `nodes_to_check` exist, by transactions that change nothing. Since a quorum commits each
 /// transaction, its answer lets earlier touches extend the lease. Records the loss of a node that is gone.
-async fn check_own(session: &Arc<dyn Session>) {
+async fn check_own_nodes(session: &Arc<dyn Session>) {
     let store = session.store();
-    let to_check = store.to_check();
+    let to_check = store.nodes_to_check();
     // If no node can be checked, a sync is sent instead. This happens while all nodes are being replaced, or while the
     // session has no node. In the second case, the sync is sent only if reads alone do not keep the session alive.
     if to_check.is_empty() && !(store.has_no_nodes() && session.is_kept_by_reads()) {

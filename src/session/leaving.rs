@@ -34,7 +34,7 @@ pub enum Leaving {
     /// All nodes of the owner are being listed, to be deleted next. The listing also finds a node that was created
     /// although the answer to its create was lost. A sync is sent before the listing, and takes effect after every
     /// create that this session sent earlier. Only a server that was cut off may still carry out such a create later,
-    /// so `session/removal.rs::remove_late` lists the nodes again after each reconnect.
+    /// so `session/removal.rs::remove_late_nodes` lists the nodes again after each reconnect.
     Listing,
     /// The answer to a request was lost. The removal waits for the connection, and then repeats the step in the box.
     Cut(Box<Leaving>),
@@ -99,7 +99,7 @@ impl Leaving {
 
     /// Returns the removal of the node at `path`. A late create (carried out after its owner had left) has made this
     /// node.
-    pub(super) fn delete_late(path: String) -> Leaving {
+    pub(super) fn of_late_create(path: String) -> Leaving {
         Leaving::Deleting(Deletion { path, is_again: true, ..Deletion::default() })
     }
 

@@ -31,16 +31,16 @@ const BEHIND_ONE_SYNC: usize = 128;
 /// Lists the children of a directory. The answer shows the effect of every request that this session sent before this
 /// call. No sync is sent, so the answer may lack recent changes by other sessions.
 pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Listing> {
-    list_or_join(session, directory).0
+    list_telling_if_sent(session, directory).0
 }
 
 /// Does the same as [`list`]. Also returns whether the request was sent now. If not, it is sent later.
-pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> (Reply<Listing>, bool) {
+pub(crate) fn list_telling_if_sent(session: &Arc<dyn Session>, directory: &Arc<str>) -> (Reply<Listing>, bool) {
     let (answer, first) = session.store().begin_listing(directory);
     let is_sent = first.is_some();
     if let Some(first) = first {
         let reply = session.children_and_stat(directory);
-        retry::begin(session, follow(Arc::clone(session), Arc::clone(directory), reply, first));
+        retry::begin(session, answer_callers(Arc::clone(session), Arc::clone(directory), reply, first));
     }
     (shared_reply(answer), is_sent)
 }
@@ -51,7 +51,7 @@ impl SessionStore {
     fn begin_listing(&self, directory: &Arc<str>) -> (watch::Receiver<Listed>, Option<Callers>) {
         let mut record = self.record.lock();
         let listings = record.listings.entry(Arc::clone(directory)).or_default();
-        if listings.under_way < most(listings.is_large) {
+        if listings.under_way < max_listings(listings.is_large) {
             listings.under_way += 1;
             let (callers, answer) = watch::channel(None);
             return (answer, Some(callers));
@@ -67,7 +67,7 @@ impl SessionStore {
         listings.is_large = is_large;
         // If the directory has become large, more listings than allowed may be under way. The next listing is then sent
         // once fewer are under way.
-        let next = if listings.under_way <= most(is_large) { listings.next.take() } else { None };
+        let next = if listings.under_way <= max_listings(is_large) { listings.next.take() } else { None };
         let next = next.filter(|next| next.receiver_count() > 0);
         if next.is_none() {
             listings.under_way -= 1;
@@ -80,7 +80,7 @@ impl SessionStore {
 
     /// Adds a caller of a listing that is sent after a sync. Also returns whether the caller must start the task that
     /// sends such listings.
-    fn join_synced(&self, directory: &Arc<str>) -> (watch::Receiver<Listed>, bool) {
+    fn join_synced_listing(&self, directory: &Arc<str>) -> (watch::Receiver<Listed>, bool) {
         let wanted = &mut self.record.lock().synced_listings;
         let is_first = wanted.is_none();
         let callers = wanted.get_or_insert_default().entry(Arc::clone(directory));
@@ -89,7 +89,7 @@ impl SessionStore {
 
     /// Returns the next directories to list after a sync, with their callers. If there are none, the task that sends
     /// the listings must end. A directory that was not returned yet can still get more callers.
-    fn take_synced(&self) -> Option<Vec<(Arc<str>, Callers)>> {
+    fn take_synced_listings(&self) -> Option<Vec<(Arc<str>, Callers)>> {
         let wanted = &mut self.record.lock().synced_listings;
         let taken: Vec<_> = iter::from_fn(|| wanted.as_mut()?.pop_first()).take(BEHIND_ONE_SYNC).collect();
         if taken.is_empty() {
@@ -100,7 +100,7 @@ impl SessionStore {
     }
 }
 
-fn most(is_large: bool) -> usize {
+fn max_listings(is_large: bool) -> usize {
     if is_large { 1 } else { UNDER_WAY_MAX }
 }
 
@@ -116,7 +116,7 @@ fn shared_reply(mut answer: watch::Receiver<Listed>) -> Reply<Listing> {
 type Answer = Result<(Vec<String>, Option<Stat>), Failure>;
 
 /// Gives the answer of a listing to its callers, and sends the next listing if callers wait for one.
-async fn follow(
+async fn answer_callers(
     session: Arc<dyn Session>,
     directory: Arc<str>,
     mut reply: Reply<(Vec<String>, Option<Stat>)>,
@@ -146,7 +146,7 @@ async fn follow(
 /// After a reconnect, thousands of callers may look for the nodes of lost creates. One listing serves every caller that
 /// called before it was sent, and one sync serves the listings of many directories.
 pub(crate) fn list_synced(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Listing> {
-    let (answer, is_first) = session.store().join_synced(directory);
+    let (answer, is_first) = session.store().join_synced_listing(directory);
     if is_first {
         let on = Arc::clone(session);
         let forget_all = move || {
@@ -155,16 +155,16 @@ pub(crate) fn list_synced(session: &Arc<dyn Session>, directory: &Arc<str>) -> R
             let _unlocked = on.store().record.lock().synced_listings.take();
         };
         // Nothing is sent before the task runs, so that callers who come together share the sync.
-        session.spawn(Box::pin(retry::on_panic(list_wanted(Arc::clone(session)), forget_all)));
+        session.spawn(Box::pin(retry::on_panic(send_synced_listings(Arc::clone(session)), forget_all)));
     }
     shared_reply(answer)
 }
 
-async fn list_wanted(session: Arc<dyn Session>) {
+async fn send_synced_listings(session: Arc<dyn Session>) {
     loop {
         // The result is ignored, because if the session is over, the requests below fail with the reason.
         let _over = session.until_connected().await;
-        let Some(mut some) = session.store().take_synced() else { return };
+        let Some(mut some) = session.store().take_synced_listings() else { return };
         some.retain(|(_, callers)| callers.receiver_count() > 0);
         let Some((first, _)) = some.first() else { continue };
         let (connection, synced) = (session.store().connection(), session.sync(first));

@@ -52,7 +52,7 @@ pub(crate) fn check(path: impl Into<String>, version: Option<i32>) -> Operation 
 pub(super) async fn run_checks(session: &Arc<dyn Session>, checks: &[Operation], tries: RetryLimit) -> Vec<Holds> {
     let longest = checks.iter().map(|check| session.request_bytes(slice::from_ref(check))).max();
     let mut results = CheckResults::new(checks.len(), longest.unwrap_or_default());
-    while results.send_open(session, checks, &tries).await && !tries.are_over() {}
+    while results.send_unsent(session, checks, &tries).await && !tries.are_over() {}
     results.known
 }
 
@@ -94,7 +94,7 @@ impl CheckResults {
 
     /// Sends the checks that are still to be sent, and records their results. Returns `false` if there was nothing to
     /// send.
-    async fn send_open(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: &RetryLimit) -> bool {
+    async fn send_unsent(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: &RetryLimit) -> bool {
         let parts = self.parts();
         let answers =
             parts.iter().map(|part| repeat(session, tries.clone(), || session.transact(&checks[part.clone()])));
@@ -165,7 +165,7 @@ impl<'a> Recheck<'a> {
     /// session.
     pub(crate) async fn wait(&mut self, watch: &mut Watch) -> Result<bool, Failure> {
         let Some(event) = retry::within(self.pause(), watch).await else { return Ok(false) };
-        unless_over(self.session, event).await?;
+        fail_if_over(self.session, event).await?;
         self.pause = self.session.timeout();
         Ok(true)
     }
@@ -205,7 +205,7 @@ impl<'a> Recheck<'a> {
 ///
 /// The leader's answer that a node is gone has also brought the server up to date. So a server that lists the node
 /// afterwards is wrong.
-pub(crate) async fn leave_if_listed(
+pub(crate) async fn leave_server_if_listed(
     session: &Arc<dyn Session>,
     directory: &str,
     gone: Vec<String>,
@@ -230,7 +230,7 @@ pub(crate) async fn leave_if_listed(
 ///
 /// A read, which the server answers, is sent between two checks, which the leader answers. The answer to the first
 /// check brings the server up to the leader's state. So if both checks agree and the read differs, the server is wrong.
-pub(crate) async fn leave_if_it_differs(
+pub(crate) async fn leave_differing_server(
     session: &Arc<dyn Session>,
     path: &str,
     version: Option<i32>,
@@ -290,7 +290,7 @@ fn check_result(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
 /// Returns whether the ensemble's leader has a node although the server has answered that the node does not exist. If
 /// so, waits until the request to the server may be repeated. If `tries` allows no repetition, connects to another
 /// server.
-pub(crate) async fn leader_still_has(session: &Arc<dyn Session>, path: &str, tries: &mut RetryLimit) -> Holds {
+pub(crate) async fn pause_if_leader_has(session: &Arc<dyn Session>, path: &str, tries: &mut RetryLimit) -> Holds {
     let connection = session.store().connection();
     match is_there(session, path, None).await {
         Ok(true) if tries.are_over() => leave(session, connection, path).await.map(|()| true),
@@ -300,7 +300,7 @@ pub(crate) async fn leader_still_has(session: &Arc<dyn Session>, path: &str, tri
 }
 
 /// Fails if the event is the end of the session.
-pub(crate) async fn unless_over(session: &Arc<dyn Session>, event: Event) -> Result<(), Failure> {
+pub(crate) async fn fail_if_over(session: &Arc<dyn Session>, event: Event) -> Result<(), Failure> {
     match event {
         Event::Over => Err(Failure::Over(session.until_over().await)),
         _ => Ok(()),

@@ -51,7 +51,7 @@ pub(crate) fn remove(
 impl SessionStore {
     /// Records that a create of the owner with this tag may be carried out late, within the next `KEPT_FOR` session
     /// timeouts.
-    fn expect_late(&self, directory: &Arc<str>, tag: &Tag) {
+    fn expect_late_create(&self, directory: &Arc<str>, tag: &Tag) {
         let now = self.lease().now();
         let until = now.saturating_add(KEPT_FOR * self.lease().timeout());
         let expected = &mut self.record.lock().late_creates;
@@ -68,7 +68,7 @@ fn forget_old(expected: &mut VecDeque<(Moment, Arc<str>, Tag)>, now: Moment) {
 
 /// Removes the nodes of late creates (explained at the top of this file). Spawned after each reconnect. Costs one
 /// listing of each directory with late creates.
-pub(super) async fn remove_late(session: Arc<dyn Session>) {
+pub(super) async fn remove_late_nodes(session: Arc<dyn Session>) {
     let now = session.lease().now();
     let expected = {
         let expected = &mut session.store().record.lock().late_creates;
@@ -79,16 +79,16 @@ pub(super) async fn remove_late(session: Arc<dyn Session>) {
     for (_, directory, tag) in expected {
         owners.entry(directory).or_default().push(tag);
     }
-    join_all(owners.into_iter().map(|(directory, owners)| remove_late_in(&session, directory, owners))).await;
+    join_all(owners.into_iter().map(|(directory, owners)| remove_late_nodes_in(&session, directory, owners))).await;
 }
 
-async fn remove_late_in(session: &Arc<dyn Session>, directory: Arc<str>, owners: Vec<Tag>) {
+async fn remove_late_nodes_in(session: &Arc<dyn Session>, directory: Arc<str>, owners: Vec<Tag>) {
     let Ok(names) = repeat(session, RetryLimit::ENDLESS, || list_synced(session, &directory)).await else { return };
     let owner =
         |name: &String| Some((owners.iter().find(|tag| tag.is_on(name))?.clone(), format!("{directory}/{name}")));
     let found: Vec<_> = names.iter().filter_map(owner).collect();
     for (tag, path) in found {
-        drop(spawn_removal(session, Arc::clone(&directory), tag, Leaving::delete_late(path), None));
+        drop(spawn_removal(session, Arc::clone(&directory), tag, Leaving::of_late_create(path), None));
     }
 }
 
@@ -139,9 +139,9 @@ impl Remover {
                     let connection = store.connection();
                     let listed = list_synced(&self.session, &self.directory).await;
                     if !matches!(listed, Err(Failure::Unknown(_) | Failure::Over(_))) {
-                        store.expect_late(&self.directory, &self.tag);
+                        store.expect_late_create(&self.directory, &self.tag);
                     }
-                    // If the connection broke before `expect_late` was called, the search after the reconnect may have
+                    // If the connection broke before `expect_late_create` was called, the search after the reconnect may have
                     // missed the node. The listing is then repeated.
                     let is_same = store.connection() == connection;
                     let lost = || Failure::Unknown("the connection broke after the answer".to_owned());

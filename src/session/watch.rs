@@ -14,7 +14,7 @@ use crate::session::request::{Failure, Reply, Watch};
 use crate::session::retry::{RetryLimit, repeat};
 use crate::telemetry::log::emit;
 
-/// The most requests for a watch that one call of [`watch_own`] has under way at a time.
+/// The most requests for a watch that one call of [`watch_own_nodes`] has under way at a time.
 const ARMED_AT_ONCE: usize = 64;
 
 impl Node {
@@ -58,17 +58,17 @@ async fn await_watch(
 }
 
 /// Arms the watches on these nodes, at most [`ARMED_AT_ONCE`] at a time, and repeats a request whose answer is lost.
-pub(super) async fn watch_own(session: Arc<dyn Session>, unwatched: Vec<Arc<Node>>) {
+pub(super) async fn watch_own_nodes(session: Arc<dyn Session>, unwatched: Vec<Arc<Node>>) {
     let arm = async |node: Arc<Node>| {
         let request = || OptionFuture::from(node.request_watch(&session)).map(|stored| stored.unwrap_or(Ok(())));
         match repeat(&session, RetryLimit::ENDLESS, request).await {
             Ok(()) | Err(Failure::Over(_)) => {}
-            Err(failure) => cannot_watch(&node, &failure),
+            Err(failure) => log_cannot_watch(&node, &failure),
         }
     };
     stream::iter(unwatched).for_each_concurrent(ARMED_AT_ONCE, arm).await;
 }
 
-pub(crate) fn cannot_watch(node: &Node, failure: &Failure) {
+pub(crate) fn log_cannot_watch(node: &Node, failure: &Failure) {
     emit!(WARN, path = node.path(), %failure, "cannot watch a lock node of our own");
 }

@@ -642,7 +642,7 @@ impl Connections {
     /// nearest directory above that exists.
     async fn check_for_restore(&self, client: &zk::Client, path: &str) -> Result<(), LinkEnd> {
         let newest = self.store.newest_zxid();
-        let mut directory = contract::temporary_parent(path);
+        let mut directory = contract::directory_for_check_node(path);
         loop {
             let path = format!("{}/session-{}", directory.trim_end_matches('/'), self.id());
             let operations = [

@@ -25,7 +25,7 @@ use crate::queue::node_name::NodeName;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::{self, Followed, PAUSE, follow};
-use crate::session::presence::{self, Recheck, unless_over};
+use crate::session::presence::{self, Recheck, fail_if_over};
 use crate::session::request::{Failure, Stat};
 use crate::session::retry::{self, RetryLimit};
 use crate::sync::Mutex;
@@ -89,7 +89,7 @@ pub(crate) fn leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
                 match unless_gone(&session, path, &first, read).await {
                     Ok(Some((data, stat))) => return Ok((names, Some(Leader::new(&first, &data, stat)))),
                     Ok(None) => {}
-                    Err(Failure::NoNode) => _ = presence::leader_still_has(&session, &node, &mut denials).await?,
+                    Err(Failure::NoNode) => _ = presence::pause_if_leader_has(&session, &node, &mut denials).await?,
                     Err(failure) => return Err(failure),
                 }
             }
@@ -112,7 +112,7 @@ async fn unless_gone<T>(
     let is_there = presence::is_there(session, format!("{path}/{}", it.as_str()), None);
     let (read, is_there) = tokio::join!(read, retry::within(session.sleep(session.timeout()), is_there));
     if is_there == Some(Ok(false)) {
-        presence::leave_if_listed(session, path, vec![it.as_str().to_owned()]).await?;
+        presence::leave_server_if_listed(session, path, vec![it.as_str().to_owned()]).await?;
         return Ok(None);
     }
     read.map(Some)
@@ -197,7 +197,8 @@ impl Followed for Observer {
                 // node does not exist.
                 Err(Failure::NoNode) => {
                     if let Some(it) = first {
-                        presence::leader_still_has(session, &format!("{path}/{}", it.as_str()), &mut denials).await?;
+                        presence::pause_if_leader_has(session, &format!("{path}/{}", it.as_str()), &mut denials)
+                            .await?;
                     }
                 }
                 Err(failure) => return Err(failure),
@@ -248,9 +249,9 @@ impl Observer {
             self.report(Ok(Some(Leader::new(first, &data, stat))));
             let mut look = Recheck::new(session);
             if let Some(event) = retry::within(look.find(&node, false), change).await {
-                return unless_over(session, event).await;
+                return fail_if_over(session, event).await;
             }
-            presence::leave_if_listed(session, &self.config.directory, vec![first.as_str().to_owned()]).await?;
+            presence::leave_server_if_listed(session, &self.config.directory, vec![first.as_str().to_owned()]).await?;
         }
         Ok(())
     }

@@ -317,7 +317,7 @@ impl Followed for Follower {
             if let Ok(is_there) = presence::is_there(session, &self.path, Some(stat.version)).await {
                 (synced, outdated) = (known, None);
                 if !is_there {
-                    match presence::leave_if_it_differs(session, &self.path, Some(stat.version)).await {
+                    match presence::leave_differing_server(session, &self.path, Some(stat.version)).await {
                         Ok(_) => {}
                         Err(diverged @ Failure::Diverged { .. }) => {
                             outdated = Some(stat);
@@ -365,7 +365,7 @@ impl Follower {
         let absence = node::absence_of(session, &self.path, is_known).await?;
         let may_be_denied = !absence.is_gone && !self.has_initial;
         let is_at_leader = match may_be_denied {
-            true => presence::leader_still_has(session, &self.path, denials).await,
+            true => presence::pause_if_leader_has(session, &self.path, denials).await,
             false => Ok(false),
         };
         self.record_error(match is_at_leader {

@@ -43,16 +43,16 @@ fn a_hand_off_is_checked_once_for_all_it_granted() {
     let (store, _clock) = SessionStore::begun(Duration::from_secs(10));
     let [holder, other] = ["/a/2", "/a/3"].map(|path| store.enter(path.to_owned()));
     let path: Arc<str> = Arc::from("/a/1");
-    store.request_check(&path, &holder);
-    assert!(store.take_unchecked().is_empty(), "no contender holds yet");
+    store.request_hand_off_check(&path, &holder);
+    assert!(store.begin_hand_off_checks().is_empty(), "no contender holds yet");
     holder.hold(0);
-    store.request_check(&path, &other);
-    store.request_check(&path, &holder);
-    assert_eq!((store.take_unchecked(), store.take_unchecked()), (vec![Arc::clone(&path)], vec![]));
-    store.request_check(&path, &other);
-    let granted = store.finish_check(&path).expect("the check is under way");
+    store.request_hand_off_check(&path, &other);
+    store.request_hand_off_check(&path, &holder);
+    assert_eq!((store.begin_hand_off_checks(), store.begin_hand_off_checks()), (vec![Arc::clone(&path)], vec![]));
+    store.request_hand_off_check(&path, &other);
+    let granted = store.finish_hand_off_check(&path).expect("the check is under way");
     assert_eq!(names(&granted), ["/a/3", "/a/2", "/a/3"], "a check covers every node that was granted before its end");
-    assert!(store.finish_check(&path).is_none());
+    assert!(store.finish_hand_off_check(&path).is_none());
 }
 
 #[test]
@@ -62,16 +62,16 @@ fn the_last_confirmed_hand_off_is_not_checked_again() {
     holder.hold(0);
     let [gone, there]: [Arc<str>; 2] = ["/a/1", "/a/2"].map(Arc::from);
     for (path, is_gone) in [(&there, false), (&gone, true)] {
-        store.request_check(path, &holder);
-        store.take_unchecked();
-        let granted = store.finish_check(path).expect("the check is under way");
+        store.request_hand_off_check(path, &holder);
+        store.begin_hand_off_checks();
+        let granted = store.finish_hand_off_check(path).expect("the check is under way");
         assert_eq!(names(&granted), ["/a/3"]);
         if is_gone {
             store.record.lock().last_confirmed = Some(Arc::clone(path));
         }
     }
-    store.request_check(&gone, &holder);
-    assert!(store.take_unchecked().is_empty());
-    store.request_check(&there, &holder);
-    assert_eq!(store.take_unchecked(), [there]);
+    store.request_hand_off_check(&gone, &holder);
+    assert!(store.begin_hand_off_checks().is_empty());
+    store.request_hand_off_check(&there, &holder);
+    assert_eq!(store.begin_hand_off_checks(), [there]);
 }

@@ -310,7 +310,7 @@ async fn a_denied_watch_ends_a_hold_if_the_leader_agrees() {
 async fn checked(session: &Stub<Noted>, granted: &Arc<Node>) -> usize {
     let path = "/a/gone-WRITE-0000000001";
     session.wrong.lock().unwrap().push((path.to_owned(), Failure::NoNode));
-    session.store.request_check(&Arc::from(path), granted);
+    session.store.request_hand_off_check(&Arc::from(path), granted);
     tokio::time::sleep(ms(2_000)).await;
     let sent = std::mem::take(&mut *session.notes.lock().unwrap());
     sent.iter().filter(|(_, what)| what == "list /a").count()
@@ -371,7 +371,7 @@ fn all_holders_are_checked_or_else_one_waiter() {
     let (store, _clock) = SessionStore::begun(ms(6_000));
     let [first, second, third] = ["/a/1", "/a/2", "/a/3"].map(|path| store.enter(path.to_owned()));
     let to_check = || {
-        let mut paths: Vec<_> = store.to_check().into_iter().map(|(_, path)| path).collect();
+        let mut paths: Vec<_> = store.nodes_to_check().into_iter().map(|(_, path)| path).collect();
         paths.sort();
         paths
     };
