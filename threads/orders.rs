@@ -43,19 +43,19 @@ mod session {
             let lease = Arc::new(lease::Lease::with_clock(timeout, Box::new(read)));
             lease.began(asked);
             let epoch = lease.epoch().expect("a lease");
-            assert!(lease.covered_at(epoch).is_some());
+            assert!(lease.now_if_valid_in(epoch).is_some());
 
             let renewed = Arc::clone(&lease);
             let renewal = loom::thread::spawn(move || {
                 hands.store(110, Ordering::SeqCst);
                 renewed.began(Duration::from_secs(110));
             });
-            if let Some(moment) = lease.covered_at(epoch) {
+            if let Some(moment) = lease.now_if_valid_in(epoch) {
                 assert!(moment < end, "covered at {moment:?}");
             }
             renewal.join().expect("no panic");
-            assert_eq!(lease.covered_at(epoch), None);
-            assert!(lease.epoch().is_some_and(|later| lease.covered_at(later).is_some()));
+            assert_eq!(lease.now_if_valid_in(epoch), None);
+            assert!(lease.epoch().is_some_and(|later| lease.now_if_valid_in(later).is_some()));
         });
     }
 
@@ -79,7 +79,7 @@ mod session {
                 known.store(true, Ordering::Release);
             });
             if is_known.load(Ordering::Acquire) {
-                assert_eq!(lease.covered_at(epoch), None);
+                assert_eq!(lease.now_if_valid_in(epoch), None);
             }
             end.join().expect("no panic");
         });

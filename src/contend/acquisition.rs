@@ -344,7 +344,7 @@ impl Acquisition {
             return Ok(false);
         }
         let is_passing = |name: &String| NodeName::parse_as(name, dialect).is_some_and(|other| is_used_up(&other));
-        let names = retry::until_known(entry.session(), || entry.list()).await.or_else(retry::none_without_node);
+        let names = retry::until_known(entry.session(), || entry.list()).await.or_else(retry::default_if_no_node);
         names.map(|names| names.iter().all(is_passing)).map_err(|failure| self.config.stop(failure))
     }
 
@@ -371,7 +371,7 @@ impl Acquisition {
         // watch, a quorum must first confirm that our node exists. If the loss of our node is known already, no quorum
         // is asked, because `hold_if_leased` returns the loss.
         let may_miss_removal =
-            grant.unconfirmed().is_some() && entry.detect_loss().is_none() && !entry.node().has_own_watch();
+            grant.unconfirmed().is_some() && entry.detect_loss().is_none() && !entry.node().has_watch();
         if !may_miss_removal && self.hold_if_leased(entry, &grant)? {
             return Ok(());
         }

@@ -19,7 +19,7 @@ use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::lease::Moment;
 use crate::session::leaving::Leaving;
 use crate::session::node::Node;
-use crate::session::node::state::{EntryStep, LimitEnd};
+use crate::session::node::state::{EntryStep, LimitDeadline};
 use crate::session::presence::{self, Recheck, check};
 use crate::session::removal::{log_failure, remove};
 use crate::session::request::{Created, Ending, Failure, Kind, Listing, Loss, Operation, Reply, Stat, Watch};
@@ -154,7 +154,7 @@ impl Contender {
     pub(crate) async fn recover(&self) -> Result<bool, Failure> {
         let (session, directory, tag) = (self.session(), self.directory(), self.node.tag());
         let listed = until_known(session, || listing::list_synced(session, directory)).await;
-        let names = listed.or_else(retry::none_without_node)?;
+        let names = listed.or_else(retry::default_if_no_node)?;
         for child in names.iter().filter(|name| tag.is_on(name)) {
             let path = self.child(child);
             match until_known(session, || session.data(&path)).await {
@@ -203,7 +203,7 @@ impl Contender {
 
     /// Starts the time limit of the hold, and stores the trace of the hold until the hold ends.
     pub(crate) fn limit_and_trace(&self, trace: HoldTrace) {
-        // Only this hold uses the node, so the limit applies until the node is gone. The returned `LimitEnd` is
+        // Only this hold uses the node, so the limit applies until the node is gone. The returned `LimitDeadline` is
         // dropped, because it only serves to end the limit earlier.
         let now = self.now();
         _ = self.node.change(|it| it.state.limits.begin(now));
@@ -251,7 +251,7 @@ impl Contender {
         if session_left.is_zero() || self.node().has_left() {
             return Duration::ZERO;
         }
-        self.node().given_up_in().map_or(session_left, |left| left.min(session_left))
+        self.node().time_until_given_up().map_or(session_left, |left| left.min(session_left))
     }
 
     pub(crate) fn node_and_session(&self) -> OneHold {
@@ -455,7 +455,7 @@ impl Drop for Contender {
 /// One use, under a time limit, of a node that this process keeps between uses. Dropping this value ends the use.
 pub(crate) struct LimitedUse {
     node: Arc<Node>,
-    end: LimitEnd,
+    end: LimitDeadline,
 }
 
 impl Drop for LimitedUse {
@@ -475,7 +475,7 @@ async fn give_up_in_time(node: Arc<Node>, session: Arc<dyn Session>) {
         return;
     }
     let slice = session.timeout() / 20;
-    while let Some(left) = node.given_up_in().filter(|left| !left.is_zero() && !node.has_left()) {
+    while let Some(left) = node.time_until_given_up().filter(|left| !left.is_zero() && !node.has_left()) {
         // The task sleeps in slices, because timers stand still while the machine is suspended. So after a suspension, the
         // removal is late by one slice at most.
         if !slept(&session, left.min(slice)).await {
@@ -486,7 +486,7 @@ async fn give_up_in_time(node: Arc<Node>, session: Arc<dyn Session>) {
         let path = node.path();
         let answer = remove(&session, &node, Leaving::delete(path.clone()), None).await;
         // A downgrade may have replaced the node meanwhile. If so, the next round of the loop removes the new node.
-        if node.standing_path().as_ref() == Some(&path) || !slept(&session, slice).await {
+        if node.path_if_in_place().as_ref() == Some(&path) || !slept(&session, slice).await {
             return log_failure(answer);
         }
     }

@@ -72,11 +72,11 @@ impl Contender {
             };
             // After an unknown outcome the node stays marked as moving, because either of the two nodes may exist.
             if !matches!(failure, Failure::Unknown(_)) {
-                self.node().end_move(NodeState::cancel_move);
+                self.node().end_replacement(NodeState::cancel_move);
             }
             return Err(failure);
         }
-        self.node().end_move(|it| it.downgraded(reader));
+        self.node().end_replacement(|it| it.downgraded(reader));
         session.store().unwatched.add(self.node());
         Ok(())
     }
@@ -117,7 +117,7 @@ impl Contender {
             let (answer, seen) = (session.transact(&operations), session.data(to));
             match (answer.await, seen.await) {
                 (_, Ok((_, stat))) if stat.ephemeral_owner == session.id() => {
-                    node.end_move(|it| it.exchanged(stat.czxid));
+                    node.end_replacement(|it| it.exchanged(stat.czxid));
                     session.store().unwatched.add(node);
                     return Ok(());
                 }
@@ -147,12 +147,12 @@ impl Contender {
             // Our node is gone, and our server does not show the new node. The server may lag behind, and a try whose reply was
             // lost may have created the new node. So the ensemble's leader is asked.
             if !may_be_done || !pause_if_leader_has(session, to, &mut denials).await? {
-                node.end_move(NodeState::cancel_move);
+                node.end_replacement(NodeState::cancel_move);
                 node.lose(Loss::Removed);
                 return Err(Failure::NoNode);
             }
         };
-        node.end_move(NodeState::cancel_move);
+        node.end_replacement(NodeState::cancel_move);
         session.store().unwatched.add(node);
         Err(failure)
     }

@@ -337,7 +337,7 @@ impl<'a> View<'a> {
             view.record(session, me, self.state.config.paths.progress_beside(&now.names, &names, me));
         }
         if self.number.is_none() {
-            let (watch, (_, stat)) = retry::watched_data(session, path).await?;
+            let (watch, (_, stat)) = retry::watch_and_read(session, path).await?;
             // If the node has changed since the read `now`, `number` stays `None`, and the caller reads again.
             self.number = (stat.version == now.version).then_some((now.number, stat.version, watch));
         }

@@ -69,7 +69,7 @@ impl SemaphoreState {
                 Some(names) => names,
                 None => {
                     let listed = retry::until_known(session, || session.children(self.config.user_path()));
-                    listed.await.or_else(retry::none_without_node)?
+                    listed.await.or_else(retry::default_if_no_node)?
                 }
             };
             let Some(node) = names.into_iter().filter(|name| Dialect::of(name).is_some()).min() else { break };
@@ -339,7 +339,7 @@ impl SemaphoreState {
         self.check_for_record(session).await?;
         let path = self.config.user_path();
         let children = retry::until_known(session, || session.children(path)).await;
-        let children = children.or_else(retry::none_without_node)?;
+        let children = children.or_else(retry::default_if_no_node)?;
         let reason = match children.iter().filter(|name| *name != QUEUE && *name != PERMITS).min() {
             Some(other) => PermitsError::OtherUse(format!("{path}/{other}")),
             None if self.at_existing_node => return Ok(()),

@@ -114,7 +114,7 @@ impl PendingAcquisition<'_> {
             meter::entered(self.aim, &config.path_label, names.len().saturating_sub(1));
         }
         let is_alone = names.len() < 2;
-        let closing = if is_alone { Vec::new() } else { session.store().closing_soon(entry.directory()) };
+        let closing = if is_alone { Vec::new() } else { session.store().closing_node_names(entry.directory()) };
         let step = self.waiter.listed(&names, &closing);
         Ok((step, names))
     }

@@ -11,7 +11,7 @@ use crate::queue::member::Blockers;
 use crate::queue::metadata::Record;
 use crate::queue::quoted::shortened;
 use crate::session::contract::CutOff;
-use crate::session::request::{Denied, Ending, Failure, Loss, disagreement};
+use crate::session::request::{Denied, Ending, Failure, Loss, disagreement_message};
 
 /// Why a lock operation did not succeed.
 ///
@@ -267,7 +267,7 @@ pub enum Error {
     /// A server does not agree with the ensemble's leader about a node, and no other server can be used: each was
     /// tried, or does not answer. Run `zklock check` with the path of this node. The command asks all servers, and says
     /// what to do. The caller does not hold the lock, and has no place in the queue any more.
-    #[error("{}", disagreement(.node, .server))]
+    #[error("{}", disagreement_message(.node, .server))]
     Diverged {
         /// The path of the node.
         node: String,

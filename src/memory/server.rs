@@ -321,7 +321,7 @@ impl World {
         let store = Arc::clone(&state.store);
         // The lease ends before the notifications are delivered, because another thread may be granted the lock as soon as
         // the world is unlocked.
-        store.end_lease(why);
+        store.record_end(why);
         fired.push(Box::new(move |_| store.end(why)));
         for watch in state.forgotten {
             fired.push(Box::new(move |_| _ = watch.send(Event::Over)));

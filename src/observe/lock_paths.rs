@@ -171,8 +171,8 @@ impl LockPaths {
     /// for a lock.
     pub(crate) async fn room(&self, session: &Arc<dyn Session>, wanted: u32) -> Option<(Option<u32>, bool)> {
         let (names, number) = (session.children(self.permits.as_ref()?), session.data(&self.path));
-        let names = names.await.or_else(retry::none_without_node).ok()?;
-        let number = number.await.map(Some).or_else(retry::none_without_node).ok()?;
+        let names = names.await.or_else(retry::default_if_no_node).ok()?;
+        let number = number.await.map(Some).or_else(retry::default_if_no_node).ok()?;
         let number = number.map_or(Ok(None), |(data, _)| permits::decode(&data)).ok()?;
         let has_room = |number| permits::room(number, &names, wanted) == Ok(Room::Enough);
         Some((number, number.map_or(names.is_empty(), has_room)))

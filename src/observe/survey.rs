@@ -80,7 +80,7 @@ impl Survey {
             for some in level.chunks(LISTINGS_IN_FLIGHT) {
                 // The closure returns `None` for a node whose children may not be listed.
                 let list = |node: &String| {
-                    session.children(node).map(|listed| shown(listed.or_else(retry::none_without_node)))
+                    session.children(node).map(|listed| shown(listed.or_else(retry::default_if_no_node)))
                 };
                 let listings = call::ask_until_answered(&session, || try_join_all(some.iter().map(list))).await?;
                 for (node, children) in some.iter().zip(listings) {

@@ -315,7 +315,7 @@ impl OnceGuard {
                 return Ok(());
             };
             tries.count_try();
-            let may_retry = !tries.are_over();
+            let may_retry = !tries.is_reached();
             match error {
                 Error::TransactionRefused { path, reason, .. } if may_retry && path == twin => {
                     has_twin = match reason {

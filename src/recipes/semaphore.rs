@@ -636,7 +636,7 @@ async fn try_to_remove(state: &SemaphoreState, session: Arc<dyn Session>) -> Res
     let of_twin = if let Twin::Number(was) = twin { Some(was) } else { None };
     let Some(number) = number.or(of_twin) else { return Ok((None, true)) };
     let children = retry::until_known(session, || session.children(path)).await;
-    let children = children.or_else(retry::none_without_node)?;
+    let children = children.or_else(retry::default_if_no_node)?;
     let delete = |path: String| Operation::Delete { path, version: None };
     let (own, others): (Vec<_>, Vec<_>) = children.iter().partition(|name| *name == QUEUE || *name == PERMITS);
     let mut operations: Vec<_> = own.into_iter().map(|name| delete(format!("{path}/{name}"))).collect();

@@ -248,7 +248,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Returns the data of each of these nodes, and `None` for a node that is gone, or that this client may not read.
     /// The default implementation sends one request for each node.
     fn data_of_each(&self, paths: &[String]) -> Reply<Contents> {
-        request::each_that_is_there(paths.iter().map(|path| self.data(path)).collect())
+        request::join_readable(paths.iter().map(|path| self.data(path)).collect())
     }
 
     /// Arms a one-shot watch on an existing node.

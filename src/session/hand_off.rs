@@ -16,7 +16,7 @@ use crate::session::listing;
 use crate::session::node::Node;
 use crate::session::presence;
 use crate::session::request::{Failure, Loss};
-use crate::session::retry::{RetryLimit, none_without_node, repeat};
+use crate::session::retry::{RetryLimit, default_if_no_node, repeat};
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 
@@ -122,7 +122,7 @@ pub(crate) fn record_interference<'n>(path: &str, left: &str, granted: impl Into
 async fn find_contender_up_to(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
     let directory = Arc::from(path.rsplit_once('/').unwrap_or_default().0);
     let listed = repeat(session, RetryLimit::ENDLESS, || listing::list(session, &directory)).await;
-    let names = listed.or_else(none_without_node)?;
+    let names = listed.or_else(default_if_no_node)?;
     presence::first_there(session, &paths_numbered_up_to(&names, path)).await
 }
 

@@ -73,7 +73,7 @@ impl SessionStore {
     /// is held.
     fn nodes_to_check(&self) -> Vec<(Arc<Node>, String)> {
         let record = self.record.lock();
-        let standing = |node: &Arc<Node>| Some((Arc::clone(node), node.standing_path()?));
+        let standing = |node: &Arc<Node>| Some((Arc::clone(node), node.path_if_in_place()?));
         // Only nodes that are held and not lost are checked together, because a transaction fails at the first missing
         // node, and does not show whether the nodes after it exist.
         let holding = record.nodes.values().filter(|node| node.is_held());
@@ -145,8 +145,8 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
     }
 }
 
-/// Touches the session by a read, and then lets the read extend the lease, by [`check_own_nodes`]. The read is left out if
-/// another request has touched the session recently.
+/// Touches the session by a read, and then lets the read extend the lease, by [`check_own_nodes`]. The read is left out
+/// if another request has touched the session recently.
 async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     let lease = store.lease();
     let Some(live) = session.upgrade() else { return };
@@ -160,10 +160,10 @@ async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     if let Some(Err(Failure::Unknown(_) | Failure::Over(_))) = OptionFuture::from(touch).await {
         return;
     }
-    let Some(pause) = session.upgrade().map(|session| session.sleep(lease.settling())) else { return };
+    let Some(pause) = session.upgrade().map(|session| session.sleep(lease.settling_time())) else { return };
     pause.await;
     // If other operations have let a recent touch extend the lease, no check is needed.
-    if let Some(live) = session.upgrade().filter(|_| !lease.counts_since(touched.saturating_sub(soon)))
+    if let Some(live) = session.upgrade().filter(|_| !lease.has_counted_touch_since(touched.saturating_sub(soon)))
         && lease.is_connected()
     {
         check_own_nodes(&live).await;
@@ -183,7 +183,7 @@ async fn check_own_nodes(session: &Arc<dyn Session>) {
     let checks: Vec<_> = to_check.iter().map(|(_, path)| check(path, None)).collect();
     for ((node, path), holds) in to_check.iter().zip(presence::run_checks(session, &checks, RetryLimit::once()).await) {
         match holds {
-            Ok(false) => node.record_gone_from(path),
+            Ok(false) => node.record_gone_if_at(path),
             Err(failure @ Failure::NoAuth(_)) => {
                 emit!(WARN, path, %failure, "a heartbeat cannot check a lock node of our own");
             }

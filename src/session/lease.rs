@@ -49,7 +49,7 @@ const MOST_HEARTBEATS: u32 = 20;
 
 /// [`Lease::record_answer`] keeps about two touches (requests that were answered) for each 64th of the session timeout,
 /// and drops a touch that is older than the session timeout. So about 128 touches are kept at most.
-const TOUCHES: u32 = 64;
+const TOUCH_STEPS: u32 = 64;
 
 /// A lease on a session: how long the session is surely alive.
 ///
@@ -61,8 +61,8 @@ pub struct Lease {
     clock: Clock,
     state: Mutex<LeaseState>,
     /// When the lease ends, in nanoseconds on the session's clock. 0 once the session is over, `u64::MAX` in steady
-    /// mode. A copy of `LeaseState::end`, which [`Lease::covered_at`] reads without the mutex, because a program may
-    /// ask millions of times a second whether it still holds a lock.
+    /// mode. A copy of `LeaseState::end`, which [`Lease::now_if_valid_in`] reads without the mutex, because a program
+    /// may ask millions of times a second whether it still holds a lock.
     valid_until: AtomicU64,
     /// The epoch of the lease that ends at `valid_until`.
     valid_in: AtomicU64,
@@ -80,7 +80,7 @@ struct LeaseState {
     touches: VecDeque<Touch>,
     /// When a connection was last lost. Zero before the first loss. A request sent after this moment was sent on the
     /// present connection.
-    connected_since: Moment,
+    last_lost_at: Moment,
     /// When the newest answered request was sent. Before the first answer on the present connection, this is a request
     /// of the previous connection.
     answered: Moment,
@@ -162,15 +162,15 @@ impl Lease {
     /// lease has run out.
     pub(super) fn began(&self, sent: Moment) -> bool {
         self.state.lock().answered = sent;
-        self.count_touch(sent)
+        self.extend_from(sent)
     }
 
     /// Records the answer to a request that was sent at `sent`. Ignores a request of an earlier connection.
     pub(super) fn record_answer(&self, sent: Moment) {
         let now = self.now();
-        let step = self.timeout / TOUCHES;
+        let step = self.timeout / TOUCH_STEPS;
         let mut state = self.state.lock();
-        if sent < state.connected_since {
+        if sent < state.last_lost_at {
             return;
         }
         state.answered = state.answered.max(sent);
@@ -197,13 +197,13 @@ impl Lease {
     pub(super) fn acknowledged(&self, sent: Moment) -> bool {
         let mut newest = None;
         let mut state = self.state.lock();
-        if sent >= state.connected_since {
+        if sent >= state.last_lost_at {
             let is_settled = |touch: &Touch| touch.answered.saturating_add(self.settling) <= sent;
             let settled = state.touches.partition_point(is_settled);
             newest = state.touches.drain(..settled).map(|touch| touch.sent).max().max(state.resumed.take());
         }
         drop(state);
-        let lapsed = newest.is_some_and(|touch| self.count_touch(touch));
+        let lapsed = newest.is_some_and(|touch| self.extend_from(touch));
         self.record_answer(sent);
         lapsed
     }
@@ -216,13 +216,13 @@ impl Lease {
         state.answered = state.answered.max(sent);
     }
 
-    /// Extends the lease to one term after `touch`, the moment at which a request was sent. Returns `true` if this call
-    /// is the first to find that the lease had run out before.
-    fn count_touch(&self, touch: Moment) -> bool {
+    /// Extends the lease to its full duration after `touch`, the moment at which a request was sent. Returns `true` if
+    /// this call is the first to find that the lease had run out before.
+    fn extend_from(&self, touch: Moment) -> bool {
         let now = self.now();
         let mut state = self.state.lock();
         let lapsed = state.lapse(now);
-        state.end = state.end.max(touch.saturating_add(self.term()));
+        state.end = state.end.max(touch.saturating_add(self.duration_from_touch()));
         state.counted = state.counted.max(touch);
         self.publish(&state);
         lapsed
@@ -233,7 +233,7 @@ impl Lease {
         let now = self.now();
         let mut state = self.state.lock();
         state.lapse(now);
-        state.end = if steady { Moment::MAX } else { now.saturating_add(self.term()) };
+        state.end = if steady { Moment::MAX } else { now.saturating_add(self.duration_from_touch()) };
         state.counted = now;
         self.publish(&state);
     }
@@ -250,7 +250,7 @@ impl Lease {
             // No touch of this connection may extend the lease through an operation on a later connection. Answers may
             // have come even on a connection that was never reported as back, so the touches are always dropped.
             state.touches.clear();
-            (state.connected_since, state.resumed) = (now, None);
+            (state.last_lost_at, state.resumed) = (now, None);
         }
         let is_change = state.lost_since.is_none() != is_connected;
         if is_change {
@@ -320,7 +320,7 @@ impl Lease {
     ///   the connection, as much of the lease is left as with the default margin.
     pub(crate) fn heartbeat_period(&self) -> Duration {
         let usual = (self.timeout / 5).saturating_sub(self.margin.saturating_sub(default_margin(self.timeout)));
-        usual.min(self.spare() / 2).max(self.timeout / MOST_HEARTBEATS)
+        usual.min(self.longest_touch_interval() / 2).max(self.timeout / MOST_HEARTBEATS)
     }
 
     /// Returns the time between touches of a session without nodes: a quarter of the session timeout. The client crate
@@ -335,14 +335,14 @@ impl Lease {
     /// even the shortest break may cost a hold.
     pub(crate) fn rides_out(&self, attempt: Duration) -> Duration {
         let oldest = self.heartbeat_period() + self.settling;
-        self.term().saturating_sub(oldest).saturating_sub(attempt)
+        self.duration_from_touch().saturating_sub(oldest).saturating_sub(attempt)
     }
 
     /// Returns the longest time between two touches with which the second touch still extends the lease before the
     /// lease ends.
-    fn spare(&self) -> Duration {
+    fn longest_touch_interval(&self) -> Duration {
         let lateness = self.state.lock().lateness;
-        self.term().saturating_sub(self.settling).saturating_sub(lateness * 2)
+        self.duration_from_touch().saturating_sub(self.settling).saturating_sub(lateness * 2)
     }
 
     /// Returns whether a node whose create was answered at `entered` can rely on the present lease.
@@ -350,18 +350,18 @@ impl Lease {
     /// Before its first node, a session is touched only every [`idle_period`](Lease::idle_period). If answers come
     /// late, the lease may end before the next touch extends it. The node can then rely on the lease only after a
     /// request that was sent after `entered` has extended it.
-    pub(crate) fn lasts_from(&self, entered: Moment) -> bool {
-        self.is_steady() || self.spare() >= self.idle_period() || self.counts_since(entered)
+    pub(crate) fn is_reliable_since(&self, entered: Moment) -> bool {
+        self.is_steady() || self.longest_touch_interval() >= self.idle_period() || self.has_counted_touch_since(entered)
     }
 
     /// Returns whether heartbeats at the shortest period can extend the lease before it ends.
     pub(crate) fn is_renewable(&self) -> bool {
-        self.settling + self.timeout / MOST_HEARTBEATS < self.term()
+        self.settling + self.timeout / MOST_HEARTBEATS < self.duration_from_touch()
     }
 
     /// Returns the settling time. A touch extends the lease once a later operation is acknowledged. That operation must
     /// be sent at least the settling time after the answer to the touch.
-    pub(crate) fn settling(&self) -> Duration {
+    pub(crate) fn settling_time(&self) -> Duration {
         self.settling
     }
 
@@ -375,16 +375,16 @@ impl Lease {
     /// was later.
     pub(crate) fn silent_for(&self) -> Duration {
         let state = self.state.lock();
-        self.now().saturating_sub(state.answered.max(state.connected_since))
+        self.now().saturating_sub(state.answered.max(state.last_lost_at))
     }
 
     /// Returns when the newest request that was answered was sent.
-    pub(crate) fn answered_at(&self) -> Moment {
+    pub(crate) fn last_answered_sent_at(&self) -> Moment {
         self.state.lock().answered
     }
 
     /// Returns whether the lease was extended by a request that was sent at `moment` or later.
-    pub(crate) fn counts_since(&self, moment: Moment) -> bool {
+    pub(crate) fn has_counted_touch_since(&self, moment: Moment) -> bool {
         self.state.lock().counted >= moment
     }
 
@@ -405,7 +405,7 @@ impl Lease {
 
     /// Returns the present moment if the lease is valid and has been valid since this epoch began. Takes no mutex.
     /// After `None` the caller must call [`Lease::epoch_at`], because the atomics may be older than the state.
-    pub(crate) fn covered_at(&self, epoch: u64) -> Option<Moment> {
+    pub(crate) fn now_if_valid_in(&self, epoch: u64) -> Option<Moment> {
         // The end is read before its epoch, because `publish` stores the epoch before the end. The clock is read last.
         // An earlier reading could be from before the end of the lease if this thread was paused since.
         let until = self.valid_until.load(Ordering::Acquire);
@@ -432,7 +432,7 @@ impl Lease {
 
     /// Returns how long the lease lasts from the sending of the touch that extends it: one session timeout, less the
     /// stop margin.
-    fn term(&self) -> Duration {
+    fn duration_from_touch(&self) -> Duration {
         self.timeout.saturating_sub(self.margin)
     }
 }

@@ -99,11 +99,11 @@ pub(crate) struct Node {
 ///
 /// | event | `is_watched` | `own` |
 /// |---|---|---|
-/// | [`request_watch`](Node::request_watch), by the waiter or keep-alive: [`NodeState::begin_to_watch`] | `true` | |
+/// | [`request_watch`](Node::request_watch), by the waiter or keep-alive: [`NodeState::take_path_to_watch`] | `true` | |
 /// | [`store_watch`](Node::store_watch): the watch was armed | `true` | `Some` |
 /// | [`store_watch`](Node::store_watch): not armed ([`NodeState::watch_failed`]), but the node is not gone | `false` | |
 /// | [`poll_watch`](Locked::poll_watch): the watch has fired ([`NodeState::heard`]) | `false` | `None` |
-/// | [`end_move`](Node::end_move): a replacement of the node has ended | `false` | `None` |
+/// | [`end_replacement`](Node::end_replacement): a replacement of the node has ended | `false` | `None` |
 pub(crate) struct Locked {
     pub(crate) state: NodeState,
     pub(crate) creating: Option<Reply<Created>>,
@@ -193,17 +193,18 @@ impl Node {
         self.read(NodeState::token)
     }
 
-    /// Returns the current epoch of the lease, if the lease is valid and this node [can rely on it](Lease::lasts_from).
+    /// Returns the current epoch of the lease, if the lease is valid and this node [can rely on
+    /// it](Lease::is_reliable_since).
     pub(crate) fn epoch(&self) -> Option<u64> {
-        self.epoch_since(self.read(NodeState::creation).answered)
+        self.reliable_epoch_since(self.read(NodeState::creation).answered)
     }
 
-    fn epoch_since(&self, entered: Moment) -> Option<u64> {
-        self.lease.epoch().filter(|_| self.lease.lasts_from(entered))
+    fn reliable_epoch_since(&self, entered: Moment) -> Option<u64> {
+        self.lease.epoch().filter(|_| self.lease.is_reliable_since(entered))
     }
 
     /// Returns the node's path, for the caller to check in a transaction of its own. The caller may send that
-    /// transaction at any time, so [`Node::may_yet_write`] returns `true` from now on.
+    /// transaction at any time, so [`Node::has_unsettled_write`] returns `true` from now on.
     pub(crate) fn prepare_foreign_transaction(&self) -> String {
         self.begin_write();
         self.path()
@@ -236,19 +237,19 @@ impl Node {
 
     /// Returns how many transactions that check this node were sent, or `None` while the outcome of any of them is
     /// unknown.
-    pub(crate) fn settled_writes(&self) -> Option<usize> {
+    pub(crate) fn writes_if_settled(&self) -> Option<usize> {
         let writes = self.writes.load(Ordering::Relaxed);
-        (!self.may_yet_write()).then_some(writes)
+        (!self.has_unsettled_write()).then_some(writes)
     }
 
     /// Returns whether a transaction that checks this node may still take effect.
-    pub(crate) fn may_yet_write(&self) -> bool {
+    pub(crate) fn has_unsettled_write(&self) -> bool {
         self.unsettled.load(Ordering::Relaxed) > 0
     }
 
     /// Ends the replacement of the node by another one: applies `change`, and drops the watch on the replaced node,
     /// whose events no longer matter.
-    pub(crate) fn end_move(&self, change: impl FnOnce(&mut NodeState)) {
+    pub(crate) fn end_replacement(&self, change: impl FnOnce(&mut NodeState)) {
         let _unlocked = self.change(|it| {
             change(&mut it.state);
             it.own.take()
@@ -298,7 +299,7 @@ impl Node {
     ///
     /// Polls the watch on the node, and wakes the waiting tasks if the watch has fired. If the owner waits for the lock
     /// and relies on no epoch of the lease yet, records that it relies on the current epoch, unless the node [cannot
-    /// rely on it](Lease::lasts_from).
+    /// rely on it](Lease::is_reliable_since).
     pub(crate) fn detect_loss(self: &Arc<Self>) -> Option<Loss> {
         let (lease, now) = (&self.lease, self.lease.now());
         if now == FORKED {
@@ -306,8 +307,8 @@ impl Node {
         }
         let (loss, event) = self.change(|it| {
             if it.state.loss().is_none() && it.state.has_node() {
-                if it.state.lacks_epoch() {
-                    it.state.rely_on(self.epoch_since(it.state.creation().answered));
+                if it.state.waits_without_epoch() {
+                    it.state.rely_on(self.reliable_epoch_since(it.state.creation().answered));
                 }
                 it.state.record_loss(&Evidence { now, valid_in: lease.epoch_at(now), over: lease.ending() });
             }
@@ -363,7 +364,7 @@ impl Node {
     /// Returns the present moment if the node is held, no loss is recorded, and neither the lease nor a limit has
     /// ended. Takes no mutex. After `None` the caller must call [`Node::detect_loss`].
     pub(crate) fn held_at(&self) -> Option<Moment> {
-        let now = self.lease.covered_at(self.held_in.load(Ordering::Acquire).checked_sub(1)?)?;
+        let now = self.lease.now_if_valid_in(self.held_in.load(Ordering::Acquire).checked_sub(1)?)?;
         (nanos(now) < self.first_limit.load(Ordering::Acquire)).then_some(now)
     }
 
@@ -376,14 +377,14 @@ impl Node {
 
     /// Returns the time until the node is given up: one stop margin of the lease after the first time limit of a hold
     /// or use. `None` if no present hold or use has a limit, and none has exceeded its limit.
-    pub(crate) fn given_up_in(&self) -> Option<Duration> {
-        self.read(|it| it.limits.given_up_in(self.lease.now(), self.lease.margin()))
+    pub(crate) fn time_until_given_up(&self) -> Option<Duration> {
+        self.read(|it| it.limits.time_until_given_up(self.lease.now(), self.lease.margin()))
     }
 
     /// Returns the path of the node. `None` before an answer has shown the node, while the node is being replaced, and
     /// after its owner has left it.
-    pub(crate) fn standing_path(&self) -> Option<String> {
-        self.read(|it| it.standing_path().map(str::to_owned))
+    pub(crate) fn path_if_in_place(&self) -> Option<String> {
+        self.read(|it| it.path_if_in_place().map(str::to_owned))
     }
 
     /// Wakes the waiting tasks after an event of the watch. If the node may still exist (its data was set, or the
@@ -392,7 +393,7 @@ impl Node {
         let Some(event) = event else { return };
         self.changed.notify_waiters();
         if matches!(event, Event::Changed | Event::LookAgain)
-            && self.read(|it| it.standing_path().is_some())
+            && self.read(|it| it.path_if_in_place().is_some())
             && let Some(unwatched) = self.unwatched.upgrade()
         {
             unwatched.add(self);
@@ -416,14 +417,14 @@ impl Node {
 
     /// Records a loss, because the ensemble's leader has no node at `path`. Does nothing unless this node is still at
     /// `path`.
-    pub(super) fn record_gone_from(&self, path: &str) {
-        if self.read(|it| it.standing_path() == Some(path)) {
+    pub(super) fn record_gone_if_at(&self, path: &str) {
+        if self.read(|it| it.path_if_in_place() == Some(path)) {
             self.lose(Loss::Removed);
         }
     }
 
     /// Returns whether a watch on this node is armed.
-    pub(crate) fn has_own_watch(&self) -> bool {
+    pub(crate) fn has_watch(&self) -> bool {
         self.locked.lock().own.is_some()
     }
 
@@ -438,7 +439,7 @@ impl Node {
                 // Polls the stored watch, which may have fired already, and registers its waker.
                 self.detect_loss();
             }
-            Err(Failure::NoNode) => self.record_gone_from(path),
+            Err(Failure::NoNode) => self.record_gone_if_at(path),
             Err(failure) => {
                 self.change(|it| it.state.watch_failed(path));
                 return Err(failure);

@@ -52,7 +52,7 @@ pub(crate) fn check(path: impl Into<String>, version: Option<i32>) -> Operation 
 pub(super) async fn run_checks(session: &Arc<dyn Session>, checks: &[Operation], tries: RetryLimit) -> Vec<Holds> {
     let longest = checks.iter().map(|check| session.request_bytes(slice::from_ref(check))).max();
     let mut results = CheckResults::new(checks.len(), longest.unwrap_or_default());
-    while results.send_unsent(session, checks, &tries).await && !tries.are_over() {}
+    while results.send_unsent(session, checks, &tries).await && !tries.is_reached() {}
     results.known
 }
 
@@ -293,7 +293,7 @@ fn check_result(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
 pub(crate) async fn pause_if_leader_has(session: &Arc<dyn Session>, path: &str, tries: &mut RetryLimit) -> Holds {
     let connection = session.store().connection();
     match is_there(session, path, None).await {
-        Ok(true) if tries.are_over() => leave(session, connection, path).await.map(|()| true),
+        Ok(true) if tries.is_reached() => leave(session, connection, path).await.map(|()| true),
         Ok(true) => tries.pause(session).await.map(|()| true),
         answer => answer,
     }

@@ -141,8 +141,8 @@ impl Remover {
                     if !matches!(listed, Err(Failure::Unknown(_) | Failure::Over(_))) {
                         store.expect_late_create(&self.directory, &self.tag);
                     }
-                    // If the connection broke before `expect_late_create` was called, the search after the reconnect may have
-                    // missed the node. The listing is then repeated.
+                    // If the connection broke before `expect_late_create` was called, the search after the reconnect
+                    // may have missed the node. The listing is then repeated.
                     let is_same = store.connection() == connection;
                     let lost = || Failure::Unknown("the connection broke after the answer".to_owned());
                     Input::Listed(listed.and_then(|names| is_same.then(|| self.own(&names)).ok_or_else(lost)))

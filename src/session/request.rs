@@ -27,7 +27,7 @@ pub(crate) fn shown<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure>
 }
 
 /// Waits for all replies. If a node does not exist, or this client may not read it, its answer is `None`.
-pub(crate) fn each_that_is_there<T: Send + 'static>(replies: Vec<Reply<T>>) -> Reply<Vec<Option<T>>> {
+pub(crate) fn join_readable<T: Send + 'static>(replies: Vec<Reply<T>>) -> Reply<Vec<Option<T>>> {
     Box::pin(try_join_all(replies.into_iter().map(|reply| reply.map(shown))))
 }
 
@@ -311,7 +311,7 @@ pub enum Failure {
     Refused(String),
     /// The server and the leader do not agree about a node, and no other server is left. The request may or may not
     /// have been carried out.
-    #[error("{}", disagreement(.node, .server))]
+    #[error("{}", disagreement_message(.node, .server))]
     Diverged {
         /// The path of the node.
         node: String,
@@ -340,7 +340,7 @@ pub enum Failure {
 
 /// Returns the message about a server and a leader that do not agree about a node. The message does not say which of
 /// them is wrong, because the leader may have lost the node.
-pub(crate) fn disagreement(node: &str, server: &str) -> String {
+pub(crate) fn disagreement_message(node: &str, server: &str) -> String {
     format!(
         "{node}: the server {server} and the leader do not agree about it, and no other server is left: zklock check, \
          with that node as its path, asks all servers, and says what to do"

@@ -41,7 +41,7 @@ impl RetryLimit {
         self.made = self.made.saturating_add(1);
     }
 
-    pub(crate) fn are_over(&self) -> bool {
+    pub(crate) fn is_reached(&self) -> bool {
         self.made >= self.most
     }
 
@@ -49,7 +49,7 @@ impl RetryLimit {
     /// every failure beyond the limit.
     pub(crate) async fn await_retry(&mut self, session: &Arc<dyn Session>, failure: Failure) -> Result<(), Failure> {
         match failure {
-            Failure::Unknown(_) if !self.are_over() => self.pause(session).await,
+            Failure::Unknown(_) if !self.is_reached() => self.pause(session).await,
             failure => Err(failure),
         }
     }
@@ -136,7 +136,7 @@ pub(crate) async fn data(
     is_synced: bool,
 ) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
     let node = until_known(session, || read(session, path, is_synced, |it, path| it.data(path))).await;
-    node.map(Some).or_else(none_without_node)
+    node.map(Some).or_else(default_if_no_node)
 }
 
 /// Fails if the node's ACL is wider than this client's own ACL, and this client refuses such nodes. The request for the
@@ -154,7 +154,10 @@ pub(crate) fn check_rights(session: &Arc<dyn Session>, path: &str) -> impl Futur
 
 /// Watches a node and reads it. The watch is sent first. So a change between the two requests is in the data, and also
 /// fires the watch.
-pub(crate) async fn watched_data(session: &Arc<dyn Session>, path: &str) -> Result<(Watch, (Vec<u8>, Stat)), Failure> {
+pub(crate) async fn watch_and_read(
+    session: &Arc<dyn Session>,
+    path: &str,
+) -> Result<(Watch, (Vec<u8>, Stat)), Failure> {
     let request = || {
         let (change, node) = (session.watch(path), session.data(path));
         async move { Ok((change.await?, node.await?)) }
@@ -163,7 +166,7 @@ pub(crate) async fn watched_data(session: &Arc<dyn Session>, path: &str) -> Resu
 }
 
 /// Turns the failure "the node does not exist" into the answer without a node: no names, no data.
-pub(crate) fn none_without_node<T: Default>(failure: Failure) -> Result<T, Failure> {
+pub(crate) fn default_if_no_node<T: Default>(failure: Failure) -> Result<T, Failure> {
     if failure == Failure::NoNode { Ok(T::default()) } else { Err(failure) }
 }
 

@@ -186,7 +186,7 @@ impl SessionStore {
     /// Records the end of the session, unless an earlier end is recorded. All nodes that are not lost yet are then
     /// lost.
     pub fn end(&self, why: Ending) {
-        self.end_lease(why);
+        self.record_end(why);
         // The end of the session is recorded as the loss of every node that is not lost yet, before an event can report
         // the deletion of the node.
         self.detect_all_losses();
@@ -197,7 +197,7 @@ impl SessionStore {
 
     /// Records the end of the session, but reports no loss yet, because reporting a loss calls wakers. A backend calls
     /// this method while it holds a mutex of its own, and [`SessionStore::end`] after it has released the mutex.
-    pub(crate) fn end_lease(&self, why: Ending) {
+    pub(crate) fn record_end(&self, why: Ending) {
         let lost = self.lease.lost_since();
         if self.lease.end(why) {
             meter::count(names::SESSIONS_ENDED, None, &[("cause", why.label())]);
@@ -304,7 +304,7 @@ impl SessionStore {
 
     /// Returns the names of the nodes in this directory that are no longer kept between uses, and are deleted after
     /// their last use.
-    pub(crate) fn closing_soon(&self, directory: &str) -> Vec<String> {
+    pub(crate) fn closing_node_names(&self, directory: &str) -> Vec<String> {
         let closing: Vec<_> = self.record.lock().closing.iter().filter_map(Weak::upgrade).collect();
         let name = |node: Arc<Node>| Some(node.path().strip_prefix(directory)?.strip_prefix('/')?.to_owned());
         closing.into_iter().filter_map(name).collect()
@@ -346,7 +346,7 @@ impl SessionStore {
 
     /// Returns the paths of our nodes that exist, as far as this session knows, and that are not being replaced.
     pub(crate) fn own_paths(&self) -> BTreeSet<String> {
-        self.all().iter().filter_map(|node| node.standing_path()).collect()
+        self.all().iter().filter_map(|node| node.path_if_in_place()).collect()
     }
 
     pub(crate) fn has_no_nodes(&self) -> bool {

@@ -38,12 +38,12 @@ static BACKGROUND: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
 static PROCESS: of_process::AtomicU32 = of_process::AtomicU32::new(0);
 
 /// Returns whether this process was forked after its parent had connected. This function reads the clock
-/// [`since_boot_here`], which normally asks the system for the process id at most once in [`FORK_CHECK_EVERY`].
+/// [`since_boot_or_forked`], which normally asks the system for the process id at most once in [`FORK_CHECK_EVERY`].
 pub(crate) fn is_forked() -> bool {
-    since_boot_here() == FORKED
+    since_boot_or_forked() == FORKED
 }
 
-/// The time that [`since_boot_here`] returns in a forked process. This time is later than the end of any lease, so
+/// The time that [`since_boot_or_forked`] returns in a forked process. This time is later than the end of any lease, so
 /// every lease that the fork has copied is invalid in the child.
 pub(crate) const FORKED: Moment = Duration::from_secs(1 << 40);
 
@@ -57,7 +57,7 @@ static FORK_CHECKED_AT: of_process::AtomicU64 = of_process::AtomicU64::new(0);
 
 /// Returns the time since boot, or [`FORKED`] in a process that was forked after its parent had connected. Real
 /// sessions use this clock for their leases, because a forked process cannot serve its parent's sessions.
-pub(crate) fn since_boot_here() -> Moment {
+pub(crate) fn since_boot_or_forked() -> Moment {
     let now = since_boot();
     let at = nanos(now);
     if at.wrapping_sub(FORK_CHECKED_AT.load(Ordering::Relaxed)) < FORK_CHECK_EVERY {

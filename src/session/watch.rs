@@ -28,7 +28,7 @@ impl Node {
         self: &Arc<Self>,
         session: &Arc<dyn Session>,
     ) -> Option<impl Future<Output = Result<(), Failure>> + Send + use<>> {
-        let path = self.change(|it| it.state.begin_to_watch())?;
+        let path = self.change(|it| it.state.take_path_to_watch())?;
         let (connection, watch) = (session.store().connection(), session.watch(&path));
         let (node, session) = (Arc::clone(self), Arc::clone(session));
         Some(async move {

@@ -373,7 +373,8 @@ impl Connections {
     /// moment.
     async fn until_silent_for_long(&self) {
         let (lease, spread) = (self.store.lease(), reconnect_jitter(self.granted / 2, self.granted, random()));
-        while let Some(left) = (lease.answered_at() + self.granted * 7 / 5 + spread).checked_sub(lease.now()) {
+        while let Some(left) = (lease.last_answered_sent_at() + self.granted * 7 / 5 + spread).checked_sub(lease.now())
+        {
             sleep(left.max(Duration::from_millis(1))).await;
         }
     }

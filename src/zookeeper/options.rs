@@ -7,7 +7,7 @@ use zookeeper_client as zk;
 use crate::error::error::Error;
 use crate::queue::quoted::quoted;
 use crate::session::lease::Lease;
-use crate::session::thread::since_boot_here;
+use crate::session::thread::since_boot_or_forked;
 use crate::zookeeper::connection::{attempt_limit, silence_limit};
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 use crate::zookeeper::security::Sasl;
@@ -302,7 +302,7 @@ impl ZooKeeperBuilder {
     }
 
     pub(super) fn lease(&self) -> Lease {
-        let mut lease = Lease::with_clock(self.session_timeout, Box::new(since_boot_here));
+        let mut lease = Lease::with_clock(self.session_timeout, Box::new(since_boot_or_forked));
         if let Some(tick) = self.tick_time {
             lease = lease.with_tick_time(tick);
         }

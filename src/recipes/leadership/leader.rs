@@ -244,7 +244,7 @@ impl Observer {
     /// event may be lost. If this client's server lists a node that the ensemble's leader lacks, connects to another server.
     async fn watch_leader(&self, session: &Arc<dyn Session>, first: &NodeName) -> Result<(), Failure> {
         let node = format!("{}/{}", self.config.directory, first.as_str());
-        let read = retry::watched_data(session, &node);
+        let read = retry::watch_and_read(session, &node);
         if let Some((change, (data, stat))) = unless_gone(session, &self.config.directory, first, read).await? {
             self.report(Ok(Some(Leader::new(first, &data, stat))));
             let mut look = Recheck::new(session);

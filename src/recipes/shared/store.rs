@@ -86,7 +86,7 @@ impl<T> SharedState<T> {
     /// such value, or if this process has sent a transaction under the node since that read.
     fn kept_value(&self, guard: &ReadGuard) -> Option<Arc<Stored<T>>> {
         let node = guard.held.node();
-        let writes = node.settled_writes().filter(|_| guard.is_kept())?;
+        let writes = node.writes_if_settled().filter(|_| guard.is_kept())?;
         let kept = self.kept.lock();
         let known = kept.as_ref().filter(|kept| kept.under.as_ptr() == Arc::as_ptr(node));
         known.filter(|kept| kept.writes == writes).map(|kept| Arc::clone(&kept.value))
@@ -113,7 +113,7 @@ impl<T: Send + Sync + 'static> SharedState<T> {
         let (hold, SharedState { node, codec, .. }) = (&guard.held, self);
         let mut tries = 0;
         loop {
-            let (writes, is_known) = (hold.node().settled_writes(), self.known.borrow().was_seen);
+            let (writes, is_known) = (hold.node().writes_if_settled(), self.known.borrow().was_seen);
             let (bytes, base) = node.read(hold, is_known).await?;
             match (self.decode(&bytes, &base), &codec.initial) {
                 (Err(ValueError::Unset), Some(initial)) if tries < MAX_INITIAL_WRITES => {
@@ -294,7 +294,7 @@ impl Followed for Follower {
             // `is_known` must be read before the node. With the other order, if this process created the node between
             // the two reads, the node would look deleted.
             let is_known = self.known.borrow().was_seen;
-            let (mut change, (bytes, stat)) = match retry::watched_data(session, &self.path).await {
+            let (mut change, (bytes, stat)) = match retry::watch_and_read(session, &self.path).await {
                 Ok(answers) => answers,
                 Err(Failure::NoNode) => {
                     if self.record_missing_node(session, is_known, &mut denials).await? {

@@ -138,8 +138,8 @@ fn the_newest_touch_that_is_old_enough_counts() {
     let old_enough = stage.lease.now() - SETTLING;
     stage.write();
     let newest = stage.lease.now() + stage.lease.remaining().unwrap() + MARGIN - ms(6_000);
-    assert!(newest <= old_enough && newest + ms(6_000) / TOUCHES >= old_enough, "{newest:?} of {old_enough:?}");
-    assert!(stage.lease.state.lock().touches.len() <= TOUCHES as usize + 2);
+    assert!(newest <= old_enough && newest + ms(6_000) / TOUCH_STEPS >= old_enough, "{newest:?} of {old_enough:?}");
+    assert!(stage.lease.state.lock().touches.len() <= TOUCH_STEPS as usize + 2);
     // One operation lets all touches before it extend the lease, so the newest of them counts.
     let last = *touches.last().unwrap();
     stage.advance(SETTLING);
@@ -226,21 +226,24 @@ fn renewals_in_time_keep_the_epoch() {
 fn the_atomics_agree_with_the_locked_state() {
     let stage = Stage::begun();
     let first = stage.lease.epoch().unwrap();
-    assert_eq!(stage.lease.covered_at(first), Some(stage.lease.now()));
-    assert_eq!(stage.lease.covered_at(first + 1), None);
+    assert_eq!(stage.lease.now_if_valid_in(first), Some(stage.lease.now()));
+    assert_eq!(stage.lease.now_if_valid_in(first + 1), None);
     stage.advance(ms(4_999));
-    assert_eq!(stage.lease.covered_at(first), Some(stage.lease.now()));
+    assert_eq!(stage.lease.now_if_valid_in(first), Some(stage.lease.now()));
     stage.advance(ms(1));
-    assert_eq!(stage.lease.covered_at(first), None);
+    assert_eq!(stage.lease.now_if_valid_in(first), None);
 
     stage.lease.began(stage.lease.now());
     let second = stage.lease.epoch().unwrap();
-    assert_eq!((stage.lease.covered_at(first), stage.lease.covered_at(second)), (None, Some(stage.lease.now())));
+    assert_eq!(
+        (stage.lease.now_if_valid_in(first), stage.lease.now_if_valid_in(second)),
+        (None, Some(stage.lease.now()))
+    );
     stage.lease.steady(true);
     stage.advance(ms(60_000));
-    assert_eq!(stage.lease.covered_at(second), Some(stage.lease.now()));
+    assert_eq!(stage.lease.now_if_valid_in(second), Some(stage.lease.now()));
     stage.lease.end(Ending::Expired);
-    assert_eq!(stage.lease.covered_at(second), None);
+    assert_eq!(stage.lease.now_if_valid_in(second), None);
 }
 
 #[test]
@@ -256,7 +259,10 @@ fn an_ended_session_has_no_lease() {
 fn a_short_session_can_renew_its_lease_in_time() {
     for timeout in [ms(250), ms(400), ms(1_000), ms(2_000), ms(4_000), ms(60_000)] {
         let lease = Lease::new(timeout);
-        assert!(lease.is_renewable() && lease.heartbeat_period() + lease.settling < lease.term(), "{timeout:?}");
+        assert!(
+            lease.is_renewable() && lease.heartbeat_period() + lease.settling < lease.duration_from_touch(),
+            "{timeout:?}"
+        );
     }
 }
 
@@ -276,7 +282,11 @@ fn margin_and_settling_follow_from_the_session_timeout() {
         [(400, 100, 200), (1_500, 300, 475), (6_000, 1_000, 1_875), (60_000, 10_000, 1_875)]
     {
         let lease = Lease::new(ms(timeout));
-        assert_eq!((lease.timeout() - lease.term(), lease.settling()), (ms(margin), ms(settling)), "{timeout}");
+        assert_eq!(
+            (lease.timeout() - lease.duration_from_touch(), lease.settling_time()),
+            (ms(margin), ms(settling)),
+            "{timeout}"
+        );
     }
 }
 
@@ -303,12 +313,12 @@ fn very_late_answers_leave_a_gap_in_an_idle_lease() {
         let began = stage.lease.now();
         stage.advance(ms(late));
         stage.lease.record_answer(began);
-        assert!(stage.lease.counts_since(began) && stage.lease.lasts_from(began));
+        assert!(stage.lease.has_counted_touch_since(began) && stage.lease.is_reliable_since(began));
         let entered = began + ms(1);
-        assert!(!stage.lease.counts_since(entered));
-        assert_eq!(stage.lease.lasts_from(entered), lasts, "{late}");
+        assert!(!stage.lease.has_counted_touch_since(entered));
+        assert_eq!(stage.lease.is_reliable_since(entered), lasts, "{late}");
         stage.lease.steady(true);
-        assert!(stage.lease.lasts_from(stage.lease.now() + ms(1)));
+        assert!(stage.lease.is_reliable_since(stage.lease.now() + ms(1)));
     }
 }
 
@@ -377,7 +387,7 @@ fn the_session_outlasts_the_lease_by_the_margin() {
     assert_eq!((stage.lease.remaining(), stage.lease.session_left()), (Some(Duration::MAX), Duration::MAX));
     stage.advance(ms(60_000));
     stage.lease.steady(false);
-    assert!(stage.lease.counts_since(began + ms(65_000)) && !stage.lease.is_steady());
+    assert!(stage.lease.has_counted_touch_since(began + ms(65_000)) && !stage.lease.is_steady());
     assert_eq!((stage.lease.remaining(), stage.lease.session_left()), (Some(ms(5_000)), ms(6_000)));
     stage.lease.end(Ending::Expired);
     assert_eq!(stage.lease.session_left(), Duration::ZERO);

@@ -87,14 +87,14 @@ pub(crate) struct Evidence {
 
 /// When a hold or use reaches its limit, and the id of the hold or use. The id is needed because several may reach
 /// their limits at the same moment.
-pub(crate) type LimitEnd = (Moment, u64);
+pub(crate) type LimitDeadline = (Moment, u64);
 
 /// The time limits of the holds of a node, or of the uses of a node that is kept between uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Limits {
     /// The longest duration of one hold or use.
     longest: Option<Duration>,
-    ends: BTreeSet<LimitEnd>,
+    ends: BTreeSet<LimitDeadline>,
     /// How many holds and uses have begun so far. The count is the id of the last one.
     begun: u64,
     /// When a hold or use was found to have exceeded its limit.
@@ -108,14 +108,14 @@ impl Limits {
     }
 
     /// Begins a hold or use, and returns when it reaches its limit. Returns `None` if there is no limit.
-    pub(crate) fn begin(&mut self, now: Moment) -> Option<LimitEnd> {
+    pub(crate) fn begin(&mut self, now: Moment) -> Option<LimitDeadline> {
         let end = now.saturating_add(self.longest?);
         self.begun += 1;
         self.ends.insert((end, self.begun));
         Some((end, self.begun))
     }
 
-    pub(crate) fn end(&mut self, end: LimitEnd) {
+    pub(crate) fn end(&mut self, end: LimitDeadline) {
         self.ends.remove(&end);
     }
 
@@ -134,7 +134,7 @@ impl Limits {
     /// Returns the time until the node is given up. The node is given up `margin` after a hold or use was found to have
     /// exceeded its limit. If none was, the node is given up `margin` after the moment at which a present hold or use
     /// first reaches its limit. Returns `None` if no present hold or use has a limit either.
-    pub(super) fn given_up_in(&self, now: Moment, margin: Duration) -> Option<Duration> {
+    pub(super) fn time_until_given_up(&self, now: Moment, margin: Duration) -> Option<Duration> {
         self.exceeded.or(self.first()).map(|end| end.saturating_add(margin).saturating_sub(now))
     }
 }
@@ -268,7 +268,7 @@ impl NodeState {
 
     /// Records that this reader's node has replaced the node.
     pub fn downgraded(&mut self, reader: NodeName) {
-        if self.finish_move_at(self.path_of(reader.as_str())) {
+        if self.end_replacement_at(self.path_of(reader.as_str())) {
             self.name = Arc::new(reader);
         }
     }
@@ -276,7 +276,7 @@ impl NodeState {
     /// Records that the permit has replaced the node. `token` is the czxid of the permit.
     pub fn exchanged(&mut self, token: i64) {
         if let Some(path) = self.unseen.clone()
-            && self.finish_move_at(path)
+            && self.end_replacement_at(path)
         {
             (self.token, self.unseen) = (token, None);
         }
@@ -285,14 +285,14 @@ impl NodeState {
     /// Records that the node was not replaced. Called only if no permit was or will be created in its place. But if the
     /// replacement was a downgrade whose answer was lost, the new READ node may exist, and then is an orphan.
     pub fn cancel_move(&mut self) {
-        self.may_have_orphan |= self.may_be_reader();
+        self.may_have_orphan |= self.may_have_reader_node();
         self.unseen = None;
-        self.finish_move_at(self.path.clone());
+        self.end_replacement_at(self.path.clone());
     }
 
     /// Ends a replacement: from now on the node is at this path. If the owner has left the node meanwhile, returns
     /// `false` and changes nothing. Either of the two nodes may exist then.
-    fn finish_move_at(&mut self, path: String) -> bool {
+    fn end_replacement_at(&mut self, path: String) -> bool {
         let Phase::Moving(held) = self.phase else { return false };
         self.phase = held.map_or(Phase::Waiting, Phase::Holding);
         // Events of a watch on the replaced node no longer matter.
@@ -311,7 +311,7 @@ impl NodeState {
         }
         let dialect = self.name.dialect();
         let held_alone = self.is_holding() && self.is_in_queue() && self.name.mode() == Mode::Write;
-        self.may_have_orphan |= self.may_be_reader();
+        self.may_have_orphan |= self.may_have_reader_node();
         let is_forged = self.loss == Some(Loss::Interfered);
         let is_old = !(0..mode::RESTART_FROM).contains(&self.name.sequence());
         self.phase = Phase::Left;
@@ -340,7 +340,7 @@ impl NodeState {
     }
 
     /// Returns whether the node waits and has no epoch of the lease yet.
-    pub(crate) fn lacks_epoch(&self) -> bool {
+    pub(crate) fn waits_without_epoch(&self) -> bool {
         self.relied_epoch.is_none() && matches!(self.phase, Phase::Waiting | Phase::Moving(None))
     }
 
@@ -410,8 +410,8 @@ impl NodeState {
 
     /// Returns the path on which to request a watch, or `None` if a watch was requested already, or no watch is needed
     /// in this phase.
-    pub(crate) fn begin_to_watch(&mut self) -> Option<String> {
-        let path = self.standing_path().filter(|_| !self.is_watched)?.to_owned();
+    pub(crate) fn take_path_to_watch(&mut self) -> Option<String> {
+        let path = self.path_if_in_place().filter(|_| !self.is_watched)?.to_owned();
         self.is_watched = true;
         Some(path)
     }
@@ -448,7 +448,7 @@ impl NodeState {
     }
 
     /// Returns the path of the node, or `None` while the node is being replaced, and without a node.
-    pub(crate) fn standing_path(&self) -> Option<&str> {
+    pub(crate) fn path_if_in_place(&self) -> Option<&str> {
         matches!(self.phase, Phase::Waiting | Phase::Holding(_)).then_some(&*self.path)
     }
 
@@ -468,7 +468,7 @@ impl NodeState {
     }
 
     /// Returns whether a downgrade is under way, so that the reader's node may exist.
-    fn may_be_reader(&self) -> bool {
+    fn may_have_reader_node(&self) -> bool {
         matches!(self.phase, Phase::Moving(_)) && self.unseen.is_none()
     }
 

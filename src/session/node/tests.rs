@@ -101,7 +101,7 @@ fn a_node_does_not_rely_on_a_lease_that_may_end_too_soon() {
 }
 
 fn to_watch(node: &Node) -> Option<String> {
-    node.change(|it| it.state.begin_to_watch())
+    node.change(|it| it.state.take_path_to_watch())
 }
 
 fn fired(event: Event) -> Watch {
@@ -120,15 +120,15 @@ fn a_watch_is_armed_again_after_a_failure_or_a_write() {
     assert_eq!((to_watch(&node), to_watch(&node)), (path(), None));
     let unknown = Failure::Unknown(String::new());
     assert_eq!(watched(&node, Err(unknown.clone())), Err(unknown));
-    assert_eq!((node.has_own_watch(), to_watch(&node)), (false, path()));
+    assert_eq!((node.has_watch(), to_watch(&node)), (false, path()));
     assert_eq!(watched(&node, Ok(Box::pin(std::future::pending()))), Ok(()));
-    assert_eq!((node.has_own_watch(), to_watch(&node)), (true, None));
+    assert_eq!((node.has_watch(), to_watch(&node)), (true, None));
     assert!(store.unwatched.take(Duration::ZERO).0.is_empty());
 
     let (node, store) = holding();
     assert_eq!(to_watch(&node), path());
     assert_eq!(watched(&node, Ok(fired(Event::Changed))), Ok(()));
-    assert_eq!((node.has_own_watch(), node.detect_loss()), (false, None));
+    assert_eq!((node.has_watch(), node.detect_loss()), (false, None));
     assert_eq!((store.unwatched.take(Duration::ZERO).0.len(), to_watch(&node)), (1, path()));
 }
 
@@ -137,16 +137,16 @@ fn events_of_a_replaced_node_do_not_end_the_new_hold() {
     let (node, _store) = holding();
     to_watch(&node);
     node.change(|it| it.state.begin_move(Some("/lock/new".to_owned())));
-    node.record_gone_from("/lock/node");
+    node.record_gone_if_at("/lock/node");
     assert_eq!((node.detect_loss(), to_watch(&node)), (None, None));
-    node.end_move(|it| it.exchanged(0));
+    node.end_replacement(|it| it.exchanged(0));
     assert_eq!(to_watch(&node), Some("/lock/new".to_owned()));
     assert!(watched(&node, Err(Failure::Unknown(String::new()))).is_err());
     assert_eq!(to_watch(&node), None, "a watch on the new node was requested already");
     assert_eq!(watched(&node, Ok(fired(Event::Deleted))), Ok(()));
     assert_eq!(watched(&node, Err(Failure::NoNode)), Ok(()));
-    assert_eq!((node.detect_loss(), node.has_own_watch()), (None, false));
-    node.record_gone_from("/lock/new");
+    assert_eq!((node.detect_loss(), node.has_watch()), (None, false));
+    node.record_gone_if_at("/lock/new");
     assert_eq!(node.detect_loss(), Some(Loss::Removed));
 }
 
@@ -167,15 +167,15 @@ fn a_hold_is_suspect_while_its_connection_is_lost() {
 #[test]
 fn writes_are_settled_once_each_has_an_outcome() {
     let (node, _store) = holding();
-    assert_eq!((node.may_yet_write(), node.settled_writes()), (false, Some(0)));
+    assert_eq!((node.has_unsettled_write(), node.writes_if_settled()), (false, Some(0)));
     node.begin_write();
     node.begin_write();
     node.settle_write();
-    assert_eq!((node.may_yet_write(), node.settled_writes()), (true, None));
+    assert_eq!((node.has_unsettled_write(), node.writes_if_settled()), (true, None));
     node.settle_write();
-    assert_eq!((node.may_yet_write(), node.settled_writes()), (false, Some(2)));
+    assert_eq!((node.has_unsettled_write(), node.writes_if_settled()), (false, Some(2)));
     node.prepare_foreign_transaction();
-    assert_eq!((node.may_yet_write(), node.settled_writes()), (true, None));
+    assert_eq!((node.has_unsettled_write(), node.writes_if_settled()), (true, None));
 }
 
 #[test]

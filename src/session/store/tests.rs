@@ -120,11 +120,11 @@ fn leaving_nodes_are_listed_until_they_are_gone() {
     let [first, second, third] = enter(&store, ["1", "2", "3"]);
     store.mark_closing(&first);
     store.mark_closing(&second);
-    assert_eq!(store.closing_soon("/a"), ["1", "2"]);
-    assert!(store.closing_soon("/b").is_empty() && store.closing_soon("/a/1").is_empty());
+    assert_eq!(store.closing_node_names("/a"), ["1", "2"]);
+    assert!(store.closing_node_names("/b").is_empty() && store.closing_node_names("/a/1").is_empty());
     store.forget(&first);
     drop((first, store.unwatched.take(Duration::ZERO)));
-    assert_eq!(store.closing_soon("/a"), ["2"]);
+    assert_eq!(store.closing_node_names("/a"), ["2"]);
     store.mark_closing(&third);
     assert_eq!(store.record.lock().closing.len(), 2, "the deleted node is forgotten");
 }

@@ -200,12 +200,15 @@ fn an_entry_ends_at_a_failure_that_no_create_can_mend() {
 #[test]
 fn a_downgraded_writer_holds_on_as_a_reader() {
     let mut record = holding();
-    record.begin_to_watch();
+    record.take_path_to_watch();
     record.begin_move(None);
-    assert_eq!((record.phase(), record.held_in(), record.begin_to_watch()), (Phase::Moving(Some(2)), Some(2), None));
+    assert_eq!(
+        (record.phase(), record.held_in(), record.take_path_to_watch()),
+        (Phase::Moving(Some(2)), Some(2), None)
+    );
     record.downgraded(NodeName::parse("host~id-READ-0000000003").unwrap());
     assert_eq!((record.phase(), record.path(), record.token()), (Phase::Holding(2), READER, 40));
-    assert_eq!(record.begin_to_watch(), Some(READER.to_owned()), "the old watch shows no event of the new node");
+    assert_eq!(record.take_path_to_watch(), Some(READER.to_owned()), "the old watch shows no event of the new node");
     ends_with(record.clone(), [(READER, false)]);
     record.may_have_orphan = true;
     record.begin_move(None);
@@ -279,13 +282,13 @@ fn the_first_reason_of_a_loss_stays() {
 fn only_a_waiter_that_had_a_lease_is_lost_by_a_lapse() {
     let mut record = waiting();
     record.record_loss(&Evidence { valid_in: None, ..evidence() });
-    assert!(record.lacks_epoch() && record.loss().is_none(), "the waiter has no epoch yet");
+    assert!(record.waits_without_epoch() && record.loss().is_none(), "the waiter has no epoch yet");
     record.rely_on(Some(2));
     record.record_loss(&evidence());
-    assert!(!record.lacks_epoch() && record.loss().is_none());
+    assert!(!record.waits_without_epoch() && record.loss().is_none());
     record.record_loss(&Evidence { valid_in: None, ..evidence() });
     assert_eq!(record.loss(), Some(Loss::LeaseRanOut));
-    assert!(!record.lacks_epoch());
+    assert!(!record.waits_without_epoch());
 }
 
 #[test]
@@ -337,10 +340,10 @@ fn the_first_use_over_its_limit_ends_the_node() {
     assert_eq!((limits.left(s(4)), limits.first()), (s(7), Some(s(11))));
     limits.end(first);
     assert_eq!((limits.left(s(4)), limits.first()), (s(10), Some(s(14))));
-    assert_eq!(limits.given_up_in(s(4), MARGIN), Some(s(12)));
+    assert_eq!(limits.time_until_given_up(s(4), MARGIN), Some(s(12)));
     limits.exceeded = Some(s(14));
     limits.end(second);
-    assert_eq!((limits.given_up_in(s(15), MARGIN), limits.first()), (Some(s(1)), None));
+    assert_eq!((limits.time_until_given_up(s(15), MARGIN), limits.first()), (Some(s(1)), None));
 }
 
 #[test]
