@@ -409,7 +409,7 @@ impl Acquisition {
             }
             match presence::is_there(session, node.path(), None).await {
                 Ok(true) => {}
-                Ok(false) => node.lose(Loss::Removed),
+                Ok(false) => node.record_loss(Loss::Removed),
                 Err(failure) => return Err(self.config.stop(failure)),
             }
             if self.hold_if_leased(entry, &grant)? {

@@ -248,7 +248,7 @@ impl Contender {
     /// Returns for how long the ensemble surely keeps the session and the node.
     pub(crate) fn session_left(&self) -> Duration {
         let session_left = self.session().lease().session_left();
-        if session_left.is_zero() || self.node().has_left() {
+        if session_left.is_zero() || self.node().is_left() {
             return Duration::ZERO;
         }
         self.node().time_until_given_up().map_or(session_left, |left| left.min(session_left))
@@ -280,7 +280,7 @@ impl Contender {
         let checks = [vec![check(self.node().path(), None)], others].concat();
         let missed = presence::failing(self.session(), &checks).await;
         if missed.contains(&0) {
-            self.node().lose(Loss::Removed);
+            self.node().record_loss(Loss::Removed);
             return Err(Loss::Removed);
         }
         Ok(missed.into_iter().map(|index| index - 1).collect())
@@ -332,10 +332,12 @@ impl Contender {
                 Ok(seen) => seen,
                 // The servers delete the directory of a semaphore's queue after it was empty for a while. The next contender
                 // creates it again.
-                Err(Failure::NoNode) if self.is_of_semaphore() => match follow::possible(session, directory).await {
-                    Ok(()) => continue,
-                    Err(_) => return std::future::pending().await,
-                },
+                Err(Failure::NoNode) if self.is_of_semaphore() => {
+                    match follow::until_may_exist(session, directory).await {
+                        Ok(()) => continue,
+                        Err(_) => return std::future::pending().await,
+                    }
+                }
                 Err(failure) => return Err(self.lost_by(failure, "watch")),
             };
             if let Some(first) = turn::first_kept_out(&self.node_name(), &names, self.is_of_semaphore()) {
@@ -395,7 +397,7 @@ impl Contender {
             let ending = Ending::Forked;
             return (Some(Loss::SessionOver(ending)), Box::pin(ready(Err(Failure::Over(ending)))));
         }
-        let (loss, leaving) = self.node.leave(self.may_signal());
+        let (loss, leaving) = self.node.mark_left(self.may_signal());
         // The trace of the hold ends now, even if the guard is dropped later or the deletion takes long.
         let trace = std::mem::take(&mut *self.trace.lock());
         drop(trace);
@@ -443,7 +445,7 @@ impl Drop for Contender {
         }
         // The trace of the hold ends before the node is removed.
         drop(trace);
-        let (removals, mut creating) = self.node.end(self.may_signal());
+        let (removals, mut creating) = self.node.mark_left_in_any_phase(self.may_signal());
         self.session().store().forget(&self.node);
         for leaving in removals {
             // The reply is dropped, because the removal goes on in the background.
@@ -475,14 +477,14 @@ async fn give_up_in_time(node: Arc<Node>, session: Arc<dyn Session>) {
         return;
     }
     let slice = session.timeout() / 20;
-    while let Some(left) = node.time_until_given_up().filter(|left| !left.is_zero() && !node.has_left()) {
+    while let Some(left) = node.time_until_given_up().filter(|left| !left.is_zero() && !node.is_left()) {
         // The task sleeps in slices, because timers stand still while the machine is suspended. So after a suspension, the
         // removal is late by one slice at most.
         if !slept(&session, left.min(slice)).await {
             return;
         }
     }
-    while !node.has_left() {
+    while !node.is_left() {
         let path = node.path();
         let answer = remove(&session, &node, Leaving::delete(path.clone()), None).await;
         // A downgrade may have replaced the node meanwhile. If so, the next round of the loop removes the new node.

@@ -148,7 +148,7 @@ impl Contender {
             // lost may have created the new node. So the ensemble's leader is asked.
             if !may_be_done || !pause_if_leader_has(session, to, &mut denials).await? {
                 node.end_replacement(NodeState::cancel_move);
-                node.lose(Loss::Removed);
+                node.record_loss(Loss::Removed);
                 return Err(Failure::NoNode);
             }
         };

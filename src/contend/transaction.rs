@@ -187,7 +187,7 @@ impl<'guard> Transaction<'guard> {
         }
         locks.iter().for_each(|lock| lock.node().begin_write());
         // A lock may have been given back before `begin_write`, at the end of a leader's term. Then nothing is sent.
-        if let Some(lock) = locks.iter().find(|lock| lock.node().has_left()) {
+        if let Some(lock) = locks.iter().find(|lock| lock.node().is_left()) {
             locks.iter().for_each(|lock| lock.node().settle_write());
             return Err(lost(lock, Loss::GivenBack));
         }
@@ -206,8 +206,8 @@ impl<'guard> Transaction<'guard> {
             Err(Failure::Operation { index, failure }) => match locks.get(index) {
                 Some(lock) if *failure == Failure::NoNode => {
                     // If the lock was given back meanwhile, the missing node is no loss.
-                    if !lock.node().has_left() {
-                        lock.node().lose(Loss::Removed);
+                    if !lock.node().is_left() {
+                        lock.node().record_loss(Loss::Removed);
                     }
                     Err(lost(lock, lock.detect_loss().unwrap_or(Loss::Removed)))
                 }

@@ -160,7 +160,7 @@ impl Drop for Registered {
 impl WarningEntry {
     /// Returns whether the acquisition still waits: the lock is not granted, and the acquisition has not given up.
     fn waits(&self) -> bool {
-        !self.node.is_holding() && !self.node.has_left()
+        !self.node.is_held_even_if_lost() && !self.node.is_left()
     }
 }
 

@@ -113,7 +113,7 @@ async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<Ho
     }
     let changed = || {
         // A hold that was released has no state.
-        let states = holds.iter().map(|(node, _)| (!node.has_left()).then(|| node.hold_state()));
+        let states = holds.iter().map(|(node, _)| (!node.is_left()).then(|| node.hold_state()));
         let states = states.collect::<Option<Vec<HoldState>>>();
         let state = states.and_then(|states| worst_of(states.into_iter()));
         let is_as_before = state.map(|now| discriminant(&now)) == last.map(|last| discriminant(&last));

@@ -1,5 +1,5 @@
-//! Watches a node for as long as the client is open, on one session after another ([`follow`]). Copies of shared values
-//! and observers of elections use this. [`possible`] waits for a node that does not exist yet.
+//! Watches a node for as long as the client is open, on one session after another ([`watch_across_sessions`]). Copies of shared values
+//! and observers of elections use this. [`until_may_exist`] waits for a node that does not exist yet.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -14,7 +14,7 @@ use crate::session::retry;
 /// The pause between a failed request and the next try to watch the node.
 pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 
-/// The node or directory that [`follow`] watches.
+/// The node or directory that [`watch_across_sessions`] watches.
 pub(crate) trait Followed: Sync {
     /// Returns the client, or `None` if the node or directory need not be watched any more.
     fn coordinator(&self) -> Option<Arc<dyn Coordinator>>;
@@ -23,14 +23,14 @@ pub(crate) trait Followed: Sync {
     fn watch(&self, session: &Arc<dyn Session>) -> impl Future<Output = Result<Infallible, Failure>> + Send;
 
     /// Reports a failure of a request, or of [`Coordinator::session_slot`]. Not called for a lost connection or answer,
-    /// or when [`Followed::watch`] fails because its session is over. If the failure is [`Failure::Over`], [`follow`]
+    /// or when [`Followed::watch`] fails because its session is over. If the failure is [`Failure::Over`], [`watch_across_sessions`]
     /// then returns.
-    fn refused(&self, failure: Failure);
+    fn report_failure(&self, failure: Failure);
 }
 
 /// Watches the node or directory of `it` until [`Followed::coordinator`] returns `None`, the client is closed, or the
 /// client's credentials are refused.
-pub(crate) async fn follow(it: &impl Followed) {
+pub(crate) async fn watch_across_sessions(it: &impl Followed) {
     let mut session_slot: Option<SessionSlot> = None;
     loop {
         let failure = match &session_slot {
@@ -50,14 +50,14 @@ pub(crate) async fn follow(it: &impl Followed) {
                         session_slot = Some(another);
                         continue;
                     }
-                    Err(failure @ Failure::Over(_)) => return it.refused(failure),
+                    Err(failure @ Failure::Over(_)) => return it.report_failure(failure),
                     Err(failure) => failure,
                 }
             }
         };
         // A lost connection or answer says nothing about the node or directory, so it is not reported.
         if !matches!(failure, Failure::Unknown(_) | Failure::Unreachable(_)) {
-            it.refused(failure);
+            it.report_failure(failure);
         }
         let Some(pause) = it.coordinator().map(|coordinator| coordinator.sleep(PAUSE)) else { return };
         pause.await;
@@ -75,7 +75,7 @@ const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Waits until the node at `path` may exist. Watches the children of the nearest ancestor that exists, because
 /// [`Session::watch`] fails for a missing node.
-pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> {
+pub(crate) async fn until_may_exist(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> {
     let (mut wanted, mut look) = (path, Recheck::new(session));
     loop {
         let (directory, name) = wanted.rsplit_once('/').unwrap_or_default();

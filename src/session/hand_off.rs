@@ -63,7 +63,7 @@ impl SessionStore {
     /// hand-off that is not under check if none of the contenders to which it granted the lock still holds the lock.
     pub(super) fn begin_hand_off_checks(&self) -> Vec<Arc<str>> {
         let mut record = self.record.lock();
-        record.hand_offs.retain(|_, it| it.is_under_check || it.granted.iter().any(|node| node.is_holding()));
+        record.hand_offs.retain(|_, it| it.is_under_check || it.granted.iter().any(|node| node.is_held_even_if_lost()));
         let all = record.hand_offs.iter_mut();
         all.filter_map(|(path, it)| (!mem::replace(&mut it.is_under_check, true)).then(|| Arc::clone(path))).collect()
     }
@@ -114,7 +114,7 @@ pub(super) async fn check(session: Weak<dyn Session>, path: Arc<str>) {
 pub(crate) fn record_interference<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<Node>>) {
     emit!(ERROR, path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
     for node in granted {
-        node.lose(Loss::Interfered);
+        node.record_loss(Loss::Interfered);
     }
 }
 

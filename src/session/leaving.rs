@@ -119,7 +119,7 @@ impl Leaving {
             (Leaving::Listing, Input::Listed(listed)) => match listed {
                 Ok(mut rest) => {
                     rest.reverse();
-                    Deletion { rest, ..Deletion::default() }.end(Ok(()))
+                    Deletion { rest, ..Deletion::default() }.next_step(Ok(()))
                 }
                 Err(Failure::NoNode) => Leaving::Gone(Ok(())),
                 Err(Failure::Unknown(_)) => Leaving::Cut(Box::new(Leaving::Listing)),
@@ -139,12 +139,12 @@ impl Leaving {
 impl Deletion {
     fn advance(mut self, answer: Result<(), Failure>) -> (Leaving, Option<RemovalReport>) {
         let (index, failure) = match answer {
-            Ok(()) => return (self.end(Ok(())), None),
+            Ok(()) => return (self.next_step(Ok(())), None),
             Err(Failure::Operation { index, failure }) => (index, *failure),
             Err(failure) => (0, failure),
         };
         match failure {
-            Failure::NoNode if self.is_again => (self.end(Ok(())), None),
+            Failure::NoNode if self.is_again => (self.next_step(Ok(())), None),
             Failure::Unknown(_) => {
                 self.is_again = true;
                 (Leaving::Cut(Box::new(Leaving::Deleting(self))), None)
@@ -159,13 +159,13 @@ impl Deletion {
                 let goes_on = self.lists_after || !self.rest.is_empty();
                 let is_there = goes_on && !matches!(failure, Failure::NoNode | Failure::Over(_));
                 let report = is_there.then(|| RemovalReport::Stays(self.path.clone(), failure.clone()));
-                (self.end(Err(failure)), report)
+                (self.next_step(Err(failure)), report)
             }
         }
     }
 
     /// Returns the step after this deletion has ended with `outcome`.
-    fn end(mut self, outcome: Result<(), Failure>) -> Leaving {
+    fn next_step(mut self, outcome: Result<(), Failure>) -> Leaving {
         match self.rest.pop() {
             _ if matches!(outcome, Err(Failure::Over(_))) => Leaving::Gone(outcome),
             Some(path) => Leaving::Deleting(Deletion { path, rest: self.rest, ..Deletion::default() }),

@@ -12,7 +12,7 @@ use crate::queue::mode::Mode;
 use crate::queue::node_name::{NodeName, Tag};
 use crate::session::lease::{Lease, Moment, nanos};
 use crate::session::leaving::Leaving;
-use crate::session::node::state::{Evidence, NodeState};
+use crate::session::node::state::{LossEvidence, NodeState};
 use crate::session::request::{Created, Ending, Event, Failure, HoldState, Loss, Reply, Watch};
 use crate::session::thread::FORKED;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -51,13 +51,13 @@ impl Unwatched {
     pub(super) fn take(&self, grace: Duration) -> (Vec<Arc<Node>>, bool) {
         let mut nodes = self.nodes.lock();
         let is_taken = |(node, was_passed_over): &mut (Arc<Node>, bool)| {
-            std::mem::replace(was_passed_over, true) || grace.is_zero() || node.has_left()
+            std::mem::replace(was_passed_over, true) || grace.is_zero() || node.is_left()
         };
         let taken: Vec<_> = nodes.extract_if(.., is_taken).collect();
         let others_remain = !nodes.is_empty();
         // A node is dropped after the mutex is released, because the backend is called when its replies are dropped.
         drop(nodes);
-        (taken.into_iter().map(|(node, _)| node).filter(|node| !node.has_left()).collect(), others_remain)
+        (taken.into_iter().map(|(node, _)| node).filter(|node| !node.is_left()).collect(), others_remain)
     }
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct Node {
     directory: Arc<str>,
     tag: Tag,
     path_label: Arc<PathLabel>,
-    locked: Mutex<Locked>,
+    locked: Mutex<NodeInner>,
     /// Notified at a loss, at an event of the watch, when the owner leaves, and when the session's connection or lease
     /// changes.
     pub(super) changed: Notify,
@@ -102,9 +102,9 @@ pub(crate) struct Node {
 /// | [`request_watch`](Node::request_watch), by the waiter or keep-alive: [`NodeState::take_path_to_watch`] | `true` | |
 /// | [`store_watch`](Node::store_watch): the watch was armed | `true` | `Some` |
 /// | [`store_watch`](Node::store_watch): not armed ([`NodeState::watch_failed`]), but the node is not gone | `false` | |
-/// | [`poll_watch`](Locked::poll_watch): the watch has fired ([`NodeState::heard`]) | `false` | `None` |
+/// | [`poll_watch`](NodeInner::poll_watch): the watch has fired ([`NodeState::record_event`]) | `false` | `None` |
 /// | [`end_replacement`](Node::end_replacement): a replacement of the node has ended | `false` | `None` |
-pub(crate) struct Locked {
+pub(crate) struct NodeInner {
     pub(crate) state: NodeState,
     pub(crate) creating: Option<Reply<Created>>,
     /// The watch on the directory's data. A contender sets the data to request that other contenders give up the nodes
@@ -126,7 +126,7 @@ impl Node {
         unwatched: &Arc<Unwatched>,
     ) -> Arc<Node> {
         let state = NodeState::new(&directory, tag.unnumbered(mode));
-        let locked = Locked { state, creating: None, directory_watch: None, own: None };
+        let locked = NodeInner { state, creating: None, directory_watch: None, own: None };
         Arc::new(Node {
             number,
             directory,
@@ -148,10 +148,10 @@ impl Node {
     ///
     /// A value with a destructor (a watch, a reply) must be returned by `change`, and dropped by the caller after the
     /// mutex is released, because its destructor calls the backend. Callers name such a value `_unlocked`.
-    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Locked) -> T) -> T {
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut NodeInner) -> T) -> T {
         let mut locked = self.locked.lock();
         let answer = change(&mut locked);
-        self.held_in.store(locked.state.held_in().map_or(0, |epoch| epoch + 1), Ordering::Release);
+        self.held_in.store(locked.state.held_epoch().map_or(0, |epoch| epoch + 1), Ordering::Release);
         self.first_limit.store(locked.state.limits.first().map_or(u64::MAX, nanos), Ordering::Release);
         let unreported = locked.state.take_unreported_loss();
         drop(locked);
@@ -215,13 +215,13 @@ impl Node {
         self.change(|it| it.state.hold(epoch));
     }
 
-    pub(crate) fn is_holding(&self) -> bool {
-        self.read(NodeState::is_holding)
+    pub(crate) fn is_held_even_if_lost(&self) -> bool {
+        self.read(NodeState::is_held_even_if_lost)
     }
 
     /// Returns whether the node is held, and no loss is recorded.
     pub(super) fn is_held(&self) -> bool {
-        self.read(|it| it.held_in().is_some())
+        self.read(|it| it.held_epoch().is_some())
     }
 
     /// Counts a transaction that is sent now and takes effect only if the node exists.
@@ -258,17 +258,17 @@ impl Node {
 
     /// Leaves the node, and returns its loss and its removal: see [`NodeState::leave`]. Reports a loss that was not
     /// reported yet, and wakes the waiting tasks.
-    pub(crate) fn leave(self: &Arc<Self>, may_signal: bool) -> (Option<Loss>, Option<Leaving>) {
+    pub(crate) fn mark_left(self: &Arc<Self>, may_signal: bool) -> (Option<Loss>, Option<Leaving>) {
         let loss = self.detect_loss();
         let leaving = self.change(|it| it.state.leave(may_signal));
         self.changed.notify_waiters();
         (loss, leaving)
     }
 
-    /// Leaves the node as [`leave`](Node::leave) does, but also before the create is answered ([`NodeState::end`]).
+    /// Leaves the node as [`mark_left`](Node::mark_left) does, but also before the create is answered ([`NodeState::end`]).
     /// Returns the removals of all nodes that may exist, and the reply to the create if it is still awaited.
-    pub(crate) fn end(self: &Arc<Self>, may_signal: bool) -> (Vec<Leaving>, Option<Reply<Created>>) {
-        if !self.has_left() {
+    pub(crate) fn mark_left_in_any_phase(self: &Arc<Self>, may_signal: bool) -> (Vec<Leaving>, Option<Reply<Created>>) {
+        if !self.is_left() {
             self.detect_loss();
         }
         let ended = self.change(|it| (it.state.end(may_signal), it.creating.take()));
@@ -283,12 +283,12 @@ impl Node {
         self.lease.now() == FORKED
     }
 
-    pub(crate) fn has_left(&self) -> bool {
-        self.read(NodeState::has_left)
+    pub(crate) fn is_left(&self) -> bool {
+        self.read(NodeState::is_left)
     }
 
     /// Records a loss, unless an earlier loss is recorded. Wakes the waiting tasks.
-    pub(crate) fn lose(&self, loss: Loss) {
+    pub(crate) fn record_loss(&self, loss: Loss) {
         self.change(|it| it.state.lose(loss));
         self.changed.notify_waiters();
     }
@@ -310,7 +310,7 @@ impl Node {
                 if it.state.waits_without_epoch() {
                     it.state.rely_on(self.reliable_epoch_since(it.state.creation().answered));
                 }
-                it.state.record_loss(&Evidence { now, valid_in: lease.epoch_at(now), over: lease.ending() });
+                it.state.record_loss(&LossEvidence { now, valid_in: lease.epoch_at(now), over: lease.ending() });
             }
             let event = it.poll_watch();
             (it.state.loss(), event)
@@ -342,8 +342,8 @@ impl Node {
             }
             match self.remaining() {
                 // The lease or a limit has ended since the call of `look`, so `look` is called again immediately.
-                None if self.is_holding() => {}
-                Some(left) if self.is_holding() && left < Duration::MAX => {
+                None if self.is_held_even_if_lost() => {}
+                Some(left) if self.is_held_even_if_lost() && left < Duration::MAX => {
                     // While the machine is suspended, a timer stands still but the lease goes on, so one long sleep
                     // could end after the lease. So the sleep is divided into slices.
                     let slice = left.min(self.lease.timeout() / 20);
@@ -363,7 +363,7 @@ impl Node {
 
     /// Returns the present moment if the node is held, no loss is recorded, and neither the lease nor a limit has
     /// ended. Takes no mutex. After `None` the caller must call [`Node::detect_loss`].
-    pub(crate) fn held_at(&self) -> Option<Moment> {
+    pub(crate) fn now_if_held(&self) -> Option<Moment> {
         let now = self.lease.now_if_valid_in(self.held_in.load(Ordering::Acquire).checked_sub(1)?)?;
         (nanos(now) < self.first_limit.load(Ordering::Acquire)).then_some(now)
     }
@@ -371,7 +371,7 @@ impl Node {
     /// Returns how long the node is surely still held, by the lease and the limits. `None` if the lease has ended or a
     /// limit is reached.
     pub(crate) fn remaining(&self) -> Option<Duration> {
-        let left = self.lease.remaining()?.min(self.read(|it| it.limits.left(self.lease.now())));
+        let left = self.lease.remaining()?.min(self.read(|it| it.limits.remaining(self.lease.now())));
         (!left.is_zero()).then_some(left)
     }
 
@@ -419,7 +419,7 @@ impl Node {
     /// `path`.
     pub(super) fn record_gone_if_at(&self, path: &str) {
         if self.read(|it| it.path_if_in_place() == Some(path)) {
-            self.lose(Loss::Removed);
+            self.record_loss(Loss::Removed);
         }
     }
 
@@ -455,7 +455,7 @@ impl Wake for Node {
     }
 }
 
-impl Locked {
+impl NodeInner {
     /// Polls the watch on this node. If the watch has fired, records and returns its event.
     ///
     /// A backend delivers events in order. So a task that has received the event of another node finds every earlier
@@ -469,7 +469,7 @@ impl Locked {
             return None;
         };
         self.own = None;
-        self.state.heard(event);
+        self.state.record_event(event);
         Some(event)
     }
 }

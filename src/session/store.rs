@@ -323,7 +323,7 @@ impl SessionStore {
 
     /// Logs, for each node that is still held, that the connection is lost (`false`) or back (`true`).
     pub(crate) fn log_link(&self, is_connected: bool) {
-        for node in self.all().into_iter().filter(|node| node.is_holding() && node.detect_loss().is_none()) {
+        for node in self.all().into_iter().filter(|node| node.is_held_even_if_lost() && node.detect_loss().is_none()) {
             let (node, left) = (node.path(), self.lease.remaining().unwrap_or_default());
             if is_connected {
                 emit!(INFO, node, ?left, "the connection is back, and the lock is still held");

@@ -24,7 +24,7 @@ use crate::queue::mode::Mode;
 use crate::queue::node_name::NodeName;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::{Coordinator, Session};
-use crate::session::follow::{self, Followed, PAUSE, follow};
+use crate::session::follow::{self, Followed, PAUSE, watch_across_sessions};
 use crate::session::presence::{self, Recheck, fail_if_over};
 use crate::session::request::{Failure, Stat};
 use crate::session::retry::{self, RetryLimit};
@@ -133,7 +133,7 @@ type LeaderUpdate = Result<Option<Leader>, Error>;
 pub(crate) fn changes(config: &Arc<LockConfig>) -> LeaderChanges {
     let observer = Arc::new(Observer { config: Arc::clone(config), seen: Mutex::default() });
     let follower = Arc::clone(&observer);
-    let mut observing = Box::pin(async move { follow(&*follower).await });
+    let mut observing = Box::pin(async move { watch_across_sessions(&*follower).await });
     Changes::new(poll_fn(move |context| match observing.as_mut().poll(context) {
         Poll::Ready(()) => Poll::Ready(None),
         Poll::Pending => observer.take_update().map_or(Poll::Pending, |update| Poll::Ready(Some(update))),
@@ -158,7 +158,7 @@ impl Followed for Observer {
         Some(Arc::clone(&self.config.coordinator))
     }
 
-    fn refused(&self, failure: Failure) {
+    fn report_failure(&self, failure: Failure) {
         self.report(Err(Error::from_failure(failure, OPERATION, &self.config.directory)));
     }
 
@@ -175,7 +175,7 @@ impl Followed for Observer {
                 Ok(names) => names,
                 Err(Failure::NoNode) => {
                     self.report(Ok(None));
-                    follow::possible(session, path).await?;
+                    follow::until_may_exist(session, path).await?;
                     continue;
                 }
                 Err(failure) => return Err(failure),

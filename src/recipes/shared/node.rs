@@ -259,7 +259,7 @@ impl Commit<'_> {
         let session_slot = self.node.coordinator().session_slot(0).await.ok()?;
         let (session, node) = (session_slot.session(), self.hold.node().path());
         match retry::until_known(session, || session.delete(&node)).await {
-            Ok(()) | Err(Failure::NoNode) => self.hold.node().lose(Loss::Removed),
+            Ok(()) | Err(Failure::NoNode) => self.hold.node().record_loss(Loss::Removed),
             Err(_) => return None,
         }
         Some((fate(retry::data(session, &self.node.path, true).await.ok()?), self.hold.detect_loss()))

@@ -17,7 +17,7 @@ use crate::recipes::shared::codec::{Codec, Header, Stored};
 use crate::recipes::shared::known::{CopyState, LocalCopy, SeenContent};
 use crate::recipes::shared::node::{self, Base, CommittedValue, ValueNode};
 use crate::session::contract::{Coordinator, Session};
-use crate::session::follow::{self, Followed, follow};
+use crate::session::follow::{self, Followed, watch_across_sessions};
 use crate::session::lease::Lease;
 use crate::session::node::Node;
 use crate::session::presence::{self, Recheck};
@@ -272,7 +272,7 @@ impl Followed for Follower {
         self.node.upgrade().map(|node| Arc::clone(node.coordinator()))
     }
 
-    fn refused(&self, failure: Failure) {
+    fn report_failure(&self, failure: Failure) {
         let is_over = matches!(failure, Failure::Over(_));
         let error = Error::from_failure(failure, WATCH, &self.path);
         match is_over {

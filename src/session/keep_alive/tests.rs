@@ -232,7 +232,7 @@ async fn a_lapse_of_the_lease_wakes_the_holder_at_once() {
     session.after(5_001).await;
     assert!(woken.is_finished());
     let node = woken.await.unwrap();
-    node.lose(Loss::Removed);
+    node.record_loss(Loss::Removed);
     assert_eq!(node.detect_loss(), Some(Loss::LeaseRanOut));
 }
 
@@ -286,7 +286,7 @@ async fn watch_retries_back_off_and_end_with_the_node() {
     watches.retain(|(_, what)| what == "watch /a/1");
     // The pauses grow for twelve tries, by 120 ms at each. Every further pause is 1,440 ms.
     assert_eq!(watches.len(), 4 + 12 + (60_000 - 200 - 120 * 78) / 1_440, "{watches:?}");
-    node.leave(true);
+    node.mark_left(true);
     session.after(62_000).await;
     assert!(session.after(70_000).await.iter().all(|(_, what)| what != "watch /a/1"));
 }
@@ -335,9 +335,9 @@ async fn a_hand_off_to_a_short_or_lost_hold_costs_no_listing() {
         let ends = async {
             tokio::time::sleep(ms(500)).await;
             match is_lost {
-                true => granted.lose(Loss::Removed),
+                true => granted.record_loss(Loss::Removed),
                 false => {
-                    granted.leave(true);
+                    granted.mark_left(true);
                     session.store.forget(&granted);
                 }
             }
@@ -379,10 +379,10 @@ fn all_holders_are_checked_or_else_one_waiter() {
     first.hold(0);
     second.hold(0);
     assert_eq!(to_check(), ["/a/1", "/a/2"]);
-    first.leave(true);
+    first.mark_left(true);
     assert_eq!(to_check(), ["/a/2"]);
     second.change(|it| it.state.begin_move(None));
     assert_eq!(to_check(), ["/a/3"]);
-    third.leave(true);
+    third.mark_left(true);
     assert!(to_check().is_empty());
 }

@@ -77,7 +77,7 @@ pub(crate) struct Creation {
 }
 
 /// Facts from which [`NodeState::record_loss`] decides whether the node is lost.
-pub(crate) struct Evidence {
+pub(crate) struct LossEvidence {
     /// The present moment, on the session's clock.
     pub(crate) now: Moment,
     pub(crate) over: Option<Ending>,
@@ -127,7 +127,7 @@ impl Limits {
     /// Returns the time until a present hold or use first reaches its limit. Without a present one, returns the limit
     /// itself, because a hold that begins now cannot exceed its limit sooner. Returns `Duration::MAX` if there is no
     /// limit.
-    pub(super) fn left(&self, now: Moment) -> Duration {
+    pub(super) fn remaining(&self, now: Moment) -> Duration {
         self.first().map(|end| end.saturating_sub(now)).or(self.longest).unwrap_or(Duration::MAX)
     }
 
@@ -310,7 +310,7 @@ impl NodeState {
             return None;
         }
         let dialect = self.name.dialect();
-        let held_alone = self.is_holding() && self.is_in_queue() && self.name.mode() == Mode::Write;
+        let held_alone = self.is_held_even_if_lost() && self.is_in_queue() && self.name.mode() == Mode::Write;
         self.may_have_orphan |= self.may_have_reader_node();
         let is_forged = self.loss == Some(Loss::Interfered);
         let is_old = !(0..mode::RESTART_FROM).contains(&self.name.sequence());
@@ -351,10 +351,10 @@ impl NodeState {
 
     /// Records the loss that the evidence shows, if there is one, unless an earlier loss is recorded.
     ///
-    /// Must be called before an event of the watch is [recorded](NodeState::heard). If the process was stopped for
+    /// Must be called before an event of the watch is [recorded](NodeState::record_event). If the process was stopped for
     /// long, the lease has run out and the server has removed the node. The end of the lease must then be recorded as
     /// the loss, because it is the cause of the removal.
-    pub(crate) fn record_loss(&mut self, evidence: &Evidence) {
+    pub(crate) fn record_loss(&mut self, evidence: &LossEvidence) {
         let since = match self.phase {
             Phase::Holding(epoch) | Phase::Moving(Some(epoch)) => Some(epoch),
             Phase::Waiting | Phase::Moving(None) => self.relied_epoch,
@@ -371,7 +371,7 @@ impl NodeState {
     }
 
     /// Records an event of the watch on the node. A deletion is a loss, except while the node is being replaced.
-    pub(crate) fn heard(&mut self, event: Event) {
+    pub(crate) fn record_event(&mut self, event: Event) {
         self.is_watched = false;
         if event == Event::Deleted && matches!(self.phase, Phase::Waiting | Phase::Holding(_)) {
             self.lose(Loss::Removed);
@@ -403,7 +403,7 @@ impl NodeState {
 
     /// Returns the path and the loss of a held node that was lost. Each loss is returned once.
     pub(crate) fn take_unreported_loss(&mut self) -> Option<(String, Loss)> {
-        let loss = self.loss.filter(|_| self.is_holding() && !self.is_reported)?;
+        let loss = self.loss.filter(|_| self.is_held_even_if_lost() && !self.is_reported)?;
         self.is_reported = true;
         Some((self.path.clone(), loss))
     }
@@ -422,7 +422,7 @@ impl NodeState {
     }
 
     /// Returns the epoch of the lease in which the node is held, or `None` if the node is not held, or is lost.
-    pub(crate) fn held_in(&self) -> Option<u64> {
+    pub(crate) fn held_epoch(&self) -> Option<u64> {
         match (self.loss, self.phase) {
             (None, Phase::Holding(epoch) | Phase::Moving(Some(epoch))) => Some(epoch),
             _ => None,
@@ -434,11 +434,11 @@ impl NodeState {
         self.phase
     }
 
-    pub(crate) fn is_holding(&self) -> bool {
+    pub(crate) fn is_held_even_if_lost(&self) -> bool {
         matches!(self.phase, Phase::Holding(_) | Phase::Moving(Some(_)))
     }
 
-    pub(crate) fn has_left(&self) -> bool {
+    pub(crate) fn is_left(&self) -> bool {
         self.phase == Phase::Left
     }
 

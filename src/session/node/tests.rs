@@ -22,20 +22,20 @@ fn holding() -> (Arc<Node>, Arc<SessionStore>) {
     let node = store.enter("/lock/node".to_owned());
     store.unwatched.take(Duration::ZERO);
     node.hold(store.lease().epoch().unwrap());
-    assert!(node.held_at().is_some());
+    assert!(node.now_if_held().is_some());
     (node, store)
 }
 
 /// The two ways in which a hold ends: it is given back, or lost.
-const ENDS: [fn(&Arc<Node>); 2] = [|node| drop(node.leave(true)), |node| node.lose(Loss::Removed)];
+const ENDS: [fn(&Arc<Node>); 2] = [|node| drop(node.mark_left(true)), |node| node.record_loss(Loss::Removed)];
 
-/// `held_at` reads only atomics, so every change of the node must update them.
+/// `now_if_held` reads only atomics, so every change of the node must update them.
 #[test]
 fn held_at_is_none_once_the_node_is_lost_or_left() {
     for end in ENDS {
         let (node, _store) = holding();
         end(&node);
-        assert_eq!(node.held_at(), None);
+        assert_eq!(node.now_if_held(), None);
     }
 }
 
@@ -47,7 +47,7 @@ struct Looks {
 
 impl Wake for Looks {
     fn wake(self: Arc<Self>) {
-        let is_over = !self.node.is_holding() || self.node.detect_loss().is_some();
+        let is_over = !self.node.is_held_even_if_lost() || self.node.detect_loss().is_some();
         self.has_seen.store(is_over, Ordering::SeqCst);
     }
 }

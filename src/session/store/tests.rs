@@ -36,7 +36,7 @@ fn a_renewal_after_a_lapse_revives_no_hold() {
         clock.fetch_add(30_000, Ordering::SeqCst);
         renew(&store);
         assert_eq!(node.detect_loss(), Some(Loss::LeaseRanOut));
-        assert!(node.held_at().is_none());
+        assert!(node.now_if_held().is_none());
     }
 }
 
@@ -102,13 +102,13 @@ fn a_node_is_watched_at_the_second_call_if_still_there() {
         (names(&due), more)
     };
     assert_eq!(to_watch(), (vec![], true));
-    gone.leave(true);
+    gone.mark_left(true);
     enter(&store, ["3"]);
     assert_eq!(to_watch(), (vec!["/a/1".to_owned()], true));
     assert_eq!(to_watch(), (vec!["/a/3".to_owned()], false));
     assert_eq!(to_watch(), (vec![], false));
     let [gone] = enter(&store, ["4"]);
-    gone.leave(true);
+    gone.mark_left(true);
     assert_eq!(to_watch(), (vec![], false));
     enter(&store, ["5"]);
     assert_eq!(names(&store.unwatched.take(Duration::ZERO).0), ["/a/5"]);
@@ -134,7 +134,7 @@ fn a_node_that_was_left_is_no_longer_kept_alive() {
     let store = store();
     let [node] = enter(&store, ["1"]);
     assert!(!store.has_no_nodes());
-    node.leave(true);
+    node.mark_left(true);
     store.forget(&node);
     assert!(store.has_no_nodes());
 }
@@ -144,7 +144,7 @@ fn a_loss_by_the_session_end_keeps_its_reason() {
     let store = store();
     let [holder, waiter, removed] = enter(&store, ["1", "2", "3"]);
     holder.hold(store.lease().epoch().unwrap());
-    removed.lose(Loss::Removed);
+    removed.record_loss(Loss::Removed);
     assert!(!store.is_over());
     store.end(Ending::Expired);
     assert!(store.is_over());
@@ -153,7 +153,7 @@ fn a_loss_by_the_session_end_keeps_its_reason() {
         (waiter, Loss::SessionOver(Ending::Expired)),
         (removed, Loss::Removed),
     ] {
-        node.lose(Loss::Interfered);
+        node.record_loss(Loss::Interfered);
         assert_eq!(node.detect_loss(), Some(loss));
     }
 }

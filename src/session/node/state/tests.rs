@@ -203,7 +203,7 @@ fn a_downgraded_writer_holds_on_as_a_reader() {
     record.take_path_to_watch();
     record.begin_move(None);
     assert_eq!(
-        (record.phase(), record.held_in(), record.take_path_to_watch()),
+        (record.phase(), record.held_epoch(), record.take_path_to_watch()),
         (Phase::Moving(Some(2)), Some(2), None)
     );
     record.downgraded(NodeName::parse("host~id-READ-0000000003").unwrap());
@@ -253,16 +253,16 @@ fn a_node_left_during_a_move_stays_left() {
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-fn evidence() -> Evidence {
-    Evidence { now: NOW, over: None, valid_in: Some(2) }
+fn evidence() -> LossEvidence {
+    LossEvidence { now: NOW, over: None, valid_in: Some(2) }
 }
 
 #[test]
 fn the_first_reason_of_a_loss_stays() {
     let over = Loss::SessionOver(Ending::Expired);
-    let long = Evidence { now: NOW + LIMIT, ..evidence() };
-    let ended = Evidence { over: Some(Ending::Expired), valid_in: None, ..long };
-    let lapsed = Evidence { valid_in: Some(3), ..long };
+    let long = LossEvidence { now: NOW + LIMIT, ..evidence() };
+    let ended = LossEvidence { over: Some(Ending::Expired), valid_in: None, ..long };
+    let lapsed = LossEvidence { valid_in: Some(3), ..long };
     for (evidence, loss) in
         [(evidence(), None), (ended, Some(over)), (lapsed, Some(Loss::LeaseRanOut)), (long, Some(Loss::HeldTooLong))]
     {
@@ -270,10 +270,10 @@ fn the_first_reason_of_a_loss_stays() {
         record.limits.set(LIMIT);
         record.limits.begin(NOW).expect("limited");
         record.record_loss(&evidence);
-        assert_eq!((record.loss(), record.held_in()), (loss, Some(2).filter(|_| loss.is_none())));
+        assert_eq!((record.loss(), record.held_epoch()), (loss, Some(2).filter(|_| loss.is_none())));
         record.lose(Loss::Removed);
         assert_eq!(record.loss(), loss.or(Some(Loss::Removed)), "the first reason stays");
-        record.record_loss(&Evidence { over: Some(Ending::Closed), ..evidence });
+        record.record_loss(&LossEvidence { over: Some(Ending::Closed), ..evidence });
         assert_eq!(record.loss(), loss.or(Some(Loss::Removed)));
     }
 }
@@ -281,12 +281,12 @@ fn the_first_reason_of_a_loss_stays() {
 #[test]
 fn only_a_waiter_that_had_a_lease_is_lost_by_a_lapse() {
     let mut record = waiting();
-    record.record_loss(&Evidence { valid_in: None, ..evidence() });
+    record.record_loss(&LossEvidence { valid_in: None, ..evidence() });
     assert!(record.waits_without_epoch() && record.loss().is_none(), "the waiter has no epoch yet");
     record.rely_on(Some(2));
     record.record_loss(&evidence());
     assert!(!record.waits_without_epoch() && record.loss().is_none());
-    record.record_loss(&Evidence { valid_in: None, ..evidence() });
+    record.record_loss(&LossEvidence { valid_in: None, ..evidence() });
     assert_eq!(record.loss(), Some(Loss::LeaseRanOut));
     assert!(!record.waits_without_epoch());
 }
@@ -295,9 +295,9 @@ fn only_a_waiter_that_had_a_lease_is_lost_by_a_lapse() {
 fn a_deletion_event_is_a_loss_unless_the_node_moves() {
     for (mut record, standing) in of_each_phase().into_iter().zip([false, false, true, true, false, false, false]) {
         let given_back = (record.phase() == Phase::Left).then_some(Loss::GivenBack);
-        record.heard(Event::Changed);
+        record.record_event(Event::Changed);
         assert_eq!(record.loss(), given_back);
-        record.heard(Event::Deleted);
+        record.record_event(Event::Deleted);
         let loss = if standing { Some(Loss::Removed) } else { given_back };
         assert_eq!((record.loss(), record.phase()), (loss, record.phase()), "{:?}", record.phase());
     }
@@ -334,12 +334,12 @@ const fn s(seconds: u64) -> Duration {
 #[test]
 fn the_first_use_over_its_limit_ends_the_node() {
     let mut limits = Limits::default();
-    assert_eq!((limits.begin(s(1)), limits.left(s(1)), limits.first()), (None, Duration::MAX, None));
+    assert_eq!((limits.begin(s(1)), limits.remaining(s(1)), limits.first()), (None, Duration::MAX, None));
     limits.set(s(10));
     let [first, second] = [s(1), s(4)].map(|at| limits.begin(at).expect("limited"));
-    assert_eq!((limits.left(s(4)), limits.first()), (s(7), Some(s(11))));
+    assert_eq!((limits.remaining(s(4)), limits.first()), (s(7), Some(s(11))));
     limits.end(first);
-    assert_eq!((limits.left(s(4)), limits.first()), (s(10), Some(s(14))));
+    assert_eq!((limits.remaining(s(4)), limits.first()), (s(10), Some(s(14))));
     assert_eq!(limits.time_until_given_up(s(4), MARGIN), Some(s(12)));
     limits.exceeded = Some(s(14));
     limits.end(second);
@@ -350,9 +350,9 @@ fn the_first_use_over_its_limit_ends_the_node() {
 fn a_later_use_does_not_reach_its_limit_earlier() {
     let mut limits = Limits::default();
     limits.set(s(10));
-    let until = s(3) + limits.left(s(3));
+    let until = s(3) + limits.remaining(s(3));
     limits.begin(s(3)).expect("limited");
     assert_eq!(limits.first(), Some(until));
     limits.set(Duration::MAX);
-    assert_eq!(limits.left(s(3)), s(10), "the first limit counts");
+    assert_eq!(limits.remaining(s(3)), s(10), "the first limit counts");
 }
