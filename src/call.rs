@@ -201,7 +201,7 @@ impl Deadline {
         // While the client is disconnected, this call of `state` makes the client ask the servers for the reason.
         let _for_later = coordinator.state();
         coordinator.sleep(self.left()).await;
-        coordinator.state().cut_off()
+        coordinator.state().into_cut_off()
     }
 }
 
@@ -258,7 +258,7 @@ pub(crate) async fn list_children(
 ) -> Result<Vec<String>, Failure> {
     let listing =
         ask_until_answered(session, || retry::read(session, directory, is_synced, |it, path| it.children(path)));
-    listing.await.or_else(retry::none_without_node)
+    listing.await.or_else(retry::default_if_no_node)
 }
 
 /// Deletes a node of the lock or semaphore at `path`. Returns whether this call has removed the node, or may have: if

@@ -20,10 +20,10 @@ use crate::session::lease::Moment;
 use crate::session::leaving::Leaving;
 use crate::session::node::Node;
 use crate::session::node::state::{EntryStep, LimitDeadline};
-use crate::session::presence::{self, Recheck, check};
+use crate::session::presence::{self, Recheck, check_operation};
 use crate::session::removal::{log_failure, remove};
 use crate::session::request::{Created, Ending, Failure, Kind, Listing, Loss, Operation, Reply, Stat, Watch};
-use crate::session::retry::{self, slept, until_known};
+use crate::session::retry::{self, sleep_fully, until_known};
 use crate::session::{follow, listing};
 use crate::sync::Mutex;
 use crate::telemetry::log::emit;
@@ -121,7 +121,7 @@ impl Contender {
     }
 
     fn record_created(&self, created: &Created) -> Result<(), Failure> {
-        self.session().store().created(&self.node, created, self.session().id())
+        self.session().store().record_created(&self.node, created, self.session().id())
     }
 
     /// Creates the lock directory and its missing parents.
@@ -232,7 +232,7 @@ impl Contender {
 
     /// Waits until the node is lost.
     pub(crate) async fn lost(&self) -> Loss {
-        self.node().until_lost(|pause| slept(self.session(), pause)).await
+        self.node().until_lost(|pause| sleep_fully(self.session(), pause)).await
     }
 
     /// Returns the data of the node: host, process and label, for operators.
@@ -277,8 +277,8 @@ impl Contender {
     /// Checks our own node and `others` at the ensemble's leader once. Returns the indices in `others` of the failed checks,
     /// or the loss if our own node is gone.
     pub(crate) async fn failing(&self, others: Vec<Operation>) -> Result<Vec<usize>, Loss> {
-        let checks = [vec![check(self.node().path(), None)], others].concat();
-        let missed = presence::failing(self.session(), &checks).await;
+        let checks = [vec![check_operation(self.node().path(), None)], others].concat();
+        let missed = presence::failed_checks(self.session(), &checks).await;
         if missed.contains(&0) {
             self.node().record_loss(Loss::Removed);
             return Err(Loss::Removed);
@@ -471,7 +471,7 @@ impl Drop for LimitedUse {
 /// margin in which to stop its work. The owner of the node may remove the node earlier.
 async fn give_up_in_time(node: Arc<Node>, session: Arc<dyn Session>) {
     if matches!(
-        node.until_lost(|pause| slept(&session, pause)).await,
+        node.until_lost(|pause| sleep_fully(&session, pause)).await,
         Loss::SessionOver(_) | Loss::GivenBack | Loss::Removed
     ) {
         return;
@@ -480,7 +480,7 @@ async fn give_up_in_time(node: Arc<Node>, session: Arc<dyn Session>) {
     while let Some(left) = node.time_until_given_up().filter(|left| !left.is_zero() && !node.is_left()) {
         // The task sleeps in slices, because timers stand still while the machine is suspended. So after a suspension, the
         // removal is late by one slice at most.
-        if !slept(&session, left.min(slice)).await {
+        if !sleep_fully(&session, left.min(slice)).await {
             return;
         }
     }
@@ -488,7 +488,7 @@ async fn give_up_in_time(node: Arc<Node>, session: Arc<dyn Session>) {
         let path = node.path();
         let answer = remove(&session, &node, Leaving::delete(path.clone()), None).await;
         // A downgrade may have replaced the node meanwhile. If so, the next round of the loop removes the new node.
-        if node.path_if_in_place().as_ref() == Some(&path) || !slept(&session, slice).await {
+        if node.path_if_in_place().as_ref() == Some(&path) || !sleep_fully(&session, slice).await {
             return log_failure(answer);
         }
     }

@@ -29,7 +29,7 @@ use crate::queue::turn::Grant;
 use crate::session::contract::Session;
 use crate::session::hand_off;
 use crate::session::node::state::NodeState;
-use crate::session::presence::{self, Recheck, check};
+use crate::session::presence::{self, Recheck, check_operation};
 use crate::session::request::{Event, Failure, Kind, Reply, Stat, Watch};
 use crate::session::retry::{self, RetryLimit};
 use crate::sync::atomic::Ordering;
@@ -231,7 +231,7 @@ impl<'a> View<'a> {
             // The leader has refused this version before, and the version of a node only rises. So a server that still
             // shows this version is wrong.
             Err(Failure::BadVersion) if self.refused.replace(version) == Some(version) => {
-                presence::leave(session, self.connection, config.user_path()).await?;
+                presence::leave_server(session, self.connection, config.user_path()).await?;
             }
             Err(Failure::BadVersion) => {}
             Err(Failure::NoParent(_)) => make_directory(session, taken, &mut self.rounds).await?,
@@ -344,8 +344,8 @@ impl<'a> View<'a> {
         let (Some((_, _, number)), Some(names)) = (&mut self.number, &mut self.names) else { return Ok(()) };
         let node = |name: &str| format!("{}/{name}", self.state.taken);
         let checks = || {
-            let holders = now.names.iter().map(|name| check(node(name), None));
-            std::iter::once(check(&**path, Some(now.version))).chain(holders).collect()
+            let holders = now.names.iter().map(|name| check_operation(node(name), None));
+            std::iter::once(check_operation(&**path, Some(now.version))).chain(holders).collect()
         };
         let mut recheck = Recheck::new(session);
         let look_again = queue_view.map(|view| Box::pin(view.look_again.notified()));

@@ -17,7 +17,7 @@ use crate::queue::member::Blockers;
 use crate::queue::mode::Aim;
 use crate::queue::node_name::NodeName;
 use crate::queue::turn::{self, Claim, Departure, Grant, Step, Waiter};
-use crate::session::presence::{self, Recheck, check};
+use crate::session::presence::{self, Recheck, check_operation};
 use crate::session::request::{Event, Failure, Listing, Loss, Stat, Watch};
 use crate::session::retry::{self, RetryLimit, spawn_awaited};
 use crate::session::watch::log_cannot_watch;
@@ -270,7 +270,7 @@ impl PendingAcquisition<'_> {
     /// gone. If this client's server still lists that node, connects to another server.
     async fn is_gone_at_leader(&self, predecessor: &Arc<str>) -> Result<bool, Error> {
         let (entry, config) = (self.entry, self.config);
-        let failing = entry.failing(vec![check(entry.child(predecessor), None)]).await;
+        let failing = entry.failing(vec![check_operation(entry.child(predecessor), None)]).await;
         let is_gone = !failing.map_err(|loss| config.evicted(loss))?.is_empty();
         let gone = is_gone.then(|| predecessor.to_string()).into_iter().collect();
         let left = presence::leave_server_if_listed(entry.session(), entry.directory(), gone).await;

@@ -44,7 +44,7 @@ impl KeptNodeCache {
         let newest = self.newest.lock();
         let used = newest.as_ref().and_then(|kept| kept.join_now(mode));
         drop(newest);
-        used.filter(|used| used.contender().held_at().is_some())
+        used.filter(|used| used.contender().now_if_held().is_some())
     }
 
     /// Joins the newest kept node. Refuses the use in a forked process. Also refuses the use if no node is kept, or if
@@ -186,7 +186,7 @@ impl KeptNodeUse {
 
     /// Returns the loss of the hold if the hold is found lost. Otherwise returns the present time on the lease's clock.
     pub(crate) fn now_if_held(&self) -> Result<Moment, Loss> {
-        match self.contender().held_at() {
+        match self.contender().now_if_held() {
             Some(now) => Ok(now),
             None => self.contender().detect_loss().map_or_else(|| Ok(self.contender().now()), Err),
         }

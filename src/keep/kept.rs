@@ -260,7 +260,7 @@ impl KeptNode {
         let mut state = self.state.lock();
         // A transaction of this writer whose outcome is unknown may still be carried out while the node exists. So the next
         // writer must not use the same node.
-        let is_unsure = state.uses.mode == Mode::Write && hold.node().may_yet_write();
+        let is_unsure = state.uses.mode == Mode::Write && hold.node().has_unsettled_write();
         let mut woken = if is_unsure { state.close(GiveUpReason::Unsure) } else { Vec::new() };
         woken.extend(state.uses.leave(number));
         state.used = state.used.max(now);
@@ -327,7 +327,7 @@ impl KeptNode {
                     // Servers delete only empty directories. So if the directory is deleted, our node is gone.
                     Event::Deleted | Event::Over => GiveUpReason::Lost,
                 },
-                _ = node.until_lost(|pause| retry::slept(&session, pause)) => GiveUpReason::Lost,
+                _ = node.until_lost(|pause| retry::sleep_fully(&session, pause)) => GiveUpReason::Lost,
                 () = until_idle_too_long(&kept, &session) => GiveUpReason::Idle,
                 () = wait_for_contention(&kept, &session) => GiveUpReason::Asked,
                 never = warn_of_long_waits(&kept, &session) => match never {},
@@ -398,7 +398,7 @@ async fn until_idle_too_long(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) 
             return;
         }
         // While the node is in use, `left` is the whole idle time, so the task sleeps for the whole idle time between two checks.
-        if !retry::slept(session, left.max(IDLE_PAUSE)).await {
+        if !retry::sleep_fully(session, left.max(IDLE_PAUSE)).await {
             return;
         }
     }
@@ -408,7 +408,7 @@ async fn until_idle_too_long(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) 
 /// contender, because the contender lacks the permission to ask for the node, or the event was lost.
 async fn wait_for_contention(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) {
     while let Some(pause) = kept.upgrade().map(|kept| kept.idle.clamp(QUEUE_PAUSES.0, QUEUE_PAUSES.1)) {
-        if !retry::slept(session, pause).await {
+        if !retry::sleep_fully(session, pause).await {
             return std::future::pending().await;
         }
         // The task takes only copies, because a pointer to the hold would delay the removal of the node after the last
@@ -433,7 +433,7 @@ async fn warn_of_long_waits(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) -
     while let Some(limit) = kept.upgrade().and_then(|kept| kept.warn_waiting) {
         // While no use waits, the task has no timer and stays asleep.
         KeptNode::until_a_use_waits(kept).await;
-        if !retry::slept(session, (limit / CHECKS).max(IDLE_PAUSE)).await {
+        if !retry::sleep_fully(session, (limit / CHECKS).max(IDLE_PAUSE)).await {
             break;
         }
         let Some(kept) = kept.upgrade() else { break };

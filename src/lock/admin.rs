@@ -112,7 +112,7 @@ impl LockConfig {
             // with that version, so no process would be asked.
             call::ask_until_answered(&session, || session.sync(path)).await?;
             let asked = call::ask_until_answered(&session, || directory::ask_as_it_is(&session, path, None)).await;
-            asked.or_else(retry::none_without_node)
+            asked.or_else(retry::default_if_no_node)
         });
         asked.await
     }

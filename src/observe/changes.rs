@@ -120,7 +120,7 @@ async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<Ho
         (state.is_none() || !is_as_before).then_some(state)
     };
     let changes =
-        holds.iter().map(|(node, session)| Box::pin(node.until(|pause| retry::slept(session, pause), changed)));
+        holds.iter().map(|(node, session)| Box::pin(node.until(|pause| retry::sleep_fully(session, pause), changed)));
     select_all(changes).await.0
 }
 

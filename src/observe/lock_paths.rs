@@ -13,7 +13,7 @@ use crate::queue::node_name::NodeName;
 use crate::queue::permits::{self, PERMITS, QUEUE, Room};
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
-use crate::session::presence::{self, NAMED, check};
+use crate::session::presence::{self, NAMED, check_operation};
 use crate::session::request::{Failure, Stat};
 use crate::session::retry;
 
@@ -137,8 +137,8 @@ impl LockPaths {
             (Some(permits), []) => (permits, self.taken(session).await),
             _ => (&self.queue, ahead.iter().take(NAMED).map(|&name| name.to_owned()).collect()),
         };
-        let checks: Vec<_> = names.iter().map(|name| check(format!("{directory}/{name}"), None)).collect();
-        let gone = retry::within(session.sleep(session.timeout()), presence::failing(session, &checks)).await;
+        let checks: Vec<_> = names.iter().map(|name| check_operation(format!("{directory}/{name}"), None)).collect();
+        let gone = retry::within(session.sleep(session.timeout()), presence::failed_checks(session, &checks)).await;
         let gone: Vec<_> = gone.unwrap_or_default().into_iter().map(|index| names[index].clone()).collect();
         let are_gone = !gone.is_empty();
         presence::leave_server_if_listed(session, directory, gone).await.map(|_| are_gone)

@@ -13,7 +13,7 @@ use crate::queue::member::Queue;
 use crate::queue::metadata;
 use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::session::contract::{Coordinator, Session};
-use crate::session::request::{Failure, shown};
+use crate::session::request::{Failure, none_unless_readable};
 use crate::session::retry;
 use crate::validation;
 
@@ -80,7 +80,7 @@ impl Survey {
             for some in level.chunks(LISTINGS_IN_FLIGHT) {
                 // The closure returns `None` for a node whose children may not be listed.
                 let list = |node: &String| {
-                    session.children(node).map(|listed| shown(listed.or_else(retry::default_if_no_node)))
+                    session.children(node).map(|listed| none_unless_readable(listed.or_else(retry::default_if_no_node)))
                 };
                 let listings = call::ask_until_answered(&session, || try_join_all(some.iter().map(list))).await?;
                 for (node, children) in some.iter().zip(listings) {
@@ -160,10 +160,10 @@ impl Survey {
 async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queue>, Failure> {
     let queue_paths = LockPaths::of_semaphore(node.into());
     let read = call::ask_until_answered(session, || session.data(node)).await;
-    let Some((data, _)) = shown(read)? else { return Ok(None) };
+    let Some((data, _)) = none_unless_readable(read)? else { return Ok(None) };
     // If this client may not list a directory, this function returns `None`. The survey then looks at the directory as at
     // any other node, and reports it in `unreadable`.
-    let Some((taken, queued)) = shown(queue_paths.names(session, false).await)? else { return Ok(None) };
+    let Some((taken, queued)) = none_unless_readable(queue_paths.names(session, false).await)? else { return Ok(None) };
     let number = match permits::decode(&data) {
         Ok(Some(number)) => number,
         Ok(None) if taken.iter().all(|name| permits::parse(name).is_none()) => return Ok(None),

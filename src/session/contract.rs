@@ -293,7 +293,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
 
     /// Returns how many bytes these operations take as one request.
     fn request_bytes(&self, operations: &[Operation]) -> usize {
-        request::bytes(operations, 0, request::ACL_OF_ANYONE)
+        request::request_size(operations, 0, request::ACL_OF_ANYONE)
     }
 
     /// Carries out all operations or none. If an operation fails, the failure is [`Failure::Operation`].
@@ -345,7 +345,7 @@ impl ConnectionState {
 
     /// Returns how long ago the connection was lost, and why. `None` unless the state is
     /// [`Connecting`](ConnectionState::Connecting).
-    pub(crate) fn cut_off(self) -> Option<CutOff> {
+    pub(crate) fn into_cut_off(self) -> Option<CutOff> {
         match self {
             ConnectionState::Connecting { since, why } => Some(CutOff { lasted: since.elapsed(), why }),
             _ => None,
@@ -414,7 +414,7 @@ mod tests {
         ] {
             assert_eq!(state.to_string(), words);
             assert_eq!(state.is_connected(), words == "connected");
-            assert_eq!(state.cut_off().is_some(), words.starts_with("connecting"));
+            assert_eq!(state.into_cut_off().is_some(), words.starts_with("connecting"));
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Watches a node for as long as the client is open, on one session after another ([`watch_across_sessions`]). Copies of shared values
-//! and observers of elections use this. [`until_may_exist`] waits for a node that does not exist yet.
+//! Watches a node for as long as the client is open, on one session after another ([`watch_across_sessions`]). Copies
+//! of shared values and observers of elections use this. [`until_may_exist`] waits for a node that does not exist yet.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -23,8 +23,8 @@ pub(crate) trait Followed: Sync {
     fn watch(&self, session: &Arc<dyn Session>) -> impl Future<Output = Result<Infallible, Failure>> + Send;
 
     /// Reports a failure of a request, or of [`Coordinator::session_slot`]. Not called for a lost connection or answer,
-    /// or when [`Followed::watch`] fails because its session is over. If the failure is [`Failure::Over`], [`watch_across_sessions`]
-    /// then returns.
+    /// or when [`Followed::watch`] fails because its session is over. If the failure is [`Failure::Over`],
+    /// [`watch_across_sessions`] then returns.
     fn report_failure(&self, failure: Failure);
 }
 
@@ -94,7 +94,7 @@ pub(crate) async fn until_may_exist(session: &Arc<dyn Session>, path: &str) -> R
                     event = change => fail_if_over(session, event).await?,
                     // The ensemble's leader has the node, although no event has come. If the server still lacks the
                     // node, this client connects to another server.
-                    () = look.find(path, true) => {
+                    () = look.until_leader_answers(path, true) => {
                         let _diverged = presence::leave_differing_server(session, path, None).await;
                         wanted = path;
                         continue;

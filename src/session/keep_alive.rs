@@ -11,7 +11,7 @@ use crate::session::contract::Session;
 use crate::session::hand_off;
 use crate::session::lease::Moment;
 use crate::session::node::Node;
-use crate::session::presence::{self, check};
+use crate::session::presence::{self, check_operation};
 use crate::session::removal::remove_late_nodes;
 use crate::session::request::Failure;
 use crate::session::retry::{RetryLimit, spawn_cancellable, within};
@@ -180,7 +180,7 @@ async fn check_own_nodes(session: &Arc<dyn Session>) {
     if to_check.is_empty() && !(store.has_no_nodes() && session.is_kept_by_reads()) {
         drop(session.sync("/").await);
     }
-    let checks: Vec<_> = to_check.iter().map(|(_, path)| check(path, None)).collect();
+    let checks: Vec<_> = to_check.iter().map(|(_, path)| check_operation(path, None)).collect();
     for ((node, path), holds) in to_check.iter().zip(presence::run_checks(session, &checks, RetryLimit::once()).await) {
         match holds {
             Ok(false) => node.record_gone_if_at(path),

@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use crate::session::contract::Session;
 use crate::session::request::{Children, Failure, Listing, Reply, Stat};
 use crate::session::retry::{self, within};
-use crate::session::store::{Callers, Listed, SessionStore};
+use crate::session::store::{ListingAnswer, ListingSender, SessionStore};
 use crate::sync::watch;
 
 /// The most concurrent listings of one small directory. With more than one, a caller often need not wait for the
@@ -40,7 +40,7 @@ pub(crate) fn list_telling_if_sent(session: &Arc<dyn Session>, directory: &Arc<s
     let is_sent = first.is_some();
     if let Some(first) = first {
         let reply = session.children_and_stat(directory);
-        retry::begin(session, answer_callers(Arc::clone(session), Arc::clone(directory), reply, first));
+        retry::poll_then_spawn(session, answer_callers(Arc::clone(session), Arc::clone(directory), reply, first));
     }
     (shared_reply(answer), is_sent)
 }
@@ -48,7 +48,7 @@ pub(crate) fn list_telling_if_sent(session: &Arc<dyn Session>, directory: &Arc<s
 impl SessionStore {
     /// Adds a caller of a listing, and returns the receiver of the answer. If the caller must send a listing now, also
     /// returns the sender of the answer. The caller must then call [`SessionStore::end_listing`] after the answer.
-    fn begin_listing(&self, directory: &Arc<str>) -> (watch::Receiver<Listed>, Option<Callers>) {
+    fn begin_listing(&self, directory: &Arc<str>) -> (watch::Receiver<ListingAnswer>, Option<ListingSender>) {
         let mut record = self.record.lock();
         let listings = record.listings.entry(Arc::clone(directory)).or_default();
         if listings.under_way < max_listings(listings.is_large) {
@@ -61,7 +61,7 @@ impl SessionStore {
 
     /// Records that a listing was answered, and whether the directory is large. If the next listing must be sent now,
     /// returns the channel to the callers that wait for its answer.
-    fn end_listing(&self, directory: &Arc<str>, is_large: bool) -> Option<Callers> {
+    fn end_listing(&self, directory: &Arc<str>, is_large: bool) -> Option<ListingSender> {
         let mut record = self.record.lock();
         let listings = record.listings.get_mut(directory)?;
         listings.is_large = is_large;
@@ -80,7 +80,7 @@ impl SessionStore {
 
     /// Adds a caller of a listing that is sent after a sync. Also returns whether the caller must start the task that
     /// sends such listings.
-    fn join_synced_listing(&self, directory: &Arc<str>) -> (watch::Receiver<Listed>, bool) {
+    fn join_synced_listing(&self, directory: &Arc<str>) -> (watch::Receiver<ListingAnswer>, bool) {
         let wanted = &mut self.record.lock().synced_listings;
         let is_first = wanted.is_none();
         let callers = wanted.get_or_insert_default().entry(Arc::clone(directory));
@@ -89,7 +89,7 @@ impl SessionStore {
 
     /// Returns the next directories to list after a sync, with their callers. If there are none, the task that sends
     /// the listings must end. A directory that was not returned yet can still get more callers.
-    fn take_synced_listings(&self) -> Option<Vec<(Arc<str>, Callers)>> {
+    fn take_synced_listings(&self) -> Option<Vec<(Arc<str>, ListingSender)>> {
         let wanted = &mut self.record.lock().synced_listings;
         let taken: Vec<_> = iter::from_fn(|| wanted.as_mut()?.pop_first()).take(BEHIND_ONE_SYNC).collect();
         if taken.is_empty() {
@@ -104,7 +104,7 @@ fn max_listings(is_large: bool) -> usize {
     if is_large { 1 } else { UNDER_WAY_MAX }
 }
 
-fn shared_reply(mut answer: watch::Receiver<Listed>) -> Reply<Listing> {
+fn shared_reply(mut answer: watch::Receiver<ListingAnswer>) -> Reply<Listing> {
     Box::pin(async move {
         match answer.wait_for(Option::is_some).await.as_deref() {
             Ok(Some(answer)) => answer.clone(),
@@ -120,7 +120,7 @@ async fn answer_callers(
     session: Arc<dyn Session>,
     directory: Arc<str>,
     mut reply: Reply<(Vec<String>, Option<Stat>)>,
-    mut callers: Callers,
+    mut callers: ListingSender,
 ) {
     loop {
         let answer = within(session.sleep(session.timeout()), &mut reply).await;

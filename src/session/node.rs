@@ -265,8 +265,9 @@ impl Node {
         (loss, leaving)
     }
 
-    /// Leaves the node as [`mark_left`](Node::mark_left) does, but also before the create is answered ([`NodeState::end`]).
-    /// Returns the removals of all nodes that may exist, and the reply to the create if it is still awaited.
+    /// Leaves the node as [`mark_left`](Node::mark_left) does, but also before the create is answered
+    /// ([`NodeState::end`]). Returns the removals of all nodes that may exist, and the reply to the create if it is
+    /// still awaited.
     pub(crate) fn mark_left_in_any_phase(self: &Arc<Self>, may_signal: bool) -> (Vec<Leaving>, Option<Reply<Created>>) {
         if !self.is_left() {
             self.detect_loss();
@@ -320,18 +321,21 @@ impl Node {
     }
 
     /// Waits until the hold is lost or given back, and returns the reason as a [`Loss`].
-    pub(crate) async fn until_lost<S: Future<Output = bool>>(self: &Arc<Self>, slept: impl Fn(Duration) -> S) -> Loss {
-        self.until(slept, || self.detect_loss()).await
+    pub(crate) async fn until_lost<S: Future<Output = bool>>(
+        self: &Arc<Self>,
+        sleep_fully: impl Fn(Duration) -> S,
+    ) -> Loss {
+        self.until(sleep_fully, || self.detect_loss()).await
     }
 
     /// Waits until `look` returns a value. Calls `look` immediately, after every change of the node, and when the lease
     /// or a limit of the hold may have ended.
     ///
-    /// `slept` sleeps for a time, and returns `false` if its timer fired too early: see
-    /// [`slept`](crate::session::retry::slept).
+    /// `sleep_fully` sleeps for a time, and returns `false` if its timer fired too early: see
+    /// [`sleep_fully`](crate::session::retry::sleep_fully).
     pub(crate) async fn until<T, S: Future<Output = bool>>(
         &self,
-        slept: impl Fn(Duration) -> S,
+        sleep_fully: impl Fn(Duration) -> S,
         mut look: impl FnMut() -> Option<T>,
     ) -> T {
         loop {
@@ -350,7 +354,7 @@ impl Node {
                     let is_awake = tokio::select! {
                         biased;
                         () = changed.as_mut() => true,
-                        is_awake = slept(slice) => is_awake,
+                        is_awake = sleep_fully(slice) => is_awake,
                     };
                     if !is_awake {
                         changed.await;

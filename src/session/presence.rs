@@ -39,17 +39,21 @@ pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(600);
 
 /// Whether a check holds, that is, whether the leader has the node, with the given version if there is one. A failure
 /// is the reason why that is unknown.
-pub(crate) type Holds = Result<bool, Failure>;
+pub(crate) type CheckResult = Result<bool, Failure>;
 
 /// Returns the operation that checks that a node exists, with this version if one is given.
-pub(crate) fn check(path: impl Into<String>, version: Option<i32>) -> Operation {
+pub(crate) fn check_operation(path: impl Into<String>, version: Option<i32>) -> Operation {
     Operation::Check { path: path.into(), version }
 }
 
 /// Returns for each check whether it holds at the leader now. Sends transactions until each result is known or cannot
 /// be found out. With [`RetryLimit::once`], however, each check is sent at most once. If a check then fails, the
 /// results of the later checks in its transaction stay unknown.
-pub(super) async fn run_checks(session: &Arc<dyn Session>, checks: &[Operation], tries: RetryLimit) -> Vec<Holds> {
+pub(super) async fn run_checks(
+    session: &Arc<dyn Session>,
+    checks: &[Operation],
+    tries: RetryLimit,
+) -> Vec<CheckResult> {
     let longest = checks.iter().map(|check| session.request_bytes(slice::from_ref(check))).max();
     let mut results = CheckResults::new(checks.len(), longest.unwrap_or_default());
     while results.send_unsent(session, checks, &tries).await && !tries.is_reached() {}
@@ -57,20 +61,20 @@ pub(super) async fn run_checks(session: &Arc<dyn Session>, checks: &[Operation],
 }
 
 /// Returns the indices of the checks that surely do not hold. A check whose result is unknown is left out.
-pub(crate) async fn failing(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<usize> {
+pub(crate) async fn failed_checks(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<usize> {
     let known = run_checks(session, checks, RetryLimit::LOST_ANSWERS).await.into_iter().enumerate();
     known.filter(|(_, holds)| *holds == Ok(false)).map(|(index, _)| index).collect()
 }
 
 /// Returns whether the leader has this node, with this version if one is given.
-pub(crate) async fn is_there(session: &Arc<dyn Session>, path: impl Into<String>, version: Option<i32>) -> Holds {
-    run_checks(session, &[check(path, version)], RetryLimit::LOST_ANSWERS).await.swap_remove(0)
+pub(crate) async fn is_there(session: &Arc<dyn Session>, path: impl Into<String>, version: Option<i32>) -> CheckResult {
+    run_checks(session, &[check_operation(path, version)], RetryLimit::LOST_ANSWERS).await.swap_remove(0)
 }
 
 /// Returns the first of these nodes that exists. Repeats lost requests until the answer is known or the session is
 /// over.
 pub(crate) async fn first_there(session: &Arc<dyn Session>, paths: &[String]) -> Result<Option<String>, Failure> {
-    let checks: Vec<_> = paths.iter().map(|path| check(path, None)).collect();
+    let checks: Vec<_> = paths.iter().map(|path| check_operation(path, None)).collect();
     let known = run_checks(session, &checks, RetryLimit::ENDLESS).await;
     match known.iter().position(|holds| *holds == Ok(true)) {
         Some(there) => Ok(Some(paths[there].clone())),
@@ -80,22 +84,22 @@ pub(crate) async fn first_there(session: &Arc<dyn Session>, paths: &[String]) ->
 
 /// The results so far of several checks.
 struct CheckResults {
-    known: Vec<Holds>,
+    known: Vec<CheckResult>,
     /// The indexes of the checks that are still to be sent. Each range becomes one transaction.
-    open: Vec<Range<usize>>,
+    unsent: Vec<Range<usize>>,
 }
 
 impl CheckResults {
     /// Creates the results of `checks` checks, all unknown. Each check takes at most `longest` bytes in a request.
     fn new(checks: usize, longest: usize) -> CheckResults {
         let known = vec![Err(Failure::Unknown("not checked".to_owned())); checks];
-        CheckResults { known, open: divide(0..checks, CHECKS_MAX.min(BYTES_MAX / longest.max(1))) }
+        CheckResults { known, unsent: divide(0..checks, CHECKS_MAX.min(BYTES_MAX / longest.max(1))) }
     }
 
     /// Sends the checks that are still to be sent, and records their results. Returns `false` if there was nothing to
     /// send.
     async fn send_unsent(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: &RetryLimit) -> bool {
-        let parts = self.parts();
+        let parts = self.take_unsent();
         let answers =
             parts.iter().map(|part| repeat(session, tries.clone(), || session.transact(&checks[part.clone()])));
         for (part, answer) in parts.iter().zip(join_all(answers).await) {
@@ -104,8 +108,8 @@ impl CheckResults {
         !parts.is_empty()
     }
 
-    fn parts(&mut self) -> Vec<Range<usize>> {
-        std::mem::take(&mut self.open)
+    fn take_unsent(&mut self) -> Vec<Range<usize>> {
+        std::mem::take(&mut self.unsent)
     }
 
     fn record(&mut self, part: &Range<usize>, answer: Result<(), Failure>) {
@@ -126,7 +130,7 @@ impl CheckResults {
         if failed < part.end {
             self.known[failed] = holds;
             let rest = failed + 1..part.end;
-            self.open.extend(divide(rest.clone(), rest.len().div_ceil(PARTS)));
+            self.unsent.extend(divide(rest.clone(), rest.len().div_ceil(PARTS)));
         }
     }
 }
@@ -140,7 +144,7 @@ fn divide(all: Range<usize>, most: usize) -> Vec<Range<usize>> {
 
 /// Returns the pause that follows `pause`: twice as long, but at most [`PAUSE_MAX`], and never less than one session
 /// timeout.
-fn next(pause: Duration, session_timeout: Duration) -> Duration {
+fn next_pause(pause: Duration, session_timeout: Duration) -> Duration {
     pause.saturating_mul(2).min(PAUSE_MAX).max(session_timeout)
 }
 
@@ -172,14 +176,14 @@ impl<'a> Recheck<'a> {
 
     /// Waits until a check is due. While the connection is lost, no check is due. After the reconnect a new pause
     /// begins, because the server then delivers the missed events. Never completes once the session is over, or if the
-    /// timer [fires too early](retry::slept).
+    /// timer [fires too early](retry::sleep_fully).
     pub(crate) async fn pause(&mut self) {
         loop {
-            if !retry::slept(self.session, with_jitter(self.pause, random())).await {
+            if !retry::sleep_fully(self.session, with_jitter(self.pause, random())).await {
                 return pending().await;
             }
             if self.session.lease().is_connected() {
-                self.pause = next(self.pause, self.session.timeout());
+                self.pause = next_pause(self.pause, self.session.timeout());
                 return;
             }
             if self.session.until_connected().await.is_err() {
@@ -190,7 +194,7 @@ impl<'a> Recheck<'a> {
     }
 
     /// Asks the leader again and again until the leader has this node (`is_there`) or does not have it (`!is_there`).
-    pub(crate) async fn find(&mut self, path: &str, is_there: bool) {
+    pub(crate) async fn until_leader_answers(&mut self, path: &str, is_there: bool) {
         loop {
             self.pause().await;
             if self::is_there(self.session, path, None).await == Ok(is_there) {
@@ -215,10 +219,10 @@ pub(crate) async fn leave_server_if_listed(
         let connection = session.store().connection();
         let Ok(names) = session.children(directory).await else { break };
         let listed = gone.iter().filter(|gone| names.contains(gone));
-        let checks: Vec<_> = listed.map(|name| check(format!("{directory}/{name}"), None)).collect();
-        let failing = failing(session, &checks).await;
+        let checks: Vec<_> = listed.map(|name| check_operation(format!("{directory}/{name}"), None)).collect();
+        let failing = failed_checks(session, &checks).await;
         let Some(Operation::Check { path, .. }) = failing.first().map(|index| &checks[*index]) else { break };
-        leave(session, connection, path).await?;
+        leave_server(session, connection, path).await?;
         has_left = true;
     }
     Ok(has_left)
@@ -235,7 +239,7 @@ pub(crate) async fn leave_differing_server(
     path: &str,
     version: Option<i32>,
 ) -> Result<bool, Failure> {
-    let (checks, mut has_left) = ([check(path, version)], false);
+    let (checks, mut has_left) = ([check_operation(path, version)], false);
     loop {
         let connection = session.store().connection();
         // All three requests are sent without waiting for an answer, so that they go over one connection. After a
@@ -251,14 +255,14 @@ pub(crate) async fn leave_differing_server(
         if before != after || before.is_none_or(|is_there| is_there == is_at_server) {
             return Ok(has_left);
         }
-        leave(session, connection, path).await?;
+        leave_server(session, connection, path).await?;
         has_left = true;
     }
 }
 
 /// Disconnects from the server of this connection, which does not agree with the ensemble's leader about the node at
 /// `path`. Does nothing if the connection is lost already, or if another caller has disconnected.
-pub(crate) async fn leave(session: &Arc<dyn Session>, connection: u64, path: &str) -> Result<(), Failure> {
+pub(crate) async fn leave_server(session: &Arc<dyn Session>, connection: u64, path: &str) -> Result<(), Failure> {
     let server = session.server().unwrap_or_else(|| "unknown".to_owned());
     let (on, node) = (Arc::clone(session), path.to_owned());
     // This work is spawned, because the caller may be dropped at the first event that the next server delivers.
@@ -290,10 +294,10 @@ fn check_result(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
 /// Returns whether the ensemble's leader has a node although the server has answered that the node does not exist. If
 /// so, waits until the request to the server may be repeated. If `tries` allows no repetition, connects to another
 /// server.
-pub(crate) async fn pause_if_leader_has(session: &Arc<dyn Session>, path: &str, tries: &mut RetryLimit) -> Holds {
+pub(crate) async fn pause_if_leader_has(session: &Arc<dyn Session>, path: &str, tries: &mut RetryLimit) -> CheckResult {
     let connection = session.store().connection();
     match is_there(session, path, None).await {
-        Ok(true) if tries.is_reached() => leave(session, connection, path).await.map(|()| true),
+        Ok(true) if tries.is_reached() => leave_server(session, connection, path).await.map(|()| true),
         Ok(true) => tries.pause(session).await.map(|()| true),
         answer => answer,
     }

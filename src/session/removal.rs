@@ -145,7 +145,9 @@ impl Remover {
                     // may have missed the node. The listing is then repeated.
                     let is_same = store.connection() == connection;
                     let lost = || Failure::Unknown("the connection broke after the answer".to_owned());
-                    Input::Listed(listed.and_then(|names| is_same.then(|| self.own(&names)).ok_or_else(lost)))
+                    Input::Listed(
+                        listed.and_then(|names| is_same.then(|| self.own_paths_among(&names)).ok_or_else(lost)),
+                    )
                 }
                 Leaving::Cut(_) => Input::Linked(tries.pause(&self.session).await),
                 Leaving::Restarting => Input::Deleted(self.session.delete(&self.directory).await),
@@ -185,7 +187,7 @@ impl Remover {
     }
 
     /// Returns the paths of the owner's nodes among these names.
-    fn own(&self, names: &[String]) -> Vec<String> {
+    fn own_paths_among(&self, names: &[String]) -> Vec<String> {
         let own = names.iter().filter(|name| self.tag.is_on(name));
         own.map(|name| format!("{}/{name}", self.directory)).collect()
     }

@@ -18,7 +18,7 @@ use thiserror::Error;
 pub type Reply<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
 /// Returns `Ok(None)` for the failures "the node does not exist" and "this client may not read the node".
-pub(crate) fn shown<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
+pub(crate) fn none_unless_readable<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
     match answer {
         Ok(it) => Ok(Some(it)),
         Err(Failure::NoNode | Failure::NoAuth(_)) => Ok(None),
@@ -28,7 +28,7 @@ pub(crate) fn shown<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure>
 
 /// Waits for all replies. If a node does not exist, or this client may not read it, its answer is `None`.
 pub(crate) fn join_readable<T: Send + 'static>(replies: Vec<Reply<T>>) -> Reply<Vec<Option<T>>> {
-    Box::pin(try_join_all(replies.into_iter().map(|reply| reply.map(shown))))
+    Box::pin(try_join_all(replies.into_iter().map(|reply| reply.map(none_unless_readable))))
 }
 
 /// A background task that outlives its caller, such as the removal of the node of a dropped future or guard.
@@ -139,7 +139,7 @@ pub enum Operation {
 
 /// Returns the size in bytes of one request with these operations. The backend prepends `root` bytes to each path, and
 /// the ACL of a created node takes `acl` bytes.
-pub(crate) fn bytes(operations: &[Operation], root: usize, acl: usize) -> usize {
+pub(crate) fn request_size(operations: &[Operation], root: usize, acl: usize) -> usize {
     // In ZooKeeper's wire format, a length, a version or the flags of a create take four bytes. The header of the
     // request takes eight bytes. A header of nine bytes stands before each operation, and after the last one.
     let text = |text: &str| 4 + root + text.len();
@@ -166,7 +166,7 @@ impl Operation {
     }
 
     /// Returns the right that the operation needs, and the path of the node on which it needs the right.
-    pub(crate) fn needs(&self) -> (&'static str, &str) {
+    pub(crate) fn required_right(&self) -> (&'static str, &str) {
         match self {
             Operation::Create { path, .. } => ("CREATE", parent(path)),
             Operation::Set { path, .. } => ("WRITE", path),

@@ -99,7 +99,7 @@ where
 
 /// Sleeps for `pause`. Returns `false` if the timer fired too early, which happens only if the runtime of the timer has
 /// ended. The caller must then not sleep again, because every further timer would also fire too early.
-pub(crate) async fn slept(session: &Arc<dyn Session>, pause: Duration) -> bool {
+pub(crate) async fn sleep_fully(session: &Arc<dyn Session>, pause: Duration) -> bool {
     let began = session.lease().now();
     session.sleep(pause).await;
     session.lease().now() >= began.saturating_add(pause / 2)
@@ -173,7 +173,7 @@ pub(crate) fn default_if_no_node<T: Default>(failure: Failure) -> Result<T, Fail
 /// Polls the work once on the calling thread, and spawns the rest on the thread of the sessions. So the work goes on
 /// even if the caller is never polled again. The waker of the first poll does nothing, but the spawned task is polled
 /// at once, so no wake-up is lost.
-pub(crate) fn begin(session: &Arc<dyn Session>, work: impl Future<Output = ()> + Send + 'static) {
+pub(crate) fn poll_then_spawn(session: &Arc<dyn Session>, work: impl Future<Output = ()> + Send + 'static) {
     let mut task: Task = Box::pin(work);
     if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
         session.spawn(task);
@@ -188,7 +188,7 @@ pub(crate) fn spawn_awaited<T: Send + 'static>(
     abandoned: fn(Result<T, Failure>),
 ) -> Reply<T> {
     let (sender, receiver) = oneshot::channel();
-    begin(session, async move {
+    poll_then_spawn(session, async move {
         if let Err(answer) = sender.send(work.await) {
             abandoned(answer);
         }

@@ -34,7 +34,7 @@ pub struct SessionStore {
     lease: Arc<Lease>,
     /// While this mutex is locked, no backend and no waker is called. A node's mutex may be locked while this mutex is
     /// locked. This mutex must not be locked while a node's mutex is locked.
-    pub(super) record: Mutex<Record>,
+    pub(super) record: Mutex<SessionRecord>,
     /// Wakes the task that renews the lease, because the connection has changed, the session is over, or the renewal
     /// must run sooner.
     pub(super) renewal_wake: Notify,
@@ -53,7 +53,7 @@ pub struct SessionStore {
 
 /// The part of a session's record that its mutex protects.
 #[derive(Default)]
-pub(super) struct Record {
+pub(super) struct SessionRecord {
     pub(super) nodes: HashMap<u64, Arc<Node>>,
     /// How many nodes [`SessionStore::new_node`] has made. This is also the number of the newest node.
     nodes_made: u64,
@@ -77,7 +77,7 @@ pub(super) struct Record {
     /// The directories that are being listed.
     pub(super) listings: HashMap<Arc<str>, Listings>,
     /// The callers of listings that are sent after a sync, by directory. `None` while no task sends such listings.
-    pub(super) synced_listings: Option<BTreeMap<Arc<str>, Callers>>,
+    pub(super) synced_listings: Option<BTreeMap<Arc<str>, ListingSender>>,
 }
 
 /// A hand-off to check: a release that waiters of this process took as their grants.
@@ -89,10 +89,10 @@ pub(super) struct HandOff {
 }
 
 /// The answer to a listing, or `None` until the answer has come.
-pub(super) type Listed = Option<Result<Listing, Failure>>;
+pub(super) type ListingAnswer = Option<Result<Listing, Failure>>;
 
 /// The sender of one listing's answer to all callers of that listing.
-pub(super) type Callers = watch::Sender<Listed>;
+pub(super) type ListingSender = watch::Sender<ListingAnswer>;
 
 /// The listings of one directory that are sent and not answered yet, and the callers of the next one.
 #[derive(Default)]
@@ -101,7 +101,7 @@ pub(super) struct Listings {
     /// Whether the last answer had so many names that only one listing is sent at a time.
     pub(super) is_large: bool,
     /// The callers that wait for the next listing, which is sent when a listing under way is answered.
-    pub(super) next: Option<Callers>,
+    pub(super) next: Option<ListingSender>,
 }
 
 /// The most removals of nodes that are under way at a time after a loss of the connection.
@@ -255,7 +255,7 @@ impl SessionStore {
 
     /// Records the created node, from the answer to its create, or from a listing after that answer was lost.
     /// Until [`SessionStore::forget`], the task `keep_alive` watches the node, and checks the node while it is held.
-    pub(crate) fn created(&self, node: &Arc<Node>, created: &Created, session: i64) -> Result<(), Failure> {
+    pub(crate) fn record_created(&self, node: &Arc<Node>, created: &Created, session: i64) -> Result<(), Failure> {
         let now = self.lease.now();
         let (answer, _unlocked) = node.change(|it| (it.state.created(created, session, now), it.creating.take()));
         answer?;

@@ -81,9 +81,9 @@ pub(crate) struct BackgroundThread {
 
 /// A task that returns its panic as an error. A panic of the task's destructor is caught too, because the executor
 /// would abort the process.
-struct Guarded<F>(Option<Pin<Box<F>>>);
+struct CatchPanic<F>(Option<Pin<Box<F>>>);
 
-impl<F: Future> Future for Guarded<F> {
+impl<F: Future> Future for CatchPanic<F> {
     type Output = thread::Result<F::Output>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -96,7 +96,7 @@ impl<F: Future> Future for Guarded<F> {
     }
 }
 
-impl<F> Drop for Guarded<F> {
+impl<F> Drop for CatchPanic<F> {
     fn drop(&mut self) {
         let _panicked = user_thread::catch_panic(|| drop(self.0.take()));
     }
@@ -146,16 +146,16 @@ impl BackgroundThread {
     /// Runs a task in the background. If the task panics, only this task ends. If the thread has ended, the task is
     /// dropped.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.begin(task).into_iter().for_each(FallibleTask::detach);
+        self.spawn_with_handle(task).into_iter().for_each(FallibleTask::detach);
     }
 
     /// Runs a task until it ends or the returned handle is dropped. Returns `None` if the thread has already ended. The
     /// handle is a future: it returns the task's output or panic, or `None` if the thread ends before the task.
-    pub(crate) fn begin<T: Send + 'static>(
+    pub(crate) fn spawn_with_handle<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
     ) -> Option<FallibleTask<thread::Result<T>>> {
-        Some(self.executor.upgrade()?.spawn(Guarded(Some(Box::pin(task)))).fallible())
+        Some(self.executor.upgrade()?.spawn(CatchPanic(Some(Box::pin(task)))).fallible())
     }
 }
 
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn only_the_library_threads_are_known_as_ours() {
         let background = BackgroundThread::get().expect("a thread");
-        let is_ours = background.begin(async { user_thread::is_library_thread() }).expect("a thread");
+        let is_ours = background.spawn_with_handle(async { user_thread::is_library_thread() }).expect("a thread");
         assert!(pollster::block_on(is_ours).expect("a thread").expect("no panic"));
         assert!(!user_thread::is_library_thread());
     }
@@ -190,16 +190,16 @@ mod tests {
         }
         let background = BackgroundThread::get().expect("a thread");
         let panicked = background
-            .begin(async { assert!(!user_thread::is_library_thread(), "a panic of a task") })
+            .spawn_with_handle(async { assert!(!user_thread::is_library_thread(), "a panic of a task") })
             .expect("a thread");
         assert!(pollster::block_on(panicked).expect("a thread").is_err());
         let panics = Panics;
-        let given_up = background.begin(async move {
+        let given_up = background.spawn_with_handle(async move {
             let _panics = panics;
             std::future::pending::<()>().await;
         });
         drop(given_up);
-        let next = background.begin(async {}).expect("a thread");
+        let next = background.spawn_with_handle(async {}).expect("a thread");
         assert!(pollster::block_on(next).is_some());
     }
 

@@ -49,7 +49,7 @@ async fn await_watch(
     loop {
         match watch.await {
             Err(Failure::NoNode) if presence::is_there(session, path, None).await? => {
-                presence::leave(session, connection, path).await?;
+                presence::leave_server(session, connection, path).await?;
                 (connection, watch) = (session.store().connection(), session.watch(path));
             }
             answer => return answer,

@@ -391,7 +391,7 @@ impl Sessions {
         let (config, background) = (self.config.clone(), Arc::clone(&self.background));
         let (keeper, reconnect) = (Arc::clone(&self.keeper), self.outage.reconnect());
         let attempt = new_session(config, background, keeper, reconnect);
-        let attempt = OptionFuture::from(self.background.begin(attempt));
+        let attempt = OptionFuture::from(self.background.spawn_with_handle(attempt));
         async move {
             match attempt.await.flatten() {
                 Some(Ok(answer)) => answer,

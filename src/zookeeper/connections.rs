@@ -401,7 +401,7 @@ impl Connections {
                 ending.send_replace(Some(if why == LinkEnd::Lost && is_silent { LinkEnd::Silent } else { why }));
             },
         );
-        let task = self.background.begin(serving);
+        let task = self.background.spawn_with_handle(serving);
         ServedConnection { target, unready: Some(client), on_link, end, task }
     }
 

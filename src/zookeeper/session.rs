@@ -230,7 +230,7 @@ impl Session for ZooKeeperSession {
 
     fn data_of_each(&self, paths: &[String]) -> Reply<Contents> {
         if paths.len() < 2 || !self.connections.features.has_multi_read() {
-            return request::each_that_is_there(paths.iter().map(|path| self.data(path)).collect());
+            return request::join_readable(paths.iter().map(|path| self.data(path)).collect());
         }
         let each: Arc<[String]> = paths.into();
         self.ask(Request::Read, &paths[0], move |client, it, first| {
@@ -277,7 +277,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn request_bytes(&self, operations: &[Operation]) -> usize {
-        request::bytes(operations, self.connections.root_bytes, self.connections.rights.acl.bytes())
+        request::request_size(operations, self.connections.root_bytes, self.connections.rights.acl.bytes())
     }
 
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {

@@ -29,7 +29,7 @@ pub(super) async fn commit(
     whom: &str,
 ) -> Result<(Vec<Outcome>, i64), Failure> {
     let failure = |index: usize, error| {
-        let needs = operations.get(index).map(Operation::needs).unwrap_or_default();
+        let needs = operations.get(index).map(Operation::required_right).unwrap_or_default();
         failure(error, needs, whom)
     };
     let of = |index: usize| move |error| Failure::Operation { index, failure: Box::new(failure(index, error)) };

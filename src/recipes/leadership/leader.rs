@@ -248,7 +248,7 @@ impl Observer {
         if let Some((change, (data, stat))) = unless_gone(session, &self.config.directory, first, read).await? {
             self.report(Ok(Some(Leader::new(first, &data, stat))));
             let mut look = Recheck::new(session);
-            if let Some(event) = retry::within(look.find(&node, false), change).await {
+            if let Some(event) = retry::within(look.until_leader_answers(&node, false), change).await {
                 return fail_if_over(session, event).await;
             }
             presence::leave_server_if_listed(session, &self.config.directory, vec![first.as_str().to_owned()]).await?;

@@ -199,7 +199,7 @@ impl<T: Send + Sync + 'static> SharedState<T> {
             let (node, path) = (Arc::downgrade(&self.node), self.node.path.clone());
             let (has_initial, known) = (self.codec.initial.is_some(), Arc::clone(&self.known));
             let follower = Follower { node, path, has_initial, known };
-            let (stop, task) = retry::cancellable(async move { follow(&follower).await });
+            let (stop, task) = retry::cancellable(async move { watch_across_sessions(&follower).await });
             start_in_background(self.node.coordinator(), task).unwrap_or_else(|error| self.record_end(error));
             stop
         });
@@ -298,7 +298,7 @@ impl Followed for Follower {
                 Ok(answers) => answers,
                 Err(Failure::NoNode) => {
                     if self.record_missing_node(session, is_known, &mut denials).await? {
-                        follow::possible(session, &self.path).await?;
+                        follow::until_may_exist(session, &self.path).await?;
                     }
                     continue;
                 }

@@ -160,7 +160,11 @@ const LARGE: bool = true;
 
 /// Begins a listing for each of `callers` callers. Returns how many of them must send a listing, and the receivers
 /// of the others.
-fn begin(listings: &SessionStore, directory: &Arc<str>, callers: usize) -> (usize, Vec<watch::Receiver<Listed>>) {
+fn begin(
+    listings: &SessionStore,
+    directory: &Arc<str>,
+    callers: usize,
+) -> (usize, Vec<watch::Receiver<ListingAnswer>>) {
     let all = (0..callers).map(|_| listings.begin_listing(directory));
     let joined: Vec<_> = all.filter(|(_, sends)| sends.is_none()).map(|(answer, _)| answer).collect();
     (callers - joined.len(), joined)

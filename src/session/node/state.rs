@@ -351,9 +351,9 @@ impl NodeState {
 
     /// Records the loss that the evidence shows, if there is one, unless an earlier loss is recorded.
     ///
-    /// Must be called before an event of the watch is [recorded](NodeState::record_event). If the process was stopped for
-    /// long, the lease has run out and the server has removed the node. The end of the lease must then be recorded as
-    /// the loss, because it is the cause of the removal.
+    /// Must be called before an event of the watch is [recorded](NodeState::record_event). If the process was stopped
+    /// for long, the lease has run out and the server has removed the node. The end of the lease must then be recorded
+    /// as the loss, because it is the cause of the removal.
     pub(crate) fn record_loss(&mut self, evidence: &LossEvidence) {
         let since = match self.phase {
             Phase::Holding(epoch) | Phase::Moving(Some(epoch)) => Some(epoch),

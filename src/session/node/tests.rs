@@ -31,7 +31,7 @@ const ENDS: [fn(&Arc<Node>); 2] = [|node| drop(node.mark_left(true)), |node| nod
 
 /// `now_if_held` reads only atomics, so every change of the node must update them.
 #[test]
-fn held_at_is_none_once_the_node_is_lost_or_left() {
+fn now_if_held_is_none_once_the_node_is_lost_or_left() {
     for end in ENDS {
         let (node, _store) = holding();
         end(&node);
@@ -194,7 +194,7 @@ fn a_lease_that_ends_during_the_question_is_a_loss() {
 }
 
 /// Sleeps on the clock of the test.
-async fn slept(pause: Duration) -> bool {
+async fn sleep_fully(pause: Duration) -> bool {
     tokio::time::sleep(pause).await;
     true
 }
@@ -219,7 +219,7 @@ fn a_lapse_during_a_look_is_found_by_the_next_look() {
         }
         node.detect_loss()
     };
-    let found = pin!(node.until(slept, look)).poll(&mut Context::from_waker(Waker::noop()));
+    let found = pin!(node.until(sleep_fully, look)).poll(&mut Context::from_waker(Waker::noop()));
     assert_eq!(found, Poll::Ready(Loss::LeaseRanOut));
 }
 
@@ -233,7 +233,7 @@ async fn a_holder_learns_of_a_suspend_within_300_ms() {
         expire();
         tokio::time::Instant::now()
     };
-    let (why, woke) = tokio::join!(node.until_lost(slept), wakes);
+    let (why, woke) = tokio::join!(node.until_lost(sleep_fully), wakes);
     assert_eq!(why, Loss::LeaseRanOut);
     assert!(woke.elapsed() <= Duration::from_millis(300), "{:?}", woke.elapsed());
 }

@@ -11,10 +11,10 @@ fn answer(part: &Range<usize>, fails: &dyn Fn(usize) -> Option<Failure>) -> Resu
 }
 
 /// Sends `checks` checks until all results are known. Returns the results, and the numbers of rounds and transactions.
-fn run_all(checks: usize, fails: &dyn Fn(usize) -> Option<Failure>) -> (Vec<Holds>, usize, usize) {
+fn run_all(checks: usize, fails: &dyn Fn(usize) -> Option<Failure>) -> (Vec<CheckResult>, usize, usize) {
     let (mut results, mut rounds, mut transactions) = (CheckResults::new(checks, 100), 0, 0);
     loop {
-        let parts = results.parts();
+        let parts = results.take_unsent();
         if parts.is_empty() {
             return (results.known, rounds, transactions);
         }
@@ -55,22 +55,26 @@ fn a_denied_check_leaves_only_its_own_node_unknown() {
 #[test]
 fn a_lost_answer_leaves_only_its_own_checks_unknown() {
     let mut results = CheckResults::new(CHECKS_MAX + 1, 100);
-    let parts = results.parts();
+    let parts = results.take_unsent();
     assert_eq!(parts, [0..CHECKS_MAX, CHECKS_MAX..CHECKS_MAX + 1]);
     results.record(&parts[0], Err(Failure::Unknown("the connection broke".to_owned())));
     results.record(&parts[1], Ok(()));
-    assert!(results.parts().is_empty());
+    assert!(results.take_unsent().is_empty());
     assert!(results.known[..CHECKS_MAX].iter().all(Result::is_err) && results.known[CHECKS_MAX] == Ok(true));
     let beyond = Failure::Operation { index: CHECKS_MAX, failure: Box::new(Failure::NoNode) };
     results.record(&parts[0], Err(beyond.clone()));
-    assert_eq!((results.parts().len(), &results.known[0]), (0, &Err(beyond)), "the index is outside the transaction");
+    assert_eq!(
+        (results.take_unsent().len(), &results.known[0]),
+        (0, &Err(beyond)),
+        "the index is outside the transaction"
+    );
 }
 
 #[test]
 fn transactions_stay_below_256_kib() {
     for (longest, expected) in [(60, 1_000), (262, 1_000), (300, 873), (1_100, 238), (1_000_000, 1)] {
         let mut results = CheckResults::new(3_000, longest);
-        assert!(results.parts().into_iter().take(2).all(|part| part.len() == expected), "{longest}");
+        assert!(results.take_unsent().into_iter().take(2).all(|part| part.len() == expected), "{longest}");
     }
 }
 
@@ -91,11 +95,11 @@ const T: Duration = Duration::from_secs(10);
 
 #[test]
 fn pauses_double_up_to_ten_minutes() {
-    let pauses = std::iter::successors(Some(T), |pause| Some(next(*pause, T)));
+    let pauses = std::iter::successors(Some(T), |pause| Some(next_pause(*pause, T)));
     let seconds: Vec<_> = pauses.map(|pause| pause.as_secs()).take(9).collect();
     assert_eq!(seconds, [10, 20, 40, 80, 160, 320, 600, 600, 600]);
-    assert_eq!(next(Duration::ZERO, T), T, "after an immediate check");
-    assert_eq!(next(2 * PAUSE_MAX, 2 * PAUSE_MAX), 2 * PAUSE_MAX, "at least one session timeout");
+    assert_eq!(next_pause(Duration::ZERO, T), T, "after an immediate check");
+    assert_eq!(next_pause(2 * PAUSE_MAX, 2 * PAUSE_MAX), 2 * PAUSE_MAX, "at least one session timeout");
 }
 
 #[test]
