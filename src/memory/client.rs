@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::memory::server::{Ensemble, Fault, Notification, World};
+use crate::memory::server::{Delivery, Ensemble, LostMessage, World};
 use crate::memory::session::{MemorySession, sleep};
 use crate::memory::tree::{Backup, children_of};
 use crate::session::contract::{ConnectionState, Coordinator, Session, SessionSlot};
@@ -95,7 +95,7 @@ impl Memory {
 
     /// Returns the number of watches in the ensemble, for all sessions together.
     pub fn watches(&self) -> usize {
-        self.client.ensemble.world().watches()
+        self.client.ensemble.world().watch_count()
     }
 
     /// Returns the number of requests that clients have made, for all sessions together.
@@ -113,8 +113,8 @@ impl Memory {
         self.session().map(|session| session.id())
     }
 
-    /// Calls `act` with the id of this client's session, if it has one, and delivers the notifications that `act` adds.
-    pub(super) fn change(&self, act: impl FnOnce(&mut World, i64, &mut Vec<Notification>)) {
+    /// Calls `act` with the id of this client's session, if it has one, and makes the deliveries that `act` adds.
+    pub(super) fn change_ensemble(&self, act: impl FnOnce(&mut World, i64, &mut Vec<Delivery>)) {
         if let Some(session) = self.session() {
             self.client.ensemble.change(|world, fired| act(world, session.id(), fired));
         }
@@ -126,7 +126,7 @@ impl Memory {
 
     /// Returns the current session, or a new session if there is none or the current one is over. `None` if the client
     /// is closed.
-    pub(super) fn open(&self) -> Option<Arc<MemorySession>> {
+    pub(super) fn open_session(&self) -> Option<Arc<MemorySession>> {
         let mut current = self.client.session.lock();
         if self.client.closed.load(Ordering::Acquire) {
             return None;
@@ -149,7 +149,7 @@ debug!(Memory as "Memory", |it| session: it.session_id());
 impl Coordinator for Memory {
     async fn session_slot(&self, _own_bytes: usize) -> Result<SessionSlot, Failure> {
         loop {
-            let Some(session) = self.open() else {
+            let Some(session) = self.open_session() else {
                 return Err(Failure::Over(Ending::Closed));
             };
             if session.until_connected().await.is_ok() {
@@ -160,7 +160,7 @@ impl Coordinator for Memory {
 
     async fn close(&self) {
         self.client.closed.store(true, Ordering::Release);
-        self.change(|world, id, fired| world.expire(id, Ending::Closed, fired));
+        self.change_ensemble(|world, id, fired| world.end_session(id, Ending::Closed, fired));
     }
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
@@ -212,7 +212,7 @@ impl Faults {
     /// immediately or, while it is [cut](Self::cut) off, when its connection is [healed](Self::heal). The client's next
     /// acquisition opens a new session.
     pub fn expire(&self) {
-        self.zk.change(|world, id, fired| world.expire(id, Ending::Expired, fired));
+        self.zk.change_ensemble(|world, id, fired| world.end_session(id, Ending::Expired, fired));
     }
 
     /// Cuts the connection: requests wait, events are not delivered, and the lease starts to run out. The ensemble
@@ -220,48 +220,48 @@ impl Faults {
     /// its reply until [`heal`](Self::heal), even if the lock was lost meanwhile.
     pub fn cut(&self) {
         // Opens a session if there is none yet, so that a first acquisition after this call finds the client cut off.
-        let _session = self.zk.open();
-        self.zk.change(World::cut);
+        let _session = self.zk.open_session();
+        self.zk.change_ensemble(World::cut);
     }
 
     /// Restores the connection: missed events arrive, and the requests that waited are executed in their order.
     pub fn heal(&self) {
-        self.zk.change(World::heal);
+        self.zk.change_ensemble(World::heal);
     }
 
     /// Loses the answer to the next write (create, delete or transaction). The ensemble executes the write. If the client's
     /// server [lags](Self::lag), that server does not show the write.
     pub fn lose_next_reply(&self) {
-        self.with_fault(Fault::Reply);
+        self.lose_next(LostMessage::Reply);
     }
 
     /// Loses the next write (create, delete or transaction) before it reaches the ensemble. The write gets no answer.
     pub fn lose_next_request(&self) {
-        self.with_fault(Fault::Request);
+        self.lose_next(LostMessage::Request);
     }
 
     /// Lets this client's server lag behind the other servers: reads show the past, and events are late.
     ///
     /// A sync by the client, or a write that is answered, brings the server up to date once. After that, the server lags again.
     pub fn lag(&self) {
-        self.zk.change(|world, id, _| world.lag(id));
+        self.zk.change_ensemble(|world, id, _| world.lag(id));
     }
 
     /// Lets this client's server execute requests, but send no answers and no events. The lease starts to run out. A
     /// later [`cut`](Self::cut) loses the answers that were not sent, and delivers the events that were not sent.
     pub fn silence(&self) {
-        self.zk.change(World::silence);
+        self.zk.change_ensemble(World::silence);
     }
 
     /// Ends [`lag`](Self::lag) and [`silence`](Self::silence): late events and answers arrive in their order.
     pub fn catch_up(&self) {
-        self.zk.change(World::catch_up);
+        self.zk.change_ensemble(World::catch_up);
     }
 
     /// Lets this client's server forget all watches that the client has set so far, like a server that has lost its newest
     /// state. The forgotten watches report no change any more.
     pub fn forget_watches(&self) {
-        self.zk.change(|world, id, _| world.forget_watches(id));
+        self.zk.change_ensemble(|world, id, _| world.forget_watches(id));
     }
 
     /// Freezes the node at `path` and all nodes below it at this client's server. From now on the server shows these
@@ -272,20 +272,20 @@ impl Faults {
     /// finds a ghost connects to another server, which has no frozen nodes. After a [cut](Self::cut),
     /// [`heal`](Self::heal) also connects the client to another server.
     pub fn freeze(&self, path: impl AsRef<str>) {
-        self.zk.change(|world, id, _| world.freeze(id, path.as_ref()));
+        self.zk.change_ensemble(|world, id, _| world.freeze(id, path.as_ref()));
     }
 
     /// Gives this client only one server. When the connection is [healed](Self::heal), the client is connected to the same
     /// server again, which still shows its [frozen](Self::freeze) nodes.
     pub fn keep_server(&self) {
         // Opens a session if there is none yet, because the state of the server belongs to a session.
-        let _session = self.zk.open();
-        self.zk.change(|world, id, _| world.keep_server(id));
+        let _session = self.zk.open_session();
+        self.zk.change_ensemble(|world, id, _| world.keep_server(id));
     }
 
     /// Deletes every container node that had children and has none now, as servers do once a minute.
     pub fn reap_containers(&self) {
-        self.zk.client.ensemble.change(World::reap);
+        self.zk.client.ensemble.change(World::reap_containers);
     }
 
     /// Deletes a node and all nodes below it, as an operator might.
@@ -362,9 +362,9 @@ impl Faults {
         self.zk.client.ensemble.change(|world, fired| world.restore(backup, fired));
     }
 
-    fn with_fault(&self, fault: Fault) {
-        if let Some(session) = self.zk.open() {
-            self.zk.client.ensemble.change(|world, _| world.add_fault(session.id(), fault));
+    fn lose_next(&self, message: LostMessage) {
+        if let Some(session) = self.zk.open_session() {
+            self.zk.client.ensemble.change(|world, _| world.lose_next(session.id(), message));
         }
     }
 }

@@ -8,7 +8,8 @@ use tokio::sync::oneshot;
 
 use crate::memory::tasks::Executor;
 use crate::memory::tree::{
-    Backup, Change, Clock, Node, Stamp, Tree, children_key, children_of, commit, is_from, parent_of,
+    Backup, Clock, Node, TransactionStamp, Tree, WatchEvent, children_of, children_watch_key, commit, is_at_or_below,
+    parent_of,
 };
 use crate::session::request::{Ending, Event, Failure, Kind, Operation, Outcome, Watch};
 use crate::session::store::SessionStore;
@@ -26,10 +27,10 @@ pub(super) struct Ensemble {
 
 /// A function that delivers a reply or an event to a client. It is called after the world is unlocked, because a woken task may
 /// send a request to the ensemble. Its argument is `false` if a reply has to be lost. An event arrives in any case.
-pub(super) type Notification = Box<dyn FnOnce(bool) + Send>;
+pub(super) type Delivery = Box<dyn FnOnce(bool) + Send>;
 
 /// A request of a session. Executed immediately, or when the connection of the session is restored.
-pub(super) type Job = Box<dyn FnOnce(&mut World, &mut Vec<Notification>) + Send>;
+pub(super) type SessionRequest = Box<dyn FnOnce(&mut World, &mut Vec<Delivery>) + Send>;
 
 /// The nodes and sessions of an embedded ensemble. Each request locks the whole world.
 #[derive(Default)]
@@ -57,15 +58,15 @@ pub(super) struct SessionState {
     /// The nodes that a lagging server shows; `None` if the server does not lag.
     view: Option<Arc<Tree>>,
     /// The events that a lagging server has not reported yet.
-    late: Vec<Change>,
+    late: Vec<WatchEvent>,
     /// The replies and events that a silent server withholds; `None` if the server is not silent.
-    pub(super) withheld: Option<Vec<Notification>>,
+    pub(super) withheld: Option<Vec<Delivery>>,
     /// The id of the ensemble's newest transaction at the time when the client's connection was cut.
     seen: i64,
     /// The requests that the client sent while it was cut off.
-    pub(super) waiting: Vec<Job>,
+    pub(super) waiting: Vec<SessionRequest>,
     /// The faults of the next writes, in order.
-    faults: VecDeque<Fault>,
+    faults: VecDeque<LostMessage>,
     /// The paths of frozen nodes. Each path has a copy of the frozen node and of the nodes below it, as the server
     /// still shows them.
     frozen: Vec<(String, Tree)>,
@@ -74,7 +75,7 @@ pub(super) struct SessionState {
     /// The watches that the server has forgotten. They fire only when the session ends.
     forgotten: Vec<oneshot::Sender<Event>>,
     /// The watches by their keys. The key is the path of a node, or the node's
-    /// [children key](crate::memory::tree::children_key) for a watch on its children.
+    /// [children watch key](crate::memory::tree::children_watch_key) for a watch on its children.
     watches: BTreeMap<String, Vec<oneshot::Sender<Event>>>,
     /// The paths of the session's ephemeral nodes.
     owned: BTreeSet<String>,
@@ -86,7 +87,7 @@ const LEAVES_OF_ONE: u32 = 3;
 
 /// What is lost of a session's next write: its reply, or the request itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
+pub(super) enum LostMessage {
     Reply,
     Request,
 }
@@ -96,8 +97,8 @@ impl Ensemble {
         self.world.lock()
     }
 
-    /// Changes the world, and delivers all notifications when the world is unlocked.
-    pub(super) fn change<T>(&self, act: impl FnOnce(&mut World, &mut Vec<Notification>) -> T) -> T {
+    /// Changes the world, and makes all deliveries when the world is unlocked.
+    pub(super) fn change<T>(&self, act: impl FnOnce(&mut World, &mut Vec<Delivery>) -> T) -> T {
         let mut fired = Vec::new();
         let result = act(&mut self.world(), &mut fired);
         for notify in fired {
@@ -108,26 +109,26 @@ impl Ensemble {
 }
 
 impl SessionState {
-    fn deliver(&mut self, path: &str, event: Event, fired: &mut Vec<Notification>) {
-        let hides = |(top, _): &(String, Tree)| is_from(path, top) || path == children_key(parent_of(top));
+    fn deliver(&mut self, path: &str, event: Event, fired: &mut Vec<Delivery>) {
+        let hides = |(top, _): &(String, Tree)| is_at_or_below(path, top) || path == children_watch_key(parent_of(top));
         if self.frozen.iter().any(hides) {
             return;
         }
         if self.view.is_some() {
             self.late.push((path.to_owned(), event));
         } else if !self.is_cut {
-            self.fire(path, event, fired);
+            self.fire_watches(path, event, fired);
         }
     }
 
-    fn fire(&mut self, path: &str, event: Event, fired: &mut Vec<Notification>) {
+    fn fire_watches(&mut self, path: &str, event: Event, fired: &mut Vec<Delivery>) {
         for watch in self.watches.remove(path).into_iter().flatten() {
             self.withheld.as_mut().unwrap_or(fired).push(Box::new(move |_| _ = watch.send(event)));
         }
     }
 
-    /// Returns a notification that, when delivered, applies `change` to the client's session store.
-    fn change_store(&self, change: impl FnOnce(&SessionStore) + Send + 'static) -> Notification {
+    /// Returns a delivery that applies `change` to the client's session store.
+    fn change_of_store(&self, change: impl FnOnce(&SessionStore) + Send + 'static) -> Delivery {
         let store = Arc::clone(&self.store);
         Box::new(move |_| change(&store))
     }
@@ -135,7 +136,7 @@ impl SessionState {
 
 impl World {
     /// Opens a session, and returns its id.
-    pub(super) fn open(&mut self, store: &Arc<SessionStore>) -> i64 {
+    pub(super) fn open_session(&mut self, store: &Arc<SessionStore>) -> i64 {
         let state = SessionState {
             store: Arc::clone(store),
             is_cut: false,
@@ -164,21 +165,21 @@ impl World {
         session: i64,
         store: &SessionStore,
         is_write: bool,
-        act: impl FnOnce(&mut World, &mut Vec<Notification>) -> Result<T, Failure>,
-        fired: &mut Vec<Notification>,
+        act: impl FnOnce(&mut World, &mut Vec<Delivery>) -> Result<T, Failure>,
+        fired: &mut Vec<Delivery>,
     ) -> Result<T, Failure> {
         let Some(state) = self.sessions.get_mut(&session) else {
             return Err(Failure::Over(store.lease().ending().unwrap_or(Ending::Expired)));
         };
-        let fault = if is_write { state.faults.pop_front() } else { None };
-        if fault == Some(Fault::Request) {
+        let lost = if is_write { state.faults.pop_front() } else { None };
+        if lost == Some(LostMessage::Request) {
             return Err(Failure::Unknown("the request was lost".to_owned()));
         }
         let result = act(self, fired);
         store.record_zxid(self.zxid);
         // A write whose reply arrives brings a lagging server up to date. A write whose reply is lost does not, because the
         // client may reach another server next, which may still lack the write.
-        if fault == Some(Fault::Reply) {
+        if lost == Some(LostMessage::Reply) {
             return Err(Failure::Unknown("the answer was lost".to_owned()));
         }
         if is_write {
@@ -188,12 +189,12 @@ impl World {
     }
 
     /// Returns the nodes that the server of this session shows.
-    pub(super) fn shown_to(&self, session: i64) -> Arc<Tree> {
+    pub(super) fn tree_shown_to(&self, session: i64) -> Arc<Tree> {
         let Some(state) = self.sessions.get(&session) else { return Arc::clone(&self.tree) };
         let mut shown = Arc::clone(state.view.as_ref().unwrap_or(&self.tree));
         for (top, nodes) in &state.frozen {
             let tree = Arc::make_mut(&mut shown);
-            tree.retain(|path, _| !is_from(path, top));
+            tree.retain(|path, _| !is_at_or_below(path, top));
             tree.extend(nodes.clone());
         }
         shown
@@ -201,8 +202,8 @@ impl World {
 
     /// From now on, a session's server shows the node `top` and all nodes below it as they are now.
     pub(super) fn freeze(&mut self, session: i64, top: &str) {
-        let mut nodes = Arc::unwrap_or_clone(self.shown_to(session));
-        nodes.retain(|path, _| is_from(path, top));
+        let mut nodes = Arc::unwrap_or_clone(self.tree_shown_to(session));
+        nodes.retain(|path, _| is_at_or_below(path, top));
         if let Some(state) = self.sessions.get_mut(&session) {
             state.frozen.push((top.to_owned(), nodes));
         }
@@ -218,28 +219,28 @@ impl World {
     }
 
     /// Brings a session's lagging server up to date. After that, the server lags again. Does nothing if it does not lag.
-    pub(super) fn update_view(&mut self, session: i64, fired: &mut Vec<Notification>) {
+    pub(super) fn update_view(&mut self, session: i64, fired: &mut Vec<Delivery>) {
         let tree = Arc::clone(&self.tree);
         let Some(state) = self.sessions.get_mut(&session) else { return };
         if state.view.is_some() {
             state.view = Some(tree);
             for (path, event) in std::mem::take(&mut state.late) {
-                state.fire(&path, event, fired);
+                state.fire_watches(&path, event, fired);
             }
         }
     }
 
-    pub(super) fn arm(&mut self, session: i64, key: String, ensemble: Weak<Ensemble>) -> Watch {
+    pub(super) fn set_watch(&mut self, session: i64, key: String, ensemble: Weak<Ensemble>) -> Watch {
         let (sender, event) = oneshot::channel();
         if let Some(state) = self.sessions.get_mut(&session) {
             state.watches.entry(key.clone()).or_default().push(sender);
             self.watching.insert((key.clone(), session));
         }
-        let mut armed = Armed { ensemble, session, key, event };
+        let mut armed = ArmedWatch { ensemble, session, key, event };
         Box::pin(async move { (&mut armed.event).await.unwrap_or(Event::Over) })
     }
 
-    fn notify_all(&mut self, changes: &[Change], fired: &mut Vec<Notification>) {
+    fn notify_watchers(&mut self, changes: &[WatchEvent], fired: &mut Vec<Delivery>) {
         let of_key = |key: &String| self.watching.range((key.clone(), i64::MIN)..=(key.clone(), i64::MAX));
         let watch = changes.iter().flat_map(|(key, _)| of_key(key)).map(|(_, session)| session);
         // A `BTreeSet` is sorted and has no duplicates, so each session is notified once, and in the same order in each run.
@@ -257,11 +258,11 @@ impl World {
         &mut self,
         session: i64,
         operations: &[Operation],
-        fired: &mut Vec<Notification>,
+        fired: &mut Vec<Delivery>,
     ) -> Result<Vec<(Outcome, String)>, (usize, Failure)> {
         let zxid = self.zxid + 1;
         // `make_mut` copies all nodes, but only if a lagging server or a backup shares them.
-        let at = Stamp { zxid, time: self.clock.now() };
+        let at = TransactionStamp { zxid, time: self.clock.now() };
         let committed = commit(Arc::make_mut(&mut self.tree), at, session, operations)?;
         self.zxid = zxid;
         for (path, before) in committed.before {
@@ -272,34 +273,34 @@ impl World {
                 owner.owned.insert(path);
             }
         }
-        self.notify_all(&committed.changes, fired);
+        self.notify_watchers(&committed.changes, fired);
         Ok(committed.outcomes)
     }
 
-    pub(super) fn remove(&mut self, path: &str, fired: &mut Vec<Notification>) {
-        let gone = self.tree.keys().filter(|node| is_from(node, path)).cloned().collect();
-        self.delete_all(gone, fired);
+    pub(super) fn remove(&mut self, path: &str, fired: &mut Vec<Delivery>) {
+        let gone = self.tree.keys().filter(|node| is_at_or_below(node, path)).cloned().collect();
+        self.delete_nodes(gone, fired);
     }
 
-    fn delete_all(&mut self, paths: Vec<String>, fired: &mut Vec<Notification>) {
+    fn delete_nodes(&mut self, paths: Vec<String>, fired: &mut Vec<Delivery>) {
         for path in paths.into_iter().rev() {
             let _gone = self.apply(0, &[Operation::Delete { path, version: None }], fired);
         }
     }
 
     /// Deletes the containers that had children and have none now.
-    pub(super) fn reap(&mut self, fired: &mut Vec<Notification>) {
+    pub(super) fn reap_containers(&mut self, fired: &mut Vec<Delivery>) {
         let idle = |(path, node): (&String, &Node)| {
             (node.kind == Kind::Container && node.next_sequence > 0 && children_of(&self.tree, path).is_empty())
                 .then(|| path.clone())
         };
         let idle = self.tree.iter().filter_map(idle).collect();
-        self.delete_all(idle, fired);
+        self.delete_nodes(idle, fired);
     }
 
     /// Ends a session, and deletes its nodes. Notifies the session's client now if the client is connected, or if the
     /// end began at the client. Otherwise the client is notified when its connection is healed.
-    pub(super) fn expire(&mut self, session: i64, why: Ending, fired: &mut Vec<Notification>) {
+    pub(super) fn end_session(&mut self, session: i64, why: Ending, fired: &mut Vec<Delivery>) {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.ended_as.get_or_insert(why);
         // If the client has closed the session, or a task of the session has failed, the client knows of the end without a
@@ -307,19 +308,19 @@ impl World {
         let is_notified = !state.is_cut || matches!(why, Ending::Closed | Ending::Failed);
         let owned = std::mem::take(&mut state.owned).into_iter().collect();
         if is_notified {
-            self.end(session, why, fired);
+            self.remove_session(session, why, fired);
         }
-        self.delete_all(owned, fired);
+        self.delete_nodes(owned, fired);
     }
 
     /// Removes a session, and reports to its client that the session is over.
-    fn end(&mut self, session: i64, why: Ending, fired: &mut Vec<Notification>) {
+    fn remove_session(&mut self, session: i64, why: Ending, fired: &mut Vec<Delivery>) {
         self.forget_watches(session);
         self.lagging.remove(&session);
         let Some(mut state) = self.sessions.remove(&session) else { return };
         fired.extend(state.withheld.take().into_iter().flatten());
         let store = Arc::clone(&state.store);
-        // The lease ends before the notifications are delivered, because another thread may be granted the lock as soon as
+        // The lease ends before the deliveries are made, because another thread may be granted the lock as soon as
         // the world is unlocked.
         store.record_end(why);
         fired.push(Box::new(move |_| store.end(why)));
@@ -327,42 +328,45 @@ impl World {
             fired.push(Box::new(move |_| _ = watch.send(Event::Over)));
         }
         // The session was removed above, so each of these requests fails.
-        for job in state.waiting {
-            job(self, fired);
+        for request in state.waiting {
+            request(self, fired);
         }
     }
 
-    pub(super) fn cut(&mut self, session: i64, fired: &mut Vec<Notification>) {
+    pub(super) fn cut(&mut self, session: i64, fired: &mut Vec<Delivery>) {
         let Some(state) = self.sessions.get_mut(&session).filter(|state| !state.is_cut) else { return };
         state.seen = self.zxid;
         state.is_cut = true;
         // The loss of the connection is reported before the lost replies. So a task that learns of a lost reply waits for the
         // connection before it asks again.
-        fired.extend([state.change_store(|it| it.steady(false)), state.change_store(|it| it.set_connected(false))]);
+        fired.extend([
+            state.change_of_store(|it| it.steady(false)),
+            state.change_of_store(|it| it.set_connected(false)),
+        ]);
         let withheld = state.withheld.take().into_iter().flatten();
-        fired.extend(withheld.map(|notify| Box::new(move |_| notify(false)) as Notification));
+        fired.extend(withheld.map(|notify| Box::new(move |_| notify(false)) as Delivery));
     }
 
-    pub(super) fn silence(&mut self, session: i64, fired: &mut Vec<Notification>) {
+    pub(super) fn silence(&mut self, session: i64, fired: &mut Vec<Delivery>) {
         if let Some(state) = self.sessions.get_mut(&session).filter(|state| !state.is_cut) {
             state.withheld.get_or_insert_default();
-            fired.push(state.change_store(|it| it.steady(false)));
+            fired.push(state.change_of_store(|it| it.steady(false)));
         }
     }
 
     /// Restores a session's connection, delivers the events that its client missed, and executes the requests that
     /// waited. If the ensemble has ended the session meanwhile, only reports this end to the client.
-    pub(super) fn heal(&mut self, session: i64, fired: &mut Vec<Notification>) {
+    pub(super) fn heal(&mut self, session: i64, fired: &mut Vec<Delivery>) {
         let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_cut) else { return };
         if let Some(why) = state.ended_as {
-            return self.end(session, why, fired);
+            return self.remove_session(session, why, fired);
         }
-        fired.push(state.change_store(|it| it.steady(true)));
+        fired.push(state.change_of_store(|it| it.steady(true)));
         state.is_cut = false;
         if state.leaves.is_none() {
             state.frozen.clear();
         }
-        let tree = self.shown_to(session);
+        let tree = self.tree_shown_to(session);
         let Some(state) = self.sessions.get_mut(&session) else { return };
         // Each watched node that has changed since the cut causes an event. If the node still exists, the event is
         // `LookAgain`. `Changed` would claim that this event reports one certain change, such as a hand-off. The root
@@ -378,21 +382,21 @@ impl World {
                 }
             }
         });
-        let missed: Vec<Change> = missed.collect();
+        let missed: Vec<WatchEvent> = missed.collect();
         for (path, event) in missed {
-            state.fire(&path, event, fired);
+            state.fire_watches(&path, event, fired);
         }
-        fired.push(state.change_store(|it| it.set_connected(true)));
+        fired.push(state.change_of_store(|it| it.set_connected(true)));
         let waiting = std::mem::take(&mut state.waiting);
-        for job in waiting {
-            job(self, fired);
+        for request in waiting {
+            request(self, fired);
         }
     }
 
     /// Connects a session to another server, as
     /// [`Session::leave_server`](crate::session::contract::Session::leave_server) says. Returns `Some(false)` if the
     /// session has lost the connection with this number already, and `None` if it may not leave its only server again.
-    pub(super) fn leave(&mut self, session: i64, connection: u64, fired: &mut Vec<Notification>) -> Option<bool> {
+    pub(super) fn leave_server(&mut self, session: i64, connection: u64, fired: &mut Vec<Delivery>) -> Option<bool> {
         let Some(state) = self.sessions.get_mut(&session).filter(|it| !it.is_cut) else { return Some(false) };
         if state.store.connection() != connection {
             return Some(false);
@@ -405,7 +409,7 @@ impl World {
         Some(true)
     }
 
-    /// Gives a session's client only one server. [`World::leave`] then connects to the same server again,
+    /// Gives a session's client only one server. [`World::leave_server`] then connects to the same server again,
     /// [`LEAVES_OF_ONE`] times.
     pub(super) fn keep_server(&mut self, session: i64) {
         if let Some(state) = self.sessions.get_mut(&session) {
@@ -415,11 +419,11 @@ impl World {
 
     /// Restores all nodes from a backup, and ends all sessions without deleting their nodes. So the ephemeral nodes in the
     /// backup exist again, and belong to no live session.
-    pub(super) fn restore(&mut self, backup: &Backup, fired: &mut Vec<Notification>) {
+    pub(super) fn restore(&mut self, backup: &Backup, fired: &mut Vec<Delivery>) {
         (self.tree, self.zxid) = (Arc::clone(&backup.tree), backup.zxid);
         let sessions: Vec<i64> = self.sessions.keys().copied().collect();
         for session in sessions {
-            self.end(session, Ending::Expired, fired);
+            self.remove_session(session, Ending::Expired, fired);
         }
     }
 
@@ -432,24 +436,24 @@ impl World {
     }
 
     /// Lets a session's server show the newest state, and answer the requests that it has received while it was silent.
-    pub(super) fn catch_up(&mut self, session: i64, fired: &mut Vec<Notification>) {
+    pub(super) fn catch_up(&mut self, session: i64, fired: &mut Vec<Delivery>) {
         self.update_view(session, fired);
         self.lagging.remove(&session);
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.view = None;
         if let Some(withheld) = state.withheld.take() {
-            fired.push(state.change_store(|it| it.steady(true)));
+            fired.push(state.change_of_store(|it| it.steady(true)));
             fired.extend(withheld);
         }
     }
 
-    pub(super) fn add_fault(&mut self, session: i64, fault: Fault) {
+    pub(super) fn lose_next(&mut self, session: i64, message: LostMessage) {
         if let Some(state) = self.sessions.get_mut(&session) {
-            state.faults.push_back(fault);
+            state.faults.push_back(message);
         }
     }
 
-    pub(super) fn watches(&self) -> usize {
+    pub(super) fn watch_count(&self) -> usize {
         self.sessions.values().map(|state| state.watches.values().map(Vec::len).sum::<usize>()).sum()
     }
 
@@ -461,14 +465,14 @@ impl World {
 }
 
 /// A watch that is removed when its future is dropped.
-struct Armed {
+struct ArmedWatch {
     ensemble: Weak<Ensemble>,
     session: i64,
     key: String,
     event: oneshot::Receiver<Event>,
 }
 
-impl Drop for Armed {
+impl Drop for ArmedWatch {
     fn drop(&mut self) {
         let Some(ensemble) = self.ensemble.upgrade() else { return };
         self.event.close();

@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::memory::server::{Ensemble, Job, Notification, World};
-use crate::memory::tree::{Node, Tree, children_key, children_of};
+use crate::memory::server::{Delivery, Ensemble, SessionRequest, World};
+use crate::memory::tree::{Node, Tree, children_of, children_watch_key};
 use crate::session::contract::Session;
 use crate::session::lease::Lease;
 use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
@@ -38,7 +38,7 @@ impl MemorySession {
         let clock = move || opened.elapsed() + Duration::from_nanos(1);
         let store = Arc::new(SessionStore::new(Lease::with_clock(SESSION_TIMEOUT, Box::new(clock))));
         store.steady(true);
-        let id = ensemble.change(|world, _| world.open(&store));
+        let id = ensemble.change(|world, _| world.open_session(&store));
         Arc::new(MemorySession { id, ensemble: Arc::clone(ensemble), store })
     }
 
@@ -46,10 +46,10 @@ impl MemorySession {
     fn request<T: Send + 'static>(
         &self,
         is_write: bool,
-        act: impl FnOnce(&mut World, &mut Vec<Notification>) -> Result<T, Failure> + Send + 'static,
+        act: impl FnOnce(&mut World, &mut Vec<Delivery>) -> Result<T, Failure> + Send + 'static,
     ) -> Reply<T> {
         let ((reply, answer), id, store) = (oneshot::channel(), self.id, Arc::clone(&self.store));
-        let job: Job = Box::new(move |world, fired| {
+        let request: SessionRequest = Box::new(move |world, fired| {
             let result = world.carry_out(id, &store, is_write, act, fired);
             let withheld = world.sessions.get_mut(&id).and_then(|state| state.withheld.as_mut());
             withheld.unwrap_or(fired).push(Box::new(move |comes| {
@@ -59,8 +59,8 @@ impl MemorySession {
         });
         self.ensemble.requests.fetch_add(1, Ordering::Relaxed);
         self.ensemble.change(|world, fired| match world.sessions.get_mut(&id).filter(|state| state.is_cut) {
-            Some(cut_off) => cut_off.waiting.push(job),
-            None => job(world, fired),
+            Some(cut_off) => cut_off.waiting.push(request),
+            None => request(world, fired),
         });
         Box::pin(async move { answer.await.unwrap_or_else(|_| Err(Failure::Unknown("no answer came".to_owned()))) })
     }
@@ -71,7 +71,7 @@ impl MemorySession {
         read: impl FnOnce(&Tree, &str) -> Result<T, Failure> + Send + 'static,
     ) -> Reply<T> {
         let (id, path) = (self.id, path.to_owned());
-        self.request(false, move |world, _| read(&world.shown_to(id), &path))
+        self.request(false, move |world, _| read(&world.tree_shown_to(id), &path))
     }
 }
 
@@ -105,7 +105,7 @@ impl Session for MemorySession {
     }
 
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
-        self.read(path, listed)
+        self.read(path, children_and_stat_of)
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
@@ -118,16 +118,16 @@ impl Session for MemorySession {
     fn watch(&self, path: &str) -> Reply<Watch> {
         let (id, path, ensemble) = (self.id, path.to_owned(), Arc::downgrade(&self.ensemble));
         self.request(false, move |world, _| {
-            world.shown_to(id).get(&path).ok_or(Failure::NoNode)?;
-            Ok(world.arm(id, path, ensemble))
+            world.tree_shown_to(id).get(&path).ok_or(Failure::NoNode)?;
+            Ok(world.set_watch(id, path, ensemble))
         })
     }
 
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
         let (id, path, ensemble) = (self.id, path.to_owned(), Arc::downgrade(&self.ensemble));
         self.request(false, move |world, _| {
-            let (names, _) = listed(&world.shown_to(id), &path)?;
-            Ok((names, world.arm(id, children_key(&path), ensemble)))
+            let (names, _) = children_and_stat_of(&world.tree_shown_to(id), &path)?;
+            Ok((names, world.set_watch(id, children_watch_key(&path), ensemble)))
         })
     }
 
@@ -148,7 +148,7 @@ impl Session for MemorySession {
     }
 
     fn leave_server(&self, connection: u64, node: &str) -> Reply<bool> {
-        let left = self.ensemble.change(|world, fired| world.leave(self.id, connection, fired));
+        let left = self.ensemble.change(|world, fired| world.leave_server(self.id, connection, fired));
         let answer = left.ok_or_else(|| Failure::Diverged { node: node.to_owned(), server: "embedded".to_owned() });
         Box::pin(ready(answer))
     }
@@ -158,7 +158,7 @@ impl Session for MemorySession {
         // A client relies on every task of its session, so a panic of one task ends the session.
         self.ensemble.executor.spawn(Box::pin(retry::on_panic(task, move || {
             if let Some(ensemble) = ensemble.upgrade() {
-                ensemble.change(|world, fired| world.expire(id, Ending::Failed, fired));
+                ensemble.change(|world, fired| world.end_session(id, Ending::Failed, fired));
             }
         })));
     }
@@ -172,12 +172,12 @@ debug!(MemorySession as "MemorySession", |it| id: it.id, lease: it.store.lease()
 
 impl Drop for MemorySession {
     fn drop(&mut self) {
-        self.ensemble.change(|world, fired| world.expire(self.id, Ending::Closed, fired));
+        self.ensemble.change(|world, fired| world.end_session(self.id, Ending::Closed, fired));
     }
 }
 
 /// Returns the names of a node's children, and the node's stat. The root `/` always exists, and may have no stat.
-fn listed(tree: &Tree, path: &str) -> Result<(Vec<String>, Option<Stat>), Failure> {
+fn children_and_stat_of(tree: &Tree, path: &str) -> Result<(Vec<String>, Option<Stat>), Failure> {
     match tree.get(path) {
         None if path != "/" => Err(Failure::NoNode),
         node => Ok((children_of(tree, path), node.map(Node::stat))),

@@ -36,7 +36,7 @@ impl Executor {
     /// # Panics
     /// If a task panics. The other tasks run first.
     fn run(self: &Arc<Self>) {
-        let waker = Waker::from(Arc::new(Ready(Arc::downgrade(self))));
+        let waker = Waker::from(Arc::new(ExecutorWaker(Arc::downgrade(self))));
         let mut context = Context::from_waker(&waker);
         let mut panicked = None;
         self.is_woken.store(true, Ordering::SeqCst);
@@ -65,9 +65,9 @@ impl Executor {
     }
 }
 
-struct Ready(Weak<Executor>);
+struct ExecutorWaker(Weak<Executor>);
 
-impl Wake for Ready {
+impl Wake for ExecutorWaker {
     fn wake(self: Arc<Self>) {
         self.0.upgrade().iter().for_each(Executor::run);
     }

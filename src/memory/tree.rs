@@ -45,20 +45,20 @@ debug!(Backup as "Backup", |_it|);
 
 /// A transaction's id, and its time on the ensemble's clock.
 #[derive(Clone, Copy)]
-pub(super) struct Stamp {
+pub(super) struct TransactionStamp {
     pub(super) zxid: i64,
     pub(super) time: SystemTime,
 }
 
 /// The key of a watch, and the event that the watch fires with.
-pub(super) type Change = (String, Event);
+pub(super) type WatchEvent = (String, Event);
 
 /// The result of a transaction.
 pub(super) struct Committed {
     /// The outcome of each operation, with the path of its node.
     pub(super) outcomes: Vec<(Outcome, String)>,
     /// The watches to fire, in the order in which a server reports the changes.
-    pub(super) changes: Vec<Change>,
+    pub(super) changes: Vec<WatchEvent>,
     /// Each changed node's path and former state, in the order of the operations. `None` if the node did not exist.
     pub(super) before: Vec<(String, Option<Node>)>,
 }
@@ -66,7 +66,7 @@ pub(super) struct Committed {
 /// Applies all operations or none of them. An error contains the index of the operation that failed.
 pub(super) fn commit(
     tree: &mut Tree,
-    at: Stamp,
+    at: TransactionStamp,
     session: i64,
     operations: &[Operation],
 ) -> Result<Committed, (usize, Failure)> {
@@ -87,10 +87,10 @@ pub(super) fn commit(
 /// A transaction whose operations are being applied.
 struct TreeTransaction<'a> {
     tree: &'a mut Tree,
-    at: Stamp,
+    at: TransactionStamp,
     /// The owner of the ephemeral nodes that the transaction creates.
     session: i64,
-    changes: Vec<Change>,
+    changes: Vec<WatchEvent>,
     before: Vec<(String, Option<Node>)>,
 }
 
@@ -137,12 +137,12 @@ impl TreeTransaction<'_> {
             node.pzxid = self.at.zxid;
         }
         let owner = if is_ephemeral(kind) { self.session } else { 0 };
-        let Stamp { zxid, time } = self.at;
+        let TransactionStamp { zxid, time } = self.at;
         let (czxid, mzxid, pzxid) = (zxid, zxid, zxid);
         let (data, ctime, mtime) = (data.to_vec(), time, time);
         let node = Node { data, czxid, mzxid, pzxid, version: 0, ctime, mtime, kind, owner, next_sequence: 0 };
         self.before.push((path.clone(), self.tree.insert(path.clone(), node)));
-        self.changes.push((children_key(parent), Event::Changed));
+        self.changes.push((children_watch_key(parent), Event::Changed));
         Ok(path)
     }
 
@@ -171,8 +171,8 @@ impl TreeTransaction<'_> {
         // A server notifies the watches on the node first, then the watches on its children, then those on its parent's
         // children.
         self.changes.push((path.to_owned(), Event::Deleted));
-        self.changes.push((children_key(path), Event::Deleted));
-        self.changes.push((children_key(parent_of(path)), Event::Changed));
+        self.changes.push((children_watch_key(path), Event::Deleted));
+        self.changes.push((children_watch_key(parent_of(path)), Event::Changed));
         Ok(())
     }
 
@@ -195,13 +195,13 @@ pub(super) fn parent_of(path: &str) -> &str {
 }
 
 /// Returns whether the path, or the key of a watch, belongs to the node at `top` or to a node below `top`.
-pub(super) fn is_from(path: &str, top: &str) -> bool {
+pub(super) fn is_at_or_below(path: &str, top: &str) -> bool {
     path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// Returns the key of a watch on a node's children: the node's path and a slash. No path but that of the root ends with
 /// a slash, and the root has no watch of its own.
-pub(super) fn children_key(path: &str) -> String {
+pub(super) fn children_watch_key(path: &str) -> String {
     format!("{}/", path.trim_end_matches('/'))
 }
 
