@@ -15,7 +15,7 @@ use crate::contend::contender::Contender;
 use crate::contend::permit_request::{EarlyRead, PermitRequest, SeenPermits};
 use crate::contend::wait::PendingAcquisition;
 use crate::error::error::Error;
-use crate::observe::on_wait::{Listener, OnWait};
+use crate::observe::on_wait::{Listener, WaitReporter};
 use crate::observe::queue_view::{QueueSnapshot, QueueView};
 use crate::observe::trace::{self, AcquireTrace, HoldTrace};
 use crate::queue::dialect::LONGEST_MARKER;
@@ -30,7 +30,7 @@ use crate::session::request::{Ending, Failure, Listing, Loss, Watch};
 use crate::session::retry::{self, RetryLimit, spawn_cancellable};
 use crate::session::{follow, listing, presence};
 use crate::sync::random;
-use crate::telemetry::log::{OwnSpan, emit};
+use crate::telemetry::log::{UserSpan, emit};
 use crate::validation;
 
 /// How often, at most, one acquisition enters the queue again because the directory has no sequence numbers left. A
@@ -128,7 +128,7 @@ impl Acquisition {
         self.options.label.as_deref()
     }
 
-    pub(crate) fn begin_trace(&mut self) -> OwnSpan {
+    pub(crate) fn begin_trace(&mut self) -> UserSpan {
         let names = (&**self.config.user_path(), &self.config.path_label);
         self.trace = AcquireTrace::begin(names, self.aim(), self.label(), self.keeps_node());
         self.trace.span()
@@ -137,7 +137,7 @@ impl Acquisition {
     /// Reports an error in `answer` to tracing and metrics. Returns `answer`.
     pub(crate) fn report_error<G>(&self, answer: Result<G, Error>) -> Result<G, Error> {
         let names = (&**self.config.user_path(), &*self.config.path_label);
-        answer.inspect_err(|error| trace::not_granted(names, self.aim(), error))
+        answer.inspect_err(|error| trace::report_not_granted(names, self.aim(), error))
     }
 
     /// Enters the queue, and waits until the lock is granted.
@@ -153,7 +153,7 @@ impl Acquisition {
                     let view = QueueView { has_listener: listener.is_some(), ..QueueView::default() };
                     let reports = async {
                         let Some(listener) = listener else { return pending().await };
-                        Box::pin(OnWait::new(listener).follow(&self.config.paths, &view)).await
+                        Box::pin(WaitReporter::new(listener).report_changes(&self.config.paths, &view)).await
                     };
                     self.within(deadline, &view, reports, pin!(self.enter(IfTaken::Wait, Some(&view)))).await
                 };
@@ -437,7 +437,7 @@ impl Acquisition {
     /// long.
     pub(crate) fn begin_hold_trace(&self, hold: &Contender) -> HoldTrace {
         let (path, node) = (self.config.user_path(), hold.node());
-        let mut trace = self.trace.granted(self.aim(), path, self.label(), node);
+        let mut trace = self.trace.begin_hold(self.aim(), path, self.label(), node);
         if let Some(limit) = self.config.warn_holding {
             let (node, session) = hold.node_and_session();
             let (path, label, token) = (Arc::clone(path), self.options.label.clone(), node.token());
@@ -517,10 +517,10 @@ impl Acquisition {
             if has_room && ahead.is_empty() {
                 return Ok(session.timeout());
             }
-            let gone = paths.are_some_gone(&session, &ahead).await;
+            let gone = paths.ask_leader_if_gone(&session, &ahead).await;
             let are_some_gone = gone.map_err(|failure| Error::from_failure(failure, "list", path))?;
             if !are_some_gone || looks == LOOKS_MAX {
-                return Err(Error::WouldBlock { blockers: paths.blockers(&session, &names, &newcomer).await });
+                return Err(Error::WouldBlock { blockers: paths.read_blockers(&session, &names, &newcomer).await });
             }
         }
     }
@@ -560,7 +560,7 @@ impl Acquisition {
         tokio::select! {
             biased;
             answer = granted => answer,
-            (waited, cut_off) = late => Err(Error::Timeout { waited, blockers: view.seen_in_the_way(), cut_off }),
+            (waited, cut_off) = late => Err(Error::Timeout { waited, blockers: view.last_blockers(), cut_off }),
             Err(diverged) = looking => Err(diverged),
             never = reports => match never {},
         }
@@ -573,7 +573,7 @@ impl Acquisition {
         let snapshot = view.snapshot.lock().clone();
         let Some(QueueSnapshot { session, me, .. }) = snapshot else { return Ok(false) };
         let Some(names) = self.list_once_connected(&session).await else { return Ok(true) };
-        let gone = self.config.paths.are_some_gone(&session, &turn::ahead_of(&me, &names)).await;
+        let gone = self.config.paths.ask_leader_if_gone(&session, &turn::ahead_of(&me, &names)).await;
         if gone.map_err(|failure| self.config.stop(failure))? {
             view.look_again.notify_one();
         }
@@ -594,7 +594,7 @@ impl Acquisition {
         if let Some(QueueSnapshot { session, me, .. }) = snapshot
             && let Some(names) = self.list_once_connected(&session).await
         {
-            let blockers = self.config.paths.blockers(&session, &names, &me).await;
+            let blockers = self.config.paths.read_blockers(&session, &names, &me).await;
             if let Some(snapshot) = &mut *view.snapshot.lock() {
                 snapshot.seen.blockers = blockers;
             }

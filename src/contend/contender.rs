@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::contend::directory;
 use crate::error::error::Error;
-use crate::observe::changes::OneHold;
+use crate::observe::changes::ObservedHold;
 use crate::observe::trace::HoldTrace;
 use crate::queue::node_name::NodeName;
 use crate::queue::permits::{self, PERMITS, Room};
@@ -254,7 +254,7 @@ impl Contender {
         self.node().time_until_given_up().map_or(session_left, |left| left.min(session_left))
     }
 
-    pub(crate) fn node_and_session(&self) -> OneHold {
+    pub(crate) fn node_and_session(&self) -> ObservedHold {
         (Arc::clone(self.node()), Arc::clone(self.session()))
     }
 

@@ -109,7 +109,7 @@ impl PermitRequest {
     /// Returns whether enough permits are free for this request, or `true` if the permits cannot be read. Fails if the request
     /// can never be granted.
     pub(crate) async fn has_room(&self, session: &Arc<dyn Session>) -> Result<bool, Error> {
-        let room = self.state.config.paths.room(session, self.count).await;
+        let room = self.state.config.paths.read_room(session, self.count).await;
         let Some((number, has_room)) = room else { return Ok(true) };
         if let Some(number) = number {
             self.state.learn(number)?;
@@ -172,10 +172,10 @@ impl PermitRequest {
                         return Ok(grant);
                     }
                 }
-                Ok(Room::Short) if gives_up && !paths.are_some_gone(session, &[]).await? => {
+                Ok(Room::Short) if gives_up && !paths.ask_leader_if_gone(session, &[]).await? => {
                     let me = &*entry.node_name();
                     let only_me = [me.as_str().to_owned()];
-                    return Err(Error::WouldBlock { blockers: paths.blockers(session, &only_me, me).await }.into());
+                    return Err(Error::WouldBlock { blockers: paths.read_blockers(session, &only_me, me).await }.into());
                 }
                 Ok(Room::Short) => {
                     grant = Grant::Look;
@@ -334,7 +334,7 @@ impl<'a> View<'a> {
             let queued = OptionFuture::from(view.has_listener.then(|| session.children(self.entry.directory()))).await;
             let queued = queued.and_then(Result::ok).filter(|names| !names.is_empty());
             let names = queued.unwrap_or_else(|| vec![me.as_str().to_owned()]);
-            view.record(session, me, self.state.config.paths.progress_beside(&now.names, &names, me));
+            view.record(session, me, self.state.config.paths.progress_from_names(&now.names, &names, me));
         }
         if self.number.is_none() {
             let (watch, (_, stat)) = retry::watch_and_read(session, path).await?;

@@ -111,7 +111,7 @@ impl PendingAcquisition<'_> {
             if self.permits.is_none() {
                 config.check_for_other_use(session, &names, names.directory.as_ref()).await?;
             }
-            meter::entered(self.aim, &config.path_label, names.len().saturating_sub(1));
+            meter::record_queue_length(self.aim, &config.path_label, names.len().saturating_sub(1));
         }
         let is_alone = names.len() < 2;
         let closing = if is_alone { Vec::new() } else { session.store().closing_node_names(entry.directory()) };
@@ -136,7 +136,7 @@ impl PendingAcquisition<'_> {
             Claim::Ahead => {
                 let me = entry.node_name();
                 let ahead = names.map(|names| turn::ahead_of(&me, names)).unwrap_or_default();
-                config.paths.are_some_gone(session, &ahead).await
+                config.paths.ask_leader_if_gone(session, &ahead).await
             }
         };
         differs.map_err(|failure| config.stop(failure))
@@ -146,7 +146,7 @@ impl PendingAcquisition<'_> {
     async fn would_block(&self, names: Option<&Listing>) -> Error {
         let (session, me, paths) = (self.entry.session(), self.entry.node_name(), &self.config.paths);
         let blockers = match names {
-            Some(names) => paths.blockers(session, names, &me).await,
+            Some(names) => paths.read_blockers(session, names, &me).await,
             None => Blockers::default(),
         };
         Error::WouldBlock { blockers }
@@ -159,8 +159,8 @@ impl PendingAcquisition<'_> {
         let (Some(names), Some(view)) = (names, self.view) else { return };
         let (session, me, paths) = (self.entry.session(), &*self.entry.node_name(), &self.config.paths);
         let seen = match view.has_listener {
-            true => paths.progress(session, &names, me).await,
-            false => paths.progress_beside(&[], &names, me),
+            true => paths.read_progress(session, &names, me).await,
+            false => paths.progress_from_names(&[], &names, me),
         };
         view.record(session, me, seen);
     }

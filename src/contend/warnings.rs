@@ -16,7 +16,7 @@ use crate::session::contract::{Coordinator, Session};
 use crate::session::node::Node;
 use crate::session::retry::{self, spawn_cancellable};
 use crate::sync::Mutex;
-use crate::telemetry::log::{OwnSpan, emit};
+use crate::telemetry::log::{UserSpan, emit};
 
 /// The default time after which a warning about a waiting acquisition is logged.
 pub(crate) const WARN_AFTER: Duration = Duration::from_secs(30);
@@ -52,7 +52,7 @@ pub(crate) struct WarningEntry {
     pub(crate) session: Arc<dyn Session>,
     pub(crate) node: Arc<Node>,
     pub(crate) label: Option<String>,
-    pub(crate) span: OwnSpan,
+    pub(crate) span: UserSpan,
     /// The number of permits that the acquisition waits for. `None` for a lock.
     pub(crate) permits: Option<u32>,
 }
@@ -117,12 +117,12 @@ impl Warnings {
         let me = &node.node_name();
         let look = async {
             let names = session.children(&self.paths.queue).await.ok()?;
-            Some((turn::turn(me, &names), self.paths.blockers(session, &names, me).await))
+            Some((turn::turn(me, &names), self.paths.read_blockers(session, &names, me).await))
         };
         let found = retry::within(session.sleep(LOOK_UP), look).await.flatten();
         let mut is_its_turn = matches!(found, Some((Turn::Granted, _)));
         if let Some(permits) = permits.filter(|_| is_its_turn) {
-            is_its_turn = matches!(self.paths.room(session, permits).await, Some((_, true)));
+            is_its_turn = matches!(self.paths.read_room(session, permits).await, Some((_, true)));
         }
         if is_its_turn {
             session.sleep(LOOK_UP).await;

@@ -206,7 +206,7 @@ impl KeptNodeUse {
     /// Starts the time limit of the use, and stores its trace.
     pub(crate) fn start_limit_and_trace(&mut self, trace: HoldTrace) {
         self.limit = self.contender().begin_limited_use().map(Arc::new);
-        self.trace = trace.is_recorded().then(|| Arc::new(trace));
+        self.trace = trace.has_end_to_record().then(|| Arc::new(trace));
     }
 
     /// Returns a further share of the use, for a further guard.

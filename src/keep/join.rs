@@ -13,7 +13,7 @@ use crate::error::error::Error;
 use crate::keep::cache::{KeptNodeCache, KeptNodeUse, PendingUse};
 use crate::keep::kept::{AcquisitionFuture, KeptNode};
 use crate::keep::uses::UseState;
-use crate::observe::on_wait::OnWait;
+use crate::observe::on_wait::WaitReporter;
 use crate::observe::trace::{self, AcquireTrace};
 use crate::queue::member::Progress;
 use crate::queue::mode::Mode;
@@ -90,12 +90,14 @@ async fn wait_until_deadline(
 ) -> Result<Option<KeptNodeUse>, Error> {
     let kept = Arc::clone(&waits.kept);
     let reports = async {
-        let Some(mut on_wait) = acquisition.options.on_wait.as_ref().map(OnWait::new) else { return pending().await };
+        let Some(mut on_wait) = acquisition.options.on_wait.as_ref().map(WaitReporter::new) else {
+            return pending().await;
+        };
         tokio::select! {
             biased;
             // This future registers no waker, because the waker of the node's acquisition wakes the tasks of all waiting uses.
             () = poll_fn(|_| if kept.granted_contender().is_some() { Poll::Ready(()) } else { Poll::Pending }) => {}
-            never = on_wait.follow(&acquisition.config.paths, &kept.view) => match never {},
+            never = on_wait.report_changes(&acquisition.config.paths, &kept.view) => match never {},
         }
         let (path, uses) = (Arc::clone(&acquisition.config.directory), kept.use_count());
         on_wait.report(Progress { path, place: uses, length: uses, blockers: kept.as_blockers() });
@@ -122,7 +124,7 @@ fn shared_acquisition(first: &Acquisition, kept: &Arc<KeptNode>) -> AcquisitionF
         }
     }));
     let span = all.begin_trace();
-    all.trace.share_caller_of(&first.trace);
+    all.trace.copy_caller_span_from(&first.trace);
     let view = Arc::clone(&kept.view);
     let work = async move { all.enter(IfTaken::Wait, Some(&view)).await };
     AcquireTrace::instrument(span, Box::pin(work))

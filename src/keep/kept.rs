@@ -175,7 +175,7 @@ impl KeptNode {
                 return false;
             }
         };
-        self.view.end();
+        self.view.clear();
         match answer {
             Ok(hold) => self.grant(hold),
             Err(error) => {
@@ -289,7 +289,7 @@ impl KeptNode {
         drop(state);
         wake(woken);
         if dropped.is_some() {
-            self.view.end();
+            self.view.clear();
         }
         let hold = Arc::clone(&granted?.hold);
         if let (Some((Some(_counted), _)), Some(why)) = (parts, why) {

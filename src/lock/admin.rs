@@ -24,7 +24,7 @@ impl LockConfig {
             &self.coordinator,
             ("read the queue of", self.user_path()),
             |session| async move {
-                let (taken, queued) = paths.names(&session, is_synced).await?;
+                let (taken, queued) = paths.list_names(&session, is_synced).await?;
                 let queue = paths.read_queue(&session, self.dialect, (&taken, &queued), permits).await?;
                 Ok((queue, taken, queued))
             },
@@ -98,7 +98,7 @@ impl LockConfig {
         let Some(member) = queue.members.into_iter().find(|member| member.token == Some(token)) else {
             return Ok(None);
         };
-        let is_removed = call::delete_node(&self.coordinator, self.user_path(), &self.paths.node(&member)).await?;
+        let is_removed = call::delete_node(&self.coordinator, self.user_path(), &self.paths.node_path(&member)).await?;
         Ok(is_removed.then_some(member))
     }
 

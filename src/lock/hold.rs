@@ -73,7 +73,7 @@ impl Hold {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn changes(&self) -> Changes {
-        self.life.states_of([self.held.node_and_session()])
+        self.life.stream_states_of([self.held.node_and_session()])
     }
 
     /// Waits until the lock is lost, and returns the reason. Ready at the latest when the session's lease runs out. The

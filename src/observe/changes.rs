@@ -20,7 +20,7 @@ use crate::sync::{Mutex, OnceLock, watch};
 
 /// The node of a hold, and its session. A task or stream that observes the hold owns this pair. Owning the pair does not keep
 /// the lock held.
-pub(crate) type OneHold = (Arc<Node>, Arc<dyn Session>);
+pub(crate) type ObservedHold = (Arc<Node>, Arc<dyn Session>);
 
 /// A stream of changes in their order: the [`HoldState`] of a guard, [who leads](crate::leadership::LeaderChanges), or
 /// [a value](crate::shared::ValueChanges).
@@ -92,8 +92,8 @@ pub(crate) struct DropSignal(OnceLock<watch::Sender<()>>);
 
 impl DropSignal {
     /// Returns a stream of the combined states of the guard's holds, of which there is at least one.
-    pub(crate) fn states_of(&self, holds: impl IntoIterator<Item = OneHold>) -> Changes {
-        let holds: Arc<[OneHold]> = holds.into_iter().collect();
+    pub(crate) fn stream_states_of(&self, holds: impl IntoIterator<Item = ObservedHold>) -> Changes {
+        let holds: Arc<[ObservedHold]> = holds.into_iter().collect();
         let states = unfold(None, move |last| {
             let next = next_state(Arc::clone(&holds), last);
             next.map(|next| next.map(|state| (state, Some(state))))
@@ -107,7 +107,7 @@ impl DropSignal {
 
 /// Waits until the combined state of the holds is of another kind than `last`. Returns `None` if a hold was released, or if
 /// `last` is a loss, which no state can follow.
-async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<HoldState> {
+async fn next_state(holds: Arc<[ObservedHold]>, last: Option<HoldState>) -> Option<HoldState> {
     if matches!(last, Some(HoldState::Lost { .. })) {
         return None;
     }

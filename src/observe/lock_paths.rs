@@ -45,14 +45,14 @@ impl LockPaths {
     }
 
     /// Returns the path of a member's node.
-    pub(crate) fn node(&self, member: &Member) -> String {
+    pub(crate) fn node_path(&self, member: &Member) -> String {
         let holders = self.permits.as_ref().filter(|_| member.state == MemberState::Holds);
         format!("{}/{}", holders.unwrap_or(&self.queue), member.node)
     }
 
     /// Lists the permit nodes and the queue. Returns the names of the permit nodes first. A missing directory counts as
     /// empty.
-    pub(crate) async fn names(
+    pub(crate) async fn list_names(
         &self,
         session: &Arc<dyn Session>,
         is_synced: bool,
@@ -68,18 +68,18 @@ impl LockPaths {
 
     /// Reads the nodes of the members, and returns the members with the data of their nodes, such as labels and tokens. Sends
     /// all reads before it awaits the first reply.
-    async fn read(
+    async fn read_members(
         &self,
         session: &Arc<dyn Session>,
         dialect: Dialect,
         members: &[Member],
     ) -> Result<Vec<Member>, Failure> {
-        let paths: Vec<String> = members.iter().map(|member| self.node(member)).collect();
+        let paths: Vec<String> = members.iter().map(|member| self.node_path(member)).collect();
         let nodes = session.data_of_each(&paths).await?;
         // A member whose node is gone, or may not be read, is still returned, with the data that are in its name. If it were
         // left out, a held lock could seem to have waiters but no holder.
         let members = members.iter().zip(nodes).map(|(member, node)| match node {
-            Some(node) => with_node(member, dialect, session.is_own(node.1.ephemeral_owner), &node),
+            Some(node) => with_node_data(member, dialect, session.is_own(node.1.ephemeral_owner), &node),
             None => member.clone(),
         });
         Ok(members.collect())
@@ -95,19 +95,20 @@ impl LockPaths {
         permits: Option<u32>,
     ) -> Result<Queue, Failure> {
         let turns = turn::turns(dialect, queued);
-        let named: Vec<Member> = holders(taken).chain(turns.iter().map(|(it, turn)| self.member(it, turn))).collect();
-        let read = |some| call::ask_until_answered(session, move || self.read(session, dialect, some));
+        let named: Vec<Member> =
+            permit_holders(taken).chain(turns.iter().map(|(it, turn)| self.as_member(it, turn))).collect();
+        let read = |some| call::ask_until_answered(session, move || self.read_members(session, dialect, some));
         let reads: Vec<_> = named.chunks(NODES_A_REQUEST).map(read).collect();
         let mut members: Vec<Member> = stream::iter(reads).buffered(REQUESTS_IN_FLIGHT).try_concat().await?;
         // The holders of permits come first, in the order of their grants.
-        members[..holders(taken).count()].sort_by_key(|member| member.token);
+        members[..permit_holders(taken).count()].sort_by_key(|member| member.token);
         Ok(Queue { path: self.path.to_string(), dialect, members, done: None, permits })
     }
 
     /// Returns a contender in the queue as a member. A contender whose turn has come holds a lock, but in a semaphore's queue
     /// such a contender still waits for permits.
-    fn member(&self, contender: &NodeName, turn: &Turn) -> Member {
-        let member = member_by_name(contender, turn);
+    fn as_member(&self, contender: &NodeName, turn: &Turn) -> Member {
+        let member = member_from_name(contender, turn);
         match self.permits.is_some() && member.state == MemberState::Holds {
             true => Member { state: MemberState::Waits { behind: PERMITS.to_owned() }, ..member },
             false => member,
@@ -115,15 +116,15 @@ impl LockPaths {
     }
 
     /// Reads the contenders that `me` waits for. `names` are the names in the queue.
-    pub(crate) async fn blockers(&self, session: &Arc<dyn Session>, names: &[String], me: &NodeName) -> Blockers {
-        let seen = self.progress(session, names, me).await.blockers;
-        self.read_in_time(session, me.dialect(), seen).await
+    pub(crate) async fn read_blockers(&self, session: &Arc<dyn Session>, names: &[String], me: &NodeName) -> Blockers {
+        let seen = self.read_progress(session, names, me).await.blockers;
+        self.read_blockers_in_time(session, me.dialect(), seen).await
     }
 
     /// Returns the progress of `me` according to `names`, the names in the queue. Lists the permit nodes of a semaphore, but
     /// does not read the data of any node.
-    pub(crate) async fn progress(&self, session: &Arc<dyn Session>, names: &[String], me: &NodeName) -> Progress {
-        self.progress_beside(&self.taken(session).await, names, me)
+    pub(crate) async fn read_progress(&self, session: &Arc<dyn Session>, names: &[String], me: &NodeName) -> Progress {
+        self.progress_from_names(&self.list_permit_nodes(session).await, names, me)
     }
 
     /// Asks the leader whether the nodes that a waiter waits for exist: the first [`NAMED`] nodes of `ahead` or, if
@@ -132,9 +133,9 @@ impl LockPaths {
     /// Returns whether the leader lacks one of these nodes. The caller then lists the queue again. If this client's
     /// server lists a node that the leader lacks, connects to another server. If the leader does not answer within a
     /// session timeout, returns `false`.
-    pub(crate) async fn are_some_gone(&self, session: &Arc<dyn Session>, ahead: &[&str]) -> Result<bool, Failure> {
+    pub(crate) async fn ask_leader_if_gone(&self, session: &Arc<dyn Session>, ahead: &[&str]) -> Result<bool, Failure> {
         let (directory, names) = match (&self.permits, ahead) {
-            (Some(permits), []) => (permits, self.taken(session).await),
+            (Some(permits), []) => (permits, self.list_permit_nodes(session).await),
             _ => (&self.queue, ahead.iter().take(NAMED).map(|&name| name.to_owned()).collect()),
         };
         let checks: Vec<_> = names.iter().map(|name| check_operation(format!("{directory}/{name}"), None)).collect();
@@ -146,20 +147,26 @@ impl LockPaths {
 
     /// Returns the progress of `me` according to `taken`, the names of the permit nodes, and `names`, the names in the queue.
     /// Sends nothing.
-    pub(crate) fn progress_beside(&self, taken: &[String], names: &[String], me: &NodeName) -> Progress {
+    pub(crate) fn progress_from_names(&self, taken: &[String], names: &[String], me: &NodeName) -> Progress {
         let (place, length) = turn::place_of(me, names);
         let ahead = turn::ahead_of(me, names);
         let ahead_of_us = ahead.iter().filter_map(|name| NodeName::parse_as(name, me.dialect()));
-        let waiters = ahead_of_us.map(|it| self.member(&it, &turn::as_seen(&it, names)));
-        let first = holders(taken).chain(waiters).take(NAMED).collect();
+        let waiters = ahead_of_us.map(|it| self.as_member(&it, &turn::as_seen(&it, names)));
+        let first = permit_holders(taken).chain(waiters).take(NAMED).collect();
         let blockers = Blockers { ahead: taken.len() + ahead.len(), first };
         Progress { path: Arc::clone(&self.path), place, length, blockers }
     }
 
     /// Reads the nodes of these blockers, and returns the blockers with the data of their nodes. If the nodes cannot be read
     /// within a session timeout, the blockers have only the data that are in their names, such as their hosts.
-    pub(crate) async fn read_in_time(&self, session: &Arc<dyn Session>, dialect: Dialect, seen: Blockers) -> Blockers {
-        let read = retry::within(session.sleep(session.timeout()), self.read(session, dialect, &seen.first)).await;
+    pub(crate) async fn read_blockers_in_time(
+        &self,
+        session: &Arc<dyn Session>,
+        dialect: Dialect,
+        seen: Blockers,
+    ) -> Blockers {
+        let read =
+            retry::within(session.sleep(session.timeout()), self.read_members(session, dialect, &seen.first)).await;
         match read {
             Some(Ok(first)) => Blockers { first, ..seen },
             _ => seen,
@@ -169,7 +176,7 @@ impl LockPaths {
     /// Returns how many permits the semaphore has in all, and whether `wanted` of them are free. If no number is set,
     /// the first value is `None`, and the second says whether no permit is taken. Returns `None` if a read fails, and
     /// for a lock.
-    pub(crate) async fn room(&self, session: &Arc<dyn Session>, wanted: u32) -> Option<(Option<u32>, bool)> {
+    pub(crate) async fn read_room(&self, session: &Arc<dyn Session>, wanted: u32) -> Option<(Option<u32>, bool)> {
         let (names, number) = (session.children(self.permits.as_ref()?), session.data(&self.path));
         let names = names.await.or_else(retry::default_if_no_node).ok()?;
         let number = number.await.map(Some).or_else(retry::default_if_no_node).ok()?;
@@ -179,7 +186,7 @@ impl LockPaths {
     }
 
     /// Lists the permit nodes. Returns no names if the listing fails or takes longer than a session timeout.
-    async fn taken(&self, session: &Arc<dyn Session>) -> Vec<String> {
+    async fn list_permit_nodes(&self, session: &Arc<dyn Session>) -> Vec<String> {
         let Some(permits) = &self.permits else { return Vec::new() };
         let names = retry::within(session.sleep(session.timeout()), session.children(permits)).await;
         names.and_then(Result::ok).unwrap_or_default()
@@ -187,7 +194,7 @@ impl LockPaths {
 }
 
 /// Returns the holders of permits, with only what the names of their nodes say. Leaves out malformed names.
-fn holders(taken: &[String]) -> impl Iterator<Item = Member> {
+fn permit_holders(taken: &[String]) -> impl Iterator<Item = Member> {
     taken.iter().filter_map(|name| {
         let by = permits::parse(name)?;
         Some(Member {
@@ -198,7 +205,7 @@ fn holders(taken: &[String]) -> impl Iterator<Item = Member> {
 }
 
 /// Returns a contender as a member of the queue. The member has only what the name of its node says.
-pub(crate) fn member_by_name(contender: &NodeName, turn: &Turn) -> Member {
+pub(crate) fn member_from_name(contender: &NodeName, turn: &Turn) -> Member {
     let state = match turn {
         Turn::Granted => MemberState::Holds,
         Turn::Behind(other) => MemberState::Waits { behind: other.as_str().to_owned() },
@@ -209,7 +216,7 @@ pub(crate) fn member_by_name(contender: &NodeName, turn: &Turn) -> Member {
 }
 
 /// Returns a copy of the member, with the data and the stat of its node added.
-fn with_node(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Vec<u8>, Stat)) -> Member {
+fn with_node_data(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Vec<u8>, Stat)) -> Member {
     let Metadata { host, pid, label, permits, is_candidate } = match NodeName::parse_as(&member.node, dialect) {
         Some(contender) => Metadata::new(&contender, Some(data)),
         None => Metadata { host: member.host.clone(), permits: member.permits, ..metadata::read(data) },
@@ -232,6 +239,6 @@ fn with_node(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Ve
 pub(crate) fn blocked_by(holder: &NodeName, note: &[u8], token: i64) -> Blockers {
     let Metadata { host, pid, label, .. } = Metadata::new(holder, Some(note));
     let member =
-        Member { host, pid, label, token: Some(token), is_own: true, ..member_by_name(holder, &Turn::Granted) };
+        Member { host, pid, label, token: Some(token), is_own: true, ..member_from_name(holder, &Turn::Granted) };
     Blockers { ahead: 1, first: vec![member] }
 }

@@ -30,38 +30,44 @@ impl Listener {
 }
 
 /// The listener of one waiting acquisition, and the progress that it was last called with.
-pub(crate) struct OnWait {
+pub(crate) struct WaitReporter {
     listener: Listener,
     reported: Option<Progress>,
 }
 
-impl OnWait {
-    pub(crate) fn new(listener: &Listener) -> OnWait {
-        OnWait { listener: listener.clone(), reported: None }
+impl WaitReporter {
+    pub(crate) fn new(listener: &Listener) -> WaitReporter {
+        WaitReporter { listener: listener.clone(), reported: None }
     }
 
     /// Calls the listener whenever a listing of the queue shows other progress than the listener knows. Uses each
     /// listing that the acquisition makes for itself, and between these lists the queue at intervals.
-    pub(crate) async fn follow(&mut self, paths: &LockPaths, view: &QueueView) -> Infallible {
+    pub(crate) async fn report_changes(&mut self, paths: &LockPaths, view: &QueueView) -> Infallible {
         let mut waits = next_listing(view, 0).await;
         loop {
-            self.report_read(&waits.session, paths, waits.me.dialect(), waits.seen.clone()).await;
+            self.read_and_report(&waits.session, paths, waits.me.dialect(), waits.seen.clone()).await;
             waits = tokio::select! {
                 biased;
                 later = next_listing(view, waits.listings) => later,
-                never = self.keep_looking(&waits.session, paths, &waits.me) => match never {},
+                never = self.list_at_intervals(&waits.session, paths, &waits.me) => match never {},
             };
         }
     }
 
     /// Calls the listener if `seen` differs from the progress of the last call. Before that, reads the nodes of the contenders
     /// that the waiter waits for.
-    async fn report_read(&mut self, session: &Arc<dyn Session>, paths: &LockPaths, dialect: Dialect, seen: Progress) {
+    async fn read_and_report(
+        &mut self,
+        session: &Arc<dyn Session>,
+        paths: &LockPaths,
+        dialect: Dialect,
+        seen: Progress,
+    ) {
         if let Some(reported) = self.reported.as_mut().filter(|reported| reported.is_as(&seen)) {
             reported.length = seen.length;
             return;
         }
-        let blockers = paths.read_in_time(session, dialect, seen.blockers).await;
+        let blockers = paths.read_blockers_in_time(session, dialect, seen.blockers).await;
         self.report(Progress { blockers, ..seen });
     }
 
@@ -72,13 +78,13 @@ impl OnWait {
     }
 
     /// Lists the queue in intervals, and calls the listener when the progress changes.
-    async fn keep_looking(&mut self, session: &Arc<dyn Session>, paths: &LockPaths, me: &NodeName) -> Infallible {
+    async fn list_at_intervals(&mut self, session: &Arc<dyn Session>, paths: &LockPaths, me: &NodeName) -> Infallible {
         loop {
-            session.sleep(self.pause()).await;
+            session.sleep(self.listing_interval()).await;
             // An error of the listing is ignored, because the wait itself fails for the same reason.
             if let Ok(names) = listing::list(session, &paths.queue).await {
-                let seen = paths.progress(session, &names, me).await;
-                self.report_read(session, paths, me.dialect(), seen).await;
+                let seen = paths.read_progress(session, &names, me).await;
+                self.read_and_report(session, paths, me.dialect(), seen).await;
             }
         }
     }
@@ -86,7 +92,7 @@ impl OnWait {
     /// Returns the interval between two listings. Each listing returns all names, so waiters further back list less often. The
     /// waiter at place p of n lists n names every p * n milliseconds, but at most once a second. So all waiters together list
     /// at most 1000 * (1 + 1/2 + ... + 1/n) names a second: about 10,000 if n is 12,000.
-    fn pause(&self) -> Duration {
+    fn listing_interval(&self) -> Duration {
         let size = self.reported.as_ref().map_or(0, |reported| reported.place.saturating_mul(reported.length));
         let by_size = Duration::from_millis(u64::try_from(size).unwrap_or(u64::MAX));
         by_size.max(PAUSE_MIN)

@@ -36,13 +36,13 @@ impl QueueView {
     }
 
     /// Drops the listing, because the acquisition has ended.
-    pub(crate) fn end(&self) {
+    pub(crate) fn clear(&self) {
         let snapshot = self.snapshot.lock().take();
         drop(snapshot);
     }
 
     /// Returns the contenders that the acquisition waits for according to the last listing.
-    pub(crate) fn seen_in_the_way(&self) -> Blockers {
+    pub(crate) fn last_blockers(&self) -> Blockers {
         self.snapshot.lock().as_ref().map(|snapshot| snapshot.seen.blockers.clone()).unwrap_or_default()
     }
 }

@@ -111,7 +111,7 @@ impl Survey {
         // A semaphore is recognized by its directory of permits. Its directory of the queue may be missing, because servers
         // delete that directory when it is empty.
         if others.iter().any(|name| name == PERMITS)
-            && let Some(queue) = semaphore(session, node).await?
+            && let Some(queue) = read_semaphore_queue(session, node).await?
         {
             self.queues.extend(Some(queue).filter(|queue| !queue.members.is_empty()));
             others.retain(|name| name != QUEUE && name != PERMITS);
@@ -157,13 +157,15 @@ impl Survey {
 
 /// Reads the queue of the semaphore at this node. `None` if nothing there shows a semaphore, such as a number of
 /// permits or a holder. Also `None` if this client may not read the node, or may not list its directories.
-async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queue>, Failure> {
+async fn read_semaphore_queue(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queue>, Failure> {
     let queue_paths = LockPaths::of_semaphore(node.into());
     let read = call::ask_until_answered(session, || session.data(node)).await;
     let Some((data, _)) = none_unless_readable(read)? else { return Ok(None) };
     // If this client may not list a directory, this function returns `None`. The survey then looks at the directory as at
     // any other node, and reports it in `unreadable`.
-    let Some((taken, queued)) = none_unless_readable(queue_paths.names(session, false).await)? else { return Ok(None) };
+    let Some((taken, queued)) = none_unless_readable(queue_paths.list_names(session, false).await)? else {
+        return Ok(None);
+    };
     let number = match permits::decode(&data) {
         Ok(Some(number)) => number,
         Ok(None) if taken.iter().all(|name| permits::parse(name).is_none()) => return Ok(None),

@@ -12,7 +12,7 @@ use tracing::{Span, debug_span};
 use crate::error::error::Error;
 use crate::queue::mode::{Aim, Mode};
 use crate::session::node::Node;
-use crate::telemetry::log::{OwnSpan, emit};
+use crate::telemetry::log::{UserSpan, emit};
 use crate::telemetry::meter::{self, GaugeGuard, PathLabel};
 use crate::telemetry::names;
 
@@ -27,9 +27,9 @@ pub(crate) struct AcquireTrace {
 }
 
 struct Spans {
-    acquire: OwnSpan,
+    acquire: UserSpan,
     /// The caller's span, which is the parent of the hold's span.
-    caller: OwnSpan,
+    caller: UserSpan,
     began: Instant,
 }
 
@@ -42,11 +42,11 @@ impl AcquireTrace {
         label: Option<&str>,
         is_for_several: bool,
     ) -> AcquireTrace {
-        let acquire = OwnSpan::new(
+        let acquire = UserSpan::new(
             || debug_span!("acquire", path, mode = %aim, label, sequence = Empty, token = Empty, waited = Empty),
         );
         let spans = (!acquire.is_none())
-            .then(|| Box::new(Spans { acquire, caller: OwnSpan::new(Span::current), began: Instant::now() }));
+            .then(|| Box::new(Spans { acquire, caller: UserSpan::new(Span::current), began: Instant::now() }));
         let waits = (!is_for_several).then(|| GaugeGuard::new(names::WAITING, Some(aim), Some(metrics)));
         let wait = waits.unwrap_or_default();
         AcquireTrace { spans, wait }
@@ -54,25 +54,25 @@ impl AcquireTrace {
 
     /// Copies the caller's span from `first`, the acquisition of the caller who came first. `self` is the acquisition
     /// of a kept node, for which several callers may wait.
-    pub(crate) fn share_caller_of(&mut self, first: &AcquireTrace) {
+    pub(crate) fn copy_caller_span_from(&mut self, first: &AcquireTrace) {
         if let (Some(spans), Some(first)) = (&mut self.spans, &first.spans) {
             spans.caller = first.caller.clone();
         }
     }
 
     /// Returns a future that polls `work` inside `span`.
-    pub(crate) fn instrument<G: 'static>(span: OwnSpan, work: Work<G>) -> Work<G> {
+    pub(crate) fn instrument<G: 'static>(span: UserSpan, work: Work<G>) -> Work<G> {
         if span.is_none() { work } else { Box::pin(span.instrument(work)) }
     }
 
-    pub(crate) fn span(&self) -> OwnSpan {
+    pub(crate) fn span(&self) -> UserSpan {
         self.spans.as_ref().map(|spans| spans.acquire.clone()).unwrap_or_default()
     }
 
     /// Ends the wait, and begins the span of the hold.
-    pub(crate) fn granted(&self, aim: Aim, path: &str, label: Option<&str>, node: &Node) -> HoldTrace {
+    pub(crate) fn begin_hold(&self, aim: Aim, path: &str, label: Option<&str>, node: &Node) -> HoldTrace {
         self.record("token", node.token());
-        self.wait.granted();
+        self.wait.record_wait();
         let begin = |spans: &Spans| HoldSpan::begin(aim, path, node, label, &spans.caller, &spans.acquire);
         let span = self.spans.as_deref().map(begin).map(Box::new);
         HoldTrace { span, gauge: GaugeGuard::new(names::HOLDING, Some(aim), Some(node.path_label())), warning: None }
@@ -94,12 +94,12 @@ impl Drop for Spans {
 
 /// Counts a grant. `kind` says how the contender learned of its turn.
 pub(crate) fn count_grant(aim: Aim, path: &PathLabel, kind: &'static str) {
-    meter::count(names::GRANTS, Some(path), &[("mode", meter::label(aim)), ("kind", kind)]);
+    meter::count(names::GRANTS, Some(path), &[("mode", meter::mode_label(aim)), ("kind", kind)]);
 }
 
 /// Logs that an acquisition failed. Also counts the failure if the lock was taken, or if the timeout ran out.
-pub(crate) fn not_granted((path, metrics): (&str, &PathLabel), aim: Aim, error: &Error) {
-    let mode = &[("mode", meter::label(aim))];
+pub(crate) fn report_not_granted((path, metrics): (&str, &PathLabel), aim: Aim, error: &Error) {
+    let mode = &[("mode", meter::mode_label(aim))];
     match error {
         Error::WouldBlock { .. } => meter::count(names::WOULD_BLOCK, Some(metrics), mode),
         Error::Timeout { .. } => meter::count(names::TIMEOUTS, Some(metrics), mode),
@@ -118,15 +118,15 @@ pub(crate) struct HoldTrace {
 }
 
 struct HoldSpan {
-    span: OwnSpan,
+    span: UserSpan,
     began: Instant,
-    caller: OwnSpan,
+    caller: UserSpan,
     label: Option<String>,
 }
 
 impl HoldTrace {
     /// Returns whether a span, a metric or a warning task depends on the end of the hold.
-    pub(crate) fn is_recorded(&self) -> bool {
+    pub(crate) fn has_end_to_record(&self) -> bool {
         self.span.is_some() || self.gauge.is_some() || self.warning.is_some()
     }
 
@@ -141,9 +141,9 @@ impl HoldTrace {
 }
 
 impl HoldSpan {
-    fn begin(aim: Aim, path: &str, node: &Node, label: Option<&str>, caller: &OwnSpan, after: &OwnSpan) -> HoldSpan {
+    fn begin(aim: Aim, path: &str, node: &Node, label: Option<&str>, caller: &UserSpan, after: &UserSpan) -> HoldSpan {
         let (sequence, token) = (node.node_name().sequence(), node.token());
-        let span = OwnSpan::new(|| {
+        let span = UserSpan::new(|| {
             let span =
                 debug_span!(parent: caller.id(), "hold", path, mode = %aim, sequence, token, label, held = Empty);
             span.follows_from(after.id());

@@ -272,7 +272,7 @@ impl fmt::Display for Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::lock_paths::member_by_name as member;
+    use crate::observe::lock_paths::member_from_name as member;
     use crate::queue::node_name::NodeName;
     use crate::queue::turn::Turn;
 

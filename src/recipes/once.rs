@@ -152,7 +152,7 @@ impl Guard for Work {
             let (config, label) = (Arc::clone(&lock.config), options.label.clone());
             let aim = Aim::Lock(Mode::Write);
             check_once_options(&lock, period)
-                .inspect_err(|error| trace::not_granted((&config.directory, &config.path_label), aim, error))?;
+                .inspect_err(|error| trace::report_not_granted((&config.directory, &config.path_label), aim, error))?;
             acquire::acquire_and(lock, options, |guard| check_if_due(guard, &config, label, period)).await
         })
     }

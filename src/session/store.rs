@@ -176,7 +176,7 @@ impl SessionStore {
             self.record.lock().connection += 1;
         }
         if has_changed {
-            lost.iter().for_each(|lost| meter::connection_broke_for(lost.elapsed()));
+            lost.iter().for_each(|lost| meter::record_connection_break(lost.elapsed()));
             self.log_link(is_connected);
         }
         self.notify_all();
@@ -201,7 +201,9 @@ impl SessionStore {
         let lost = self.lease.lost_since();
         if self.lease.end(why) {
             meter::count(names::SESSIONS_ENDED, None, &[("cause", why.label())]);
-            lost.filter(|_| why != Ending::Closed).iter().for_each(|lost| meter::connection_broke_for(lost.elapsed()));
+            lost.filter(|_| why != Ending::Closed)
+                .iter()
+                .for_each(|lost| meter::record_connection_break(lost.elapsed()));
         }
     }
 

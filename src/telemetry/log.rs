@@ -37,7 +37,7 @@ static HAS_SESSIONS: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     /// On a library thread: the span of the user to which this thread's events belong. The log thread emits them in it.
-    static INSIDE: RefCell<OwnSpan> = const { RefCell::new(OwnSpan(None)) };
+    static INSIDE: RefCell<UserSpan> = const { RefCell::new(UserSpan(None)) };
     /// On a library thread: the guard that keeps the events of other crates from the user's subscriber.
     static SILENCE: Cell<Option<DefaultGuard>> = const { Cell::new(None) };
 }
@@ -73,8 +73,8 @@ pub fn flush_events(limit: Duration) -> bool {
 }
 
 /// Returns whether events wait for the log thread.
-pub(crate) fn is_behind() -> bool {
-    LOG_THREAD.waiting() > 0
+pub(crate) fn has_waiting_events() -> bool {
+    LOG_THREAD.pending_count() > 0
 }
 
 /// Emits an event. The first argument is the level. The others are those of `tracing`'s own macro, such as `tracing::warn!`.
@@ -83,7 +83,7 @@ macro_rules! emit {
         use tracing::level_filters::LevelFilter;
         let most = LevelFilter::current();
         // Without a subscriber, `tracing` passes the event to the logger of the crate `log`, if there is one.
-        if most == LevelFilter::OFF && !$crate::telemetry::log::is_deferred(tracing::Level::$level) {
+        if most == LevelFilter::OFF && !$crate::telemetry::log::is_for_log_thread(tracing::Level::$level) {
             let _panicked = $crate::telemetry::user_thread::catch_panic(|| tracing::event!(tracing::Level::$level, $($event)+));
         } else if most == LevelFilter::OFF || tracing::Level::$level <= most {
             $crate::telemetry::log::owned!($level [] $($event)+);
@@ -95,7 +95,7 @@ macro_rules! emit {
 /// macro turns one field into an owned value.
 macro_rules! owned {
     ($level:ident [$($fields:tt)*] $message:literal $(,)?) => {
-        $crate::telemetry::log::later(tracing::Level::$level, move || {
+        $crate::telemetry::log::emit_or_queue(tracing::Level::$level, move || {
             tracing::event!(tracing::Level::$level, $($fields)* $message);
         })
     };
@@ -124,40 +124,40 @@ macro_rules! owned {
 pub(crate) use {emit, owned};
 
 /// Returns whether the log thread has to emit an event of this level that occurs on this thread.
-pub(crate) fn is_deferred(level: Level) -> bool {
+pub(crate) fn is_for_log_thread(level: Level) -> bool {
     is_library_thread() || level <= Level::INFO && HAS_SESSIONS.load(Ordering::Relaxed)
 }
 
 /// Calls `emit`, which emits one event of this level, on this thread or on the log thread.
-pub(crate) fn later(level: Level, emit: impl FnOnce() + Send + 'static) {
+pub(crate) fn emit_or_queue(level: Level, emit: impl FnOnce() + Send + 'static) {
     if is_library_thread() {
-        event(|| {
+        queue_event(|| {
             let inside = INSIDE.with_borrow(Clone::clone);
             move || inside.emit(emit)
         });
-    } else if !is_deferred(level) {
+    } else if !is_for_log_thread(level) {
         let _panicked = catch_panic(emit);
     } else if LevelFilter::current() == LevelFilter::OFF {
         // There is no subscriber. Unlike in the next branch, the log thread must not set one for this event: after that,
         // `tracing` would never again pass events to the crate `log`.
-        event(|| emit);
+        queue_event(|| emit);
     } else {
-        event(|| {
-            let (subscriber, inside) = (dispatcher::get_default(Dispatch::clone), OwnSpan::new(Span::current));
+        queue_event(|| {
+            let (subscriber, inside) = (dispatcher::get_default(Dispatch::clone), UserSpan::new(Span::current));
             move || dispatcher::with_default(&subscriber, || inside.emit(emit))
         });
     }
 }
 
 /// Sends an event to the log thread, or drops it if too many events wait there.
-fn event<F: FnOnce() + Send + 'static>(make: impl FnOnce() -> F) {
-    if LOG_THREAD.waiting() >= EVENTS {
+fn queue_event<F: FnOnce() + Send + 'static>(make: impl FnOnce() -> F) {
+    if LOG_THREAD.pending_count() >= EVENTS {
         DROPPED.fetch_add(1, Ordering::Relaxed);
         meter::count(names::EVENTS_DROPPED, None, &[]);
         return;
     }
     let emit = make();
-    LOG_THREAD.run(move || {
+    LOG_THREAD.enqueue(move || {
         let dropped = DROPPED.swap(0, Ordering::Relaxed);
         if dropped > 0 {
             tracing::warn!(dropped, "events were dropped, because the subscriber fell behind");
@@ -169,19 +169,19 @@ fn event<F: FnOnce() + Send + 'static>(make: impl FnOnce() -> F) {
 /// A span of the user's subscriber, or no span. Any thread may use and drop this value: on a library thread, each call of
 /// the subscriber is left to the log thread.
 #[derive(Clone, Default)]
-pub(crate) struct OwnSpan(Option<Arc<Entered>>);
+pub(crate) struct UserSpan(Option<Arc<SpanHandle>>);
 
-struct Entered(Span);
+struct SpanHandle(Span);
 
-impl OwnSpan {
+impl UserSpan {
     /// Makes a span, but none on a library thread. A library thread must not be the first thread that makes this span, as
     /// [`silence_this_thread`] explains.
-    pub(crate) fn new(make: impl FnOnce() -> Span) -> OwnSpan {
+    pub(crate) fn new(make: impl FnOnce() -> Span) -> UserSpan {
         if is_library_thread() {
-            return OwnSpan::default();
+            return UserSpan::default();
         }
         let span = catch_panic(make).filter(|span| !span.is_disabled());
-        OwnSpan(span.map(|span| Arc::new(Entered(span))))
+        UserSpan(span.map(|span| Arc::new(SpanHandle(span))))
     }
 
     pub(crate) fn is_none(&self) -> bool {
@@ -195,7 +195,7 @@ impl OwnSpan {
     pub(crate) fn record(&self, field: &'static str, value: impl Value + Send + 'static) {
         let Some(own) = self.0.clone() else { return };
         if is_library_thread() {
-            LOG_THREAD.run(move || _ = own.0.record(field, value));
+            LOG_THREAD.enqueue(move || _ = own.0.record(field, value));
         } else {
             let _panicked = catch_panic(|| own.0.record(field, value));
         }
@@ -210,8 +210,8 @@ impl OwnSpan {
             return result;
         }
         let _entered = self.0.as_ref().map(|own| {
-            own.call(|subscriber, id| subscriber.enter(id));
-            Exit(own)
+            own.call_subscriber(|subscriber, id| subscriber.enter(id));
+            ExitOnDrop(own)
         });
         work()
     }
@@ -230,34 +230,34 @@ impl OwnSpan {
     }
 }
 
-impl Entered {
-    fn call(&self, what: impl FnOnce(&Dispatch, &Id)) {
+impl SpanHandle {
+    fn call_subscriber(&self, what: impl FnOnce(&Dispatch, &Id)) {
         self.0.with_subscriber(|(id, subscriber)| catch_panic(|| what(subscriber, id)));
     }
 }
 
-impl Drop for Entered {
+impl Drop for SpanHandle {
     fn drop(&mut self) {
         let span = std::mem::replace(&mut self.0, Span::none());
         if is_library_thread() {
-            LOG_THREAD.run(move || drop(span));
+            LOG_THREAD.enqueue(move || drop(span));
         } else {
             let _panicked = catch_panic(move || drop(span));
         }
     }
 }
 
-struct Exit<'s>(&'s Entered);
+struct ExitOnDrop<'s>(&'s SpanHandle);
 
-impl Drop for Exit<'_> {
+impl Drop for ExitOnDrop<'_> {
     fn drop(&mut self) {
-        self.0.call(|subscriber, id| subscriber.exit(id));
+        self.0.call_subscriber(|subscriber, id| subscriber.exit(id));
     }
 }
 
 /// A future that polls its work in a span.
 pub(crate) struct Instrumented<F> {
-    span: OwnSpan,
+    span: UserSpan,
     work: Option<F>,
 }
 
@@ -293,12 +293,12 @@ mod tests {
     use super::*;
 
     /// A subscriber that sends each event to the test, and blocks in the first event until the test lets it go on.
-    struct Slow {
+    struct SlowSubscriber {
         heard: mpsc::Sender<String>,
         go_on: Mutex<Option<mpsc::Receiver<()>>>,
     }
 
-    impl Subscriber for Slow {
+    impl Subscriber for SlowSubscriber {
         fn enabled(&self, _: &Metadata<'_>) -> bool {
             true
         }
@@ -334,7 +334,7 @@ mod tests {
             return;
         }
         let ((heard, hears), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel());
-        let slow = Slow { heard, go_on: Mutex::new(Some(goes_on)) };
+        let slow = SlowSubscriber { heard, go_on: Mutex::new(Some(goes_on)) };
         tracing::subscriber::set_global_default(slow).expect("the only one");
         mark_sessions_begun();
         emit!(WARN, "the first");
@@ -359,15 +359,15 @@ mod tests {
     /// Even without a subscriber the log thread emits the event, because a logger of the crate `log` may block as well.
     #[test]
     fn without_a_subscriber_a_loss_is_still_logged_later() {
-        struct Asked(Cell<u32>);
-        impl fmt::Display for Asked {
+        struct CountsFormatting(Cell<u32>);
+        impl fmt::Display for CountsFormatting {
             fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
                 self.0.set(self.0.get() + 1);
                 Ok(())
             }
         }
         mark_sessions_begun();
-        let asked = Asked(Cell::new(0));
+        let asked = CountsFormatting(Cell::new(0));
         emit!(WARN, why = %asked, "a lock was lost");
         assert_eq!(asked.0.get(), 1, "the value is formatted at once, for the log thread");
     }

@@ -32,7 +32,7 @@ impl PathLabel {
         #[cfg(feature = "metrics")]
         if is_everywhere {
             metrics::start_at_zero(
-                metrics::LOSS_CAUSES.map(|cause| key(names::LOSSES, Some(&label), &[("cause", cause)])),
+                metrics::LOSS_CAUSES.map(|cause| metric_key(names::LOSSES, Some(&label), &[("cause", cause)])),
             );
         }
         label
@@ -41,7 +41,7 @@ impl PathLabel {
 
 /// Returns the key of a metric with these labels, and with the label `path` if this metric has that label.
 #[cfg(feature = "metrics")]
-fn key(name: &'static str, path: Option<&PathLabel>, labels: &[(&'static str, &'static str)]) -> Key {
+fn metric_key(name: &'static str, path: Option<&PathLabel>, labels: &[(&'static str, &'static str)]) -> Key {
     let has_path = |path: &&PathLabel| path.is_everywhere || name == names::WAITING || name == names::HOLDING;
     let path = path.filter(has_path).map(|path| Label::new("path", SharedString::from_shared(Arc::clone(&path.value))));
     Key::from_parts(name, path.into_iter().chain(labels.iter().map(Label::from)).collect::<Vec<_>>())
@@ -49,10 +49,10 @@ fn key(name: &'static str, path: Option<&PathLabel>, labels: &[(&'static str, &'
 
 /// Adds one to a gauge until this guard is dropped. The default guard has no gauge.
 #[derive(Default)]
-pub(crate) struct GaugeGuard(#[cfg(feature = "metrics")] Option<Raised>);
+pub(crate) struct GaugeGuard(#[cfg(feature = "metrics")] Option<RaisedGauge>);
 
 #[cfg(feature = "metrics")]
-struct Raised {
+struct RaisedGauge {
     gauge: &'static str,
     /// The value of the label `mode`, for a gauge that has it.
     aim: Option<Aim>,
@@ -65,7 +65,7 @@ impl GaugeGuard {
     pub(crate) fn new(gauge: &'static str, aim: Option<Aim>, path: Option<&Arc<PathLabel>>) -> GaugeGuard {
         GaugeGuard(
             #[cfg(feature = "metrics")]
-            Some(Raised::begin(gauge, aim, path.cloned())),
+            Some(RaisedGauge::begin(gauge, aim, path.cloned())),
         )
     }
 
@@ -77,7 +77,7 @@ impl GaugeGuard {
     }
 
     /// Records how long the acquisition has waited. Called when the lock is granted.
-    pub(crate) fn granted(&self) {
+    pub(crate) fn record_wait(&self) {
         #[cfg(feature = "metrics")]
         self.0.iter().for_each(|raised| raised.measure(names::ACQUIRE_WAIT_SECONDS));
     }
@@ -92,16 +92,16 @@ impl GaugeGuard {
 }
 
 #[cfg(feature = "metrics")]
-impl Raised {
-    fn begin(gauge: &'static str, aim: Option<Aim>, path: Option<Arc<PathLabel>>) -> Raised {
-        let raised = Raised { gauge, aim, path, began: Instant::now() };
-        metrics::raise(raised.key(gauge), 1);
+impl RaisedGauge {
+    fn begin(gauge: &'static str, aim: Option<Aim>, path: Option<Arc<PathLabel>>) -> RaisedGauge {
+        let raised = RaisedGauge { gauge, aim, path, began: Instant::now() };
+        metrics::add_to_gauge(raised.key(gauge), 1);
         raised
     }
 
     fn key(&self, name: &'static str) -> Key {
-        let mode = self.aim.map(|aim| ("mode", label(aim)));
-        key(name, self.path.as_deref(), mode.as_slice())
+        let mode = self.aim.map(|aim| ("mode", mode_label(aim)));
+        metric_key(name, self.path.as_deref(), mode.as_slice())
     }
 
     fn measure(&self, histogram: &'static str) {
@@ -116,7 +116,7 @@ impl Drop for GaugeGuard {
             if raised.gauge == names::HOLDING {
                 raised.measure(names::HOLD_SECONDS);
             }
-            metrics::raise(raised.key(raised.gauge), -1);
+            metrics::add_to_gauge(raised.key(raised.gauge), -1);
         }
     }
 }
@@ -124,24 +124,24 @@ impl Drop for GaugeGuard {
 /// Adds one to a counter. `path` is the label of the lock that the counter is about, if it is about a lock.
 pub(crate) fn count(name: &'static str, path: Option<&PathLabel>, labels: &[(&'static str, &'static str)]) {
     #[cfg(feature = "metrics")]
-    metrics::count(key(name, path, labels));
+    metrics::count(metric_key(name, path, labels));
 }
 
 /// Records for how long a session's connection was lost.
-pub(crate) fn connection_broke_for(length: Duration) {
+pub(crate) fn record_connection_break(length: Duration) {
     #[cfg(feature = "metrics")]
-    metrics::measure(key(names::CONNECTION_BREAK_SECONDS, None, &[]), length.as_secs_f64());
+    metrics::measure(metric_key(names::CONNECTION_BREAK_SECONDS, None, &[]), length.as_secs_f64());
 }
 
 /// Records the number of other nodes in the directory at a contender's first listing. Nodes that are not contenders count,
 /// too.
-pub(crate) fn entered(aim: Aim, path: &PathLabel, others: usize) {
+pub(crate) fn record_queue_length(aim: Aim, path: &PathLabel, others: usize) {
     #[cfg(feature = "metrics")]
-    metrics::measure(key(names::QUEUE_LENGTH, Some(path), &[("mode", label(aim))]), others as f64);
+    metrics::measure(metric_key(names::QUEUE_LENGTH, Some(path), &[("mode", mode_label(aim))]), others as f64);
 }
 
 /// Returns the value of the label `mode`.
-pub(crate) fn label(aim: Aim) -> &'static str {
+pub(crate) fn mode_label(aim: Aim) -> &'static str {
     match aim {
         Aim::Lock(Mode::Read) => "read",
         Aim::Lock(Mode::Write) => "write",

@@ -79,7 +79,7 @@ pub fn describe() {
     describe_counter!(EVENTS_DROPPED, Unit::Count, "Log events dropped because the subscriber fell behind");
     start_at_zero(LOSS_CAUSES.map(|cause| Key::from_parts(LOSSES, &[("cause", cause)])));
     start_at_zero([DISAGREEMENTS, EVENTS_DROPPED].map(Key::from_static_name));
-    note(|pending| pending.changes.gauges.extend(pending.gauges.clone()));
+    update_pending(|pending| pending.changes.gauges.extend(pending.gauges.clone()));
 }
 
 /// The values of the label `cause` of [`LOSSES`].
@@ -87,7 +87,7 @@ pub(super) const LOSS_CAUSES: [&str; 5] = ["session-over", "lease-ran-out", "hel
 
 /// Creates these counters with the value zero. If a counter starts at one, Prometheus' `increase()` misses the first step.
 pub(super) fn start_at_zero(counters: impl IntoIterator<Item = Key>) {
-    note(|pending| counters.into_iter().for_each(|key| _ = pending.changes.counts.entry(key).or_default()));
+    update_pending(|pending| counters.into_iter().for_each(|key| _ = pending.changes.counts.entry(key).or_default()));
 }
 
 /// How long the metrics thread collects changes before it reports them together.
@@ -99,7 +99,7 @@ const MEASUREMENTS: usize = 100_000;
 static METADATA: Metadata<'static> = Metadata::new("zk_rwlock", Level::INFO, None);
 
 static PENDING: Mutex<Pending> = Mutex::new(Pending {
-    changes: Changes { counts: BTreeMap::new(), gauges: BTreeMap::new(), measured: Vec::new() },
+    changes: MetricChanges { counts: BTreeMap::new(), gauges: BTreeMap::new(), measured: Vec::new() },
     gauges: BTreeMap::new(),
     is_collecting: false,
 });
@@ -107,7 +107,7 @@ static PENDING: Mutex<Pending> = Mutex::new(Pending {
 static METRICS_THREAD: UserThread = UserThread::new("zk-rwlock-metrics");
 
 struct Pending {
-    changes: Changes,
+    changes: MetricChanges,
     /// The value of each gauge that is not zero.
     gauges: BTreeMap<Key, i64>,
     /// Whether the metrics thread is collecting changes. If so, the thread will report a new change without a wake-up.
@@ -115,13 +115,13 @@ struct Pending {
 }
 
 #[derive(Default)]
-struct Changes {
+struct MetricChanges {
     counts: BTreeMap<Key, u64>,
     gauges: BTreeMap<Key, i64>,
     measured: Vec<(Key, f64)>,
 }
 
-impl Changes {
+impl MetricChanges {
     fn measure(&mut self, key: Key, value: f64) {
         if self.measured.len() < MEASUREMENTS {
             self.measured.push((key, value));
@@ -130,34 +130,34 @@ impl Changes {
 
     fn report(self) {
         for (key, by) in self.counts {
-            call(|recorder| recorder.register_counter(&key, &METADATA).increment(by));
+            call_recorder(|recorder| recorder.register_counter(&key, &METADATA).increment(by));
         }
         for (key, value) in self.gauges {
-            call(|recorder| recorder.register_gauge(&key, &METADATA).set(value as f64));
+            call_recorder(|recorder| recorder.register_gauge(&key, &METADATA).set(value as f64));
         }
         for (key, value) in self.measured {
-            call(|recorder| recorder.register_histogram(&key, &METADATA).record(value));
+            call_recorder(|recorder| recorder.register_histogram(&key, &METADATA).record(value));
         }
     }
 }
 
 /// Calls the recorder, and catches its panic.
-fn call(report: impl FnOnce(&dyn Recorder)) {
+fn call_recorder(report: impl FnOnce(&dyn Recorder)) {
     let _panicked = catch_panic(|| metrics::with_recorder(report));
 }
 
 pub(super) fn count(key: Key) {
-    note(|pending| *pending.changes.counts.entry(key).or_default() += 1);
+    update_pending(|pending| *pending.changes.counts.entry(key).or_default() += 1);
 }
 
 pub(super) fn measure(key: Key, value: f64) {
-    note(|pending| pending.changes.measure(key, value));
+    update_pending(|pending| pending.changes.measure(key, value));
 }
 
 /// Adds `by` to a gauge. The recorder is told the new value and not the change, because it may have been installed after
 /// earlier changes.
-pub(super) fn raise(key: Key, by: i64) {
-    note(|pending| {
+pub(super) fn add_to_gauge(key: Key, by: i64) {
+    update_pending(|pending| {
         let value = pending.gauges.get(&key).copied().unwrap_or_default() + by;
         pending.changes.gauges.insert(key.clone(), value);
         match value {
@@ -175,11 +175,11 @@ pub fn flush() {
     METRICS_THREAD.flush(Duration::MAX);
 }
 
-fn note(what: impl FnOnce(&mut Pending)) {
+fn update_pending(what: impl FnOnce(&mut Pending)) {
     let mut pending = PENDING.lock();
     what(&mut pending);
     // If the thread cannot be started, the changes stay recorded, and the next call tries to start the thread again.
-    pending.is_collecting = pending.is_collecting || METRICS_THREAD.run(collect_and_report);
+    pending.is_collecting = pending.is_collecting || METRICS_THREAD.enqueue(collect_and_report);
 }
 
 fn collect_and_report() {
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn measurements_beyond_100_000_are_dropped() {
-        let mut changes = Changes::default();
+        let mut changes = MetricChanges::default();
         for number in 0..100_010 {
             changes.measure(Key::from_static_name("a_histogram_of_a_test"), f64::from(number));
         }
@@ -212,7 +212,7 @@ mod tests {
             count(Key::from_static_name(NAME));
         }
         // The thread has one piece of work for these counts, and perhaps another one for counts of other tests.
-        assert!(METRICS_THREAD.waiting() <= 2);
+        assert!(METRICS_THREAD.pending_count() <= 2);
         flush();
         assert_eq!(PENDING.lock().changes.counts.get(&Key::from_static_name(NAME)), None, "all counts were reported");
     }

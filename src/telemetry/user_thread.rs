@@ -47,13 +47,13 @@ impl UserThread {
 
     /// Queues `work` behind all earlier work, and returns immediately. Returns `false` if the thread cannot be started. The
     /// work is then never run.
-    pub(crate) fn run(&'static self, work: impl FnOnce() + Send + 'static) -> bool {
+    pub(crate) fn enqueue(&'static self, work: impl FnOnce() + Send + 'static) -> bool {
         let mut queue = self.queue.lock();
         let process = std::process::id();
         if queue.as_ref().is_none_or(|(_, of)| *of != process) {
             self.waiting.store(0, Ordering::Relaxed);
             let (give, given) = mpsc::channel();
-            let started = thread::Builder::new().name(self.name.to_owned()).spawn(move || self.work_off(&given));
+            let started = thread::Builder::new().name(self.name.to_owned()).spawn(move || self.run_queued(&given));
             // If the thread cannot be started, `queue` stays empty, so the next call tries again.
             *queue = started.is_ok().then_some((give, process));
         }
@@ -67,21 +67,21 @@ impl UserThread {
     }
 
     /// Returns how many pieces of work are queued or running.
-    pub(crate) fn waiting(&self) -> usize {
+    pub(crate) fn pending_count(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
 
     /// Waits until all earlier work is done, for at most `limit`. Returns whether the work is done.
     pub(crate) fn flush(&'static self, limit: Duration) -> bool {
-        if self.waiting() == 0 {
+        if self.pending_count() == 0 {
             return true;
         }
         let (done, is_done) = mpsc::channel();
-        self.run(move || _ = done.send(()));
+        self.enqueue(move || _ = done.send(()));
         is_done.recv_timeout(limit).is_ok()
     }
 
-    fn work_off(&self, given: &Receiver<Work>) {
+    fn run_queued(&self, given: &Receiver<Work>) {
         while let Ok(work) = given.recv() {
             let _panicked = catch_panic(work);
             self.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -98,15 +98,15 @@ mod tests {
         static THREAD: UserThread = UserThread::new("a user thread");
         let (sender, receiver) = mpsc::channel();
         assert!(THREAD.flush(Duration::ZERO), "no work waits");
-        THREAD.run(|| panic!("a panic of a subscriber"));
-        THREAD.run(move || sender.send(thread::current().name().map(str::to_owned)).expect("the receiver waits"));
+        THREAD.enqueue(|| panic!("a panic of a subscriber"));
+        THREAD.enqueue(move || sender.send(thread::current().name().map(str::to_owned)).expect("the receiver waits"));
         assert_eq!(receiver.recv().expect("the thread goes on").as_deref(), Some("a user thread"));
         assert!(THREAD.flush(Duration::from_secs(60)));
         let (go_on, blocked) = mpsc::channel::<()>();
-        THREAD.run(move || _ = blocked.recv());
-        THREAD.run(|| {});
+        THREAD.enqueue(move || _ = blocked.recv());
+        THREAD.enqueue(|| {});
         assert!(!THREAD.flush(Duration::from_millis(1)));
-        assert!(THREAD.waiting() >= 2);
+        assert!(THREAD.pending_count() >= 2);
         drop(go_on);
         assert!(THREAD.flush(Duration::from_secs(60)));
         assert!(!is_library_thread());

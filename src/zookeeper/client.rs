@@ -223,7 +223,7 @@ impl Coordinator for ZooKeeper {
         join_all(confirmed).await;
         // Gives the log subscriber some time to receive the events about the end of the sessions.
         let began = Instant::now();
-        while log::is_behind() && began.elapsed() < FAREWELL {
+        while log::has_waiting_events() && began.elapsed() < FAREWELL {
             self.sleep(Duration::from_millis(1)).await;
         }
     }

@@ -161,7 +161,7 @@ impl MultiGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn changes(&self) -> Changes {
-        self.life.states_of(self.locks.iter().map(|held| held.node_and_session()))
+        self.life.stream_states_of(self.locks.iter().map(|held| held.node_and_session()))
     }
 
     /// Waits until one of the locks is lost, and returns its directory and the reason. The method returns before the
