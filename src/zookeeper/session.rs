@@ -178,17 +178,13 @@ impl Session for ZooKeeperSession {
         };
         let data: Arc<[u8]> = data.into();
         self.ask(Request::Write, path, move |client, it, path| {
-            let (data, connection, newest) = (Arc::clone(&data), it.store.connection(), it.store.newest_zxid());
+            let (data, newest) = (Arc::clone(&data), it.store.newest_zxid());
             async move {
-                let containers = &it.features.containers;
                 let failure = |error| it.translate_error(error, ("CREATE", parent(&path)));
                 let options = mode(kind).with_acls(zk::Acls::new(&it.rights.acl.entries));
-                if kind == Kind::Container {
-                    containers.test_connection(connection, &client).await?;
-                }
                 let created = client.create(&path, &data, &options).await;
                 let (stat, sequence) = match kind {
-                    Kind::Container => containers.learn_from_answer(connection, created, failure)?,
+                    Kind::Container => it.features.containers.learn_from_answer(created, failure)?,
                     _ => created.map_err(failure)?,
                 };
                 let path =
@@ -234,12 +230,10 @@ impl Session for ZooKeeperSession {
         }
         let each: Arc<[String]> = paths.into();
         self.ask(Request::Read, &paths[0], move |client, it, first| {
-            let (each, connection) = (Arc::clone(&each), it.store.connection());
+            let each = Arc::clone(&each);
             async move {
-                let multi_read = &it.features.multi_read;
-                multi_read.test_connection(connection, &client).await?;
                 let read = translate::data_of_each(&client, &each).await;
-                multi_read.learn_from_answer(connection, read, |error| it.translate_error(error, ("READ", &first)))
+                it.features.multi_read.learn_from_answer(read, |error| it.translate_error(error, ("READ", &first)))
             }
         })
     }
