@@ -1,6 +1,5 @@
 //! [`Error`], with one variant for each reaction of a caller.
 
-use std::io;
 use std::time::Duration;
 
 use thiserror::Error;
@@ -17,9 +16,6 @@ use crate::session::request::{Denied, Ending, Failure, Loss, disagreement_messag
 ///
 /// `Display` gives a text for people, which includes the text of the [`source`](std::error::Error::source). `Debug` gives the
 /// variant and its fields. A `main` that returns an error prints it by `Debug`, so print it by `Display` instead, as below.
-///
-/// An `Error` converts into an [`io::Error`] of the kind that fits best. [`into_inner`](io::Error::into_inner) gives this error
-/// back.
 ///
 /// # Examples
 ///
@@ -44,24 +40,6 @@ use crate::session::request::{Denied, Ending, Failure, Loss, disagreement_messag
 ///         }
 ///     }
 /// }
-/// ```
-///
-/// A function that returns an `io::Error`:
-///
-/// ```
-/// # use std::error::Error as _;
-/// # use std::io;
-/// # use std::time::Duration;
-/// # use zk_rwlock::{Error, Loss, Memory, RwLock, block_on};
-/// fn migrate(lock: &RwLock) -> io::Result<()> {
-///     let guard = lock.write().timeout(Duration::from_millis(10)).blocking()?;
-///     Ok(block_on(guard.release())?)
-/// }
-/// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
-/// let _held = lock.read().blocking()?;
-/// assert_eq!(migrate(&lock).unwrap_err().kind(), io::ErrorKind::TimedOut);
-/// assert_eq!(Error::Lost(Loss::Removed).source().unwrap().to_string(), Loss::Removed.to_string());
-/// # Ok::<(), Error>(())
 /// ```
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
@@ -478,44 +456,4 @@ pub enum PermitsError {
     /// node. Remove that node, or use another path.
     #[error("cannot be counted: {0}")]
     Doubtful(String),
-}
-
-impl From<Error> for io::Error {
-    fn from(error: Error) -> io::Error {
-        use io::ErrorKind;
-        let kind = match error.cause() {
-            Error::InvalidInput(_) => ErrorKind::InvalidInput,
-            Error::Timeout { .. } => ErrorKind::TimedOut,
-            Error::WouldBlock { .. } => ErrorKind::WouldBlock,
-            Error::Lost(_) | Error::Evicted(_) => ErrorKind::ConnectionAborted,
-            Error::PermissionDenied { .. } | Error::InvalidAcl { .. } | Error::Closed(Ending::AuthFailed) => {
-                ErrorKind::PermissionDenied
-            }
-            Error::Unreachable(_) | Error::Closed(_) => ErrorKind::NotConnected,
-            Error::EphemeralParent { .. } => ErrorKind::NotADirectory,
-            Error::SequenceExhausted { .. } => ErrorKind::QuotaExceeded,
-            Error::ForeignContender { .. } | Error::NumberTaken { .. } => ErrorKind::ResourceBusy,
-            Error::Permits { reason, .. } => match reason {
-                PermitsError::Other { .. } | PermitsError::TooFew { .. } => ErrorKind::InvalidInput,
-                PermitsError::IsLocked { .. }
-                | PermitsError::NoLock
-                | PermitsError::EmptyNode
-                | PermitsError::OtherUse(_) => ErrorKind::ResourceBusy,
-                _ => ErrorKind::InvalidData,
-            },
-            Error::TransactionRefused { reason, .. } => match reason {
-                Failure::NoNode | Failure::NoParent(_) => ErrorKind::NotFound,
-                Failure::NodeExists => ErrorKind::AlreadyExists,
-                Failure::NoAuth(_) => ErrorKind::PermissionDenied,
-                Failure::NotEmpty => ErrorKind::DirectoryNotEmpty,
-                _ => ErrorKind::Other,
-            },
-            Error::Value { error: ValueError::Unset | ValueError::Vanished, .. } => ErrorKind::NotFound,
-            Error::RecordVanished { .. } => ErrorKind::NotFound,
-            Error::Value { .. } | Error::ForeignRecord { .. } | Error::Diverged { .. } => ErrorKind::InvalidData,
-            Error::OutcomeUnknown { .. } => ErrorKind::ConnectionReset,
-            Error::Refused { .. } | Error::OneOfMany { .. } => ErrorKind::Other,
-        };
-        io::Error::new(kind, error)
-    }
 }

@@ -1,14 +1,13 @@
 //! The public interface besides the lock itself: errors, paths, and the blocking form of every call.
 
 use std::error::Error as _;
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use support::polled::now;
 use support::several::several;
-use zk_rwlock::error::{Ending, Failure, ValueError};
+use zk_rwlock::error::ValueError;
 use zk_rwlock::leadership::Term;
 use zk_rwlock::queue::Blockers;
 use zk_rwlock::{Error, Leadership, Loss, Memory, Mode, RwLock, Semaphore, Shared, Survey, ZooKeeper, block_on};
@@ -84,7 +83,6 @@ fn errors_name_a_missing_parent() {
         let error = now(guard.transaction().create("/made", "").create(node, "").commit()).unwrap_err();
         let words = format!("operation 1 on {node} failed, and nothing was changed: no such node: the parent {parent}");
         assert_eq!(error.to_string(), words);
-        assert_eq!(io::Error::from(error).kind(), io::ErrorKind::NotFound);
     }
     let error = now(guard.transaction().delete("/none").commit()).unwrap_err();
     assert_eq!(error.to_string(), "operation 0 on /none failed, and nothing was changed: no such node");
@@ -175,32 +173,14 @@ fn each_question_of_an_error_fits_one_kind() {
 }
 
 #[test]
-fn an_error_has_a_source_and_a_kind() {
-    let kind = |error: Error| io::Error::from(error).kind();
-    let (waited, blockers) = (LONG, Default::default());
-    assert_eq!(kind(Error::Timeout { waited, blockers, cut_off: None }), io::ErrorKind::TimedOut);
-    assert_eq!(kind(Error::WouldBlock { blockers: Default::default() }), io::ErrorKind::WouldBlock);
-    assert_eq!(kind(Error::InvalidInput("x".to_owned())), io::ErrorKind::InvalidInput);
-    assert_eq!(kind(Error::Unreachable("x".to_owned())), io::ErrorKind::NotConnected);
-    let refused = |reason| Error::TransactionRefused { index: 0, path: "/a".to_owned(), reason };
-    assert_eq!(kind(refused(Failure::NoNode)), io::ErrorKind::NotFound);
-    assert_eq!(kind(refused(Failure::NodeExists)), io::ErrorKind::AlreadyExists);
-    assert_eq!(kind(refused(Failure::NotEmpty)), io::ErrorKind::DirectoryNotEmpty);
-    // A caller that retries after a lost connection must not retry after wrong credentials.
-    assert_eq!(kind(Error::Closed(Ending::AuthFailed)), io::ErrorKind::PermissionDenied);
-    assert_eq!(kind(Error::Closed(Ending::Closed)), io::ErrorKind::NotConnected);
-
+fn an_error_has_its_source() {
     let lost = || Error::Lost(Loss::Removed);
     let source = lost();
     assert!(matches!(source.source().unwrap().downcast_ref(), Some(Loss::Removed)));
     let one = Error::OneOfMany { path: "/a".to_owned(), error: Box::new(lost()) };
     assert!(one.source().unwrap().source().unwrap().is::<Loss>());
-    assert_eq!(kind(one), kind(lost()), "an error of one lock of many has the kind of that lock's error");
     let value = Error::Value { path: "/v".to_owned(), error: ValueError::Unset };
     assert!(value.source().unwrap().is::<ValueError>());
-    assert_eq!(kind(value.clone()), io::ErrorKind::NotFound);
-    let back = io::Error::from(value).into_inner().unwrap();
-    assert!(back.downcast::<Error>().unwrap().value_error().is_some());
 }
 
 /// The future of `lead` must be `Send`, because the test spawns that future on a runtime with several threads.

@@ -200,19 +200,19 @@ async fn mixed_fleets() -> Result<(), Error> {
 }
 
 #[test]
-fn programs_without_a_runtime() -> std::io::Result<()> {
+fn programs_without_a_runtime() -> Result<(), Error> {
     // page: programs-without-a-runtime
     use std::time::Duration;
-    use zk_rwlock::{Memory, RwLock, block_on};
+    use zk_rwlock::{Error, Memory, RwLock, block_on};
 
-    fn main() -> std::io::Result<()> {
+    fn main() -> Result<(), Error> {
         let zk = Memory::new(); // or: block_on(ZooKeeper::connect("zk1:2181,zk2:2181,zk3:2181"))?
         let lock = RwLock::new(&zk, "/locks/report")?;
 
         let guard = lock.write().label("monthly report").timeout(Duration::from_secs(60)).blocking()?;
         for page in 1..=12 {
             if !guard.is_held() {
-                break; // somebody else may have the lock
+                break; // the lock is lost
             }
             block_on(guard.transaction().create(format!("/page-{page}"), "done").commit())?;
         }
