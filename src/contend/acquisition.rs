@@ -59,7 +59,7 @@ const LOOK_UP_AHEAD: Duration = Duration::from_millis(500);
 
 /// The options of one acquisition.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct AcquireOptions {
     pub(crate) timeout: Option<Duration>,
     /// The deadline of the call that this acquisition is a part of, once the call has begun.
     pub(crate) deadline: Option<Deadline>,
@@ -67,12 +67,12 @@ pub struct Options {
     pub(crate) on_wait: Option<Listener>,
 }
 
-impl Options {
+impl AcquireOptions {
     /// Starts the timeout, unless the call has started it before. Returns the deadline; `None` if there is no timeout.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the timeout is zero or the label is invalid. [`Error::Timeout`] after the deadline.
-    pub(crate) fn begin(&mut self) -> Result<Option<Deadline>, Error> {
+    pub(crate) fn start_timeout(&mut self) -> Result<Option<Deadline>, Error> {
         validation::check_label(self.label.as_deref())?;
         let Some(timeout) = self.timeout else { return Ok(None) };
         if timeout.is_zero() {
@@ -92,13 +92,13 @@ pub(crate) type OnEntered = Box<dyn Fn(&Contender, Option<Watch>) + Send + Sync>
 
 /// The answers to the reads that were sent with the create of the node: the listing of the queue (`None` if the reply to the
 /// create was lost), and the early read of a semaphore's permits, if it was sent.
-pub(crate) type FirstReads = (Option<Result<Listing, Failure>>, Option<EarlyRead>);
+pub(crate) type ReadsWithCreate = (Option<Result<Listing, Failure>>, Option<EarlyRead>);
 
 /// One acquisition of a lock, or of permits of a semaphore, with its options.
 pub(crate) struct Acquisition {
     pub(crate) config: Arc<LockConfig>,
     pub(crate) mode: Mode,
-    pub(crate) options: Options,
+    pub(crate) options: AcquireOptions,
     pub(crate) trace: AcquireTrace,
     /// A function to call once the node exists. `None` unless the process may keep the node between uses.
     pub(crate) on_entered: Option<OnEntered>,
@@ -109,7 +109,7 @@ pub(crate) struct Acquisition {
 
 impl Acquisition {
     /// Creates an acquisition. Its label defaults to the lock's label.
-    pub(crate) fn new(config: Arc<LockConfig>, mode: Mode, mut options: Options) -> Acquisition {
+    pub(crate) fn new(config: Arc<LockConfig>, mode: Mode, mut options: AcquireOptions) -> Acquisition {
         options.label = options.label.or_else(|| config.label.clone());
         Acquisition { config, mode, options, trace: AcquireTrace::default(), on_entered: None, permits: None }
     }
@@ -120,7 +120,7 @@ impl Acquisition {
     }
 
     /// Returns whether the process may keep the node between uses.
-    pub(crate) fn keeps_node(&self) -> bool {
+    pub(crate) fn may_keep_node(&self) -> bool {
         self.on_entered.is_some()
     }
 
@@ -130,7 +130,7 @@ impl Acquisition {
 
     pub(crate) fn begin_trace(&mut self) -> UserSpan {
         let names = (&**self.config.user_path(), &self.config.path_label);
-        self.trace = AcquireTrace::begin(names, self.aim(), self.label(), self.keeps_node());
+        self.trace = AcquireTrace::begin(names, self.aim(), self.label(), self.may_keep_node());
         self.trace.span()
     }
 
@@ -142,10 +142,10 @@ impl Acquisition {
 
     /// Enters the queue, and waits until the lock is granted.
     pub(crate) async fn acquire(&mut self) -> Result<Arc<Contender>, Error> {
-        let begun = self.options.begin();
+        let begun = self.options.start_timeout();
         let deadline = self.report_error(begun)?;
         let answer = match (deadline, &self.options.on_wait) {
-            (None, None) => self.enter(IfTaken::Wait, None).await,
+            (None, None) => self.enter_and_wait(IfTaken::Wait, None).await,
             // This step is boxed, because a waiter's future is as large as its largest step, and few waiters have a timeout or
             // a listener.
             (_, listener) => {
@@ -155,7 +155,13 @@ impl Acquisition {
                         let Some(listener) = listener else { return pending().await };
                         Box::pin(WaitReporter::new(listener).report_changes(&self.config.paths, &view)).await
                     };
-                    self.within(deadline, &view, reports, pin!(self.enter(IfTaken::Wait, Some(&view)))).await
+                    self.await_until_deadline(
+                        deadline,
+                        &view,
+                        reports,
+                        pin!(self.enter_and_wait(IfTaken::Wait, Some(&view))),
+                    )
+                    .await
                 };
                 Box::pin(in_time).await
             }
@@ -165,7 +171,11 @@ impl Acquisition {
 
     /// Enters the queue, and returns the granted lock. If the lock is taken, waits or fails, as `if_taken` says. Stores
     /// each listing after which the acquisition waits in `view`, for the timeout error and the user's listener.
-    pub(crate) async fn enter(&self, if_taken: IfTaken, view: Option<&QueueView>) -> Result<Arc<Contender>, Error> {
+    pub(crate) async fn enter_and_wait(
+        &self,
+        if_taken: IfTaken,
+        view: Option<&QueueView>,
+    ) -> Result<Arc<Contender>, Error> {
         if let Some(request) = &self.permits {
             request.check_first().await?;
         }
@@ -174,7 +184,7 @@ impl Acquisition {
         // later steps.
         let (entry, first) = Box::pin(async { self.warn_if_slow(pin!(self.queue_up())).await }).await?;
         if let Some(on_entered) = &self.on_entered {
-            on_entered(&entry, entry.directory_watch().await);
+            on_entered(&entry, entry.take_directory_watch().await);
         }
         self.trace.record("sequence", entry.node_name().sequence());
         let due = self.config.warnings.after.and_then(|limit| began.checked_add(limit));
@@ -196,10 +206,10 @@ impl Acquisition {
             biased;
             taken = async {
                 let (grant, early_read) = wait.wait_for_turn(first).await?;
-                Box::pin(self.take_or_exchange(grant, early_read, &mut wait)).await
+                Box::pin(self.take_lock_or_permits(grant, early_read, &mut wait)).await
             } => taken,
             // A loss of our node ends the acquisition even if the reply to a request never comes.
-            loss = entry.lost() => Err(self.config.evicted(loss)),
+            loss = entry.until_lost() => Err(self.config.evicted_error(loss)),
         };
         drop(wait);
         match taken {
@@ -207,7 +217,9 @@ impl Acquisition {
                 self.begin_hold(&entry);
                 Ok(entry)
             }
-            Err(denied @ Error::PermissionDenied { .. }) => Err(Box::pin(self.leave_denied(&entry, denied)).await),
+            Err(denied @ Error::PermissionDenied { .. }) => {
+                Err(Box::pin(self.leave_lacking_rights(&entry, denied)).await)
+            }
             Err(error) => Err(error),
         }
     }
@@ -226,8 +238,8 @@ impl Acquisition {
     /// Creates our node at the end of the queue. Returns the node, and the reads that were sent after the create. Tries
     /// again, a limited number of times, if the session ends, or if the number of the new node shows that the directory
     /// has no sequence numbers left.
-    async fn queue_up(&self) -> Result<(Arc<Contender>, FirstReads), Error> {
-        let (config, dialect, keeps) = (&self.config, self.config.dialect, self.keeps_node());
+    async fn queue_up(&self) -> Result<(Arc<Contender>, ReadsWithCreate), Error> {
+        let (config, dialect, keeps) = (&self.config, self.config.dialect, self.may_keep_node());
         let since = SystemTime::now();
         let metadata = Metadata {
             host: config.host.clone(),
@@ -247,17 +259,20 @@ impl Acquisition {
             let name = "/".len() + tag.len() + LONGEST_MARKER.len() + "0000000000".len();
             let permit = config.paths.permits.as_ref().map_or(0, |permits| permits.len() + name);
             let own_bytes = config.directory.len() + name + permit;
-            let session_slot =
-                config.coordinator.session_slot(own_bytes).await.map_err(|failure| config.stop(failure))?;
+            let session_slot = config
+                .coordinator
+                .session_slot(own_bytes)
+                .await
+                .map_err(|failure| config.acquisition_error(failure))?;
             let node = session_slot.session().store().new_node(&config.directory, &config.path_label, &tag, self.mode);
             let note = metadata.encode(since);
             let entry = Contender::new(session_slot, node, keeps, config.user_path(), &config.coordinator, note);
             tries += 1;
-            match self.take_place(&entry).await {
-                Ok(first) if !is_used_up(&entry.node_name()) => return Ok((entry, first)),
+            match self.create_node_and_list(&entry).await {
+                Ok(first) if !has_exhausted_number(&entry.node_name()) => return Ok((entry, first)),
                 Ok(_) => {
                     restarts += 1;
-                    if restarts > RESTARTS || !Box::pin(self.leave_used_up(entry)).await? {
+                    if restarts > RESTARTS || !Box::pin(self.leave_exhausted_directory(entry)).await? {
                         return Err(Error::SequenceExhausted { path: config.directory.to_string() });
                     }
                     tries = 0;
@@ -265,15 +280,15 @@ impl Acquisition {
                 Err(WorkError::Failed(Failure::Over(_))) if tries < SESSION_TRIES => {
                     follow::wait_until_known_to_be_over(entry.session()).await;
                 }
-                Err(WorkError::Failed(Failure::NoAuth(lacks))) if entry.unmake_directory().await => {
+                Err(WorkError::Failed(Failure::NoAuth(lacks))) if entry.remove_own_directories().await => {
                     return Err(Error::own_directory_denied(&config.directory, lacks));
                 }
-                // No create has found the directory, so our node never existed. So the error is not `Evicted`, which `stop`
-                // returns for a missing node.
+                // No create has found the directory, so our node never existed. So the error is not `Evicted`, which
+                // `acquisition_error` returns for a missing node.
                 Err(WorkError::Failed(failure @ Failure::NoNode)) => {
                     return Err(Error::from_failure(failure, "enter", &config.directory));
                 }
-                Err(WorkError::Failed(failure)) => return Err(config.stop(failure)),
+                Err(WorkError::Failed(failure)) => return Err(config.acquisition_error(failure)),
                 Err(WorkError::Refused(error)) => return Err(error),
             }
         }
@@ -281,7 +296,7 @@ impl Acquisition {
 
     /// Creates the node, and lists the directory. The state machine
     /// [`NodeState`](crate::session::node::state::NodeState) decides the steps.
-    async fn take_place(&self, entry: &Contender) -> Result<FirstReads, WorkError> {
+    async fn create_node_and_list(&self, entry: &Contender) -> Result<ReadsWithCreate, WorkError> {
         let (mut step, mut early_read) = (EntryStep::Create, None);
         loop {
             step = match step {
@@ -289,7 +304,7 @@ impl Acquisition {
                     // The listing is sent before the reply to the create has come, so that both take one round trip
                     // together. If this session has many such listings under way, the listing is sent later, and
                     // `is_sent` is false.
-                    entry.ask_for_node();
+                    entry.send_create();
                     let rights = retry::check_rights(entry.session(), entry.directory());
                     let (listing, is_sent) = listing::list_telling_if_sent(entry.session(), entry.directory());
                     let request = self.permits.as_ref().filter(|_| is_sent);
@@ -313,7 +328,7 @@ impl Acquisition {
                         Some(next) => next,
                     }
                 }
-                EntryStep::Recover if entry.recover().await? => return Ok((None, early_read)),
+                EntryStep::Recover if entry.find_created_node().await? => return Ok((None, early_read)),
                 EntryStep::Recover => EntryStep::Create,
                 EntryStep::MakeDirectory => {
                     if let Some(request) = &self.permits {
@@ -333,23 +348,24 @@ impl Acquisition {
     /// Leaves a directory that has no sequence numbers left. Returns whether the caller may enter the queue again, in a
     /// new directory: `true` if the directory is gone, or contains only contenders that leave for the same reason.
     /// Always `false` in a dialect whose directories must stay.
-    async fn leave_used_up(&self, entry: Arc<Contender>) -> Result<bool, Error> {
+    async fn leave_exhausted_directory(&self, entry: Arc<Contender>) -> Result<bool, Error> {
         let dialect = self.config.dialect;
         match entry.leave().1.await {
             Ok(()) | Err(Failure::NoNode) => {}
             Err(Failure::NoAuth(lacks)) => return Err(Error::own_node_undeletable(entry.node().path(), lacks)),
-            Err(failure) => return Err(self.config.stop(failure)),
+            Err(failure) => return Err(self.config.acquisition_error(failure)),
         }
         if dialect.keeps_directories() {
             return Ok(false);
         }
-        let is_passing = |name: &String| NodeName::parse_as(name, dialect).is_some_and(|other| is_used_up(&other));
+        let is_passing =
+            |name: &String| NodeName::parse_as(name, dialect).is_some_and(|other| has_exhausted_number(&other));
         let names = retry::until_known(entry.session(), || entry.list()).await.or_else(retry::default_if_no_node);
-        names.map(|names| names.iter().all(is_passing)).map_err(|failure| self.config.stop(failure))
+        names.map(|names| names.iter().all(is_passing)).map_err(|failure| self.config.acquisition_error(failure))
     }
 
     /// After the wait, takes the lock, or exchanges the node for the permits of a semaphore.
-    async fn take_or_exchange(
+    async fn take_lock_or_permits(
         &self,
         grant: Grant,
         early_read: Option<Box<SeenPermits>>,
@@ -361,7 +377,7 @@ impl Acquisition {
             let grant = taken.map_err(|why| request.state.take_error(entry, why))?;
             // A quorum has just committed the exchange. So a quorum is asked to confirm the grant only if the lease is
             // invalid.
-            return match self.hold_if_leased(entry, &grant)? {
+            return match self.hold_if_lease_valid(entry, &grant)? {
                 true => Ok(()),
                 false => self.grant_once_confirmed(entry, grant).await,
             };
@@ -369,10 +385,10 @@ impl Acquisition {
         // The hand-off by which the predecessor granted us the lock may not be confirmed yet. If another client's write
         // to our node has fired the watch on our node, a later removal of our node would go unnoticed. So without that
         // watch, a quorum must first confirm that our node exists. If the loss of our node is known already, no quorum
-        // is asked, because `hold_if_leased` returns the loss.
+        // is asked, because `hold_if_lease_valid` returns the loss.
         let may_miss_removal =
             grant.unconfirmed().is_some() && entry.detect_loss().is_none() && !entry.node().has_watch();
-        if !may_miss_removal && self.hold_if_leased(entry, &grant)? {
+        if !may_miss_removal && self.hold_if_lease_valid(entry, &grant)? {
             return Ok(());
         }
         wait.warn_if_long();
@@ -384,15 +400,15 @@ impl Acquisition {
     ///
     /// If this process was cut off or stopped, the replies that show the grant may be old. Only a valid lease ensures that
     /// our session, and so our node, still exists.
-    fn hold_if_leased(&self, entry: &Contender, grant: &Grant) -> Result<bool, Error> {
+    fn hold_if_lease_valid(&self, entry: &Contender, grant: &Grant) -> Result<bool, Error> {
         let (session, node) = (entry.session(), entry.node());
         if let Some(loss) = entry.detect_loss() {
-            return Err(self.config.evicted(loss));
+            return Err(self.config.evicted_error(loss));
         }
         let Some(epoch) = node.epoch() else { return Ok(false) };
         node.hold(epoch);
         if let Some(name) = grant.unconfirmed() {
-            session.store().request_hand_off_check(&entry.child(name).into(), node);
+            session.store().request_hand_off_check(&entry.child_path(name).into(), node);
         }
         let kind = grant.as_str();
         trace::count_grant(self.aim(), node.path_label(), kind);
@@ -410,9 +426,9 @@ impl Acquisition {
             match presence::is_there(session, node.path(), None).await {
                 Ok(true) => {}
                 Ok(false) => node.record_loss(Loss::Removed),
-                Err(failure) => return Err(self.config.stop(failure)),
+                Err(failure) => return Err(self.config.acquisition_error(failure)),
             }
-            if self.hold_if_leased(entry, &grant)? {
+            if self.hold_if_lease_valid(entry, &grant)? {
                 return Ok(());
             }
         }
@@ -425,12 +441,12 @@ impl Acquisition {
     /// and task.
     fn begin_hold(&self, hold: &Contender) {
         if let Some(longest) = self.config.max_hold {
-            hold.limit(longest);
+            hold.limit_each_hold(longest);
         }
-        if self.keeps_node() {
+        if self.may_keep_node() {
             return self.trace.record("token", hold.node().token());
         }
-        hold.limit_and_trace(self.begin_hold_trace(hold));
+        hold.begin_limit_and_trace(self.begin_hold_trace(hold));
     }
 
     /// Begins the trace of a hold, or of one use of a kept node. Starts a task that warns if the hold or the use lasts
@@ -455,10 +471,10 @@ impl Acquisition {
 
     /// Leaves the queue after `denied`, the error of a missing permission. Returns the error for the user: `denied`, or another
     /// error if our node may not be deleted either, or if the ACL that this client gave the directory keeps this client out.
-    async fn leave_denied(&self, entry: &Contender, denied: Error) -> Error {
+    async fn leave_lacking_rights(&self, entry: &Contender, denied: Error) -> Error {
         match (entry.leave().1.await, denied) {
             (Err(Failure::NoAuth(lacks)), _) => Error::own_node_undeletable(entry.node().path(), lacks),
-            (Ok(()), Error::PermissionDenied { lacks, .. }) if entry.unmake_directory().await => {
+            (Ok(()), Error::PermissionDenied { lacks, .. }) if entry.remove_own_directories().await => {
                 Error::own_directory_denied(&self.config.directory, lacks)
             }
             (_, denied) => denied,
@@ -505,11 +521,11 @@ impl Acquisition {
                 Ok((session, names))
             });
             let (session, names) = seen.await?;
-            self.config.check_for_foreign(&names)?;
+            self.config.fail_if_foreign(&names)?;
             let has_room = async {
                 match &self.permits {
                     Some(request) => request.has_room(&session).await,
-                    None => self.config.check_for_other_use(&session, &names, None).await.map(|()| true),
+                    None => self.config.fail_if_other_use(&session, &names, None).await.map(|()| true),
                 }
             };
             let has_room = call::within_session_timeout(&self.config.coordinator, session.timeout(), has_room).await?;
@@ -528,13 +544,13 @@ impl Acquisition {
     /// Enters the queue, and takes the lock unless another contender excludes us. Waits at most `limit` for replies of the
     /// ensemble.
     pub(crate) async fn take_now(&self, limit: Duration) -> Result<Arc<Contender>, Error> {
-        call::within_session_timeout(&self.config.coordinator, limit, self.enter(IfTaken::GiveUp, None)).await
+        call::within_session_timeout(&self.config.coordinator, limit, self.enter_and_wait(IfTaken::GiveUp, None)).await
     }
 
     /// Waits for `granted` until the deadline, if there is one. Meanwhile polls `reports`. Before the deadline, asks
     /// the ensemble's leader whether the contenders ahead exist, and reads their nodes, so that the timeout error names
     /// them. Returns the error of that question, if this client cannot leave a server that disagrees with the leader.
-    pub(crate) async fn within<G>(
+    pub(crate) async fn await_until_deadline<G>(
         &self,
         deadline: Option<Deadline>,
         view: &QueueView,
@@ -545,12 +561,12 @@ impl Acquisition {
             let Some(left) = deadline.map(|deadline| deadline.left()) else { return pending().await };
             let (ask, look_up) = (ASK_AHEAD.min(left / 5 * 2), LOOK_UP_AHEAD.min(left / 5));
             self.config.coordinator.sleep(left - ask).await;
-            let asked = self.ask_the_leader(view);
+            let asked = self.check_contenders_ahead(view);
             let until_look_up = self.config.coordinator.sleep(ask - look_up).map(Ok);
             if let (false, ()) = tokio::try_join!(asked, until_look_up)? {
-                self.ask_the_leader(view).await?;
+                self.check_contenders_ahead(view).await?;
             }
-            self.look_up(view).await;
+            self.read_blockers(view).await;
             pending::<Result<Infallible, Error>>().await
         };
         let late = async {
@@ -569,12 +585,12 @@ impl Acquisition {
     /// Asks the ensemble's leader whether the first contenders ahead exist. If one does not exist, connects to another
     /// server if this client's server still lists that contender, and wakes a waiter for permits, which then reads the
     /// permits again. Returns `false` if the acquisition has not listed the queue yet.
-    async fn ask_the_leader(&self, view: &QueueView) -> Result<bool, Error> {
+    async fn check_contenders_ahead(&self, view: &QueueView) -> Result<bool, Error> {
         let snapshot = view.snapshot.lock().clone();
         let Some(QueueSnapshot { session, me, .. }) = snapshot else { return Ok(false) };
         let Some(names) = self.list_once_connected(&session).await else { return Ok(true) };
         let gone = self.config.paths.ask_leader_if_gone(&session, &turn::ahead_of(&me, &names)).await;
-        if gone.map_err(|failure| self.config.stop(failure))? {
+        if gone.map_err(|failure| self.config.acquisition_error(failure))? {
             view.look_again.notify_one();
         }
         Ok(true)
@@ -589,7 +605,7 @@ impl Acquisition {
 
     /// Reads the nodes of the contenders ahead, and stores the contenders with their hosts and labels in `view`. If the nodes
     /// cannot be read, the contenders of the last listing stay.
-    async fn look_up(&self, view: &QueueView) {
+    async fn read_blockers(&self, view: &QueueView) {
         let snapshot = view.snapshot.lock().clone();
         if let Some(QueueSnapshot { session, me, .. }) = snapshot
             && let Some(names) = self.list_once_connected(&session).await
@@ -605,6 +621,6 @@ impl Acquisition {
 /// Returns whether the contender's number shows that the directory has no sequence numbers left: the number is
 /// negative, or close to the maximum. At the maximum, several contenders get the same number, or later contenders get
 /// lower numbers.
-fn is_used_up(contender: &NodeName) -> bool {
+fn has_exhausted_number(contender: &NodeName) -> bool {
     !(0..mode::REFUSED_FROM).contains(&contender.sequence())
 }

@@ -45,14 +45,14 @@ impl LockConfig {
     }
 
     /// Fails if the directory contains a contender of another dialect.
-    pub(crate) fn check_for_foreign(&self, names: &[String]) -> Result<(), Error> {
-        turn::foreign(self.dialect, names).map_or(Ok(()), |node| Err(self.doubt(node)))
+    pub(crate) fn fail_if_foreign(&self, names: &[String]) -> Result<(), Error> {
+        turn::foreign(self.dialect, names).map_or(Ok(()), |node| Err(self.foreign_error(node)))
     }
 
     /// Fails if the lock's path is that of a [`Shared`](crate::Shared) value, which has its lock in a child node, or of a
     /// semaphore, whose node has data. Reads the data only if the stat of the node does not rule out a semaphore. Without a
     /// stat, the names of the node's children decide whether to read.
-    pub(crate) async fn check_for_other_use(
+    pub(crate) async fn fail_if_other_use(
         &self,
         session: &Arc<dyn Session>,
         names: &[String],
@@ -75,11 +75,11 @@ impl LockConfig {
             // If the node is missing or has other data, there is no semaphore. If this client may not read the node, it
             // could not use a semaphore there, so the path counts as free of one.
             Ok(_) | Err(Failure::NoAuth(_)) => Ok(()),
-            Err(failure) => Err(self.stop(failure)),
+            Err(failure) => Err(self.acquisition_error(failure)),
         }
     }
 
-    pub(crate) fn doubt(&self, foreign: &str) -> Error {
+    pub(crate) fn foreign_error(&self, foreign: &str) -> Error {
         let speaks = self.dialect.foreign(foreign).unwrap_or(self.dialect);
         let (path, node) = (self.directory.to_string(), foreign.to_owned());
         Error::ForeignContender { path, node, speaks, dialect: self.dialect }
@@ -87,7 +87,7 @@ impl LockConfig {
 
     /// Returns the error of an acquisition whose node never has a turn: the node `rival` has the same sequence number,
     /// or the number is negative if `rival` is `None`.
-    pub(crate) fn stuck(&self, rival: Option<String>) -> Error {
+    pub(crate) fn stuck_error(&self, rival: Option<String>) -> Error {
         let path = self.directory.to_string();
         match rival {
             Some(node) => Error::NumberTaken { path, node },
@@ -96,15 +96,15 @@ impl LockConfig {
     }
 
     /// Returns the error of an acquisition whose node was lost before the grant.
-    pub(crate) fn evicted(&self, loss: Loss) -> Error {
+    pub(crate) fn evicted_error(&self, loss: Loss) -> Error {
         match loss {
-            Loss::SessionOver(ending) => self.stop(Failure::Over(ending)),
+            Loss::SessionOver(ending) => self.acquisition_error(Failure::Over(ending)),
             loss => Error::Evicted(loss),
         }
     }
 
     /// Returns the error of an acquisition whose request failed with `failure`.
-    pub(crate) fn stop(&self, failure: Failure) -> Error {
+    pub(crate) fn acquisition_error(&self, failure: Failure) -> Error {
         match failure {
             // The directory was deleted, and our node with it.
             Failure::NoNode => Error::Evicted(Loss::Removed),

@@ -70,7 +70,7 @@ impl Contender {
     }
 
     /// Sends the create of the node. [`Contender::await_create`] waits for the reply.
-    pub(crate) fn ask_for_node(&self) {
+    pub(crate) fn send_create(&self) {
         let (session, now) = (self.session(), self.session().lease().now());
         let connection = session.store().connection();
         // The watch on the directory is requested before the create of the node. Other contenders see the node only
@@ -85,13 +85,13 @@ impl Contender {
 
     /// Takes the watch on the lock's directory that was armed before the create. The watch fires when another contender
     /// requests that kept nodes be given up. `None` if the watch is not known to be armed.
-    pub(crate) async fn directory_watch(&self) -> Option<Watch> {
+    pub(crate) async fn take_directory_watch(&self) -> Option<Watch> {
         let directory_watch = self.node.change(|it| it.directory_watch.take())?;
         directory_watch.await.ok()
     }
 
-    /// Waits for the reply to [`Contender::ask_for_node`]. Returns `None` if the node was created, and otherwise the next
-    /// step. `listing` is the answer to the listing that was sent after the create.
+    /// Waits for the reply to [`Contender::send_create`]. Returns `None` if the node was created, and otherwise the
+    /// next step. `listing` is the answer to the listing that was sent after the create.
     ///
     /// # Cancel safety
     /// Dropping the future does not cancel the create. Dropping the contender removes the node that the create makes.
@@ -126,19 +126,19 @@ impl Contender {
 
     /// Creates the lock directory and its missing parents.
     pub(crate) async fn make_directory(&self, has_to_stay: bool) -> Result<(), Failure> {
-        directory::make(self.session(), self.directory(), has_to_stay, |step| self.record_made(step)).await
+        directory::make(self.session(), self.directory(), has_to_stay, |step| self.record_created_path(step)).await
     }
 
     /// Records that this contender created the directory or other persistent node at `path`, for
-    /// [`Contender::unmake_directory`].
-    pub(crate) fn record_made(&self, path: &str) {
+    /// [`Contender::remove_own_directories`].
+    pub(crate) fn record_created_path(&self, path: &str) {
         self.made.lock().push(path.to_owned());
     }
 
     /// Removes the directories that this contender created, the innermost first. Called if the ACL that this client
     /// gave them keeps this client out, because that ACL would keep other clients out, too. Returns whether a directory
     /// was removed. ZooKeeper deletes only empty directories, so no other client's node is lost.
-    pub(crate) async fn unmake_directory(&self) -> bool {
+    pub(crate) async fn remove_own_directories(&self) -> bool {
         let mut is_removed = false;
         let made = std::mem::take(&mut *self.made.lock());
         for step in made.iter().rev() {
@@ -151,12 +151,12 @@ impl Contender {
     ///
     /// A sync is sent before the listing, because a lagging server might not show the node. The caller would then create a
     /// second node, which would wait behind the first node for ever.
-    pub(crate) async fn recover(&self) -> Result<bool, Failure> {
+    pub(crate) async fn find_created_node(&self) -> Result<bool, Failure> {
         let (session, directory, tag) = (self.session(), self.directory(), self.node.tag());
         let listed = until_known(session, || listing::list_synced(session, directory)).await;
         let names = listed.or_else(retry::default_if_no_node)?;
         for child in names.iter().filter(|name| tag.is_on(name)) {
-            let path = self.child(child);
+            let path = self.child_path(child);
             match until_known(session, || session.data(&path)).await {
                 Ok((_, stat)) if stat.ephemeral_owner == session.id() => {
                     retry::check_rights(session, directory).await?;
@@ -179,7 +179,7 @@ impl Contender {
     /// session. A server carries out the requests of a session in order, so such a listing shows all orphans.
     pub(crate) fn remove_orphans(&self, children: &[String]) {
         for orphan in self.node.read(|it| it.orphans(children)) {
-            drop(remove(self.session(), &self.node, Leaving::delete(self.child(&orphan)), None));
+            drop(remove(self.session(), &self.node, Leaving::delete(self.child_path(&orphan)), None));
         }
     }
 
@@ -188,21 +188,21 @@ impl Contender {
         listing::list(self.session(), self.directory())
     }
 
-    pub(crate) fn child(&self, name: &str) -> String {
+    pub(crate) fn child_path(&self, name: &str) -> String {
         format!("{}/{name}", self.directory())
     }
 
     /// Limits the length of each hold of this node to `longest`. If a hold lasts longer, a task on the session's thread
     /// removes the node.
-    pub(crate) fn limit(&self, longest: Duration) {
+    pub(crate) fn limit_each_hold(&self, longest: Duration) {
         let (node, session) = self.node_and_session();
         node.change(|it| it.state.limits.set(longest));
         let by = Arc::clone(&session);
-        by.spawn(Box::pin(give_up_in_time(node, session)));
+        by.spawn(Box::pin(remove_after_loss(node, session)));
     }
 
     /// Starts the time limit of the hold, and stores the trace of the hold until the hold ends.
-    pub(crate) fn limit_and_trace(&self, trace: HoldTrace) {
+    pub(crate) fn begin_limit_and_trace(&self, trace: HoldTrace) {
         // Only this hold uses the node, so the limit applies until the node is gone. The returned `LimitDeadline` is
         // dropped, because it only serves to end the limit earlier.
         let now = self.now();
@@ -231,7 +231,7 @@ impl Contender {
     }
 
     /// Waits until the node is lost.
-    pub(crate) async fn lost(&self) -> Loss {
+    pub(crate) async fn until_lost(&self) -> Loss {
         self.node().until_lost(|pause| sleep_fully(self.session(), pause)).await
     }
 
@@ -260,14 +260,14 @@ impl Contender {
 
     /// Checks our own node and `others` at the ensemble's leader now and then, until a check fails. Returns the indices in
     /// `others` of the failed checks, or the loss if our own node is gone. The checks find changes whose events were lost.
-    pub(crate) async fn find_missed(
+    pub(crate) async fn until_check_fails(
         &self,
         recheck: &mut Recheck<'_>,
         others: impl Fn() -> Vec<Operation>,
     ) -> Result<Vec<usize>, Loss> {
         loop {
             recheck.pause().await;
-            let missed = self.failing(others()).await?;
+            let missed = self.failed_checks(others()).await?;
             if !missed.is_empty() {
                 return Ok(missed);
             }
@@ -276,7 +276,7 @@ impl Contender {
 
     /// Checks our own node and `others` at the ensemble's leader once. Returns the indices in `others` of the failed checks,
     /// or the loss if our own node is gone.
-    pub(crate) async fn failing(&self, others: Vec<Operation>) -> Result<Vec<usize>, Loss> {
+    pub(crate) async fn failed_checks(&self, others: Vec<Operation>) -> Result<Vec<usize>, Loss> {
         let checks = [vec![check_operation(self.node().path(), None)], others].concat();
         let missed = presence::failed_checks(self.session(), &checks).await;
         if missed.contains(&0) {
@@ -286,27 +286,27 @@ impl Contender {
         Ok(missed.into_iter().map(|index| index - 1).collect())
     }
 
-    pub(crate) async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
-        while_held(|| self.detect_loss(), self.lost(), work).await.map_err(Error::Lost)
+    pub(crate) async fn run_while_held<F: Future>(&self, work: F) -> Result<F::Output, Error> {
+        while_held(|| self.detect_loss(), self.until_lost(), work).await.map_err(Error::Lost)
     }
 
-    pub(crate) async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
+    pub(crate) async fn read_node(&self, path: &str) -> Result<Option<NodeData>, Error> {
         validation::check_path(path)?;
-        let node = self.run(retry::data(self.session(), path, false)).await?;
+        let node = self.run_while_held(retry::data(self.session(), path, false)).await?;
         node.map(|node| node.map(NodeData::new))
             .map_err(|failure| Error::from_failure_under_lock(failure, "read", path))
     }
 
     /// Waits until a contender in the queue must wait for this hold. Returns the name of the first such contender.
-    pub(crate) async fn contended(&self) -> Result<NodeName, Error> {
-        self.run(self.wait_until_contended()).await?
+    pub(crate) async fn until_contended(&self) -> Result<NodeName, Error> {
+        self.run_while_held(self.wait_until_contended()).await?
     }
 
     async fn wait_until_contended(&self) -> Result<NodeName, Error> {
         let (mut before, mut pause) = (None, LISTING_PAUSE);
         loop {
-            let first = self.first_kept_out().await?;
-            if !self.is_of_semaphore() || self.finds_too_few(&first).await? {
+            let first = self.until_waiter_excluded().await?;
+            if !self.is_of_semaphore() || self.are_too_few_free_for(&first).await? {
                 return Ok(first);
             }
             // Enough permits are free for `first`, which will take them soon, unless its process is stopped. The queue is
@@ -324,7 +324,7 @@ impl Contender {
         self.user_path() != &**self.directory()
     }
 
-    async fn first_kept_out(&self) -> Result<NodeName, Error> {
+    async fn until_waiter_excluded(&self) -> Result<NodeName, Error> {
         let (session, directory) = (self.session(), self.directory());
         let (mut last_change, mut recheck) = (None::<Moment>, Recheck::new(session));
         loop {
@@ -338,7 +338,7 @@ impl Contender {
                         Err(_) => return std::future::pending().await,
                     }
                 }
-                Err(failure) => return Err(self.lost_by(failure, "watch")),
+                Err(failure) => return Err(self.holder_error(failure, "watch")),
             };
             if let Some(first) = turn::first_kept_out(&self.node_name(), &names, self.is_of_semaphore()) {
                 return Ok(first);
@@ -362,7 +362,7 @@ impl Contender {
 
     /// Returns whether `first`, the first contender in the queue, asks for more permits than are free. Returns `false`
     /// if the node of `first` is gone, and `true` if the data of the nodes do not show the numbers.
-    async fn finds_too_few(&self, first: &NodeName) -> Result<bool, Error> {
+    async fn are_too_few_free_for(&self, first: &NodeName) -> Result<bool, Error> {
         let (session, queue) = (self.session(), self.directory());
         let Some((semaphore, _)) = queue.rsplit_once('/') else { return Ok(true) };
         let (node, taken) = (format!("{queue}/{}", first.as_str()), format!("{semaphore}/{PERMITS}"));
@@ -376,7 +376,7 @@ impl Contender {
             Ok((wanted, number.await?.0, names.await?))
         };
         let (wanted, number, names) =
-            retry::until_known(session, read).await.map_err(|failure| self.lost_by(failure, "read"))?;
+            retry::until_known(session, read).await.map_err(|failure| self.holder_error(failure, "read"))?;
         let wanted = match wanted {
             // The node of `first` is gone, because that contender took its permits or left.
             Err(Failure::NoNode) => return Ok(false),
@@ -397,7 +397,7 @@ impl Contender {
             let ending = Ending::Forked;
             return (Some(Loss::SessionOver(ending)), Box::pin(ready(Err(Failure::Over(ending)))));
         }
-        let (loss, leaving) = self.node.mark_left(self.may_signal());
+        let (loss, leaving) = self.node.mark_left(self.may_signal_release());
         // The trace of the hold ends now, even if the guard is dropped later or the deletion takes long.
         let trace = std::mem::take(&mut *self.trace.lock());
         drop(trace);
@@ -407,7 +407,7 @@ impl Contender {
     }
 
     /// Returns whether the removal may write to the node to signal the release. `false` if a server has refused this.
-    fn may_signal(&self) -> bool {
+    fn may_signal_release(&self) -> bool {
         !self.session().store().is_signal_refused(self.directory())
     }
 
@@ -420,15 +420,15 @@ impl Contender {
             (Some(loss), _) => Err(Error::Lost(loss)),
             (None, Ok(())) => Ok(()),
             (None, Err(Failure::NoAuth(lacks))) => Err(Error::own_node_undeletable(self.node().path(), lacks)),
-            (None, Err(failure)) => Err(self.lost_by(failure, "release")),
+            (None, Err(failure)) => Err(self.holder_error(failure, "release")),
         }
     }
 
     /// Returns the error of a holder whose request about its own node failed.
-    pub(crate) fn lost_by(&self, failure: Failure, operation: &'static str) -> Error {
+    pub(crate) fn holder_error(&self, failure: Failure, operation: &'static str) -> Error {
         match failure {
             Failure::NoNode => Error::Lost(Loss::Removed),
-            Failure::Operation { failure, .. } => self.lost_by(*failure, operation),
+            Failure::Operation { failure, .. } => self.holder_error(*failure, operation),
             failure => Error::from_failure_under_lock(failure, operation, &self.user_path),
         }
     }
@@ -445,7 +445,7 @@ impl Drop for Contender {
         }
         // The trace of the hold ends before the node is removed.
         drop(trace);
-        let (removals, mut creating) = self.node.mark_left_in_any_phase(self.may_signal());
+        let (removals, mut creating) = self.node.mark_left_in_any_phase(self.may_signal_release());
         self.session().store().forget(&self.node);
         for leaving in removals {
             // The reply is dropped, because the removal goes on in the background.
@@ -469,7 +469,7 @@ impl Drop for LimitedUse {
 /// Waits for a loss after which the node still exists: a hold exceeded its limit, the lease ran out while the session lives
 /// on, or a stranger's write was taken for a hand-off. Then removes the node. A holder that exceeded its limit first gets a
 /// margin in which to stop its work. The owner of the node may remove the node earlier.
-async fn give_up_in_time(node: Arc<Node>, session: Arc<dyn Session>) {
+async fn remove_after_loss(node: Arc<Node>, session: Arc<dyn Session>) {
     if matches!(
         node.until_lost(|pause| sleep_fully(&session, pause)).await,
         Loss::SessionOver(_) | Loss::GivenBack | Loss::Removed

@@ -30,7 +30,7 @@ impl Contender {
         if let Some(loss) = self.detect_loss() {
             return Err(Error::Lost(loss));
         }
-        self.swap().await.map_err(|failure| self.lost_by(failure, "downgrade"))
+        self.swap().await.map_err(|failure| self.holder_error(failure, "downgrade"))
     }
 
     /// Replaces the WRITE node by a READ node with the same sequence number. Retries until the outcome is known.
@@ -40,7 +40,7 @@ impl Contender {
         let Some(reader) = reader.filter(|_| self.node().read(NodeState::has_node)) else {
             return Err(Failure::NoNode);
         };
-        let (from, to) = (self.child(writer.as_str()), self.child(reader.as_str()));
+        let (from, to) = (self.child_path(writer.as_str()), self.child_path(reader.as_str()));
         let swap = [
             Operation::Create { path: to.clone(), data: self.node_data().to_vec(), kind: Kind::Ephemeral },
             Operation::Delete { path: from.clone(), version: None },

@@ -213,7 +213,7 @@ impl<'a> View<'a> {
     fn new(state: &'a SemaphoreState, entry: &'a Contender, grant: &mut Grant) -> View<'a> {
         // `View` confirms the hand-off before the exchange, so the hand-off is taken out of the grant.
         let signal = match grant {
-            Grant::HandOff { unconfirmed } => unconfirmed.take().map(|name| entry.child(&name).into()),
+            Grant::HandOff { unconfirmed } => unconfirmed.take().map(|name| entry.child_path(&name).into()),
             _ => None,
         };
         let connection = entry.node().read(NodeState::connection);
@@ -355,8 +355,8 @@ impl<'a> View<'a> {
             // same time, ends the acquisition.
             event = number => if event == Event::Over { pending().await } else { self.number = None },
             event = names => if event == Event::Over { pending().await } else { self.names = None },
-            missed = self.entry.find_missed(&mut recheck, checks) => {
-                let missed = missed.map_err(|loss| self.state.config.evicted(loss))?;
+            missed = self.entry.until_check_fails(&mut recheck, checks) => {
+                let missed = missed.map_err(|loss| self.state.config.evicted_error(loss))?;
                 if missed.contains(&0) {
                     self.number = None;
                     presence::leave_differing_server(session, path, Some(now.version)).await?;

@@ -125,8 +125,8 @@ impl SemaphoreState {
         match why {
             WorkError::Refused(error) => error,
             WorkError::Failed(failure) => match (entry.detect_loss(), failure) {
-                (Some(loss), _) => self.config.evicted(loss),
-                (None, failure @ (Failure::NoNode | Failure::Over(_))) => self.config.stop(failure),
+                (Some(loss), _) => self.config.evicted_error(loss),
+                (None, failure @ (Failure::NoNode | Failure::Over(_))) => self.config.acquisition_error(failure),
                 (None, failure) => Error::from_failure(failure, TAKE, self.config.user_path()),
             },
         }
@@ -275,7 +275,7 @@ impl SemaphoreState {
                 if is_unset {
                     // If this is the path of a lock, the number of permits would keep the lock's users out.
                     self.check_for_lock(session, None).await?;
-                    self.check_for_other_use(session, twin).await?;
+                    self.fail_if_other_use(session, twin).await?;
                 }
                 let mut writes = vec![Operation::Set { path, data, version: Some(stat.version) }, second];
                 // The node may be a container, which no answer of a server shows. Servers delete a container without a child,
@@ -307,7 +307,7 @@ impl SemaphoreState {
         mut writes: Vec<Operation>,
         maker: Option<&Contender>,
     ) -> Result<bool, WorkError> {
-        let made = |node: &str| maker.iter().for_each(|maker| maker.record_made(node));
+        let made = |node: &str| maker.iter().for_each(|maker| maker.record_created_path(node));
         for _ in 0..CREATES {
             match retry::until_known(session, || session.transact(&writes)).await {
                 Ok(_) => {
@@ -332,7 +332,7 @@ impl SemaphoreState {
 
     /// Fails if the semaphore's node, which has no number of permits, is or may be used for something else. If the twin has a
     /// number, the node is known to be a semaphore's, and its number was deleted.
-    async fn check_for_other_use(&self, session: &Arc<dyn Session>, twin: Twin) -> Result<(), WorkError> {
+    async fn fail_if_other_use(&self, session: &Arc<dyn Session>, twin: Twin) -> Result<(), WorkError> {
         if matches!(twin, Twin::Number(_)) {
             return Ok(());
         }

@@ -277,7 +277,7 @@ impl<'a> Doubt<'a> {
         if !matches!(answer, Err(Failure::Unknown(_))) || self.is_sent_once {
             return answer;
         }
-        let lost = select_all(self.locks.iter().map(|lock| Box::pin(lock.lost())));
+        let lost = select_all(self.locks.iter().map(|lock| Box::pin(lock.until_lost())));
         let find_out = async {
             let (mut answer, mut tries) = (answer.clone(), 1);
             // The nodes are also read after a refusal of a retry, because an earlier try may have been carried out late, and

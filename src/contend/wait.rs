@@ -88,9 +88,9 @@ impl PendingAcquisition<'_> {
                     self.waiter.departed(departure)
                 }
                 Step::Take(grant) => return Ok((grant, early_read.filter(|_| !self.waiter.has_waited()))),
-                Step::Evicted => return Err(self.evicted()),
-                Step::Stuck(rival) => return Err(self.config.stuck(rival)),
-                Step::Foreign(name) => return Err(self.config.doubt(&name)),
+                Step::Evicted => return Err(self.evicted_error()),
+                Step::Stuck(rival) => return Err(self.config.stuck_error(rival)),
+                Step::Foreign(name) => return Err(self.config.foreign_error(&name)),
                 Step::WouldBlock => return Err(Box::pin(self.would_block(names.as_ref())).await),
             }
         }
@@ -105,11 +105,11 @@ impl PendingAcquisition<'_> {
             Some(reply) => reply,
             None => retry::until_known(session, || entry.list()).await,
         };
-        let names = reply.map_err(|failure| config.stop(failure))?;
+        let names = reply.map_err(|failure| config.acquisition_error(failure))?;
         entry.remove_orphans(&names);
         if !self.waiter.has_waited() {
             if self.permits.is_none() {
-                config.check_for_other_use(session, &names, names.directory.as_ref()).await?;
+                config.fail_if_other_use(session, &names, names.directory.as_ref()).await?;
             }
             meter::record_queue_length(self.aim, &config.path_label, names.len().saturating_sub(1));
         }
@@ -139,7 +139,7 @@ impl PendingAcquisition<'_> {
                 config.paths.ask_leader_if_gone(session, &ahead).await
             }
         };
-        differs.map_err(|failure| config.stop(failure))
+        differs.map_err(|failure| config.acquisition_error(failure))
     }
 
     /// Returns the error of a contender that must not wait. `names` is the listing that shows the contenders ahead.
@@ -175,8 +175,8 @@ impl PendingAcquisition<'_> {
     }
 
     /// Returns the error of a contender whose node is lost.
-    fn evicted(&self) -> Error {
-        self.config.evicted(self.entry.detect_loss().unwrap_or(Loss::Removed))
+    fn evicted_error(&self) -> Error {
+        self.config.evicted_error(self.entry.detect_loss().unwrap_or(Loss::Removed))
     }
 
     /// Watches our own node and the predecessor's node. If `asks`, also [requests](ask) that kept nodes in the directory be
@@ -190,7 +190,7 @@ impl PendingAcquisition<'_> {
         // A separate task stores our watch, because a check at the leader may end this wait before the reply, and the watch
         // must be stored even then.
         let own = node.request_watch(session).map(|stored| spawn_awaited(session, stored, drop));
-        let watch = session.watch(&self.entry.child(predecessor));
+        let watch = session.watch(&self.entry.child_path(predecessor));
         if asks {
             let config = self.config;
             node.change(|it| it.state.asked_itself = true);
@@ -240,7 +240,7 @@ impl PendingAcquisition<'_> {
         let watch = match Box::pin(retry::until_known(self.entry.session(), arm)).await {
             Ok(watch) => watch,
             Err(Failure::NoNode) => return Ok(Departure::Missing),
-            Err(failure) => return Err(self.config.stop(failure)),
+            Err(failure) => return Err(self.config.acquisition_error(failure)),
         };
         Ok(match watch.await {
             Event::Changed => Departure::Signalled,
@@ -270,10 +270,10 @@ impl PendingAcquisition<'_> {
     /// gone. If this client's server still lists that node, connects to another server.
     async fn is_gone_at_leader(&self, predecessor: &Arc<str>) -> Result<bool, Error> {
         let (entry, config) = (self.entry, self.config);
-        let failing = entry.failing(vec![check_operation(entry.child(predecessor), None)]).await;
-        let is_gone = !failing.map_err(|loss| config.evicted(loss))?.is_empty();
+        let failing = entry.failed_checks(vec![check_operation(entry.child_path(predecessor), None)]).await;
+        let is_gone = !failing.map_err(|loss| config.evicted_error(loss))?.is_empty();
         let gone = is_gone.then(|| predecessor.to_string()).into_iter().collect();
         let left = presence::leave_server_if_listed(entry.session(), entry.directory(), gone).await;
-        left.map(|_| is_gone).map_err(|failure| config.stop(failure))
+        left.map(|_| is_gone).map_err(|failure| config.acquisition_error(failure))
     }
 }

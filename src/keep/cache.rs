@@ -198,7 +198,7 @@ impl KeptNodeUse {
         let kept = Arc::downgrade(&self.granted.kept);
         tokio::select! {
             biased;
-            first = self.contender().contended() => first,
+            first = self.contender().until_contended() => first,
             () = KeptNode::until_a_use_waits(&kept) => Ok((*self.contender().node_name()).clone()),
         }
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::call::Deadline;
-use crate::contend::acquisition::{Acquisition, Options};
+use crate::contend::acquisition::{AcquireOptions, Acquisition};
 use crate::error::error::Error;
 use crate::keep::cache::{KeptNodeCache, KeptNodeUse, PendingUse};
 use crate::keep::kept::{AcquisitionFuture, KeptNode};
@@ -103,7 +103,7 @@ async fn wait_until_deadline(
         on_wait.report(Progress { path, place: uses, length: uses, blockers: kept.as_blockers() });
         pending().await
     };
-    match acquisition.within(deadline, &kept.view, reports, waits.wait()).await {
+    match acquisition.await_until_deadline(deadline, &kept.view, reports, waits.wait()).await {
         // The node was granted already, so this use has waited for other uses of this process. The error names their node.
         Err(Error::Timeout { waited, cut_off, .. }) if kept.granted_contender().is_some() => {
             Err(Error::Timeout { waited, blockers: kept.as_blockers(), cut_off })
@@ -115,7 +115,7 @@ async fn wait_until_deadline(
 /// Returns the acquisition of a node that several uses share. The acquisition has no timeout, because each use has a timeout of
 /// its own. The error of that timeout names the contenders that this acquisition waits for.
 fn shared_acquisition(first: &Acquisition, kept: &Arc<KeptNode>) -> AcquisitionFuture {
-    let options = Options { label: first.options.label.clone(), ..Options::default() };
+    let options = AcquireOptions { label: first.options.label.clone(), ..AcquireOptions::default() };
     let mut all = Acquisition::new(Arc::clone(&first.config), first.mode, options);
     let shared = Arc::downgrade(kept);
     all.on_entered = Some(Box::new(move |entry, asked| {
@@ -126,7 +126,7 @@ fn shared_acquisition(first: &Acquisition, kept: &Arc<KeptNode>) -> AcquisitionF
     let span = all.begin_trace();
     all.trace.copy_caller_span_from(&first.trace);
     let view = Arc::clone(&kept.view);
-    let work = async move { all.enter(IfTaken::Wait, Some(&view)).await };
+    let work = async move { all.enter_and_wait(IfTaken::Wait, Some(&view)).await };
     AcquireTrace::instrument(span, Box::pin(work))
 }
 

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::call::{self, Call, Deadline};
-use crate::contend::acquisition::{Acquisition, Options};
+use crate::contend::acquisition::{AcquireOptions, Acquisition};
 use crate::error::error::Error;
 use crate::keep::cache::KeptNodeCache;
 use crate::keep::join;
@@ -41,7 +41,7 @@ use crate::telemetry::debug::debug;
 #[must_use = "nothing is acquired before this is awaited"]
 pub struct Acquire<G: Guard> {
     pub(crate) source: G::Source,
-    pub(crate) options: Options,
+    pub(crate) options: AcquireOptions,
 }
 
 /// The output of an [`Acquire`]: a guard, or the result of work under a guard. Only types of this library implement it.
@@ -51,7 +51,7 @@ pub trait Guard: Sized + 'static {
     type Source;
 
     #[doc(hidden)]
-    fn acquire(source: Self::Source, options: Options) -> Granting<Self>;
+    fn acquire(source: Self::Source, options: AcquireOptions) -> Granting<Self>;
 }
 
 /// The future of an [`Acquire`].
@@ -85,7 +85,7 @@ impl<G: 'static> Future for Granting<G> {
         if let Stage::Joining { .. } = &self.0 {
             ready!(join::poll_budget(context));
             if let Stage::Joining { cache, mut acquisition, guard } = std::mem::replace(&mut self.0, Stage::Over) {
-                let begun = acquisition.options.begin();
+                let begun = acquisition.options.start_timeout();
                 let deadline = acquisition.report_error(begun)?;
                 if let Some(used) = cache.try_join_newest(acquisition.mode) {
                     return Poll::Ready(Ok(guard(GuardHold::Kept(join::begin_use(&acquisition, used)))));
@@ -105,7 +105,7 @@ debug!(Granting<G> as "Granting" for [G], |_it|);
 
 impl<G: Guard> Acquire<G> {
     pub(crate) fn new(source: G::Source) -> Acquire<G> {
-        Acquire { source, options: Options::default() }
+        Acquire { source, options: AcquireOptions::default() }
     }
 
     /// Sets the time after which the acquisition gives up its place in the queue and fails with [`Error::Timeout`].
@@ -178,7 +178,7 @@ debug!(Acquire<G> as "Acquire" for [G: Guard], |it| options: it.options);
 impl Guard for WriteGuard {
     type Source = RwLock;
 
-    fn acquire(lock: RwLock, options: Options) -> Granting<WriteGuard> {
+    fn acquire(lock: RwLock, options: AcquireOptions) -> Granting<WriteGuard> {
         acquire(lock, Mode::Write, options, WriteGuard::new)
     }
 }
@@ -186,7 +186,7 @@ impl Guard for WriteGuard {
 impl Guard for ReadGuard {
     type Source = RwLock;
 
-    fn acquire(lock: RwLock, options: Options) -> Granting<ReadGuard> {
+    fn acquire(lock: RwLock, options: AcquireOptions) -> Granting<ReadGuard> {
         acquire(lock, Mode::Read, options, ReadGuard::new)
     }
 }
@@ -312,7 +312,7 @@ impl RwLock {
 
     /// Acquires the lock if no contender blocks this acquisition, or joins a node that this process keeps between uses.
     pub(crate) async fn try_acquire(&self, mode: Mode, deadline: Option<Deadline>) -> Result<GuardHold, Error> {
-        let mut acquisition = Acquisition::new(Arc::clone(&self.config), mode, Options::default());
+        let mut acquisition = Acquisition::new(Arc::clone(&self.config), mode, AcquireOptions::default());
         if let Some(cache) = &self.cache
             && let Some(used) = join::join_without_waiting(&mut acquisition, cache)?
         {
@@ -323,7 +323,7 @@ impl RwLock {
 }
 
 /// Acquires the lock, with a node of its own or with a node that this process keeps between uses.
-fn acquire<G: 'static>(lock: RwLock, mode: Mode, options: Options, guard: fn(GuardHold) -> G) -> Granting<G> {
+fn acquire<G: 'static>(lock: RwLock, mode: Mode, options: AcquireOptions, guard: fn(GuardHold) -> G) -> Granting<G> {
     let mut acquisition = Acquisition::new(lock.config, mode, options);
     let span = acquisition.begin_trace();
     if let Some(cache) = lock.cache {
@@ -351,7 +351,7 @@ async fn join_or_acquire(
 /// Acquires the lock, and then runs `rest` within what is left of the timeout.
 pub(crate) async fn acquire_and<L, G, F>(
     lock: RwLock,
-    mut options: Options,
+    mut options: AcquireOptions,
     rest: impl FnOnce(L) -> F,
 ) -> Result<G, Error>
 where
@@ -360,7 +360,7 @@ where
 {
     // `begin` fails if an option is invalid. This error is ignored here, because the acquisition below fails for the
     // same reason.
-    let deadline = options.begin().unwrap_or_default();
+    let deadline = options.start_timeout().unwrap_or_default();
     let coordinator = Arc::clone(&lock.config.coordinator);
     let guard = Acquire::<L> { source: lock, options }.await?;
     call::within_deadline(&coordinator, deadline, rest(guard)).await

@@ -31,7 +31,7 @@ impl LockConfig {
         );
         let (queue, taken, queued) = seen.await?;
         if paths.permits.is_none() {
-            self.check_for_foreign(&queued)?;
+            self.fail_if_foreign(&queued)?;
         }
         Ok((queue, taken))
     }

@@ -98,7 +98,7 @@ impl Hold {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn lost(&self) -> Loss {
-        self.held.lost().await
+        self.held.until_lost().await
     }
 
     /// Returns for how much longer, at least, the ensemble keeps the session. During that time no conflicting contender
@@ -206,7 +206,7 @@ impl Hold {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
-        self.held.run(work).await
+        self.held.run_while_held(work).await
     }
 
     /// Returns the fencing token: a number that is higher than the token of each earlier holder that excluded this one.
@@ -284,7 +284,7 @@ impl Hold {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn read_node(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
-        self.held.data(path.as_ref()).await
+        self.held.read_node(path.as_ref()).await
     }
 
     /// Starts a transaction, which the ensemble commits only if the lock is still held at the commit. See [`Transaction`].
@@ -466,7 +466,7 @@ impl GuardHold {
 
     pub(crate) async fn until_contended(&self) -> Result<NodeName, Error> {
         match self {
-            GuardHold::Alone(hold) => hold.contended().await,
+            GuardHold::Alone(hold) => hold.until_contended().await,
             GuardHold::Kept(used) => used.until_contended().await,
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::Call;
-use crate::contend::acquisition::Options;
+use crate::contend::acquisition::AcquireOptions;
 use crate::contend::config::LockConfig;
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
@@ -147,7 +147,7 @@ impl RwLock {
 impl Guard for Work {
     type Source = (RwLock, Duration);
 
-    fn acquire((lock, period): Self::Source, options: Options) -> Granting<Work> {
+    fn acquire((lock, period): Self::Source, options: AcquireOptions) -> Granting<Work> {
         Granting::new(async move {
             let (config, label) = (Arc::clone(&lock.config), options.label.clone());
             let aim = Aim::Lock(Mode::Write);
@@ -182,17 +182,17 @@ async fn check_if_due(
     let hold = &guard.held;
     let (session, path) = (hold.session(), metadata::record_path(hold.user_path()));
     let refused = |failure| Error::from_failure_under_lock(failure, "read the record", &path);
-    let seen = hold.run(RecordNode::read(session, &path)).await?;
+    let seen = hold.run_while_held(RecordNode::read(session, &path)).await?;
     let (last, is_there) = match seen.map_err(refused)? {
         RecordNode::Foreign => return Err(Error::ForeignRecord { path }),
         RecordNode::None { is_there: true } => (None, true),
         // The server shows no record. The twin, a second copy of the record, shows whether the record was deleted.
         RecordNode::None { is_there: false } => {
-            let twin = hold.run(RecordNode::read(session, &metadata::twin_of(&path))).await?;
+            let twin = hold.run_while_held(RecordNode::read(session, &metadata::twin_of(&path))).await?;
             let last = if let RecordNode::Done(last, _) = twin.map_err(refused)? { Some(last) } else { None };
             // This client's server may not show a new record yet, so the ensemble's leader is asked.
             let is_there = match last {
-                Some(_) => hold.run(presence::is_there(session, &path, None)).await? == Ok(true),
+                Some(_) => hold.run_while_held(presence::is_there(session, &path, None)).await? == Ok(true),
                 None => false,
             };
             (last, is_there)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::{self, Call, WorkError};
-use crate::contend::acquisition::{Acquisition, Options};
+use crate::contend::acquisition::{AcquireOptions, Acquisition};
 use crate::contend::contender::Contender;
 use crate::contend::permit_request::PermitRequest;
 use crate::contend::semaphore::{KnownNumber, SemaphoreState, Twin};
@@ -215,7 +215,7 @@ impl Semaphore {
     /// # Errors
     /// The errors of [`try_acquire`](Self::try_acquire) and of [`acquire_many`](Self::acquire_many).
     pub fn try_acquire_many(&self, permits: u32) -> Call<Permit> {
-        let acquisition = acquisition(Arc::clone(&self.state), permits, Options::default());
+        let acquisition = acquisition(Arc::clone(&self.state), permits, AcquireOptions::default());
         Call::new(move |deadline| async move {
             let held = acquisition.try_acquire(deadline).await?;
             Ok(Permit::new(held, permits))
@@ -227,7 +227,7 @@ impl Guard for Permit {
     /// The semaphore, and the number of permits to acquire.
     type Source = (Arc<SemaphoreState>, u32);
 
-    fn acquire((state, permits): Self::Source, options: Options) -> Granting<Permit> {
+    fn acquire((state, permits): Self::Source, options: AcquireOptions) -> Granting<Permit> {
         let mut acquisition = acquisition(state, permits, options);
         let span = acquisition.begin_trace();
         let work = async move { acquisition.acquire().await.map(|held| Permit::new(held, permits)) };
@@ -235,7 +235,7 @@ impl Guard for Permit {
     }
 }
 
-fn acquisition(state: Arc<SemaphoreState>, permits: u32, options: Options) -> Acquisition {
+fn acquisition(state: Arc<SemaphoreState>, permits: u32, options: AcquireOptions) -> Acquisition {
     let mut acquisition = Acquisition::new(Arc::clone(&state.config), Mode::Write, options);
     acquisition.permits = Some(PermitRequest { state, count: permits });
     acquisition

@@ -95,7 +95,7 @@ pub(crate) fn leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
             }
         });
         let (names, leader) = seen.await?;
-        lock.check_for_foreign(&names)?;
+        lock.fail_if_foreign(&names)?;
         Ok(leader)
     })
 }
@@ -180,7 +180,7 @@ impl Followed for Observer {
                 }
                 Err(failure) => return Err(failure),
             };
-            if let Err(error) = self.config.check_for_foreign(&names) {
+            if let Err(error) = self.config.fail_if_foreign(&names) {
                 self.report(Err(error));
                 session.sleep(PAUSE).await;
                 continue;

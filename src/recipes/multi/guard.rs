@@ -194,7 +194,7 @@ impl MultiGuard {
             if let Some(loss) = self.loss() {
                 return loss;
             }
-            first_of(self.locks.iter().map(|held| held.lost())).await;
+            first_of(self.locks.iter().map(|held| held.until_lost())).await;
         }
     }
 
@@ -232,7 +232,7 @@ impl MultiGuard {
     /// ```
     pub async fn contended(&self) -> Result<(&str, NodeName), Error> {
         let each = self.locks.iter().map(|held| async {
-            let first = held.contended().await.map_err(|error| error.with_lock_path(held.user_path()))?;
+            let first = held.until_contended().await.map_err(|error| error.with_lock_path(held.user_path()))?;
             Ok((held.user_path(), first))
         });
         self.run(first_of(each)).await?
@@ -292,7 +292,7 @@ impl MultiGuard {
         let Some(last) = self.locks.last() else { return Ok(None) };
         // The node of the last lock was created last. So a read on the session of that lock sees everything that was written
         // before any of the locks was granted.
-        self.run(last.data(path.as_ref())).await?.map_err(|error| match (error, self.loss()) {
+        self.run(last.read_node(path.as_ref())).await?.map_err(|error| match (error, self.loss()) {
             (Error::Lost(_), Some(first)) => lost_error(first),
             (lost @ Error::Lost(_), None) => lost.with_lock_path(last.user_path()),
             (error, _) => error,

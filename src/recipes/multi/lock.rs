@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use crate::call::Call;
-use crate::contend::acquisition::{Acquisition, Options};
+use crate::contend::acquisition::{AcquireOptions, Acquisition};
 use crate::error::error::Error;
 use crate::lock::acquire::{Acquire, Granting, Guard};
 use crate::lock::rw_lock::RwLock;
@@ -174,7 +174,8 @@ impl MultiLock {
         // The `MultiLock` cannot reuse a node that this process keeps idle between uses (`RwLockBuilder::keep`), and would
         // wait for that node. So idle nodes are given up first.
         self.locks.iter().for_each(|(lock, _)| lock.give_up_idle_node());
-        let all: Vec<_> = self.locks.iter().map(|(lock, mode)| acquisition(lock, *mode, Options::default())).collect();
+        let all: Vec<_> =
+            self.locks.iter().map(|(lock, mode)| acquisition(lock, *mode, AcquireOptions::default())).collect();
         let mut limit = Duration::MAX;
         for (one, check) in all.iter().zip(join_all(all.iter().map(Acquisition::fail_if_taken)).await) {
             limit = one.report_error(check).map_err(|error| error.with_lock_path(one.config.user_path()))?;
@@ -190,9 +191,9 @@ impl MultiLock {
         taken.complete()
     }
 
-    async fn acquire(&self, mut options: Options) -> Result<MultiGuard, Error> {
+    async fn acquire(&self, mut options: AcquireOptions) -> Result<MultiGuard, Error> {
         // The timeout covers all the locks. If an option is invalid, the acquisition of the first lock fails because of it.
-        _ = options.begin();
+        _ = options.start_timeout();
         let mut taken = MultiGuard::empty();
         for (lock, mode) in &*self.locks {
             let mut one = acquisition(lock, *mode, options.clone());
@@ -203,7 +204,7 @@ impl MultiLock {
     }
 }
 
-fn acquisition(lock: &RwLock, mode: Mode, options: Options) -> Acquisition {
+fn acquisition(lock: &RwLock, mode: Mode, options: AcquireOptions) -> Acquisition {
     Acquisition::new(Arc::clone(&lock.config), mode, options)
 }
 
@@ -230,7 +231,7 @@ fn check_same_ensemble(one: &RwLock, other: &RwLock) -> Result<(), Error> {
 impl Guard for MultiGuard {
     type Source = MultiLock;
 
-    fn acquire(locks: MultiLock, options: Options) -> Granting<MultiGuard> {
+    fn acquire(locks: MultiLock, options: AcquireOptions) -> Granting<MultiGuard> {
         Granting::new(async move { locks.acquire(options).await })
     }
 }

@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use crate::call::{self, Call};
-use crate::contend::acquisition::Options;
+use crate::contend::acquisition::AcquireOptions;
 use crate::error::error::Error;
 use crate::error::value::Written;
 use crate::lock::acquire::{self, Acquire, Granting, Guard};
@@ -297,7 +297,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
 impl<T: Send + Sync + 'static> Guard for SharedReadGuard<T> {
     type Source = Shared<T>;
 
-    fn acquire(Shared { state }: Shared<T>, options: Options) -> Granting<SharedReadGuard<T>> {
+    fn acquire(Shared { state }: Shared<T>, options: AcquireOptions) -> Granting<SharedReadGuard<T>> {
         Granting::new(acquire::acquire_and(state.node.lock.clone(), options, |guard| load_read_guard(state, guard)))
     }
 }
@@ -306,7 +306,7 @@ impl<T: Send + Sync + 'static> Guard for SharedWriteGuard<T> {
     /// The handle, and the value of [`Acquire::replacing`].
     type Source = (Shared<T>, Option<T>);
 
-    fn acquire((Shared { state }, instead): Self::Source, options: Options) -> Granting<SharedWriteGuard<T>> {
+    fn acquire((Shared { state }, instead): Self::Source, options: AcquireOptions) -> Granting<SharedWriteGuard<T>> {
         let label = options.label.clone();
         Granting::new(acquire::acquire_and(state.node.lock.clone(), options, |guard| {
             load_write_guard(state, instead, label, guard)
@@ -368,9 +368,9 @@ pub struct Updated<R> {
 }
 
 impl<R: Send + 'static> Guard for Updated<R> {
-    type Source = Box<dyn FnOnce(Options) -> Granting<Updated<R>> + Send>;
+    type Source = Box<dyn FnOnce(AcquireOptions) -> Granting<Updated<R>> + Send>;
 
-    fn acquire(update: Self::Source, options: Options) -> Granting<Updated<R>> {
+    fn acquire(update: Self::Source, options: AcquireOptions) -> Granting<Updated<R>> {
         update(options)
     }
 }
@@ -424,10 +424,10 @@ impl<T: Send + Sync + 'static> Shared<T> {
 
 async fn update<T: Send + Sync + 'static, R: Send>(
     shared: Shared<T>,
-    mut options: Options,
+    mut options: AcquireOptions,
     mut change: impl FnMut(&mut T) -> R + Send,
 ) -> Result<Updated<R>, Error> {
-    let (deadline, mut tries) = (options.begin()?, 1);
+    let (deadline, mut tries) = (options.start_timeout()?, 1);
     loop {
         let once = async {
             let acquire = Acquire::<SharedWriteGuard<T>> { source: (shared.clone(), None), options: options.clone() };

@@ -48,10 +48,10 @@ impl ValueNode {
     /// Reads the node's content, which is empty if there is no node, and the node's state, which the next commit
     /// replaces. `is_known` says whether this process has seen a value in the node before.
     pub(crate) async fn read(&self, hold: &Contender, is_known: bool) -> Result<(Vec<u8>, Base), Error> {
-        let node = hold.data(&self.path).await?;
+        let node = hold.read_node(&self.path).await?;
         let absence = match node {
             Some(_) => Absence::default(),
-            None => hold.run(absence_of(hold.session(), &self.path, is_known)).await?.unwrap_or_default(),
+            None => hold.run_while_held(absence_of(hold.session(), &self.path, is_known)).await?.unwrap_or_default(),
         };
         let base = Base { absence, ..Base::new(node.as_ref()) };
         Ok((node.map(|node| node.data).unwrap_or_default(), base))
@@ -252,7 +252,7 @@ impl Commit<'_> {
     /// that the commit cannot take effect later, and also returns the loss. Returns `None` if the delete or the read fails.
     async fn find_fate(&self) -> Option<(Fate, Option<Loss>)> {
         let fate = |node: Option<(Vec<u8>, Stat)>| fate_of(node.as_ref(), self.base, self.commit_id);
-        match self.hold.run(retry::data(self.hold.session(), &self.node.path, true)).await {
+        match self.hold.run_while_held(retry::data(self.hold.session(), &self.node.path, true)).await {
             Err(_) | Ok(Err(Failure::Over(_))) => {}
             Ok(read) => return Some((fate(read.ok()?), None)),
         }
