@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::call::{self, Deadline, SESSION_TRIES, WorkError};
 use crate::contend::config::LockConfig;
 use crate::contend::contender::Contender;
-use crate::contend::permit_request::{EarlyRead, PermitRequest, SeenPermits};
+use crate::contend::permit_request::{EarlyPermitRead, PermitRequest, SeenPermits};
 use crate::contend::wait::PendingAcquisition;
 use crate::error::error::Error;
 use crate::observe::on_wait::{Listener, WaitReporter};
@@ -92,7 +92,7 @@ pub(crate) type OnEntered = Box<dyn Fn(&Contender, Option<Watch>) + Send + Sync>
 
 /// The answers to the reads that were sent with the create of the node: the listing of the queue (`None` if the reply to the
 /// create was lost), and the early read of a semaphore's permits, if it was sent.
-pub(crate) type ReadsWithCreate = (Option<Result<Listing, Failure>>, Option<EarlyRead>);
+pub(crate) type ReadsWithCreate = (Option<Result<Listing, Failure>>, Option<EarlyPermitRead>);
 
 /// One acquisition of a lock, or of permits of a semaphore, with its options.
 pub(crate) struct Acquisition {
@@ -177,7 +177,7 @@ impl Acquisition {
         view: Option<&QueueView>,
     ) -> Result<Arc<Contender>, Error> {
         if let Some(request) = &self.permits {
-            request.check_first().await?;
+            request.check_before_queueing().await?;
         }
         let began = Instant::now();
         // This step is boxed, because a waiter's future is as large as its largest step, and most of its time is spent in
@@ -332,7 +332,7 @@ impl Acquisition {
                 EntryStep::Recover => EntryStep::Create,
                 EntryStep::MakeDirectory => {
                     if let Some(request) = &self.permits {
-                        request.make(entry).await?;
+                        request.create_semaphore_node(entry).await?;
                     }
                     match entry.make_directory(self.config.dialect.keeps_directories()).await {
                         // A parent that Curator created may be a container, which the server may have deleted meanwhile. The
@@ -391,7 +391,7 @@ impl Acquisition {
         if !may_miss_removal && self.hold_if_lease_valid(entry, &grant)? {
             return Ok(());
         }
-        wait.warn_if_long();
+        wait.register_for_warning();
         self.grant_once_confirmed(entry, grant).await
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::contend::warnings::Warnings;
+use crate::contend::warnings::WaitWarnings;
 use crate::error::error::{Error, PermitsError};
 use crate::observe::lock_paths::LockPaths;
 use crate::queue::dialect::Dialect;
@@ -34,7 +34,7 @@ pub(crate) struct LockConfig {
     /// Whether it was logged that a server refuses this client's write to the directory, which requests that kept nodes
     /// be given up. The refusal is logged only once.
     pub(crate) has_warned_of_ask: Arc<AtomicBool>,
-    pub(crate) warnings: Arc<Warnings>,
+    pub(crate) warnings: Arc<WaitWarnings>,
     pub(crate) path_label: Arc<PathLabel>,
 }
 

@@ -10,7 +10,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::log::emit;
 
 /// Returns the paths of all directories on the way to `path`, from the outermost to `path` itself.
-fn steps(path: &str) -> impl Iterator<Item = &str> {
+fn ancestors_and_self(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').skip(1).map(|(at, _)| &path[..at]).chain(Some(path))
 }
 
@@ -24,7 +24,7 @@ pub(crate) async fn make(
     made: impl Fn(&str),
 ) -> Result<(), Failure> {
     let mut denied = None;
-    for step in steps(path) {
+    for step in ancestors_and_self(path) {
         let kind = if step == path && !has_to_stay { Kind::Container } else { Kind::Persistent };
         let create = || until_known(session, || session.create(step, &[], kind));
         let created = match create().await {
@@ -55,7 +55,12 @@ pub(crate) async fn make(
 /// listing, that write has notified the process, and the servers refuse our write because of the directory's version.
 ///
 /// Logs a refusal of the write by a server, unless `has_warned`.
-pub(crate) fn ask(directory: &Arc<str>, has_warned: &Arc<AtomicBool>, session: &Arc<dyn Session>, seen: Option<Stat>) {
+pub(crate) fn request_kept_nodes(
+    directory: &Arc<str>,
+    has_warned: &Arc<AtomicBool>,
+    session: &Arc<dyn Session>,
+    seen: Option<Stat>,
+) {
     let first = seen.filter(|stat| stat.data_length == 0).map(|stat| set(session, directory, Vec::new(), stat.version));
     let (path, has_warned, session) = (Arc::clone(directory), Arc::clone(has_warned), Arc::clone(session));
     let task = Arc::clone(&session);
@@ -65,7 +70,7 @@ pub(crate) fn ask(directory: &Arc<str>, has_warned: &Arc<AtomicBool>, session: &
             None => Err(Failure::Unknown(String::new())),
         };
         let answer = match answer {
-            Err(Failure::Unknown(_)) => ask_as_it_is(&session, &path, seen.map(|stat| stat.version)).await,
+            Err(Failure::Unknown(_)) => rewrite_directory_data(&session, &path, seen.map(|stat| stat.version)).await,
             answer => answer,
         };
         match answer {
@@ -80,7 +85,7 @@ pub(crate) fn ask(directory: &Arc<str>, has_warned: &Arc<AtomicBool>, session: &
 
 /// Reads the directory's data, and writes the same data again, which fires the watches of the processes that keep nodes.
 /// Writes nothing if the directory's version is not `seen`.
-pub(crate) async fn ask_as_it_is(
+pub(crate) async fn rewrite_directory_data(
     session: &Arc<dyn Session>,
     directory: &str,
     seen: Option<i32>,
@@ -120,7 +125,7 @@ mod tests {
 
     #[test]
     fn steps_lead_to_the_path() {
-        assert_eq!(steps("/a/b/c").collect::<Vec<_>>(), ["/a", "/a/b", "/a/b/c"]);
-        assert_eq!(steps("/a").collect::<Vec<_>>(), ["/a"]);
+        assert_eq!(ancestors_and_self("/a/b/c").collect::<Vec<_>>(), ["/a", "/a/b", "/a/b/c"]);
+        assert_eq!(ancestors_and_self("/a").collect::<Vec<_>>(), ["/a"]);
     }
 }

@@ -30,11 +30,11 @@ impl Contender {
         if let Some(loss) = self.detect_loss() {
             return Err(Error::Lost(loss));
         }
-        self.swap().await.map_err(|failure| self.holder_error(failure, "downgrade"))
+        self.replace_by_read_node().await.map_err(|failure| self.holder_error(failure, "downgrade"))
     }
 
     /// Replaces the WRITE node by a READ node with the same sequence number. Retries until the outcome is known.
-    async fn swap(&self) -> Result<(), Failure> {
+    async fn replace_by_read_node(&self) -> Result<(), Failure> {
         let writer = self.node().node_name();
         let reader = NodeName::parse_as(&writer.downgraded(), writer.dialect());
         let Some(reader) = reader.filter(|_| self.node().read(NodeState::has_node)) else {
@@ -94,7 +94,7 @@ impl Contender {
     ///
     /// # Cancel safety
     /// Dropping the contender removes our node or the node `to`, whichever exists.
-    pub(crate) async fn exchange(&self, to: &str, (unchanged, version): (&str, i32)) -> Result<(), Failure> {
+    pub(crate) async fn exchange_node(&self, to: &str, (unchanged, version): (&str, i32)) -> Result<(), Failure> {
         let (session, node) = (self.session(), self.node());
         if !node.read(NodeState::has_node) {
             return Err(Failure::NoNode);

@@ -42,7 +42,7 @@ pub(crate) struct PermitRequest {
 
 /// The early read of the permits. It is sent right after the create of the node in the queue, before the contender
 /// knows its place.
-pub(crate) struct EarlyRead {
+pub(crate) struct EarlyPermitRead {
     names: Reply<Vec<String>>,
     number: Reply<(Vec<u8>, Stat)>,
     /// The children of the semaphore's own node. `None` if they are not listed, because an earlier listing showed no lock
@@ -63,14 +63,14 @@ impl PermitRequest {
     /// Fails if the request is for more permits than exist.
     fn fail_if_too_many(&self, number: u32) -> Result<(), Error> {
         match self.count > number {
-            true => Err(self.state.too_few(self.count, number)),
+            true => Err(self.state.too_few_error(self.count, number)),
             false => Ok(()),
         }
     }
 
     /// Fails if the request can never be granted. If the handle does not know the number of permits, reads this number from the
     /// ensemble first.
-    pub(crate) async fn check_first(&self) -> Result<(), Error> {
+    pub(crate) async fn check_before_queueing(&self) -> Result<(), Error> {
         if !self.state.check_count(self.count)? {
             return Ok(());
         }
@@ -78,7 +78,7 @@ impl PermitRequest {
         let checked =
             call::retry_on_fresh_session(&self.state.config.coordinator, (TAKE, path), |session| async move {
                 let node = retry::data(&session, path, false).await?;
-                match self.state.agree(&session, node, None).await {
+                match self.state.read_or_write_number(&session, node, None).await {
                     // The semaphore's node is missing. The acquisition creates the node when it enters the queue, and checks
                     // the number of permits then.
                     Err(WorkError::Failed(Failure::NoNode)) => Ok(Ok(())),
@@ -90,20 +90,20 @@ impl PermitRequest {
 
     /// Creates the semaphore's node, before the acquisition creates the directory of the queue below that node. Fails if
     /// there is a node at the path that must not become a semaphore.
-    pub(crate) async fn make(&self, entry: &Contender) -> Result<(), WorkError> {
+    pub(crate) async fn create_semaphore_node(&self, entry: &Contender) -> Result<(), WorkError> {
         let node = retry::data(entry.session(), self.state.config.user_path(), true).await?;
-        self.state.agree(entry.session(), node, Some(entry)).await.map(drop)
+        self.state.read_or_write_number(entry.session(), node, Some(entry)).await.map(drop)
     }
 
     /// Sends the early read. The caller must have sent its listing of the queue before, because a read that is older than the
     /// listing may be older than the moment at which the contender became the head.
-    pub(crate) fn send_early_read(&self, entry: &Contender) -> EarlyRead {
+    pub(crate) fn send_early_read(&self, entry: &Contender) -> EarlyPermitRead {
         let (session, path) = (entry.session(), self.state.config.user_path());
         let (names, number) = (session.children(&self.state.taken), session.data(path));
         // The children are listed after the read of the number of permits. Until the number is written, a contender of
         // a lock may create its node here, and an earlier listing could miss that node.
         let has_no_lock = self.state.has_no_lock.load(Ordering::Acquire);
-        EarlyRead { names, number, children: (!has_no_lock).then(|| session.children(path)) }
+        EarlyPermitRead { names, number, children: (!has_no_lock).then(|| session.children(path)) }
     }
 
     /// Returns whether enough permits are free for this request, or `true` if the permits cannot be read. Fails if the request
@@ -112,7 +112,7 @@ impl PermitRequest {
         let room = self.state.config.paths.read_room(session, self.count).await;
         let Some((number, has_room)) = room else { return Ok(true) };
         if let Some(number) = number {
-            self.state.learn(number)?;
+            self.state.record_number(number)?;
             self.fail_if_too_many(number)?;
         }
         Ok(has_room)
@@ -121,12 +121,12 @@ impl PermitRequest {
     /// Awaits the early read. Returns `None` if the contender has to read the permits again when it is the head: the
     /// early read was not sent, a reply was lost, or a node was missing. Fails if the request can never be granted, or
     /// if a lock has the same path.
-    pub(crate) async fn await_read(
+    pub(crate) async fn await_early_read(
         &self,
         entry: &Contender,
-        sent: Option<EarlyRead>,
+        sent: Option<EarlyPermitRead>,
     ) -> Result<Option<Box<SeenPermits>>, WorkError> {
-        let Some(EarlyRead { names, number, children }) = sent else { return Ok(None) };
+        let Some(EarlyPermitRead { names, number, children }) = sent else { return Ok(None) };
         let (names, number, children) = (names.await, number.await, OptionFuture::from(children).await);
         let node = match number {
             Ok(node) => node,
@@ -135,7 +135,7 @@ impl PermitRequest {
             Err(failure) => return Err(failure.into()),
         };
         let had_number = permits::decode(&node.0).is_ok_and(|number| number.is_some());
-        let (number, version) = self.state.agree(entry.session(), Some(node), None).await?;
+        let (number, version) = self.state.read_or_write_number(entry.session(), Some(node), None).await?;
         self.fail_if_too_many(number)?;
         if let Some(Ok(children)) = children.filter(|_| had_number) {
             self.state.ensure_no_lock(entry.session(), Some(children)).await?;
@@ -155,20 +155,20 @@ impl PermitRequest {
         queue_view: Option<&QueueView>,
     ) -> Result<Grant, WorkError> {
         let (session, paths) = (entry.session(), &self.state.config.paths);
-        let mut view = View::new(&self.state, entry, &mut grant);
+        let mut head = QueueHead::new(&self.state, entry, &mut grant);
         let mut seen = early_read;
         loop {
             let now = match seen.take() {
                 Some(now) => *now,
-                None => view.read_permits().await?,
+                None => head.read_permits().await?,
             };
             match permits::room(now.number, &now.names, self.count) {
                 Err(name) => return Err(self.state.doubtful_error(format!("{name:?} is no permit")).into()),
-                Ok(Room::Never) => return Err(self.state.too_few(self.count, now.number).into()),
+                Ok(Room::Never) => return Err(self.state.too_few_error(self.count, now.number).into()),
                 Ok(Room::Enough) => {
                     self.state.ensure_no_lock(session, None).await?;
                     self.state.check_rights(session).await?;
-                    if view.try_exchange(self.count, now.version).await? {
+                    if head.try_exchange(self.count, now.version).await? {
                         return Ok(grant);
                     }
                 }
@@ -180,7 +180,7 @@ impl PermitRequest {
                 Ok(Room::Short) => {
                     grant = Grant::Look;
                     if !gives_up {
-                        view.wait_for_change(&now, queue_view).await?;
+                        head.wait_for_change(&now, queue_view).await?;
                     }
                 }
             }
@@ -190,7 +190,7 @@ impl PermitRequest {
 
 /// The reads of the contender at the head of the queue: the taken permits and the number of permits, with the watches
 /// on both.
-struct View<'a> {
+struct QueueHead<'a> {
     state: &'a SemaphoreState,
     entry: &'a Contender,
     /// The id of the connection on which the head learned that it is the head, or on which it has read after a sync.
@@ -200,7 +200,7 @@ struct View<'a> {
     /// The watch on the directory of the permits. `None` until the first read.
     names: Option<Watch>,
     /// The path of the predecessor's node, while it is not confirmed that the predecessor has handed off its place.
-    /// [`View::confirm_signal`] confirms this, because another client can forge a hand-off.
+    /// [`QueueHead::confirm_signal`] confirms this, because another client can forge a hand-off.
     signal: Option<Arc<str>>,
     /// The version of the semaphore's node that the ensemble's leader refused at the last try.
     refused: Option<i32>,
@@ -209,15 +209,15 @@ struct View<'a> {
     rounds: u32,
 }
 
-impl<'a> View<'a> {
-    fn new(state: &'a SemaphoreState, entry: &'a Contender, grant: &mut Grant) -> View<'a> {
-        // `View` confirms the hand-off before the exchange, so the hand-off is taken out of the grant.
+impl<'a> QueueHead<'a> {
+    fn new(state: &'a SemaphoreState, entry: &'a Contender, grant: &mut Grant) -> QueueHead<'a> {
+        // `QueueHead` confirms the hand-off before the exchange, so the hand-off is taken out of the grant.
         let signal = match grant {
             Grant::HandOff { unconfirmed } => unconfirmed.take().map(|name| entry.child_path(&name).into()),
             _ => None,
         };
         let connection = entry.node().read(NodeState::connection);
-        View { state, entry, connection, number: None, names: None, signal, refused: None, rounds: 0 }
+        QueueHead { state, entry, connection, number: None, names: None, signal, refused: None, rounds: 0 }
     }
 
     /// Exchanges the node in the queue for a permit node. Returns `false` if the caller must read the permits again.
@@ -226,7 +226,7 @@ impl<'a> View<'a> {
         let (entry, session) = (self.entry, self.entry.session());
         let SemaphoreState { config, taken, .. } = self.state;
         let to = format!("{taken}/{}", permits::name(&entry.node().tag().to_string(), count));
-        match entry.exchange(&to, (config.user_path(), version)).await {
+        match entry.exchange_node(&to, (config.user_path(), version)).await {
             Ok(()) => return Ok(true),
             // The leader has refused this version before, and the version of a node only rises. So a server that still
             // shows this version is wrong.
@@ -251,7 +251,7 @@ impl<'a> View<'a> {
                 Ok(Some((names, node))) => {
                     let (number, version) = match &self.number {
                         Some((number, version, _)) => (*number, *version),
-                        None => self.state.agree(&session, node, None).await?,
+                        None => self.state.read_or_write_number(&session, node, None).await?,
                     };
                     return Ok(SeenPermits { number, version, names });
                 }
@@ -374,7 +374,7 @@ impl<'a> View<'a> {
 async fn make_directory(session: &Arc<dyn Session>, directory: &str, rounds: &mut u32) -> Result<(), Failure> {
     match retry::until_known(session, || session.create(directory, &[], Kind::Persistent)).await {
         Ok(_) => Ok(()),
-        Err(Failure::NodeExists) => SemaphoreState::before_next_round(session, directory, None, rounds).await,
+        Err(Failure::NodeExists) => SemaphoreState::pause_after_disagreement(session, directory, None, rounds).await,
         Err(failure) => Err(failure),
     }
 }

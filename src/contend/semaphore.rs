@@ -44,7 +44,7 @@ const LISTING_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct SemaphoreState {
     pub(crate) config: Arc<LockConfig>,
-    pub(crate) number: Mutex<KnownNumber>,
+    pub(crate) number: Mutex<KnownPermitNumber>,
     /// The directory of the permit nodes.
     pub(crate) taken: Arc<str>,
     /// Whether a listing after the write of the number of permits showed no lock at the path. A contender of a lock that
@@ -59,7 +59,7 @@ impl SemaphoreState {
     /// Fails if contenders of a lock are at the path. `children` is a listing of the path, if the caller has one. A
     /// contender of a lock leaves as soon as it finds a semaphore. So this method fails only if several listings show a
     /// contender's node.
-    async fn check_for_lock(
+    async fn fail_if_lock_present(
         &self,
         session: &Arc<dyn Session>,
         mut children: Option<Vec<String>>,
@@ -89,7 +89,7 @@ impl SemaphoreState {
         children: Option<Vec<String>>,
     ) -> Result<(), WorkError> {
         if !self.has_no_lock.load(Ordering::Acquire) {
-            self.check_for_lock(session, children).await?;
+            self.fail_if_lock_present(session, children).await?;
             self.has_no_lock.store(true, Ordering::Release);
         }
         Ok(())
@@ -115,7 +115,7 @@ impl SemaphoreState {
         Error::Permits { path: self.config.user_path().to_string(), reason }
     }
 
-    pub(crate) fn too_few(&self, wanted: u32, permits: u32) -> Error {
+    pub(crate) fn too_few_error(&self, wanted: u32, permits: u32) -> Error {
         self.permits_error(PermitsError::TooFew { wanted, permits })
     }
 
@@ -135,7 +135,7 @@ impl SemaphoreState {
 
 /// The number of permits, as far as the handle knows.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum KnownNumber {
+pub(crate) enum KnownPermitNumber {
     Unknown,
     /// The number of permits that the user gave, before the first read of the ensemble's number.
     Given(u32),
@@ -145,10 +145,10 @@ pub(crate) enum KnownNumber {
 
 impl SemaphoreState {
     /// Returns the number of permits that the handle knows. The handle writes this number if the ensemble has none.
-    pub(crate) fn known(&self) -> Option<u32> {
+    pub(crate) fn known_number(&self) -> Option<u32> {
         match *self.number.lock() {
-            KnownNumber::Unknown => None,
-            KnownNumber::Given(number) | KnownNumber::Seen(number) => Some(number),
+            KnownPermitNumber::Unknown => None,
+            KnownPermitNumber::Given(number) | KnownPermitNumber::Seen(number) => Some(number),
         }
     }
 
@@ -156,14 +156,14 @@ impl SemaphoreState {
     ///
     /// # Errors
     /// [`Error::Permits`] if the user gave another number, and this is the handle's first read.
-    pub(crate) fn learn(&self, number: u32) -> Result<(), Error> {
+    pub(crate) fn record_number(&self, number: u32) -> Result<(), Error> {
         let mut known = self.number.lock();
         match *known {
-            KnownNumber::Given(ours) if ours != number => {
+            KnownPermitNumber::Given(ours) if ours != number => {
                 Err(self.permits_error(PermitsError::Other { ours, theirs: number }))
             }
             _ => {
-                *known = KnownNumber::Seen(number);
+                *known = KnownPermitNumber::Seen(number);
                 Ok(())
             }
         }
@@ -177,17 +177,17 @@ impl SemaphoreState {
             return Err(Error::invalid("an acquisition needs at least one permit"));
         }
         match *self.number.lock() {
-            KnownNumber::Given(permits) if wanted > permits => Err(self.too_few(wanted, permits)),
-            KnownNumber::Given(_) => Ok(false),
-            KnownNumber::Seen(permits) => Ok(wanted > permits),
-            KnownNumber::Unknown => Ok(wanted > 1),
+            KnownPermitNumber::Given(permits) if wanted > permits => Err(self.too_few_error(wanted, permits)),
+            KnownPermitNumber::Given(_) => Ok(false),
+            KnownPermitNumber::Seen(permits) => Ok(wanted > permits),
+            KnownPermitNumber::Unknown => Ok(wanted > 1),
         }
     }
 }
 
 /// The content of the twin node, which stores a second copy of the semaphore's number of permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Twin {
+pub(crate) enum TwinContent {
     Missing,
     /// The twin exists and holds no number of permits.
     NoNumber,
@@ -204,8 +204,8 @@ impl SemaphoreState {
     /// - [`PermitsError::Vanished`]: the node has no number, and the copy in the twin node is not the number that this
     ///   handle knows. So the number was deleted.
     /// - [`PermitsError::Unset`]: the node has no number, and this handle knows none.
-    /// - The errors of [`SemaphoreState::learn`] and [`SemaphoreState::write`].
-    pub(crate) async fn agree(
+    /// - The errors of [`SemaphoreState::record_number`] and [`SemaphoreState::write_number`].
+    pub(crate) async fn read_or_write_number(
         &self,
         session: &Arc<dyn Session>,
         mut node: Option<(Vec<u8>, Stat)>,
@@ -216,15 +216,15 @@ impl SemaphoreState {
             if let Some((data, stat)) = &node
                 && let Some(number) = self.parse_number(data)?
             {
-                self.learn(number)?;
+                self.record_number(number)?;
                 return Ok((number, stat.version));
             }
             if node.is_none() && maker.is_none() {
                 return Err(Failure::NoNode.into());
             }
             let version = node.as_ref().map(|(_, stat)| stat.version);
-            match (self.known(), self.read_twin(session).await?) {
-                (known, Twin::Number(was)) if known != Some(was) => {
+            match (self.known_number(), self.read_twin(session).await?) {
+                (known, TwinContent::Number(was)) if known != Some(was) => {
                     // Our server may lag behind, and not show the number that another client has written. So the leader
                     // is asked whether the node is as in our read: missing, or of this version. If so, the number was
                     // deleted.
@@ -234,12 +234,12 @@ impl SemaphoreState {
                 }
                 (None, _) => return Err(self.permits_error(PermitsError::Unset).into()),
                 (Some(number), twin) => {
-                    if let Some(version) = self.write(session, number, node.as_ref(), twin, maker).await? {
+                    if let Some(version) = self.write_number(session, number, node.as_ref(), twin, maker).await? {
                         return Ok((number, version));
                     }
                 }
             }
-            Self::before_next_round(session, path, version, &mut rounds).await?;
+            Self::pause_after_disagreement(session, path, version, &mut rounds).await?;
             node = retry::data(session, path, version.is_none()).await?;
         }
     }
@@ -247,12 +247,12 @@ impl SemaphoreState {
     /// Writes the number of permits to the semaphore's node, or creates the node with this number. `node` is the caller's
     /// read of the node. Returns the new version of the node, or `None` if another client, or an earlier try of ours, has
     /// changed the node or its twin. Fails if the node must not get a number.
-    pub(crate) async fn write(
+    pub(crate) async fn write_number(
         &self,
         session: &Arc<dyn Session>,
         number: u32,
         node: Option<&(Vec<u8>, Stat)>,
-        twin: Twin,
+        twin: TwinContent,
         maker: Option<&Contender>,
     ) -> Result<Option<i32>, WorkError> {
         let is_unset = node.is_none_or(|(data, _)| permits::decode(data) == Ok(None));
@@ -263,18 +263,20 @@ impl SemaphoreState {
         let (path, data) = (self.config.user_path().to_string(), permits::encode(number));
         let twin_path = metadata::twin_of(&path);
         let second = match twin {
-            Twin::Missing => Operation::Create { path: twin_path, data: data.clone(), kind: Kind::Persistent },
-            Twin::NoNumber | Twin::Number(_) => Operation::Set { path: twin_path, data: data.clone(), version: None },
+            TwinContent::Missing => Operation::Create { path: twin_path, data: data.clone(), kind: Kind::Persistent },
+            TwinContent::NoNumber | TwinContent::Number(_) => {
+                Operation::Set { path: twin_path, data: data.clone(), version: None }
+            }
         };
         let (writes, version) = match node {
             None => {
-                self.check_for_record(session).await?;
+                self.fail_if_job_record(session).await?;
                 (vec![Operation::Create { path, data, kind: Kind::Persistent }, second], 0)
             }
             Some((_, stat)) => {
                 if is_unset {
                     // If this is the path of a lock, the number of permits would keep the lock's users out.
-                    self.check_for_lock(session, None).await?;
+                    self.fail_if_lock_present(session, None).await?;
                     self.fail_if_other_use(session, twin).await?;
                 }
                 let mut writes = vec![Operation::Set { path, data, version: Some(stat.version) }, second];
@@ -287,9 +289,9 @@ impl SemaphoreState {
                 (writes, stat.version.wrapping_add(1))
             }
         };
-        let is_written = self.put(session, writes, maker.filter(|_| node.is_none())).await?;
+        let is_written = self.commit_writes(session, writes, maker.filter(|_| node.is_none())).await?;
         if is_written {
-            *self.number.lock() = KnownNumber::Seen(number);
+            *self.number.lock() = KnownPermitNumber::Seen(number);
         }
         Ok(is_written.then_some(version))
     }
@@ -301,7 +303,7 @@ impl SemaphoreState {
     ///
     /// If a server refuses one of the other writes, leaves that write out. An operator may have given this client no
     /// right beside the semaphore's node, and the semaphore works without the copy in the twin node.
-    async fn put(
+    async fn commit_writes(
         &self,
         session: &Arc<dyn Session>,
         mut writes: Vec<Operation>,
@@ -332,11 +334,11 @@ impl SemaphoreState {
 
     /// Fails if the semaphore's node, which has no number of permits, is or may be used for something else. If the twin has a
     /// number, the node is known to be a semaphore's, and its number was deleted.
-    async fn fail_if_other_use(&self, session: &Arc<dyn Session>, twin: Twin) -> Result<(), WorkError> {
-        if matches!(twin, Twin::Number(_)) {
+    async fn fail_if_other_use(&self, session: &Arc<dyn Session>, twin: TwinContent) -> Result<(), WorkError> {
+        if matches!(twin, TwinContent::Number(_)) {
             return Ok(());
         }
-        self.check_for_record(session).await?;
+        self.fail_if_job_record(session).await?;
         let path = self.config.user_path();
         let children = retry::until_known(session, || session.children(path)).await;
         let children = children.or_else(retry::default_if_no_node)?;
@@ -351,7 +353,7 @@ impl SemaphoreState {
     /// Fails if the path is the path of a lock under which a job runs [once in a while](crate::Acquire::once_in). Such
     /// a job has a record of its last success in a node beside the path, and a copy of the record in the twin of that
     /// node.
-    async fn check_for_record(&self, session: &Arc<dyn Session>) -> Result<(), WorkError> {
+    async fn fail_if_job_record(&self, session: &Arc<dyn Session>) -> Result<(), WorkError> {
         let record = metadata::record_path(self.config.user_path());
         for path in [record.clone(), metadata::twin_of(&record)] {
             let node = retry::data(session, &path, false).await?;
@@ -368,16 +370,16 @@ impl SemaphoreState {
         permits::decode(data).map_err(not_a_number)
     }
 
-    pub(crate) async fn read_twin(&self, session: &Arc<dyn Session>) -> Result<Twin, Failure> {
+    pub(crate) async fn read_twin(&self, session: &Arc<dyn Session>) -> Result<TwinContent, Failure> {
         Ok(match retry::data(session, &metadata::twin_of(self.config.user_path()), false).await? {
-            None => Twin::Missing,
-            Some((data, _)) => permits::decode(&data).ok().flatten().map_or(Twin::NoNumber, Twin::Number),
+            None => TwinContent::Missing,
+            Some((data, _)) => permits::decode(&data).ok().flatten().map_or(TwinContent::NoNumber, TwinContent::Number),
         })
     }
 
     /// Counts in `rounds` how often this client's server and the ensemble's leader disagreed about the node `path`. The
     /// first disagreement may be due to a change at that moment. After each later one, connects to another server, or waits.
-    pub(crate) async fn before_next_round(
+    pub(crate) async fn pause_after_disagreement(
         session: &Arc<dyn Session>,
         path: &str,
         version: Option<i32>,
@@ -419,18 +421,18 @@ mod tests {
     #[test]
     fn too_many_permits_are_refused_without_a_request() {
         let limit = opened(Some(3));
-        assert_eq!(limit.known(), Some(3));
+        assert_eq!(limit.known_number(), Some(3));
         assert_eq!([1, 2, 3, 4].map(|wanted| check(&limit, wanted)), [Ok(false), Ok(false), Ok(false), Err(3)]);
     }
 
     #[test]
     fn the_ensemble_is_asked_for_more_permits_than_seen() {
         let unknown = opened(None);
-        assert_eq!(unknown.known(), None);
+        assert_eq!(unknown.known_number(), None);
         assert_eq!([1, 2].map(|wanted| check(&unknown, wanted)), [Ok(false), Ok(true)]);
         let limit = opened(Some(3));
-        *limit.number.lock() = KnownNumber::Seen(5);
-        assert_eq!(limit.known(), Some(5));
+        *limit.number.lock() = KnownPermitNumber::Seen(5);
+        assert_eq!(limit.known_number(), Some(5));
         assert_eq!([4, 5, 6].map(|wanted| check(&limit, wanted)), [Ok(false), Ok(false), Ok(true)]);
     }
 
@@ -445,14 +447,14 @@ mod tests {
     fn only_the_first_read_refuses_another_number() {
         let limit = opened(Some(3));
         assert!(matches!(
-            limit.learn(4),
+            limit.record_number(4),
             Err(Error::Permits { reason: PermitsError::Other { ours: 3, theirs: 4 }, .. })
         ));
-        assert_eq!(limit.known(), Some(3));
-        assert!(limit.learn(3).is_ok() && limit.learn(4).is_ok());
-        assert_eq!(limit.known(), Some(4));
+        assert_eq!(limit.known_number(), Some(3));
+        assert!(limit.record_number(3).is_ok() && limit.record_number(4).is_ok());
+        assert_eq!(limit.known_number(), Some(4));
         let unknown = opened(None);
-        assert!(unknown.learn(2).is_ok());
-        assert_eq!(unknown.known(), Some(2));
+        assert!(unknown.record_number(2).is_ok());
+        assert_eq!(unknown.known_number(), Some(2));
     }
 }

@@ -114,7 +114,7 @@ impl<'guard> Transaction<'guard> {
 
     /// Commits like [`commit`](Transaction::commit), but returns [`Error::OutcomeUnknown`] immediately if the reply is
     /// lost.
-    pub(crate) async fn commit_once(mut self) -> Result<Vec<Outcome>, Error> {
+    pub(crate) async fn commit_without_retry(mut self) -> Result<Vec<Outcome>, Error> {
         self.is_sent_once = true;
         self.commit().await
     }
@@ -193,7 +193,9 @@ impl<'guard> Transaction<'guard> {
         }
         let own = locks.iter().map(|lock| lock.node().token()).max().unwrap_or_default();
         let newest = session.store().newest_zxid().max(own);
-        let answer = Doubt { locks: &locks, session, operations: &operations, newest, is_sent_once }.settle().await;
+        let answer = OutcomeSearch { locks: &locks, session, operations: &operations, newest, is_sent_once }
+            .send_and_find_outcome()
+            .await;
         if !matches!(answer, Err(Failure::Unknown(_) | Failure::Over(_))) {
             let of_this_session = locks.iter().filter(|lock| Arc::ptr_eq(lock.session(), session));
             of_this_session.for_each(|lock| lock.node().settle_write());
@@ -211,7 +213,7 @@ impl<'guard> Transaction<'guard> {
                     }
                     Err(lost(lock, lock.detect_loss().unwrap_or(Loss::Removed)))
                 }
-                _ => Err(refusal(operations.get(index), index.saturating_sub(checks), *failure)),
+                _ => Err(refusal_error(operations.get(index), index.saturating_sub(checks), *failure)),
             },
             Err(Failure::Over(ending)) => Err(lost(last, Loss::SessionOver(ending))),
             Err(failure) => Err(Error::from_failure(failure, "commit under the lock", last.user_path())),
@@ -220,7 +222,7 @@ impl<'guard> Transaction<'guard> {
 }
 
 /// Returns the error for a refused operation. `index` is its index among the caller's operations.
-fn refusal(operation: Option<&Operation>, index: usize, failure: Failure) -> Error {
+fn refusal_error(operation: Option<&Operation>, index: usize, failure: Failure) -> Error {
     let reason = match (operation, failure) {
         (Some(Operation::Create { path, .. }), Failure::NoNode) => Failure::NoParent(parent(path).to_owned()),
         (_, failure) => failure,
@@ -247,7 +249,7 @@ fn check_target(path: &str, directory: &str) -> Result<(), Error> {
 pub(crate) const TRIES: u32 = 4;
 
 /// A transaction whose reply may be lost, and the search for its outcome.
-struct Doubt<'a> {
+struct OutcomeSearch<'a> {
     locks: &'a [&'a Contender],
     session: &'a Arc<dyn Session>,
     /// The checks of the locks' nodes, followed by the caller's operations.
@@ -259,20 +261,20 @@ struct Doubt<'a> {
 
 /// What became of a transaction whose answer was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum TransactionFate {
     Done,
     /// The transaction was not carried out, and never will be.
     Undone,
     Unknown,
 }
 
-impl<'a> Doubt<'a> {
+impl<'a> OutcomeSearch<'a> {
     /// Sends the transaction, and returns its outcome. If the reply is lost, looks for the outcome on the next
     /// connection, and sends the transaction again if it was certainly not carried out. If a lock is lost during the
     /// search, returns `Failure::Unknown`.
-    async fn settle(&self) -> Result<Vec<Outcome>, Failure> {
+    async fn send_and_find_outcome(&self) -> Result<Vec<Outcome>, Failure> {
         let answer = self.session.transact(self.operations);
-        self.read_what_is_made();
+        self.read_created_node();
         let answer = answer.await;
         if !matches!(answer, Err(Failure::Unknown(_))) || self.is_sent_once {
             return answer;
@@ -285,12 +287,12 @@ impl<'a> Doubt<'a> {
             while let Err(failure) = &answer {
                 let (is_unknown, nodes) = (matches!(failure, Failure::Unknown(_)), self.read_nodes().await?);
                 match self.fate(&nodes) {
-                    Fate::Done => return self.outcomes(&nodes),
-                    Fate::Undone if is_unknown && tries < TRIES => {
+                    TransactionFate::Done => return self.outcomes(&nodes),
+                    TransactionFate::Undone if is_unknown && tries < TRIES => {
                         answer = self.session.transact(self.operations).await;
                         tries += 1;
                     }
-                    Fate::Undone | Fate::Unknown => break,
+                    TransactionFate::Undone | TransactionFate::Unknown => break,
                 }
             }
             Some(answer)
@@ -304,8 +306,8 @@ impl<'a> Doubt<'a> {
     /// contains the zxid of the create, which the reply to the transaction lacks, and the session records the zxid as
     /// its newest. Without the read, `newest` of the next transaction could be lower than that zxid. If the reply to
     /// the next transaction were lost, [`fate_of`] would then take the node for a newer one.
-    /// [`Transaction::commit_once`] sends no such read.
-    fn read_what_is_made(&self) {
+    /// [`Transaction::commit_without_retry`] sends no such read.
+    fn read_created_node(&self) {
         let is_made = |operation: &&Operation| matches!(operation, Operation::Create { .. });
         let create = self.changes().filter(is_made).find(|create| self.is_changed_once(create.path()));
         if let Some(create) = create.filter(|_| !self.is_sent_once) {
@@ -342,7 +344,7 @@ impl<'a> Doubt<'a> {
         self.changes().filter(|other| other.path() == path).count() == 1
     }
 
-    fn fate(&self, nodes: &Contents) -> Fate {
+    fn fate(&self, nodes: &Contents) -> TransactionFate {
         let fates = self.changes().zip(nodes).filter(|(operation, _)| self.is_changed_once(operation.path()));
         // If all locks are write locks, and none is a permit, then no other client holds any of them.
         let is_of_a_lock = |lock: &Contender| parent(&lock.node().path()) == lock.user_path();
@@ -352,10 +354,10 @@ impl<'a> Doubt<'a> {
         let fates: Vec<_> = fates.collect();
         // A transaction of checks alone changes nothing, so it is sent again.
         let changes_nothing = self.changes().next().is_none();
-        match (changes_nothing || fates.contains(&Fate::Undone), fates.contains(&Fate::Done)) {
-            (true, _) => Fate::Undone,
-            (false, true) => Fate::Done,
-            (false, false) => Fate::Unknown,
+        match (changes_nothing || fates.contains(&TransactionFate::Undone), fates.contains(&TransactionFate::Done)) {
+            (true, _) => TransactionFate::Undone,
+            (false, true) => TransactionFate::Done,
+            (false, false) => TransactionFate::Unknown,
         }
     }
 
@@ -383,25 +385,31 @@ impl<'a> Doubt<'a> {
 
 /// Returns what one node shows about the outcome of a transaction. `operation` is the only operation on that node.
 /// `newest` is the newest zxid that was known before the transaction was sent.
-fn fate_of(operation: &Operation, node: Option<&(Vec<u8>, Stat)>, newest: i64, session: i64, is_alone: bool) -> Fate {
+fn fate_of(
+    operation: &Operation,
+    node: Option<&(Vec<u8>, Stat)>,
+    newest: i64,
+    session: i64,
+    is_alone: bool,
+) -> TransactionFate {
     // A missing node does not show whether this transaction or another client deleted it.
-    let Some((now, stat)) = node else { return Fate::Unknown };
+    let Some((now, stat)) = node else { return TransactionFate::Unknown };
     let was_there = stat.czxid <= newest;
     match operation {
         // Each write raises the version by one, so only one write can follow a given version.
         Operation::Set { data, version: Some(version @ 0..), .. } if was_there => {
             match stat.version.wrapping_sub(*version) {
-                0 => Fate::Undone,
-                1 if now != data => Fate::Undone,
-                1 if is_alone => Fate::Done,
-                _ => Fate::Unknown,
+                0 => TransactionFate::Undone,
+                1 if now != data => TransactionFate::Undone,
+                1 if is_alone => TransactionFate::Done,
+                _ => TransactionFate::Unknown,
             }
         }
-        Operation::Create { .. } | Operation::Delete { .. } if was_there => Fate::Undone,
+        Operation::Create { .. } | Operation::Delete { .. } if was_there => TransactionFate::Undone,
         Operation::Create { data, kind, .. } if is_alone && now == data && stat.version == 0 => {
             let owner = if *kind == Kind::Persistent { 0 } else { session };
-            if stat.ephemeral_owner == owner { Fate::Done } else { Fate::Unknown }
+            if stat.ephemeral_owner == owner { TransactionFate::Done } else { TransactionFate::Unknown }
         }
-        _ => Fate::Unknown,
+        _ => TransactionFate::Unknown,
     }
 }

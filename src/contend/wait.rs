@@ -7,9 +7,9 @@ use tokio::time::Instant;
 
 use crate::contend::config::LockConfig;
 use crate::contend::contender::Contender;
-use crate::contend::directory::ask;
-use crate::contend::permit_request::{EarlyRead, PermitRequest, SeenPermits};
-use crate::contend::warnings::{Registered, WarningEntry};
+use crate::contend::directory::request_kept_nodes;
+use crate::contend::permit_request::{EarlyPermitRead, PermitRequest, SeenPermits};
+use crate::contend::warnings::{WarningEntry, WarningRegistration};
 use crate::error::error::Error;
 use crate::observe::queue_view::QueueView;
 use crate::observe::trace::AcquireTrace;
@@ -36,9 +36,9 @@ pub(crate) struct PendingAcquisition<'a> {
     /// Decides the next step of the wait.
     pub(crate) waiter: Waiter<Arc<NodeName>>,
     /// When a warning about the acquisition is due. `None` if there is to be no warning, or if the acquisition is in the list
-    /// [`Warnings`](crate::contend::warnings::Warnings) already.
+    /// [`WaitWarnings`](crate::contend::warnings::WaitWarnings) already.
     pub(crate) warn_at: Option<Instant>,
-    pub(crate) registered: Option<Registered>,
+    pub(crate) registered: Option<WarningRegistration>,
     /// Counts the listings of the server that lacked our node although the leader had it.
     pub(crate) denials: RetryLimit,
 }
@@ -53,12 +53,12 @@ impl PendingAcquisition<'_> {
     /// future takes memory for each waiter.
     pub(crate) async fn wait_for_turn(
         &mut self,
-        (mut first, sent): (Option<Result<Listing, Failure>>, Option<EarlyRead>),
+        (mut first, sent): (Option<Result<Listing, Failure>>, Option<EarlyPermitRead>),
     ) -> Result<(Grant, Option<Box<SeenPermits>>), Error> {
         let mut early_read = None;
         if let Some(request) = self.permits {
-            self.warn_if_long();
-            let read = request.await_read(self.entry, sent).await;
+            self.register_for_warning();
+            let read = request.await_early_read(self.entry, sent).await;
             early_read = read.map_err(|why| request.state.take_error(self.entry, why))?;
         }
         // `names` is the last listing. The listing is dropped when the contender begins to wait, because a long listing
@@ -69,29 +69,29 @@ impl PendingAcquisition<'_> {
                 Step::List => {
                     let reply = first.take().filter(|reply| !matches!(reply, Err(Failure::Unknown(_))));
                     early_read.take_if(|_| reply.is_none());
-                    let (step, listed) = Box::pin(self.list(reply)).await?;
+                    let (step, listed) = Box::pin(self.list_and_decide(reply)).await?;
                     names = Some(listed);
                     step
                 }
                 Step::AskLeader(claim) => {
-                    let differs = Box::pin(self.leader_differs(&claim, names.as_ref())).await?;
+                    let differs = Box::pin(self.leader_contradicts(&claim, names.as_ref())).await?;
                     self.waiter.leader_answered(claim, differs)
                 }
                 Step::Await { predecessor, asks } => {
                     let directory = names.as_ref().and_then(|names| names.directory).filter(|_| asks).map(Box::new);
-                    Box::pin(self.report(names.take())).await;
-                    let departure = self.departure(&predecessor.name, Some((asks, directory))).await?;
+                    Box::pin(self.record_wait(names.take())).await;
+                    let departure = self.until_departure(&predecessor.name, Some((asks, directory))).await?;
                     self.waiter.departed(departure)
                 }
                 Step::AwaitAtLeader(predecessor) => {
-                    let departure = self.departure(&predecessor.name, None).await?;
+                    let departure = self.until_departure(&predecessor.name, None).await?;
                     self.waiter.departed(departure)
                 }
                 Step::Take(grant) => return Ok((grant, early_read.filter(|_| !self.waiter.has_waited()))),
                 Step::Evicted => return Err(self.evicted_error()),
                 Step::Stuck(rival) => return Err(self.config.stuck_error(rival)),
                 Step::Foreign(name) => return Err(self.config.foreign_error(&name)),
-                Step::WouldBlock => return Err(Box::pin(self.would_block(names.as_ref())).await),
+                Step::WouldBlock => return Err(Box::pin(self.would_block_error(names.as_ref())).await),
             }
         }
     }
@@ -99,7 +99,7 @@ impl PendingAcquisition<'_> {
     /// Lists the queue, unless the answer is given as `reply`. Returns the next step and the listing. Removes this
     /// contender's orphans that the listing shows. Before the first wait, fails if a value or a semaphore has this
     /// path.
-    async fn list(&mut self, reply: Option<Result<Listing, Failure>>) -> Result<(Step, Listing), Error> {
+    async fn list_and_decide(&mut self, reply: Option<Result<Listing, Failure>>) -> Result<(Step, Listing), Error> {
         let (entry, session, config) = (self.entry, self.entry.session(), self.config);
         let reply = match reply {
             Some(reply) => reply,
@@ -122,7 +122,7 @@ impl PendingAcquisition<'_> {
     /// Asks the ensemble's leader whether `claim`, which the listing `names` has shown, is true. Returns whether the
     /// leader contradicts the claim. If this client's server goes on contradicting the leader, connects to another
     /// server.
-    async fn leader_differs(&mut self, claim: &Claim, names: Option<&Listing>) -> Result<bool, Error> {
+    async fn leader_contradicts(&mut self, claim: &Claim, names: Option<&Listing>) -> Result<bool, Error> {
         let (entry, session, config) = (self.entry, self.entry.session(), self.config);
         let differs = match claim {
             // The loss of our node is known already. So the claim that our node is missing is true.
@@ -143,7 +143,7 @@ impl PendingAcquisition<'_> {
     }
 
     /// Returns the error of a contender that must not wait. `names` is the listing that shows the contenders ahead.
-    async fn would_block(&self, names: Option<&Listing>) -> Error {
+    async fn would_block_error(&self, names: Option<&Listing>) -> Error {
         let (session, me, paths) = (self.entry.session(), self.entry.node_name(), &self.config.paths);
         let blockers = match names {
             Some(names) => paths.read_blockers(session, names, &me).await,
@@ -154,8 +154,8 @@ impl PendingAcquisition<'_> {
 
     /// Registers the acquisition for a warning about a long wait. Stores the contender's place and the contenders that
     /// it waits for, both from the listing `names`, in `view`, for the user's listener and the timeout error.
-    async fn report(&mut self, names: Option<Listing>) {
-        self.warn_if_long();
+    async fn record_wait(&mut self, names: Option<Listing>) {
+        self.register_for_warning();
         let (Some(names), Some(view)) = (names, self.view) else { return };
         let (session, me, paths) = (self.entry.session(), &*self.entry.node_name(), &self.config.paths);
         let seen = match view.has_listener {
@@ -166,12 +166,13 @@ impl PendingAcquisition<'_> {
     }
 
     /// Registers the acquisition for a warning when it begins to wait.
-    pub(crate) fn warn_if_long(&mut self) {
+    pub(crate) fn register_for_warning(&mut self) {
         let Some(due) = self.warn_at.take() else { return };
         let (node, session) = self.entry.node_and_session();
         let (label, span, permits) =
             (self.label.map(str::to_owned), self.trace.span(), self.permits.map(|it| it.count));
-        self.registered = Some(self.config.warnings.enter(due, WarningEntry { session, node, label, span, permits }));
+        self.registered =
+            Some(self.config.warnings.register(due, WarningEntry { session, node, label, span, permits }));
     }
 
     /// Returns the error of a contender whose node is lost.
@@ -179,13 +180,14 @@ impl PendingAcquisition<'_> {
         self.config.evicted_error(self.entry.detect_loss().unwrap_or(Loss::Removed))
     }
 
-    /// Watches our own node and the predecessor's node. If `asks`, also [requests](ask) that kept nodes in the directory be
-    /// given up. Sends all requests before the first reply is awaited. Returns the watch on the predecessor's node.
+    /// Watches our own node and the predecessor's node. If `asks`, also [requests](request_kept_nodes) that kept nodes
+    /// in the directory be given up. Sends all requests before the first reply is awaited. Returns the watch on the
+    /// predecessor's node.
     ///
     /// Events come in the order of the changes. Our own watch is armed first, so a removal of our node is seen before a
     /// later release by the predecessor. The predecessor's watch is armed before the request about kept nodes, so that the
     /// watch fires if the predecessor's node is given up.
-    async fn arm(&self, predecessor: &str, asks: bool, directory: Option<Stat>) -> Result<Watch, Failure> {
+    async fn arm_watches(&self, predecessor: &str, asks: bool, directory: Option<Stat>) -> Result<Watch, Failure> {
         let (session, node) = (self.entry.session(), self.entry.node());
         // A separate task stores our watch, because a check at the leader may end this wait before the reply, and the watch
         // must be stored even then.
@@ -194,7 +196,7 @@ impl PendingAcquisition<'_> {
         if asks {
             let config = self.config;
             node.change(|it| it.state.asked_itself = true);
-            ask(&config.directory, &config.has_warned_of_ask, session, directory);
+            request_kept_nodes(&config.directory, &config.has_warned_of_ask, session, directory);
         }
         // The reply about the predecessor's watch comes last. Awaiting the later reply first wakes the task once instead of
         // twice.
@@ -209,9 +211,10 @@ impl PendingAcquisition<'_> {
         watch
     }
 
-    /// Waits until the predecessor's node changes or is deleted. `watch` says how to [arm](PendingAcquisition::arm) the watch
-    /// on the node. With `None` there is no watch, and only the ensemble's leader is asked now and then.
-    async fn departure(
+    /// Waits until the predecessor's node changes or is deleted. `watch` says how to
+    /// [arm](PendingAcquisition::arm_watches) the watch on the node. With `None` there is no watch, and only the
+    /// ensemble's leader is asked now and then.
+    async fn until_departure(
         &self,
         predecessor: &Arc<str>,
         watch: Option<(bool, Option<Box<Stat>>)>,
@@ -234,7 +237,7 @@ impl PendingAcquisition<'_> {
     ) -> Result<Departure, Error> {
         // If a reply is lost, the watches are requested again. The request about kept nodes is not, because a separate task
         // repeats it.
-        let arm = || self.arm(predecessor, std::mem::take(&mut asks), directory.as_deref().copied());
+        let arm = || self.arm_watches(predecessor, std::mem::take(&mut asks), directory.as_deref().copied());
         // The future is boxed, because the future that arms the watch is larger than the watch, and thousands of
         // waiters await their watches.
         let watch = match Box::pin(retry::until_known(self.entry.session(), arm)).await {

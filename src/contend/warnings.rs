@@ -1,4 +1,4 @@
-//! Warnings about slow acquisitions.
+//! WaitWarnings about slow acquisitions.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -30,16 +30,16 @@ const LOOK_UP: Duration = Duration::from_millis(500);
 
 /// The waiting acquisitions of one lock handle that have no warning yet. One background task logs the warnings about all of
 /// them.
-pub(crate) struct Warnings {
+pub(crate) struct WaitWarnings {
     coordinator: Arc<dyn Coordinator>,
     paths: LockPaths,
     /// The time after which a warning about a waiting acquisition is logged. `None` if there is to be no warning.
     pub(crate) after: Option<Duration>,
-    table: Mutex<Table>,
+    table: Mutex<WaitingTable>,
 }
 
 #[derive(Default)]
-struct Table {
+struct WaitingTable {
     next: u64,
     /// The acquisitions, by the time at which the warning is due.
     waiting: BTreeMap<(Instant, u64), WarningEntry>,
@@ -57,10 +57,14 @@ pub(crate) struct WarningEntry {
     pub(crate) permits: Option<u32>,
 }
 
-impl Warnings {
-    pub(crate) fn new(coordinator: &Arc<dyn Coordinator>, paths: &LockPaths, after: Option<Duration>) -> Arc<Warnings> {
+impl WaitWarnings {
+    pub(crate) fn new(
+        coordinator: &Arc<dyn Coordinator>,
+        paths: &LockPaths,
+        after: Option<Duration>,
+    ) -> Arc<WaitWarnings> {
         let (coordinator, paths, table) = (Arc::clone(coordinator), paths.clone(), Mutex::default());
-        Arc::new(Warnings { coordinator, paths, after, table })
+        Arc::new(WaitWarnings { coordinator, paths, after, table })
     }
 
     /// Adds a waiting acquisition, about which a warning is due at `due`. Starts the warning task if none runs. Dropping the
@@ -68,7 +72,7 @@ impl Warnings {
     ///
     /// A background task logs the warning, because the acquisition's own future may not be polled any more. Such an
     /// acquisition blocks all contenders behind it once its turn has come, so its warning matters most.
-    pub(crate) fn enter(self: &Arc<Self>, due: Instant, waiter: WarningEntry) -> Registered {
+    pub(crate) fn register(self: &Arc<Self>, due: Instant, waiter: WarningEntry) -> WarningRegistration {
         let session = Arc::clone(&waiter.session);
         let mut table = self.table.lock();
         let key = (due, table.next);
@@ -82,12 +86,12 @@ impl Warnings {
             let before = self.table.lock().warning_task.replace(task);
             drop(before);
         }
-        Registered { warnings: Arc::clone(self), key }
+        WarningRegistration { warnings: Arc::clone(self), key }
     }
 
     /// Returns the time until the next warning is due. If there is no acquisition to warn of, ends the warning task, and
     /// returns `None`.
-    fn next(&self) -> Option<Duration> {
+    fn time_until_next(&self) -> Option<Duration> {
         let mut table = self.table.lock();
         let next = table.waiting.first_key_value().map(|((due, _), _)| due.saturating_duration_since(Instant::now()));
         table.warning_task.take_if(|_| next.is_none());
@@ -96,7 +100,7 @@ impl Warnings {
 
     /// Removes the acquisitions whose warning is due. Of those that still wait, returns the one that has waited longest, and
     /// the number of the others. `None` if none still waits.
-    fn due(&self) -> Option<(WarningEntry, usize)> {
+    fn take_due(&self) -> Option<(WarningEntry, usize)> {
         let mut table = self.table.lock();
         let later = table.waiting.split_off(&(Instant::now(), u64::MAX));
         let due = std::mem::replace(&mut table.waiting, later);
@@ -112,7 +116,7 @@ impl Warnings {
     }
 
     /// Warns about one slow acquisition. `others` is the number of other slow acquisitions, which get no warning of their own.
-    async fn warn_of(&self, waiter: WarningEntry, others: usize) {
+    async fn read_blockers_and_warn(&self, waiter: WarningEntry, others: usize) {
         let WarningEntry { session, node, label, permits, .. } = &waiter;
         let me = &node.node_name();
         let look = async {
@@ -144,13 +148,13 @@ impl Warnings {
     }
 }
 
-/// An acquisition in the list of [`Warnings`].
-pub(crate) struct Registered {
-    warnings: Arc<Warnings>,
+/// An acquisition in the list of [`WaitWarnings`].
+pub(crate) struct WarningRegistration {
+    warnings: Arc<WaitWarnings>,
     key: (Instant, u64),
 }
 
-impl Drop for Registered {
+impl Drop for WarningRegistration {
     fn drop(&mut self) {
         let waiter = self.warnings.table.lock().waiting.remove(&self.key);
         drop(waiter);
@@ -165,21 +169,21 @@ impl WarningEntry {
 }
 
 /// Warns about the slow acquisitions of one lock handle. Ends when there is no acquisition to warn of.
-async fn warn_of_slow(warnings: Weak<Warnings>) -> Option<()> {
-    // While the task sleeps, it has only a weak pointer to `Warnings`. If a timer ends too early, its runtime has shut
-    // down, so the task ends, too.
+async fn warn_of_slow(warnings: Weak<WaitWarnings>) -> Option<()> {
+    // While the task sleeps, it has only a weak pointer to `WaitWarnings`. If a timer ends too early, its runtime has
+    // shut down, so the task ends, too.
     let sleep = async |time: Duration| {
         let (begun, timer) = (Instant::now(), warnings.upgrade()?.coordinator.sleep(time));
         timer.await;
         (begun.elapsed() >= time / 2).then_some(())
     };
     loop {
-        let next = warnings.upgrade()?.next()?;
+        let next = warnings.upgrade()?.time_until_next()?;
         sleep(next).await?;
         let warnings = warnings.upgrade()?;
-        if let Some((waiter, others)) = warnings.due() {
+        if let Some((waiter, others)) = warnings.take_due() {
             let span = waiter.span.clone();
-            span.instrument(pin!(warnings.warn_of(waiter, others))).await;
+            span.instrument(pin!(warnings.read_blockers_and_warn(waiter, others))).await;
             drop(warnings);
             sleep(PAUSE).await?;
         }

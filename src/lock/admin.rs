@@ -111,7 +111,8 @@ impl LockConfig {
             // Without a sync, a server that lags may show an older version of the directory. The leader would refuse a write
             // with that version, so no process would be asked.
             call::ask_until_answered(&session, || session.sync(path)).await?;
-            let asked = call::ask_until_answered(&session, || directory::ask_as_it_is(&session, path, None)).await;
+            let asked =
+                call::ask_until_answered(&session, || directory::rewrite_directory_data(&session, path, None)).await;
             asked.or_else(retry::default_if_no_node)
         });
         asked.await

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::contend::config::LockConfig;
-use crate::contend::warnings::{WARN_AFTER, Warnings};
+use crate::contend::warnings::{WARN_AFTER, WaitWarnings};
 use crate::error::error::Error;
 use crate::keep::cache::KeptNodeCache;
 use crate::observe::lock_paths::LockPaths;
@@ -347,7 +347,7 @@ impl RwLockBuilder {
         let paths = paths(self.path.into());
         let path_label = PathLabel::new(&paths.path, self.path_label);
         Ok(LockConfig {
-            warnings: Warnings::new(&self.coordinator, &paths, self.warn_waiting),
+            warnings: WaitWarnings::new(&self.coordinator, &paths, self.warn_waiting),
             coordinator: self.coordinator,
             directory: Arc::clone(&paths.queue),
             paths,

@@ -310,7 +310,7 @@ impl OnceGuard {
                 Some(has_twin) => set_or_create(transaction, &twin, &text, has_twin),
                 None => transaction,
             };
-            let Err(error) = transaction.commit_once().await else {
+            let Err(error) = transaction.commit_without_retry().await else {
                 emit!(DEBUG, path, token = self.fencing_token(), "recorded a success of the work");
                 return Ok(());
             };

@@ -9,7 +9,7 @@ use crate::call::{self, Call, WorkError};
 use crate::contend::acquisition::{AcquireOptions, Acquisition};
 use crate::contend::contender::Contender;
 use crate::contend::permit_request::PermitRequest;
-use crate::contend::semaphore::{KnownNumber, SemaphoreState, Twin};
+use crate::contend::semaphore::{KnownPermitNumber, SemaphoreState, TwinContent};
 use crate::error::error::{Error, PermitsError};
 use crate::lock::acquire::{Acquire, Granting, Guard};
 use crate::lock::hold::{GuardHold, Hold};
@@ -322,7 +322,7 @@ impl SemaphoreBuilder {
         let taken = config.paths.permits.clone().unwrap_or_default();
         let state = SemaphoreState {
             config: Arc::new(config),
-            number: Mutex::new(self.permits.map_or(KnownNumber::Unknown, KnownNumber::Given)),
+            number: Mutex::new(self.permits.map_or(KnownPermitNumber::Unknown, KnownPermitNumber::Given)),
             taken,
             has_no_lock: AtomicBool::new(false),
             at_existing_node: self.at_existing_node,
@@ -540,7 +540,7 @@ impl Semaphore {
 
 /// Reads the queue. If `is_synced`, the result is no older than this call.
 async fn queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> {
-    let number = read_number(state, "read the queue of", is_synced).await?.or(state.known());
+    let number = read_number(state, "read the queue of", is_synced).await?.or(state.known_number());
     let (queue, taken) = state.config.queue(is_synced, number).await?;
     if let Err(name) = permits::taken(&taken) {
         return Err(state.doubtful_error(format!("{name:?} is no permit")));
@@ -593,7 +593,7 @@ async fn try_to_set_permits(state: &SemaphoreState, session: Arc<dyn Session>, p
         {
             return Err(error.into());
         }
-        if state.write(session, permits, node.as_ref(), twin, None).await?.is_some() {
+        if state.write_number(session, permits, node.as_ref(), twin, None).await?.is_some() {
             return Ok(());
         }
         presence::leave_differing_server(session, path, node.map(|(_, stat)| stat.version)).await?;
@@ -611,7 +611,7 @@ async fn remove(state: &SemaphoreState) -> Result<Option<u32>, Error> {
         was = number.or(was);
         if is_done {
             if was.is_some() {
-                *state.number.lock() = KnownNumber::Unknown;
+                *state.number.lock() = KnownPermitNumber::Unknown;
                 state.has_no_lock.store(false, Ordering::Release);
             }
             return Ok(was);
@@ -633,7 +633,7 @@ async fn try_to_remove(state: &SemaphoreState, session: Arc<dyn Session>) -> Res
     let node = retry::data(session, path, true).await?;
     let twin = state.read_twin(session).await?;
     let number = node.as_ref().map_or(Ok(None), |(data, _)| state.parse_number(data))?;
-    let of_twin = if let Twin::Number(was) = twin { Some(was) } else { None };
+    let of_twin = if let TwinContent::Number(was) = twin { Some(was) } else { None };
     let Some(number) = number.or(of_twin) else { return Ok((None, true)) };
     let children = retry::until_known(session, || session.children(path)).await;
     let children = children.or_else(retry::default_if_no_node)?;
@@ -647,7 +647,7 @@ async fn try_to_remove(state: &SemaphoreState, session: Arc<dyn Session>) -> Res
             false => Operation::Set { path, data: Vec::new(), version },
         });
     }
-    if twin != Twin::Missing {
+    if twin != TwinContent::Missing {
         operations.push(delete(metadata::twin_of(path)));
     }
     match retry::until_known(session, || session.transact(&operations)).await {

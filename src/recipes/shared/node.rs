@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::contend::contender::{Contender, NodeData};
-use crate::contend::transaction::{Fate, TRIES, Transaction};
+use crate::contend::transaction::{TRIES, Transaction, TransactionFate};
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
 use crate::lock::rw_lock::RwLock;
@@ -213,7 +213,7 @@ impl Commit<'_> {
     async fn carry_out(self) -> Result<(), Error> {
         let (mut doubt, mut tries) = (None, 0);
         loop {
-            let Err(error) = self.transaction().commit_once().await else { return Ok(()) };
+            let Err(error) = self.transaction().commit_without_retry().await else { return Ok(()) };
             let is_unknown = matches!(error, Error::OutcomeUnknown { .. });
             if tries == 0 && !is_unknown {
                 return Err(error);
@@ -221,17 +221,17 @@ impl Commit<'_> {
             tries += 1;
             // The node is also read after a refusal of a repeated commit, because the first commit may have changed the
             // version, and so caused the refusal.
-            let (fate, loss) = self.find_fate().await.unwrap_or((Fate::Unknown, None));
-            let is_repeated = fate == Fate::Undone && loss.is_none() && tries < TRIES;
-            if is_unknown && (fate == Fate::Done || is_repeated) {
+            let (fate, loss) = self.find_fate().await.unwrap_or((TransactionFate::Unknown, None));
+            let is_repeated = fate == TransactionFate::Undone && loss.is_none() && tries < TRIES;
+            if is_unknown && (fate == TransactionFate::Done || is_repeated) {
                 self.hold.node().settle_write();
             }
             match (fate, loss) {
-                (Fate::Done, _) => return Ok(()),
-                (Fate::Unknown, _) => return Err(doubt.unwrap_or(error)),
-                (Fate::Undone, _) if !is_unknown => return Err(error),
-                (Fate::Undone, Some(loss)) => return Err(Error::Lost(loss)),
-                (Fate::Undone, None) if is_repeated => doubt = doubt.or(Some(error)),
+                (TransactionFate::Done, _) => return Ok(()),
+                (TransactionFate::Unknown, _) => return Err(doubt.unwrap_or(error)),
+                (TransactionFate::Undone, _) if !is_unknown => return Err(error),
+                (TransactionFate::Undone, Some(loss)) => return Err(Error::Lost(loss)),
+                (TransactionFate::Undone, None) if is_repeated => doubt = doubt.or(Some(error)),
                 // The reply to each commit was lost, but the reads were answered. The likely cause is the commit's size.
                 _ => return Err(self.node.value_error(ValueError::TooLarge { bytes: self.bytes.len(), limit: None })),
             }
@@ -250,7 +250,7 @@ impl Commit<'_> {
 
     /// Reads the node, and returns what became of the commit. If the lock is lost, first deletes this holder's lock node, so
     /// that the commit cannot take effect later, and also returns the loss. Returns `None` if the delete or the read fails.
-    async fn find_fate(&self) -> Option<(Fate, Option<Loss>)> {
+    async fn find_fate(&self) -> Option<(TransactionFate, Option<Loss>)> {
         let fate = |node: Option<(Vec<u8>, Stat)>| fate_of(node.as_ref(), self.base, self.commit_id);
         match self.hold.run_while_held(retry::data(self.hold.session(), &self.node.path, true)).await {
             Err(_) | Ok(Err(Failure::Over(_))) => {}
@@ -267,29 +267,29 @@ impl Commit<'_> {
 }
 
 /// Returns what became of the commit `commit_id`, which was to replace the state `base`. `node` is the present content.
-fn fate_of(node: Option<&(Vec<u8>, Stat)>, base: Base, commit_id: CommitId) -> Fate {
+fn fate_of(node: Option<&(Vec<u8>, Stat)>, base: Base, commit_id: CommitId) -> TransactionFate {
     let Some((data, stat)) = node else {
         // If the commit was to create the node, it was not carried out. If the node existed before the commit, another
         // client has deleted it, and whether that was before or after the commit is unknown.
-        return if base.version.is_none() { Fate::Undone } else { Fate::Unknown };
+        return if base.version.is_none() { TransactionFate::Undone } else { TransactionFate::Unknown };
     };
     let header = Header::split(data).ok().map(|(header, _)| header);
     let (last, after) = (header.as_ref().map(|it| CommitId::new(&it.written)), header.as_ref().and_then(|it| it.after));
     if last == Some(commit_id) || after == Some(commit_id) {
-        return Fate::Done;
+        return TransactionFate::Done;
     }
     if base.is_replaced_by(stat.czxid) {
-        return Fate::Unknown;
+        return TransactionFate::Unknown;
     }
     // The number of writes since `base`, including a create.
     match stat.version.wrapping_sub(base.version.unwrap_or(-1)) {
         // If there was no write, the commit was not carried out. If there was one write, it came from another client,
         // because the value is not from our commit. So the version check refuses the commit.
-        0 | 1 => Fate::Undone,
+        0 | 1 => TransactionFate::Undone,
         // The second write names the commit that it replaced, which is not ours. So the first write came from another
         // client, and the version check refuses our commit.
-        2 if after.is_some() => Fate::Undone,
-        _ => Fate::Unknown,
+        2 if after.is_some() => TransactionFate::Undone,
+        _ => TransactionFate::Unknown,
     }
 }
 
@@ -334,21 +334,21 @@ mod tests {
         let (after_ours, after_others) = (value(OTHERS, Some(OURS)), value(OURS, Some(OTHERS)));
         let after_another = value(OTHERS, Some(OTHERS));
         for (base, node, expected) in [
-            (None, None, Fate::Undone),
-            (Some(3), None, Fate::Unknown),
-            (Some(3), Some((&ours, 4)), Fate::Done),
-            (Some(3), Some((&after_others, 4)), Fate::Done),
-            (Some(3), Some((&after_ours, 5)), Fate::Done),
-            (Some(3), Some((&others, 3)), Fate::Undone),
-            (Some(3), Some((&others, 4)), Fate::Undone),
-            (Some(3), Some((&others, 5)), Fate::Unknown),
-            (Some(3), Some((&after_another, 5)), Fate::Undone),
-            (Some(3), Some((&after_another, 6)), Fate::Unknown),
-            (None, Some((&others, 0)), Fate::Undone),
-            (None, Some((&others, 1)), Fate::Unknown),
-            (None, Some((&after_another, 1)), Fate::Undone),
-            (None, Some((&b"rubbish".to_vec(), 1)), Fate::Unknown),
-            (Some(i32::MAX), Some((&others, i32::MIN)), Fate::Undone),
+            (None, None, TransactionFate::Undone),
+            (Some(3), None, TransactionFate::Unknown),
+            (Some(3), Some((&ours, 4)), TransactionFate::Done),
+            (Some(3), Some((&after_others, 4)), TransactionFate::Done),
+            (Some(3), Some((&after_ours, 5)), TransactionFate::Done),
+            (Some(3), Some((&others, 3)), TransactionFate::Undone),
+            (Some(3), Some((&others, 4)), TransactionFate::Undone),
+            (Some(3), Some((&others, 5)), TransactionFate::Unknown),
+            (Some(3), Some((&after_another, 5)), TransactionFate::Undone),
+            (Some(3), Some((&after_another, 6)), TransactionFate::Unknown),
+            (None, Some((&others, 0)), TransactionFate::Undone),
+            (None, Some((&others, 1)), TransactionFate::Unknown),
+            (None, Some((&after_another, 1)), TransactionFate::Undone),
+            (None, Some((&b"rubbish".to_vec(), 1)), TransactionFate::Unknown),
+            (Some(i32::MAX), Some((&others, i32::MIN)), TransactionFate::Undone),
         ] {
             let base = Base { version: base, czxid: base.map(|_| 1), commit_id: None, absence: Absence::default() };
             let node = node.map(|(data, version)| (data.clone(), stat(version, 1)));
@@ -361,9 +361,11 @@ mod tests {
     fn a_recreated_node_only_proves_a_done_commit() {
         let (ours, others) = (value(OURS, None), value(OTHERS, None));
         let base = Base { version: Some(3), czxid: Some(1), commit_id: None, absence: Absence::default() };
-        for (data, version, expected) in
-            [(&others, 3, Fate::Unknown), (&others, 4, Fate::Unknown), (&ours, 0, Fate::Done)]
-        {
+        for (data, version, expected) in [
+            (&others, 3, TransactionFate::Unknown),
+            (&others, 4, TransactionFate::Unknown),
+            (&ours, 0, TransactionFate::Done),
+        ] {
             let node = (data.clone(), stat(version, 2));
             assert_eq!(fate_of(Some(&node), base, OURS), expected, "{version}");
         }
