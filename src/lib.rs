@@ -185,7 +185,7 @@ pub mod once {
 /// the state machine of a waiting contender: it is told what happened, and returns the next step.
 #[doc(hidden)]
 pub mod coordinator {
-    pub use crate::queue::metadata::read_done as done_of;
+    pub use crate::queue::metadata::parse_record as done_of;
     pub use crate::queue::mode::{REFUSED_FROM, RESTART_FROM};
     pub use crate::queue::node_name::NodeName;
     pub use crate::queue::permits::permits_of;

@@ -196,7 +196,7 @@ impl Acquisition {
             trace: &self.trace,
             entry: &entry,
             view,
-            waiter: Waiter::new(entry.node_name(), self.config.dialect.hands_off(), if_taken),
+            waiter: Waiter::new(entry.node_name(), self.config.dialect.signals_release(), if_taken),
             // If a warning was logged before the acquisition entered the queue, no second one is logged.
             warn_at: due.filter(|due| Instant::now() < *due),
             registered: None,
@@ -373,7 +373,7 @@ impl Acquisition {
     ) -> Result<(), Error> {
         let entry = wait.entry;
         if let Some(request) = &self.permits {
-            let taken = request.take(grant, early_read, entry, wait.waiter.gives_up(), wait.view).await;
+            let taken = request.take(grant, early_read, entry, wait.waiter.must_not_wait(), wait.view).await;
             let grant = taken.map_err(|why| request.state.take_error(entry, why))?;
             // A quorum has just committed the exchange. So a quorum is asked to confirm the grant only if the lease is
             // invalid.
@@ -387,7 +387,7 @@ impl Acquisition {
         // watch, a quorum must first confirm that our node exists. If the loss of our node is known already, no quorum
         // is asked, because `hold_if_lease_valid` returns the loss.
         let may_miss_removal =
-            grant.unconfirmed().is_some() && entry.detect_loss().is_none() && !entry.node().has_watch();
+            grant.unconfirmed_predecessor().is_some() && entry.detect_loss().is_none() && !entry.node().has_watch();
         if !may_miss_removal && self.hold_if_lease_valid(entry, &grant)? {
             return Ok(());
         }
@@ -407,7 +407,7 @@ impl Acquisition {
         }
         let Some(epoch) = node.epoch() else { return Ok(false) };
         node.hold(epoch);
-        if let Some(name) = grant.unconfirmed() {
+        if let Some(name) = grant.unconfirmed_predecessor() {
             session.store().request_hand_off_check(&entry.child_path(name).into(), node);
         }
         let kind = grant.as_str();

@@ -46,7 +46,7 @@ impl LockConfig {
 
     /// Fails if the directory contains a contender of another dialect.
     pub(crate) fn fail_if_foreign(&self, names: &[String]) -> Result<(), Error> {
-        turn::foreign(self.dialect, names).map_or(Ok(()), |node| Err(self.foreign_error(node)))
+        turn::first_foreign(self.dialect, names).map_or(Ok(()), |node| Err(self.foreign_error(node)))
     }
 
     /// Fails if the lock's path is that of a [`Shared`](crate::Shared) value, which has its lock in a child node, or of a

@@ -106,7 +106,7 @@ impl Contender {
         match answer.await {
             Ok(created) => self.record_created(&created).map(|()| None),
             Err(failure) => {
-                let is_own = |name: &String| self.node.tag().is_on(name);
+                let is_own = |name: &String| self.node.tag().is_tag_of(name);
                 let is_listed = listing.as_ref().is_ok_and(|names| names.iter().any(is_own));
                 // The create may still be carried out, and before the watch is armed. Requests to give up the node
                 // could then be missed, so the watch is dropped. Without the watch, the process does not keep the node
@@ -155,7 +155,7 @@ impl Contender {
         let (session, directory, tag) = (self.session(), self.directory(), self.node.tag());
         let listed = until_known(session, || listing::list_synced(session, directory)).await;
         let names = listed.or_else(retry::default_if_no_node)?;
-        for child in names.iter().filter(|name| tag.is_on(name)) {
+        for child in names.iter().filter(|name| tag.is_tag_of(name)) {
             let path = self.child_path(child);
             match until_known(session, || session.data(&path)).await {
                 Ok((_, stat)) if stat.ephemeral_owner == session.id() => {
@@ -340,7 +340,7 @@ impl Contender {
                 }
                 Err(failure) => return Err(self.holder_error(failure, "watch")),
             };
-            if let Some(first) = turn::first_kept_out(&self.node_name(), &names, self.is_of_semaphore()) {
+            if let Some(first) = turn::first_excluded_waiter(&self.node_name(), &names, self.is_of_semaphore()) {
                 return Ok(first);
             }
             // The listing is dropped early, because a long listing would take memory during the wait for the watch.
@@ -371,7 +371,7 @@ impl Contender {
             let (node, number, names) = (session.data(&node), session.data(semaphore), session.children(&taken));
             let wanted = match node.await {
                 Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),
-                answer => answer.map(|(data, _)| metadata::read(&data).permits),
+                answer => answer.map(|(data, _)| metadata::parse(&data).permits),
             };
             Ok((wanted, number.await?.0, names.await?))
         };

@@ -36,7 +36,7 @@ impl Contender {
     /// Replaces the WRITE node by a READ node with the same sequence number. Retries until the outcome is known.
     async fn replace_by_read_node(&self) -> Result<(), Failure> {
         let writer = self.node().node_name();
-        let reader = NodeName::parse_as(&writer.downgraded(), writer.dialect());
+        let reader = NodeName::parse_as(&writer.name_after_downgrade(), writer.dialect());
         let Some(reader) = reader.filter(|_| self.node().read(NodeState::has_node)) else {
             return Err(Failure::NoNode);
         };

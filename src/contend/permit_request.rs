@@ -143,15 +143,15 @@ impl PermitRequest {
         Ok(names.ok().map(|names| Box::new(SeenPermits { number, version, names })))
     }
 
-    /// Exchanges the node of the head of the queue for the permits. Returns the grant, which the exchange has confirmed. Waits
-    /// until the permits are free, unless `gives_up`. `early_read` is given if the listing that was sent right before the early
-    /// read showed the contender as the head.
+    /// Exchanges the node of the head of the queue for the permits. Returns the grant, which the exchange has
+    /// confirmed. Waits until the permits are free, unless `must_not_wait`. `early_read` is given if the listing that
+    /// was sent right before the early read showed the contender as the head.
     pub(crate) async fn take(
         &self,
         mut grant: Grant,
         early_read: Option<Box<SeenPermits>>,
         entry: &Contender,
-        gives_up: bool,
+        must_not_wait: bool,
         queue_view: Option<&QueueView>,
     ) -> Result<Grant, WorkError> {
         let (session, paths) = (entry.session(), &self.state.config.paths);
@@ -172,14 +172,14 @@ impl PermitRequest {
                         return Ok(grant);
                     }
                 }
-                Ok(Room::Short) if gives_up && !paths.ask_leader_if_gone(session, &[]).await? => {
+                Ok(Room::Short) if must_not_wait && !paths.ask_leader_if_gone(session, &[]).await? => {
                     let me = &*entry.node_name();
                     let only_me = [me.as_str().to_owned()];
                     return Err(Error::WouldBlock { blockers: paths.read_blockers(session, &only_me, me).await }.into());
                 }
                 Ok(Room::Short) => {
                     grant = Grant::Look;
-                    if !gives_up {
+                    if !must_not_wait {
                         head.wait_for_change(&now, queue_view).await?;
                     }
                 }
@@ -225,7 +225,7 @@ impl<'a> QueueHead<'a> {
     async fn try_exchange(&mut self, count: u32, version: i32) -> Result<bool, WorkError> {
         let (entry, session) = (self.entry, self.entry.session());
         let SemaphoreState { config, taken, .. } = self.state;
-        let to = format!("{taken}/{}", permits::name(&entry.node().tag().to_string(), count));
+        let to = format!("{taken}/{}", permits::permit_node_name(&entry.node().tag().to_string(), count));
         match entry.exchange_node(&to, (config.user_path(), version)).await {
             Ok(()) => return Ok(true),
             // The leader has refused this version before, and the version of a node only rises. So a server that still
@@ -311,7 +311,7 @@ impl<'a> QueueHead<'a> {
     async fn confirm_signal(&mut self, names: &[String], queue: Option<Vec<String>>) -> Result<bool, Failure> {
         let Some(signal) = self.signal.clone() else { return Ok(true) };
         let predecessor = signal.rsplit_once('/').and_then(|(_, name)| NodeName::parse(name));
-        let has_taken = predecessor.is_some_and(|it| names.iter().any(|name| permits::is_of(name, it.tag())));
+        let has_taken = predecessor.is_some_and(|it| names.iter().any(|name| permits::belongs_to(name, it.tag())));
         let Some(queue) = queue.or(has_taken.then(Vec::new)) else { return Ok(false) };
         let shown = hand_off::paths_numbered_up_to(&queue, &signal);
         if let Some(left) = presence::first_there(self.entry.session(), &shown).await? {

@@ -261,7 +261,7 @@ impl SemaphoreState {
             self.has_no_lock.store(false, Ordering::Release);
         }
         let (path, data) = (self.config.user_path().to_string(), permits::encode(number));
-        let twin_path = metadata::twin_of(&path);
+        let twin_path = metadata::twin_path(&path);
         let second = match twin {
             TwinContent::Missing => Operation::Create { path: twin_path, data: data.clone(), kind: Kind::Persistent },
             TwinContent::NoNumber | TwinContent::Number(_) => {
@@ -355,9 +355,9 @@ impl SemaphoreState {
     /// node.
     async fn fail_if_job_record(&self, session: &Arc<dyn Session>) -> Result<(), WorkError> {
         let record = metadata::record_path(self.config.user_path());
-        for path in [record.clone(), metadata::twin_of(&record)] {
+        for path in [record.clone(), metadata::twin_path(&record)] {
             let node = retry::data(session, &path, false).await?;
-            if node.is_some_and(|(data, stat)| metadata::read_done(&data, stat.mtime).is_some()) {
+            if node.is_some_and(|(data, stat)| metadata::parse_record(&data, stat.mtime).is_some()) {
                 return Err(self.permits_error(PermitsError::OtherUse(path)).into());
             }
         }
@@ -371,7 +371,7 @@ impl SemaphoreState {
     }
 
     pub(crate) async fn read_twin(&self, session: &Arc<dyn Session>) -> Result<TwinContent, Failure> {
-        Ok(match retry::data(session, &metadata::twin_of(self.config.user_path()), false).await? {
+        Ok(match retry::data(session, &metadata::twin_path(self.config.user_path()), false).await? {
             None => TwinContent::Missing,
             Some((data, _)) => permits::decode(&data).ok().flatten().map_or(TwinContent::NoNumber, TwinContent::Number),
         })

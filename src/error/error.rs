@@ -146,7 +146,7 @@ pub enum Error {
 
     /// A contender in the lock's directory may follow other rules than this lock, so the names do not show whose turn it is.
     /// Open the lock in the other [dialect](Dialect), or use another path.
-    #[error("{path} is also used by others: {node} is {}; nothing is granted beside it", .dialect.describe(*.speaks))]
+    #[error("{path} is also used by others: {node} is {}; nothing is granted beside it", .dialect.describe_foreign(*.speaks))]
     ForeignContender {
         /// The path of the lock's directory.
         path: String,

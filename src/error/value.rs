@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use thiserror::Error;
 
-use crate::queue::metadata::date;
+use crate::queue::metadata::clamp_to_printable;
 use crate::queue::quoted::quoted;
 
 /// Why the value behind a lock cannot be read or written. The value in the ensemble stays as it is.
@@ -129,6 +129,6 @@ impl fmt::Display for Written {
         if let Some(label) = &self.label {
             write!(f, " {}", quoted(label))?;
         }
-        write!(f, " with token {} at {}", self.token, humantime::format_rfc3339_seconds(date(self.at)))
+        write!(f, " with token {} at {}", self.token, humantime::format_rfc3339_seconds(clamp_to_printable(self.at)))
     }
 }

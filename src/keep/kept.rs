@@ -417,7 +417,7 @@ async fn wait_for_contention(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) 
         let place = hold.map(|hold| (hold.node_name(), Arc::clone(hold.directory())));
         let Some((me, directory)) = place else { continue };
         if let Ok(names) = listing::list(session, &directory).await
-            && turn::first_kept_out(&me, &names, false).is_some()
+            && turn::first_excluded_waiter(&me, &names, false).is_some()
         {
             return;
         }

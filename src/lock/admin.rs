@@ -55,7 +55,7 @@ impl LockConfig {
     /// Deletes the record of the last success of a job, and its copy.
     async fn delete_record(&self) -> Result<Option<Record>, Error> {
         let path = &metadata::record_path(&self.directory);
-        let twin = &metadata::twin_of(path);
+        let twin = &metadata::twin_path(path);
         // The record that the first read returned. A retry deletes only this record, so a success that is recorded
         // meanwhile stays.
         let last = &OnceLock::new();
@@ -103,7 +103,7 @@ impl LockConfig {
     }
 
     async fn ask_keepers(&self) -> Result<(), Error> {
-        if !self.dialect.hands_off() {
+        if !self.dialect.signals_release() {
             return Err(Error::invalid(format!("to ask in the dialect {}, in which no node is kept", self.dialect)));
         }
         let path = &self.directory;
@@ -283,7 +283,7 @@ impl RecordNode {
         Ok(match node {
             None => RecordNode::None { is_there: false },
             Some((data, _)) if data.is_empty() => RecordNode::None { is_there: true },
-            Some((data, stat)) => match metadata::read_done(&data, stat.mtime) {
+            Some((data, stat)) => match metadata::parse_record(&data, stat.mtime) {
                 Some(last) => RecordNode::Done(last, stat.version),
                 None => RecordNode::Foreign,
             },

@@ -312,7 +312,7 @@ impl RwLockBuilder {
     /// # Errors
     /// [`Error::InvalidInput`] says which option was wrong, and how.
     pub fn build(self) -> Result<RwLock, Error> {
-        if !self.dialect.hands_off() && self.idle.is_some() {
+        if !self.dialect.signals_release() && self.idle.is_some() {
             return Err(Error::invalid(format!(
                 "keep in the dialect {}, in which nobody asks for a lock that is only kept",
                 self.dialect

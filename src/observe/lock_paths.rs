@@ -148,10 +148,10 @@ impl LockPaths {
     /// Returns the progress of `me` according to `taken`, the names of the permit nodes, and `names`, the names in the queue.
     /// Sends nothing.
     pub(crate) fn progress_from_names(&self, taken: &[String], names: &[String], me: &NodeName) -> Progress {
-        let (place, length) = turn::place_of(me, names);
+        let (place, length) = turn::place_and_length(me, names);
         let ahead = turn::ahead_of(me, names);
         let ahead_of_us = ahead.iter().filter_map(|name| NodeName::parse_as(name, me.dialect()));
-        let waiters = ahead_of_us.map(|it| self.as_member(&it, &turn::as_seen(&it, names)));
+        let waiters = ahead_of_us.map(|it| self.as_member(&it, &turn::turn_for_display(&it, names)));
         let first = permit_holders(taken).chain(waiters).take(NAMED).collect();
         let blockers = Blockers { ahead: taken.len() + ahead.len(), first };
         Progress { path: Arc::clone(&self.path), place, length, blockers }
@@ -219,7 +219,7 @@ pub(crate) fn member_from_name(contender: &NodeName, turn: &Turn) -> Member {
 fn with_node_data(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Vec<u8>, Stat)) -> Member {
     let Metadata { host, pid, label, permits, is_candidate } = match NodeName::parse_as(&member.node, dialect) {
         Some(contender) => Metadata::new(&contender, Some(data)),
-        None => Metadata { host: member.host.clone(), permits: member.permits, ..metadata::read(data) },
+        None => Metadata { host: member.host.clone(), permits: member.permits, ..metadata::parse(data) },
     };
     Member {
         permits: permits.filter(|_| dialect == Dialect::Native),

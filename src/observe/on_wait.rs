@@ -63,7 +63,7 @@ impl WaitReporter {
         dialect: Dialect,
         seen: Progress,
     ) {
-        if let Some(reported) = self.reported.as_mut().filter(|reported| reported.is_as(&seen)) {
+        if let Some(reported) = self.reported.as_mut().filter(|reported| reported.looks_same_as(&seen)) {
             reported.length = seen.length;
             return;
         }

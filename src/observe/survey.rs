@@ -138,7 +138,7 @@ impl Survey {
             // A record that this client may not read is left out.
             records.extend(locks.zip(nodes).filter_map(|(lock, node)| {
                 let (data, stat) = node?;
-                Some((lock, metadata::read_done(&data, stat.mtime)?))
+                Some((lock, metadata::parse_record(&data, stat.mtime)?))
             }));
         }
         let mut free = records.clone();

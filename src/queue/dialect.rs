@@ -145,7 +145,7 @@ impl Dialect {
     pub const ALL: [Dialect; 4] = [Dialect::Native, Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo];
 
     /// Returns the marker of a mode, such as `-WRITE-`: the text between the tag and the sequence number.
-    pub(crate) fn marker(self, mode: Mode) -> &'static str {
+    pub(crate) fn mode_marker(self, mode: Mode) -> &'static str {
         match (self, mode) {
             (Dialect::Native, Mode::Read) => "-READ-",
             (Dialect::Native, Mode::Write) => "-WRITE-",
@@ -162,7 +162,7 @@ impl Dialect {
     /// has the same tag. `keeps` says whether the process may keep the node between uses.
     pub(crate) fn new_tag(self, host: &str, keeps: bool, mut random: impl FnMut() -> u64) -> String {
         if self == Dialect::Native {
-            return format!("{host}~{}{}", letters_and_digits(random()), if keeps { KEEP } else { "" });
+            return format!("{host}~{}{}", encode_base36(random()), if keeps { KEEP } else { "" });
         }
         let (high, low) = (random(), random());
         // Sets the bits of the uuid's version (4) and variant (1), because Curator parses this part of a name as a uuid.
@@ -176,7 +176,7 @@ impl Dialect {
 
     /// Returns whether a writer signals its release to waiters by a write to its node. The signal is safe only where no
     /// other program writes to nodes.
-    pub(crate) fn hands_off(self) -> bool {
+    pub(crate) fn signals_release(self) -> bool {
         self == Dialect::Native
     }
 
@@ -187,11 +187,11 @@ impl Dialect {
 
     /// Splits a contender's name into its tag and its place (mode and sequence number). `None` if the name is not a
     /// contender's in this dialect.
-    pub(crate) fn split(self, name: &str) -> Option<(&str, Place)> {
+    pub(crate) fn split_name(self, name: &str) -> Option<(&str, Place)> {
         if self == Dialect::Native {
             return split_native(name);
         }
-        let (tag, mode, sequence) = numbers(name).into_iter().flatten().find_map(|(before, sequence)| {
+        let (tag, mode, sequence) = trailing_sequences(name).into_iter().flatten().find_map(|(before, sequence)| {
             let (tag, mode) = self.split_mode(before)?;
             Some((tag, mode, sequence))
         })?;
@@ -202,12 +202,12 @@ impl Dialect {
     }
 
     fn split_mode(self, before: &str) -> Option<(&str, Mode)> {
-        let strip = |mode| before.strip_suffix(self.marker(mode)).map(|tag| (tag, mode));
+        let strip = |mode| before.strip_suffix(self.mode_marker(mode)).map(|tag| (tag, mode));
         match self {
             // In this dialect, only this library makes readers. Any other name with `lock-` and a number is that of a mutex,
             // which is a writer.
             Dialect::CuratorMutex => {
-                strip(Mode::Read).filter(|(tag, _)| is_protection(tag)).or_else(|| strip(Mode::Write))
+                strip(Mode::Read).filter(|(tag, _)| is_curator_tag(tag)).or_else(|| strip(Mode::Write))
             }
             _ => strip(Mode::Read).or_else(|| strip(Mode::Write)),
         }
@@ -215,8 +215,8 @@ impl Dialect {
 
     /// Returns the mode and the sequence number of a contender; `None` if the name is not a contender's in this
     /// dialect.
-    pub(crate) fn place(self, name: &str) -> Option<Place> {
-        self.split(name).map(|(_, place)| place)
+    pub(crate) fn parse_place(self, name: &str) -> Option<Place> {
+        self.split_name(name).map(|(_, place)| place)
     }
 
     /// Returns the dialect in which a name is a contender's, if there is one.
@@ -227,7 +227,7 @@ impl Dialect {
     /// assert_eq!(Dialect::of("config"), None);
     /// ```
     pub fn of(name: &str) -> Option<Dialect> {
-        Dialect::ALL.into_iter().find(|dialect| dialect.has_marker(name) && dialect.split(name).is_some())
+        Dialect::ALL.into_iter().find(|dialect| dialect.has_marker(name) && dialect.split_name(name).is_some())
     }
 
     /// Returns the dialect of a foreign child of a lock's directory. An acquisition of this dialect that lists the
@@ -249,7 +249,7 @@ impl Dialect {
         // Every contender's name ends with at least nine digits: the server prints ten, or a minus sign and nine or ten. This
         // quick check skips most other names.
         if !name.as_bytes().last_chunk::<9>().is_some_and(|digits| digits.iter().all(u8::is_ascii_digit))
-            || self.split(name).is_some()
+            || self.split_name(name).is_some()
         {
             return None;
         }
@@ -257,21 +257,22 @@ impl Dialect {
         Dialect::of(name).or_else(by_marker)
     }
 
-    /// Returns whether a name has a marker of this dialect, such as `__WRIT__`. In the native dialect, only a contender's name
-    /// counts. The marker of a mutex, `lock-`, ends common words, such as `block-`. So `lock-` does not count after a letter or
-    /// digit. But `split` accepts `lock-` even there, because a mutex waits for every name that ends with `lock-` and a number.
+    /// Returns whether a name has a marker of this dialect, such as `__WRIT__`. In the native dialect, only a
+    /// contender's name counts. The marker of a mutex, `lock-`, ends common words, such as `block-`. So `lock-` does
+    /// not count after a letter or digit. But `split_name` accepts `lock-` even there, because a mutex waits for every
+    /// name that ends with `lock-` and a number.
     fn has_marker(self, name: &str) -> bool {
         let stands_alone = |at: usize| !name[..at].ends_with(|before: char| before.is_alphanumeric());
         match self {
             Dialect::Native => split_native(name).is_some(),
             Dialect::CuratorMutex => name.match_indices(MUTEX).any(|(at, _)| stands_alone(at)),
-            _ => name.contains(self.marker(Mode::Read)) || name.contains(self.marker(Mode::Write)),
+            _ => name.contains(self.mode_marker(Mode::Read)) || name.contains(self.mode_marker(Mode::Write)),
         }
     }
 
     /// Describes a foreign node of dialect `other` for an error. If `other` is this dialect, the node has the marker of
     /// a mode without a number behind the marker.
-    pub(crate) fn describe(self, other: Dialect) -> String {
+    pub(crate) fn describe_foreign(self, other: Dialect) -> String {
         let whose = match other {
             Dialect::Native => "of zk-rwlock's own",
             Dialect::Curator => "of Curator's read/write lock",
@@ -286,13 +287,13 @@ impl Dialect {
 
     /// Returns whether two nodes of the same number may belong to one holder. A Curator thread that holds the write
     /// lock may take the read lock as well, which makes a second node of the same number.
-    pub(crate) fn is_one_holder(self, one: Place, other: Place) -> bool {
+    pub(crate) fn may_be_one_holder(self, one: Place, other: Place) -> bool {
         self == Dialect::Curator && one.mode != other.mode && (0..mode::REFUSED_FROM).contains(&one.sequence)
     }
 
     /// Returns the id in a tag of another library's dialect: the part that differs between acquisitions.
-    pub(crate) fn id(tag: &str) -> &str {
-        if is_protection(tag) { &tag[PROTECTED.len()..tag.len() - 1] } else { tag }
+    pub(crate) fn id_in_tag(tag: &str) -> &str {
+        if is_curator_tag(tag) { &tag[PROTECTED.len()..tag.len() - 1] } else { tag }
     }
 }
 
@@ -308,7 +309,7 @@ impl fmt::Display for Dialect {
 }
 
 /// Encodes a random number as eight letters and digits.
-fn letters_and_digits(mut number: u64) -> String {
+fn encode_base36(mut number: u64) -> String {
     let mut digit = || {
         let digit = b"0123456789abcdefghijklmnopqrstuvwxyz"[(number % 36) as usize];
         number /= 36;
@@ -319,14 +320,14 @@ fn letters_and_digits(mut number: u64) -> String {
 
 /// Returns whether a tag looks like `_c_<uuid>-`, as Curator makes tags. The part in place of the uuid may be any 36
 /// hexadecimal digits and dashes.
-fn is_protection(tag: &str) -> bool {
+fn is_curator_tag(tag: &str) -> bool {
     let uuid = tag.strip_prefix(PROTECTED).and_then(|rest| rest.strip_suffix('-'));
     uuid.is_some_and(|uuid| uuid.len() == 36 && uuid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-'))
 }
 
 /// Parses the sequence number at the end of a name in both possible ways: as ten digits, and as a negative number. The
 /// number is negative after the server's counter has wrapped.
-fn numbers(name: &str) -> [Option<(&str, i64)>; 2] {
+fn trailing_sequences(name: &str) -> [Option<(&str, i64)>; 2] {
     let digits = name.len() - name.bytes().rev().take_while(u8::is_ascii_digit).count();
     let (before, digits) = name.split_at(digits);
     let positive = (digits.len() == 10).then(|| digits.parse().ok().map(|number| (before, number))).flatten();
@@ -343,7 +344,7 @@ const HOST_BYTES: usize = 64;
 
 /// Returns whether a name looks like that of a node that its process may keep. This is fast, because only the end of the
 /// name is read.
-pub(crate) fn may_keep(name: &str) -> bool {
+pub(crate) fn looks_kept(name: &str) -> bool {
     let before = name.trim_end_matches(|last: char| last.is_ascii_digit() || last == '-');
     before.strip_suffix("-READ").or_else(|| before.strip_suffix("-WRITE")).is_some_and(|tag| tag.ends_with(KEEP))
 }
@@ -374,7 +375,7 @@ fn parse_sequence(digits: &str) -> Option<i64> {
 
 /// Returns the sequence number if the name ends like a native contender's, with ten digits and no sign. This is fast,
 /// because only the end of the name is read.
-pub(crate) fn sequence_if_plain(name: &str) -> Option<i64> {
+pub(crate) fn unsigned_sequence_at_end(name: &str) -> Option<i64> {
     let (before, digits) = name.as_bytes().split_last_chunk::<10>()?;
     if !(before.ends_with(b"E-") || before.ends_with(b"D-")) {
         return None;
@@ -399,18 +400,18 @@ pub(crate) fn host_problem(host: &str) -> Option<&'static str> {
 /// the machine has no name.
 pub(crate) fn machine_name() -> String {
     let fit = |byte| if is_host_byte(byte) { char::from(byte) } else { '_' };
-    let fit: String = system_name().bytes().take(HOST_BYTES).map(fit).collect();
+    let fit: String = raw_machine_name().bytes().take(HOST_BYTES).map(fit).collect();
     if fit.is_empty() { "localhost".to_owned() } else { fit }
 }
 
 /// Returns the machine's name as the system gives it.
 #[cfg(not(windows))]
-pub(crate) fn system_name() -> String {
+pub(crate) fn raw_machine_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 #[cfg(windows)]
-pub(crate) fn system_name() -> String {
+pub(crate) fn raw_machine_name() -> String {
     std::env::var("COMPUTERNAME").unwrap_or_default()
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::queue::dialect::Dialect;
-use crate::queue::metadata::{Record, date};
+use crate::queue::metadata::{Record, clamp_to_printable};
 use crate::queue::mode::Mode;
 use crate::queue::quoted::quoted;
 
@@ -176,7 +176,7 @@ impl fmt::Display for Queue {
 }
 
 /// Writes the process id and the label, each with a space before it, if there are any.
-pub(crate) fn write_process(f: &mut fmt::Formatter<'_>, pid: Option<u32>, label: Option<&String>) -> fmt::Result {
+pub(crate) fn write_pid_and_label(f: &mut fmt::Formatter<'_>, pid: Option<u32>, label: Option<&String>) -> fmt::Result {
     let pid = pid.map(|pid| format!(" pid {pid}")).unwrap_or_default();
     let label = label.map(|label| format!(" {}", quoted(label))).unwrap_or_default();
     write!(f, "{pid}{label}")
@@ -190,7 +190,7 @@ impl fmt::Display for Member {
             Some(many) => write!(f, "{many} PERMITS {who}")?,
             None => write!(f, "{} {who}", self.mode)?,
         }
-        write_process(f, self.pid, self.label.as_ref())?;
+        write_pid_and_label(f, self.pid, self.label.as_ref())?;
         if let Some(since) = self.since {
             // The clocks of two machines differ. A time in the future is treated as now.
             let age = SystemTime::now().duration_since(since).unwrap_or(Duration::ZERO);
@@ -211,11 +211,11 @@ impl fmt::Display for Member {
 /// Prints the time on the ensemble's clock instead of an age, so that readers with different clocks see the same text.
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "done at {}", humantime::format_rfc3339_seconds(date(self.at)))?;
+        write!(f, "done at {}", humantime::format_rfc3339_seconds(clamp_to_printable(self.at)))?;
         if !self.host.is_empty() {
             write!(f, " by {}", self.host)?;
         }
-        write_process(f, self.pid, self.label.as_ref())
+        write_pid_and_label(f, self.pid, self.label.as_ref())
     }
 }
 
@@ -257,7 +257,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    pub(crate) fn is_as(&self, other: &Progress) -> bool {
+    pub(crate) fn looks_same_as(&self, other: &Progress) -> bool {
         let nodes = |of: &Progress| -> Vec<String> { of.blockers.first.iter().map(|it| it.node.clone()).collect() };
         (self.place, self.blockers.ahead) == (other.place, other.blockers.ahead) && nodes(self) == nodes(other)
     }

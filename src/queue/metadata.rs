@@ -1,5 +1,5 @@
 //! The data that this library writes into nodes: a contender's metadata, and the record of a job's last success. This file
-//! also makes the paths of records, and of the [twins](twin_of) of persistent nodes.
+//! also makes the paths of records, and of the [twins](twin_path) of persistent nodes.
 
 use std::fmt::Display;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use crate::queue::node_name::NodeName;
 pub(crate) const LAST_WRITTEN: Duration = Duration::from_secs(253_402_300_799);
 
 /// Returns `at`, or the nearest time that can be printed as a date. A wrong clock may give a time that cannot be printed.
-pub(crate) fn date(at: SystemTime) -> SystemTime {
+pub(crate) fn clamp_to_printable(at: SystemTime) -> SystemTime {
     at.clamp(UNIX_EPOCH, UNIX_EPOCH + LAST_WRITTEN)
 }
 
@@ -33,16 +33,16 @@ pub(crate) struct Metadata {
 impl Metadata {
     /// Encodes the metadata as the data of the contender's node. `since` is when the contender queued up.
     pub(crate) fn encode(&self, since: SystemTime) -> Vec<u8> {
-        let since = humantime::format_rfc3339_millis(date(since));
-        let (pid, permits) = (line("pid", self.pid), line("permits", self.permits));
-        let candidate = line("candidate", self.is_candidate.then_some("yes"));
-        let label = line("label", self.label.as_deref());
+        let since = humantime::format_rfc3339_millis(clamp_to_printable(since));
+        let (pid, permits) = (field_line("pid", self.pid), field_line("permits", self.permits));
+        let candidate = field_line("candidate", self.is_candidate.then_some("yes"));
+        let label = field_line("label", self.label.as_deref());
         format!("host={}\n{pid}since={since}\n{permits}{candidate}{label}", self.host).into_bytes()
     }
 
     /// Returns a contender's metadata, from the name of its node, and from the node's `data` if the node could be read.
     pub(crate) fn new(contender: &NodeName, data: Option<&[u8]>) -> Metadata {
-        let in_data = data.map(read).unwrap_or_default();
+        let in_data = data.map(parse).unwrap_or_default();
         match (contender.dialect(), data) {
             (Dialect::Native, _) | (_, None) => Metadata { host: contender.host().to_owned(), ..in_data },
             // Only this library writes a process id. So if the data have one, the other fields are ours, too.
@@ -56,12 +56,12 @@ impl Metadata {
 }
 
 /// Returns the line of a field, or no text if the field has no value.
-pub(crate) fn line(field: &str, value: Option<impl Display>) -> String {
+pub(crate) fn field_line(field: &str, value: Option<impl Display>) -> String {
     value.map(|value| format!("{field}={value}\n")).unwrap_or_default()
 }
 
 /// Parses the metadata in a node's data. Ignores unknown lines.
-pub(crate) fn read(data: &[u8]) -> Metadata {
+pub(crate) fn parse(data: &[u8]) -> Metadata {
     let text = String::from_utf8_lossy(data);
     let field = |name: &str| text.split('\n').find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
     Metadata {
@@ -126,32 +126,32 @@ pub(crate) fn lock_of_record(path: &str) -> Option<&str> {
 }
 
 pub(crate) fn record_text(host: &str, label: Option<&str>, token: i64) -> Vec<u8> {
-    let (pid, label) = (std::process::id(), line("label", label));
+    let (pid, label) = (std::process::id(), field_line("label", label));
     format!("{HEADING}1\nhost={host}\npid={pid}\ntoken={token}\n{label}").into_bytes()
 }
 
 /// Parses the record of when a job was last [done](crate::once::OnceGuard::done). `at` is when the record was written. `None`
 /// if the data are not a record.
-pub fn read_done(data: &[u8], at: SystemTime) -> Option<Record> {
+pub fn parse_record(data: &[u8], at: SystemTime) -> Option<Record> {
     let text = std::str::from_utf8(data).ok()?.strip_prefix(HEADING)?;
     let token = text.split('\n').find_map(|line| line.strip_prefix("token=")).and_then(|token| token.parse().ok());
-    let Metadata { host, pid, label, .. } = read(data);
-    Some(Record { at: date(at), host, pid, label, token })
+    let Metadata { host, pid, label, .. } = parse(data);
+    Some(Record { at: clamp_to_printable(at), host, pid, label, token })
 }
 
 /// The present time on the ensemble's clock, as a range because the exact time is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Now {
+pub(crate) struct NowRange {
     earliest: SystemTime,
     latest: SystemTime,
 }
 
-impl Now {
+impl NowRange {
     /// Returns the present time: at least `least` and at most `most` after `then`. A local clock measured these
     /// durations, so the range is widened by that clock's possible drift.
-    pub(crate) fn from_elapsed(then: SystemTime, least: Duration, most: Duration) -> Now {
+    pub(crate) fn from_elapsed(then: SystemTime, least: Duration, most: Duration) -> NowRange {
         let (least, most) = (least - least / DRIFT, most.saturating_add(most / DRIFT));
-        Now { earliest: then.checked_add(least).unwrap_or(then), latest: then.checked_add(most).unwrap_or(then) }
+        NowRange { earliest: then.checked_add(least).unwrap_or(then), latest: then.checked_add(most).unwrap_or(then) }
     }
 
     /// Returns whether less than `period` may lie between `at` and now, whichever of the two is earlier.
@@ -159,7 +159,7 @@ impl Now {
     /// If `at` is in the future, another server, whose clock is behind, has become the ensemble's leader since, and the
     /// true age of `at` is unknown. A time in the future counts as recent only while it is less than `period` ahead. So
     /// a small step of the clock does no harm, and a large step does not block the job for ever.
-    pub(crate) fn is_within(&self, period: Duration, at: SystemTime) -> bool {
+    pub(crate) fn may_be_within(&self, period: Duration, at: SystemTime) -> bool {
         let is_late_enough = at.checked_add(period).is_none_or(|end| end > self.earliest);
         let is_early_enough = self.latest.checked_add(period).is_none_or(|end| at < end);
         is_late_enough && is_early_enough
@@ -168,8 +168,8 @@ impl Now {
 
 const TWIN_SUFFIX: &str = ".twin";
 
-/// The name of the [twin](twin_of) of a [`Shared`](crate::Shared) value. The twin is a node that shows whether the value's node
-/// was deleted.
+/// The name of the [twin](twin_path) of a [`Shared`](crate::Shared) value. The twin is a node that shows whether the
+/// value's node was deleted.
 pub(crate) const VALUE_TWIN: &str = "value.twin";
 
 /// Returns the path of the twin of the persistent node at `path`: a sibling that stays, and so shows the loss, if the node
@@ -178,7 +178,7 @@ pub(crate) const VALUE_TWIN: &str = "value.twin";
 /// Servers before 3.8.7 and 3.9.6 let any client delete a persistent node that has no children (CVE-2026-79993), and an
 /// operator may delete it by mistake. Without a twin, a deleted node would look like a node that was never written. So the
 /// transaction that writes the node for the first time also creates the twin.
-pub(crate) fn twin_of(path: &str) -> String {
+pub(crate) fn twin_path(path: &str) -> String {
     format!("{path}{TWIN_SUFFIX}")
 }
 
@@ -194,14 +194,14 @@ mod tests {
         let metadata = Metadata { host: "web-1".to_owned(), pid: Some(42), label, permits: None, is_candidate: false };
         let text = String::from_utf8(metadata.encode(since)).unwrap();
         assert_eq!(text, "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\nlabel=migrate = v42\n");
-        assert_eq!(read(text.as_bytes()), metadata);
+        assert_eq!(parse(text.as_bytes()), metadata);
         let metadata = Metadata { permits: Some(3), is_candidate: true, ..metadata };
         let text = String::from_utf8(metadata.encode(since)).unwrap();
         assert_eq!(
             text,
             "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\npermits=3\ncandidate=yes\nlabel=migrate = v42\n"
         );
-        assert_eq!(read(text.as_bytes()), metadata);
+        assert_eq!(parse(text.as_bytes()), metadata);
     }
 
     #[test]
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn garbage_reads_as_empty_metadata() {
         for data in [&b""[..], b"\xff\xfe", b"pid=x\nlabel", b"=\n="] {
-            assert_eq!(read(data), Metadata::default());
+            assert_eq!(parse(data), Metadata::default());
         }
     }
 
@@ -257,8 +257,8 @@ mod tests {
     fn fuzzed_metadata_is_the_same_when_written_again() {
         let metadata = "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\npermits=3\nlabel=migrate = v42\n";
         fuzz(&[metadata, "10.1.2.3", "nightly report"], |data| {
-            let metadata = Metadata { pid: read(data).pid.or(Some(7)), ..read(data) };
-            assert_eq!(read(&metadata.encode(UNIX_EPOCH)), metadata);
+            let metadata = Metadata { pid: parse(data).pid.or(Some(7)), ..parse(data) };
+            assert_eq!(parse(&metadata.encode(UNIX_EPOCH)), metadata);
             for name in ["h~i-READ-0000000001", "x__lock__0000000001", "_c_x__WRIT__0000000001"] {
                 let dialect = Dialect::of(name).unwrap();
                 let metadata = Metadata::new(&NodeName::parse_as(name, dialect).unwrap(), Some(data));
@@ -281,22 +281,22 @@ mod tests {
         assert_eq!(String::from_utf8(text.clone()).unwrap(), expected);
         let (host, label) = ("web-1".to_owned(), Some("report = daily".to_owned()));
         let done = Record { at: minutes(7), host, pid: Some(pid), label, token: Some(4294967301) };
-        assert_eq!(read_done(&text, minutes(7)), Some(done));
+        assert_eq!(parse_record(&text, minutes(7)), Some(done));
     }
 
     #[test]
     fn data_without_the_heading_are_no_record() {
         for data in [&b""[..], b"\xff\xfe", b"host=web-1\npid=7\n", b"zk-rwlock value 1\n", b" zk-rwlock done 1\n"] {
-            assert_eq!(read_done(data, minutes(7)), None);
+            assert_eq!(parse_record(data, minutes(7)), None);
         }
         let bare = Record { at: minutes(7), host: String::new(), pid: None, label: None, token: None };
-        assert_eq!(read_done(b"zk-rwlock done 2\ntoken=x", minutes(7)), Some(bare));
+        assert_eq!(parse_record(b"zk-rwlock done 2\ntoken=x", minutes(7)), Some(bare));
     }
 
     #[test]
     fn a_trailing_carriage_return_stays_in_the_text() {
         let record = record_text("web-1\r", Some("report\r"), 7);
-        let done = read_done(&record, minutes(7)).unwrap();
+        let done = parse_record(&record, minutes(7)).unwrap();
         assert_eq!((&*done.host, done.label.as_deref(), done.token), ("web-1\r", Some("report\r"), Some(7)));
     }
 
@@ -314,30 +314,32 @@ mod tests {
 
     #[test]
     fn a_job_done_less_than_a_period_ago_is_fresh() {
-        let now = Now::from_elapsed(minutes(100), Duration::ZERO, Duration::ZERO);
+        let now = NowRange::from_elapsed(minutes(100), Duration::ZERO, Duration::ZERO);
         for (at, is_fresh) in [(49, false), (50, false), (51, true), (100, true), (149, true), (150, false)] {
-            assert_eq!(now.is_within(50 * MINUTE, minutes(at)), is_fresh, "{at}");
+            assert_eq!(now.may_be_within(50 * MINUTE, minutes(at)), is_fresh, "{at}");
         }
     }
 
     #[test]
     fn now_includes_the_time_spent_waiting() {
-        let now = Now::from_elapsed(minutes(100), 100 * MINUTE, 101 * MINUTE);
-        assert!(!now.is_within(50 * MINUTE, minutes(149)), "done at least a period ago");
-        assert!(now.is_within(50 * MINUTE, minutes(150)), "possibly done less than a period ago");
-        assert!(now.is_within(MINUTE, minutes(202)), "possibly done just now");
-        assert!(!now.is_within(MINUTE, minutes(204)));
+        let now = NowRange::from_elapsed(minutes(100), 100 * MINUTE, 101 * MINUTE);
+        assert!(!now.may_be_within(50 * MINUTE, minutes(149)), "done at least a period ago");
+        assert!(now.may_be_within(50 * MINUTE, minutes(150)), "possibly done less than a period ago");
+        assert!(now.may_be_within(MINUTE, minutes(202)), "possibly done just now");
+        assert!(!now.may_be_within(MINUTE, minutes(204)));
     }
 
     #[test]
     fn extreme_times_do_not_overflow() {
         let far = UNIX_EPOCH + Duration::from_millis(i64::MAX.unsigned_abs());
-        for now in [Now::from_elapsed(minutes(1), Duration::MAX, Duration::MAX), Now::from_elapsed(far, MINUTE, MINUTE)]
-        {
-            assert!(now.is_within(Duration::MAX, minutes(1)) && now.is_within(Duration::MAX, far));
-            assert!(!now.is_within(MINUTE, UNIX_EPOCH));
+        for now in [
+            NowRange::from_elapsed(minutes(1), Duration::MAX, Duration::MAX),
+            NowRange::from_elapsed(far, MINUTE, MINUTE),
+        ] {
+            assert!(now.may_be_within(Duration::MAX, minutes(1)) && now.may_be_within(Duration::MAX, far));
+            assert!(!now.may_be_within(MINUTE, UNIX_EPOCH));
         }
-        assert!(!Now::from_elapsed(minutes(1), MINUTE, MINUTE).is_within(365 * 24 * 60 * MINUTE, far));
+        assert!(!NowRange::from_elapsed(minutes(1), MINUTE, MINUTE).may_be_within(365 * 24 * 60 * MINUTE, far));
     }
 
     #[test]
@@ -348,10 +350,10 @@ mod tests {
             b"zk-rwlock done 2".to_vec(),
         ];
         fuzz(&samples, |data| {
-            let Some(done) = read_done(data, minutes(7)) else { return };
+            let Some(done) = parse_record(data, minutes(7)) else { return };
             assert!(data.starts_with(HEADING.as_bytes()));
             let token = done.token.unwrap_or_default();
-            let again = read_done(&record_text(&done.host, done.label.as_deref(), token), minutes(7)).unwrap();
+            let again = parse_record(&record_text(&done.host, done.label.as_deref(), token), minutes(7)).unwrap();
             assert_eq!((again.host, again.label, again.token), (done.host, done.label, Some(token)));
         });
     }

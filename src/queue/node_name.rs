@@ -45,7 +45,7 @@ impl NodeName {
     /// assert_eq!(NodeName::parse_as(name, Dialect::Kazoo), None);
     /// ```
     pub fn parse_as(name: &str, dialect: Dialect) -> Option<NodeName> {
-        let (tag, place) = dialect.split(name)?;
+        let (tag, place) = dialect.split_name(name)?;
         Some(NodeName::new(name.to_owned(), dialect, tag.len(), place))
     }
 
@@ -84,7 +84,7 @@ impl NodeName {
                 let id = self.text[self.host_len..self.tag_len].strip_prefix('~')?;
                 id.strip_suffix(dialect::KEEP).unwrap_or(id)
             }
-            _ => Dialect::id(self.tag()),
+            _ => Dialect::id_in_tag(self.tag()),
         };
         (!id.is_empty()).then_some(id)
     }
@@ -124,12 +124,12 @@ impl NodeName {
     /// ```
     pub fn may_be_one_holder_with(&self, other: &NodeName) -> bool {
         let (mine, its) = (self.place(), other.place());
-        self.dialect == other.dialect && mine.sequence == its.sequence && self.dialect.is_one_holder(mine, its)
+        self.dialect == other.dialect && mine.sequence == its.sequence && self.dialect.may_be_one_holder(mine, its)
     }
 
     /// Returns the name of the contender's node after a downgrade.
-    pub(crate) fn downgraded(&self) -> String {
-        format!("{}{}{:010}", self.tag(), self.dialect.marker(Mode::Read), self.sequence())
+    pub(crate) fn name_after_downgrade(&self) -> String {
+        format!("{}{}{:010}", self.tag(), self.dialect.mode_marker(Mode::Read), self.sequence())
     }
 
     /// Returns the tag: the part of the name before the marker of the mode, such as `-WRITE-`. No two acquisitions have the
@@ -168,7 +168,7 @@ impl Tag {
 
     /// Returns the name of the acquisition's node in this mode, without the sequence number, which the server appends.
     pub(crate) fn prefix(&self, mode: Mode) -> String {
-        format!("{}{}", self.text, self.dialect.marker(mode))
+        format!("{}{}", self.text, self.dialect.mode_marker(mode))
     }
 
     /// Returns the name of the acquisition's node while the server has not assigned a sequence number yet. Until then, the
@@ -178,9 +178,9 @@ impl Tag {
     }
 
     /// Returns whether `name` is a node of this acquisition, in either mode.
-    pub(crate) fn is_on(&self, name: &str) -> bool {
+    pub(crate) fn is_tag_of(&self, name: &str) -> bool {
         // The prefix is compared first, which is fast, because thousands of names may be compared with thousands of tags.
-        name.starts_with(&*self.text) && self.dialect.split(name).is_some_and(|(tag, _)| *tag == *self.text)
+        name.starts_with(&*self.text) && self.dialect.split_name(name).is_some_and(|(tag, _)| *tag == *self.text)
     }
 }
 
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn two_nodes_of_one_curator_holder_are_recognized() {
         let one = |dialect: Dialect, mode, sequence| {
-            let name = format!("_c_5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9-{}{sequence:010}", dialect.marker(mode));
+            let name = format!("_c_5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9-{}{sequence:010}", dialect.mode_marker(mode));
             NodeName::parse_as(&name, dialect).unwrap()
         };
         let write = one(Dialect::Curator, Mode::Write, 7);

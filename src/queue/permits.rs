@@ -21,29 +21,29 @@ const NUMBER: &str = "permits=";
 
 /// The parts of the name of a permit holder's node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TakenBy<'n> {
+pub(crate) struct PermitName<'n> {
     pub(crate) host: &'n str,
     /// The number of permits that the holder took.
     pub(crate) count: u32,
 }
 
 /// Returns the name of a permit holder's node. `owner` is the holder's `host~id`, which no other holder has.
-pub(crate) fn name(owner: &str, count: u32) -> String {
+pub(crate) fn permit_node_name(owner: &str, count: u32) -> String {
     format!("{owner}{MARKER}{count}")
 }
 
 /// Returns whether `name` is the name of a node of the permit holder `owner`.
-pub(crate) fn is_of(name: &str, owner: &str) -> bool {
+pub(crate) fn belongs_to(name: &str, owner: &str) -> bool {
     name.rsplit_once(MARKER).is_some_and(|(it, _)| it == owner)
 }
 
-/// Parses the name of a permit holder's node. `None` if the name is not exactly as [`name`] makes it.
-pub(crate) fn parse(name: &str) -> Option<TakenBy<'_>> {
+/// Parses the name of a permit holder's node. `None` if the name is not exactly as [`permit_node_name`] makes it.
+pub(crate) fn parse(name: &str) -> Option<PermitName<'_>> {
     let (owner, count) = name.rsplit_once(MARKER)?;
     let (host, id) = owner.split_once('~')?;
     let is_sound = dialect::host_problem(host).is_none() && !id.is_empty();
-    let count = positive(count)?;
-    (is_sound && id.bytes().all(|byte| byte.is_ascii_alphanumeric())).then_some(TakenBy { host, count })
+    let count = parse_positive(count)?;
+    (is_sound && id.bytes().all(|byte| byte.is_ascii_alphanumeric())).then_some(PermitName { host, count })
 }
 
 /// Returns the number of permits that a node of this name takes from a [`Semaphore`](crate::Semaphore); `None` if the
@@ -62,7 +62,7 @@ pub fn permits_of(name: &str) -> Option<u32> {
 ///
 /// # Errors
 /// Returns the first malformed name in text order.
-pub(crate) fn taken(names: &[String]) -> Result<u64, &str> {
+pub(crate) fn count_taken(names: &[String]) -> Result<u64, &str> {
     let mut taken = 0;
     let mut doubtful: Option<&str> = None;
     for name in names {
@@ -88,9 +88,9 @@ pub(crate) enum Room {
 /// exist.
 ///
 /// # Errors
-/// The errors of [`taken`].
+/// The errors of [`count_taken`].
 pub(crate) fn room(number: u32, names: &[String], wanted: u32) -> Result<Room, &str> {
-    let taken = taken(names)?;
+    let taken = count_taken(names)?;
     Ok(match wanted {
         _ if wanted > number => Room::Never,
         _ if taken + u64::from(wanted) <= u64::from(number) => Room::Enough,
@@ -113,7 +113,7 @@ pub(crate) fn decode(data: &[u8]) -> Result<Option<u32>, String> {
     if text.is_empty() {
         return Ok(None);
     }
-    let number = text.strip_prefix(NUMBER).and_then(positive);
+    let number = text.strip_prefix(NUMBER).and_then(parse_positive);
     number.map(Some).ok_or_else(|| text.chars().take(40).collect())
 }
 
@@ -123,7 +123,7 @@ pub(crate) fn may_be_number(length: usize) -> bool {
 }
 
 /// Parses a positive number only in the spelling that [`encode`] writes, so that each number has one spelling.
-fn positive(digits: &str) -> Option<u32> {
+fn parse_positive(digits: &str) -> Option<u32> {
     let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');
     digits.parse().ok().filter(|_| is_plain)
 }
@@ -140,8 +140,12 @@ mod tests {
     #[test]
     fn a_permit_name_is_parsed_back() {
         for (owner, host, count) in [("web-1~k3v9x2ma", "web-1", 1), ("a-PERMIT-3~x", "a-PERMIT-3", u32::MAX)] {
-            assert_eq!(parse(&name(owner, count)), Some(TakenBy { host, count }));
-            assert!(is_of(&name(owner, count), owner) && !is_of(&name(owner, count), host) && !is_of(owner, owner));
+            assert_eq!(parse(&permit_node_name(owner, count)), Some(PermitName { host, count }));
+            assert!(
+                belongs_to(&permit_node_name(owner, count), owner)
+                    && !belongs_to(&permit_node_name(owner, count), host)
+                    && !belongs_to(owner, owner)
+            );
         }
     }
 
@@ -161,7 +165,7 @@ mod tests {
     #[test]
     fn permits_are_counted_unless_a_name_is_malformed() {
         let three = names(["a~1-PERMIT-1", "b~2-PERMIT-2"]);
-        assert_eq!(taken(&three), Ok(3));
+        assert_eq!(count_taken(&three), Ok(3));
         for (number, wanted, expected) in
             [(4, 1, Room::Enough), (3, 1, Room::Short), (4, 2, Room::Short), (2, 1, Room::Short), (2, 3, Room::Never)]
         {
@@ -186,10 +190,10 @@ mod tests {
     #[test]
     fn a_fuzzed_permit_name_is_rejected_or_parsed_back() {
         fuzz_text(&["web-1~k3v9x2ma-PERMIT-2", "a-PERMIT-3~x-PERMIT-4294967295"], |text| {
-            let Some(TakenBy { host, count }) = parse(text) else { return };
+            let Some(PermitName { host, count }) = parse(text) else { return };
             let (owner, _) = text.rsplit_once(MARKER).unwrap();
-            assert_eq!((name(owner, count).as_str(), owner.starts_with(host)), (text, true));
-            assert_eq!(taken(&[text.to_owned()]), Ok(count.into()));
+            assert_eq!((permit_node_name(owner, count).as_str(), owner.starts_with(host)), (text, true));
+            assert_eq!(count_taken(&[text.to_owned()]), Ok(count.into()));
         });
     }
 

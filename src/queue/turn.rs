@@ -68,31 +68,36 @@ pub fn turn<I>(me: &NodeName, queue: I) -> Turn
 where
     I: IntoIterator<Item: AsRef<str>>,
 {
-    decide(me, queue, |_| {}, |_| false)
+    decide_turn(me, queue, |_| {}, |_| false)
 }
 
 /// Returns the result of [`turn`], and the name of a [foreign](Dialect::foreign) contender if there is one. The turn is
 /// meaningless beside a foreign contender, whose rules may differ.
-pub(crate) fn turn_among_foreign<'q>(me: &NodeName, queue: &'q [String]) -> (Turn, Option<&'q str>) {
+pub(crate) fn turn_and_foreign<'q>(me: &NodeName, queue: &'q [String]) -> (Turn, Option<&'q str>) {
     let mut foreign: Option<&str> = None;
     let note_foreign = |name: &'q String| {
         if me.dialect().foreign(name).is_some() && foreign.is_none_or(|first| &name[..] < first) {
             foreign = Some(name);
         }
     };
-    let turn = decide(me, queue, note_foreign, |_| false);
+    let turn = decide_turn(me, queue, note_foreign, |_| false);
     (turn, foreign)
 }
 
 /// Returns the turn of `me` for display. Unlike [`turn`], this function accepts two nodes of the same number if they
 /// may belong to one holder.
-pub(crate) fn as_seen(me: &NodeName, queue: &[String]) -> Turn {
-    decide(me, queue, |_| {}, |other| me.dialect().is_one_holder(other, me.place()))
+pub(crate) fn turn_for_display(me: &NodeName, queue: &[String]) -> Turn {
+    decide_turn(me, queue, |_| {}, |other| me.dialect().may_be_one_holder(other, me.place()))
 }
 
 /// Decides the turn of `me`. Calls `on_other_name` for each name that is not a contender's. `may_share` says whether
 /// another contender may have the same sequence number as `me`.
-fn decide<I>(me: &NodeName, queue: I, mut on_other_name: impl FnMut(I::Item), may_share: impl Fn(Place) -> bool) -> Turn
+fn decide_turn<I>(
+    me: &NodeName,
+    queue: I,
+    mut on_other_name: impl FnMut(I::Item),
+    may_share: impl Fn(Place) -> bool,
+) -> Turn
 where
     I: IntoIterator<Item: AsRef<str>>,
 {
@@ -108,16 +113,16 @@ where
         // best candidate so far.
         //
         // Each contender of another dialect must reach `on_other_name`, so that it does not go unnoticed. This check
-        // skips none of them, because their names have `_` or `k-` before the digits, and `sequence_if_plain` requires
-        // `E-` or `D-`. A malformed name such as `a__WRIT__D-0000000007` may be skipped, but no library makes such a
-        // name.
+        // skips none of them, because their names have `_` or `k-` before the digits, and `unsigned_sequence_at_end`
+        // requires `E-` or `D-`. A malformed name such as `a__WRIT__D-0000000007` may be skipped, but no library makes
+        // such a name.
         if dialect == Dialect::Native
-            && let Some(sequence) = dialect::sequence_if_plain(name)
+            && let Some(sequence) = dialect::unsigned_sequence_at_end(name)
             && (sequence > mine.sequence || nearest.as_ref().is_some_and(|(nearest, _)| *nearest > sequence))
         {
             continue;
         }
-        let Some(other) = dialect.place(name) else {
+        let Some(other) = dialect.parse_place(name) else {
             on_other_name(child);
             continue;
         };
@@ -148,10 +153,11 @@ where
 /// Returns whether `me`, a writer that waits for readers, has to ask for kept nodes (nodes that their processes keep
 /// between uses). Only the kept nodes of readers between the last earlier writer and `me` count, because that writer itself
 /// asks for the nodes before it. A node in `closing` does not count, because its process is about to give it up.
-pub(crate) fn is_reader_kept_before(me: &NodeName, queue: &[String], closing: &[String]) -> bool {
-    // `may_keep` comes first, because it rejects most names by their last characters, and a waiter may list 10,000 names.
-    let kept = queue.iter().filter(|name| dialect::may_keep(name) && !closing.contains(name));
-    let before = |name: &String| me.dialect().place(name).filter(|it| it.sequence < me.sequence());
+pub(crate) fn has_kept_reader_ahead(me: &NodeName, queue: &[String], closing: &[String]) -> bool {
+    // `looks_kept` comes first, because it rejects most names by their last characters, and a waiter may list 10,000
+    // names.
+    let kept = queue.iter().filter(|name| dialect::looks_kept(name) && !closing.contains(name));
+    let before = |name: &String| me.dialect().parse_place(name).filter(|it| it.sequence < me.sequence());
     let readers = kept.filter_map(before).filter(|it| it.mode == Mode::Read);
     let Some(newest) = readers.map(|it| it.sequence).max() else { return false };
     let writers = queue.iter().filter_map(before).filter(|it| it.mode == Mode::Write);
@@ -159,7 +165,7 @@ pub(crate) fn is_reader_kept_before(me: &NodeName, queue: &[String], closing: &[
 }
 
 /// Returns the name of a foreign contender: the first in text order if there are several.
-pub(crate) fn foreign(dialect: Dialect, queue: &[String]) -> Option<&str> {
+pub(crate) fn first_foreign(dialect: Dialect, queue: &[String]) -> Option<&str> {
     queue.iter().map(String::as_str).filter(|name| dialect.foreign(name).is_some()).min()
 }
 
@@ -170,8 +176,8 @@ pub(crate) fn ahead_of<'q>(me: &NodeName, queue: &'q [String]) -> Vec<&'q str> {
 
 /// Returns the place of `me` in the queue, counted from 1, and the number of contenders in the queue. The place counts every
 /// earlier contender, also a reader that `me` need not wait for.
-pub(crate) fn place_of(me: &NodeName, queue: &[String]) -> (usize, usize) {
-    let places = queue.iter().filter_map(|child| me.dialect().place(child));
+pub(crate) fn place_and_length(me: &NodeName, queue: &[String]) -> (usize, usize) {
+    let places = queue.iter().filter_map(|child| me.dialect().parse_place(child));
     places.fold((1, 0), |(mine, all), other| (mine + usize::from(other.sequence < me.sequence()), all + 1))
 }
 
@@ -180,13 +186,13 @@ pub(crate) fn place_of(me: &NodeName, queue: &[String]) -> (usize, usize) {
 /// because the numbers restart when the queue's directory is deleted and created again.
 ///
 /// A node with the tag of `me` comes from a create of `me` whose reply was lost, so the node is no waiter.
-pub(crate) fn first_kept_out(me: &NodeName, queue: &[String], has_left: bool) -> Option<NodeName> {
+pub(crate) fn first_excluded_waiter(me: &NodeName, queue: &[String], has_left: bool) -> Option<NodeName> {
     let is_kept_out = |other: Place| has_left || other.sequence > me.sequence() && other.mode.excludes(me.mode());
     let kept_out = in_order(me.dialect(), queue, is_kept_out);
     kept_out.into_iter().filter_map(|name| NodeName::parse_as(name, me.dialect())).find(|it| it.tag() != me.tag())
 }
 
-/// Returns all contenders in the order of arrival, each with its turn as [`as_seen`] decides it, in one pass.
+/// Returns all contenders in the order of arrival, each with its turn as [`turn_for_display`] decides it, in one pass.
 pub(crate) fn turns(dialect: Dialect, queue: &[String]) -> Vec<(NodeName, Turn)> {
     let ordered = in_order(dialect, queue, |_| true).into_iter();
     let ordered: Vec<NodeName> = ordered.filter_map(|name| NodeName::parse_as(name, dialect)).collect();
@@ -198,7 +204,7 @@ pub(crate) fn turns(dialect: Dialect, queue: &[String]) -> Vec<(NodeName, Turn)>
         for contender in group {
             let nearest = if contender.mode() == Mode::Write { last } else { last_write };
             let mut others = group.iter().filter(|it| it.as_str() != contender.as_str());
-            let rival = others.find(|it| !dialect.is_one_holder(it.place(), contender.place()));
+            let rival = others.find(|it| !dialect.may_be_one_holder(it.place(), contender.place()));
             turns.push(if rival.is_some() || contender.sequence() < 0 {
                 Turn::Stuck(rival.map(|it| it.as_str().to_owned()))
             } else {
@@ -219,7 +225,7 @@ fn in_order(dialect: Dialect, queue: &[String], wanted: impl Fn(Place) -> bool) 
     let mut chosen: Vec<(i64, &str)> = queue
         .iter()
         .filter_map(|child| {
-            dialect.place(child).filter(|place| wanted(*place)).map(|place| (place.sequence, child.as_str()))
+            dialect.parse_place(child).filter(|place| wanted(*place)).map(|place| (place.sequence, child.as_str()))
         })
         .collect();
     chosen.sort_unstable();
@@ -231,7 +237,7 @@ fn in_order(dialect: Dialect, queue: &[String], wanted: impl Fn(Place) -> bool) 
 pub struct Waiter<C> {
     me: C,
     /// Whether a writer that held the lock signals its release by a write to its node.
-    hands_off: bool,
+    signals_release: bool,
     if_taken: IfTaken,
     /// The predecessor that the contender waits for.
     awaited: Option<Predecessor>,
@@ -344,16 +350,16 @@ impl Grant {
     }
 
     /// Returns the name of the node whose hand-off is not confirmed yet.
-    pub(crate) fn unconfirmed(&self) -> Option<&Arc<str>> {
+    pub(crate) fn unconfirmed_predecessor(&self) -> Option<&Arc<str>> {
         if let Grant::HandOff { unconfirmed } = self { unconfirmed.as_ref() } else { None }
     }
 }
 
 impl<C: Borrow<NodeName>> Waiter<C> {
-    /// Creates the state machine of a contender whose node exists. Its first step is [`Step::List`]. `hands_off` says
-    /// whether a writer that held the lock signals its release by a write to its node.
-    pub fn new(me: C, hands_off: bool, if_taken: IfTaken) -> Waiter<C> {
-        Waiter { me, hands_off, if_taken, awaited: None, missing: None, has_waited: false, has_asked: false }
+    /// Creates the state machine of a contender whose node exists. Its first step is [`Step::List`]. `signals_release`
+    /// says whether a writer that held the lock signals its release by a write to its node.
+    pub fn new(me: C, signals_release: bool, if_taken: IfTaken) -> Waiter<C> {
+        Waiter { me, signals_release, if_taken, awaited: None, missing: None, has_waited: false, has_asked: false }
     }
 
     /// Returns whether a listing has shown a contender ahead.
@@ -362,7 +368,7 @@ impl<C: Borrow<NodeName>> Waiter<C> {
     }
 
     /// Returns whether the contender must not wait.
-    pub(crate) fn gives_up(&self) -> bool {
+    pub(crate) fn must_not_wait(&self) -> bool {
         self.if_taken == IfTaken::GiveUp
     }
 
@@ -370,7 +376,7 @@ impl<C: Borrow<NodeName>> Waiter<C> {
     /// directory, in any order. The waiter need not ask for the nodes in `closing`, because their processes are about to give
     /// them up.
     pub fn listed(&mut self, names: &[String], closing: &[String]) -> Step {
-        let (turn, foreign) = turn_among_foreign(self.me.borrow(), names);
+        let (turn, foreign) = turn_and_foreign(self.me.borrow(), names);
         match (turn, foreign) {
             (Turn::Evicted, _) => Step::AskLeader(Claim::Unlisted),
             (_, Some(name)) => Step::Foreign(name.to_owned()),
@@ -380,12 +386,12 @@ impl<C: Borrow<NodeName>> Waiter<C> {
             (Turn::Granted, None) => Step::Take(Grant::AtOnce),
             (Turn::Behind(nearest), None) => {
                 self.has_waited = true;
-                if self.gives_up() {
+                if self.must_not_wait() {
                     return Step::AskLeader(Claim::Ahead);
                 }
                 let is_kept = match nearest.mode() {
                     Mode::Write => nearest.keeps() && closing.iter().all(|name| name != nearest.as_str()),
-                    Mode::Read => is_reader_kept_before(self.me.borrow(), names, closing),
+                    Mode::Read => has_kept_reader_ahead(self.me.borrow(), names, closing),
                 };
                 // One write to the directory asks for all kept nodes in it. The nodes ahead of this waiter are older than its
                 // own node, so a second write is never needed.
@@ -418,7 +424,7 @@ impl<C: Borrow<NodeName>> Waiter<C> {
         match departure {
             // In the native dialect, only a writer whose turn had come changes its node, in the transaction that deletes
             // the node. So no earlier contender is left. In another dialect, any client may change a node for any reason.
-            Departure::Signalled if self.hands_off && predecessor.mode == Mode::Write => {
+            Departure::Signalled if self.signals_release && predecessor.mode == Mode::Write => {
                 Step::Take(Grant::HandOff { unconfirmed: Some(predecessor.name) })
             }
             Departure::Missing if was_missing => {

@@ -15,7 +15,7 @@ use crate::lock::admin::RecordNode;
 use crate::lock::hold::WriteGuard;
 use crate::lock::rw_lock::RwLock;
 use crate::observe::trace;
-use crate::queue::metadata::{self, Now, Record, date};
+use crate::queue::metadata::{self, NowRange, Record, clamp_to_printable};
 use crate::queue::mode::{Aim, Mode};
 use crate::session::node::state::NodeState;
 use crate::session::presence;
@@ -188,7 +188,7 @@ async fn check_if_due(
         RecordNode::None { is_there: true } => (None, true),
         // The server shows no record. The twin, a second copy of the record, shows whether the record was deleted.
         RecordNode::None { is_there: false } => {
-            let twin = hold.run_while_held(RecordNode::read(session, &metadata::twin_of(&path))).await?;
+            let twin = hold.run_while_held(RecordNode::read(session, &metadata::twin_path(&path))).await?;
             let last = if let RecordNode::Done(last, _) = twin.map_err(refused)? { Some(last) } else { None };
             // This client's server may not show a new record yet, so the ensemble's leader is asked.
             let is_there = match last {
@@ -200,15 +200,16 @@ async fn check_if_due(
         RecordNode::Done(last, _) => (Some(last), true),
     };
     let (creation, at) = (hold.node().read(NodeState::creation), hold.now());
-    let now = Now::from_elapsed(creation.ctime, at.saturating_sub(creation.answered), at.saturating_sub(creation.sent));
-    let Some(last) = last.filter(|last| now.is_within(period, last.at)) else {
+    let now =
+        NowRange::from_elapsed(creation.ctime, at.saturating_sub(creation.answered), at.saturating_sub(creation.sent));
+    let Some(last) = last.filter(|last| now.may_be_within(period, last.at)) else {
         let label = label.or_else(|| config.label.clone());
         return Ok(Work::Due(OnceGuard { guard, host: config.host.clone(), label, had_record: is_there }));
     };
     if !is_there {
         return Err(Error::RecordVanished { path, last: Box::new(last) });
     }
-    let at = humantime::format_rfc3339_millis(date(last.at));
+    let at = humantime::format_rfc3339_millis(clamp_to_printable(last.at));
     emit!(DEBUG, path = hold.user_path(), host = last.host, %at, "the work is not due: it was done within the period");
     // The lock is given back in the background. The result needs no lock that is still held, because the record is
     // older than the grant. So neither the release nor its error matters here.
@@ -300,7 +301,7 @@ impl OnceGuard {
         let (path, text) =
             (self.record(), metadata::record_text(&self.host, self.label.as_deref(), self.fencing_token()));
         let session = self.guard.held.session();
-        let (mut in_doubt, mut tries, twin) = (false, RetryLimit::LOST_ANSWERS, metadata::twin_of(&path));
+        let (mut in_doubt, mut tries, twin) = (false, RetryLimit::LOST_ANSWERS, metadata::twin_path(&path));
         // One transaction writes the record and its twin. If this client may not create the twin, only the record is written,
         // because an operator may have created only the record, with an ACL for this client.
         let (mut is_there, mut has_twin) = (self.had_record, Some(self.had_record));

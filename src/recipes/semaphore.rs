@@ -542,7 +542,7 @@ impl Semaphore {
 async fn queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> {
     let number = read_number(state, "read the queue of", is_synced).await?.or(state.known_number());
     let (queue, taken) = state.config.queue(is_synced, number).await?;
-    if let Err(name) = permits::taken(&taken) {
+    if let Err(name) = permits::count_taken(&taken) {
         return Err(state.doubtful_error(format!("{name:?} is no permit")));
     }
     number.map(|_| queue).ok_or_else(|| state.permits_error(PermitsError::Unset))
@@ -648,7 +648,7 @@ async fn try_to_remove(state: &SemaphoreState, session: Arc<dyn Session>) -> Res
         });
     }
     if twin != TwinContent::Missing {
-        operations.push(delete(metadata::twin_of(path)));
+        operations.push(delete(metadata::twin_path(path)));
     }
     match retry::until_known(session, || session.transact(&operations)).await {
         Ok(_) => Ok((Some(number), true)),

@@ -85,7 +85,7 @@ pub(super) async fn remove_late_nodes(session: Arc<dyn Session>) {
 async fn remove_late_nodes_in(session: &Arc<dyn Session>, directory: Arc<str>, owners: Vec<Tag>) {
     let Ok(names) = repeat(session, RetryLimit::ENDLESS, || list_synced(session, &directory)).await else { return };
     let owner =
-        |name: &String| Some((owners.iter().find(|tag| tag.is_on(name))?.clone(), format!("{directory}/{name}")));
+        |name: &String| Some((owners.iter().find(|tag| tag.is_tag_of(name))?.clone(), format!("{directory}/{name}")));
     let found: Vec<_> = names.iter().filter_map(owner).collect();
     for (tag, path) in found {
         drop(spawn_removal(session, Arc::clone(&directory), tag, Leaving::of_late_create(path), None));
@@ -188,7 +188,7 @@ impl Remover {
 
     /// Returns the paths of the owner's nodes among these names.
     fn own_paths_among(&self, names: &[String]) -> Vec<String> {
-        let own = names.iter().filter(|name| self.tag.is_on(name));
+        let own = names.iter().filter(|name| self.tag.is_tag_of(name));
         own.map(|name| format!("{}/{name}", self.directory)).collect()
     }
 

@@ -8,7 +8,7 @@ const UUID: &str = "5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9";
 
 /// Returns the first letter of the mode, and the sequence number, of a contender's name.
 fn read(dialect: Dialect, name: &str) -> Option<(char, i64)> {
-    let place = dialect.place(name)?;
+    let place = dialect.parse_place(name)?;
     Some((if place.mode == Mode::Read { 'R' } else { 'W' }, place.sequence))
 }
 
@@ -45,9 +45,9 @@ fn a_written_name_is_parsed_back() {
         let tag = Tag::new(dialect, tag);
         for mode in [Mode::Read, Mode::Write] {
             let name = format!("{}0000000042", tag.prefix(mode));
-            assert_eq!(dialect.place(&name), Some(Place { mode, sequence: 42 }), "{name}");
-            assert!(name.starts_with(&tag.prefix(mode)) && tag.is_on(&name), "{name}");
-            assert_eq!(name.len(), tag.len() + dialect.marker(mode).len() + "0000000042".len(), "{name}");
+            assert_eq!(dialect.parse_place(&name), Some(Place { mode, sequence: 42 }), "{name}");
+            assert!(name.starts_with(&tag.prefix(mode)) && tag.is_tag_of(&name), "{name}");
+            assert_eq!(name.len(), tag.len() + dialect.mode_marker(mode).len() + "0000000042".len(), "{name}");
             assert_eq!(Dialect::of(&name), Some(dialect), "{name}");
         }
     }
@@ -64,7 +64,7 @@ fn the_uuid_in_a_tag_has_version_four() {
             assert_eq!(digits.len(), 32);
             assert_eq!(&digits[12..13], "4", "{uuid}");
             assert!(matches!(&digits[16..17], "8" | "b"), "{uuid}");
-            assert_eq!(Dialect::id(&tag), uuid);
+            assert_eq!(Dialect::id_in_tag(&tag), uuid);
         }
     }
 }
@@ -141,7 +141,7 @@ fn names_that_are_no_contenders_are_ignored() {
 fn odd_names_do_not_panic() {
     for name in ["é__lock__0000000001", "ü0000000001", "_c_é-lock-0000000001", "\u{200b}", "-", "--0000000001"] {
         for dialect in Dialect::ALL {
-            let _results = (dialect.split(name), dialect.foreign(name));
+            let _results = (dialect.split_name(name), dialect.foreign(name));
         }
     }
     assert_eq!(read(Dialect::Kazoo, "é__lock__0000000001"), Some(('W', 1)));
@@ -159,7 +159,7 @@ fn a_fuzzed_name_has_one_parse_and_is_written_back() {
     fuzz_text(&samples.each_ref().map(String::as_str), |name| {
         for dialect in Dialect::ALL {
             let foreign = dialect.foreign(name);
-            let Some((tag, Place { mode, sequence })) = dialect.split(name) else { continue };
+            let Some((tag, Place { mode, sequence })) = dialect.split_name(name) else { continue };
             assert_eq!(foreign, None, "{dialect}");
             let contender = NodeName::parse_as(name, dialect).unwrap();
             assert_eq!((contender.mode(), contender.sequence(), contender.as_str()), (mode, sequence, name));
@@ -172,7 +172,7 @@ fn a_fuzzed_name_has_one_parse_and_is_written_back() {
                 let begins = name.strip_prefix(&tag.prefix(*mode));
                 begins.is_some_and(|number| number.parse() == Ok(sequence))
             };
-            assert!(modes.iter().any(is_written_back) && tag.is_on(name), "{dialect}");
+            assert!(modes.iter().any(is_written_back) && tag.is_tag_of(name), "{dialect}");
         }
     });
 }
@@ -183,13 +183,13 @@ fn the_quick_parser_agrees_with_the_full_parser() {
         for mode in ["READ", "WRITE"] {
             let name = format!("h-READ-0000000001~i-{mode}-{digits}");
             let full = split_native(&name).map(|(_, place)| place.sequence);
-            let quick = sequence_if_plain(&name);
+            let quick = unsigned_sequence_at_end(&name);
             assert!(quick.is_none() || quick == full, "{name}: {quick:?}, {full:?}");
             assert_eq!(quick.is_some(), digits.len() == 10 && !digits.starts_with('-'), "{name}");
         }
     }
-    assert_eq!(sequence_if_plain("short"), None);
-    assert_eq!(sequence_if_plain("h-READ-000000000x"), None);
+    assert_eq!(unsigned_sequence_at_end("short"), None);
+    assert_eq!(unsigned_sequence_at_end("h-READ-000000000x"), None);
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn a_host_has_at_most_64_bytes() {
 fn a_name_that_looks_kept_may_be_no_contender() {
     let keeps = |name| NodeName::parse(name).is_some_and(|it| it.keeps());
     assert!(keeps("h~i~keep-READ-0000000001") && keeps("h~i~keep-WRITE--2147483648"));
-    // `may_keep` reads only the end of a name, so it also accepts a name that is not a contender's.
-    assert!(may_keep("a b~keep-READ-0000000001") && !keeps("a b~keep-READ-0000000001"));
-    assert!(!keeps("h~i-READ-0000000001") && !may_keep("h~i-READ-0000000001"));
+    // `looks_kept` reads only the end of a name, so it also accepts a name that is not a contender's.
+    assert!(looks_kept("a b~keep-READ-0000000001") && !keeps("a b~keep-READ-0000000001"));
+    assert!(!keeps("h~i-READ-0000000001") && !looks_kept("h~i-READ-0000000001"));
 }

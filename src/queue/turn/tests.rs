@@ -88,21 +88,21 @@ fn contenders_ahead_are_listed_in_order_of_arrival() {
     assert_eq!(ahead_of(&NodeName::newcomer(Dialect::Native, Mode::Write), &queue).len(), 4);
     let me = NodeName::parse("h~2-READ-0000000002").unwrap();
     assert_eq!(ahead_of(&me, &queue), ["h~1-WRITE-0000000001"]);
-    assert_eq!(place_of(&me, &queue), (3, 4));
+    assert_eq!(place_and_length(&me, &queue), (3, 4));
 }
 
 #[test]
 fn a_holder_keeps_out_later_contenders_that_it_excludes() {
     let queue = queue("RRWRW");
-    let first = |name| first_kept_out(&NodeName::parse(name).unwrap(), &queue, false).map(|it| it.sequence());
+    let first = |name| first_excluded_waiter(&NodeName::parse(name).unwrap(), &queue, false).map(|it| it.sequence());
     assert_eq!(first("h~0-READ-0000000000"), Some(2));
     assert_eq!(first("h~2-WRITE-0000000002"), Some(3));
     assert_eq!(first("h~3-READ-0000000003"), Some(4));
     assert_eq!(first("h~4-WRITE-0000000004"), None);
     let own = ["h~0-WRITE-0000000000", "h~0-WRITE-0000000001"].map(str::to_owned);
-    assert_eq!(first_kept_out(&NodeName::parse(&own[0]).unwrap(), &own, false), None);
+    assert_eq!(first_excluded_waiter(&NodeName::parse(&own[0]).unwrap(), &own, false), None);
     let tied = ["h~0-READ-0000000005", "h~1-WRITE-0000000005", "h~2-WRITE-0000000006"].map(str::to_owned);
-    let kept_out = first_kept_out(&NodeName::parse(&tied[0]).unwrap(), &tied, false);
+    let kept_out = first_excluded_waiter(&NodeName::parse(&tied[0]).unwrap(), &tied, false);
     assert_eq!(kept_out.unwrap().as_str(), tied[2], "a node of the same number is not later");
 }
 
@@ -112,10 +112,10 @@ fn the_first_foreign_name_in_text_order_is_reported() {
     let me = NodeName::parse("h~0-WRITE-0000000009").unwrap();
     for _ in 0..queue.len() {
         queue.rotate_left(1);
-        assert_eq!(turn_among_foreign(&me, &queue), (Turn::Granted, Some("a__WRIT__0000000005")));
+        assert_eq!(turn_and_foreign(&me, &queue), (Turn::Granted, Some("a__WRIT__0000000005")));
     }
     queue.retain(|name| name.starts_with('h'));
-    assert_eq!(turn_among_foreign(&me, &queue), (Turn::Granted, None));
+    assert_eq!(turn_and_foreign(&me, &queue), (Turn::Granted, None));
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn a_native_name_is_foreign_in_another_dialect() {
     let me = NodeName::parse_as(&mine, Dialect::Curator).unwrap();
     for number in [4, 9] {
         let queue = [mine.clone(), format!("h~0-WRITE-{number:010}")];
-        assert_eq!(turn_among_foreign(&me, &queue).1, Some(&queue[1][..]));
+        assert_eq!(turn_and_foreign(&me, &queue).1, Some(&queue[1][..]));
     }
 }
 
@@ -142,8 +142,8 @@ fn a_waiter_behind_a_tie_awaits_its_last_name() {
 const FIRST: &str = "h~a-WRITE-0000000001";
 const ME: &str = "h~b-WRITE-0000000002";
 
-fn waiter(hands_off: bool) -> Waiter<NodeName> {
-    Waiter::new(NodeName::parse_as(ME, Dialect::Native).unwrap(), hands_off, IfTaken::Wait)
+fn waiter(signals_release: bool) -> Waiter<NodeName> {
+    Waiter::new(NodeName::parse_as(ME, Dialect::Native).unwrap(), signals_release, IfTaken::Wait)
 }
 
 impl Waiter<NodeName> {

@@ -18,7 +18,7 @@ use crate::contend::config::LockConfig;
 use crate::error::error::Error;
 use crate::observe::changes::Changes;
 use crate::queue::dialect::Dialect;
-use crate::queue::member::write_process;
+use crate::queue::member::write_pid_and_label;
 use crate::queue::metadata::Metadata;
 use crate::queue::mode::Mode;
 use crate::queue::node_name::NodeName;
@@ -61,7 +61,7 @@ impl Leader {
 impl fmt::Display for Leader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.host)?;
-        write_process(f, self.pid, self.data.as_ref())?;
+        write_pid_and_label(f, self.pid, self.data.as_ref())?;
         write!(f, " in term {}", self.term)
     }
 }

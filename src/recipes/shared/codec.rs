@@ -24,7 +24,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
-use crate::queue::metadata::{date, line};
+use crate::queue::metadata::{clamp_to_printable, field_line};
 use crate::queue::quoted::quoted;
 use crate::validation::REQUEST_LIMIT;
 
@@ -185,8 +185,9 @@ impl Header {
     /// Returns the bytes of a node: this header, followed by the value's own bytes.
     pub(crate) fn to_bytes(&self, payload: &[u8]) -> Vec<u8> {
         let Written { host, label, token, commit, at, schema } = &self.written;
-        let (label, at) = (line("label", label.as_deref()), humantime::format_rfc3339_millis(date(*at)));
-        let after = line("after", self.after.map(|CommitId { token, commit }| format!("{token}/{commit}")));
+        let (label, at) =
+            (field_line("label", label.as_deref()), humantime::format_rfc3339_millis(clamp_to_printable(*at)));
+        let after = field_line("after", self.after.map(|CommitId { token, commit }| format!("{token}/{commit}")));
         let form = format!("format={}\nschema={schema}", self.format);
         let commit = format!("token={token}\ncommit={commit}\n{after}at={at}");
         [format!("{MAGIC}{VERSION}\n{form}\nhost={host}\n{label}{commit}\n\n").as_bytes(), payload].concat()
@@ -226,7 +227,7 @@ impl Header {
 
 /// Returns the present time, rounded to the precision of the header.
 pub(crate) fn now() -> SystemTime {
-    let since = date(SystemTime::now()).duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = clamp_to_printable(SystemTime::now()).duration_since(UNIX_EPOCH).unwrap_or_default();
     UNIX_EPOCH + Duration::from_millis(u64::try_from(since.as_millis()).unwrap_or_default())
 }
 

@@ -243,7 +243,7 @@ impl Commit<'_> {
         let transaction = Transaction::new(self.hold).size_limit(limit);
         match self.base.version {
             None if self.base.absence.has_twin => transaction.create(path, self.bytes),
-            None => transaction.create(path, self.bytes).create(metadata::twin_of(path), []),
+            None => transaction.create(path, self.bytes).create(metadata::twin_path(path), []),
             Some(version) => transaction.set_version(path, self.bytes, version),
         }
     }
@@ -297,7 +297,7 @@ fn fate_of(node: Option<&(Vec<u8>, Stat)>, base: Base, commit_id: CommitId) -> T
 /// value in it (`is_known`), or if its twin exists. Asks the ensemble's leader whether the node is gone, because the
 /// server may lag behind.
 pub(crate) async fn absence_of(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Absence, Failure> {
-    let has_twin = retry::data(session, &metadata::twin_of(path), false).await?.is_some();
+    let has_twin = retry::data(session, &metadata::twin_path(path), false).await?.is_some();
     let is_gone = (is_known || has_twin) && presence::is_there(session, path, None).await == Ok(false);
     Ok(Absence { is_gone, has_twin: is_gone && has_twin })
 }

@@ -317,7 +317,7 @@ impl NodeState {
         self.phase = Phase::Left;
         Some(Leaving::Deleting(Deletion {
             path: self.path.clone(),
-            signals: may_signal && dialect.hands_off() && held_alone && !is_forged,
+            signals: may_signal && dialect.signals_release() && held_alone && !is_forged,
             restarts: is_old && !dialect.keeps_directories(),
             ..Deletion::default()
         }))
@@ -462,7 +462,7 @@ impl NodeState {
     /// they contain every orphan. Returns none if no orphan is possible, or if this owner has no node now.
     pub fn orphans(&self, names: &[String]) -> Vec<String> {
         let (looks, me) = (self.may_have_orphan && self.has_node(), &self.name);
-        let has_our_tag = |name: &str| me.dialect().split(name).is_some_and(|(tag, _)| tag == me.tag());
+        let has_our_tag = |name: &str| me.dialect().split_name(name).is_some_and(|(tag, _)| tag == me.tag());
         let is_one = |name: &&String| looks && *name != me.as_str() && has_our_tag(name);
         names.iter().filter(is_one).cloned().collect()
     }
