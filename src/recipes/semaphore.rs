@@ -45,9 +45,10 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 /// Permits are granted strictly first come, first served. An acquisition of several permits blocks all acquisitions
 /// behind it until it has its permits, even if enough permits for the later acquisitions are free. So nobody starves.
 ///
-/// An acquisition that was polled once has asked for its place in the queue, and soon has it. On a path that was never
-/// used, the acquisition must be polled again, because the directory is created first. When its turn comes, all acquisitions
-/// behind it wait for it, even if its future is not polled any more. So poll the future to its end, or drop it.
+/// The first poll of an acquisition sends the request for a place in the queue. On a path that was never used, the
+/// acquisition must be polled again, because the directory is created first. When the turn of the acquisition comes,
+/// all acquisitions behind it wait, even if its future is not polled any more. So poll the future to its end, or drop
+/// it.
 ///
 /// # Deadlocks
 /// A task that holds permits and waits for more may wait for ever, for its own permits or for those of a task that does
