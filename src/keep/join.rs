@@ -124,7 +124,6 @@ fn shared_acquisition(first: &Acquisition, kept: &Arc<KeptNode>) -> AcquisitionF
         }
     }));
     let span = all.begin_trace();
-    all.trace.copy_caller_span_from(&first.trace);
     let view = Arc::clone(&kept.view);
     let work = async move { all.enter_and_wait(IfTaken::Wait, Some(&view)).await };
     AcquireTrace::instrument(span, Box::pin(work))

@@ -52,14 +52,6 @@ impl AcquireTrace {
         AcquireTrace { spans, wait }
     }
 
-    /// Copies the caller's span from `first`, the acquisition of the caller who came first. `self` is the acquisition
-    /// of a kept node, for which several callers may wait.
-    pub(crate) fn copy_caller_span_from(&mut self, first: &AcquireTrace) {
-        if let (Some(spans), Some(first)) = (&mut self.spans, &first.spans) {
-            spans.caller = first.caller.clone();
-        }
-    }
-
     /// Returns a future that polls `work` inside `span`.
     pub(crate) fn instrument<G: 'static>(span: UserSpan, work: Work<G>) -> Work<G> {
         if span.is_none() { work } else { Box::pin(span.instrument(work)) }
