@@ -20,6 +20,11 @@ mod sync {
     }
 }
 
+#[path = "../src/telemetry"]
+mod telemetry {
+    pub(crate) mod debug;
+}
+
 #[path = "../src/session"]
 #[allow(dead_code, unreachable_pub, reason = "only what is tried here is used")]
 mod session {

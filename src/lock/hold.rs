@@ -1,6 +1,5 @@
 //! The guards of one lock, and [`Hold`], the part that all guards have in common. [`GuardHold`] is what a guard owns.
 
-use std::fmt;
 use std::future::Future;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -13,6 +12,7 @@ use crate::keep::cache::KeptNodeUse;
 use crate::observe::changes::{Changes, DropSignal};
 use crate::queue::node_name::NodeName;
 use crate::session::request::{HoldState, Loss};
+use crate::telemetry::debug::debug;
 
 /// The common part of [`ReadGuard`](crate::ReadGuard), [`WriteGuard`](crate::WriteGuard),
 /// [`Permit`](crate::semaphore::Permit) and a leader's [`Term`](crate::leadership::Term), which deref to this type.
@@ -293,13 +293,7 @@ impl Hold {
     }
 }
 
-impl fmt::Debug for Hold {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("Hold");
-        debug.field("path", &self.held.node().path()).field("fencing_token", &self.fencing_token());
-        debug.field("is_held", &self.is_held()).finish()
-    }
-}
+debug!(Hold as "Hold", |it| path: it.held.node().path(), fencing_token: it.fencing_token(), is_held: it.is_held());
 
 /// A guard of a lock that is held to read: shared with other readers. Made by [`RwLock::read`](crate::RwLock::read).
 /// It derefs to [`Hold`], whose methods all guards have.

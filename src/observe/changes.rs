@@ -1,6 +1,5 @@
 //! Streams of changes, such as the states of a hold.
 
-use std::fmt;
 use std::mem::discriminant;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,6 +16,7 @@ use crate::session::node::Node;
 use crate::session::request::HoldState;
 use crate::session::retry;
 use crate::sync::{Mutex, OnceLock, watch};
+use crate::telemetry::debug::debug;
 
 /// The node of a hold, and its session. A task or stream that observes the hold owns this pair. Owning the pair does not keep
 /// the lock held.
@@ -79,11 +79,7 @@ impl<T> Stream for Changes<T> {
     }
 }
 
-impl<T> fmt::Debug for Changes<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Changes")
-    }
-}
+debug!(Changes<T> as "Changes" for [T], |_it|);
 
 /// A part of a guard. When the guard is dropped, this part ends the streams of the guard's states. The streams cannot wait for
 /// the end of the node instead, because a node that is kept or shared outlives the guard.

@@ -23,12 +23,12 @@
 //!   gives holders the time to stop their work. A lease that has run out has *lapsed*.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::session::request::Ending;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::telemetry::debug::debug;
 
 /// A moment on a session's clock.
 pub type Moment = Duration;
@@ -461,11 +461,7 @@ impl LeaseState {
     }
 }
 
-impl fmt::Debug for Lease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lease").field("timeout", &self.timeout).field("remaining", &self.remaining()).finish()
-    }
-}
+debug!(Lease as "Lease", |it| timeout: it.timeout, remaining: it.remaining());
 
 /// Returns the time since boot. This clock goes on while the machine is suspended, as the ensemble's clock does,
 /// whereas `Instant` on Linux stands still.

@@ -26,7 +26,10 @@ pub(super) const LAYERS: [(&str, &[&str]); 18] = [
         &["sync", "queue", "telemetry", "session", "error", "validation", "call", "observe", "contend", "lock"],
     ),
     ("recipes/semaphore", &["sync", "queue", "session", "error", "call", "contend", "lock"]),
-    ("recipes/multi", &["sync", "queue", "session", "error", "validation", "call", "observe", "contend", "lock"]),
+    (
+        "recipes/multi",
+        &["sync", "queue", "telemetry", "session", "error", "validation", "call", "observe", "contend", "lock"],
+    ),
     ("recipes/once", &["queue", "telemetry", "session", "error", "validation", "call", "observe", "contend", "lock"]),
     (
         "recipes/shared",

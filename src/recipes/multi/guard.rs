@@ -2,9 +2,9 @@
 //! locks.
 
 use std::future::{Future, pending};
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
-use std::{fmt, mem};
 
 use futures_util::future::{join_all, select_all};
 
@@ -15,6 +15,7 @@ use crate::observe::changes::{Changes, DropSignal, worst_of};
 use crate::queue::node_name::NodeName;
 use crate::session::request::{HoldState, Loss};
 use crate::sync::OnceLock;
+use crate::telemetry::debug::debug;
 use crate::validation;
 
 /// Returns the error of an acquisition that lost one of its locks before the last lock was granted.
@@ -353,11 +354,4 @@ impl Drop for MultiGuard {
     }
 }
 
-impl fmt::Debug for MultiGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MultiGuard")
-            .field("nodes", &self.locks.iter().map(|held| held.node().path()).collect::<Vec<_>>())
-            .field("is_held", &self.is_held())
-            .finish()
-    }
-}
+debug!(MultiGuard as "MultiGuard", |it| nodes: it.node_paths().collect::<Vec<_>>(), is_held: it.is_held());
