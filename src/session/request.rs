@@ -347,13 +347,6 @@ pub(crate) fn disagreement_message(node: &str, server: &str) -> String {
     )
 }
 
-impl Failure {
-    /// Returns the refusal of a node whose ACL gives other clients these rights.
-    pub(crate) fn wider_acl(path: &str, rights: &str) -> Failure {
-        Failure::Refused(format!("the ACL of {path} is wider than that of this client: {rights}"))
-    }
-}
-
 /// Returns whether the reply to a write or a transaction proves that a quorum committed the request, and thus that the
 /// session was alive.
 pub(crate) fn is_from_quorum<T>(answer: &Result<T, Failure>) -> bool {

@@ -148,7 +148,9 @@ pub(crate) fn check_rights(session: &Arc<dyn Session>, path: &str) -> impl Futur
             return Ok(());
         }
         let wider = until_known(session, || first.take().unwrap_or_else(|| session.wider_rights(path))).await?;
-        if wider.is_empty() { Ok(()) } else { Err(Failure::wider_acl(path, &wider.join("; "))) }
+        let refused =
+            |rights| Failure::Refused(format!("the ACL of {path} is wider than that of this client: {rights}"));
+        if wider.is_empty() { Ok(()) } else { Err(refused(wider.join("; "))) }
     }
 }
 
