@@ -13,7 +13,6 @@ use crate::contend::warnings::{WarningEntry, WarningRegistration};
 use crate::error::error::Error;
 use crate::observe::queue_view::QueueView;
 use crate::observe::trace::AcquireTrace;
-use crate::queue::member::Blockers;
 use crate::queue::mode::Aim;
 use crate::queue::node_name::NodeName;
 use crate::queue::turn::{self, Claim, Departure, Grant, Step, Waiter};
@@ -74,12 +73,13 @@ impl PendingAcquisition<'_> {
                     step
                 }
                 Step::AskLeader(claim) => {
-                    let differs = Box::pin(self.leader_contradicts(&claim, names.as_ref())).await?;
+                    let differs = Box::pin(self.leader_contradicts(&claim, names.clone().unwrap_or_default())).await?;
                     self.waiter.leader_answered(claim, differs)
                 }
                 Step::Await { predecessor, asks } => {
-                    let directory = names.as_ref().and_then(|names| names.directory).filter(|_| asks).map(Box::new);
-                    Box::pin(self.record_wait(names.take())).await;
+                    let names = names.take().unwrap_or_default();
+                    let directory = names.directory.filter(|_| asks).map(Box::new);
+                    Box::pin(self.record_wait(names)).await;
                     let departure = self.until_departure(&predecessor.name, Some((asks, directory))).await?;
                     self.waiter.departed(departure)
                 }
@@ -91,7 +91,7 @@ impl PendingAcquisition<'_> {
                 Step::Evicted => return Err(self.evicted_error()),
                 Step::Stuck(rival) => return Err(self.config.stuck_error(rival)),
                 Step::Foreign(name) => return Err(self.config.foreign_error(&name)),
-                Step::WouldBlock => return Err(Box::pin(self.would_block_error(names.as_ref())).await),
+                Step::WouldBlock => return Err(Box::pin(self.would_block_error(names.unwrap_or_default())).await),
             }
         }
     }
@@ -122,7 +122,7 @@ impl PendingAcquisition<'_> {
     /// Asks the ensemble's leader whether `claim`, which the listing `names` has shown, is true. Returns whether the
     /// leader contradicts the claim. If this client's server goes on contradicting the leader, connects to another
     /// server.
-    async fn leader_contradicts(&mut self, claim: &Claim, names: Option<&Listing>) -> Result<bool, Error> {
+    async fn leader_contradicts(&mut self, claim: &Claim, names: Listing) -> Result<bool, Error> {
         let (entry, session, config) = (self.entry, self.entry.session(), self.config);
         let differs = match claim {
             // The loss of our node is known already. So the claim that our node is missing is true.
@@ -135,28 +135,23 @@ impl PendingAcquisition<'_> {
             }
             Claim::Ahead => {
                 let me = entry.node_name();
-                let ahead = names.map(|names| turn::ahead_of(&me, names)).unwrap_or_default();
-                config.paths.ask_leader_if_gone(session, &ahead).await
+                config.paths.ask_leader_if_gone(session, &turn::ahead_of(&me, &names)).await
             }
         };
         differs.map_err(|failure| config.acquisition_error(failure))
     }
 
     /// Returns the error of a contender that must not wait. `names` is the listing that shows the contenders ahead.
-    async fn would_block_error(&self, names: Option<&Listing>) -> Error {
+    async fn would_block_error(&self, names: Listing) -> Error {
         let (session, me, paths) = (self.entry.session(), self.entry.node_name(), &self.config.paths);
-        let blockers = match names {
-            Some(names) => paths.read_blockers(session, names, &me).await,
-            None => Blockers::default(),
-        };
-        Error::WouldBlock { blockers }
+        Error::WouldBlock { blockers: paths.read_blockers(session, &names, &me).await }
     }
 
     /// Registers the acquisition for a warning about a long wait. Stores the contender's place and the contenders that
     /// it waits for, both from the listing `names`, in `view`, for the user's listener and the timeout error.
-    async fn record_wait(&mut self, names: Option<Listing>) {
+    async fn record_wait(&mut self, names: Listing) {
         self.register_for_warning();
-        let (Some(names), Some(view)) = (names, self.view) else { return };
+        let Some(view) = self.view else { return };
         let (session, me, paths) = (self.entry.session(), &*self.entry.node_name(), &self.config.paths);
         let seen = match view.has_listener {
             true => paths.read_progress(session, &names, me).await,
