@@ -39,7 +39,7 @@ use crate::validation::{self, REQUEST_LIMIT};
 pub struct Transaction<'guard> {
     /// The locks of the transaction. The last one was granted last, and its session sends the transaction.
     locks: Vec<&'guard Contender>,
-    /// Whether the transaction is under several locks. If so, errors name the lock.
+    /// Whether the locks are those of a [`MultiGuard`](crate::MultiGuard). If so, errors name the lock.
     is_of_several: bool,
     operations: Vec<Operation>,
     size_limit: usize,
@@ -48,19 +48,9 @@ pub struct Transaction<'guard> {
 }
 
 impl<'guard> Transaction<'guard> {
-    pub(crate) fn new(lock: &'guard Contender) -> Self {
-        Transaction { is_of_several: false, ..Transaction::with_locks(vec![lock]) }
-    }
-
-    /// Begins a transaction under several locks. `locks` must not be empty.
-    pub(crate) fn with_locks(locks: Vec<&'guard Contender>) -> Self {
-        Transaction {
-            locks,
-            is_of_several: true,
-            operations: Vec::new(),
-            size_limit: REQUEST_LIMIT,
-            is_sent_once: false,
-        }
+    /// Begins a transaction under these locks, at least one.
+    pub(crate) fn new(locks: Vec<&'guard Contender>, is_of_several: bool) -> Self {
+        Transaction { locks, is_of_several, operations: Vec::new(), size_limit: REQUEST_LIMIT, is_sent_once: false }
     }
 
     /// Sets a node's data.

@@ -289,7 +289,7 @@ impl Hold {
 
     /// Starts a transaction, which the ensemble commits only if the lock is still held at the commit. See [`Transaction`].
     pub fn transaction(&self) -> Transaction<'_> {
-        Transaction::new(&self.held)
+        Transaction::new(vec![&self.held], false)
     }
 }
 

@@ -319,7 +319,7 @@ impl MultiGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn transaction(&self) -> Transaction<'_> {
-        Transaction::with_locks(self.locks.iter().map(|held| &**held).collect())
+        Transaction::new(self.locks.iter().map(|held| &**held).collect(), true)
     }
 
     /// Gives all the locks back, from the last to the first, and returns when their nodes are surely gone.

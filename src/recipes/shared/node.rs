@@ -240,7 +240,7 @@ impl Commit<'_> {
 
     fn transaction(&self) -> Transaction<'_> {
         let (path, limit) = (&self.node.path, self.node.rules.size_limit.saturating_add(OVERHEAD));
-        let transaction = Transaction::new(self.hold).size_limit(limit);
+        let transaction = Transaction::new(vec![self.hold], false).size_limit(limit);
         match self.base.version {
             None if self.base.absence.has_twin => transaction.create(path, self.bytes),
             None => transaction.create(path, self.bytes).create(metadata::twin_path(path), []),
