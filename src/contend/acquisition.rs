@@ -446,7 +446,11 @@ impl Acquisition {
         if self.may_keep_node() {
             return self.trace.record("token", hold.node().token());
         }
-        hold.begin_limit_and_trace(self.begin_hold_trace(hold));
+        *hold.trace.lock() = self.begin_hold_trace(hold);
+        // Only this hold uses the node, so the limit applies until the node is gone. The returned `LimitDeadline` is
+        // dropped, because it only serves to end the limit earlier.
+        let now = hold.now();
+        _ = hold.node().change(|it| it.state.limits.begin(now));
     }
 
     /// Begins the trace of a hold, or of one use of a kept node. Starts a task that warns if the hold or the use lasts

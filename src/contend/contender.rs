@@ -201,15 +201,6 @@ impl Contender {
         by.spawn(Box::pin(remove_after_loss(node, session)));
     }
 
-    /// Starts the time limit of the hold, and stores the trace of the hold until the hold ends.
-    pub(crate) fn begin_limit_and_trace(&self, trace: HoldTrace) {
-        // Only this hold uses the node, so the limit applies until the node is gone. The returned `LimitDeadline` is
-        // dropped, because it only serves to end the limit earlier.
-        let now = self.now();
-        _ = self.node.change(|it| it.state.limits.begin(now));
-        *self.trace.lock() = trace;
-    }
-
     /// Starts the time limit of one use of a kept node. `None` if uses have no time limit.
     pub(crate) fn begin_limited_use(&self) -> Option<LimitedUse> {
         let now = self.now();
