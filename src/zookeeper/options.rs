@@ -267,9 +267,6 @@ impl ZooKeeperBuilder {
                 "a stop margin of {margin:?} is too short for clocks that differ: it must be at least a hundredth of the \
                  session timeout of {timeout:?}"
             )),
-            (_, Some(margin)) if margin >= timeout => {
-                Err(format!("a stop margin of {margin:?} leaves nothing of a session timeout of {timeout:?}"))
-            }
             (Some(tick), _) if !Lease::new(timeout).with_tick_time(tick).is_renewable() => {
                 Err(format!("a tick time of {tick:?} is too long for a session timeout of {timeout:?}"))
             }

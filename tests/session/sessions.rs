@@ -438,7 +438,7 @@ async fn an_impossible_lease_is_refused_with_the_reason() {
         (builder().tick_time(6 * second), "a tick time of 6s is too long for a session timeout of 4s"),
         (builder().stop_margin(Duration::ZERO), "a stop margin of 0ns"),
         (builder().stop_margin(second / 26), "it must be at least a hundredth of the session timeout of 4s"),
-        (builder().stop_margin(4 * second), "a stop margin of 4s leaves nothing of a session timeout of 4s"),
+        (builder().stop_margin(4 * second), "a stop margin of 4s leaves no time to renew a session timeout of 4s"),
         (builder().session_timeout(second / 1000), "a session timeout of 1ms: it must be from 250ms to"),
     ] {
         let error = builder.connect("127.0.0.1:1").await.expect_err("the lease is impossible");
