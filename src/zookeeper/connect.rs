@@ -71,10 +71,7 @@ async fn open(
     loop {
         let (target, limit, started, opened) = finder.attempt(session).await;
         let why = match opened {
-            Some(Ok(link)) => {
-                finder.attempts.ready(target);
-                return Ok((link, target, started));
-            }
+            Some(Ok(link)) => return Ok((link, target, started)),
             None => Failed::Silent,
             Some(Err(zk::Error::NoHosts | zk::Error::Timeout | zk::Error::SessionExpired)) => Failed::Refused,
             Some(Err(error)) => return Err(error),
