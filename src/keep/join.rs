@@ -17,7 +17,7 @@ use crate::observe::on_wait::WaitReporter;
 use crate::observe::trace::{self, AcquireTrace};
 use crate::queue::member::Progress;
 use crate::queue::mode::Mode;
-use crate::queue::turn::{Grant, IfTaken};
+use crate::queue::turn::IfTaken;
 
 /// Makes a task that acquires in a loop yield to other tasks. Tokio's cooperative budget allows 128 steps between two yields.
 /// Only every fourth use of a kept node consumes a step, because a use is much shorter than other steps.
@@ -131,7 +131,7 @@ fn shared_acquisition(first: &Acquisition, kept: &Arc<KeptNode>) -> AcquisitionF
 
 /// Starts a use of a kept node: reports the grant to tracing and metrics, and stores the trace.
 pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptNodeUse) -> KeptNodeUse {
-    trace::count_grant(acquisition.aim(), used.contender().node().path_label(), Grant::Kept.as_str());
+    trace::count_grant(acquisition.aim(), used.contender().node().path_label(), "kept");
     acquisition.trace.record("sequence", used.contender().node_name().sequence());
     used.start_limit_and_trace(acquisition.begin_hold_trace(used.contender()));
     used

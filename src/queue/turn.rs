@@ -334,8 +334,6 @@ pub enum Grant {
         /// client can forge a hand-off.
         unconfirmed: Option<Arc<str>>,
     },
-    /// The contender has joined a node that its process keeps between uses, so it had no turn of its own.
-    Kept,
 }
 
 impl Grant {
@@ -345,7 +343,6 @@ impl Grant {
             Grant::AtOnce => "at once",
             Grant::Look => "look",
             Grant::HandOff { .. } => "hand-off",
-            Grant::Kept => "kept",
         }
     }
 
