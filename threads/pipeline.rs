@@ -248,7 +248,7 @@ mod zookeeper {
         use crate::session::request::Reply;
         use crate::session::store::SessionStore;
         use crate::session::thread::BackgroundThread;
-        use crate::zookeeper::pipeline::{Pipeline, Request};
+        use crate::zookeeper::pipeline::{Pipeline, RequestKind};
         use crate::zookeeper::translate;
 
         pub(crate) struct Session {
@@ -276,7 +276,7 @@ mod zookeeper {
 
             pub(crate) fn remove(&self, path: &str) -> Reply<()> {
                 let path: Arc<str> = path.into();
-                self.pipeline.send(Request::Removal, move |client| {
+                self.pipeline.send(RequestKind::Removal, move |client| {
                     let path = Arc::clone(&path);
                     async move { client.delete(&path).await.map_err(translate::failure) }
                 })
@@ -284,7 +284,7 @@ mod zookeeper {
 
             pub(crate) fn read(&self, path: &str) -> Reply<()> {
                 let path: Arc<str> = path.into();
-                self.pipeline.send(Request::Read, move |client| {
+                self.pipeline.send(RequestKind::Read, move |client| {
                     let path = Arc::clone(&path);
                     async move { client.get_data(&path).await.map_err(translate::failure) }
                 })
@@ -292,7 +292,7 @@ mod zookeeper {
 
             pub(crate) fn create(&self, path: &str) -> Reply<()> {
                 let path: Arc<str> = path.into();
-                self.pipeline.send(Request::Write, move |client| {
+                self.pipeline.send(RequestKind::Write, move |client| {
                     let path = Arc::clone(&path);
                     async move { client.create(&path).await.map_err(translate::failure) }
                 })

@@ -310,7 +310,7 @@ impl Sessions {
         if let Some(first) = over.first()
             && let Some((lost, ending)) = first.lease().lost_since().zip(first.lease().ending())
         {
-            self.outage.begins(lost, ReconnectSchedule::after_loss(first.lease()), ending);
+            self.outage.record_start(lost, ReconnectSchedule::after_loss(first.lease()), ending);
         }
         drop((over, idle));
         session_slot
@@ -331,7 +331,7 @@ impl Sessions {
         if is_alive && lost.is_none() {
             return ConnectionState::Connected;
         }
-        let probes = self.outage.probe(&self.config, &self.background);
+        let probes = self.outage.start_probe(&self.config, &self.background);
         if probes && !is_alive {
             // Opens a session, because a program may wait for `Connected` before its next acquisition.
             let _slot_or_opening = self.reuse_or_begin_opening(0);
@@ -368,7 +368,7 @@ impl Sessions {
             let Some(ensemble) = ensemble.upgrade() else { return };
             let outcome = connected.and_then(|session| ensemble.add_session(session, own_bytes)).map(drop);
             if let Err(failure) = &outcome {
-                ensemble.outage.failed(failure);
+                ensemble.outage.record_failure(failure);
             }
             *ensemble.opening.lock() = None;
             end.send_replace(Some(outcome));
@@ -389,7 +389,7 @@ impl Sessions {
     /// Dropping the future gives up the attempt.
     fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
         let (config, background) = (self.config.clone(), Arc::clone(&self.background));
-        let (keeper, reconnect) = (Arc::clone(&self.keeper), self.outage.reconnect());
+        let (keeper, reconnect) = (Arc::clone(&self.keeper), self.outage.reconnect_schedule());
         let attempt = new_session(config, background, keeper, reconnect);
         let attempt = OptionFuture::from(self.background.spawn_with_handle(attempt));
         async move {
@@ -412,7 +412,7 @@ impl Sessions {
             return Err(Failure::Over(Ending::Closed));
         }
         sessions.push(session);
-        self.outage.ends();
+        self.outage.record_end();
         Ok(session_slot)
     }
 }

@@ -30,14 +30,14 @@ use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 use crate::zookeeper::abilities::ServerFeatures;
 use crate::zookeeper::connection::{Attempts, Failed, Next, Target, reconnect_jitter};
-use crate::zookeeper::link::{Link, LinkEnd, discard};
-use crate::zookeeper::lookup::addresses;
+use crate::zookeeper::link::{Link, LinkEnd, drop_catching_panic};
+use crate::zookeeper::lookup::look_up_addresses;
 use crate::zookeeper::options::ZooKeeperBuilder;
-use crate::zookeeper::pipeline::{OnLink, Pipeline};
+use crate::zookeeper::pipeline::{ConnectionRecord, Pipeline};
 use crate::zookeeper::security::OwnRights;
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::translate::{self, commit};
-use crate::zookeeper::watches::{Kind, Watches};
+use crate::zookeeper::watches::{WatchKind, Watches};
 
 /// How many reads that arm watches again are sent together. A heartbeat never waits behind more of these reads.
 const ARMED_AT_ONCE: usize = 256;
@@ -138,7 +138,7 @@ impl ServerFinder {
             let found = if needs_name {
                 Ok(vec![None])
             } else {
-                addresses(&name, patience).await.map(|found| found.into_iter().map(Some).collect())
+                look_up_addresses(&name, patience).await.map(|found| found.into_iter().map(Some).collect())
             };
             (server, found)
         }));
@@ -229,7 +229,7 @@ pub(super) struct ServedConnection {
     target: Target,
     /// The client, until the connection is ready. After that, the pipeline has the client.
     unready: Option<Arc<zk::Client>>,
-    on_link: Arc<OnLink>,
+    record: Arc<ConnectionRecord>,
     /// `None` until the connection has ended.
     end: watch::Receiver<Option<LinkEnd>>,
     /// The task that serves the connection. Dropping the task abandons the connection.
@@ -247,7 +247,7 @@ impl ServedConnection {
     /// Closes the session on this connection, unless the connection has ended: drops the client, and waits up to
     /// `limit` for the server's answer. The caller has not made the connection ready, so nobody else has the client.
     async fn close_session(mut self, limit: Duration) {
-        discard(self.unready.take());
+        drop_catching_panic(self.unready.take());
         let _ended = within(sleep(limit), self.wait_for_end()).await;
     }
 }
@@ -256,9 +256,9 @@ impl Drop for ServedConnection {
     /// Abandons the connection. The task is dropped before the client, because a running task would close the session once
     /// the last client is dropped.
     fn drop(&mut self) {
-        self.on_link.end(true);
-        discard(self.task.take());
-        discard(self.unready.take());
+        self.record.end(true);
+        drop_catching_panic(self.task.take());
+        drop_catching_panic(self.unready.take());
     }
 }
 
@@ -304,7 +304,7 @@ impl Connections {
                 emit!(DEBUG, session, server, %why, "the connection is lost before its use");
             }
             let broke = matches!(why, LinkEnd::Lost | LinkEnd::Panicked);
-            finder.attempts.lost(served.target, lost_at, served.on_link.has_writes(), broke);
+            finder.attempts.lost(served.target, lost_at, served.record.has_open_writes(), broke);
             self.give_up(served);
             let resumed = tokio::select! {
                 biased;
@@ -390,8 +390,8 @@ impl Connections {
     /// Starts the task of a connection.
     pub(super) fn serve(self: &Arc<Self>, link: Link, target: Target) -> ServedConnection {
         let (ending, end) = watch::channel(None);
-        let (client, on_link) = (Arc::clone(&link.client), Arc::new(OnLink::default()));
-        let (watches, this, on_end) = (Arc::clone(&self.watches), Arc::clone(self), Arc::clone(&on_link));
+        let (client, record) = (Arc::clone(&link.client), Arc::new(ConnectionRecord::default()));
+        let (watches, this, on_end) = (Arc::clone(&self.watches), Arc::clone(self), Arc::clone(&record));
         let serving = link.serve(
             move || watches.deliver(),
             move |why| {
@@ -402,7 +402,7 @@ impl Connections {
             },
         );
         let task = self.background.spawn_with_handle(serving);
-        ServedConnection { target, unready: Some(client), on_link, end, task }
+        ServedConnection { target, unready: Some(client), record, end, task }
     }
 
     /// Records that the connection is lost. Called before any request or watch of the lost connection fails.
@@ -411,7 +411,7 @@ impl Connections {
         self.watches.disarm();
         *self.server.lock() = None;
         self.store.set_connected(false);
-        discard(client);
+        drop_catching_panic(client);
     }
 
     /// Records that a connection is lost, and then abandons it.
@@ -430,7 +430,7 @@ impl Connections {
         if is_ready {
             attempts.ready(served.target);
             if let Some(client) = served.unready.take() {
-                self.pipeline.connect(&client, &served.on_link);
+                self.pipeline.connect(&client, &served.record);
             }
         }
         self.store.set_connected(true);
@@ -460,7 +460,7 @@ impl Connections {
         let _unheard = answer.send(Ok(true));
         served.unready = served.unready.take().or(client);
         let writes = async {
-            while served.on_link.has_writes() {
+            while served.record.has_open_writes() {
                 sleep(self.granted / 200).await;
             }
         };
@@ -601,8 +601,10 @@ impl Connections {
             let reads = some.iter().map(async |key| {
                 let (path, kind) = key;
                 let answer = match kind {
-                    Kind::Data => client.check_and_watch_stat(path).await.map(|(stat, watcher)| (stat, Some(watcher))),
-                    Kind::Children => {
+                    WatchKind::Data => {
+                        client.check_and_watch_stat(path).await.map(|(stat, watcher)| (stat, Some(watcher)))
+                    }
+                    WatchKind::Children => {
                         let read = client.get_and_watch_children(path).await;
                         read.map(|(_, stat, watcher)| (Some(stat), Some(watcher)))
                     }
@@ -611,7 +613,7 @@ impl Connections {
                 if let Some(path) = own.get(&**path).filter(|_| matches!(answer, Ok((None, _)))) {
                     *gone.lock() = Some(path.clone());
                 }
-                self.watches.arm(key, answer)
+                self.watches.record_rearm_answer(key, answer)
             });
             try_join_all(reads).await.map_err(|_| LinkEnd::Lost)?;
             self.store.record_answer(sent);

@@ -43,9 +43,9 @@ pub(super) enum LinkEnd {
 
 /// Takes the task that the client crate spawns, and does not run it.
 #[derive(Default)]
-struct Spawner(Mutex<Option<Task>>);
+struct TaskCatcher(Mutex<Option<Task>>);
 
-impl Spawn for Spawner {
+impl Spawn for TaskCatcher {
     fn spawn(&self, task: Task) {
         *self.0.lock() = Some(task);
     }
@@ -54,14 +54,14 @@ impl Spawn for Spawner {
 impl Link {
     /// Connects to the one server of this connect string.
     pub(super) async fn open(connector: zk::Connector, server: &str, is_encrypted: bool) -> Result<Link, zk::Error> {
-        let spawner = Spawner::default();
+        let catcher = TaskCatcher::default();
         let mut connecting = pin!(connect(connector, server, is_encrypted));
         let client = poll_fn(|context| {
-            let _scope = spawns_core::enter(&spawner);
+            let _scope = spawns_core::enter(&catcher);
             connecting.as_mut().poll(context)
         });
         let client = Arc::new(client.await?);
-        let task = spawner.0.lock().take();
+        let task = catcher.0.lock().take();
         let task = task.ok_or_else(|| zk::Error::UnexpectedError("the client crate has spawned no task".to_owned()))?;
         Ok(Link { client, task: Box::into_pin(task.future) })
     }
@@ -97,7 +97,7 @@ impl Link {
 
 /// Drops a client or a task of the client crate. Catches a panic of the destructor, which is possible after a panic of the
 /// crate.
-pub(super) fn discard<T>(it: T) {
+pub(super) fn drop_catching_panic<T>(it: T) {
     let _panicked = catch_panic(|| drop(it));
 }
 

@@ -22,7 +22,7 @@ type LookupResult = Result<Vec<SocketAddr>, String>;
 
 /// The look-ups of one name that are under way.
 #[derive(Default)]
-struct UnderWay {
+struct LookupsUnderWay {
     count: u32,
     /// When the last look-up began, and the channel for the answer of the look-up that ends first.
     last: Option<(Moment, watch::Sender<Option<LookupResult>>)>,
@@ -31,11 +31,11 @@ struct UnderWay {
 /// The most look-ups of one name at a time.
 const MOST: u32 = 3;
 
-static UNDER_WAY: Mutex<BTreeMap<String, UnderWay>> = Mutex::new(BTreeMap::new());
+static UNDER_WAY: Mutex<BTreeMap<String, LookupsUnderWay>> = Mutex::new(BTreeMap::new());
 
 /// Returns the addresses of a `host:port`, or an error message. Another look-up of the name begins whenever none has
 /// answered for `patience`, with up to [`MOST`] under way.
-pub(super) async fn addresses(of: &str, patience: Duration) -> LookupResult {
+pub(super) async fn look_up_addresses(of: &str, patience: Duration) -> LookupResult {
     look_up_shared(of, patience, |of| Ok(of.to_socket_addrs().map_err(|error| error.to_string())?.collect())).await
 }
 
@@ -44,7 +44,7 @@ async fn look_up_shared(of: &str, patience: Duration, look_up: fn(&str) -> Looku
         return Ok(vec![address]);
     }
     loop {
-        let mut answer = begin(of, patience, look_up);
+        let mut answer = join_or_begin_lookup(of, patience, look_up);
         if let Some(found) = within(sleep(patience), answer.wait_for(Option::is_some)).await {
             let found = found.ok().and_then(|found| found.clone());
             return found.unwrap_or_else(|| Err("the look-up was given up".to_owned()));
@@ -54,7 +54,11 @@ async fn look_up_shared(of: &str, patience: Duration, look_up: fn(&str) -> Looku
 
 /// Returns the channel for the answer of the look-ups of this name. Begins a look-up if none is unanswered, or if the
 /// last one began `patience` ago and fewer than [`MOST`] are under way.
-fn begin(of: &str, patience: Duration, look_up: fn(&str) -> LookupResult) -> watch::Receiver<Option<LookupResult>> {
+fn join_or_begin_lookup(
+    of: &str,
+    patience: Duration,
+    look_up: fn(&str) -> LookupResult,
+) -> watch::Receiver<Option<LookupResult>> {
     let (mut all, now) = (UNDER_WAY.lock(), since_boot());
     let name = all.entry(of.to_owned()).or_default();
     // An answer that has come is not kept for later callers.

@@ -24,13 +24,13 @@ struct OutageState {
     /// When the last session lost its connection, and when a new session may replace that session. `None` while a session
     /// exists.
     lost: Option<(Instant, Option<ReconnectSchedule>)>,
-    refusal: Option<Refusal>,
+    last_failure: Option<LastFailure>,
     is_probing: bool,
     /// When the last probe ended.
     probed: Option<Instant>,
 }
 
-struct Refusal {
+struct LastFailure {
     at: Instant,
     message: String,
     /// Whether the message gives the reason for the outage. If not, the message says only that there is no session.
@@ -39,13 +39,13 @@ struct Refusal {
 
 impl Outage {
     /// Records that the last session is over, and that it lost its connection at `lost`.
-    pub(super) fn begins(&self, lost: Instant, reconnect: Option<ReconnectSchedule>, ending: Ending) {
+    pub(super) fn record_start(&self, lost: Instant, reconnect: Option<ReconnectSchedule>, ending: Ending) {
         self.0.lock().lost = Some((lost, reconnect));
-        self.refused(ending.to_string(), ending == Ending::AuthFailed);
+        self.record_message(ending.to_string(), ending == Ending::AuthFailed);
     }
 
     /// Records that a session exists again.
-    pub(super) fn ends(&self) {
+    pub(super) fn record_end(&self) {
         self.0.lock().lost = None;
     }
 
@@ -55,38 +55,39 @@ impl Outage {
     }
 
     /// Returns when the next session may be opened, or `None` if that session replaces no lost one.
-    pub(super) fn reconnect(&self) -> Option<ReconnectSchedule> {
+    pub(super) fn reconnect_schedule(&self) -> Option<ReconnectSchedule> {
         self.0.lock().lost.and_then(|(_, reconnect)| reconnect)
     }
 
     /// Records a failed attempt to open a session.
-    pub(super) fn failed(&self, failure: &Failure) {
+    pub(super) fn record_failure(&self, failure: &Failure) {
         match failure {
             // `Unreachable` mostly says only that no server gave a session, which is no reason.
-            Failure::Unreachable(message) => self.refused(message.clone(), false),
-            Failure::Refused(message) => self.refused(message.clone(), true),
-            other => self.refused(other.to_string(), true),
+            Failure::Unreachable(message) => self.record_message(message.clone(), false),
+            Failure::Refused(message) => self.record_message(message.clone(), true),
+            other => self.record_message(other.to_string(), true),
         }
     }
 
-    fn refused(&self, message: String, is_reason: bool) {
+    fn record_message(&self, message: String, is_reason: bool) {
         let mut known = self.0.lock();
         // A message without a reason must not replace a recent message with a reason.
-        let stays = known.refusal.as_ref().is_some_and(|last| last.is_reason && last.at.elapsed() < 2 * PROBE_INTERVAL);
+        let stays =
+            known.last_failure.as_ref().is_some_and(|last| last.is_reason && last.at.elapsed() < 2 * PROBE_INTERVAL);
         if is_reason || !stays {
-            known.refusal = Some(Refusal { at: Instant::now(), message, is_reason });
+            known.last_failure = Some(LastFailure { at: Instant::now(), message, is_reason });
         }
     }
 
-    /// Returns the message of the last refusal, if the refusal was recorded at `since` or later.
+    /// Returns the message of the last failure, if the failure was recorded at `since` or later.
     pub(super) fn why(&self, since: Instant) -> Option<String> {
         let known = self.0.lock();
-        known.refusal.as_ref().filter(|refusal| refusal.at >= since).map(|refusal| refusal.message.clone())
+        known.last_failure.as_ref().filter(|last| last.at >= since).map(|last| last.message.clone())
     }
 
     /// Starts a probe of the servers for the reason, in the background, unless a probe is under way or the last one
     /// ended less than [`PROBE_INTERVAL`] ago. Returns whether a probe was started.
-    pub(super) fn probe(self: &Arc<Self>, config: &ConnectConfig, background: &BackgroundThread) -> bool {
+    pub(super) fn start_probe(self: &Arc<Self>, config: &ConnectConfig, background: &BackgroundThread) -> bool {
         let mut known = self.0.lock();
         if known.is_probing || known.probed.is_some_and(|probed| probed.elapsed() < PROBE_INTERVAL) {
             return false;
@@ -96,7 +97,7 @@ impl Outage {
         let (outage, config) = (Arc::clone(self), config.clone());
         background.spawn(async move {
             let found = reason(&config, PROBE_LIMIT).await;
-            outage.refused(found.words, found.is_known);
+            outage.record_message(found.words, found.is_known);
             let mut known = outage.0.lock();
             (known.is_probing, known.probed) = (false, Some(Instant::now()));
         });
@@ -113,7 +114,7 @@ mod tests {
     #[test]
     fn an_earlier_refusal_is_not_reported_as_the_reason() {
         let (outage, before) = (Outage::default(), Instant::now());
-        outage.failed(&Failure::Refused("it is full".to_owned()));
+        outage.record_failure(&Failure::Refused("it is full".to_owned()));
         assert_eq!(outage.why(before).as_deref(), Some("it is full"));
         assert_eq!(outage.why(Instant::now() + Duration::from_nanos(1)), None);
     }
@@ -122,8 +123,8 @@ mod tests {
     fn a_message_without_a_reason_does_not_replace_one() {
         let (outage, before) = (Outage::default(), Instant::now());
         let message_after = |failure: Failure| {
-            outage.failed(&failure);
-            outage.why(before).expect("a refusal")
+            outage.record_failure(&failure);
+            outage.why(before).expect("a failure")
         };
         assert_eq!(message_after(Failure::Unreachable("no answer".to_owned())), "no answer");
         assert_eq!(
@@ -141,7 +142,7 @@ mod tests {
         let outage = Arc::new(Outage::default());
         let (servers, background) = (Servers::parse("127.0.0.1:1").unwrap(), BackgroundThread::get().unwrap());
         let config = ConnectConfig { servers, options: ZooKeeperBuilder::new() };
-        let probes = || outage.probe(&config, &background);
+        let probes = || outage.start_probe(&config, &background);
         assert_eq!([probes(), probes()], [true, false], "a probe is under way");
         for _ in 0..60_000 {
             if !outage.0.lock().is_probing {
@@ -162,15 +163,15 @@ mod tests {
     fn an_outage_lasts_from_disconnect_to_the_next_session() {
         let (outage, lost) = (Outage::default(), Instant::now());
         assert_eq!(outage.lost_at(), None);
-        outage.begins(lost, None, Ending::Expired);
+        outage.record_start(lost, None, Ending::Expired);
         assert_eq!(outage.lost_at(), Some(lost));
         assert_eq!(outage.why(lost), Some(Ending::Expired.to_string()));
-        outage.failed(&Failure::Unreachable("no answer".to_owned()));
+        outage.record_failure(&Failure::Unreachable("no answer".to_owned()));
         assert_eq!(outage.why(lost).as_deref(), Some("no answer"), "an expiry is not a reason");
-        outage.begins(lost, None, Ending::AuthFailed);
-        outage.failed(&Failure::Unreachable("no answer".to_owned()));
+        outage.record_start(lost, None, Ending::AuthFailed);
+        outage.record_failure(&Failure::Unreachable("no answer".to_owned()));
         assert_eq!(outage.why(lost), Some(Ending::AuthFailed.to_string()), "a refused login is a reason");
-        outage.ends();
+        outage.record_end();
         assert_eq!(outage.lost_at(), None);
     }
 }

@@ -22,7 +22,7 @@ use crate::zookeeper::translate::is_not_sent;
 
 /// The kind of a request, which decides whether its reply renews the lease, and whether a close waits for the reply.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Request {
+pub(super) enum RequestKind {
     /// A request that the connected server answers alone. Its reply is reported to the lease as
     /// [answered](SessionStore::record_answer).
     Read,
@@ -39,7 +39,7 @@ pub(super) enum Request {
 /// The requests of one session.
 pub(super) struct Pipeline {
     /// Locked while a request is sent, so that requests are sent in the order of the calls.
-    line: Mutex<Line>,
+    state: Mutex<PipelineState>,
     store: Arc<SessionStore>,
     background: Arc<BackgroundThread>,
     /// Notified when a request begins to wait for a connection, and when the session is closed.
@@ -49,53 +49,53 @@ pub(super) struct Pipeline {
 }
 
 /// The present connection of a session, and the requests that wait for one.
-struct Line {
+struct PipelineState {
     /// The ready connection. `None` if there is none, or the session is closed or over.
-    link: Option<Up>,
+    connection: Option<ReadyConnection>,
     is_closed: bool,
     /// The requests to send on the next connection, by their numbers.
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, WaitingRequest>,
     /// The number of requests so far, which is also the number of the last request.
     requests: u64,
 }
 
 /// A ready connection, and the record of its writes and its end.
-type Up = (Arc<zk::Client>, Arc<OnLink>);
+type ReadyConnection = (Arc<zk::Client>, Arc<ConnectionRecord>);
 
 /// Sends a request that has waited, on the given connection. `None` in place of a connection means that the session is
 /// closed or over, and lets the request fail.
-type Waiting = Box<dyn FnOnce(&Arc<Pipeline>, Option<&Up>) + Send>;
+type WaitingRequest = Box<dyn FnOnce(&Arc<Pipeline>, Option<&ReadyConnection>) + Send>;
 
 /// The number of open writes of one connection, and how the connection has ended.
 #[derive(Default)]
-pub(super) struct OnLink {
+pub(super) struct ConnectionRecord {
     /// The number of writes that may still be carried out.
     writes: AtomicUsize,
     /// Set at the end of the connection. `false` if the connection has ended by itself. The client crate then reports
     /// which requests were not sent. `true` if the library has given up the connection or the client crate has
     /// panicked. Any request without an answer may then have been sent.
-    is_left: OnceLock<bool>,
+    is_given_up: OnceLock<bool>,
 }
 
-impl OnLink {
-    pub(super) fn has_writes(&self) -> bool {
+impl ConnectionRecord {
+    pub(super) fn has_open_writes(&self) -> bool {
         self.writes.load(Ordering::Acquire) > 0
     }
 
     /// Records the end of the connection, unless an earlier end is recorded.
-    pub(super) fn end(&self, is_left: bool) {
-        _ = self.is_left.set(is_left);
+    pub(super) fn end(&self, is_given_up: bool) {
+        _ = self.is_given_up.set(is_given_up);
     }
 
-    fn is_left(&self) -> bool {
-        self.is_left.get() == Some(&true)
+    fn is_given_up(&self) -> bool {
+        self.is_given_up.get() == Some(&true)
     }
 }
 
 /// A request, until its answer is known.
-struct Asked<T, S> {
+struct PendingRequest<T, S> {
     number: u64,
-    request: Request,
+    request: RequestKind,
     send: S,
     reply: oneshot::Sender<Result<T, Failure>>,
 }
@@ -104,7 +104,12 @@ impl Pipeline {
     /// Returns the pipeline of a session whose first connection is not ready yet.
     pub(super) fn new(store: &Arc<SessionStore>, background: &Arc<BackgroundThread>) -> Pipeline {
         Pipeline {
-            line: Mutex::new(Line { link: None, is_closed: false, waiting: BTreeMap::new(), requests: 0 }),
+            state: Mutex::new(PipelineState {
+                connection: None,
+                is_closed: false,
+                waiting: BTreeMap::new(),
+                requests: 0,
+            }),
             store: Arc::clone(store),
             background: Arc::clone(background),
             wanted: Notify::new(),
@@ -112,47 +117,47 @@ impl Pipeline {
         }
     }
 
-    fn no_client(&self) -> Failure {
+    fn session_over_failure(&self) -> Failure {
         Failure::Over(self.store.lease().ending().unwrap_or(Ending::Closed))
     }
 
     /// Sends all requests on this connection from now on. The requests that have waited are sent first. Does nothing if
     /// the session is closed.
-    pub(super) fn connect(self: &Arc<Self>, client: &Arc<zk::Client>, on_link: &Arc<OnLink>) {
-        let mut line = self.line.lock();
-        if line.is_closed {
+    pub(super) fn connect(self: &Arc<Self>, client: &Arc<zk::Client>, record: &Arc<ConnectionRecord>) {
+        let mut state = self.state.lock();
+        if state.is_closed {
             return;
         }
-        let up = (Arc::clone(client), Arc::clone(on_link));
-        for (_, waiting) in std::mem::take(&mut line.waiting) {
-            waiting(self, Some(&up));
+        let connection = (Arc::clone(client), Arc::clone(record));
+        for (_, waiting) in std::mem::take(&mut state.waiting) {
+            waiting(self, Some(&connection));
         }
-        line.link = Some(up);
+        state.connection = Some(connection);
     }
 
     /// Lets all requests wait from now on. Returns the client of the connection. If the connection is not lost, dropping
     /// the client would close the session.
     pub(super) fn disconnect(&self) -> Option<Arc<zk::Client>> {
-        self.line.lock().link.take().map(|(client, _)| client)
+        self.state.lock().connection.take().map(|(client, _)| client)
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.line.lock().is_closed
+        self.state.lock().is_closed
     }
 
     /// Returns whether requests wait for a connection.
     pub(super) fn has_waiting(&self) -> bool {
-        !self.line.lock().waiting.is_empty()
+        !self.state.lock().waiting.is_empty()
     }
 
     /// Drops the client, and fails the requests that wait. When the last clone of the client is dropped, the session is
     /// closed. A removal under way drops its clone immediately, because the removal has been sent. Each other request
     /// under way has a clone until the request is answered, for a session timeout at most.
     pub(super) fn close(self: &Arc<Self>) {
-        let mut line = self.line.lock();
-        line.is_closed = true;
-        let (last, waiting) = (line.link.take(), std::mem::take(&mut line.waiting));
-        drop(line);
+        let mut state = self.state.lock();
+        state.is_closed = true;
+        let (last, waiting) = (state.connection.take(), std::mem::take(&mut state.waiting));
+        drop(state);
         for (_, waiting) in waiting {
             waiting(self, None);
         }
@@ -165,7 +170,7 @@ impl Pipeline {
     /// request waits for the next connection. `send` is called again if the request was certainly not sent.
     pub(super) fn send<T, F>(
         self: &Arc<Self>,
-        request: Request,
+        request: RequestKind,
         send: impl Fn(Arc<zk::Client>) -> F + Send + 'static,
     ) -> Reply<T>
     where
@@ -176,39 +181,39 @@ impl Pipeline {
             return Box::pin(ready(Err(Failure::Over(Ending::Forked))));
         }
         let (reply, received) = oneshot::channel();
-        let mut line = self.line.lock();
-        line.requests += 1;
+        let mut state = self.state.lock();
+        state.requests += 1;
         let send = move |client| send(client).boxed();
-        let asked = Asked { number: line.requests, request, send, reply };
-        match &line.link {
-            Some(up) => asked.send_now(self, up),
-            None if line.is_closed => return Box::pin(ready(Err(self.no_client()))),
+        let pending = PendingRequest { number: state.requests, request, send, reply };
+        match &state.connection {
+            Some(connection) => pending.send_now(self, connection),
+            None if state.is_closed => return Box::pin(ready(Err(self.session_over_failure()))),
             None => {
-                line.wait(asked);
+                state.add_waiting(pending);
                 self.wanted.notify_one();
             }
         }
-        drop(line);
-        Box::pin(async move { received.await.unwrap_or_else(|_| unknown("the session's thread has ended")) })
+        drop(state);
+        Box::pin(async move { received.await.unwrap_or_else(|_| unknown_outcome("the session's thread has ended")) })
     }
 }
 
-impl Line {
-    fn wait<T, S>(&mut self, asked: Asked<T, S>)
+impl PipelineState {
+    fn add_waiting<T, S>(&mut self, pending: PendingRequest<T, S>)
     where
         T: Send + 'static,
         S: Fn(Arc<zk::Client>) -> BoxFuture<'static, Result<T, Failure>> + Send + 'static,
     {
-        let number = asked.number;
-        let send: Waiting = Box::new(|pipeline, link| match link {
-            Some(up) => asked.send_now(pipeline, up),
-            None => asked.answer(Err(pipeline.no_client())),
+        let number = pending.number;
+        let send: WaitingRequest = Box::new(|pipeline, connection| match connection {
+            Some(connection) => pending.send_now(pipeline, connection),
+            None => pending.answer(Err(pipeline.session_over_failure())),
         });
         self.waiting.insert(number, send);
     }
 }
 
-impl<T, S> Asked<T, S>
+impl<T, S> PendingRequest<T, S>
 where
     T: Send + 'static,
     S: Fn(Arc<zk::Client>) -> BoxFuture<'static, Result<T, Failure>> + Send + 'static,
@@ -219,9 +224,9 @@ where
     }
 
     /// Sends the request on this connection. The caller holds the pipeline's mutex.
-    fn send_now(self, pipeline: &Arc<Pipeline>, (client, on_link): &Up) {
+    fn send_now(self, pipeline: &Arc<Pipeline>, (client, record): &ReadyConnection) {
         let sent = pipeline.store.lease().now();
-        let is_write = self.request != Request::Read;
+        let is_write = self.request != RequestKind::Read;
         // The client crate panics over some replies that are too short. The panic is caught, and the outcome is
         // unknown, because the request may have been executed.
         let mut answer = AssertUnwindSafe((self.send)(Arc::clone(client))).catch_unwind();
@@ -230,15 +235,15 @@ where
         if let Poll::Ready(answer) = at_once {
             // A task delivers the answer, because the pipeline is locked here, and the waker of the caller's task
             // might send a request.
-            let answer = answer.unwrap_or_else(|_| unknown("the answer is malformed"));
+            let answer = answer.unwrap_or_else(|_| unknown_outcome("the answer is malformed"));
             return pipeline.background.spawn(async move { self.answer(answer) });
         }
         if is_write {
-            on_link.writes.fetch_add(1, Ordering::AcqRel);
+            record.writes.fetch_add(1, Ordering::AcqRel);
         }
         // The receiver is made while the pipeline is locked, so that a concurrent close is not missed.
-        let (mut closed, is_removal) = (pipeline.closed.subscribe(), self.request == Request::Removal);
-        let (on_link, pipeline) = (Arc::clone(on_link), Arc::clone(pipeline));
+        let (mut closed, is_removal) = (pipeline.closed.subscribe(), self.request == RequestKind::Removal);
+        let (record, pipeline) = (Arc::clone(record), Arc::clone(pipeline));
         let background = Arc::clone(&pipeline.background);
         // A task drives the reply's future, because the caller may never poll it. The future owns a clone of the
         // client, which keeps the session open.
@@ -253,39 +258,39 @@ where
             };
             let answer = tokio::select! {
                 biased;
-                answer = answer => answer.unwrap_or_else(|_| unknown("the answer is malformed")),
-                () = abandoned => unknown("the session was closed before the answer came"),
+                answer = answer => answer.unwrap_or_else(|_| unknown_outcome("the answer is malformed")),
+                () = abandoned => unknown_outcome("the session was closed before the answer came"),
             };
             // A write whose outcome is unknown may still be carried out later, so it stays counted in `writes`.
             let is_open = answer.as_ref().is_err_and(|failure| match failure {
-                Failure::Unknown(_) => !is_not_sent(failure) || on_link.is_left(),
+                Failure::Unknown(_) => !is_not_sent(failure) || record.is_given_up(),
                 _ => false,
             });
             if is_write && !is_open {
-                on_link.writes.fetch_sub(1, Ordering::AcqRel);
+                record.writes.fetch_sub(1, Ordering::AcqRel);
             }
-            self.finish(&pipeline, &on_link, sent, answer);
+            self.finish(&pipeline, &record, sent, answer);
         });
     }
 
     /// Reports the answer to a request that was sent at `sent`. If the request was certainly not sent, sends it again
     /// instead, unless the session is closed.
-    fn finish(self, pipeline: &Arc<Pipeline>, on_link: &OnLink, sent: Moment, answer: Result<T, Failure>) {
+    fn finish(self, pipeline: &Arc<Pipeline>, record: &ConnectionRecord, sent: Moment, answer: Result<T, Failure>) {
         let is_not_sent = answer.as_ref().is_err_and(is_not_sent);
-        if is_not_sent && !on_link.is_left() {
-            let mut line = pipeline.line.lock();
-            match &line.link {
-                Some(up) => return self.send_now(pipeline, up),
-                None if !line.is_closed => return line.wait(self),
+        if is_not_sent && !record.is_given_up() {
+            let mut state = pipeline.state.lock();
+            match &state.connection {
+                Some(connection) => return self.send_now(pipeline, connection),
+                None if !state.is_closed => return state.add_waiting(self),
                 None => {}
             }
         }
         match self.request {
             // These answers certainly came from a server. The client crate may have made any other reply itself.
-            Request::Read if matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_))) => {
+            RequestKind::Read if matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_))) => {
                 pipeline.store.record_answer(sent);
             }
-            Request::Read => {}
+            RequestKind::Read => {}
             _ if is_from_quorum(&answer) => pipeline.store.acknowledged(sent),
             _ => {}
         }
@@ -293,7 +298,7 @@ where
     }
 }
 
-fn unknown<T>(why: &str) -> Result<T, Failure> {
+fn unknown_outcome<T>(why: &str) -> Result<T, Failure> {
     Err(Failure::Unknown(why.to_owned()))
 }
 
@@ -301,7 +306,7 @@ fn unknown<T>(why: &str) -> Result<T, Failure> {
 mod tests {
     use super::*;
 
-    fn failure_of(index: usize, failure: Failure) -> Failure {
+    fn failure_at(index: usize, failure: Failure) -> Failure {
         Failure::Operation { index, failure: Box::new(failure) }
     }
 
@@ -309,10 +314,10 @@ mod tests {
     fn only_a_quorum_commit_proves_that_a_session_lives() {
         for (answer, is_proof) in [
             (Ok(()), true),
-            (Err(failure_of(0, Failure::NoNode)), true),
-            (Err(failure_of(1, Failure::NoAuth(Box::default()))), true),
-            (Err(failure_of(0, Failure::Refused("the client crate did not send it".to_owned()))), false),
-            (Err(failure_of(0, Failure::InvalidAcl)), false),
+            (Err(failure_at(0, Failure::NoNode)), true),
+            (Err(failure_at(1, Failure::NoAuth(Box::default()))), true),
+            (Err(failure_at(0, Failure::Refused("the client crate did not send it".to_owned()))), false),
+            (Err(failure_at(0, Failure::InvalidAcl)), false),
             (Err(Failure::NoNode), false),
             (Err(Failure::Unknown("cut".to_owned())), false),
         ] {

@@ -16,7 +16,7 @@ use crate::session::retry::within;
 use crate::session::thread::sleep;
 use crate::telemetry::log::emit;
 use crate::zookeeper::connections::ConnectConfig;
-use crate::zookeeper::lookup::{TcpStream, addresses, connect};
+use crate::zookeeper::lookup::{TcpStream, connect, look_up_addresses};
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::servers::{Server, Servers};
 
@@ -89,7 +89,7 @@ pub async fn four_letter_word(
     let servers = Servers::parse(server).map_err(|error| error.to_string())?;
     let server = &servers.each[0];
     let answered = async {
-        let found = addresses(&server.address(), PROBE_LIMIT).await.map_err(io::Error::other)?;
+        let found = look_up_addresses(&server.address(), PROBE_LIMIT).await.map_err(io::Error::other)?;
         let mut line = shake_hands(connect(&found).await?, &server.host, options).await?;
         send(&mut *line, word.as_bytes()).await?;
         let mut answer = Vec::new();
@@ -102,7 +102,7 @@ pub async fn four_letter_word(
 
 /// Probes one server, and returns its answer to `srvr`, or a message that says which step failed.
 async fn probe_one(server: &Server, options: &ZooKeeperBuilder, deadline: Instant) -> Result<Vec<u8>, String> {
-    let found = within_deadline(deadline, addresses(&server.address(), PROBE_LIMIT)).await;
+    let found = within_deadline(deadline, look_up_addresses(&server.address(), PROBE_LIMIT)).await;
     let found = found.ok_or("the name service does not answer")?;
     let addresses = found.map_err(|error| format!("the host is not known: {error}"))?;
     let began = Instant::now();

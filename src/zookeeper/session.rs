@@ -27,9 +27,9 @@ use crate::zookeeper::abilities::{ClickHouseMark, ServerFeatures};
 use crate::zookeeper::connection::Target;
 use crate::zookeeper::connections::{Connections, LeaveServerRequest, ServerFinder};
 use crate::zookeeper::link::Link;
-use crate::zookeeper::pipeline::{Pipeline, Request};
+use crate::zookeeper::pipeline::{Pipeline, RequestKind};
 use crate::zookeeper::translate::{self, commit, is_removal, mode};
-use crate::zookeeper::watches;
+use crate::zookeeper::watches::WatchKind;
 
 /// The most bytes of paths of ephemeral nodes on one session. The transaction that ends a session lists these nodes,
 /// and a server cannot start again if its log has a request that is larger than the server accepts (ZOOKEEPER-4306).
@@ -113,7 +113,7 @@ impl ZooKeeperSession {
     /// Sends a request about the node at `path`, before this function returns.
     fn ask<T, F>(
         &self,
-        kind: Request,
+        kind: RequestKind,
         path: &str,
         ask: impl Fn(Arc<zk::Client>, Arc<Connections>, Arc<str>) -> F + Send + 'static,
     ) -> Reply<T>
@@ -135,7 +135,7 @@ impl ZooKeeperSession {
         T: Send + 'static,
         F: Future<Output = Result<T, zk::Error>> + Send + 'static,
     {
-        self.ask(Request::Read, path, move |client, it, path| {
+        self.ask(RequestKind::Read, path, move |client, it, path| {
             let answer = read(client, Arc::clone(&it), Arc::clone(&path));
             async move { answer.await.map_err(|error| it.translate_error(error, ("READ", &path))) }
         })
@@ -177,7 +177,7 @@ impl Session for ZooKeeperSession {
             kind => kind,
         };
         let data: Arc<[u8]> = data.into();
-        self.ask(Request::Write, path, move |client, it, path| {
+        self.ask(RequestKind::Write, path, move |client, it, path| {
             let (data, newest) = (Arc::clone(&data), it.store.newest_zxid());
             async move {
                 let failure = |error| it.translate_error(error, ("CREATE", parent(&path)));
@@ -195,7 +195,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn delete(&self, path: &str) -> Reply<()> {
-        self.ask(Request::Removal, path, |client, it, path| async move {
+        self.ask(RequestKind::Removal, path, |client, it, path| async move {
             client.delete(&path, None).await.map_err(|error| it.translate_error(error, ("DELETE", parent(&path))))
         })
     }
@@ -205,7 +205,7 @@ impl Session for ZooKeeperSession {
             return Box::pin(ready(Ok(())));
         }
         // If the root exists already, this request only reads, and no quorum answers. So the request counts as a read.
-        self.ask(Request::Read, "/", |client, it, _| make_root(client, it))
+        self.ask(RequestKind::Read, "/", |client, it, _| make_root(client, it))
     }
 
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
@@ -229,7 +229,7 @@ impl Session for ZooKeeperSession {
             return request::join_readable(paths.iter().map(|path| self.data(path)).collect());
         }
         let each: Arc<[String]> = paths.into();
-        self.ask(Request::Read, &paths[0], move |client, it, first| {
+        self.ask(RequestKind::Read, &paths[0], move |client, it, first| {
             let each = Arc::clone(&each);
             async move {
                 let read = translate::data_of_each(&client, &each).await;
@@ -240,20 +240,20 @@ impl Session for ZooKeeperSession {
 
     fn watch(&self, path: &str) -> Reply<Watch> {
         self.read(path, |client, it, path| {
-            let connection = it.watches.connection();
+            let connection = it.watches.connection_number();
             async move {
                 let (_, stat, watcher) = client.get_and_watch_data(&path).await?;
-                Ok(it.watches.add((path, watches::Kind::Data), &stat, (connection, watcher)))
+                Ok(it.watches.add((path, WatchKind::Data), &stat, (connection, watcher)))
             }
         })
     }
 
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
         self.read(path, |client, it, path| {
-            let connection = it.watches.connection();
+            let connection = it.watches.connection_number();
             async move {
                 let (names, stat, watcher) = client.get_and_watch_children(&path).await?;
-                Ok((names, it.watches.add((path, watches::Kind::Children), &stat, (connection, watcher))))
+                Ok((names, it.watches.add((path, WatchKind::Children), &stat, (connection, watcher))))
             }
         })
     }
@@ -275,7 +275,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
-        let request = if is_removal(operations) { Request::Removal } else { Request::Write };
+        let request = if is_removal(operations) { RequestKind::Removal } else { RequestKind::Write };
         let (it, operations): (_, Arc<[Operation]>) = (Arc::clone(&self.connections), operations.into());
         self.connections.pipeline.send(request, move |client| {
             let (it, operations, before) = (Arc::clone(&it), Arc::clone(&operations), it.store.newest_zxid());

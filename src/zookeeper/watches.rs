@@ -22,7 +22,7 @@ use crate::telemetry::user_thread::catch_panic;
 
 /// What a watch is set on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Kind {
+pub(super) enum WatchKind {
     /// The data of a node.
     Data,
     /// The names of a node's children.
@@ -30,16 +30,16 @@ pub(super) enum Kind {
 }
 
 /// A watched path, and what the watch on it is set on.
-pub(super) type Key = (Arc<str>, Kind);
+pub(super) type WatchKey = (Arc<str>, WatchKind);
 
 /// The two transaction ids of a stat that show a change of what is watched. They are compared only for equality, because
 /// the ids of a restored ensemble go back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Seen(i64, i64);
+struct SeenZxids(i64, i64);
 
-impl Seen {
-    fn new(kind: Kind, stat: &zk::Stat) -> Seen {
-        Seen(stat.czxid, if kind == Kind::Data { stat.mzxid } else { stat.pzxid })
+impl SeenZxids {
+    fn new(kind: WatchKind, stat: &zk::Stat) -> SeenZxids {
+        SeenZxids(stat.czxid, if kind == WatchKind::Data { stat.mzxid } else { stat.pzxid })
     }
 }
 
@@ -47,44 +47,44 @@ type Watcher = Pin<Box<dyn Future<Output = zk::WatchedEvent> + Send>>;
 
 #[derive(Default)]
 pub(super) struct Watches {
-    slots: Mutex<Slots>,
+    slots: Mutex<WatchSlots>,
     /// The keys whose watchers have fired.
-    fired: Arc<Mutex<Vec<Key>>>,
+    fired: Arc<Mutex<Vec<WatchKey>>>,
 }
 
 #[derive(Default)]
-struct Slots {
-    by_key: HashMap<Key, Slot>,
+struct WatchSlots {
+    by_key: HashMap<WatchKey, WatchSlot>,
     /// How often the watches were disarmed. By this number a watcher of an earlier connection is recognized, and not polled.
     disarmed: u64,
 }
 
 /// All watches of one key.
 #[derive(Default)]
-struct Slot {
+struct WatchSlot {
     waiters: Vec<Waiter>,
     /// The crate's watcher of the present connection, which serves all waiters.
     watcher: Option<Watcher>,
 }
 
 struct Waiter {
-    seen: Seen,
+    seen: SeenZxids,
     event: oneshot::Sender<Event>,
 }
 
-struct Fires(Key, Arc<Mutex<Vec<Key>>>);
+struct FiredWaker(WatchKey, Arc<Mutex<Vec<WatchKey>>>);
 
-impl Wake for Fires {
+impl Wake for FiredWaker {
     fn wake(self: Arc<Self>) {
         self.1.lock().push(self.0.clone());
     }
 }
 
-/// Removed slots, and the events of their waiters. The slots are dropped only after [`Slots`] is unlocked, because the
+/// Removed slots, and the events of their waiters. The slots are dropped only after [`WatchSlots`] is unlocked, because the
 /// drop of a waiter wakes the caller's task, and the caller's waker may use the watches.
-type Outgoing = Vec<(Slot, Event)>;
+type OutgoingEvents = Vec<(WatchSlot, Event)>;
 
-fn send_all(outgoing: Outgoing) {
+fn send_all(outgoing: OutgoingEvents) {
     for (slot, event) in outgoing {
         for waiter in slot.waiters {
             // The event wakes the waiter's task. The waker is the user's code, and may panic.
@@ -93,27 +93,27 @@ fn send_all(outgoing: Outgoing) {
     }
 }
 
-impl Slots {
+impl WatchSlots {
     /// Removes a slot, and adds it to `to` with the event for its waiters.
-    fn fire(&mut self, key: &Key, event: Event, to: &mut Outgoing) {
+    fn remove_with_event(&mut self, key: &WatchKey, event: Event, to: &mut OutgoingEvents) {
         to.extend(self.by_key.remove(key).map(|slot| (slot, event)));
     }
 
-    /// Polls the watcher of a slot. If the watcher has fired for the node, calls [`Slots::fire`] for the slot.
-    fn poll(&mut self, key: &Key, fired: &Arc<Mutex<Vec<Key>>>, to: &mut Outgoing) {
+    /// Polls the watcher of a slot. If the watcher has fired for the node, calls [`WatchSlots::remove_with_event`].
+    fn poll(&mut self, key: &WatchKey, fired: &Arc<Mutex<Vec<WatchKey>>>, to: &mut OutgoingEvents) {
         let Some(slot) = self.by_key.get_mut(key) else { return };
         let Some(watcher) = &mut slot.watcher else { return };
-        let waker = Waker::from(Arc::new(Fires(key.clone(), Arc::clone(fired))));
+        let waker = Waker::from(Arc::new(FiredWaker(key.clone(), Arc::clone(fired))));
         let Poll::Ready(came) = watcher.as_mut().poll(&mut Context::from_waker(&waker)) else { return };
         slot.watcher = None;
-        if let Some(event) = translate(came.event_type) {
-            self.fire(key, event, to);
+        if let Some(event) = event_for_waiters(came.event_type) {
+            self.remove_with_event(key, event, to);
         }
     }
 }
 
 /// Returns the event that the waiters get, or `None` if the crate's event is about the session and not about the node.
-fn translate(event: zk::EventType) -> Option<Event> {
+fn event_for_waiters(event: zk::EventType) -> Option<Event> {
     match event {
         zk::EventType::NodeDeleted => Some(Event::Deleted),
         zk::EventType::Session => None,
@@ -123,19 +123,19 @@ fn translate(event: zk::EventType) -> Option<Event> {
 
 impl Watches {
     /// Returns the number of the present connection.
-    pub(super) fn connection(&self) -> u64 {
+    pub(super) fn connection_number(&self) -> u64 {
         self.slots.lock().disarmed
     }
 
     /// Adds a watch that a read with this stat has armed, on the connection number `connection`.
     pub(super) fn add(
         self: &Arc<Self>,
-        key: Key,
+        key: WatchKey,
         stat: &zk::Stat,
         (connection, watcher): (u64, zk::OneshotWatcher),
     ) -> Watch {
         let (sender, event) = oneshot::channel();
-        let (seen, mut outgoing) = (Seen::new(key.1, stat), Outgoing::default());
+        let (seen, mut outgoing) = (SeenZxids::new(key.1, stat), OutgoingEvents::default());
         let mut slots = self.slots.lock();
         let is_past = connection != slots.disarmed;
         let slot = slots.by_key.entry(key.clone()).or_default();
@@ -151,7 +151,7 @@ impl Watches {
             drop(slots);
         }
         send_all(outgoing);
-        let mut armed = Armed { watches: Arc::clone(self), key, event };
+        let mut armed = ArmedWatch { watches: Arc::clone(self), key, event };
         Box::pin(async move { (&mut armed.event).await.unwrap_or(Event::Over) })
     }
 
@@ -161,7 +161,7 @@ impl Watches {
         if fired.is_empty() {
             return;
         }
-        let mut outgoing = Outgoing::default();
+        let mut outgoing = OutgoingEvents::default();
         let mut slots = self.slots.lock();
         for key in &fired {
             slots.poll(key, &self.fired, &mut outgoing);
@@ -185,7 +185,7 @@ impl Watches {
         send_all(slots.by_key.into_values().map(|slot| (slot, Event::Over)).collect());
     }
 
-    pub(super) fn keys(&self) -> Vec<Key> {
+    pub(super) fn keys(&self) -> Vec<WatchKey> {
         self.slots.lock().by_key.keys().cloned().collect()
     }
 
@@ -197,19 +197,19 @@ impl Watches {
     /// watcher. Sends [`Event::LookAgain`] to each waiter for which the node has changed, [`Event::Deleted`] to all if
     /// the node is gone, and [`Event::LookAgain`] to all if the server refused the read. Fails if the read has no
     /// answer.
-    pub(super) fn arm(
+    pub(super) fn record_rearm_answer(
         &self,
-        key: &Key,
+        key: &WatchKey,
         answer: Result<(Option<zk::Stat>, Option<zk::OneshotWatcher>), Failure>,
     ) -> Result<(), Failure> {
-        let mut outgoing = Outgoing::default();
+        let mut outgoing = OutgoingEvents::default();
         let mut slots = self.slots.lock();
         match answer {
             Ok((Some(stat), watcher)) => {
                 if let Some(slot) = slots.by_key.get_mut(key) {
-                    let now = Seen::new(key.1, &stat);
+                    let now = SeenZxids::new(key.1, &stat);
                     let waiters = slot.waiters.extract_if(.., |waiter| waiter.seen != now).collect();
-                    outgoing.push((Slot { waiters, watcher: None }, Event::LookAgain));
+                    outgoing.push((WatchSlot { waiters, watcher: None }, Event::LookAgain));
                     if slot.waiters.is_empty() {
                         slots.by_key.remove(key);
                     } else {
@@ -219,9 +219,9 @@ impl Watches {
                 }
             }
             // The watcher that the read has left on the missing node is dropped, which removes it.
-            Ok((None, _)) | Err(Failure::NoNode) => slots.fire(key, Event::Deleted, &mut outgoing),
+            Ok((None, _)) | Err(Failure::NoNode) => slots.remove_with_event(key, Event::Deleted, &mut outgoing),
             Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),
-            Err(_) => slots.fire(key, Event::LookAgain, &mut outgoing),
+            Err(_) => slots.remove_with_event(key, Event::LookAgain, &mut outgoing),
         }
         drop(slots);
         send_all(outgoing);
@@ -230,13 +230,13 @@ impl Watches {
 }
 
 /// A watch that is removed when its future is dropped.
-struct Armed {
+struct ArmedWatch {
     watches: Arc<Watches>,
-    key: Key,
+    key: WatchKey,
     event: oneshot::Receiver<Event>,
 }
 
-impl Drop for Armed {
+impl Drop for ArmedWatch {
     fn drop(&mut self) {
         self.event.close();
         let mut slots = self.watches.slots.lock();
@@ -267,28 +267,28 @@ mod tests {
     };
 
     /// Returns the event that a watch gets from the answer to the read that arms it again.
-    fn event(kind: Kind, answer: Result<Option<zk::Stat>, Failure>) -> Option<Event> {
+    fn event_after_rearm(kind: WatchKind, answer: Result<Option<zk::Stat>, Failure>) -> Option<Event> {
         let watches = Watches::default();
         let (sender, mut event) = oneshot::channel();
-        let waiters = vec![Waiter { seen: Seen::new(kind, &ARMED), event: sender }];
+        let waiters = vec![Waiter { seen: SeenZxids::new(kind, &ARMED), event: sender }];
         let key = (Arc::from("/lock/node"), kind);
-        watches.slots.lock().by_key.insert(key.clone(), Slot { waiters, watcher: None });
-        watches.arm(&key, answer.map(|stat| (stat, None))).expect("an answer about the node");
+        watches.slots.lock().by_key.insert(key.clone(), WatchSlot { waiters, watcher: None });
+        watches.record_rearm_answer(&key, answer.map(|stat| (stat, None))).expect("an answer about the node");
         event.try_recv().ok()
     }
 
     #[test]
-    fn what_a_read_finds_that_arms_a_watch_again_is_no_hand_off() {
+    fn a_read_that_arms_a_watch_again_reports_no_change() {
         let newer = zk::Stat { mzxid: 9, pzxid: 9, ..ARMED };
         let older = zk::Stat { czxid: 3, mzxid: 3, pzxid: 3, ..ARMED };
         let made_anew = zk::Stat { czxid: 8, ..ARMED };
-        for kind in [Kind::Data, Kind::Children] {
+        for kind in [WatchKind::Data, WatchKind::Children] {
             for stat in [newer, older, made_anew] {
-                assert_eq!(event(kind, Ok(Some(stat))), Some(Event::LookAgain), "{stat:?}");
+                assert_eq!(event_after_rearm(kind, Ok(Some(stat))), Some(Event::LookAgain), "{stat:?}");
             }
-            assert_eq!(event(kind, Err(Failure::Refused("no quota".to_owned()))), Some(Event::LookAgain));
-            assert_eq!(event(kind, Ok(None)), Some(Event::Deleted));
-            assert_eq!(event(kind, Ok(Some(ARMED))), None);
+            assert_eq!(event_after_rearm(kind, Err(Failure::Refused("no quota".to_owned()))), Some(Event::LookAgain));
+            assert_eq!(event_after_rearm(kind, Ok(None)), Some(Event::Deleted));
+            assert_eq!(event_after_rearm(kind, Ok(Some(ARMED))), None);
         }
     }
 }
