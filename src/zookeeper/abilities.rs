@@ -73,8 +73,8 @@ impl ServerFeatures {
         !self.keeper.is_clickhouse() && !self.containers.is_lacking()
     }
 
-    /// Returns whether the servers may have the request that reads several nodes. The [`ClickHouseMark`] does not matter here,
-    /// because every version of ClickHouse Keeper that can host a lock has this request.
+    /// Returns whether the servers may have the request that reads several nodes. The [`ClickHouseMark`] does not
+    /// matter here, because every version of ClickHouse Keeper that can host a lock has this request.
     pub(crate) fn has_multi_read(&self) -> bool {
         !self.multi_read.is_lacking()
     }

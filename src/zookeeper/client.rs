@@ -239,7 +239,7 @@ impl Coordinator for ZooKeeper {
     fn namespace(&self) -> Option<(Vec<String>, String)> {
         let servers = &self.ensemble.config.servers;
         Some((
-            servers.each.iter().map(|server| server.address().to_lowercase()).collect(),
+            servers.each.iter().map(|server| server.host_and_port().to_lowercase()).collect(),
             servers.root().trim_end_matches('/').to_owned(),
         ))
     }
@@ -305,7 +305,7 @@ impl Sessions {
             Some(session_slot)
         });
         let others = sessions.len().min(1)..;
-        let idle: Vec<_> = sessions.extract_if(others, |session| !session.is_needed()).collect();
+        let idle: Vec<_> = sessions.extract_if(others, |session| !session.is_in_use()).collect();
         drop(sessions);
         if let Some(first) = over.first()
             && let Some((lost, ending)) = first.lease().lost_since().zip(first.lease().ending())

@@ -17,7 +17,7 @@ use crate::zookeeper::connection::{Failed, Target, reconnect_jitter};
 use crate::zookeeper::connections::{ConnectConfig, ServerFinder};
 use crate::zookeeper::link::Link;
 use crate::zookeeper::options::{SHORTEST_TIMEOUT, ZooKeeperBuilder};
-use crate::zookeeper::probe::reason;
+use crate::zookeeper::probe::probe_for_reason;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::connect_failure;
 
@@ -147,7 +147,7 @@ pub(super) async fn new_session(
     let server = config.address_text(target);
     let options = finder.config.options.clone();
     let session = ZooKeeperSession::new((link, target), finder, &background, started, keeper)?;
-    let (timeout, rides_out) = (session.lease().timeout(), options.rides_out(session.lease()));
+    let (timeout, rides_out) = (session.lease().timeout(), options.survivable_break(session.lease()));
     emit!(
         INFO,
         server,
@@ -177,7 +177,7 @@ async fn wait_and_find_reason(config: &ConnectConfig, bound: Duration) -> String
     let ahead = PROBE_AHEAD.min(bound / 2);
     let (nearly, end) = (sleep(bound - ahead), sleep(bound));
     nearly.await;
-    let why = reason(config, ahead).await.words;
+    let why = probe_for_reason(config, ahead).await.words;
     end.await;
     why
 }

@@ -58,7 +58,7 @@ impl ConnectConfig {
 
     /// Returns the address of an attempt's server, for logs and errors.
     pub(super) fn address_text(&self, target: Target) -> String {
-        target.address.map_or_else(|| self.servers.each[target.server].address(), |address| address.to_string())
+        target.address.map_or_else(|| self.servers.each[target.server].host_and_port(), |address| address.to_string())
     }
 
     /// Connects to this address. `None` if no answer comes within `limit`. If `session` is given, the connection resumes
@@ -75,7 +75,7 @@ impl ConnectConfig {
         }
         let server = self.connect_string(target);
         #[cfg(target_os = "linux")]
-        let sockets = crate::zookeeper::sockets::Sockets::snapshot();
+        let sockets = crate::zookeeper::sockets::SocketSnapshot::take();
         let began = since_boot();
         let opened = within(sleep(limit), Link::open(connector, &server, self.options.is_encrypted())).await;
         // The crate also ends an attempt by a limit of its own, which is at most three fifths of the session timeout.
@@ -111,7 +111,7 @@ pub(super) struct ServerFinder {
 impl ServerFinder {
     /// Returns the finder of a client that has not connected yet.
     pub(super) fn new(config: ConnectConfig) -> ServerFinder {
-        let attempts = Attempts::new(config.options.session_timeout, config.options.attempt());
+        let attempts = Attempts::new(config.options.session_timeout, config.options.attempt_limit());
         let is_under_way = vec![false; config.servers.each.len()];
         ServerFinder { config, attempts, is_under_way, pending: FuturesUnordered::new() }
     }
@@ -128,8 +128,8 @@ impl ServerFinder {
         if std::mem::replace(&mut self.is_under_way[server], true) {
             return;
         }
-        let (name, options) = (self.config.servers.each[server].address(), &self.config.options);
-        let (needs_name, patience) = (options.needs_names(), options.session_timeout / 12);
+        let (name, options) = (self.config.servers.each[server].host_and_port(), &self.config.options);
+        let (needs_name, patience) = (options.needs_host_names(), options.session_timeout / 12);
         self.pending.push(Box::pin(async move {
             if !pause.is_zero() {
                 sleep(pause).await;
@@ -151,7 +151,7 @@ impl ServerFinder {
         match found {
             Ok(found) => self.attempts.learn(server, &found, random),
             Err(error) => {
-                let name = self.config.servers.each[server].address();
+                let name = self.config.servers.each[server].host_and_port();
                 emit!(DEBUG, name, error, "a name of a server cannot be looked up");
                 self.look_up(server, self.config.options.session_timeout / 20);
             }
@@ -275,10 +275,12 @@ impl Connections {
             let why = tokio::select! {
                 biased;
                 ended = served.wait_for_end() => ended,
-                Some(asked) = leaves.recv() => match self.answer_leave_request(asked, &mut served, &mut finder.attempts).await {
-                    Some(why) => why,
-                    None => continue,
-                },
+                Some(asked) = leaves.recv() => {
+                    match self.answer_leave_request(asked, &mut served, &mut finder.attempts).await {
+                        Some(why) => why,
+                        None => continue,
+                    }
+                }
                 // The connection of an idle session is made ready only when the session's first request is made.
                 () = self.pipeline.wanted.notified(), if served.unready.is_some() => {
                     match self.make_ready(&served).await {
@@ -396,7 +398,7 @@ impl Connections {
             move || watches.deliver(),
             move |why| {
                 on_end.end(why == LinkEnd::Panicked);
-                let is_silent = this.store.lease().silent_for() >= this.config.options.silence();
+                let is_silent = this.store.lease().silent_for() >= this.config.options.silence_limit();
                 this.mark_lost();
                 ending.send_replace(Some(if why == LinkEnd::Lost && is_silent { LinkEnd::Silent } else { why }));
             },

@@ -270,7 +270,7 @@ impl ZooKeeperBuilder {
             (Some(tick), _) if !Lease::new(timeout).with_tick_time(tick).is_renewable() => {
                 Err(format!("a tick time of {tick:?} is too long for a session timeout of {timeout:?}"))
             }
-            (_, Some(margin)) if !self.lease().is_renewable() => {
+            (_, Some(margin)) if !self.new_lease().is_renewable() => {
                 Err(format!("a stop margin of {margin:?} leaves no time to renew a session timeout of {timeout:?}"))
             }
             _ => Ok(()),
@@ -278,27 +278,27 @@ impl ZooKeeperBuilder {
     }
 
     /// Returns how long a connection may be silent.
-    pub(super) fn silence(&self) -> Duration {
-        let rides_out = self.lease().rides_out(attempt_limit(self.session_timeout));
+    pub(super) fn silence_limit(&self) -> Duration {
+        let rides_out = self.new_lease().rides_out(attempt_limit(self.session_timeout));
         self.read_timeout.unwrap_or_else(|| silence_limit(self.session_timeout, rides_out))
     }
 
     /// Returns how long the first attempt to connect to an address may take.
-    pub(super) fn attempt(&self) -> Duration {
-        attempt_limit(self.session_timeout).min(self.silence())
+    pub(super) fn attempt_limit(&self) -> Duration {
+        attempt_limit(self.session_timeout).min(self.silence_limit())
     }
 
     /// Returns the longest break of the connection that costs a session with this lease no lock, whenever the break
     /// begins.
-    pub(super) fn rides_out(&self, lease: &Lease) -> Duration {
-        let (silence, rides_out) = (self.silence(), lease.rides_out(self.attempt()));
+    pub(super) fn survivable_break(&self, lease: &Lease) -> Duration {
+        let (silence, rides_out) = (self.silence_limit(), lease.rides_out(self.attempt_limit()));
         // The client gives up a silent connection after at most 9/8 of the limit of its silence. If a break is shorter,
         // the client may still wait on the dead connection when the break ends. That wait is longer than an attempt, so
         // a shorter break is computed with the limit of the silence in place of the limit of an attempt.
         if rides_out >= silence * 9 / 8 { rides_out } else { lease.rides_out(silence) }
     }
 
-    pub(super) fn lease(&self) -> Lease {
+    pub(super) fn new_lease(&self) -> Lease {
         let mut lease = Lease::with_clock(self.session_timeout, Box::new(since_boot_or_forked));
         if let Some(tick) = self.tick_time {
             lease = lease.with_tick_time(tick);
@@ -352,7 +352,7 @@ impl ZooKeeperBuilder {
     /// Returns the rights that this client's own ACL gives, and the users that the servers know this client as.
     pub(super) fn own_rights(&self) -> OwnRights {
         let certificate = self.has_certificate().then_some(("x509", None));
-        let users = self.credentials().map(Credentials::user).chain(certificate).collect();
+        let users = self.credentials().map(Credentials::acl_user).chain(certificate).collect();
         OwnRights { acl: self.acl_of_nodes(), users, refuses: self.refuses_wider_acl }
     }
 
@@ -362,28 +362,29 @@ impl ZooKeeperBuilder {
     }
 
     /// Describes the user that the servers know this client as, without a secret. Empty without credentials.
-    pub(super) fn whom(&self) -> String {
+    pub(super) fn describe_user(&self) -> String {
         let certificate = self.has_certificate().then(|| "its certificate".to_owned());
-        Vec::from_iter(self.credentials().map(Credentials::whom).chain(certificate)).join(" and ")
+        Vec::from_iter(self.credentials().map(Credentials::describe_user).chain(certificate)).join(" and ")
     }
 
     /// Returns whether the client crate must get the servers by their names: TLS verifies the name, and Kerberos needs it
     /// for the service's principal.
-    pub(super) fn needs_names(&self) -> bool {
-        self.is_encrypted() || self.credentials().any(Credentials::needs_names)
+    pub(super) fn needs_host_names(&self) -> bool {
+        self.is_encrypted() || self.credentials().any(Credentials::needs_host_names)
     }
 
-    /// Returns a connector for one attempt to connect, which may take this long. The crate has one limit for the attempt and
-    /// for the silence of the connection. So the connector gets the longer of `attempt` and [`silence`](Self::silence).
+    /// Returns a connector for one attempt to connect, which may take this long. The crate has one limit for the
+    /// attempt and for the silence of the connection. So the connector gets the longer of `attempt` and
+    /// [`silence_limit`](Self::silence_limit).
     pub(super) fn connector(&self, attempt: Duration) -> zk::Connector {
         let mut connector = zk::Client::connector().with_session_timeout(self.session_timeout).with_fail_eagerly();
         // Above three fifths of the session timeout, the crate would take its default of two fifths.
-        let silence = self.silence().max(attempt).min(self.session_timeout * 3 / 5);
+        let silence = self.silence_limit().max(attempt).min(self.session_timeout * 3 / 5);
         connector = connector.with_connection_timeout(silence);
         connector = self.credentials().fold(connector, |connector, it| it.add_to(connector));
         #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
-            connector = connector.with_tls(tls.options());
+            connector = connector.with_tls(tls.crate_options());
         }
         connector
     }
@@ -463,7 +464,7 @@ mod tests {
 
     #[test]
     fn a_read_timeout_limits_attempts_only_if_shorter() {
-        let limits = |options: ZooKeeperBuilder| (options.silence(), options.attempt());
+        let limits = |options: ZooKeeperBuilder| (options.silence_limit(), options.attempt_limit());
         let (limited, twelfth) = (|limit| limits(ZooKeeperBuilder::new().read_timeout(limit)), 10 * SECOND / 12);
         assert_eq!(limits(ZooKeeperBuilder::new().tick_time(2 * SECOND)), (10 * SECOND / 3, twelfth));
         assert_eq!(limited(2 * SECOND), (2 * SECOND, twelfth));
@@ -475,8 +476,8 @@ mod tests {
     fn a_granted_timeout_sets_the_limits_as_if_it_was_requested() {
         let limits = |options: ZooKeeperBuilder| {
             options.check_lease().expect("renewable");
-            let rides_out = options.rides_out(&options.lease());
-            (options.silence(), options.attempt(), rides_out)
+            let rides_out = options.survivable_break(&options.new_lease());
+            (options.silence_limit(), options.attempt_limit(), rides_out)
         };
         let asked = |timeout: u32| ZooKeeperBuilder::new().session_timeout(timeout * SECOND);
         for (requested, granted) in [(60, 40), (100, 40), (3600, 4)] {
@@ -491,7 +492,7 @@ mod tests {
     fn only_a_long_read_timeout_shortens_survivable_breaks() {
         let rides_out = |options: ZooKeeperBuilder| {
             let options = options.tick_time(2 * SECOND);
-            options.rides_out(&options.lease()).as_millis() / 100
+            options.survivable_break(&options.new_lease()).as_millis() / 100
         };
         let limited = |limit| rides_out(ZooKeeperBuilder::new().read_timeout(limit));
         assert_eq!(rides_out(ZooKeeperBuilder::new()), 42);
@@ -500,11 +501,13 @@ mod tests {
 
     #[test]
     fn the_description_of_a_user_has_no_password() {
-        assert_eq!(ZooKeeperBuilder::new().whom(), "");
+        assert_eq!(ZooKeeperBuilder::new().describe_user(), "");
         let digest = ZooKeeperBuilder::new().digest("billing", "secret");
-        assert_eq!(digest.whom(), "digest user \"billing\" with the password given");
+        assert_eq!(digest.describe_user(), "digest user \"billing\" with the password given");
         #[cfg(feature = "sasl-digest-md5")]
-        assert!(digest.sasl(Sasl::digest_md5("ops", "secret")).whom().ends_with(" given and SASL user \"ops\""));
+        assert!(
+            digest.sasl(Sasl::digest_md5("ops", "secret")).describe_user().ends_with(" given and SASL user \"ops\"")
+        );
     }
 
     #[test]

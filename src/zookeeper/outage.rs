@@ -10,7 +10,7 @@ use crate::session::thread::BackgroundThread;
 use crate::sync::Mutex;
 use crate::zookeeper::connect::ReconnectSchedule;
 use crate::zookeeper::connections::ConnectConfig;
-use crate::zookeeper::probe::{PROBE_LIMIT, reason};
+use crate::zookeeper::probe::{PROBE_LIMIT, probe_for_reason};
 
 /// The least time between the end of a probe and the next probe.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
@@ -96,7 +96,7 @@ impl Outage {
         drop(known);
         let (outage, config) = (Arc::clone(self), config.clone());
         background.spawn(async move {
-            let found = reason(&config, PROBE_LIMIT).await;
+            let found = probe_for_reason(&config, PROBE_LIMIT).await;
             outage.record_message(found.words, found.is_known);
             let mut known = outage.0.lock();
             (known.is_probing, known.probed) = (false, Some(Instant::now()));

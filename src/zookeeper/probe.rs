@@ -42,7 +42,7 @@ const SHOWN_CHARS: usize = 60;
 
 /// The reason why there is no session.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Reason {
+pub(super) struct NoSessionReason {
     pub(super) words: String,
     /// Whether `words` gives a reason for each server. If not, `words` says of at least one server only that it is up
     /// and has not given a session.
@@ -50,20 +50,20 @@ pub(super) struct Reason {
 }
 
 /// Probes all servers at the same time for the reason why they give no session. Takes at most `limit`.
-pub(super) async fn reason(config: &ConnectConfig, limit: Duration) -> Reason {
+pub(super) async fn probe_for_reason(config: &ConnectConfig, limit: Duration) -> NoSessionReason {
     // A limit above an hour counts as an hour, so that the sum does not overflow.
     let deadline = Instant::now() + limit.min(Duration::from_secs(3600));
     let servers = &config.servers.each;
     let probes = servers.iter().map(|server| probe_one(server, &config.options, deadline));
     let (mut all, mut is_known) = (Vec::new(), true);
     for (server, answer) in servers.iter().zip(join_all(probes).await) {
-        let (words, is_reason) = answer.map_or_else(|words| (words, true), |answer| meaning(&answer));
-        all.push(format!("{}: {words}", server.address()));
+        let (words, is_reason) = answer.map_or_else(|words| (words, true), |answer| describe_answer(&answer));
+        all.push(format!("{}: {words}", server.host_and_port()));
         is_known &= is_reason;
     }
     let words = all.join("; ");
     emit!(DEBUG, reason = words, "there is no session");
-    Reason { words, is_known }
+    NoSessionReason { words, is_known }
 }
 
 /// Returns why the servers of this connect string give no session: a reason for each server, with its address. Takes at
@@ -73,7 +73,7 @@ pub(super) async fn reason(config: &ConnectConfig, limit: Duration) -> Reason {
 /// [`Error::InvalidInput`] if `servers` is not a connect string.
 pub async fn why_no_session(servers: &str, options: &ZooKeeperBuilder, limit: Duration) -> Result<String, Error> {
     let config = ConnectConfig { servers: Servers::parse(servers)?, options: options.clone() };
-    Ok(reason(&config, limit).await.words)
+    Ok(probe_for_reason(&config, limit).await.words)
 }
 
 /// Sends a four-letter word to the first server of this connect string, on a new connection, and returns the answer.
@@ -89,11 +89,11 @@ pub async fn four_letter_word(
     let servers = Servers::parse(server).map_err(|error| error.to_string())?;
     let server = &servers.each[0];
     let answered = async {
-        let found = look_up_addresses(&server.address(), PROBE_LIMIT).await.map_err(io::Error::other)?;
-        let mut line = shake_hands(connect(&found).await?, &server.host, options).await?;
-        send(&mut *line, word.as_bytes()).await?;
+        let found = look_up_addresses(&server.host_and_port(), PROBE_LIMIT).await.map_err(io::Error::other)?;
+        let mut stream = shake_hands(connect(&found).await?, &server.host, options).await?;
+        send(&mut *stream, word.as_bytes()).await?;
         let mut answer = Vec::new();
-        while answer.len() < MOST && receive(&mut *line, &mut answer).await? > 0 {}
+        while answer.len() < MOST && receive(&mut *stream, &mut answer).await? > 0 {}
         Ok::<_, io::Error>(String::from_utf8_lossy(&answer).into_owned())
     };
     let answer = within(sleep(limit), answered).await.ok_or("does not answer")?;
@@ -102,7 +102,7 @@ pub async fn four_letter_word(
 
 /// Probes one server, and returns its answer to `srvr`, or a message that says which step failed.
 async fn probe_one(server: &Server, options: &ZooKeeperBuilder, deadline: Instant) -> Result<Vec<u8>, String> {
-    let found = within_deadline(deadline, look_up_addresses(&server.address(), PROBE_LIMIT)).await;
+    let found = within_deadline(deadline, look_up_addresses(&server.host_and_port(), PROBE_LIMIT)).await;
     let found = found.ok_or("the name service does not answer")?;
     let addresses = found.map_err(|error| format!("the host is not known: {error}"))?;
     let began = Instant::now();
@@ -127,10 +127,10 @@ async fn probe_one(server: &Server, options: &ZooKeeperBuilder, deadline: Instan
     }
     let opened = within_deadline(deadline, shake_hands(stream, &server.host, options)).await;
     let opened = opened.ok_or("takes connections, and is silent in the TLS handshake")?;
-    let mut line =
+    let mut stream =
         opened.map_err(|error| tls_problem(&error).unwrap_or_else(|| format!("{CLOSED_IN_TLS} ({error})")))?;
     let closed = || if options.is_encrypted() { CLOSED } else { CLOSED_IN_CLEAR }.to_owned();
-    match within_deadline(deadline, send_srvr(&mut *line, &mut answer)).await {
+    match within_deadline(deadline, send_srvr(&mut *stream, &mut answer)).await {
         _ if !answer.is_empty() => Ok(answer),
         Some(read) => Err(read.err().and_then(|error| tls_problem(&error)).unwrap_or_else(closed)),
         None => Err("takes connections, and answers nothing".to_owned()),
@@ -144,16 +144,16 @@ const CLOSED: &str = "takes connections, and closes them without an answer";
 const CLOSED_IN_CLEAR: &str = "takes connections, and closes them without an answer: the port may be one for TLS";
 
 /// Sends `srvr`, and reads the answer until its end or until the peer pauses.
-async fn send_srvr(line: &mut dyn Line, answer: &mut Vec<u8>) -> io::Result<()> {
-    send(line, b"srvr").await?;
-    if let Some(first) = within(sleep(END_OF_LINE), receive(line, answer)).await {
+async fn send_srvr(stream: &mut dyn ByteStream, answer: &mut Vec<u8>) -> io::Result<()> {
+    send(stream, b"srvr").await?;
+    if let Some(first) = within(sleep(END_OF_LINE), receive(stream, answer)).await {
         first?;
     } else {
-        send(line, b"\r\n\r\n").await?;
-        receive(line, answer).await?;
+        send(stream, b"\r\n\r\n").await?;
+        receive(stream, answer).await?;
     }
     while !answer.is_empty() && answer.len() < ENOUGH {
-        match within(sleep(AT_ONCE), receive(line, answer)).await {
+        match within(sleep(AT_ONCE), receive(stream, answer)).await {
             Some(Ok(more)) if more > 0 => {}
             _ => break,
         }
@@ -167,7 +167,7 @@ async fn within_deadline<T>(deadline: Instant, work: impl Future<Output = T>) ->
 }
 
 /// Describes the peer by its answer to `srvr`. Also returns whether the description explains why there is no session.
-fn meaning(answer: &[u8]) -> (String, bool) {
+fn describe_answer(answer: &[u8]) -> (String, bool) {
     let text = String::from_utf8_lossy(answer);
     let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
     // Control characters in the answer must not reach a terminal.
@@ -198,41 +198,41 @@ fn tls_problem(error: &io::Error) -> Option<String> {
             rustls::Error::InvalidMessage(_) => "the port may be one for clear text: ",
             _ => "",
         };
-        let cure = crate::zookeeper::tls::cure(cause).map(|cure| format!(": {cure}")).unwrap_or_default();
+        let cure = crate::zookeeper::tls::advice(cause).map(|cure| format!(": {cure}")).unwrap_or_default();
         return Some(format!("TLS: {what}{error}{cure}"));
     }
     None
 }
 
 /// An open connection, with or without TLS.
-trait Line: AsyncRead + AsyncWrite + Send + Unpin {}
+trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Line for T {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
 /// Makes the TLS handshake, if the options require encryption.
 #[cfg_attr(not(feature = "tls"), expect(unused_variables, reason = "every connection is in clear text"))]
-async fn shake_hands(stream: TcpStream, host: &str, options: &ZooKeeperBuilder) -> io::Result<Box<dyn Line>> {
+async fn shake_hands(stream: TcpStream, host: &str, options: &ZooKeeperBuilder) -> io::Result<Box<dyn ByteStream>> {
     #[cfg(feature = "tls")]
     if let Some(tls) = &options.tls {
         let name = rustls::pki_types::ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-        let config = tls.config().map_err(io::Error::other)?;
+        let config = tls.rustls_config().map_err(io::Error::other)?;
         let connector = futures_rustls::TlsConnector::from(std::sync::Arc::new(config));
         return Ok(Box::new(connector.connect(name, stream).await?));
     }
     Ok(Box::new(stream))
 }
 
-async fn send(line: &mut dyn Line, bytes: &[u8]) -> io::Result<()> {
-    line.write_all(bytes).await?;
-    line.flush().await
+async fn send(stream: &mut dyn ByteStream, bytes: &[u8]) -> io::Result<()> {
+    stream.write_all(bytes).await?;
+    stream.flush().await
 }
 
 /// Appends the next bytes to `into`, and returns their number; zero at the end of the stream.
 ///
 /// Dropping the future loses no bytes.
-async fn receive(line: &mut dyn Line, into: &mut Vec<u8>) -> io::Result<usize> {
+async fn receive(stream: &mut dyn ByteStream, into: &mut Vec<u8>) -> io::Result<usize> {
     let mut next = [0; 1024];
-    match line.read(&mut next).await {
+    match stream.read(&mut next).await {
         // A peer that closes the connection without a TLS close has ended the stream, too.
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(0),
         Err(error) => Err(error),
@@ -267,10 +267,10 @@ mod tests {
             ("\u{1b}[2J\n", "it says \"[2J\"", true),
             ("", "it says \"\"", true),
         ] {
-            let (message, known) = meaning(answer.as_bytes());
+            let (message, known) = describe_answer(answer.as_bytes());
             assert!(message.contains(words) && known == is_known, "{answer:?}: {message}");
         }
-        let (long, _) = meaning("é".repeat(5_000).as_bytes());
+        let (long, _) = describe_answer("é".repeat(5_000).as_bytes());
         assert_eq!(long.chars().filter(|c| *c == 'é').count(), SHOWN_CHARS);
     }
 
@@ -283,7 +283,7 @@ mod tests {
             "\u{15}\u{3}\u{3}\0\u{2}\u{2}(",
         ];
         fuzz(&samples, |answer| {
-            let (words, _) = meaning(answer);
+            let (words, _) = describe_answer(answer);
             assert!(!words.chars().any(char::is_control), "{words:?}");
             assert!(words.chars().count() < 300, "{words:?}");
         });

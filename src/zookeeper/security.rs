@@ -58,7 +58,7 @@ impl Acl {
     }
 
     /// Returns the bytes that the ACL takes in a request.
-    pub(super) fn bytes(&self) -> usize {
+    pub(super) fn request_size(&self) -> usize {
         let text = |text: &str| 4 + text.len();
         let entries = self.entries.iter().map(|entry| 4 + text(entry.scheme()) + text(entry.id()));
         4 + entries.sum::<usize>()
@@ -77,7 +77,7 @@ pub(super) struct OwnRights {
 
 impl OwnRights {
     /// Describes the rights that these entries of a node's ACL give beyond this client's own ACL.
-    pub(super) fn wider(&self, shown: &[zk::Acl]) -> Vec<String> {
+    pub(super) fn rights_beyond_own(&self, shown: &[zk::Acl]) -> Vec<String> {
         const RIGHTS: [(zk::Permission, &str); 5] = [
             (zk::Permission::READ, "READ"),
             (zk::Permission::WRITE, "WRITE"),
@@ -99,14 +99,14 @@ impl OwnRights {
     fn gives(&self, right: zk::Permission, entry: &zk::Acl) -> bool {
         let about = |mine: &zk::Acl| match mine.scheme() {
             "world" => true,
-            "auth" => self.is_own(entry),
+            "auth" => self.is_own_user(entry),
             scheme => (scheme, mine.id()) == (entry.scheme(), entry.id()),
         };
         self.acl.entries.iter().any(|mine| mine.permission().has(right) && about(mine))
     }
 
     /// Returns whether the entry is about one of this client's users. In the scheme `digest`, a hash follows the name.
-    fn is_own(&self, entry: &zk::Acl) -> bool {
+    fn is_own_user(&self, entry: &zk::Acl) -> bool {
         let is_name = |name: &String| entry.id().split(':').next() == Some(name);
         self.users.iter().any(|(scheme, name)| *scheme == entry.scheme() && name.as_ref().is_none_or(is_name))
     }
@@ -195,14 +195,14 @@ impl Credentials {
                 // The server treats the text after the first colon as the password.
                 let is_misread = user.is_empty() || user.contains(':');
                 let problem = is_misread.then(|| "it must not be empty, nor contain a colon".to_owned());
-                (format!("digest user {}", quoted(user)), problem.or_else(|| unseen(user, password)))
+                (format!("digest user {}", quoted(user)), problem.or_else(|| invisible_char_problem(user, password)))
             }
             #[cfg(feature = "sasl-digest-md5")]
             Credentials::DigestMd5 { user, password } => {
                 // The client crate puts the user's name between quotation marks without escaping it.
                 let is_misread = user.is_empty() || user.contains(['"', '\\']);
                 let problem = "it must not be empty, nor contain quotation marks or backslashes";
-                let problem = is_misread.then(|| problem.to_owned()).or_else(|| unseen(user, password));
+                let problem = is_misread.then(|| problem.to_owned()).or_else(|| invisible_char_problem(user, password));
                 (format!("SASL user {}", quoted(user)), problem.or_else(|| hash_problem(user, password)))
             }
             #[cfg(zk_rwlock_gssapi)]
@@ -217,7 +217,7 @@ impl Credentials {
     }
 
     /// Returns the scheme of this user's entries in an ACL, and the name in them if it is known.
-    pub(super) fn user(&self) -> (&'static str, Option<String>) {
+    pub(super) fn acl_user(&self) -> (&'static str, Option<String>) {
         match self {
             Credentials::Digest { user, .. } => ("digest", Some(user.clone())),
             #[cfg(feature = "sasl-digest-md5")]
@@ -228,7 +228,7 @@ impl Credentials {
     }
 
     /// Describes the user, without a secret.
-    pub(super) fn whom(&self) -> String {
+    pub(super) fn describe_user(&self) -> String {
         match self {
             // The description does not say that the password is right, because no server refuses a wrong password. With a
             // wrong password, the client counts as another user.
@@ -241,7 +241,7 @@ impl Credentials {
     }
 
     /// Returns whether the login needs the server's name.
-    pub(super) fn needs_names(&self) -> bool {
+    pub(super) fn needs_host_names(&self) -> bool {
         #[cfg(zk_rwlock_gssapi)]
         return matches!(self, Credentials::Gssapi { host: None, .. });
         #[cfg(not(zk_rwlock_gssapi))]
@@ -271,7 +271,7 @@ impl Credentials {
 
 /// Returns why the name or the password is refused, if it has a character that people do not see. Such a character
 /// usually comes from a file, and servers would take the name or password for another one.
-fn unseen(user: &str, password: &str) -> Option<String> {
+fn invisible_char_problem(user: &str, password: &str) -> Option<String> {
     let is_unseen = |c: char| c.is_control() || c == '\u{feff}';
     let whose = [("name", user), ("password", password)].into_iter().find(|(_, text)| text.contains(is_unseen));
     whose.map(|(whose, _)| {
@@ -300,7 +300,7 @@ fn hash_problem(user: &str, password: &str) -> Option<String> {
 
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.whom())
+        f.write_str(&self.describe_user())
     }
 }
 
@@ -312,7 +312,7 @@ mod tests {
     fn wider_rights_are_those_that_the_own_acl_lacks() {
         let users = vec![("digest", Some("ours".to_owned()))];
         let wider = |own: Acl, shown: Acl| {
-            OwnRights { acl: own, users: users.clone(), refuses: false }.wider(&shown.entries).join("; ")
+            OwnRights { acl: own, users: users.clone(), refuses: false }.rights_beyond_own(&shown.entries).join("; ")
         };
         let entry = |scheme: &str, id: &str| Acl::nobody().allow(scheme, id, Permissions::ALL);
         assert_eq!(wider(Acl::anyone(), entry("digest", "theirs:hash")), "");

@@ -64,7 +64,7 @@ impl Servers {
     }
 
     /// Returns the servers without the root.
-    pub(super) fn list(&self) -> &str {
+    pub(super) fn without_root(&self) -> &str {
         &self.text[..self.root]
     }
 
@@ -89,7 +89,7 @@ pub fn each_server(servers: &str) -> Result<Vec<String>, Error> {
 
 impl Server {
     /// Returns the host and the port as the operating system looks them up, with brackets around an IPv6 address.
-    pub(super) fn address(&self) -> String {
+    pub(super) fn host_and_port(&self) -> String {
         let Server { host, port, .. } = self;
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
     }
@@ -225,7 +225,7 @@ mod tests {
             let servers = Servers::parse(text).unwrap();
             let found: Vec<_> = servers.each.iter().map(|server| server.host.as_str()).collect();
             assert_eq!((found.as_slice(), servers.root()), (hosts, root), "{text}");
-            assert_eq!(format!("{}{}", servers.list(), servers.root()), text);
+            assert_eq!(format!("{}{}", servers.without_root(), servers.root()), text);
         }
     }
 
@@ -245,7 +245,7 @@ mod tests {
         let each = |of: fn(&Server) -> String| servers.each.iter().map(of).collect::<Vec<_>>();
         assert_eq!(servers.as_str(), text);
         assert_eq!(each(|it| it.text.clone()).join(",") + "/apps", text);
-        assert_eq!(each(Server::address), ["zk1:2181", "zk2:2182", "[::1]:2183", "[fe80::1%eth0]:2181"]);
+        assert_eq!(each(Server::host_and_port), ["zk1:2181", "zk2:2182", "[::1]:2183", "[fe80::1%eth0]:2181"]);
         assert_eq!(each(|it| it.host.clone()), ["zk1", "zk2", "::1", "fe80::1%eth0"]);
         assert_eq!(each(|it| it.scheme.unwrap_or_default().to_owned()), ["", CLEAR, ENCRYPTED, ""]);
         assert_eq!(each(|it| it.port.to_string()), ["2181", "2182", "2183", "2181"]);
@@ -257,12 +257,15 @@ mod tests {
             ["zk1", "zk1:2181,10.0.0.2/", "tcp://zk1:2181,tcp+tls://[::1]:2281/apps/billing", "[fe80::1%eth0]"];
         fuzz_text(&samples, |text| match Servers::parse(text) {
             Ok(servers) => {
-                assert_eq!(format!("{}{}", servers.list(), servers.root()), text);
+                assert_eq!(format!("{}{}", servers.without_root(), servers.root()), text);
                 assert!(servers.root().is_empty() || validation::path_problem(servers.root()).is_none());
                 for server in &servers.each {
-                    let address = server.address();
+                    let address = server.host_and_port();
                     let again = Servers::parse(&address).expect(&address);
-                    assert_eq!((&again.each[0].host, again.each[0].address()), (&server.host, server.address()));
+                    assert_eq!(
+                        (&again.each[0].host, again.each[0].host_and_port()),
+                        (&server.host, server.host_and_port())
+                    );
                 }
             }
             Err(error) => assert!(error.to_string().starts_with("invalid input: servers "), "{error}"),

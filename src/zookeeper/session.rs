@@ -62,7 +62,7 @@ impl ZooKeeperSession {
     ) -> Result<Arc<ZooKeeperSession>, Failure> {
         let (client, options) = (&link.client, &finder.config.options);
         options.check_lease().map_err(|problem| Failure::Refused(format!("{problem}, which the servers grant")))?;
-        let store = Arc::new(SessionStore::new(options.lease()));
+        let store = Arc::new(SessionStore::new(options.new_lease()));
         store.began(started);
         let ((follows, follower), (leaves, asked)) = (watch::channel(()), mpsc::unbounded_channel());
         let id = client.session_id().0;
@@ -72,7 +72,7 @@ impl ZooKeeperSession {
         let connections = Arc::new(Connections {
             pipeline: Arc::new(Pipeline::new(&store, background)),
             rights: options.own_rights(),
-            whom: options.whom(),
+            whom: options.describe_user(),
             features: ServerFeatures::of_session(id, keeper),
             root_bytes: client.path().trim_end_matches('/').len(),
             session: client.session().clone(),
@@ -111,18 +111,18 @@ impl ZooKeeperSession {
     }
 
     /// Sends a request about the node at `path`, before this function returns.
-    fn ask<T, F>(
+    fn send_about<T, F>(
         &self,
         kind: RequestKind,
         path: &str,
-        ask: impl Fn(Arc<zk::Client>, Arc<Connections>, Arc<str>) -> F + Send + 'static,
+        send: impl Fn(Arc<zk::Client>, Arc<Connections>, Arc<str>) -> F + Send + 'static,
     ) -> Reply<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, Failure>> + Send + 'static,
     {
         let (it, path): (_, Arc<str>) = (Arc::clone(&self.connections), path.into());
-        self.connections.pipeline.send(kind, move |client| ask(client, Arc::clone(&it), Arc::clone(&path)))
+        self.connections.pipeline.send(kind, move |client| send(client, Arc::clone(&it), Arc::clone(&path)))
     }
 
     /// Sends a read that needs the right `READ` on `path`, before this function returns.
@@ -135,7 +135,7 @@ impl ZooKeeperSession {
         T: Send + 'static,
         F: Future<Output = Result<T, zk::Error>> + Send + 'static,
     {
-        self.ask(RequestKind::Read, path, move |client, it, path| {
+        self.send_about(RequestKind::Read, path, move |client, it, path| {
             let answer = read(client, Arc::clone(&it), Arc::clone(&path));
             async move { answer.await.map_err(|error| it.translate_error(error, ("READ", &path))) }
         })
@@ -143,7 +143,7 @@ impl ZooKeeperSession {
 
     /// Returns whether the session has a user: a slot with reserved room, or the acquisition for which the session was
     /// opened.
-    pub(super) fn is_needed(&self) -> bool {
+    pub(super) fn is_in_use(&self) -> bool {
         self.room.available_permits() < OWN_BYTES_MAX || self.is_fresh.load(Ordering::Acquire)
     }
 
@@ -164,7 +164,7 @@ impl Session for ZooKeeperSession {
 
     fn server(&self) -> Option<String> {
         let server = self.connections.server.lock().clone();
-        Some(server.unwrap_or_else(|| format!("one of {}", self.connections.config.servers.list())))
+        Some(server.unwrap_or_else(|| format!("one of {}", self.connections.config.servers.without_root())))
     }
 
     fn store(&self) -> &Arc<SessionStore> {
@@ -177,7 +177,7 @@ impl Session for ZooKeeperSession {
             kind => kind,
         };
         let data: Arc<[u8]> = data.into();
-        self.ask(RequestKind::Write, path, move |client, it, path| {
+        self.send_about(RequestKind::Write, path, move |client, it, path| {
             let (data, newest) = (Arc::clone(&data), it.store.newest_zxid());
             async move {
                 let failure = |error| it.translate_error(error, ("CREATE", parent(&path)));
@@ -195,7 +195,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn delete(&self, path: &str) -> Reply<()> {
-        self.ask(RequestKind::Removal, path, |client, it, path| async move {
+        self.send_about(RequestKind::Removal, path, |client, it, path| async move {
             client.delete(&path, None).await.map_err(|error| it.translate_error(error, ("DELETE", parent(&path))))
         })
     }
@@ -205,7 +205,7 @@ impl Session for ZooKeeperSession {
             return Box::pin(ready(Ok(())));
         }
         // If the root exists already, this request only reads, and no quorum answers. So the request counts as a read.
-        self.ask(RequestKind::Read, "/", |client, it, _| make_root(client, it))
+        self.send_about(RequestKind::Read, "/", |client, it, _| make_root(client, it))
     }
 
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
@@ -229,7 +229,7 @@ impl Session for ZooKeeperSession {
             return request::join_readable(paths.iter().map(|path| self.data(path)).collect());
         }
         let each: Arc<[String]> = paths.into();
-        self.ask(RequestKind::Read, &paths[0], move |client, it, first| {
+        self.send_about(RequestKind::Read, &paths[0], move |client, it, first| {
             let each = Arc::clone(&each);
             async move {
                 let read = translate::data_of_each(&client, &each).await;
@@ -259,7 +259,10 @@ impl Session for ZooKeeperSession {
     }
 
     fn wider_rights(&self, path: &str) -> Reply<Vec<String>> {
-        self.read(path, |client, it, path| async move { Ok(it.rights.wider(&client.get_acl(&path).await?.0)) })
+        self.read(
+            path,
+            |client, it, path| async move { Ok(it.rights.rights_beyond_own(&client.get_acl(&path).await?.0)) },
+        )
     }
 
     fn refuses_wider_rights(&self) -> bool {
@@ -271,7 +274,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn request_bytes(&self, operations: &[Operation]) -> usize {
-        request::request_size(operations, self.connections.root_bytes, self.connections.rights.acl.bytes())
+        request::request_size(operations, self.connections.root_bytes, self.connections.rights.acl.request_size())
     }
 
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {

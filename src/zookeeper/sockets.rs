@@ -21,16 +21,16 @@ const BELOW: RawFd = 32;
 const ABOVE: RawFd = 96;
 
 /// The connected sockets whose file descriptors are near the lowest free one, before the client crate connects.
-pub(super) struct Sockets {
+pub(super) struct SocketSnapshot {
     lowest: RawFd,
     before: Vec<(RawFd, SocketAddr)>,
 }
 
-impl Sockets {
+impl SocketSnapshot {
     /// Notes the connected sockets. Called before the client crate connects.
-    pub(super) fn snapshot() -> Sockets {
+    pub(super) fn take() -> SocketSnapshot {
         let lowest = File::open("/dev/null").map_or(0, |file| file.as_raw_fd());
-        Sockets { lowest, before: sockets_near(lowest).collect() }
+        SocketSnapshot { lowest, before: sockets_near(lowest).collect() }
     }
 
     /// Sets the option on the new sockets, which were not there before, and returns their number. Only sockets to this
@@ -76,7 +76,7 @@ mod tests {
         let [server, other] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let address = server.local_addr().unwrap();
         let earlier = TcpStream::connect(address).unwrap();
-        let sockets = Sockets::snapshot();
+        let sockets = SocketSnapshot::take();
         let new = TcpStream::connect(address).unwrap();
         let to_other = TcpStream::connect(other.local_addr().unwrap()).unwrap();
         let no_tcp = UdpSocket::bind("127.0.0.1:0").unwrap();

@@ -48,7 +48,7 @@ use crate::telemetry::debug::debug;
 #[must_use]
 pub struct Tls {
     certs: zk::TlsDynamicCerts,
-    own: Arc<Mutex<Own>>,
+    probe_certs: Arc<Mutex<ProbeCertificates>>,
 }
 
 /// A certificate, the chain to its authority, and its key.
@@ -56,7 +56,7 @@ type OwnIdentity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 /// The certificates for the TLS handshakes of this library's probes. A probe repeats the handshake, because the client
 /// crate does not report why its own handshake failed.
-struct Own {
+struct ProbeCertificates {
     verifier: Arc<WebPkiServerVerifier>,
     identity: Option<OwnIdentity>,
 }
@@ -72,10 +72,10 @@ impl Tls {
     /// [`Error::InvalidInput`] when the PEM text is broken, when a revocation list in it is, or when it holds no
     /// certificate that can be trusted. An unusable certificate among usable ones is skipped.
     pub fn from_ca_pem(pem: &str) -> Result<Tls, Error> {
-        let (ca, verifier) = ca(pem)?;
+        let (ca, verifier) = parse_ca(pem)?;
         let certs = zk::TlsCerts::builder().with_ca(ca).build();
         let certs = zk::TlsDynamicCerts::new(certs.map_err(|error| Error::invalid(error.to_string()))?);
-        Ok(Tls { certs, own: Arc::new(Mutex::new(Own { verifier, identity: None })) })
+        Ok(Tls { certs, probe_certs: Arc::new(Mutex::new(ProbeCertificates { verifier, identity: None })) })
     }
 
     /// Presents this certificate to servers that request one. `certificate` holds the client's own certificate first,
@@ -96,7 +96,7 @@ impl Tls {
     /// The errors of [`identity_pem`](Tls::identity_pem). After an error, the old certificate stays.
     pub fn renew_identity_pem(&self, certificate: &str, key: &str) -> Result<(), Error> {
         let (identity, own) = read_identity(certificate, key)?;
-        self.own.lock().identity = Some(own);
+        self.probe_certs.lock().identity = Some(own);
         self.certs.update_identity(Some(identity));
         Ok(())
     }
@@ -106,20 +106,20 @@ impl Tls {
     /// # Errors
     /// The errors of [`from_ca_pem`](Tls::from_ca_pem). After an error, the old authorities stay.
     pub fn renew_ca_pem(&self, pem: &str) -> Result<(), Error> {
-        let (ca, verifier) = ca(pem)?;
-        self.own.lock().verifier = verifier;
+        let (ca, verifier) = parse_ca(pem)?;
+        self.probe_certs.lock().verifier = verifier;
         self.certs.update_ca(ca);
         Ok(())
     }
 
     pub(super) fn has_identity(&self) -> bool {
-        self.own.lock().identity.is_some()
+        self.probe_certs.lock().identity.is_some()
     }
 
     /// Returns the TLS configuration of the probes' handshakes, which is the same as the client crate's.
-    pub(super) fn config(&self) -> Result<ClientConfig, rustls::Error> {
+    pub(super) fn rustls_config(&self) -> Result<ClientConfig, rustls::Error> {
         let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
-        let own = self.own.lock();
+        let own = self.probe_certs.lock();
         let builder = builder.with_webpki_verifier(Arc::clone(&own.verifier));
         match &own.identity {
             Some((chain, key)) => builder.with_client_auth_cert(chain.clone(), key.clone_key()),
@@ -127,7 +127,7 @@ impl Tls {
         }
     }
 
-    pub(crate) fn options(&self) -> zk::TlsOptions {
+    pub(crate) fn crate_options(&self) -> zk::TlsOptions {
         zk::TlsOptions::new().with_certs(self.certs.clone())
     }
 }
@@ -173,7 +173,7 @@ const USABLE_KEYS: &str = "it is none of the keys that TLS takes here: RSA from 
      sign a new certificate";
 
 /// Returns what to do about a certificate or key that was refused, if the error shows that it was made in a wrong form.
-pub(super) fn cure(error: &rustls::Error) -> Option<&'static str> {
+pub(super) fn advice(error: &rustls::Error) -> Option<&'static str> {
     // The types of these errors belong to another crate, so the errors are recognized by their text.
     let text = error.to_string();
     let is = |name: &str| text.contains(name);
@@ -195,12 +195,12 @@ pub(super) fn cure(error: &rustls::Error) -> Option<&'static str> {
 }
 
 /// Returns the text without a byte order mark at its beginning, which would hide the first line of a PEM text.
-fn without_mark(pem: &str) -> &str {
+fn without_byte_order_mark(pem: &str) -> &str {
     pem.trim_start_matches('\u{feff}')
 }
 
 /// Returns what is wrong with a PEM text that could not be read: what the text is, or else `problem`.
-fn unreadable(pem: &str, problem: &dyn fmt::Display) -> String {
+fn why_unreadable(pem: &str, problem: &dyn fmt::Display) -> String {
     match UNUSABLE.iter().find(|(sign, _)| pem.contains(sign)) {
         Some((_, cure)) => (*cure).to_owned(),
         None if !pem.contains("-----BEGIN ") => {
@@ -212,9 +212,10 @@ fn unreadable(pem: &str, problem: &dyn fmt::Display) -> String {
 
 /// Parses and checks certificates in the way in which the client crate will use them. The crate finds an error in
 /// certificates only when it connects, and on a renewal it only logs the error.
-fn ca(pem: &str) -> Result<(zk::TlsCa, Arc<WebPkiServerVerifier>), Error> {
-    let pem = without_mark(pem);
-    let broken = |problem: &dyn fmt::Display| Error::invalid(format!("TLS authorities: {}", unreadable(pem, problem)));
+fn parse_ca(pem: &str) -> Result<(zk::TlsCa, Arc<WebPkiServerVerifier>), Error> {
+    let pem = without_byte_order_mark(pem);
+    let broken =
+        |problem: &dyn fmt::Display| Error::invalid(format!("TLS authorities: {}", why_unreadable(pem, problem)));
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
         // The error is ignored, because a bundle may contain unusable certificates, which the client crate skips, too.
@@ -233,19 +234,19 @@ fn ca(pem: &str) -> Result<(zk::TlsCa, Arc<WebPkiServerVerifier>), Error> {
 }
 
 fn read_identity(certificate: &str, key: &str) -> Result<(zk::TlsIdentity, OwnIdentity), Error> {
-    let (certificate, key) = (without_mark(certificate), without_mark(key));
+    let (certificate, key) = (without_byte_order_mark(certificate), without_byte_order_mark(key));
     let broken = |problem: &dyn fmt::Display| Error::invalid(format!("TLS identity: {problem}"));
     let of_chain =
-        |problem: &dyn fmt::Display| broken(&format!("the certificate: {}", unreadable(certificate, problem)));
+        |problem: &dyn fmt::Display| broken(&format!("the certificate: {}", why_unreadable(certificate, problem)));
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect();
     let chain = chain.map_err(|error| of_chain(&error))?;
     if chain.is_empty() {
         return Err(of_chain(&"no certificate in the PEM text"));
     }
     let private = PrivateKeyDer::from_pem_slice(key.as_bytes());
-    let private = private.map_err(|error| broken(&format!("the private key: {}", unreadable(key, &error))))?;
+    let private = private.map_err(|error| broken(&format!("the private key: {}", why_unreadable(key, &error))))?;
     let fit = CertifiedKey::from_der(chain.clone(), private.clone_key(), &provider());
-    fit.map_err(|error| match (cure(&error), &error) {
+    fit.map_err(|error| match (advice(&error), &error) {
         (None, _) => broken(&error),
         (Some(cure), rustls::Error::InvalidCertificate(_)) => broken(&format!("the certificate: {cure}")),
         (Some(cure), _) => broken(&format!("the private key: {cure}")),

@@ -80,8 +80,8 @@ impl Wake for FiredWaker {
     }
 }
 
-/// Removed slots, and the events of their waiters. The slots are dropped only after [`WatchSlots`] is unlocked, because the
-/// drop of a waiter wakes the caller's task, and the caller's waker may use the watches.
+/// Removed slots, and the events of their waiters. The slots are dropped only after [`WatchSlots`] is unlocked, because
+/// the drop of a waiter wakes the caller's task, and the caller's waker may use the watches.
 type OutgoingEvents = Vec<(WatchSlot, Event)>;
 
 fn send_all(outgoing: OutgoingEvents) {
