@@ -1,5 +1,5 @@
-//! The cache of one lock handle: the newest kept node (a node that the process keeps between uses), and the uses that
-//! join this node.
+//! The node that one lock handle and its clones keep in ZooKeeper between uses (a kept node), and the uses that join
+//! the node.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -21,14 +21,16 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::debug::debug;
 
-/// The nodes that one lock handle keeps between uses.
+/// The newest node that one lock handle and its clones keep in ZooKeeper between uses. An earlier node lives on only
+/// for its last uses.
 pub(crate) struct KeptNodeCache {
     config: Arc<LockConfig>,
     idle: Duration,
-    /// The newest kept node. New uses join only this node.
+    /// The newest kept node, which may be closed to further uses. New uses join no other node.
     newest: Mutex<Option<Arc<KeptNode>>>,
-    /// One flag for READ nodes and one for WRITE nodes: whether another contender asked for the last kept node of this mode
-    /// before the node had a second use. If so, the next acquisition of this mode keeps no node.
+    /// One flag for READ nodes, and one for WRITE nodes. A flag is set if, when another contender last requested a kept
+    /// node of its mode, that node had not had a second use. The next acquisition of the mode that needs a new node
+    /// then resets the flag, and keeps no node.
     in_vain: [Arc<AtomicBool>; 2],
 }
 
@@ -37,18 +39,19 @@ impl KeptNodeCache {
         KeptNodeCache { config: Arc::clone(config), idle, newest: Mutex::default(), in_vain: Default::default() }
     }
 
-    /// Joins the newest kept node. Returns `None` if the use cannot run now, or if there is no such node.
+    /// Starts a use of the newest kept node. Returns `None` if there is no such node, the use cannot run now, or the
+    /// node may be lost.
     pub(crate) fn try_join_newest(&self, mode: Mode) -> Option<KeptNodeUse> {
-        // The use joins the node while the mutex is locked, so the `Arc` of the node is not cloned. This code runs
-        // millions of times a second, and the clone would be one more write to memory that all threads write.
+        // The use joins while `newest` is locked, which saves a clone of the node's `Arc`. This code may run millions
+        // of times a second, and each clone would write to a counter that all threads share.
         let newest = self.newest.lock();
         let used = newest.as_ref().and_then(|kept| kept.join_now(mode));
         drop(newest);
         used.filter(|used| used.contender().now_if_held().is_some())
     }
 
-    /// Joins the newest kept node. Refuses the use in a forked process. Also refuses the use if no node is kept, or if
-    /// the newest node is lost, is closed to further uses or does not cover this mode.
+    /// Joins the newest kept node, as a running or a waiting use. Refuses the use if this process was forked, there is
+    /// no node, or the node [refuses](UseState::Refused) the use.
     pub(crate) fn join_newest(&self, mode: Mode) -> UseState<KeptNodeUse, PendingUse> {
         if is_forked() {
             return UseState::Refused;
@@ -57,16 +60,16 @@ impl KeptNodeCache {
         newest.map_or(UseState::Refused, |kept| kept.join(mode))
     }
 
-    /// Joins the newest kept node, or begins to acquire a new node with `begin`. Refuses the use in a forked process.
-    /// Also refuses a use that needs a new node if another contender asked for the last node of this mode before that
-    /// node had a second use.
+    /// Joins the newest kept node. If that node refuses the use, joins a new node instead, whose acquisition `begin`
+    /// returns. Refuses the use in a forked process, and a use that needs a new node if its flag in `in_vain` is set.
     pub(crate) fn join_newest_or_acquire(
         &self,
         mode: Mode,
         begin: impl Fn(&Arc<KeptNode>) -> AcquisitionFuture,
     ) -> UseState<KeptNodeUse, PendingUse> {
         loop {
-            // A forked process has no thread that would grant a use.
+            // A fork copies only the thread that calls it. So the library's thread, which grants uses, does not run in
+            // this process.
             if is_forked() {
                 return UseState::Refused;
             }
@@ -83,8 +86,8 @@ impl KeptNodeCache {
             kept.state.lock().work = Some(work);
             let found = kept.join(mode);
             let mut newest = self.newest.lock();
-            // Another use may have replaced the newest node since `before` was read. If so, the next round of the loop
-            // joins the node of that use.
+            // Another thread may have changed `newest` since `before` was read. If so, the new node is dropped, and the
+            // next round of the loop tries to join the newest node again.
             if newest.as_ref().map(Arc::as_ptr) == before.as_ref().map(Arc::as_ptr) {
                 *newest = Some(kept);
                 drop(newest);
@@ -94,15 +97,16 @@ impl KeptNodeCache {
         }
     }
 
-    /// Creates a kept node of this mode, without an acquisition yet. Returns `None` if another contender asked for the
-    /// last node of this mode before that node had a second use. The call after a `None` creates a node again.
+    /// Creates a kept node of this mode, whose acquisition the caller sets. But if the flag of this mode in `in_vain`
+    /// is set, resets the flag and returns `None`.
     fn new_node_unless_in_vain(&self, mode: Mode) -> Option<Arc<KeptNode>> {
         let in_vain = &self.in_vain[usize::from(mode == Mode::Write)];
         let keeps = !in_vain.swap(false, Ordering::AcqRel);
         keeps.then(|| KeptNode::new(&self.config, mode, self.idle, in_vain))
     }
 
-    /// Gives up the newest kept node if it is idle, because an acquisition of this process could not join the node.
+    /// Gives up the newest kept node if the node is granted and no use runs or waits. Called for an acquisition of this
+    /// process that cannot use the node.
     pub(crate) fn give_up_idle_node(&self) {
         let newest = self.newest.lock().take_if(|kept| kept.is_unused());
         give_up(newest, GiveUpReason::Replaced);
@@ -116,7 +120,7 @@ impl Drop for KeptNodeCache {
     }
 }
 
-/// Gives up a node that is no longer the newest.
+/// Calls [`KeptNode::give_up`] on a node that is no longer the newest, if there is one.
 fn give_up(kept: Option<Arc<KeptNode>>, why: GiveUpReason) {
     kept.iter().for_each(|kept| kept.give_up(why));
 }
@@ -138,8 +142,7 @@ impl KeptNode {
         }
     }
 
-    /// Joins the node like [`KeptNode::join`], but returns `None` if the use cannot run now. Does not check whether the node is
-    /// lost.
+    /// Starts a use of this node. Returns `None` if the use cannot run now. Does not check whether the node is lost.
     pub(crate) fn join_now(&self, mode: Mode) -> Option<KeptNodeUse> {
         let mut state = self.state.lock();
         let granted = Arc::clone(state.granted.as_ref()?);
@@ -148,8 +151,8 @@ impl KeptNode {
         Some(KeptNodeUse::new(granted, number))
     }
 
-    /// Returns the running use with this id. Returns `None` if `granted` is `None`, because the node has no hold. If the node is
-    /// lost, gives the node up and returns `None`.
+    /// Returns the running use with this id. Returns `None` if `granted` is `None`. If the node is lost, ends the use,
+    /// closes the node to further uses, and returns `None`.
     fn running_use(&self, number: u64, granted: Option<Arc<GrantedNode>>) -> Option<KeptNodeUse> {
         let used = KeptNodeUse::new(granted?, number);
         if let Err(loss) = used.now_if_held() {
@@ -160,17 +163,17 @@ impl KeptNode {
     }
 }
 
-/// A running use of a kept node, or one of several shares of the use. Dropping the last share ends the use. If the node is
-/// closed to further uses, the node is given up when its last use ends.
+/// A running use of a kept node, or one of several shares of the use. Dropping the last share ends the use. The end of
+/// the last use gives the node up if the node is closed to further uses.
 pub(crate) struct KeptNodeUse {
     granted: Arc<GrantedNode>,
     number: u64,
-    /// The span of the use, the gauge of holders and the warning about a long hold, which all end with the use. `None`
-    /// if the user wants none of them.
+    /// The span of the use, its part of the gauge of holders, and its task that warns of a long hold. They end with the
+    /// last share. `None` if the use has none of them, or has not started its trace yet.
     trace: Option<Arc<HoldTrace>>,
-    /// The time limit of the use. `None` if uses have no limit.
+    /// The time limit of the use. `None` without `max_hold`.
     limit: Option<Arc<LimitedUse>>,
-    /// Whether a downgrade has begun and not ended. During a downgrade, the ensemble may have the WRITE node or the READ node.
+    /// Whether a downgrade has begun and has not succeeded. The ensemble may then have the WRITE node or the READ node.
     is_changing: bool,
     is_over: bool,
 }
@@ -192,8 +195,9 @@ impl KeptNodeUse {
         }
     }
 
-    /// Waits until this use excludes another contender or another use of this process. Returns the name of that contender's
-    /// node. A waiting use of this process has no node of its own, so the name of the kept node is returned for it.
+    /// Waits until another contender must wait for this node, or until a use of this process waits for the node.
+    /// Returns the name of the contender's node. A waiting use has no node of its own, so the name of the kept node is
+    /// returned for it. Fails if the node is lost or the queue cannot be listed.
     pub(crate) async fn until_contended(&self) -> Result<NodeName, Error> {
         let kept = Arc::downgrade(&self.granted.kept);
         tokio::select! {
@@ -203,7 +207,7 @@ impl KeptNodeUse {
         }
     }
 
-    /// Starts the time limit of the use, and stores its trace.
+    /// Starts the time limit of the use, if uses have one. Stores `trace` if the end of the use must be recorded.
     pub(crate) fn start_limit_and_trace(&mut self, trace: HoldTrace) {
         self.limit = self.contender().begin_limited_use().map(Arc::new);
         self.trace = trace.has_end_to_record().then(|| Arc::new(trace));
@@ -218,14 +222,16 @@ impl KeptNodeUse {
         share
     }
 
-    /// Ends the use. Returns the hold if the node is given up now. `now` returns the time of the end.
+    /// Ends this share of the use, unless it has ended before. Returns the hold if the node is given up now. `now`
+    /// returns the present time, or [`FORKED`] in a forked process, in which nothing is ended.
     fn end(&mut self, now: impl FnOnce(&Contender) -> Moment) -> Option<Arc<Contender>> {
         if std::mem::replace(&mut self.is_over, true) {
             return None;
         }
         let now = now(self.contender());
         if now == FORKED {
-            // Dropping a trace or a limit would lock mutexes, which the parent's threads may have held during the fork.
+            // Dropping a trace or a limit locks a mutex. If a thread of the parent process held this mutex during the
+            // fork, it stays locked for ever in this process.
             std::mem::forget((self.trace.take(), self.limit.take()));
             return None;
         }
@@ -237,7 +243,8 @@ impl KeptNodeUse {
         self.granted.kept.end_use(self.number, self.contender(), now)
     }
 
-    /// Ends the use. If the node is given up now, waits until the node is gone.
+    /// Ends this share of the use. If the node is given up now, waits until the node is gone. If the node was lost,
+    /// ends the share and returns the loss.
     pub(crate) async fn release(mut self) -> Result<(), Error> {
         let now = self.now_if_held().map_err(Error::Lost)?;
         match self.end(|_| now) {
@@ -246,7 +253,8 @@ impl KeptNodeUse {
         }
     }
 
-    /// Downgrades the node. The use continues as a read.
+    /// Replaces the WRITE node by a READ node. The use continues as a read. After an error, or if the future is
+    /// dropped, the end of the use gives the node up.
     pub(crate) async fn downgrade(&mut self) -> Result<(), Error> {
         self.is_changing = true;
         self.contender().change_to_read().await?;
@@ -266,8 +274,8 @@ impl Drop for KeptNodeUse {
     }
 }
 
-/// A use that waits until the node is acquired, or until other uses of the node end. Dropping the use ends the wait. If
-/// no other use waits for the acquisition of the node, the drop cancels the acquisition, too.
+/// A use that waits for the grant of a kept node, or for other uses of the node. Dropping this value ends the use. If
+/// it was the only use of a node that is not granted yet, the acquisition of the node is dropped, too.
 pub(crate) struct PendingUse {
     /// The node that the use waits for.
     pub(super) kept: Arc<KeptNode>,
@@ -276,10 +284,11 @@ pub(crate) struct PendingUse {
 }
 
 impl PendingUse {
-    /// Waits until the use runs. Returns `None` if the use is refused, because the node is closed to further uses or lost.
+    /// Waits until the use runs. Returns `None` if the node refuses the use or is lost. Fails if the acquisition of the
+    /// node has failed.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the use still waits, and the next call of this method goes on with the wait.
+    /// Dropping the future does not end the use. The next call of this method continues the wait.
     pub(crate) async fn wait(&mut self) -> Result<Option<KeptNodeUse>, Error> {
         poll_fn(|context| self.poll(context)).await
     }

@@ -19,8 +19,9 @@ use crate::queue::member::Progress;
 use crate::queue::mode::Mode;
 use crate::queue::turn::IfTaken;
 
-/// Makes a task that acquires in a loop yield to other tasks. Tokio's cooperative budget allows 128 steps between two yields.
-/// Only every fourth use of a kept node consumes a step, because a use is much shorter than other steps.
+/// Consumes tokio's cooperative budget, so that a task that acquires in a loop sometimes yields to other tasks. Only
+/// every fourth call on a thread consumes a unit, because a use of a kept node is much shorter than the operations that
+/// tokio counts.
 pub(crate) fn poll_budget(context: &mut Context<'_>) -> Poll<()> {
     thread_local!(static USES: Cell<u8> = const { Cell::new(0) });
     let uses = USES.get().wrapping_add(1);
@@ -29,7 +30,8 @@ pub(crate) fn poll_budget(context: &mut Context<'_>) -> Poll<()> {
 }
 
 /// Joins the newest kept node for an attempt (a call of a `try_` method, which must not wait). Returns `None` if the
-/// attempt must enter the queue with a node of its own.
+/// attempt must enter the queue with a node of its own. Fails with [`Error::WouldBlock`] if other uses of the granted
+/// node exclude the attempt.
 pub(crate) fn join_without_waiting(
     acquisition: &mut Acquisition,
     cache: &KeptNodeCache,
@@ -46,15 +48,19 @@ pub(crate) fn join_without_waiting(
             // Another use is acquiring the node, and may have to wait. This attempt must not wait, so it enters the queue
             // with a node of its own.
         }
-        // An idle kept node of this process would block the attempt, so the node is given up.
+        // The node has refused the use, or there is no node. An idle node that stayed could block the attempt, so it is
+        // given up.
         UseState::Refused => cache.give_up_idle_node(),
     }
     Ok(None)
 }
 
-/// Waits until a use of a kept node runs. Returns `None` if this acquisition must enter the queue with a node of its
-/// own, for one of three reasons: another contender asked for the last kept node before that node had a second use, a
-/// kept node has refused this acquisition and it is a write, or the process was forked.
+/// Waits until a use of a kept node runs, or until the deadline. Returns `None` if this acquisition must enter the
+/// queue with a node of its own:
+/// - if the next acquisition of this mode must keep no node, because another contender requested the last kept node
+///   before the second use of that node,
+/// - if this is a write, and the kept node that it waited for has refused it, or
+/// - if the process was forked.
 pub(crate) async fn wait_for_use(
     acquisition: &mut Acquisition,
     cache: &KeptNodeCache,
@@ -74,15 +80,16 @@ pub(crate) async fn wait_for_use(
         };
         match used {
             Some(used) => return Ok(Some(used)),
-            // A refused write enters the queue with a node of its own, behind the contender that asked for the kept node. Refused
-            // reads share a new node.
+            // A write that is refused after it has waited enters the queue with a node of its own, behind a contender
+            // that asked for the kept node. Refused reads can share a new kept node.
             None if acquisition.mode == Mode::Write => return Ok(None),
             None => {}
         }
     }
 }
 
-/// Waits until the use runs or is refused, until the deadline at most. Meanwhile calls the `on_wait` listener.
+/// Waits until the use runs or is refused. Fails at the deadline, if there is one. Meanwhile calls the `on_wait`
+/// listener, if there is one.
 async fn wait_until_deadline(
     acquisition: &Acquisition,
     waits: &mut PendingUse,
@@ -95,7 +102,8 @@ async fn wait_until_deadline(
         };
         tokio::select! {
             biased;
-            // This future registers no waker, because the waker of the node's acquisition wakes the tasks of all waiting uses.
+            // This future registers no waker. The acquisition's waker, which is called before the grant, wakes the
+            // tasks of all waiting uses.
             () = poll_fn(|_| if kept.granted_contender().is_some() { Poll::Ready(()) } else { Poll::Pending }) => {}
             never = on_wait.report_changes(&acquisition.config.paths, &kept.view) => match never {},
         }
@@ -112,8 +120,8 @@ async fn wait_until_deadline(
     }
 }
 
-/// Returns the acquisition of a node that several uses share. The acquisition has no timeout, because each use has a timeout of
-/// its own. The error of that timeout names the contenders that this acquisition waits for.
+/// Returns the acquisition of a kept node, which all uses that wait for the node share. The acquisition has no timeout,
+/// because each use has a timeout of its own. A use that times out reads the contenders ahead from `kept.view`.
 fn shared_acquisition(first: &Acquisition, kept: &Arc<KeptNode>) -> AcquisitionFuture {
     let options = AcquireOptions { label: first.options.label.clone(), ..AcquireOptions::default() };
     let mut all = Acquisition::new(Arc::clone(&first.config), first.mode, options);
@@ -129,7 +137,8 @@ fn shared_acquisition(first: &Acquisition, kept: &Arc<KeptNode>) -> AcquisitionF
     AcquireTrace::instrument(span, Box::pin(work))
 }
 
-/// Starts a use of a kept node: reports the grant to tracing and metrics, and stores the trace.
+/// Starts a use of a kept node: reports the grant to tracing and metrics, and starts the time limit and the trace of
+/// the use.
 pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptNodeUse) -> KeptNodeUse {
     trace::count_grant(acquisition.aim(), used.contender().node().path_label(), "kept");
     acquisition.trace.record("sequence", used.contender().node_name().sequence());

@@ -1,5 +1,5 @@
-//! A kept node: a node that a process keeps between uses, until another contender asks for the node or the node was idle for too
-//! long.
+//! A kept node: a node that a process keeps in ZooKeeper between uses. [`GiveUpReason`] says when the process gives the
+//! node up.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -32,45 +32,52 @@ use crate::telemetry::names;
 /// The acquisition of a kept node. The uses that wait for the node poll this future, one at a time.
 pub(crate) type AcquisitionFuture = Pin<Box<dyn Future<Output = Result<Arc<Contender>, Error>> + Send>>;
 
-/// A kept node, from the start of its acquisition. Its uses follow one another or run at the same time.
+/// A kept node, from the start of its acquisition. Uses of the node run one after the other, or, if all of them read,
+/// at the same time.
 pub(crate) struct KeptNode {
-    /// The pointer is weak, because a task on the library's thread uses `KeptNode`. If the pointer were strong, that
-    /// thread might drop the last pointer to the client. This drop closes the client and waits for the server, and the
-    /// library's thread must not wait.
+    /// The pointer is weak, because the configuration owns the client, and a task on the library's thread owns this
+    /// `KeptNode` for moments. If that task dropped the last pointer to the client, the drop would wait for the server,
+    /// and the library's thread must not wait.
     config: Weak<LockConfig>,
     warn_waiting: Option<Duration>,
     pub(super) idle: Duration,
-    /// Set if another contender asks for the node before the node has a second use. The next acquisition then keeps no node.
+    /// The flag of the cache for nodes of this mode. If it is set, the next acquisition that needs a node keeps none. A
+    /// request of another contender for the node sets the flag before the second use of the node, and clears the flag
+    /// later.
     in_vain: Arc<AtomicBool>,
     pub(super) state: Mutex<KeptState>,
-    /// The error of the acquisition. Set before the waiting uses are refused.
+    /// The error of the acquisition, if the acquisition has failed. Set before the waiting uses are refused.
     pub(super) error: OnceLock<Error>,
-    /// The last listing of the queue by the acquisition. Timeout errors name the contenders of this listing.
+    /// The last listing of the queue by the acquisition, cleared when the acquisition ends. It names the contenders
+    /// ahead for timeout errors and `on_wait` listeners.
     pub(super) view: Arc<QueueView>,
-    /// Notified when a use begins to wait. The `Arc` lets a task await a notification without owning the node.
+    /// Notified when a use begins to wait. A task clones this `Arc`, so it can await a notification without owning the
+    /// node.
     pub(super) crowded: Arc<Notify>,
 }
 
 pub(super) struct KeptState {
     pub(super) uses: Uses<Waker>,
-    /// The acquisition, until it ends. `None` while a use polls the acquisition, so that the state is not locked during the
-    /// poll: the poll may wake another use, and that use may be polled on the same thread.
+    /// The acquisition, until it ends or is dropped. A use takes the acquisition out for each poll, because the state
+    /// must not be locked then: the poll may wake another use, and that use may be polled on the same thread.
     pub(super) work: Option<AcquisitionFuture>,
-    /// Set by a use that found no `work`, because another use was polling the acquisition. The other use then polls it again.
+    /// Set by a use that wanted to poll the acquisition while another use polled it. The other use then polls it again.
     is_wanted: bool,
-    /// The hold, from the grant until the node is given up.
+    /// The node's hold, from the grant until the node is given up.
     pub(super) granted: Option<Arc<GrantedNode>>,
-    /// The end of the last use, on the clock of the lease. Until a use has ended, this is the time of the grant.
+    /// The time of the latest end of a use, on the clock of the lease. Until a use has ended, this is the time of the
+    /// grant.
     used: Moment,
-    /// The first reason for which the node admits no further use.
+    /// The reason of the first call of [`KeptState::close`].
     why: Option<GiveUpReason>,
-    /// Counts the node in the metrics while it is kept.
+    /// Counts the node in the metrics from the grant until the node is given up. `None` if the node was closed before
+    /// the grant.
     counted: Option<GaugeGuard>,
     /// Dropping this sender cancels the background task.
     background_task: Option<oneshot::Sender<()>>,
 }
 
-/// A granted node and its hold. Each running use owns a pointer to this value.
+/// A granted node and its hold. Each running use owns an `Arc` of this value.
 pub(super) struct GrantedNode {
     pub(super) kept: Arc<KeptNode>,
     pub(super) hold: Arc<Contender>,
@@ -79,18 +86,18 @@ pub(super) struct GrantedNode {
 /// Why a node is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GiveUpReason {
-    /// Another contender asked this process to give the node up.
+    /// A contender has requested that kept nodes be given up, may have done so, or waits behind the node.
     Asked,
-    /// The node was idle for too long.
+    /// The node was idle for the time that the user has set.
     Idle,
     Lost,
-    /// The lock handle was dropped, or the client was closed.
+    /// All clones of the lock handle were dropped, or the client was closed.
     Closed,
-    /// An acquisition of this process cannot use the node: the node does not cover the mode, or the acquisition is that
-    /// of a `MultiLock`, which uses no kept nodes.
+    /// An acquisition of this process cannot use the node, for example because the node does not cover the mode, or
+    /// because the acquisition is that of a `MultiLock`, which uses no kept nodes.
     Replaced,
-    /// A write under the node may still be carried out, a downgrade may be half done, or no watch reports whether other
-    /// contenders ask for the node.
+    /// A write under the node may still be carried out, a downgrade may be half done, or the process has no watch that
+    /// reports requests of other contenders for the node.
     Unsure,
 }
 
@@ -115,7 +122,8 @@ impl GiveUpReason {
     }
 }
 
-/// The waker of the acquisition wakes all waiting uses.
+/// A `KeptNode` is the waker of its own acquisition. This waker wakes all waiting uses, because each of them can poll
+/// the acquisition.
 impl Wake for KeptNode {
     fn wake(self: Arc<Self>) {
         let wakers = self.state.lock().uses.wakers();
@@ -153,8 +161,8 @@ impl KeptNode {
         })
     }
 
-    /// Polls the acquisition. Returns whether the acquisition ended in this call. Every waiting use calls this
-    /// function, so a use whose task is not polled does not delay the other uses.
+    /// Polls the acquisition, unless another use is polling it. Returns whether the acquisition ended in this call.
+    /// Every waiting use calls this function, so a use whose task is not polled does not delay the other uses.
     pub(super) fn poll_acquisition(self: &Arc<Self>) -> bool {
         let waker = Waker::from(Arc::clone(self));
         let answer = loop {
@@ -187,7 +195,8 @@ impl KeptNode {
         true
     }
 
-    /// Stores the hold, and wakes the uses that may run.
+    /// Stores the hold, and wakes the uses that now run. If the node has no use and must not stay idle, gives the node
+    /// up.
     fn grant(self: &Arc<Self>, hold: Arc<Contender>) {
         let mut state = self.state.lock();
         state.used = hold.now();
@@ -202,7 +211,8 @@ impl KeptNode {
         drop(self.give_up_if_over(state, woken));
     }
 
-    /// Closes the node to further uses. The node is given up when its last use ends, or now if it has no use.
+    /// Closes the node to further uses, and refuses waiting uses as [`Uses::close`] does. The node is given up when its
+    /// last use ends, or now if it has no use.
     pub(crate) fn give_up(&self, why: GiveUpReason) {
         let mut state = self.state.lock();
         let woken = state.close(why);
@@ -219,19 +229,19 @@ impl KeptNode {
         }
     }
 
-    /// Returns the hold, from the grant until the node is given up.
+    /// Returns the node's hold. `None` before the grant, and after the node was given up.
     pub(crate) fn granted_contender(&self) -> Option<Arc<Contender>> {
         self.state.lock().granted.as_ref().map(|granted| Arc::clone(&granted.hold))
     }
 
-    /// Returns the kept node as the blocker that another use of this process waits for. Returns no blocker unless the
-    /// node is held.
+    /// Returns the kept node as the blocker of a use that waits for other uses of the node. Returns no blocker if the
+    /// node is not granted yet or was given up.
     pub(crate) fn as_blockers(&self) -> Blockers {
         let hold = self.granted_contender();
         hold.map(|it| lock_paths::blocked_by(&it.node_name(), it.node_data(), it.node().token())).unwrap_or_default()
     }
 
-    /// Returns whether the node is held and has no use.
+    /// Returns whether the node is granted, and no use of it runs or waits.
     pub(crate) fn is_unused(&self) -> bool {
         let state = self.state.lock();
         state.granted.is_some() && state.uses.is_idle()
@@ -242,11 +252,12 @@ impl KeptNode {
         self.state.lock().uses.len()
     }
 
-    /// Waits until a use of this process waits for the node. Returns at once if the `KeptNode` was dropped.
+    /// Waits until a use of this process waits for the node. Returns immediately if the `KeptNode` is already dropped.
     pub(super) async fn until_a_use_waits(kept: &Weak<KeptNode>) {
         let Some(crowded) = kept.upgrade().map(|kept| Arc::clone(&kept.crowded)) else { return };
         loop {
-            // This future is made before the check, so that a use that begins to wait after the check is not missed.
+            // A call of `notify_waiters` wakes only futures that exist at the call. So this future is made before the
+            // check, and no use that begins to wait after the check is missed.
             let crowded = crowded.notified();
             if kept.upgrade().is_none_or(|kept| !kept.state.lock().uses.waiting.is_empty()) {
                 return;
@@ -255,11 +266,11 @@ impl KeptNode {
         }
     }
 
-    /// Ends the use with this id. Returns the hold if the node is given up now.
+    /// Ends one share of the use with this id. Returns the hold if the node is given up now.
     pub(super) fn end_use(&self, number: u64, hold: &Contender, now: Moment) -> Option<Arc<Contender>> {
         let mut state = self.state.lock();
-        // A transaction of this writer whose outcome is unknown may still be carried out while the node exists. So the next
-        // writer must not use the same node.
+        // A transaction under this WRITE node whose outcome is unknown may still be carried out while the node exists.
+        // So no later write of this process may use the node.
         let is_unsure = state.uses.mode == Mode::Write && hold.node().has_unsettled_write();
         let mut woken = if is_unsure { state.close(GiveUpReason::Unsure) } else { Vec::new() };
         woken.extend(state.uses.leave(number));
@@ -267,9 +278,9 @@ impl KeptNode {
         self.give_up_if_over(state, woken)
     }
 
-    /// Unlocks the state, and then calls the wakers `woken`. If the node is closed to further uses and its last use has
-    /// ended, returns the hold, and counts and logs that the node is given up. If the node is not granted yet, drops
-    /// the acquisition instead.
+    /// Unlocks the state, and then calls the wakers `woken`. If the node is closed and has no use, returns its hold, or
+    /// drops the acquisition if the node is not granted yet. If the node was counted as kept, the end of the hold is
+    /// counted and logged.
     ///
     /// With an idle time of zero, first closes a granted node that has no use.
     pub(super) fn give_up_if_over(
@@ -281,7 +292,8 @@ impl KeptNode {
             woken.extend(state.close(GiveUpReason::Idle));
         }
         let is_over = state.uses.is_over();
-        // These values are dropped after the unlock, because the drop wakes the background task and may end the hold.
+        // These values are dropped after the unlock. Dropping the sender `background_task` wakes the background task,
+        // and dropping the acquisition may remove its node and call wakers.
         let (granted, why) = (state.granted.take_if(|_| is_over), state.why);
         let parts = granted.as_ref().map(|_| (state.counted.take(), state.background_task.take()));
         let (uses, used) = (state.uses.count_so_far(), state.used);
@@ -300,7 +312,8 @@ impl KeptNode {
         Some(hold)
     }
 
-    /// Returns how much longer the node may stay idle. For a node with a use, this is the whole idle time.
+    /// Returns how much longer the node may stay idle. For a node that has a use or is not granted, this is the whole
+    /// idle time.
     fn idle_time_left(&self, now: Moment) -> Duration {
         let state = self.state.lock();
         if state.granted.is_some() && state.uses.is_idle() {
@@ -310,9 +323,9 @@ impl KeptNode {
         }
     }
 
-    /// Starts the background task that gives the node up. The acquisition calls this function once the node is created,
-    /// perhaps before the grant. `asked` fires when another contender asks for the node. Without `asked`, the node is
-    /// not kept.
+    /// Starts the background task that gives the node up. Called once the node exists, before the grant. `asked` is the
+    /// watch on the lock's directory, which fires when a contender requests that kept nodes be given up. Without this
+    /// watch, the node is closed to further uses, and no task starts.
     pub(crate) fn start_give_up_task(self: &Arc<Self>, entry: &Contender, asked: Option<Watch>) {
         let Some(watch) = asked else { return self.give_up(GiveUpReason::Unsure) };
         let ((node, session), kept) = (entry.node_and_session(), Arc::downgrade(self));
@@ -321,10 +334,11 @@ impl KeptNode {
             let why = tokio::select! {
                 biased;
                 event = watch => match event {
-                    // The data of the directory changes only when a contender asks for the kept nodes. `LookAgain` means that a
-                    // change may have been missed while the connection was lost.
+                    // Clients write the data of the directory only to request kept nodes. `LookAgain` means that a
+                    // write may have been missed while the connection was lost.
                     Event::Changed | Event::LookAgain => GiveUpReason::Asked,
-                    // Servers delete only empty directories. So if the directory is deleted, our node is gone.
+                    // A server deletes only an empty directory. So if the directory is deleted, our node is gone.
+                    // `Over` means that the session has ended.
                     Event::Deleted | Event::Over => GiveUpReason::Lost,
                 },
                 _ = node.until_lost(|pause| retry::sleep_fully(&session, pause)) => GiveUpReason::Lost,
@@ -334,9 +348,9 @@ impl KeptNode {
             };
             let why = node.detect_loss().map_or(why, GiveUpReason::from_loss);
             if let Some(kept) = kept.upgrade() {
-                // The acquisition of a kept node asks for all kept nodes while it waits, and this request fires our own watch,
-                // too. So after a request of our own, the event does not prove that another contender has asked. The node is
-                // then given up, but `in_vain` stays as it is.
+                // While it waited, the acquisition of this node may have requested kept nodes itself, which fires our
+                // own watch, too. The event then does not prove that another contender has asked. So the node is given
+                // up, but `in_vain` stays as it is.
                 if why == GiveUpReason::Asked && !node.read(|it| it.asked_itself) {
                     kept.record_ask();
                 }
@@ -348,7 +362,8 @@ impl KeptNode {
 }
 
 impl KeptState {
-    /// Closes the node to further uses. Returns the wakers of the uses that are refused.
+    /// Closes the node to further uses. Keeps the reason of an earlier call. Returns the wakers of the uses that are
+    /// refused.
     fn close(&mut self, why: GiveUpReason) -> Vec<Waker> {
         self.why.get_or_insert(why);
         if !self.uses.is_closed && !self.uses.is_idle() {
@@ -357,7 +372,8 @@ impl KeptState {
         self.uses.close()
     }
 
-    /// Marks the node as about to be given up, so that other contenders of this process do not ask for it.
+    /// Tells the session that the node is about to be given up, so that other contenders of this process do not request
+    /// it. Does nothing before the grant.
     fn mark_closing(&self) {
         if let Some(granted) = &self.granted {
             let (node, session) = granted.hold.node_and_session();
@@ -366,26 +382,26 @@ impl KeptState {
     }
 }
 
-/// Wakes the tasks that wait for uses. No mutex of this module may be locked, because a woken task may be polled inside
-/// the call.
+/// Calls the wakers of waiting uses. The caller must not have locked the state of a kept node, because a waker may poll
+/// a use inside this call.
 pub(super) fn wake(woken: Vec<Waker>) {
     woken.into_iter().for_each(Waker::wake);
 }
 
-/// The shortest time between two checks of a node: whether it was idle for too long, and whether its uses wait for too long.
+/// The shortest pause between two checks whether a node was idle for too long, or whether its uses wait for too long.
 const IDLE_PAUSE: Duration = Duration::from_millis(10);
 
 /// The shortest and the longest pause between two listings of the queue. The pause is the idle time of the node within
-/// these bounds. The listings find a contender that waits behind the node and whose request for the node was not
+/// these bounds. The listings find a contender behind the node whose request for the node was not sent, or was not
 /// reported by the watch.
 const QUEUE_PAUSES: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 
-/// The time before a warning is divided into this number of intervals, with a check after each. A warning is logged
-/// when the same use was the first waiting use at `CHECKS + 1` checks in a row.
+/// How often the first waiting use is checked within `warn_waiting`, the time after which a warning is due. The warning
+/// is logged when the same use was the first waiting use at `CHECKS + 1` checks in a row.
 const CHECKS: u32 = 4;
 
 /// Waits until the node was idle for the time `idle` of the `KeptNode`. Returns early if the session is over, or if the
-/// `KeptNode` was dropped.
+/// `KeptNode` was dropped. Never returns if `idle` is zero.
 async fn until_idle_too_long(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) {
     // With an idle time of zero, the node is given up by the call that ends the last use, and not by this task.
     if kept.upgrade().is_some_and(|kept| kept.idle.is_zero()) {
@@ -404,15 +420,16 @@ async fn until_idle_too_long(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) 
     }
 }
 
-/// Lists the queue in intervals until a contender waits behind the node. The watch may not have reported this
-/// contender, because the contender lacks the permission to ask for the node, or the event was lost.
+/// Lists the queue in intervals until a contender waits behind the node. The watch may have missed this contender,
+/// because the contender lacks the permission to write the directory, or the event was lost. Never returns once the
+/// session is over or the `KeptNode` is dropped.
 async fn wait_for_contention(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) {
     while let Some(pause) = kept.upgrade().map(|kept| kept.idle.clamp(QUEUE_PAUSES.0, QUEUE_PAUSES.1)) {
         if !retry::sleep_fully(session, pause).await {
             return std::future::pending().await;
         }
-        // The task takes only copies, because a pointer to the hold would delay the removal of the node after the last
-        // use.
+        // The task takes only copies, because a pointer to the hold, kept during the listing, could delay the removal
+        // of the node after the last use.
         let hold = kept.upgrade().and_then(|kept| kept.granted_contender());
         let place = hold.map(|hold| (hold.node_name(), Arc::clone(hold.directory())));
         let Some((me, directory)) = place else { continue };
@@ -425,7 +442,7 @@ async fn wait_for_contention(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) 
     std::future::pending().await
 }
 
-/// Warns about uses that wait long for other uses of this node.
+/// Logs a warning if the first waiting use has waited for other uses of this node for `warn_waiting`. Never returns.
 async fn warn_of_long_waits(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) -> Infallible {
     // Uses have no timers of their own, because millions of uses may begin in a second. This task checks the first waiting use in
     // intervals instead.
@@ -438,7 +455,7 @@ async fn warn_of_long_waits(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) -
         }
         let Some(kept) = kept.upgrade() else { break };
         let state = kept.state.lock();
-        // Before the grant, uses wait for the node and not for other uses.
+        // Before the grant, uses wait for the acquisition, which logs warnings of its own.
         let waits = state.granted.as_ref().and_then(|_| state.uses.first_waiting());
         let others = state.uses.waiting.len().saturating_sub(1);
         drop(state);

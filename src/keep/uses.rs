@@ -11,11 +11,11 @@
 //!         Open -- closed --> Closed -- the last use leaves --> given up
 //! ```
 //!
-//! Uses run first come, first served, by the rules of the lock: reads run together, a write runs alone. The node is
-//! closed when another contender asks for the node, when this process gives the node up, when the acquisition of the
-//! node fails, or when the last use leaves before the grant. No use joins a closed node. After the grant, closing the
-//! node refuses its waiting uses. A refused write then enters the queue with a node of its own. Refused reads share a
-//! new kept node.
+//! Uses run in the order in which they joined, by the rules of the lock: reads run together, a write runs alone. The
+//! node is closed when another contender asks for the node, when this process gives the node up, when the acquisition
+//! of the node fails, or when the last use leaves before the grant. No use joins a closed node. After the grant,
+//! closing the node refuses its waiting uses. A refused write then enters the queue with a node of its own. Refused
+//! reads can share a new kept node.
 
 use std::collections::BTreeMap;
 
@@ -51,13 +51,13 @@ pub(super) struct QueuedUse<W> {
 pub(crate) enum UseState<R, W> {
     Runs(R),
     Waits(W),
-    /// The use cannot join a node: the node does not cover the mode of the use, is closed to further uses or is lost,
-    /// no node is kept, or the process was forked.
+    /// No kept node can serve the use. For example, the node does not cover the mode of the use, is closed to further
+    /// uses or is lost, or there is no node.
     Refused,
 }
 
 impl<W: Clone> Uses<W> {
-    /// Creates the uses of a node of this mode, before the grant of the node.
+    /// Returns the state of a node of this mode that is not granted yet and has no uses.
     pub(crate) fn new(mode: Mode) -> Uses<W> {
         Uses { mode, is_granted: false, is_closed: false, next: 0, running: Vec::new(), waiting: BTreeMap::new() }
     }
@@ -76,7 +76,8 @@ impl<W: Clone> Uses<W> {
         UseState::Waits(number)
     }
 
-    /// Adds a use of this mode and returns its id, if the use can run now.
+    /// Adds a running use of this mode, and returns its id. Returns `None` and adds nothing if the use is refused or
+    /// would have to wait.
     pub(crate) fn join_now(&mut self, mode: Mode) -> Option<u64> {
         let covers = !self.is_closed && (mode == Mode::Read || self.mode == Mode::Write);
         let admits = self.is_granted && self.waiting.is_empty() && admits(&self.running, mode);
@@ -90,9 +91,8 @@ impl<W: Clone> Uses<W> {
         number
     }
 
-    /// Returns the present state of the use with this id. If the use waits, this call stores `waker`, which is woken
-    /// when the use runs or is refused. Before the grant, `waker` is also woken whenever the acquisition of the node
-    /// must be polled.
+    /// Returns the state of the use with this id. A use that neither runs nor waits counts as refused. For a waiting
+    /// use, stores `waker`. The call that makes the use run or refuses it returns this waker, for its caller to wake.
     pub(crate) fn poll_state(&mut self, number: u64, waker: &W) -> UseState<(), ()> {
         if self.running_index(number).is_some() {
             return UseState::Runs(());
@@ -106,18 +106,17 @@ impl<W: Clone> Uses<W> {
         }
     }
 
-    /// Records the grant of the node. Returns the wakers of the uses that now run.
+    /// Records the grant of the node. Returns the wakers of the waiting uses that now run.
     pub(crate) fn grant(&mut self) -> Vec<W> {
         self.is_granted = true;
         self.admit()
     }
 
-    /// Closes the node to further uses, because another contender asked for the node or the node must not be kept. Returns the
-    /// wakers of the refused uses.
+    /// Closes the node to further uses, and refuses waiting uses. Returns the wakers of the refused uses.
     pub(crate) fn close(&mut self) -> Vec<W> {
         self.is_closed = true;
-        // Before the grant, the reads that wait first stay, or else the first write, so that the acquired node has a use.
-        // After the grant, no waiting use stays.
+        // Before the grant, some waiting uses stay, so that the acquired node has a use: the reads ahead of the first
+        // write or, if there are none, that write. After the grant, no waiting use stays.
         let reads = self.waiting.values().take_while(|it| it.mode == Mode::Read).count();
         let keep = if self.is_granted { 0 } else { reads.max(1) };
         let refused = self.waiting.keys().copied().nth(keep);
@@ -125,14 +124,15 @@ impl<W: Clone> Uses<W> {
         refused.into_values().filter_map(|it| it.waker).collect()
     }
 
-    /// Refuses all waiting uses, because the node cannot be acquired. Returns their wakers.
+    /// Closes the node, and refuses all waiting uses, because the acquisition of the node has failed. Returns their
+    /// wakers.
     pub(crate) fn fail(&mut self) -> Vec<W> {
         self.is_closed = true;
         std::mem::take(&mut self.waiting).into_values().filter_map(|it| it.waker).collect()
     }
 
-    /// Records that the WRITE node became a READ node. The running write continues as a read, and waiting writes are
-    /// refused. Returns the wakers of the uses that were refused or now run.
+    /// Records that the WRITE node became a READ node. The running write with this id continues as a read, and waiting
+    /// writes are refused. Returns the wakers of the waiting uses that were refused or now run.
     pub(crate) fn record_downgrade(&mut self, number: u64) -> Vec<W> {
         self.mode = Mode::Read;
         if let Some(place) = self.running_index(number) {
@@ -146,15 +146,15 @@ impl<W: Clone> Uses<W> {
         woken
     }
 
-    /// Adds a guard to a running use. The use ends when its last guard leaves.
+    /// Adds a guard to the running use with this id. The use ends when its last guard leaves.
     pub(crate) fn share(&mut self, number: u64) {
         if let Some(place) = self.running_index(number) {
             self.running[place].shares += 1;
         }
     }
 
-    /// Removes a guard of the running use with this id, or removes the waiting use. Returns the wakers of the uses that
-    /// now run.
+    /// Removes a guard of the running use with this id, or removes the waiting use. Returns the wakers of the waiting
+    /// uses that now run. If the last use leaves before the grant, closes the node.
     pub(crate) fn leave(&mut self, number: u64) -> Vec<W> {
         match self.running_index(number) {
             Some(place) if self.running[place].shares > 1 => {
@@ -171,8 +171,8 @@ impl<W: Clone> Uses<W> {
         Vec::new()
     }
 
-    /// Returns whether the node can be given up, or its acquisition be dropped: the node is closed to further uses, and has no
-    /// use left.
+    /// Returns whether the node is closed to further uses and has no use left. The node is then given up, or its
+    /// acquisition is dropped.
     pub(crate) fn is_over(&self) -> bool {
         self.is_closed && self.is_idle()
     }
@@ -192,17 +192,18 @@ impl<W: Clone> Uses<W> {
         self.waiting.first_key_value().map(|(number, it)| (*number, it.mode))
     }
 
-    /// Returns how many uses there were so far, including those that have ended.
+    /// Returns how many uses have joined the node so far.
     pub(crate) fn count_so_far(&self) -> u64 {
         self.next
     }
 
-    /// Returns the wakers of all waiting uses.
+    /// Returns the wakers of all waiting uses that were polled.
     pub(crate) fn wakers(&self) -> Vec<W> {
         self.waiting.values().filter_map(|it| it.waker.clone()).collect()
     }
 
-    /// Makes the first waiting uses run, as many as may run together. Returns their wakers.
+    /// Makes waiting uses run, one after the other, up to the first that must not run together with the running uses.
+    /// Returns the wakers of the uses that now run.
     fn admit(&mut self) -> Vec<W> {
         let mut woken = Vec::new();
         while let Some(first) = self.waiting.first_entry() {

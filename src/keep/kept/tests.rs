@@ -12,8 +12,8 @@ use crate::session::contract::Coordinator;
 
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Creates a kept node whose acquisition has not ended, with this many waiting uses. Also returns its flag `in_vain`: whether
-/// another contender asked for the node before its second use.
+/// Creates a kept READ node that is not granted, with this many waiting uses. Also returns its flag `in_vain`: whether
+/// another contender asked for the node before the second use of the node.
 fn entering(uses: usize) -> (Arc<KeptNode>, Vec<UseState<KeptNodeUse, PendingUse>>, Arc<AtomicBool>) {
     let (lock, in_vain) = (RwLock::new(&Memory::new(), "/a").unwrap(), Arc::default());
     let kept = KeptNode::new(&lock.config, Mode::Read, IDLE, &in_vain);
@@ -48,8 +48,8 @@ fn an_ask_for_a_closed_node_changes_no_flag() {
     }
 }
 
-/// Gives the node an acquisition that never ends, and whose polls call `polled`. Returns a pointer that is dead once the
-/// acquisition is dropped.
+/// Gives the node an acquisition that never ends, and whose polls call `polled`. Returns a weak pointer that can be
+/// upgraded until the acquisition is dropped.
 fn acquire_without_end(kept: &KeptNode, mut polled: impl FnMut() + Send + 'static) -> Weak<()> {
     let lives = Arc::new(());
     let seen = Arc::downgrade(&lives);
@@ -103,8 +103,8 @@ async fn the_warning_task_sleeps_while_no_use_waits() {
     assert!(warns.is_woken(), "a use waits");
 }
 
-/// The warning task must not own the node. A granted node owns its hold, and the hold owns the client. So the task
-/// would keep the client open for ever.
+/// The warning task must not own the node. A granted node owns its hold, and the hold owns the client. If the task
+/// owned the node, the client would stay open for ever.
 #[tokio::test(start_paused = true)]
 async fn the_warning_task_does_not_own_the_node() {
     let ((kept, ..), slot) = (entering(0), Memory::new().session_slot(0).await.unwrap());
@@ -115,8 +115,9 @@ async fn the_warning_task_does_not_own_the_node() {
     assert!(seen.upgrade().is_none());
 }
 
-/// The library's thread uses the kept node. Before the grant, the node must not own the client, because dropping the
-/// last pointer to the client waits for the server, and the library's thread must not wait.
+/// Before the grant, a kept node must not own the client. A task on the library's thread owns the kept node for
+/// moments. If that task dropped the last pointer to the client, the drop would wait for the server, and the library's
+/// thread must not wait.
 #[test]
 fn a_kept_node_does_not_own_the_client() {
     let lock = RwLock::new(&Memory::new(), "/a").unwrap();

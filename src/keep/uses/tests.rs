@@ -25,7 +25,8 @@ struct Use {
     number: u64,
     mode: Mode,
     standing: UseState<(), ()>,
-    /// Whether the waiting use was polled, so that its waker must be called. `true` for a use that ran at once.
+    /// Whether the use was polled while it waited, so that it has a waker, which must be called when its state changes.
+    /// `true` for a use that ran at once.
     is_polled: bool,
 }
 
@@ -125,10 +126,12 @@ impl Sequence {
         self.check();
     }
 
-    /// Compares the state of each use with its state before the step. Exactly the uses whose state changed must have been woken.
+    /// Compares the state of each use with its state before the step. `woken` must have exactly the uses whose state
+    /// changed and that were polled before.
     fn compare(&mut self, step: Step, before: &[Use], woken: &[u64]) {
         let mut uses = self.uses.clone();
-        // If the node is closed before the grant, the reads that wait first stay, or else the first write.
+        // When the node is closed before the grant, the reads ahead of the first write stay or, if there are none, that
+        // write.
         let stay = before.iter().take_while(|it| it.mode == Mode::Read).count().max(1);
         let stays = |it: &Use| before.iter().take(stay).any(|other| other.number == it.number);
         let refusable = |it: &Use| match step {
@@ -185,8 +188,8 @@ impl Sequence {
         assert_eq!(self.uses.is_idle(), self.left.is_empty(), "{:?}", self.steps);
     }
 
-    /// Ends the sequence: grants the node unless its acquisition has failed, ends each running use, and closes the
-    /// node. Fails if a use waits for ever, or the node is not given up.
+    /// Ends the sequence: grants the node, unless it is granted or its acquisition has failed, ends each running use,
+    /// and closes the node. Fails if a use is left that waits, or if the node is not given up.
     fn finish(mut self) {
         if !self.is_granted && !self.has_failed {
             self.take(Step::Granted);
@@ -241,7 +244,7 @@ fn long_random_sequences_keep_the_rules() {
         let mut sequence = Sequence::of(if seed % 3 == 0 { Mode::Read } else { Mode::Write });
         for _ in 0..60 {
             let mut next: Vec<_> = possible_steps(sequence.left.len()).filter(|step| sequence.allows(*step)).collect();
-            // A node that is closed, or whose acquisition has failed, soon has no uses. So these two steps are rare.
+            // After one of these two steps, no use can join the node. So each is tried only one time in ten.
             next.retain(|step| !matches!(step, Step::Closed | Step::Failed) || below(10) == 0);
             sequence.take(next[below(next.len())]);
         }
